@@ -1,0 +1,66 @@
+import type { RoutePolicy } from '../core/policy.ts'
+import type { Millis } from '../core/record.ts'
+
+/** The effective configuration of a process: resolved, defaulted and checked. What `load.ts` makes. */
+export interface Config {
+  readonly listen: Address
+  readonly admin: { readonly listen: Address | null; readonly token: string | null }
+  readonly ops: { readonly listen: Address | null }
+  readonly readiness: { readonly store: boolean }
+  readonly upstream: UpstreamConfig
+  readonly store: StoreConfig
+  readonly limits: Limits
+  readonly problems: { readonly baseUrl: string }
+  readonly drain: { readonly delay: Millis; readonly timeout: Millis }
+  readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' | 'auto' }
+  /** CIDRs whose `X-Forwarded-*` are believed. */
+  readonly trustProxy: readonly string[]
+  readonly unmatched: 'protect' | 'pass' | 'reject'
+  /** Policy of what no route matches; its name is `default`. */
+  readonly defaults: RoutePolicy
+  readonly routes: readonly RoutePolicy[]
+  /** What gives up the promise by name, one sentence each: logged at start (contract, promise). */
+  readonly warnings: readonly string[]
+}
+
+export type LogLevel = 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'trace' | 'silent'
+
+/** `port` 0: any free one. `host` without brackets. */
+export interface Address {
+  readonly host: string
+  readonly port: number
+}
+
+export interface UpstreamConfig {
+  /** `http:`, `https:` with an optional path prefix left out; or `unix:/path`. */
+  readonly url: string
+  readonly connectTimeout: Millis
+  readonly timeout: Millis
+  readonly idleTimeout: Millis
+  readonly connections: number
+  /** PEM file paths. */
+  readonly tls: {
+    readonly ca: string | null
+    readonly cert: string | null
+    readonly key: string | null
+    readonly servername: string | null
+  }
+}
+
+export interface StoreConfig {
+  /** `memory:`, `sqlite:<path>`, `redis://…` or `rediss://…`. */
+  readonly url: string
+  readonly timeout: Millis
+  /** The secret's bytes, where `store.secretFile` names one: record ids are keyed with it. */
+  readonly secret: Buffer | null
+  readonly acceptRisk: boolean
+}
+
+/** Bounds of protected requests: bytes, counts, and how long an upload may take. */
+export interface Limits {
+  readonly request: number
+  readonly response: number
+  readonly buffered: number
+  readonly inFlight: number
+  readonly upload: Millis
+}

@@ -1,0 +1,134 @@
+/** Milliseconds: an instant of the store's clock (Unix epoch), or a duration where the name ends in `In` or `For`. */
+export type Millis = number
+
+declare const brand: unique symbol
+/** base64url of a SHA-256 over the scope and the key: the only name that a record has outside the store (contract §1). */
+export type RecordId = string & { readonly [brand]: 'RecordId' }
+/** SHA-256 of the operation's content, 32 bytes (contract §5). */
+export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
+
+export const STATES = ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const
+export type State = (typeof STATES)[number]
+
+/** A whole upstream answer as it is replayed. Header and trailer lines are flat name–value lists, as received. */
+export interface StoredResponse {
+  readonly status: number
+  readonly reason: string
+  readonly headers: readonly string[]
+  readonly body: Buffer
+  readonly trailers: readonly string[]
+}
+
+/** Why a completed record has no response to replay (contract §6, `idempotency_response_unavailable`). */
+export const NOT_KEPT = ['too_large', 'streamed', 'outcome_only', 'no_room'] as const
+export type NotKept = (typeof NOT_KEPT)[number]
+
+export type CompletedResponse =
+  | { readonly kept: true; readonly response: StoredResponse }
+  | {
+      readonly kept: false
+      readonly why: NotKept
+      readonly status: number
+      readonly location: string | null
+    }
+
+/** What was asked, the same for every attempt of one record. */
+export interface Operation {
+  readonly route: string
+  readonly method: string
+  /** Normalised path (contract §10), without the query. */
+  readonly path: string
+  readonly fingerprint: Fingerprint
+  /** Digest of the request as sent: matches an unchanged request after a change of recipe (contract §5). */
+  readonly rawDigest: Buffer
+  /** Names the algorithm version and settings that made `fingerprint`. */
+  readonly recipe: string
+}
+
+/** An attempt's name: `fence` orders attempts, `token` is the owner's secret (16 random bytes). Fence 0: not yet known. */
+export interface Attempt {
+  readonly fence: number
+  readonly token: Buffer
+  /** How many times the record has been claimed, this attempt included. */
+  readonly attempts: number
+}
+
+interface Common extends Operation, Attempt {
+  readonly version: number
+  readonly createdAt: Millis
+  readonly updatedAt: Millis
+  /** When the store forgets the record. */
+  readonly dropAt: Millis
+  readonly lastError: string | null
+}
+
+export interface InProgress extends Common {
+  readonly state: 'in_progress'
+  readonly leaseUntil: Millis
+}
+export interface Completed extends Common {
+  readonly state: 'completed'
+  readonly expiresAt: Millis
+  readonly result: CompletedResponse
+}
+export interface FailedRetryable extends Common {
+  readonly state: 'failed_retryable'
+}
+export interface Unknown extends Common {
+  readonly state: 'unknown'
+  /** When somebody looks again: what `Retry-After` counts to. */
+  readonly nextLookAt: Millis
+  /** True where silence of the owner made it unknown: what `onLeaseExpired: retry` may hand out. */
+  readonly leaseExpired: boolean
+  /** The upstream's status, where a head had arrived. */
+  readonly status: number | null
+}
+/** A tombstone: done, its response no longer kept. */
+export interface Expired extends Common {
+  readonly state: 'expired'
+}
+
+export type IdempotencyRecord = InProgress | Completed | FailedRetryable | Unknown | Expired
+
+/**
+ * The record as it reads at `now` (the store's clock), for everybody and at once: a lapsed lease is `unknown`,
+ * a completed record past its retention is `expired` (contract §2). `null`: no longer there.
+ */
+export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecord | null {
+  if (now >= record.dropAt) return null
+  if (record.state === 'in_progress' && now >= record.leaseUntil) {
+    const { leaseUntil, ...common } = record
+    return { ...common, state: 'unknown', nextLookAt: leaseUntil, leaseExpired: true, status: null }
+  }
+  if (record.state === 'completed' && now >= record.expiresAt) {
+    const { expiresAt: _e, result: _r, ...common } = record
+    return { ...common, state: 'expired' }
+  }
+  return record
+}
+
+/** What an attempt, or somebody who decides for it, says about it. */
+export type Outcome =
+  | { readonly kind: 'completed'; readonly result: CompletedResponse }
+  | { readonly kind: 'not_executed'; readonly reason: string }
+  | { readonly kind: 'unknown'; readonly reason: string; readonly status: number | null }
+
+/** The variable part of a record before the store has stamped version, fence and times on it. */
+export type Draft = Operation &
+  Attempt & {
+    readonly lastError: string | null
+    /** Kept when a lost record is written again; 0 for a new one: the store's time. */
+    readonly createdAt: Millis
+  } & (
+    | { readonly state: 'in_progress' }
+    | { readonly state: 'completed'; readonly result: CompletedResponse }
+    | { readonly state: 'failed_retryable' }
+    | { readonly state: 'unknown'; readonly leaseExpired: boolean; readonly status: number | null }
+    | { readonly state: 'expired' }
+  )
+
+/** How long, from the store's present: until the lease, the next look or the retention ends, and until the record is dropped. */
+export interface Spans {
+  readonly dueIn: Millis
+  readonly dropIn: Millis
+}

@@ -1,0 +1,66 @@
+import type { Attempt, CompletedResponse, Draft, IdempotencyRecord, Millis, Operation, Outcome, Spans, State } from './record.ts'
+
+/** The retention settings of a route that a record's life depends on (contract §10). */
+export interface Retention {
+  readonly lease: Millis
+  readonly ttl: Millis
+  readonly ttlFailed: Millis
+  readonly tombstone: Millis
+  readonly unresolvedTtl: Millis
+}
+
+/** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
+export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
+
+/** The record that a claim writes. */
+export function claimDraft(operation: Operation, attempt: Attempt): Draft {
+  return { ...operation, ...attempt, state: 'in_progress', lastError: null, createdAt: 0 }
+}
+
+export function claimSpans(retention: Retention): Spans {
+  return { dueIn: retention.lease, dropIn: retention.unresolvedTtl }
+}
+
+/** The record that an outcome of `attempt` writes, where §2 accepts it. */
+export function outcomeDraft(operation: Operation, attempt: Attempt, outcome: Outcome, createdAt: Millis): Draft {
+  const base = { ...operation, ...attempt, createdAt }
+  switch (outcome.kind) {
+    case 'completed':
+      return { ...base, state: 'completed', result: outcome.result, lastError: null }
+    case 'not_executed':
+      return { ...base, state: 'failed_retryable', lastError: outcome.reason }
+    case 'unknown':
+      return { ...base, state: 'unknown', leaseExpired: false, status: outcome.status, lastError: outcome.reason }
+  }
+}
+
+export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
+  switch (outcome.kind) {
+    case 'completed': {
+      const ttl = isSuccess(statusOf(outcome.result)) ? retention.ttl : retention.ttlFailed
+      return { dueIn: ttl, dropIn: ttl + retention.tombstone }
+    }
+    case 'not_executed':
+      return { dueIn: retention.ttl, dropIn: retention.ttl }
+    case 'unknown':
+      return { dueIn: retention.lease, dropIn: retention.unresolvedTtl }
+  }
+}
+
+export function statusOf(result: CompletedResponse): number {
+  return result.kept ? result.response.status : result.status
+}
+
+function isSuccess(status: number): boolean {
+  return status >= 200 && status < 300
+}
+
+/**
+ * What a refused outcome means: the store found `current` where it expected the attempt in a state of {@link ACCEPTING}.
+ * `duplicate`: this very attempt already completed it, its reply was lost. A resolution by an operator takes the
+ * owner's token away when it completes a record, so the owner's late outcome is `stale` then (contract §2).
+ */
+export function judgeRefusal(current: IdempotencyRecord, attempt: Attempt, outcome: Outcome): 'duplicate' | 'stale' {
+  const own = current.token.equals(attempt.token)
+  return own && current.state === 'completed' && outcome.kind === 'completed' ? 'duplicate' : 'stale'
+}

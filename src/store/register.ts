@@ -1,0 +1,95 @@
+import type { Millis, RecordId, Spans, State } from '../core/record.ts'
+
+/**
+ * The port of a store: a compare-and-set register with expiry. It holds bytes of {@link file://./codec.ts}, of which it
+ * reads and stamps the fixed prefix only; the state machine lives in core, once.
+ *
+ * Every operation is atomic and takes the store's own time, which it answers as `now`. A record whose `dropAt` has come
+ * does not exist. States `in_progress` and `unknown` are filed in an index by their `due` instant, in the same step.
+ *
+ * Errors: {@link StoreUnavailable} where the store cannot be asked or does not answer in time, {@link StoreFull} where it has
+ * no room (nothing unexpired is ever evicted).
+ */
+export interface Register {
+  /** Metric label: `memory`, `sqlite`, `redis`. */
+  readonly name: string
+  /**
+   * Writes `bytes` where nothing is; else gives back what is there. Stamps: version and updatedAt = now, fence and
+   * createdAt = now where they are 0, due = now + dueIn, dropAt = now + dropIn.
+   */
+  put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply>
+  /**
+   * Replaces the record where `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or
+   * + 1 (`nextFence`), due and dropAt as in {@link put}.
+   */
+  swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Promise<SwapReply>
+  get(id: RecordId): Promise<GetReply>
+  /** Prolongs leases: due = now + dueIn, version + 1 where the record is `in_progress` under that token. One answer per item. */
+  renew(items: readonly Renewal[]): Promise<boolean[]>
+  /** Ids of unresolved records whose `due` instant has come, oldest first within what one step of the index gives. */
+  due(limit: number): Promise<RecordId[]>
+  /** Removes the record at exactly this version. False: another version, or none. */
+  remove(id: RecordId, version: number): Promise<boolean>
+  /** One cheap round trip. Answers the store's time; throws as all operations do. */
+  ping(): Promise<Millis>
+  /** What the store promises, as far as it tells (contract §9). Asked at start. */
+  traits(): Promise<StoreTraits>
+  close(): Promise<void>
+}
+
+export type Condition =
+  | { readonly version: number }
+  | { readonly token: Buffer; readonly states: readonly State[] }
+
+export interface Stamp {
+  readonly version: number
+  readonly fence: number
+  readonly createdAt: Millis
+}
+export type PutReply =
+  | { readonly done: true; readonly now: Millis; readonly stamp: Stamp }
+  | { readonly done: false; readonly now: Millis; readonly bytes: Buffer }
+export type SwapReply =
+  | { readonly done: true; readonly now: Millis; readonly stamp: Stamp }
+  | { readonly done: false; readonly now: Millis; readonly bytes: Buffer | null }
+export interface GetReply {
+  readonly now: Millis
+  readonly bytes: Buffer | null
+}
+export interface Renewal {
+  readonly id: RecordId
+  readonly token: Buffer
+  readonly dueIn: Millis
+}
+export interface StoreTraits {
+  /** Survives a restart of the store. `null`: it does not tell. */
+  readonly durable: boolean | null
+  /** May drop unexpired records when memory runs out. `null`: it does not tell. */
+  readonly evicts: boolean | null
+  /** For people: what was found, one sentence each. */
+  readonly findings: readonly string[]
+}
+
+/** The store cannot be asked, or did not answer in time. */
+export class StoreUnavailable extends Error {
+  override readonly name: string = 'StoreUnavailable'
+  /** True where the command may have been applied although no answer came. */
+  readonly maybeApplied: boolean
+  constructor(message: string, maybeApplied: boolean, options?: ErrorOptions) {
+    super(message, options)
+    this.maybeApplied = maybeApplied
+  }
+}
+
+/** The store answers, and refuses to write (full, read-only, loading). Nothing was applied. */
+export class StoreFull extends StoreUnavailable {
+  override readonly name = 'StoreFull'
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, false, options)
+  }
+}
+
+/** A stored record that this version cannot read: never executed, never overwritten (contract §2). */
+export class CorruptRecord extends Error {
+  override readonly name = 'CorruptRecord'
+}
