@@ -1,4 +1,14 @@
-import type { Attempt, CompletedResponse, Draft, IdempotencyRecord, Millis, Operation, Outcome, Spans, State } from './record.ts'
+import type {
+  Attempt,
+  CompletedResponse,
+  Draft,
+  IdempotencyRecord,
+  Millis,
+  Operation,
+  Outcome,
+  Spans,
+  State,
+} from './record.ts'
 
 /** The retention settings of a route that a record's life depends on (contract §10). */
 export interface Retention {
@@ -22,7 +32,12 @@ export function claimSpans(retention: Retention): Spans {
 }
 
 /** The record that an outcome of `attempt` writes, where §2 accepts it. */
-export function outcomeDraft(operation: Operation, attempt: Attempt, outcome: Outcome, createdAt: Millis): Draft {
+export function outcomeDraft(
+  operation: Operation,
+  attempt: Attempt,
+  outcome: Outcome,
+  createdAt: Millis,
+): Draft {
   const base = { ...operation, ...attempt, createdAt }
   switch (outcome.kind) {
     case 'completed':
@@ -30,7 +45,13 @@ export function outcomeDraft(operation: Operation, attempt: Attempt, outcome: Ou
     case 'not_executed':
       return { ...base, state: 'failed_retryable', lastError: outcome.reason }
     case 'unknown':
-      return { ...base, state: 'unknown', leaseExpired: false, status: outcome.status, lastError: outcome.reason }
+      return {
+        ...base,
+        state: 'unknown',
+        leaseExpired: false,
+        status: outcome.status,
+        lastError: outcome.reason,
+      }
   }
 }
 
@@ -60,7 +81,11 @@ function isSuccess(status: number): boolean {
  * `duplicate`: this very attempt already completed it, its reply was lost. A resolution by an operator takes the
  * owner's token away when it completes a record, so the owner's late outcome is `stale` then (contract §2).
  */
-export function judgeRefusal(current: IdempotencyRecord, attempt: Attempt, outcome: Outcome): 'duplicate' | 'stale' {
+export function judgeRefusal(
+  current: IdempotencyRecord,
+  attempt: Attempt,
+  outcome: Outcome,
+): 'duplicate' | 'stale' {
   const own = current.token.equals(attempt.token)
   return own && current.state === 'completed' && outcome.kind === 'completed' ? 'duplicate' : 'stale'
 }

@@ -8,7 +8,7 @@ import {
   STATES,
   type State,
 } from '../core/record.ts'
-import { CorruptRecord, type Condition } from './register.ts'
+import { type Condition, CorruptRecord } from './register.ts'
 
 /*
  * The record format, schema 1. Fixed for good: a change would orphan live records (docs/record-format.md).
@@ -16,7 +16,7 @@ import { CorruptRecord, type Condition } from './register.ts'
  *   0  2  magic "IP"          16 16  owner's token           44 6  due (lease, next look or retention ends)
  *   2  1  schema              32  6  createdAt                50 6  dropAt
  *   3  1  state (1..5)        38  6  updatedAt                56 4  length of the head that follows
- *   4  6  version             
+ *   4  6  version
  *  10  6  fence               all numbers big-endian
  *
  * The head (see `encodeDraft`), then the payload: the response's head and body, which `coding` may say is compressed and
@@ -39,6 +39,8 @@ const HEAD_AT = 60
 /** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
 const U48 = 6
 const FLAG_LEASE_EXPIRED = 1
+/** Where the count stops: a client may retry for ever. */
+const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
 const RESPONSE_KEPT = 1
 const RESPONSE_NOT_KEPT = 2
@@ -62,7 +64,7 @@ export function encodeDraft(draft: Draft): Buffer {
   const lengthAt = w.at
   w.u32(0)
   w.u8(draft.state === 'unknown' && draft.leaseExpired ? FLAG_LEASE_EXPIRED : 0)
-  w.u16(draft.attempts)
+  w.u16(Math.min(draft.attempts, MAX_ATTEMPTS))
   w.bytes(draft.fingerprint)
   w.bytes(draft.rawDigest)
   w.text(draft.recipe)
@@ -78,6 +80,7 @@ export function encodeDraft(draft: Draft): Buffer {
   if (response?.kept) {
     w.lines(response.response.headers)
     w.lines(response.response.trailers)
+    w.u32(response.response.body.length)
     w.bytes(response.response.body)
   }
   return w.done()
@@ -115,7 +118,9 @@ function decode(bytes: Buffer): IdempotencyRecord {
   if (bytes.length < HEAD_AT || bytes[0] !== 0x49 || bytes[1] !== 0x50)
     throw new CorruptRecord(`the stored record does not begin with "IP" (${bytes.length} bytes)`)
   if (bytes[PREFIX.schema] !== SCHEMA)
-    throw new CorruptRecord(`the stored record has schema version ${bytes[PREFIX.schema]}; this version reads ${SCHEMA}`)
+    throw new CorruptRecord(
+      `the stored record has schema version ${bytes[PREFIX.schema]}; this version reads ${SCHEMA}`,
+    )
   const state = STATES[(bytes[PREFIX.state] ?? 0) - 1]
   if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)
   const due = u48(bytes, PREFIX.due)
@@ -144,8 +149,10 @@ function decode(bytes: Buffer): IdempotencyRecord {
     r.text()
     r.text()
   }
-  const result = decodeResult(r, bytes, head)
+  const payload = new Reader(bytes, head)
+  const result = decodeResult(r, payload)
   r.end()
+  payload.end()
   switch (state) {
     case 'in_progress':
       return { ...common, state, leaseUntil: due }
@@ -160,12 +167,13 @@ function decode(bytes: Buffer): IdempotencyRecord {
   }
 }
 
-function decodeResult(r: Reader, bytes: Buffer, payloadAt: number): CompletedResponse | null {
+function decodeResult(r: Reader, payload: Reader): CompletedResponse | null {
   const kind = r.u8()
   if (kind === RESPONSE_NONE) return null
   if (kind === RESPONSE_NOT_KEPT) {
     const why = NOT_KEPT[r.u8() - 1]
-    if (why === undefined) throw new CorruptRecord('the stored record does not say why its response was not kept')
+    if (why === undefined)
+      throw new CorruptRecord('the stored record does not say why its response was not kept')
     const status = r.u16()
     const hasLocation = r.u8() === 1
     const location = r.latin1()
@@ -175,13 +183,14 @@ function decodeResult(r: Reader, bytes: Buffer, payloadAt: number): CompletedRes
   const coding = r.u8()
   const sealing = r.u8()
   if (coding !== 0 || sealing !== 0)
-    throw new CorruptRecord(`the stored response has coding ${coding} and sealing ${sealing}; this version reads 0 and 0`)
+    throw new CorruptRecord(
+      `the stored response has coding ${coding} and sealing ${sealing}; this version reads 0 and 0`,
+    )
   const status = r.u16()
   const reason = r.latin1()
-  const payload = new Reader(bytes, payloadAt)
   const headers = payload.lines()
   const trailers = payload.lines()
-  return { kept: true, response: { status, reason, headers, trailers, body: payload.rest() } }
+  return { kept: true, response: { status, reason, headers, trailers, body: payload.take(payload.u32()) } }
 }
 
 export interface Stamps {
@@ -222,7 +231,8 @@ export function isUnresolved(bytes: Buffer): boolean {
 
 /** Whether `condition` holds for the stored record. A record that is not of this schema meets none. */
 export function meets(bytes: Buffer, condition: Condition): boolean {
-  if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA) return false
+  if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA)
+    return false
   if ('version' in condition) return u48(bytes, PREFIX.version) === condition.version
   const state = STATES[(bytes[PREFIX.state] ?? 0) - 1]
   return (
@@ -309,7 +319,8 @@ class Reader {
   }
   take(n: number): Buffer {
     const end = this.#at + n
-    if (end > this.#buffer.length) throw new CorruptRecord(`the stored record is cut off at ${this.#buffer.length} bytes`)
+    if (end > this.#buffer.length)
+      throw new CorruptRecord(`the stored record is cut off at ${this.#buffer.length} bytes`)
     const part = this.#buffer.subarray(this.#at, end)
     this.#at = end
     return part
@@ -334,10 +345,8 @@ class Reader {
     for (let n = this.u32(); n > 0; n--) lines.push(this.latin1())
     return lines
   }
-  rest(): Buffer {
-    return this.take(this.#buffer.length - this.#at)
-  }
   end(): void {
-    if (this.#at !== this.#buffer.length) throw new CorruptRecord('the stored record has bytes that this version does not know')
+    if (this.#at !== this.#buffer.length)
+      throw new CorruptRecord('the stored record has bytes that this version does not know')
   }
 }

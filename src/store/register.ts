@@ -22,7 +22,13 @@ export interface Register {
    * Replaces the record where `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or
    * + 1 (`nextFence`), due and dropAt as in {@link put}.
    */
-  swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Promise<SwapReply>
+  swap(
+    id: RecordId,
+    condition: Condition,
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+  ): Promise<SwapReply>
   get(id: RecordId): Promise<GetReply>
   /** Prolongs leases: due = now + dueIn, version + 1 where the record is `in_progress` under that token. One answer per item. */
   renew(items: readonly Renewal[]): Promise<boolean[]>

@@ -1,0 +1,61 @@
+# Image of idempotency-proxy: emitted JavaScript and its runtime dependencies on Node, nothing else.
+#
+#   docker build -t idempotency-proxy .
+#   docker run --rm --read-only --cap-drop ALL --security-opt no-new-privileges \
+#     -p 8080:8080 -v idempotency:/data idempotency-proxy \
+#     --listen 0.0.0.0:8080 --upstream http://api:3000
+#
+# The working directory is the volume /data, so the embedded store (sqlite:./idempotency.db, the default) lies
+# there; with a store elsewhere nothing is ever written.
+
+ARG NODE_IMAGE=node:24-slim
+
+FROM ${NODE_IMAGE} AS build
+WORKDIR /src
+COPY package.json package-lock.json .npmrc ./
+# The image has the right Node: no install script has anything to add (the dev dependency `node` would fetch one).
+RUN npm ci --ignore-scripts --no-progress
+COPY tsconfig.json tsconfig.build.json ./
+COPY src ./src
+RUN npm run --silent build
+
+FROM ${NODE_IMAGE} AS dependencies
+WORKDIR /src
+COPY package.json package-lock.json .npmrc ./
+RUN npm ci --omit=dev --ignore-scripts --no-progress
+
+# The example API, for docker-compose.yml and the Helm chart: docker build --target example-payments .
+FROM ${NODE_IMAGE} AS example-payments
+LABEL org.opencontainers.image.title="example-payments" \
+      org.opencontainers.image.description="A payments API that counts its charges, to try idempotency-proxy with"
+WORKDIR /data
+RUN chown 65532:65532 /data
+COPY examples/payments/package.json examples/payments/server.ts /app/
+ENV NODE_ENV=production HOST=0.0.0.0 PORT=3000 DATABASE=/data/payments.db
+USER 65532:65532
+VOLUME ["/data"]
+EXPOSE 3000
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["node", "/app/server.ts"]
+
+FROM ${NODE_IMAGE} AS proxy
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="idempotency-proxy" \
+      org.opencontainers.image.description="A reverse proxy that makes any HTTP API safe to retry" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV NODE_ENV=production
+WORKDIR /data
+RUN chown 65532:65532 /data
+COPY package.json /app/
+COPY --from=dependencies /src/node_modules /app/node_modules
+COPY --from=build /src/dist /app/dist
+USER 65532:65532
+VOLUME ["/data"]
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# The admin listener is on loopback, where only this check can reach it. Set HEALTHCHECK_URL where admin.listen
+# says something else; Kubernetes does not read this and probes ops.listen.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 CMD ["node", "-e", \
+  "require('node:http').get(process.env.HEALTHCHECK_URL || 'http://127.0.0.1:9464/livez', (r) => process.exit(r.statusCode === 200 ? 0 : 1)).on('error', () => process.exit(1))"]
+ENTRYPOINT ["node", "/app/dist/cli.js"]

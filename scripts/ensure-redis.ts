@@ -1,0 +1,94 @@
+/**
+ * `npm test` runs this first. The tests start servers of their own, so they need two programs that npm does not
+ * bring: `redis-server` (7 or newer) and `openssl` (certificates for the TLS tests). What is missing is installed
+ * where that is possible without asking anybody: as root, with apt-get. Elsewhere one sentence says what to do.
+ * The tests find Redis as `redis-server` on the PATH, or as what REDIS_SERVER names.
+ */
+import { spawnSync } from 'node:child_process'
+import { existsSync, rmSync, writeFileSync } from 'node:fs'
+
+const OLDEST_REDIS = 7
+/** Debian asks this script before it starts a service that it has just installed; 101 means: do not. */
+const POLICY = '/usr/sbin/policy-rc.d'
+
+interface Need {
+  readonly name: string
+  readonly debian: string
+  /** Null where it is there and good; else what was found. */
+  missing(): string | null
+}
+
+const needs: readonly Need[] = [
+  {
+    name: `redis-server ${OLDEST_REDIS} or newer`,
+    debian: 'redis-server',
+    missing() {
+      const binary = process.env.REDIS_SERVER ?? 'redis-server'
+      const version = output(binary, ['--version'])
+      if (version === null) return `${binary} is not there or does not run`
+      const major = /v=(\d+)\./.exec(version)?.[1]
+      if (major === undefined) return `${binary} does not look like Redis: ${version}`
+      return Number(major) >= OLDEST_REDIS ? null : `${binary} is version ${major}`
+    },
+  },
+  {
+    name: 'openssl',
+    debian: 'openssl',
+    missing: () => (output('openssl', ['version']) === null ? 'openssl is not there' : null),
+  },
+]
+
+function output(command: string, args: readonly string[]): string | null {
+  const { status, stdout } = spawnSync(command, args, {
+    encoding: 'utf8',
+    stdio: ['ignore', 'pipe', 'ignore'],
+  })
+  return status === 0 ? stdout.trim() : null
+}
+
+function find(): { need: Need; found: string }[] {
+  return needs.flatMap((need) => {
+    const found = need.missing()
+    return found === null ? [] : [{ need, found }]
+  })
+}
+
+function aptInstall(packages: readonly string[]): void {
+  const guarded = !existsSync(POLICY)
+  if (guarded) writeFileSync(POLICY, '#!/bin/sh\nexit 101\n', { mode: 0o755 })
+  try {
+    const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' }
+    for (const args of [
+      ['update', '-qq'],
+      ['install', '-y', '-qq', '--no-install-recommends', ...packages],
+    ]) {
+      const run = spawnSync('apt-get', args, { env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
+      // An update that could not reach one of several sources may still have been enough.
+      if (run.status !== 0 && args[0] === 'install')
+        process.stderr.write(`${run.stdout ?? ''}${run.stderr ?? ''}`)
+    }
+  } finally {
+    if (guarded) rmSync(POLICY, { force: true })
+  }
+}
+
+let lacking = find()
+const apt = process.getuid?.() === 0 && output('apt-get', ['--version']) !== null
+// A binary that REDIS_SERVER names is somebody's choice: nothing is installed instead of it.
+const installable = lacking.filter(
+  ({ need }) => need.debian !== 'redis-server' || process.env.REDIS_SERVER === undefined,
+)
+if (apt && installable.length > 0) {
+  const packages = installable.map(({ need }) => need.debian)
+  process.stdout.write(`installing ${packages.join(' and ')} for the tests\n`)
+  aptInstall(packages)
+  lacking = find()
+}
+if (lacking.length > 0) {
+  const what = lacking.map(({ need, found }) => `${need.name} (${found})`).join(' and ')
+  process.stderr.write(
+    `The tests need ${what}: install it with your system's package manager` +
+      `${lacking.some(({ need }) => need.debian === 'redis-server') ? ', or set REDIS_SERVER to the binary' : ''}.\n`,
+  )
+  process.exitCode = 1
+}

@@ -1,0 +1,151 @@
+#!/usr/bin/env node
+import { parseArgs } from 'node:util'
+import { readConfigFile } from './config/files.ts'
+import { type ConfigError, formatConfigError, loadConfig } from './config/load.ts'
+import { publishedSchema } from './config/schema.ts'
+import { start } from './main.ts'
+import { openLog } from './observe/log.ts'
+import { VERSION } from './version.ts'
+
+/** Exit codes (contract §11). */
+const FINE = 0
+const FINDING = 1
+const USAGE = 2
+
+const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
+
+  idempotency-proxy [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]
+      serves; flags go over the file, with only --upstream it runs on the embedded store
+  idempotency-proxy check [FILE]
+      checks a configuration (default: the file of --config); exit 1 and all errors where there are any
+  idempotency-proxy schema
+      prints the configuration's JSON Schema
+
+  --config FILE     YAML configuration
+  --upstream URL    the API behind it: http://, https:// or unix:/path
+  --listen ADDR     host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)
+  --store URL       memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)
+  --help, --version
+
+Exit codes: 0 fine, 1 a finding, 2 usage.
+`
+
+const COMMANDS: Readonly<Record<string, (args: string[]) => Promise<number> | number>> = {
+  serve,
+  check,
+  schema: (args) => {
+    if (help(args)) return FINE
+    out(publishedSchema())
+    return FINE
+  },
+}
+
+const OPTIONS = {
+  config: { type: 'string' },
+  upstream: { type: 'string' },
+  listen: { type: 'string' },
+  store: { type: 'string' },
+  help: { type: 'boolean', short: 'h' },
+  version: { type: 'boolean' },
+} as const
+
+type Flags = { [name in 'config' | 'upstream' | 'listen' | 'store']?: string | undefined }
+
+async function serve(args: string[]): Promise<number> {
+  const parsed = parse(args)
+  if (parsed === null) return USAGE
+  if (parsed.values.help === true) return say(HELP)
+  if (parsed.values.version === true) return say(`${VERSION}\n`)
+  if (parsed.positionals.length > 0) return usage(`unexpected argument "${parsed.positionals[0]}"`)
+  if (parsed.values.config === undefined && parsed.values.upstream === undefined)
+    return usage('nothing to serve: give --config FILE or --upstream URL')
+  const loaded = load(parsed.values.config ?? null, parsed.values)
+  if (!loaded.ok) return tell(loaded.errors)
+  const log = openLog(loaded.config.log)
+  let proxy: Awaited<ReturnType<typeof start>>
+  try {
+    proxy = await start(loaded.config, log)
+  } catch (error) {
+    log.fatal(`cannot start: ${(error as Error).message}`)
+    return FINDING
+  }
+  return await new Promise((resolve) => {
+    const stop = (signal: NodeJS.Signals): void => {
+      log.info({ signal }, 'stopping')
+      proxy.drain().then(
+        () => resolve(FINE),
+        (error: unknown) => {
+          log.fatal({ err: error }, 'the drain failed')
+          resolve(FINDING)
+        },
+      )
+    }
+    process.on('SIGTERM', stop)
+    process.on('SIGINT', stop)
+  })
+}
+
+function check(args: string[]): number {
+  const parsed = parse(args)
+  if (parsed === null) return USAGE
+  if (parsed.values.help === true) return say(HELP)
+  const [file = parsed.values.config, ...more] = parsed.positionals
+  if (more.length > 0) return usage(`check takes one file, found ${parsed.positionals.length}`)
+  if (file === undefined) return usage('check needs a file')
+  const loaded = load(file, parsed.values)
+  if (!loaded.ok) return tell(loaded.errors)
+  for (const warning of loaded.config.warnings) process.stderr.write(`warning: ${warning}\n`)
+  return say(`${file}: fine\n`)
+}
+
+function load(file: string | null, flags: Flags): ReturnType<typeof loadConfig> {
+  const { upstream, listen, store } = flags
+  const rest = { env: process.env, flags: { upstream, listen, store } }
+  if (file === null) return loadConfig({ text: '', ...rest })
+  const read = readConfigFile(file)
+  return read.ok ? loadConfig({ file, text: read.text, ...rest }) : { ok: false, errors: [read.error] }
+}
+
+function parse(
+  args: string[],
+): ReturnType<typeof parseArgs<{ options: typeof OPTIONS; allowPositionals: true }>> | null {
+  try {
+    return parseArgs({ args, options: OPTIONS, allowPositionals: true })
+  } catch (error) {
+    usage((error as Error).message)
+    return null
+  }
+}
+
+function help(args: string[]): boolean {
+  const asked = args.includes('--help') || args.includes('-h')
+  if (asked) out(HELP)
+  return asked
+}
+
+function tell(errors: readonly ConfigError[]): number {
+  for (const error of errors) process.stderr.write(`${formatConfigError(error)}\n`)
+  return FINDING
+}
+
+function usage(message: string): number {
+  process.stderr.write(`idempotency-proxy: ${message}\nTry --help.\n`)
+  return USAGE
+}
+
+function say(text: string): number {
+  out(text)
+  return FINE
+}
+
+function out(text: string): void {
+  process.stdout.write(text)
+}
+
+const [first = '', ...rest] = process.argv.slice(2)
+const command = COMMANDS[first]
+if (command !== undefined) process.exitCode = await command(rest)
+else if (first !== '' && !first.startsWith('-'))
+  process.exitCode = usage(`unknown command "${first}"; known are ${Object.keys(COMMANDS).join(', ')}`)
+else process.exitCode = await serve(process.argv.slice(2))
+if (process.exitCode !== undefined) process.exit()

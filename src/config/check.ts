@@ -1,0 +1,171 @@
+import type { RoutePolicy } from '../core/policy.ts'
+import { normalisePath } from '../core/target.ts'
+import type { Address, Config } from './config.ts'
+import type { Findings } from './errors.ts'
+import { formatDuration, formatSize, isLoopback } from './units.ts'
+
+const MIN_LEASE = 1000
+
+type Common = Pick<Config, 'upstream' | 'store' | 'limits'>
+
+/** Values of one policy that do not go together. `base`: `defaults` or `routes[n]`. */
+export function checkPolicy(
+  findings: Findings,
+  base: string,
+  policy: RoutePolicy,
+  { upstream, store, limits }: Common,
+): void {
+  /** What a route only inherits was told at `defaults` already. */
+  const rule = (
+    broken: boolean,
+    properties: readonly string[],
+    shared: readonly string[],
+    message: string,
+  ) => {
+    const own = properties.map((property) => `${base}.${property}`)
+    if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) return
+    findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
+  }
+  const { lease, ttl, unresolvedTtl, respondWithin, key, fingerprint } = policy
+  const timeout = formatDuration(upstream.timeout)
+
+  // A lease is renewed every third of it, and a renewal may take as long as the store's timeout.
+  const served = Math.max(MIN_LEASE, Math.ceil(store.timeout * 1.5))
+  rule(
+    lease < served,
+    ['lease'],
+    ['store.timeout'],
+    `found a lease of ${formatDuration(lease)}; allowed: at least ${formatDuration(served)} (1s, and 1.5 × \`store.timeout\`), or its renewal comes too late`,
+  )
+  rule(
+    ttl < upstream.timeout,
+    ['ttl'],
+    ['upstream.timeout'],
+    `found a ttl of ${formatDuration(ttl)}; allowed: at least \`upstream.timeout\` (${timeout}), or a retry of a slow call executes again`,
+  )
+  rule(
+    unresolvedTtl < Math.max(ttl, lease),
+    ['unresolvedTtl', 'ttl', 'lease'],
+    [],
+    `found an unresolvedTtl of ${formatDuration(unresolvedTtl)} with a ttl of ${formatDuration(ttl)} and a lease of ${formatDuration(lease)}; allowed: an unresolvedTtl of at least both`,
+  )
+  rule(
+    respondWithin !== null && respondWithin >= upstream.timeout,
+    ['respondWithin'],
+    ['upstream.timeout'],
+    `found a respondWithin of ${formatDuration(respondWithin ?? 0)}; allowed: less than \`upstream.timeout\` (${timeout}), or none`,
+  )
+  rule(
+    key.minLength > key.maxLength,
+    ['key.minLength', 'key.maxLength', 'profile'],
+    [],
+    `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`,
+  )
+  const pointed = fingerprint.ignore.length > 0 || fingerprint.only.length > 0
+  rule(
+    fingerprint.ignore.length > 0 && fingerprint.only.length > 0,
+    ['fingerprint.only', 'fingerprint.ignore'],
+    [],
+    'found both `ignore` and `only`; allowed: one of them',
+  )
+  rule(
+    pointed && (fingerprint.body === 'raw' || fingerprint.body === 'none'),
+    ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
+    [],
+    `found JSON pointers with a body compared as ${fingerprint.body}; allowed: them with auto or json`,
+  )
+  for (const name of ['request', 'response'] as const) {
+    rule(
+      policy.limits[name] > limits.buffered,
+      [`limits.${name}`],
+      [`limits.${name}`, 'limits.buffered'],
+      `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`,
+    )
+  }
+}
+
+export function isProtecting(policy: RoutePolicy): boolean {
+  return policy.mode === 'enforce' && policy.key.presence !== 'ignored'
+}
+
+export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {
+  if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !isProtecting(policy)) return
+  findings.conflict(
+    [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`],
+    'found profile strict without a scope.caller; allowed: one that is set, on the route or in `defaults`',
+  )
+}
+
+export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]): void {
+  for (const [i, route] of routes.entries()) {
+    const base = `routes[${i}]`
+    const namesake = routes.findIndex(({ name }) => name === route.name)
+    if (namesake < i) {
+      findings.conflict(
+        [`${base}.name`, `routes[${namesake}].name`],
+        `found ${JSON.stringify(route.name)}, the name of routes[${namesake}]; allowed: a name of its own`,
+      )
+    }
+    const { path, exact, methods } = route.match
+    if (!exact && /\/\.{1,2}(\/|$)|\/\//.test(path)) {
+      findings.conflict(
+        [`${base}.match.path`],
+        `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments and no //, or \`exact: true\``,
+      )
+    }
+    const covering = [...routes.slice(0, i).entries()].filter(([, other]) => covers(other, route))
+    if (methods.every((method) => covering.some(([, other]) => other.match.methods.includes(method)))) {
+      findings.conflict(
+        [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
+        `found a match that no request reaches behind ${covering.map(([, { name }]) => name).join(', ')}; allowed: the narrower route first`,
+      )
+    }
+  }
+}
+
+/** Whether every path that `later` matches is matched by `earlier`, too. */
+function covers(earlier: RoutePolicy, later: RoutePolicy): boolean {
+  if (earlier.match.exact && !later.match.exact) return false
+  const segments = ({ path }: RoutePolicy['match']): string[] =>
+    (earlier.match.exact ? path : normalisePath(path)).split('/').slice(1)
+  const wide = segments(earlier.match)
+  const narrow = segments(later.match)
+  if (wide.join('/') === '*') return true
+  for (const [i, segment] of wide.entries()) {
+    const other = narrow[i]
+    if (other === undefined) return false
+    if (segment === '*') return true
+    if (other === '*') return false
+    if (segment.startsWith(':') ? other === '' : segment !== other) return false
+  }
+  return wide.length === narrow.length
+}
+
+type Listeners = Pick<Config, 'listen' | 'admin' | 'ops'>
+
+export function checkListeners(findings: Findings, { listen, admin, ops }: Listeners): void {
+  const listeners = { listen, 'admin.listen': admin.listen, 'ops.listen': ops.listen }
+  const open = Object.entries(listeners).filter((entry): entry is [string, Address] => entry[1] !== null)
+  for (const [i, [path, address]] of open.entries()) {
+    const other = open.slice(0, i).find(([, before]) => collide(before, address))
+    if (other !== undefined) {
+      findings.conflict(
+        [path, other[0]],
+        `found port ${address.port} for both \`${other[0]}\` and \`${path}\`; allowed: an address of its own for each`,
+      )
+    }
+  }
+  if (admin.listen !== null && admin.token === null && !isLoopback(admin.listen.host)) {
+    findings.conflict(
+      ['admin.listen', 'admin.tokenFile'],
+      `found ${admin.listen.host}, which others can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`,
+    )
+  }
+}
+
+function collide(a: Address, b: Address): boolean {
+  const wildcard = /^(0\.0\.0\.0|::|0:0:0:0:0:0:0:0)$/
+  return (
+    a.port !== 0 && a.port === b.port && (a.host === b.host || wildcard.test(a.host) || wildcard.test(b.host))
+  )
+}

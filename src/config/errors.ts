@@ -1,0 +1,70 @@
+/** Line and column count from 1; line 0: not from a file (a flag, or nothing was written at all). */
+export interface Place {
+  readonly file: string
+  readonly line: number
+  readonly column: number
+}
+
+export interface ConfigError extends Place {
+  /** Such as `routes[2].lease`; empty for the document as a whole. */
+  readonly path: string
+  readonly message: string
+}
+
+/** `file:line:col: routes[2].lease: found …; allowed: …` */
+export function formatConfigError({ file, line, column, path, message }: ConfigError): string {
+  const place = line > 0 ? `${file}:${line}:${column}` : file
+  return [place, path, message].filter((part) => part !== '').join(': ')
+}
+
+function isWithin(path: string, parent: string): boolean {
+  return path === parent || path.startsWith(`${parent}.`) || path.startsWith(`${parent}[`)
+}
+
+/** What is wrong with a configuration, and where each of its properties was written. */
+export class Findings {
+  readonly #document: Place
+  readonly #errors: ConfigError[] = []
+  readonly #written = new Map<string, Place>()
+
+  constructor(file: string) {
+    this.#document = { file, line: 0, column: 0 }
+  }
+
+  note(path: string, place: Place): void {
+    this.#written.set(path, place)
+  }
+
+  isWritten(path: string): boolean {
+    return this.#written.has(path)
+  }
+
+  /** Where it was written, else its nearest parent, else the document. */
+  #placeOf(path: string): Place {
+    const parent = path.replace(/(\.[^.[]+|\[\d+\])$/, '')
+    return this.#written.get(path) ?? (parent === path ? this.#document : this.#placeOf(parent))
+  }
+
+  /** `undefined`: what a reader answers then. */
+  add(path: string, message: string, place: Place = this.#placeOf(path)): undefined {
+    this.#errors.push({ ...place, path, message })
+    return undefined
+  }
+
+  /**
+   * Values that do not go together: told at the first of `paths` that was written. Silent where one of them could not be
+   * read, since what the check saw then was a default.
+   */
+  conflict(paths: readonly string[], message: string): void {
+    const unread = paths.some((path) =>
+      this.#errors.some((e) => isWithin(path, e.path) || isWithin(e.path, path)),
+    )
+    if (!unread) this.add(paths.find((path) => this.isWritten(path)) ?? paths[0] ?? '', message)
+  }
+
+  /** In the order of the file. What was written once, behind an anchor or in `defaults`, is told once. */
+  sorted(): ConfigError[] {
+    const unique = new Map(this.#errors.map((error) => [formatConfigError(error), error]))
+    return [...unique.values()].toSorted((a, b) => a.line - b.line || a.column - b.column)
+  }
+}

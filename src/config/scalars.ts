@@ -1,0 +1,224 @@
+import { isIP } from 'node:net'
+import type { CallerSource } from '../core/policy.ts'
+import type { Millis } from '../core/record.ts'
+import type { Address } from './config.ts'
+import {
+  ADDRESS,
+  formatDuration,
+  formatSize,
+  isHost,
+  type Parsed,
+  parseAddress,
+  parseDuration,
+  parsed,
+  parseSize,
+  refused,
+} from './units.ts'
+import { PROBLEM_BASE, parseProblemBase, parseStoreUrl, parseUpstreamUrl, STORE, UPSTREAM } from './urls.ts'
+
+/** A kind of scalar: how the JSON Schema tells it to an editor, in words, and how its text is read. */
+export interface Scalar<T> {
+  readonly schema: {
+    readonly type: string | readonly string[]
+    readonly pattern?: string
+    readonly minimum?: number
+    readonly maximum?: number
+  }
+  /** What is allowed, where not even the type is right. */
+  readonly allowed: string
+  readonly parse: (text: string) => Parsed<T>
+}
+
+const DAY: Millis = 86_400_000
+/** Node's timers hold 31 bits: a longer one would fire at once. */
+const MAX_TIMER = 24 * DAY
+const MAX_RETENTION = 3650 * DAY
+/** Beyond it a header line would not fit what Node reads of a head (16 KiB for all of them). */
+const MAX_KEY = 8192
+/** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
+const MAX_BODY = 256 * 1024 ** 2
+
+function byPattern<T>(pattern: string, allowed: string, convert: (text: string) => T): Scalar<T> {
+  const regExp = new RegExp(pattern)
+  return {
+    schema: { type: 'string', pattern },
+    allowed,
+    parse: (text) => (regExp.test(text) ? parsed(convert(text)) : refused(text, allowed)),
+  }
+}
+
+function byParser<T>(allowed: string, parse: (text: string) => Parsed<T>, pattern = '.'): Scalar<T> {
+  return { schema: { type: 'string', pattern }, allowed, parse }
+}
+
+interface Unit {
+  readonly kind: string
+  readonly pattern: string
+  readonly parse: (text: string) => Parsed<number>
+  readonly format: (value: number) => string
+}
+
+const DURATION: Unit = {
+  kind: 'a duration',
+  pattern: '(ms|s|m|h|d)',
+  parse: parseDuration,
+  format: formatDuration,
+}
+const SIZE: Unit = { kind: 'a size', pattern: '(B|KiB|MiB|GiB)', parse: parseSize, format: formatSize }
+
+function bounded(unit: Unit, min: number, max: number): Scalar<number> {
+  const from = min > 0 ? unit.format(min) : '0'
+  const units = unit.pattern.slice(1, -1).replaceAll('|', ', ')
+  const allowed = `${unit.kind} of ${from} to ${unit.format(max)}, as a whole number with ${units}`
+  return {
+    schema:
+      min > 0
+        ? { type: 'string', pattern: `^0*[1-9][0-9]*${unit.pattern}$` }
+        : // A plain 0 is a number in YAML.
+          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${unit.pattern})$`, minimum: 0, maximum: 0 },
+    allowed,
+    parse: (text) => {
+      const value = unit.parse(text)
+      return value.ok && value.value >= min && value.value <= max ? value : refused(text, allowed)
+    },
+  }
+}
+
+/** `scalar`, or a word that stands for a value of its own. */
+function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
+  return {
+    schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
+    allowed: `${word}, or ${scalar.allowed}`,
+    parse: (text) => {
+      if (text === word) return parsed(value)
+      const result = scalar.parse(text)
+      return result.ok
+        ? result
+        : { ok: false, message: result.message.replace('; allowed: ', `; allowed: ${word}, or `) }
+    },
+  }
+}
+
+function whole(min: number, max: number): Scalar<number> {
+  const allowed = `a whole number, ${min} to ${max}`
+  return {
+    schema: { type: 'integer', minimum: min, maximum: max },
+    allowed,
+    parse: (text) =>
+      /^\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max
+        ? parsed(Number(text))
+        : refused(text, allowed),
+  }
+}
+
+const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+const CALLER = `^(header|cookie):${TOKEN}$`
+const CALLERS = 'header:<name> or cookie:<name>'
+
+function callerSource(text: string): CallerSource {
+  const [kind = '', name = ''] = text.split(':')
+  return kind === 'header' ? { kind, name: name.toLowerCase() } : { kind: 'cookie', name }
+}
+
+/** The key as a whole must match: a forgotten anchor would let anything longer through. */
+function parsePattern(text: string): Parsed<RegExp | null> {
+  if (text === '') return parsed(null)
+  try {
+    return parsed(new RegExp(`^(?:${new RegExp(text, 'u').source})$`, 'u'))
+  } catch (error) {
+    const why = error instanceof Error ? error.message.replace(/^.*: /, '') : ''
+    return refused(text, `a regular expression of ECMAScript (${why})`)
+  }
+}
+
+const CIDR = 'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address'
+
+function parseCidr(text: string): Parsed<string> {
+  const [, address = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
+  const bits = { 0: -1, 4: 32, 6: 128 }[isIP(address)] ?? -1
+  return Number(prefix ?? 0) <= bits ? parsed(`${address}/${prefix ?? bits}`) : refused(text, CIDR)
+}
+
+const ROUTE_PATH =
+  'a path: /exact, /with/:name, or /below/* (`*` at the end alone); other characters percent-encoded, no query'
+
+function parseRoutePath(text: string): Parsed<string> {
+  const segments = text.split('/').slice(1)
+  const valid = segments.every((segment, i) => {
+    if (segment === '*') return i === segments.length - 1
+    if (segment.startsWith(':')) return /^:[A-Za-z_][A-Za-z0-9_]*$/.test(segment)
+    return /^(?:[A-Za-z0-9\-._~!$&'()+,;=:@]|%[0-9A-Fa-f]{2})*$/.test(segment)
+  })
+  return text.startsWith('/') && valid ? parsed(text) : refused(text, ROUTE_PATH)
+}
+
+const address = byParser(ADDRESS, parseAddress, '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$')
+
+const flag: Scalar<boolean> = {
+  schema: { type: 'boolean' },
+  allowed: 'true or false',
+  parse: (text) => (/^(true|false)$/.test(text) ? parsed(text === 'true') : refused(text, 'true or false')),
+}
+
+/** Every kind of scalar by the name it has among the schema's definitions. */
+export const SCALARS = {
+  address,
+  addressOrNone: orWord(address, 'none', null as Address | null),
+  caller: byPattern(CALLER, CALLERS, callerSource),
+  callers: byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`, (text) =>
+    text === 'none' ? [] : [callerSource(text)],
+  ),
+  cidr: byParser(CIDR, parseCidr, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$'),
+  bodySize: bounded(SIZE, 1, MAX_BODY),
+  bufferSize: bounded(SIZE, 1, 1024 ** 4),
+  count: whole(1, 1_000_000),
+  delay: bounded(DURATION, 0, MAX_TIMER),
+  filePath: byPattern('^[^\\0]+$', 'the path of a file', (text) => text),
+  flag,
+  forward: byPattern(`^${TOKEN}$`, 'same, none, or the name of a header', (text) =>
+    text === 'same' || text === 'none' ? text : { header: text },
+  ),
+  headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
+  hostName: byParser('the name of a host', (text) =>
+    isHost(text) || isIP(text) === 6 ? parsed(text) : refused(text, 'the name of a host'),
+  ),
+  jsonPointer: byPattern(
+    '^(/([^~/]|~[01])*)+$',
+    'a JSON pointer, such as /sentAt or /items/0/id',
+    (text) => text,
+  ),
+  keyLength: whole(1, MAX_KEY),
+  keySource: byPattern(`^header:${TOKEN}$`, 'header:<name>', (text) =>
+    text.slice('header:'.length).toLowerCase(),
+  ),
+  method: byPattern(
+    '^(?!CONNECT$)[A-Z][A-Z_-]*$',
+    'a method in capital letters, other than CONNECT',
+    (text) => text,
+  ),
+  pattern: byParser('a regular expression', parsePattern, ''),
+  problemBase: byParser(PROBLEM_BASE, parseProblemBase, '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$'),
+  respondWithin: orWord(bounded(DURATION, 1, MAX_TIMER), 'none', null),
+  retention: bounded(DURATION, 1, MAX_RETENTION),
+  routeName: byPattern(
+    '^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
+    'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, which is the name of what no route matches',
+    (text) => text,
+  ),
+  routePath: byParser(
+    ROUTE_PATH,
+    parseRoutePath,
+    '^(?=/)(/(:[A-Za-z_][A-Za-z0-9_]*|[^:*?#\\s/][^*?#\\s/]*)?)*(/\\*)?$',
+  ),
+  storeUrl: byParser(
+    'memory:, sqlite:<path>, redis://… or rediss://…',
+    parseStoreUrl,
+    '^(memory:$|sqlite:.|rediss?://.)',
+  ),
+  timeout: bounded(DURATION, 1, MAX_TIMER),
+  tombstone: orWord(bounded(DURATION, 0, MAX_RETENTION), 'off', 0),
+  upstreamUrl: byParser(UPSTREAM, parseUpstreamUrl, '^(https?://[^/?#@]+/?|unix:/[^/].*)$'),
+} satisfies Record<string, Scalar<unknown>>
+
+export type ScalarName = keyof typeof SCALARS
+export type ScalarValue<N extends ScalarName> = (typeof SCALARS)[N] extends Scalar<infer T> ? T : never

@@ -1,0 +1,62 @@
+import type { RoutePolicy } from '../core/policy.ts'
+import { isProtecting } from './check.ts'
+import type { PolicyConfig } from './schema-policy.ts'
+
+export interface Effective {
+  readonly policy: RoutePolicy
+  /** What the route and `defaults` say outright. */
+  readonly written: PolicyConfig
+}
+
+/** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */
+export function warningsOf(effective: readonly Effective[], storeUrl: string): string[] {
+  const guarded = effective.filter(({ policy }) => isProtecting(policy))
+  const namesOf = (which: readonly Effective[]): string =>
+    which.map(({ policy }) => `\`${policy.name}\``).join(', ')
+  const sentence = (which: readonly Effective[], say: (names: string) => string): string[] =>
+    which.length === 0 ? [] : [say(`${which.length === 1 ? 'Route' : 'Routes'} ${namesOf(which)}`)]
+  return [
+    ...sentence(
+      effective.filter(({ policy }) => policy.mode === 'off'),
+      (routes) => `${routes}: mode off, so a retry executes again.`,
+    ),
+    ...sentence(
+      guarded.filter(({ policy }) => policy.profile === 'lenient'),
+      (routes) =>
+        `${routes}: profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.`,
+    ),
+    ...sentence(
+      guarded.filter(({ written }) => written.onLeaseExpired === 'retry'),
+      (routes) =>
+        `${routes}: onLeaseExpired retry, so a retry executes again once the first attempt fell silent, whatever it did.`,
+    ),
+    ...sentence(
+      guarded.filter(({ written }) => written.onStoreUnavailable === 'bypass'),
+      (routes) => `${routes}: onStoreUnavailable bypass, so nothing is protected while the store is down.`,
+    ),
+    ...guarded.flatMap((route) => {
+      const released = releasedBy(route.policy)
+      return released.length === 0
+        ? []
+        : [
+            `Route \`${route.policy.name}\`: outcomes release ${released.join(', ')}, so a retry executes again after such an answer.`,
+          ]
+    }),
+    ...sentence(
+      guarded.filter(({ policy }) => policy.scope.anonymous === 'share' && policy.scope.caller.length > 0),
+      (routes) =>
+        `${routes}: anonymous share, so all callers without the attribute that tells callers apart have one set of keys, and one may be answered with what another was answered.`,
+    ),
+    ...(storeUrl === 'memory:'
+      ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
+      : []),
+  ]
+}
+
+function releasedBy({ outcomes }: RoutePolicy): string[] {
+  const entries = [
+    ...[...outcomes.exact].map(([status, action]) => ({ status: String(status), action })),
+    ...[...outcomes.class].map(([digit, action]) => ({ status: `${digit}xx`, action })),
+  ]
+  return entries.filter(({ action }) => action === 'release').map(({ status }) => status)
+}

@@ -1,0 +1,80 @@
+import type { RoutePolicy } from './policy.ts'
+import {
+  type CompletedResponse,
+  type Fingerprint,
+  type IdempotencyRecord,
+  type Millis,
+  readAt,
+  type State,
+} from './record.ts'
+
+/** What of a request is compared with the record. */
+export interface Asked {
+  readonly fingerprint: Fingerprint
+  readonly rawDigest: Buffer
+  readonly recipe: string
+}
+
+export type Decision =
+  /** Claim it over: nothing was done, or the route retries after silence. `from` is what the claim must still find. */
+  | { readonly kind: 'take_over'; readonly from: IdempotencyRecord; readonly read: State }
+  | {
+      readonly kind: 'replay'
+      readonly result: CompletedResponse
+      readonly createdAt: Millis
+      readonly expiresAt: Millis
+      readonly now: Millis
+    }
+  | { readonly kind: 'reused' }
+  | { readonly kind: 'in_progress'; readonly leaseLeft: Millis; readonly age: Millis }
+  | { readonly kind: 'unknown'; readonly lookIn: Millis; readonly lapsed: boolean }
+  | { readonly kind: 'expired' }
+  /** Past its retention, no tombstone: as if it had never been. */
+  | { readonly kind: 'gone' }
+
+/**
+ * What a request meets in the record that its claim found. Misuse comes first: it beats in-progress, unknown and the
+ * tombstone (contract §6). `now` is the store's clock.
+ */
+export function decide(
+  record: IdempotencyRecord,
+  asked: Asked,
+  policy: Pick<RoutePolicy, 'onLeaseExpired'>,
+  now: Millis,
+): Decision {
+  const read = readAt(record, now)
+  if (read === null) return { kind: 'gone' }
+  if (!sameOperation(record, asked)) return { kind: 'reused' }
+  switch (read.state) {
+    case 'completed':
+      return {
+        kind: 'replay',
+        result: read.result,
+        createdAt: read.createdAt,
+        expiresAt: read.expiresAt,
+        now,
+      }
+    case 'in_progress':
+      return { kind: 'in_progress', leaseLeft: read.leaseUntil - now, age: now - read.createdAt }
+    case 'failed_retryable':
+      return { kind: 'take_over', from: record, read: read.state }
+    case 'unknown':
+      return read.leaseExpired && policy.onLeaseExpired === 'retry'
+        ? { kind: 'take_over', from: record, read: read.state }
+        : { kind: 'unknown', lookIn: read.nextLookAt - now, lapsed: read.leaseExpired }
+    case 'expired':
+      return { kind: 'expired' }
+  }
+}
+
+/** Under one recipe the fingerprint decides; after a change of recipe an unchanged request matches by its raw digest. */
+function sameOperation(record: IdempotencyRecord, asked: Asked): boolean {
+  return record.recipe === asked.recipe
+    ? record.fingerprint.equals(asked.fingerprint)
+    : record.rawDigest.equals(asked.rawDigest)
+}
+
+/** `Retry-After` in whole seconds: rounded down, at least 1 (contract §6). */
+export function retryAfterSeconds(remaining: Millis): number {
+  return Math.max(1, Math.floor(remaining / 1000))
+}

@@ -1,0 +1,87 @@
+import { createHmac, hash } from 'node:crypto'
+import { linesOf, type RawHeaders } from './headers.ts'
+import type { CallerSource, RoutePolicy, ScopePolicy } from './policy.ts'
+import type { RecordId } from './record.ts'
+
+export type CallerReading =
+  | { readonly kind: 'caller'; readonly parts: readonly (string | null)[] }
+  | { readonly kind: 'missing'; readonly status: 400 | 401; readonly detail: string }
+
+/** Credentials that tell callers apart although the default scope does not look at them (contract §5). */
+const OTHER_CREDENTIALS = ['cookie', 'x-api-key', 'api-key']
+
+/** Who asks, as far as the scope counts it. `null` parts are absent attributes. */
+export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReading {
+  const parts = scope.caller.map((source) => attribute(headers, source))
+  if (!parts.includes(null)) return { kind: 'caller', parts }
+  if (scope.callerIsDefault) {
+    const other = OTHER_CREDENTIALS.find((name) => linesOf(headers, name).some((line) => line !== ''))
+    if (other !== undefined) {
+      const detail = `the request has no Authorization but ${other}; set scope.caller for this route, so that callers do not share keys`
+      return { kind: 'missing', status: 400, detail }
+    }
+  }
+  if (scope.anonymous === 'share') return { kind: 'caller', parts }
+  const absent = scope.caller
+    .filter((_, i) => parts[i] === null)
+    .map((source) => `${source.kind} ${source.name}`)
+  return {
+    kind: 'missing',
+    status: 401,
+    detail: `the request does not say who calls: ${absent.join(', ')} is missing`,
+  }
+}
+
+function attribute(headers: RawHeaders, source: CallerSource): string | null {
+  switch (source.kind) {
+    case 'header':
+      return linesOf(headers, source.name).join(', ') || null
+    case 'cookie':
+      return cookies(headers, source.name).join('; ') || null
+  }
+}
+
+/** All cookies of that name: which one an upstream takes is not known here, so each of them counts. */
+function cookies(headers: RawHeaders, name: string): string[] {
+  return linesOf(headers, 'cookie')
+    .flatMap((line) => line.split(';'))
+    .map((pair) => pair.trim())
+    .filter((pair) => pair.startsWith(`${name}=`))
+    .map((pair) => pair.slice(name.length + 1))
+}
+
+/** Length-framed: no choice of parts can be read as another one. `null` and '' differ. */
+export function frame(parts: readonly (string | null)[]): string {
+  let framed = ''
+  for (const part of parts) framed += part === null ? '-' : `${part.length}:${part}`
+  return framed
+}
+
+/**
+ * The record's only name: SHA-256, or HMAC-SHA-256 under `secret`, of the framed scope and key (contract §1).
+ * `path` is the path that the route compares: normalised, or as sent where `match.exact` is set.
+ */
+export function recordId(
+  policy: RoutePolicy,
+  caller: readonly (string | null)[],
+  method: string,
+  path: string,
+  key: string,
+  secret: Buffer | null,
+): RecordId {
+  const scopePath = policy.scope.path === 'exact' ? path : policy.scope.path === 'route' ? policy.name : null
+  const framed = frame([
+    'record/1',
+    String(caller.length),
+    ...caller,
+    method,
+    policy.scope.path,
+    scopePath,
+    key,
+  ])
+  return (
+    secret === null
+      ? hash('sha256', framed, 'base64url')
+      : createHmac('sha256', secret).update(framed).digest('base64url')
+  ) as RecordId
+}

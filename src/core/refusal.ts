@@ -1,0 +1,100 @@
+import type { RecordId } from './record.ts'
+
+export type RetryAdvice = 'same-key' | 'new-key' | 'no'
+
+interface RefusalRow {
+  readonly status: number
+  readonly title: string
+  readonly retry: RetryAdvice
+}
+
+/** Every answer of the proxy's own that this version gives (contract §6). Statuses are defaults: routes may set others. */
+export const REFUSALS = {
+  idempotency_key_missing: { status: 400, title: 'Idempotency key is missing', retry: 'new-key' },
+  idempotency_key_invalid: { status: 400, title: 'Idempotency key is invalid', retry: 'new-key' },
+  idempotency_caller_missing: { status: 401, title: 'The caller is not identified', retry: 'no' },
+  idempotency_key_reused: {
+    status: 422,
+    title: 'Idempotency key was used for another request',
+    retry: 'new-key',
+  },
+  idempotency_key_in_progress: {
+    status: 409,
+    title: 'The first request is still running',
+    retry: 'same-key',
+  },
+  idempotency_outcome_unknown: {
+    status: 409,
+    title: 'The outcome of the first request is unknown',
+    retry: 'same-key',
+  },
+  idempotency_response_unavailable: {
+    status: 409,
+    title: 'Done, but the response was not kept',
+    retry: 'no',
+  },
+  idempotency_key_expired: { status: 409, title: 'Done, and no longer kept', retry: 'no' },
+  idempotency_store_unavailable: {
+    status: 503,
+    title: 'The idempotency store is unavailable',
+    retry: 'same-key',
+  },
+  request_too_large: { status: 413, title: 'The request is too large', retry: 'no' },
+  upstream_unreachable: { status: 502, title: 'The upstream could not be reached', retry: 'same-key' },
+  upstream_failed: { status: 502, title: 'The upstream did not give a complete answer', retry: 'same-key' },
+  upstream_timeout: { status: 504, title: 'The upstream did not answer in time', retry: 'same-key' },
+  upstream_slow: { status: 504, title: 'The upstream is still working', retry: 'same-key' },
+  request_timeout: { status: 408, title: 'The request did not arrive in time', retry: 'same-key' },
+  overloaded: { status: 503, title: 'Too many requests are in flight', retry: 'same-key' },
+  route_not_found: { status: 404, title: 'No route matches', retry: 'no' },
+} as const satisfies Record<string, RefusalRow>
+
+export type RefusalCode = keyof typeof REFUSALS
+
+/** An answer of the proxy's own, before it is written as problem+json. */
+export interface Refusal {
+  readonly code: RefusalCode
+  readonly status: number
+  readonly detail: string
+  /** Whole seconds, at least 1. */
+  readonly retryAfter: number | null
+  readonly instance: RecordId | null
+  /** Of the response that was not kept. */
+  readonly original: { readonly status: number; readonly location: string | null } | null
+}
+
+export function refusal(
+  code: RefusalCode,
+  detail: string,
+  more: Partial<Pick<Refusal, 'status' | 'retryAfter' | 'instance' | 'original'>> = {},
+): Refusal {
+  return {
+    code,
+    status: REFUSALS[code].status,
+    detail,
+    retryAfter: null,
+    instance: null,
+    original: null,
+    ...more,
+  }
+}
+
+/** The body of RFC 9457, with the members of contract §6. */
+export function problemBody(refused: Refusal, baseUrl: string): string {
+  const { title, retry } = REFUSALS[refused.code]
+  return JSON.stringify({
+    type: `${baseUrl}${refused.code}`,
+    title,
+    status: refused.status,
+    detail: refused.detail,
+    ...(refused.instance === null ? {} : { instance: refused.instance }),
+    code: refused.code,
+    retry,
+    ...(refused.original === null
+      ? {}
+      : {
+          originalStatus: refused.original.status,
+          ...(refused.original.location === null ? {} : { location: refused.original.location }),
+        }),
+  })
+}

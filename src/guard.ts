@@ -1,0 +1,314 @@
+import { decide } from './core/decide.ts'
+import { fingerprintOf, rawDigestOf, recipeOf } from './core/fingerprint.ts'
+import { readCaller, recordId } from './core/identity.ts'
+import { readKey } from './core/key.ts'
+import type { Millis, Operation, Outcome, RecordId } from './core/record.ts'
+import {
+  answerMet,
+  discard,
+  marks,
+  refuse,
+  refuseBody,
+  statusOf,
+  storeUnavailable,
+  type Teller,
+} from './guard/answers.ts'
+import type { Answer, Call, Run, Trace } from './guard/call.ts'
+import { claim } from './guard/claim.ts'
+import type { Leases } from './guard/leases.ts'
+import {
+  heldRecord,
+  keptResult,
+  outcomeOf,
+  runningRecord,
+  unknownBecause,
+  withoutBody,
+} from './guard/outcome.ts'
+import type { Settled, Settler } from './guard/settler.ts'
+import type { Records } from './store/records.ts'
+import type { Forward, Forwarded } from './upstream/port.ts'
+
+/** What the walk needs of the world. */
+export interface Ports extends Teller {
+  readonly records: Records
+  readonly forward: Forward
+  readonly leases: Leases
+  readonly settler: Settler
+  /** Attempts under way; the drain waits for them. */
+  readonly running: Map<RecordId, Run>
+  /** Key of the record ids, where `store.secretFile` is set. */
+  readonly secret: Buffer | null
+  /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
+  readonly unfitForStrict: () => boolean
+  /** 16 random bytes. */
+  readonly newToken: () => Buffer
+  readonly maxInFlight: number
+  /** Requests of the walk now, whatever they wait for. */
+  readonly inFlight: { count: number }
+}
+
+/** Everything that happens to a protected request: claim → forward → settle (contract §3). */
+export async function guard(ports: Ports, call: Call): Promise<Answer> {
+  const trace: Trace = {
+    route: call.route.name,
+    traceId: call.traceId,
+    startedAt: performance.now(),
+    id: null,
+    outcome: null,
+    before: null,
+    after: null,
+    fence: null,
+    status: null,
+    upstreamMs: 0,
+    storeMs: 0,
+  }
+  ports.inFlight.count++
+  let answer: Answer
+  try {
+    answer = await walk(ports, call, trace)
+  } finally {
+    ports.inFlight.count--
+  }
+  trace.status = statusOf(answer)
+  ports.observer.answered(trace)
+  return answer
+}
+
+async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
+  const { route } = call
+  const reading = readKey(call.headers, route.key)
+  if (reading.kind === 'missing')
+    return refuse(
+      trace,
+      'key_missing',
+      'idempotency_key_missing',
+      `send one of: ${route.key.from.join(', ')}`,
+    )
+  if (reading.kind === 'invalid')
+    return refuse(trace, 'key_invalid', 'idempotency_key_invalid', reading.detail)
+  const caller = readCaller(call.headers, route.scope)
+  if (caller.kind === 'missing')
+    return refuse(trace, 'caller_missing', 'idempotency_caller_missing', caller.detail, {
+      status: caller.status,
+    })
+  if (ports.inFlight.count > ports.maxInFlight)
+    return refuse(
+      trace,
+      'overloaded',
+      'overloaded',
+      `more than ${ports.maxInFlight} protected requests are in flight`,
+      {
+        retryAfter: 1,
+      },
+    )
+
+  const received = await call.readBody()
+  if (received.kind !== 'body') return refuseBody(trace, call, received.kind)
+  const content = { ...call, body: received.body }
+  const { method, path } = call
+  const id = recordId(route, caller.parts, method, path, reading.key, ports.secret)
+  const operation: Operation = {
+    route: route.name,
+    method,
+    path,
+    fingerprint: fingerprintOf(content, route.fingerprint),
+    rawDigest: rawDigestOf(content),
+    recipe: recipeOf(route.fingerprint),
+  }
+  trace.id = id
+  const execution = await admit(ports, call, trace, operation, id)
+  if (execution.kind !== 'execute') {
+    received.release()
+    return execution
+  }
+  const { run, unclaimed } = execution
+  trace.fence = run.attempt.fence || null
+  const own = { ...trace }
+  const work = execute(ports, call, own, run, reading.key, received.body, unclaimed).finally(received.release)
+  const answer = route.respondWithin === null ? await work : await within(ports, route.respondWithin, work)
+  if (answer !== null) {
+    Object.assign(trace, own)
+    return answer
+  }
+  trace.after = 'in_progress'
+  const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
+  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: id })
+}
+
+type Admitted = Answer | { readonly kind: 'execute'; readonly run: Run; readonly unclaimed: unknown }
+
+/** Claims, or says why not. `unclaimed`: the store's error where the route goes on without a claim. */
+async function admit(
+  ports: Ports,
+  call: Call,
+  trace: Trace,
+  operation: Operation,
+  id: RecordId,
+): Promise<Admitted> {
+  const { route } = call
+  const held = ports.settler.held(id)
+  if (held !== null && (held.outcome.kind !== 'not_executed' || !(await ports.settler.flush(id)))) {
+    const met = decide(heldRecord(held.run, held.outcome), operation, route, 0)
+    if (met.kind !== 'take_over' && met.kind !== 'gone') return answerMet(ports, call, trace, id, met)
+    // Proven not executed, but the store cannot be told yet: without a claim nobody may execute, unless by name.
+    if (route.onStoreUnavailable !== 'bypass')
+      return storeUnavailable(ports, trace, id, 'the store does not answer')
+    const attempt = { ...held.run.attempt, attempts: held.run.attempt.attempts + 1 }
+    trace.before = 'failed_retryable'
+    return { kind: 'execute', run: { ...held.run, attempt }, unclaimed: 'the store does not answer' }
+  }
+  if (route.profile === 'strict' && ports.unfitForStrict())
+    return storeUnavailable(
+      ports,
+      trace,
+      id,
+      'the store may evict unexpired records, which profile strict does not accept (store.acceptRisk)',
+    )
+
+  const askedAt = performance.now()
+  const token = ports.newToken()
+  const claimed = await claim(ports.records, route, id, operation, token)
+  trace.storeMs += performance.now() - askedAt
+  switch (claimed.kind) {
+    case 'met':
+      return answerMet(ports, call, trace, id, claimed.decision)
+    case 'corrupt':
+      ports.observer.trouble('a stored record cannot be read; it is refused and left as it is', {
+        route: route.name,
+        record: id.slice(0, 12),
+        error: String(claimed.error),
+      })
+      return storeUnavailable(ports, trace, id, 'the stored record cannot be read by this version')
+    case 'unavailable': {
+      const run: Run = { id, route, operation, attempt: { fence: 0, token, attempts: 1 }, createdAt: 0 }
+      if (route.onStoreUnavailable === 'bypass' && !ports.settler.full) {
+        const running = ports.running.get(id)
+        if (running !== undefined) {
+          const met = decide(runningRecord(running), operation, route, 0)
+          if (met.kind === 'in_progress' || met.kind === 'reused')
+            return answerMet(ports, call, trace, id, met)
+        }
+        ports.observer.claimed(route.name, 'error')
+        return { kind: 'execute', run, unclaimed: claimed.error }
+      }
+      if (claimed.lost) ports.settler.withdraw(run, claimed.over, claimed.error)
+      return storeUnavailable(ports, trace, id, String((claimed.error as Error).message))
+    }
+    case 'claimed': {
+      const { run, before } = claimed
+      trace.before = before
+      if (before === 'unknown') ports.observer.leaseExpired(route.name)
+      ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
+      if (!call.clientGone()) return { kind: 'execute', run, unclaimed: null }
+      const reason = 'the client left before the request was sent'
+      await ports.settler.settle(run, { kind: 'not_executed', reason }, () => {})
+      return { kind: 'none' }
+    }
+  }
+}
+
+/** Sends the request once and writes its outcome before the first byte of the answer leaves. */
+async function execute(
+  ports: Ports,
+  call: Call,
+  trace: Trace,
+  run: Run,
+  key: string,
+  body: Buffer,
+  unclaimed: unknown,
+): Promise<Answer> {
+  const { route, id, attempt } = run
+  const sentAt = performance.now()
+  ports.running.set(id, run)
+  ports.leases.hold(id, attempt.token, route.lease)
+  const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
+    const startedAt = performance.now()
+    ports.leases.release(id, attempt.token)
+    try {
+      if (unclaimed === null) return await ports.settler.settle(run, outcome, release)
+      return ports.settler.settleUnclaimed(run, outcome, release, unclaimed)
+    } finally {
+      trace.storeMs += performance.now() - startedAt
+      if (ports.running.get(id) === run) ports.running.delete(id)
+    }
+  }
+  let result: Forwarded
+  try {
+    result = await ports.forward({
+      method: call.method,
+      target: call.target,
+      headers: call.upstreamHeaders(id, key, attempt.fence),
+      body,
+      responseLimit: route.limits.response,
+    })
+  } catch (error) {
+    // A bug: what it proves is not known.
+    await settle({ kind: 'unknown', reason: `internal error: ${String(error)}`, status: null })
+    throw error
+  }
+  trace.upstreamMs = performance.now() - sentAt
+  ports.observer.leaseUse(route.name, trace.upstreamMs / route.lease)
+  switch (result.proof) {
+    case 'not_sent':
+      trace.after = (await settle({ kind: 'not_executed', reason: result.reason })).state
+      return refuse(trace, 'upstream_unreachable', 'upstream_unreachable', result.reason, { instance: id })
+    case 'unknown': {
+      const { reason, status, timedOut } = result
+      trace.after = (await settle({ kind: 'unknown', reason, status })).state
+      const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
+      return refuse(trace, code, code, `${reason}; whether the request was executed is not known`, {
+        instance: id,
+      })
+    }
+    case 'live': {
+      const { live, why } = result
+      trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
+      trace.after = 'in_progress'
+      ports.inFlight.count++
+      void live.done
+        .then((end) =>
+          settle(
+            end === 'complete'
+              ? outcomeOf(route, live.status, live.headers, result.said, withoutBody(live, why))
+              : unknownBecause('the upstream broke off its answer', live.status),
+          ),
+        )
+        .finally(() => ports.inFlight.count--)
+      return { kind: 'live', live, marks: marks(trace.outcome, route, null) }
+    }
+    case 'responded': {
+      const { response, said } = result
+      ports.latency.saw(route.name, trace.upstreamMs)
+      const outcome = outcomeOf(route, response.status, response.headers, said, keptResult(route, response))
+      // The body has two holders: the outcome until it is written, the answer until it has left.
+      const release = onSecondCall(result.release)
+      const settled = await settle(outcome, release)
+      trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
+      trace.after = settled.state
+      const own = marks(trace.outcome, route, settled.expiresAt)
+      return { kind: 'response', response, replayed: false, marks: own, release }
+    }
+  }
+}
+
+/** The work's answer, or null where it takes longer: the work goes on, and its outcome is stored (contract §3). */
+async function within(ports: Ports, limit: Millis, work: Promise<Answer>): Promise<Answer | null> {
+  let timer: NodeJS.Timeout | undefined
+  const slow = new Promise<null>((resolve) => {
+    timer = setTimeout(resolve, limit, null)
+  })
+  const first = await Promise.race([work, slow])
+  clearTimeout(timer)
+  if (first !== null) return first
+  ports.inFlight.count++
+  void work.then(discard, () => {}).finally(() => ports.inFlight.count--)
+  return null
+}
+
+/** A release that acts when it is called for the second time. */
+function onSecondCall(release: () => void): () => void {
+  let calls = 0
+  return () => {
+    if (++calls === 2) release()
+  }
+}

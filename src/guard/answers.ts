@@ -1,0 +1,164 @@
+import { type Decision, retryAfterSeconds } from '../core/decide.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import type { RecordId } from '../core/record.ts'
+import { type RefusalCode, refusal } from '../core/refusal.ts'
+import type { Answer, BodyReading, Call, Observer, RequestOutcome, Trace } from './call.ts'
+import type { Latency } from './latency.ts'
+import { replayable } from './outcome.ts'
+
+/** What answering needs of the walk's ports. */
+export interface Teller {
+  readonly observer: Observer
+  readonly latency: Latency
+}
+
+/** Answers a request whose record was found (contract §6). */
+export function answerMet(
+  ports: Teller,
+  call: Call,
+  trace: Trace,
+  id: RecordId,
+  met: Exclude<Decision, { kind: 'take_over' | 'gone' }>,
+): Answer {
+  const { route } = call
+  const { observer } = ports
+  switch (met.kind) {
+    case 'replay': {
+      observer.claimed(route.name, 'replay')
+      observer.prevented(route.name)
+      if (met.now > 0) observer.retryAge(route.name, met.now - met.createdAt)
+      trace.before = trace.after = 'completed'
+      if (!met.result.kept) {
+        const { status, location } = met.result
+        const detail = `the request was executed and answered ${status}; its response was not kept (${met.result.why})`
+        return refuse(trace, 'response_unavailable', 'idempotency_response_unavailable', detail, {
+          instance: id,
+          original: { status, location },
+        })
+      }
+      trace.outcome = 'replayed'
+      return {
+        kind: 'response',
+        response: replayable(route, met.result.response),
+        replayed: true,
+        marks: ['Idempotent-Replayed', 'true', ...marks('replayed', route, met.expiresAt)],
+        release: () => {},
+      }
+    }
+    case 'reused':
+      observer.claimed(route.name, 'key_misuse')
+      return refuse(
+        trace,
+        'misuse',
+        'idempotency_key_reused',
+        'this key was first used for a request with another method, path, query, media type or body',
+        { status: route.misuseStatus, instance: id },
+      )
+    case 'in_progress': {
+      observer.claimed(route.name, 'in_progress')
+      observer.prevented(route.name)
+      trace.before = trace.after = 'in_progress'
+      const detail = 'a request with this key is still running; retry with the same key'
+      const expected = ports.latency.remaining(route.name, met.age)
+      return refuse(trace, 'in_progress', 'idempotency_key_in_progress', detail, {
+        status: route.inFlightStatus,
+        retryAfter: retryAfterSeconds(Math.min(met.leaseLeft, expected)),
+        instance: id,
+      })
+    }
+    case 'unknown': {
+      observer.claimed(route.name, 'unknown')
+      observer.prevented(route.name)
+      if (met.lapsed) observer.leaseExpired(route.name)
+      trace.before = trace.after = 'unknown'
+      const detail =
+        'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
+      return refuse(trace, 'unknown', 'idempotency_outcome_unknown', detail, {
+        retryAfter: retryAfterSeconds(met.lookIn),
+        instance: id,
+      })
+    }
+    case 'expired':
+      observer.claimed(route.name, 'replay')
+      observer.prevented(route.name)
+      trace.before = trace.after = 'expired'
+      return refuse(
+        trace,
+        'expired',
+        'idempotency_key_expired',
+        'the request with this key was executed; its response is no longer kept',
+        { instance: id },
+      )
+  }
+}
+
+export function marks(status: RequestOutcome, route: RoutePolicy, expiresAt: number | null): string[] {
+  if (!route.statusHeader) return []
+  const lines = ['Idempotency-Status', status]
+  if (expiresAt !== null && Number.isFinite(expiresAt))
+    lines.push('Idempotency-Expires', new Date(expiresAt).toISOString())
+  return lines
+}
+
+export function refuse(
+  trace: Trace,
+  outcome: RequestOutcome,
+  code: RefusalCode,
+  detail: string,
+  more: Parameters<typeof refusal>[2] = {},
+): Answer {
+  trace.outcome = outcome
+  return { kind: 'problem', refusal: refusal(code, detail, more) }
+}
+
+export function storeUnavailable(ports: Teller, trace: Trace, id: RecordId, detail: string): Answer {
+  ports.observer.claimed(trace.route, 'error')
+  return refuse(trace, 'store_unavailable', 'idempotency_store_unavailable', detail, {
+    retryAfter: 1,
+    instance: id,
+  })
+}
+
+export function refuseBody(trace: Trace, call: Call, why: Exclude<BodyReading['kind'], 'body'>): Answer {
+  switch (why) {
+    case 'too_large':
+      return refuse(
+        trace,
+        'request_too_large',
+        'request_too_large',
+        `the body is over ${call.route.limits.request} bytes, the limit of route ${call.route.name}`,
+      )
+    case 'timeout':
+      return refuse(
+        trace,
+        'request_timeout',
+        'request_timeout',
+        'the body did not arrive in time; nothing was executed',
+      )
+    case 'no_room':
+      return refuse(trace, 'overloaded', 'overloaded', 'no room to buffer the body; nothing was executed', {
+        retryAfter: 1,
+      })
+    case 'aborted':
+      return { kind: 'none' }
+  }
+}
+
+/** Lets go of an answer that nobody gets. */
+export function discard(answer: Answer): void {
+  if (answer.kind === 'response') answer.release()
+  if (answer.kind === 'live') answer.live.drain()
+}
+
+export function statusOf(answer: Answer): number | null {
+  switch (answer.kind) {
+    case 'response':
+      return answer.response.status
+    case 'live':
+      return answer.live.status
+    case 'problem':
+      return answer.refusal.status
+    case 'none':
+      return null
+  }
+}

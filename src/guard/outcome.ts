@@ -1,0 +1,89 @@
+import { filterLines, firstOf, type RawHeaders } from '../core/headers.ts'
+import type { Action, RoutePolicy } from '../core/policy.ts'
+import { classify } from '../core/profiles.ts'
+import type {
+  CompletedResponse,
+  Draft,
+  IdempotencyRecord,
+  NotKept,
+  Outcome,
+  StoredResponse,
+} from '../core/record.ts'
+import { claimDraft, outcomeDraft } from '../core/settle.ts'
+import type { Run } from './call.ts'
+
+/** What a complete answer means: the upstream's own word first, else its status (contract §7). */
+export function outcomeOf(
+  route: RoutePolicy,
+  status: number,
+  headers: RawHeaders,
+  said: string | null,
+  result: CompletedResponse,
+): Outcome {
+  const action = WORDS.get(said) ?? classify(route, status, firstOf(headers, 'retry-after') !== null)
+  switch (action) {
+    case 'store':
+      return { kind: 'completed', result }
+    case 'release':
+      return { kind: 'not_executed', reason: `the upstream answered ${status}` }
+    case 'unknown':
+      return unknownBecause(`the upstream answered ${status}`, status)
+  }
+}
+
+/** `Idempotency-Outcome`, by which an upstream says what it did. */
+const WORDS: ReadonlyMap<string | null, Action> = new Map([
+  ['applied', 'store'],
+  ['not-applied', 'release'],
+])
+
+export function unknownBecause(reason: string, status: number | null): Outcome {
+  return { kind: 'unknown', reason, status }
+}
+
+export function keptResult(
+  route: RoutePolicy,
+  response: StoredResponse,
+): Extract<Outcome, { kind: 'completed' }>['result'] {
+  return route.keep === 'outcome'
+    ? withoutBody(response, 'outcome_only')
+    : { kept: true, response: replayable(route, response) }
+}
+
+/** What is stored is what is replayed: excluded lines never reach the store, nor leave it if they were stored before. */
+export function replayable(route: RoutePolicy, response: StoredResponse): StoredResponse {
+  if (route.excludeHeaders.size === 0) return response
+  return { ...response, headers: filterLines(response.headers, (name) => !route.excludeHeaders.has(name)) }
+}
+
+/** The result of a response whose body is not kept. */
+export function withoutBody(
+  response: { readonly status: number; readonly headers: readonly string[] },
+  why: NotKept,
+): CompletedResponse {
+  return { kept: false, why, status: response.status, location: firstOf(response.headers, 'location') }
+}
+
+/** The record as this replica knows it, while the store does not. It is not subject to the store's clock. */
+export function heldRecord(run: Run, outcome: Outcome): IdempotencyRecord {
+  return asRecord(outcomeDraft(run.operation, run.attempt, outcome, run.createdAt))
+}
+
+function asRecord(draft: Draft): IdempotencyRecord {
+  const common = { ...draft, version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
+  switch (common.state) {
+    case 'completed':
+      return { ...common, expiresAt: Number.POSITIVE_INFINITY }
+    case 'unknown':
+      return { ...common, nextLookAt: 0 }
+    case 'in_progress':
+      return { ...common, leaseUntil: Number.POSITIVE_INFINITY }
+    case 'failed_retryable':
+    case 'expired':
+      return common
+  }
+}
+
+export function runningRecord(run: Run): IdempotencyRecord {
+  return asRecord(claimDraft(run.operation, run.attempt))
+}

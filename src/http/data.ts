@@ -1,0 +1,143 @@
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
+import type { Duplex } from 'node:stream'
+import type { FastifyInstance } from 'fastify'
+import type { Config } from '../config/config.ts'
+import type { Budget } from '../core/budget.ts'
+import { carriesKey } from '../core/key.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { refusal } from '../core/refusal.ts'
+import { Router } from '../core/route.ts'
+import { normalisePath, parseTarget, type Target } from '../core/target.ts'
+import type { Ports } from '../guard.ts'
+import type { Upstream } from '../upstream/pool.ts'
+import { type GuardedOptions, handleGuarded } from './guarded.ts'
+import { type Peer, requestLines, trustTester } from './headers.ts'
+import { type Passage, passthrough } from './passthrough.ts'
+import { isWebSocket, tunnel } from './upgrade.ts'
+import { Writer } from './write.ts'
+
+/** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
+const HEAD_TIMEOUT = 30_000
+/** Longer than the idle timeout of common load balancers (60 s), so that they close first. */
+const KEEP_ALIVE = 72_000
+
+export interface DataOptions {
+  readonly config: Config
+  readonly ports: Ports
+  readonly upstream: Upstream
+  readonly budget: Budget
+  readonly passed: (route: string, milliseconds: number) => void
+  readonly onBug: (error: unknown) => void
+}
+
+export interface DataServer {
+  readonly server: Server
+  readonly app: FastifyInstance
+}
+
+type Way =
+  | { readonly kind: 'guard'; readonly route: RoutePolicy }
+  | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
+  | { readonly kind: 'refuse' }
+
+/** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
+export async function dataServer(options: DataOptions): Promise<DataServer> {
+  const { config, ports, upstream } = options
+  const router = new Router(config.routes, normalisePath)
+  const trusted = trustTester(config.trustProxy)
+  const writer = new Writer(config.problems.baseUrl, config.upstream.idleTimeout)
+  const passages = new WeakMap<IncomingMessage, Passage>()
+  const guarded: GuardedOptions = {
+    ports,
+    writer,
+    budget: options.budget,
+    upload: config.limits.upload,
+    host: upstream.host,
+    onBug: options.onBug,
+  }
+
+  const peerOf = (request: IncomingMessage): Peer => {
+    const address = request.socket.remoteAddress ?? 'unknown'
+    return { address, trusted: trusted(address) }
+  }
+  const makeServer = (pass: (request: IncomingMessage, response: ServerResponse) => void): Server => {
+    const server = createServer(
+      {
+        requestTimeout: 0,
+        headersTimeout: HEAD_TIMEOUT,
+        keepAliveTimeout: KEEP_ALIVE,
+        shouldUpgradeCallback: isWebSocket,
+      },
+      (request, response) => {
+        const target = parseTarget(request.url as string)
+        if (target === null) {
+          response.writeHead(400, ['Connection', 'close', 'Content-Length', '0'])
+          response.end()
+          return
+        }
+        const way = wayOf(config, router, request, target)
+        switch (way.kind) {
+          case 'guard':
+            void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
+            return
+          case 'refuse': {
+            const detail = `no route matches ${request.method} ${target.path}`
+            writer.problem(request, response, refusal('route_not_found', detail))
+            return
+          }
+          case 'pass': {
+            const startedAt = performance.now()
+            const name = way.route?.name ?? config.defaults.name
+            const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
+            const marks = way.ignored ? { 'idempotency-status': 'ignored' } : {}
+            passages.set(request, { target: target.origin, lines, marks })
+            response.once('close', () => options.passed(name, performance.now() - startedAt))
+            // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
+            delete request.headers['content-type']
+            pass(request, response)
+          }
+        }
+      },
+    )
+    server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
+      const target = parseTarget(request.url as string)
+      const { connectTimeout } = config.upstream
+      if (target === null) socket.destroy()
+      else
+        tunnel(
+          upstream,
+          connectTimeout,
+          target.origin,
+          requestLines(request.rawHeaders, peerOf(request), upstream.host),
+          request,
+          socket,
+          head,
+        )
+    })
+    return server
+  }
+  const { timeout, idleTimeout } = config.upstream
+  const app = await passthrough({ upstream, writer, passages, timeout, idleTimeout, makeServer })
+  return { server: app.server as Server, app }
+}
+
+function wayOf(config: Config, router: Router, request: IncomingMessage, target: Target): Way {
+  const method = request.method as string
+  const route = router.match(method, target)
+  if (route === null) {
+    if (config.unmatched === 'reject') return { kind: 'refuse' }
+    const { defaults } = config
+    const protectable = method === 'POST' || method === 'PATCH'
+    const guards =
+      config.unmatched === 'protect' &&
+      protectable &&
+      defaults.mode === 'enforce' &&
+      defaults.key.presence !== 'ignored' &&
+      carriesKey(request.rawHeaders, defaults.key.from)
+    return guards ? { kind: 'guard', route: defaults } : { kind: 'pass', route: null, ignored: false }
+  }
+  if (route.mode === 'off' || route.key.presence === 'ignored') return { kind: 'pass', route, ignored: false }
+  if (route.key.presence === 'required' || carriesKey(request.rawHeaders, route.key.from))
+    return { kind: 'guard', route }
+  return { kind: 'pass', route, ignored: route.statusHeader }
+}

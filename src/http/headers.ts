@@ -1,0 +1,80 @@
+import { BlockList, isIPv4, isIPv6 } from 'node:net'
+import { filterLines, firstOf, hopByHop, linesOf, type RawHeaders } from '../core/headers.ts'
+import type { KeyPolicy } from '../core/policy.ts'
+import type { RecordId } from '../core/record.ts'
+
+/** Who is on the other side of the client's connection. */
+export interface Peer {
+  readonly address: string
+  readonly trusted: boolean
+}
+
+/** Pseudonym in `Via` (RFC 9110 §7.6.3). */
+const VIA = '1.1 idempotency-proxy'
+
+/** A test for addresses in the CIDRs of `trustProxy`. Bare addresses count as one host. */
+export function trustTester(cidrs: readonly string[]): (address: string) => boolean {
+  const list = new BlockList()
+  for (const cidr of cidrs) {
+    const [network = '', prefix] = cidr.split('/')
+    const family = isIPv6(network) ? 'ipv6' : 'ipv4'
+    list.addSubnet(network, prefix === undefined ? (family === 'ipv6' ? 128 : 32) : Number(prefix), family)
+  }
+  if (cidrs.length === 0) return () => false
+  return (address) => {
+    const plain = address.startsWith('::ffff:') && isIPv4(address.slice(7)) ? address.slice(7) : address
+    return list.check(plain, isIPv6(plain) ? 'ipv6' : 'ipv4')
+  }
+}
+
+/**
+ * The request's lines for the upstream: end-to-end ones as received, without framing (undici makes it), `X-Forwarded-*`
+ * extended where the peer is trusted and replaced where it is not (contract §10), `Via` appended.
+ */
+export function requestLines(headers: RawHeaders, peer: Peer, host: string | null): string[] {
+  const hop = hopByHop(headers)
+  const lines = filterLines(headers, (name) => {
+    if (hop.has(name) || NOT_FORWARDED.has(name)) return false
+    return peer.trusted ? !EXTENDED.has(name) : !name.startsWith('x-forwarded-') && name !== 'forwarded'
+  })
+  const clientHost = firstOf(headers, 'host')
+  const before = peer.trusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
+  const said = (name: string): string | null => (peer.trusted ? firstOf(headers, name) : null)
+  lines.push('X-Forwarded-For', before === '' ? peer.address : `${before}, ${peer.address}`)
+  lines.push('X-Forwarded-Proto', said('x-forwarded-proto') ?? 'http')
+  const forwardedHost = said('x-forwarded-host') ?? clientHost
+  if (forwardedHost !== null) lines.push('X-Forwarded-Host', forwardedHost)
+  lines.push('Via', VIA)
+  const sent = host ?? clientHost
+  if (sent !== null) lines.push('Host', sent)
+  return lines
+}
+
+/** Framing is made anew; `Expect` is answered here; the fence is this proxy's to say (contract §3). */
+const NOT_FORWARDED: ReadonlySet<string> = new Set([
+  'host',
+  'content-length',
+  'expect',
+  'idempotency-fence',
+  'idempotency-record',
+])
+const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
+
+/** The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it. */
+export function protectedLines(
+  lines: string[],
+  policy: KeyPolicy,
+  key: string,
+  id: RecordId,
+  fence: number,
+): string[] {
+  let sent = lines
+  if (policy.forward !== 'same') sent = filterLines(sent, (name) => !policy.from.includes(name))
+  if (typeof policy.forward === 'object') sent.push(policy.forward.header, key)
+  if (policy.forwardFence) {
+    // Without a claim (bypass) there is no attempt to number.
+    if (fence > 0) sent.push('Idempotency-Fence', String(fence))
+    sent.push('Idempotency-Record', id)
+  }
+  return sent
+}

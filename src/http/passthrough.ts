@@ -1,0 +1,171 @@
+import type { IncomingMessage, Server, ServerResponse } from 'node:http'
+import httpProxy from '@fastify/http-proxy'
+import { type FastifyInstance, fastify } from 'fastify'
+import type { Dispatcher } from 'undici'
+import { filterLines, hopByHop } from '../core/headers.ts'
+import type { Millis } from '../core/record.ts'
+import { refusal } from '../core/refusal.ts'
+import type { Upstream } from '../upstream/pool.ts'
+import type { Writer } from './write.ts'
+
+/** What a passed request needs beyond the wire. Looked up by the raw request, so that fastify's routing never sees it. */
+export interface Passage {
+  readonly target: string
+  readonly lines: readonly string[]
+  /** Header lines of the proxy's own on the answer. */
+  readonly marks: Readonly<Record<string, string>>
+}
+
+export type PassageOf = WeakMap<IncomingMessage, Passage>
+
+const kRequest = Symbol('raw request')
+
+export interface PassthroughOptions {
+  readonly upstream: Upstream
+  readonly writer: Writer
+  readonly passages: PassageOf
+  readonly timeout: Millis
+  readonly idleTimeout: Millis
+  readonly makeServer: (handler: (request: IncomingMessage, response: ServerResponse) => void) => Server
+}
+
+/**
+ * What is not protected streams through @fastify/http-proxy, bodies never buffered, nothing ever retried. Fastify sees
+ * every request as `/`, without a content type: target, lines and body go upstream as the client sent them, so no
+ * decoding, routing or content-type parsing of the framework can refuse or change one (docs/adr/0003).
+ */
+export async function passthrough(options: PassthroughOptions): Promise<FastifyInstance> {
+  const { upstream, writer, passages } = options
+  const app = fastify({
+    serverFactory: options.makeServer,
+    rewriteUrl: () => '/',
+    bodyLimit: Number.MAX_SAFE_INTEGER,
+    exposeHeadRoutes: false,
+    forceCloseConnections: false,
+    return503OnClosing: false,
+    logger: false,
+  })
+  for (const method of app.server === null ? [] : OTHER_METHODS) app.addHttpMethod(method, { hasBody: true })
+  await app.register(httpProxy, {
+    upstream: upstream.origin.origin,
+    httpMethods: [...app.supportedMethods],
+    undici: agentOf(options) as never,
+    disableRequestLogging: true,
+    disableCache: true,
+    internalRewriteLocationHeader: false,
+    retryMethods: [],
+    replyOptions: {
+      retryDelay: () => null,
+      rewriteRequestHeaders: (request: { raw: IncomingMessage }) => ({ [kRequest]: request.raw }),
+      rewriteHeaders: (headers: Record<string, unknown>, request: { raw: IncomingMessage }) =>
+        answerHeaders(headers, passages.get(request.raw)),
+      onError: (
+        reply: { hijack(): void; raw: ServerResponse; request: { raw: IncomingMessage } },
+        { error }: { error: Error },
+      ) => {
+        reply.hijack()
+        if (reply.raw.headersSent) reply.raw.destroy()
+        else writer.problem(reply.request.raw, reply.raw, passError(error))
+      },
+    } as never,
+  })
+  await app.ready()
+  return app
+}
+
+/** Methods that Node parses and fastify does not know by itself. */
+const OTHER_METHODS = [
+  'ACL',
+  'BIND',
+  'CHECKOUT',
+  'COPY',
+  'LINK',
+  'LOCK',
+  'M-SEARCH',
+  'MERGE',
+  'MKACTIVITY',
+  'MKCALENDAR',
+  'MKCOL',
+  'MOVE',
+  'NOTIFY',
+  'PROPFIND',
+  'PROPPATCH',
+  'PURGE',
+  'QUERY',
+  'REBIND',
+  'REPORT',
+  'SEARCH',
+  'SOURCE',
+  'SUBSCRIBE',
+  'TRACE',
+  'UNBIND',
+  'UNLINK',
+  'UNLOCK',
+  'UNSUBSCRIBE',
+] // prettier-ignore
+
+interface AgentRequest {
+  readonly headers: { readonly [kRequest]?: IncomingMessage }
+}
+type AgentReply = (error: Error | null, data: Dispatcher.ResponseData | null) => void
+
+/** The pool, as http-proxy asks it: with the request's real target, lines and body put in. */
+function agentOf(options: PassthroughOptions): { request(request: AgentRequest, done: AgentReply): void } {
+  const { pool, tls } = options.upstream
+  return {
+    request({ headers }, done) {
+      const raw = headers[kRequest] as IncomingMessage
+      const passage = options.passages.get(raw) as Passage
+      const hasBody =
+        raw.headers['transfer-encoding'] !== undefined || Number(raw.headers['content-length'] ?? 0) > 0
+      const length = raw.headers['content-length']
+      pool.request(
+        {
+          method: raw.method as Dispatcher.HttpMethod,
+          path: passage.target,
+          headers:
+            hasBody && length !== undefined
+              ? [...passage.lines, 'Content-Length', length]
+              : [...passage.lines],
+          body: hasBody ? raw : null,
+          idempotent: false,
+          headersTimeout: options.timeout,
+          bodyTimeout: options.idleTimeout,
+          ...(tls.servername === undefined ? {} : { servername: tls.servername }),
+        } as Dispatcher.RequestOptions,
+        done as never,
+      )
+    },
+  }
+}
+
+function answerHeaders(
+  headers: Record<string, unknown>,
+  passage: Passage | undefined,
+): Record<string, unknown> {
+  const flat = Object.entries(headers).flatMap(([name, value]) => [name, value as string])
+  const hop = hopByHop(flat)
+  const kept = filterLines(flat, (name) => !hop.has(name) && name !== 'idempotent-replayed')
+  const out: Record<string, unknown> = {}
+  for (let i = 0; i < kept.length; i += 2) out[kept[i] as string] = kept[i + 1]
+  return { ...out, ...passage?.marks }
+}
+
+function passError(error: Error): ReturnType<typeof refusal> {
+  const cause = (error.cause ?? error) as NodeJS.ErrnoException
+  const detail = cause.code === undefined ? cause.message : `${cause.message} (${cause.code})`
+  switch (cause.code) {
+    case 'UND_ERR_HEADERS_TIMEOUT':
+    case 'UND_ERR_BODY_TIMEOUT':
+      return refusal('upstream_timeout', detail)
+    case 'ECONNREFUSED':
+    case 'ENOTFOUND':
+    case 'EAI_AGAIN':
+    case 'EHOSTUNREACH':
+    case 'ENETUNREACH':
+    case 'UND_ERR_CONNECT_TIMEOUT':
+      return refusal('upstream_unreachable', detail)
+    default:
+      return refusal('upstream_failed', detail)
+  }
+}

@@ -1,0 +1,247 @@
+import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import type { Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { setTimeout as wait } from 'node:timers/promises'
+import type { Address, Config } from './config/config.ts'
+import { Budget } from './core/budget.ts'
+import type { RecordId } from './core/record.ts'
+import type { Run } from './guard/call.ts'
+import { Latency } from './guard/latency.ts'
+import { Leases } from './guard/leases.ts'
+import { unknownBecause } from './guard/outcome.ts'
+import { Settler } from './guard/settler.ts'
+import type { Ports } from './guard.ts'
+import { adminServer, type Health, opsServer } from './http/admin.ts'
+import { dataServer } from './http/data.ts'
+import type { Logger } from './observe/log.ts'
+import { Metrics } from './observe/metrics.ts'
+import { observer } from './observe/observer.ts'
+import { timed } from './observe/timed.ts'
+import type { BreakerState } from './store/breaker.ts'
+import { openStore } from './store/open.ts'
+import { Records } from './store/records.ts'
+import { forwarder } from './upstream/forward.ts'
+import { openUpstream } from './upstream/pool.ts'
+import { VERSION } from './version.ts'
+
+export interface Proxy {
+  readonly url: string
+  readonly adminUrl: string | null
+  readonly opsUrl: string | null
+  /** Announces, serves on for `drain.delay`, then ends: running calls finish and are stored (contract §11). */
+  drain(): Promise<void>
+}
+
+const BREAKER_GAUGE: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
+const TOKEN_BYTES = 16
+
+/**
+ * Composes and starts a proxy: store → upstream → servers → listen.
+ * @throws where the embedded store cannot be opened, a TLS file cannot be read, or an address cannot be listened on.
+ */
+export async function start(config: Config, log: Logger): Promise<Proxy> {
+  for (const warning of config.warnings) log.warn(warning)
+  const budget = new Budget(config.limits.buffered)
+  const inFlight = { count: 0 }
+  const running = new Map<RecordId, Run>()
+  const metrics = new Metrics({
+    idempotency_in_flight: () => inFlight.count,
+    idempotency_buffered_bytes: () => budget.held,
+    idempotency_spooled: () => settler.size,
+  })
+  metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
+
+  const breaker = (state: BreakerState): void => {
+    metrics.set('idempotency_breaker_state', { store: scheme(config) }, BREAKER_GAUGE[state])
+    if (state !== 'half_open') log[state === 'open' ? 'error' : 'warn']({ state }, 'store breaker')
+  }
+  const register = timed(
+    await openStore(config.store, {
+      onEvent: (kind, detail) =>
+        log[kind === 'connected' ? 'info' : 'warn']({ store: scheme(config), detail }, `store ${kind}`),
+      onBreaker: breaker,
+    }),
+    metrics,
+  )
+  metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
+  const records = new Records(register)
+  const fitness = watchTraits(config, records, metrics, log)
+
+  const upstream = openUpstream(config.upstream)
+  const events = observer(metrics, log)
+  const settler = new Settler(records, events)
+  const leases = new Leases(
+    (items) => records.renew(items),
+    (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
+  )
+  const ports: Ports = {
+    records,
+    leases,
+    settler,
+    running,
+    inFlight,
+    observer: events,
+    latency: new Latency(),
+    forward: forwarder(upstream.pool, {
+      ...config.upstream,
+      budget,
+      servername: upstream.tls.servername ?? null,
+    }),
+    secret: config.store.secret,
+    unfitForStrict: () => fitness.evicts && !config.store.acceptRisk,
+    newToken: () => randomBytes(TOKEN_BYTES),
+    maxInFlight: config.limits.inFlight,
+  }
+
+  let draining = false
+  let started = false
+  const health: Health = {
+    draining: () => draining,
+    started: () => started,
+    readinessNeedsStore: config.readiness.store,
+    metrics,
+    store: async () => {
+      try {
+        await records.ping()
+        return { up: true, detail: null }
+      } catch (error) {
+        return { up: false, detail: (error as Error).message }
+      }
+    },
+  }
+  const data = await dataServer({
+    config,
+    ports,
+    upstream,
+    budget,
+    passed: (route, milliseconds) => {
+      metrics.count('idempotency_requests_total', { route, outcome: 'passed' })
+      metrics.observe(
+        'idempotency_request_duration_seconds',
+        { route, outcome: 'passed' },
+        milliseconds / 1000,
+      )
+    },
+    onBug: (error) => log.error({ err: error }, 'internal error'),
+  })
+  const admin = config.admin.listen === null ? null : adminServer(health, config.admin.token)
+  const ops = config.ops.listen === null ? null : opsServer(health)
+  const closeAll = async (): Promise<void> => {
+    leases.close()
+    settler.close()
+    fitness.stop()
+    await Promise.allSettled([admin, ops].map((server) => server && closeServer(server)))
+    await upstream.pool.destroy().catch(() => {})
+    await register.close()
+  }
+  let url: string
+  let adminUrl: string | null
+  let opsUrl: string | null
+  try {
+    adminUrl = admin && config.admin.listen && (await listen(admin, config.admin.listen))
+    opsUrl = ops && config.ops.listen && (await listen(ops, config.ops.listen))
+    url = await listen(data.server, config.listen)
+  } catch (error) {
+    await closeServer(data.server)
+    await closeAll()
+    throw error
+  }
+  started = true
+  log.info(
+    {
+      url,
+      admin: adminUrl,
+      ops: opsUrl,
+      store: register.name,
+      upstream: config.upstream.url,
+      version: VERSION,
+    },
+    'listening',
+  )
+
+  let ending: Promise<void> | null = null
+  const end = async (): Promise<void> => {
+    draining = true
+    log.info({ inFlight: inFlight.count, unsettled: settler.size }, 'draining')
+    await wait(config.drain.delay)
+    const deadline = performance.now() + config.drain.timeout
+    const left = (): number => Math.max(0, deadline - performance.now())
+    const closed = closeServer(data.server)
+    while ((inFlight.count > 0 || running.size > 0 || settler.size > 0) && left() > 0) {
+      if (settler.size > 0 && running.size === 0) await settler.flush()
+      await wait(Math.min(DRAIN_LOOK, left()))
+    }
+    // Their outcome will not be seen: said now, so that nobody waits for the lease.
+    await Promise.allSettled(
+      [...running.values()].map((run) =>
+        settler.settle(
+          run,
+          unknownBecause('the proxy was stopped before the upstream answered', null),
+          () => {},
+        ),
+      ),
+    )
+    data.server.closeAllConnections()
+    await closed
+    await closeAll()
+    log.info('stopped')
+  }
+  return { url, adminUrl, opsUrl, drain: () => (ending ??= end()) }
+}
+
+/** How often the drain looks whether everything has finished. */
+const DRAIN_LOOK = 20
+/** How often a store's settings are looked at again: an operator may mend them. */
+const TRAITS_EVERY = 60_000
+const TRAITS_RETRY = 2_000
+
+/** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
+function watchTraits(
+  config: Config,
+  records: Records,
+  metrics: Metrics,
+  log: Logger,
+): { evicts: boolean; stop(): void } {
+  let timer: NodeJS.Timeout | undefined
+  let said = ''
+  const fitness = { evicts: false, stop: () => clearTimeout(timer) }
+  const look = async (): Promise<void> => {
+    let next = TRAITS_EVERY
+    try {
+      const { durable, evicts, findings } = await records.traits()
+      fitness.evicts = evicts === true
+      const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
+      metrics.set('idempotency_store_grade', { store: records.name }, grade)
+      if (findings.join() !== said) for (const finding of findings) log.warn({ store: records.name }, finding)
+      said = findings.join()
+    } catch (error) {
+      if (said !== 'down')
+        log.error({ store: scheme(config), error: (error as Error).message }, 'the store cannot be asked')
+      said = 'down'
+      next = TRAITS_RETRY
+    }
+    timer = setTimeout(() => void look(), next).unref()
+  }
+  void look()
+  return fitness
+}
+
+function scheme(config: Config): string {
+  return config.store.url.slice(0, config.store.url.indexOf(':'))
+}
+
+async function listen(server: Server, { host, port }: Address): Promise<string> {
+  server.listen({ host, port })
+  await once(server, 'listening')
+  const { address, port: chosen, family } = server.address() as AddressInfo
+  return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
+}
+
+function closeServer(server: Server): Promise<void> {
+  return new Promise((resolve) => {
+    if (!server.listening) return resolve()
+    server.close(() => resolve())
+    server.closeIdleConnections()
+  })
+}

@@ -1,0 +1,18 @@
+import { type Logger, pino } from 'pino'
+import pretty from 'pino-pretty'
+import type { Config } from '../config/config.ts'
+
+export type { Logger }
+
+/** JSON lines; for people where standard output is a terminal (contract §14). */
+export function openLog(config: Config['log']): Logger {
+  const forPeople = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
+  const options = { level: config.level, base: null, timestamp: pino.stdTimeFunctions.isoTime }
+  // Synchronous: a line must be out before a crash that it explains.
+  return forPeople
+    ? pino(options, pretty({ sync: true, colorize: process.stdout.isTTY, singleLine: true }))
+    : pino(
+        { ...options, formatters: { level: (level) => ({ level }) } },
+        pino.destination({ fd: 1, sync: true }),
+      )
+}

@@ -1,0 +1,48 @@
+import type { Observer, Trace } from '../guard/call.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+
+/** The walk's events → metrics and one log line per protected request (contract §13, §14). Never a key or a credential. */
+export function observer(metrics: Metrics, log: Logger): Observer {
+  return {
+    answered(trace) {
+      const { route } = trace
+      const outcome = trace.outcome ?? 'aborted'
+      const duration = performance.now() - trace.startedAt
+      if (trace.outcome !== null) {
+        metrics.count('idempotency_requests_total', { route, outcome })
+        metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
+        const overhead = Math.max(0, duration - trace.upstreamMs) / 1000
+        metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
+      }
+      log.info(line(trace, outcome, duration), 'request')
+    },
+    claimed: (route, result) => metrics.count('idempotency_claims_total', { route, result }),
+    completed: (route, result) => metrics.count('idempotency_completions_total', { route, result }),
+    prevented: (route) => metrics.count('idempotency_duplicates_prevented_total', { route }),
+    retryAge: (route, age) => metrics.observe('idempotency_retry_age_seconds', { route }, age / 1000),
+    leaseExpired: (route) => metrics.count('idempotency_lease_expired_total', { route }),
+    leaseUse: (route, ratio) => metrics.observe('idempotency_lease_use_ratio', { route }, ratio),
+    trouble: (message, detail) => log.error(detail, message),
+  }
+}
+
+function line(trace: Trace, outcome: string, duration: number): Record<string, unknown> {
+  return {
+    route: trace.route,
+    record: trace.id?.slice(0, 12) ?? null,
+    outcome,
+    before: trace.before,
+    after: trace.after,
+    fence: trace.fence,
+    status: trace.status,
+    ms: round(duration),
+    upstreamMs: round(trace.upstreamMs),
+    storeMs: round(trace.storeMs),
+    ...(trace.traceId === null ? {} : { traceId: trace.traceId }),
+  }
+}
+
+function round(milliseconds: number): number {
+  return Math.round(milliseconds * 100) / 100
+}

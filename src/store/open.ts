@@ -1,0 +1,43 @@
+import type { StoreConfig } from '../config/config.ts'
+import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from './breaker.ts'
+import { MEMORY_BYTES, MemoryRegister } from './memory.ts'
+import { RedisRegister } from './redis.ts'
+import { type Register, StoreUnavailable } from './register.ts'
+import { SqliteRegister } from './sqlite.ts'
+
+/** For log and metrics. */
+export interface StoreHooks {
+  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+  readonly onBreaker: (state: BreakerState) => void
+}
+
+type Opener = (config: StoreConfig, hooks: StoreHooks) => Promise<Register>
+
+const openRedis: Opener = async ({ url, timeout }, { onEvent }) =>
+  RedisRegister.open({ url, timeoutMs: timeout, onEvent })
+
+const OPENERS: Readonly<Record<string, Opener>> = {
+  'memory:': async () => new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES }),
+  'sqlite:': async ({ url, timeout }, { onEvent }) =>
+    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent }),
+  'redis:': openRedis,
+  'rediss:': openRedis,
+}
+
+/** What `store.url` may begin with. */
+export const STORE_SCHEMES: readonly string[] = Object.keys(OPENERS)
+
+/**
+ * The store that `config.url` names, behind a circuit breaker.
+ * @throws {StoreUnavailable} where an embedded store cannot be used. One over the network may come up later.
+ */
+export async function openStore(config: StoreConfig, hooks: StoreHooks): Promise<Register> {
+  const scheme = config.url.slice(0, config.url.indexOf(':') + 1)
+  const open = OPENERS[scheme]
+  if (open === undefined)
+    throw new StoreUnavailable(
+      `store.url "${scheme}…" names no store; known are ${STORE_SCHEMES.join(' ')}`,
+      false,
+    )
+  return withBreaker(await open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
+}

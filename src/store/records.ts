@@ -1,0 +1,121 @@
+import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
+import { ACCEPTING } from '../core/settle.ts'
+import { decodeRecord, encodeDraft } from './codec.ts'
+import type { Register, Renewal, Stamp, StoreTraits } from './register.ts'
+
+/** `recognised`: the record was there already and is this very attempt's own, whose reply had been lost (contract §3.4). */
+export interface Claimed {
+  readonly kind: 'claimed'
+  readonly now: Millis
+  readonly stamp: Stamp
+  readonly recognised: boolean
+}
+export type ClaimReply =
+  | Claimed
+  | { readonly kind: 'exists'; readonly now: Millis; readonly record: IdempotencyRecord }
+export type TakeOverReply =
+  | Claimed
+  | { readonly kind: 'lost'; readonly now: Millis; readonly record: IdempotencyRecord | null }
+export type SettleReply =
+  | { readonly kind: 'written' | 'recovered'; readonly now: Millis; readonly stamp: Stamp }
+  | { readonly kind: 'refused'; readonly now: Millis; readonly record: IdempotencyRecord }
+
+/**
+ * Records instead of bytes: what the guard speaks with a store. Says what is stored; how it reads at `now` (`readAt`) is
+ * for the caller. Throws {@link CorruptRecord} for a record that cannot be decoded, beside what {@link Register} throws.
+ */
+export class Records {
+  readonly #register: Register
+
+  constructor(register: Register) {
+    this.#register = register
+  }
+
+  get name(): string {
+    return this.#register.name
+  }
+
+  /** Creates the record for `draft`'s attempt, or gives back the one that is there. One round trip. */
+  async claim(id: RecordId, draft: Draft, spans: Spans): Promise<ClaimReply> {
+    const reply = await this.#register.put(id, encodeDraft(draft), spans)
+    if (reply.done) return { kind: 'claimed', now: reply.now, stamp: reply.stamp, recognised: false }
+    const record = decodeRecord(reply.bytes)
+    return recognise(record, draft, reply.now) ?? { kind: 'exists', now: reply.now, record }
+  }
+
+  /** Claims a record that is there for a new attempt, where it is still as `from` says. */
+  async takeOver(id: RecordId, from: IdempotencyRecord, draft: Draft, spans: Spans): Promise<TakeOverReply> {
+    const condition = { version: from.version }
+    const reply = await this.#register.swap(id, condition, encodeDraft(draft), spans, true)
+    if (reply.done) return { kind: 'claimed', now: reply.now, stamp: reply.stamp, recognised: false }
+    if (reply.bytes === null) return { kind: 'lost', now: reply.now, record: null }
+    const record = decodeRecord(reply.bytes)
+    return recognise(record, draft, reply.now) ?? { kind: 'lost', now: reply.now, record }
+  }
+
+  /** Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. */
+  async settle(id: RecordId, draft: Draft, spans: Spans): Promise<SettleReply> {
+    const bytes = encodeDraft(draft)
+    const condition = { token: draft.token, states: ACCEPTING }
+    for (let last = false; ; last = true) {
+      const swapped = await this.#register.swap(id, condition, bytes, spans, false)
+      if (swapped.done) return { kind: 'written', now: swapped.now, stamp: swapped.stamp }
+      if (swapped.bytes !== null)
+        return { kind: 'refused', now: swapped.now, record: decodeRecord(swapped.bytes) }
+      const put = await this.#register.put(id, bytes, spans)
+      if (put.done) return { kind: 'recovered', now: put.now, stamp: put.stamp }
+      const record = decodeRecord(put.bytes)
+      // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
+      if (last || recognise(record, draft, put.now) === null) return { kind: 'refused', now: put.now, record }
+    }
+  }
+
+  /** Replaces the record at exactly `from`'s version: a decision by somebody other than the owner. */
+  async replace(
+    id: RecordId,
+    from: IdempotencyRecord,
+    draft: Draft,
+    spans: Spans,
+  ): Promise<SettleReply | null> {
+    const reply = await this.#register.swap(id, { version: from.version }, encodeDraft(draft), spans, false)
+    if (reply.done) return { kind: 'written', now: reply.now, stamp: reply.stamp }
+    return reply.bytes === null
+      ? null
+      : { kind: 'refused', now: reply.now, record: decodeRecord(reply.bytes) }
+  }
+
+  async get(id: RecordId): Promise<{ now: Millis; record: IdempotencyRecord | null }> {
+    const { now, bytes } = await this.#register.get(id)
+    return { now, record: bytes === null ? null : decodeRecord(bytes) }
+  }
+
+  renew(items: readonly Renewal[]): Promise<boolean[]> {
+    return this.#register.renew(items)
+  }
+
+  due(limit: number): Promise<RecordId[]> {
+    return this.#register.due(limit)
+  }
+
+  remove(id: RecordId, version: number): Promise<boolean> {
+    return this.#register.remove(id, version)
+  }
+
+  ping(): Promise<Millis> {
+    return this.#register.ping()
+  }
+
+  traits(): Promise<StoreTraits> {
+    return this.#register.traits()
+  }
+
+  close(): Promise<void> {
+    return this.#register.close()
+  }
+}
+
+function recognise(record: IdempotencyRecord, draft: Draft, now: Millis): Claimed | null {
+  if (record.state !== 'in_progress' || !record.token.equals(draft.token)) return null
+  const { version, fence, createdAt } = record
+  return { kind: 'claimed', now, stamp: { version, fence, createdAt }, recognised: true }
+}

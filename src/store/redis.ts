@@ -1,0 +1,282 @@
+import { createHash } from 'node:crypto'
+import { once } from 'node:events'
+import { readFileSync } from 'node:fs'
+import { Command, Redis } from 'ioredis'
+import type { Millis, RecordId, Spans } from '../core/record.ts'
+import { stateCode } from './codec.ts'
+import { storeError, TIMED_OUT, traitsOf } from './redis-replies.ts'
+import {
+  type Condition,
+  type GetReply,
+  type PutReply,
+  type Register,
+  type Renewal,
+  type StoreTraits,
+  StoreUnavailable,
+  type SwapReply,
+} from './register.ts'
+import { SMALL_RECORD } from './stamping.ts'
+
+/*
+ * The layout of keys, fixed for good: a change would orphan live records.
+ *
+ *   idempotency:{xx}:r:<id>   the record, a string that expires at dropAt
+ *   idempotency:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
+ *
+ * xx is the first byte of the id in hex. Both keys of a record share that hash tag, so all of it lives in one slot.
+ */
+const SHARDS = Array.from({ length: 256 }, (_, n) => n.toString(16).padStart(2, '0'))
+
+export function recordKey(id: RecordId): string {
+  return `idempotency:{${shardOf(id)}}:r:${id}`
+}
+
+export function indexKey(id: RecordId): string {
+  return indexKeyOf(shardOf(id))
+}
+
+function indexKeyOf(shard: string): string {
+  return `idempotency:{${shard}}:u`
+}
+
+function shardOf(id: RecordId): string {
+  return Buffer.from(id.slice(0, 2), 'base64url').toString('hex')
+}
+
+const CONNECT_TIMEOUT: Millis = 2000
+/** Short enough that traffic is served again soon after Redis is, long enough not to hammer a dead host. */
+const RECONNECT_FROM: Millis = 50
+const RECONNECT_TO: Millis = 2000
+/** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
+const SILENT_COMMANDS = 5
+
+interface Script {
+  readonly source: string
+  readonly sha: string
+}
+
+function script(name: string, header = ''): Script {
+  const source = header + readFileSync(new URL(`./lua/${name}.lua`, import.meta.url), 'utf8')
+  return { source, sha: createHash('sha1').update(source).digest('hex') }
+}
+
+const PUT = script('put')
+const SWAP = script('swap')
+/** The same for records without a body: the outcome of what is executed is written to a full store, too. */
+const SWAP_SMALL = script('swap', '#!lua flags=allow-oom\n')
+const GET = script('get')
+const RENEW = script('renew')
+const REMOVE = script('remove')
+const DUE = script('due')
+
+export interface RedisRegisterOptions {
+  /** `redis://` or `rediss://`, with user, password and database. */
+  readonly url: string
+  readonly timeoutMs: Millis
+  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+  /** Added to the server's time. Tests travel with it; 0 otherwise. */
+  readonly skew?: () => Millis
+}
+
+type Written = [1, number, number, number, number]
+type Arg = string | number | Buffer
+
+export class RedisRegister implements Register {
+  readonly name = 'redis'
+  readonly #client: Redis
+  readonly #onEvent: RedisRegisterOptions['onEvent']
+  readonly #skew: () => Millis
+  /** Why the last connection failed, until there is one. */
+  #trouble: string | null = null
+  /** Redis refused the database of the URL: the connection is good for nothing, though ioredis calls it ready. */
+  #wrongDatabase = false
+  #silentCommands = 0
+
+  private constructor(options: RedisRegisterOptions) {
+    this.#onEvent = options.onEvent
+    this.#skew = options.skew ?? (() => 0)
+    this.#client = this.#connect(options)
+  }
+
+  /** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
+  static async open(options: RedisRegisterOptions): Promise<RedisRegister> {
+    const register = new RedisRegister(options)
+    await register.#client.connect().catch(() => {})
+    return register
+  }
+
+  async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
+    const reply = await this.#run(
+      PUT,
+      [recordKey(id), indexKey(id)],
+      [id, bytes, spans.dueIn, spans.dropIn, this.#skew()],
+    )
+    return reply[0] === 1 ? done(reply as Written) : { done: false, now: reply[1], bytes: reply[2] as Buffer }
+  }
+
+  async swap(
+    id: RecordId,
+    condition: Condition,
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+  ): Promise<SwapReply> {
+    const expected =
+      'version' in condition
+        ? [condition.version, '', '']
+        : ['', condition.token, Buffer.from(condition.states.map(stateCode))]
+    const reply = await this.#run(
+      bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
+      [recordKey(id), indexKey(id)],
+      [id, bytes, spans.dueIn, spans.dropIn, this.#skew(), nextFence ? 1 : 0, ...expected],
+    )
+    return reply[0] === 1
+      ? done(reply as Written)
+      : { done: false, now: reply[1], bytes: reply[2] as Buffer | null }
+  }
+
+  async get(id: RecordId): Promise<GetReply> {
+    const [now, bytes] = (await this.#run(GET, [recordKey(id)], [this.#skew()])) as [number, Buffer | null]
+    return { now, bytes }
+  }
+
+  async renew(items: readonly Renewal[]): Promise<boolean[]> {
+    const replies = await Promise.all(
+      items.map(({ id, token, dueIn }) =>
+        this.#run<number>(RENEW, [recordKey(id), indexKey(id)], [id, token, dueIn, this.#skew()]),
+      ),
+    )
+    return replies.map((reply) => reply === 1)
+  }
+
+  async due(limit: number): Promise<RecordId[]> {
+    const now = await this.ping()
+    const range = (shard: string) =>
+      this.#ask('zrangebyscore', [indexKeyOf(shard), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
+    const found = (await Promise.all(SHARDS.map(range))).flatMap((reply) => scored(reply as Buffer[]))
+    const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
+    const there = await Promise.all(
+      first.map(({ id }) => this.#run<number>(DUE, [recordKey(id), indexKey(id)], [id, this.#skew()])),
+    )
+    return first.filter((_, n) => there[n] === 1).map(({ id }) => id)
+  }
+
+  async remove(id: RecordId, version: number): Promise<boolean> {
+    return (await this.#run<number>(REMOVE, [recordKey(id), indexKey(id)], [id, version, this.#skew()])) === 1
+  }
+
+  async ping(): Promise<Millis> {
+    const [seconds, micros] = (await this.#ask('time', [])) as [Buffer, Buffer]
+    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + this.#skew()
+  }
+
+  async traits(): Promise<StoreTraits> {
+    try {
+      return traitsOf(String(await this.#ask('info', [])))
+    } catch (error) {
+      if (String(error).includes('NOPERM')) return traitsOf(null)
+      throw error
+    }
+  }
+
+  async close(): Promise<void> {
+    const ended = this.#client.status === 'ready' ? once(this.#client, 'end') : null
+    this.#client.disconnect()
+    await ended
+  }
+
+  async #run<T = [number, number, ...unknown[]]>(what: Script, keys: string[], args: Arg[]): Promise<T> {
+    const rest = [keys.length, ...keys, ...args]
+    try {
+      return (await this.#send('evalsha', [what.sha, ...rest])) as T
+    } catch (error) {
+      if (!(error as Error).message.startsWith('NOSCRIPT')) throw storeError(error)
+    }
+    return (await this.#ask('eval', [what.source, ...rest])) as T
+  }
+
+  async #ask(name: string, args: Arg[]): Promise<unknown> {
+    try {
+      return await this.#send(name, args)
+    } catch (error) {
+      throw storeError(error)
+    }
+  }
+
+  async #send(name: string, args: Arg[]): Promise<unknown> {
+    if (this.#client.status !== 'ready' || this.#wrongDatabase)
+      throw new StoreUnavailable(`Redis is not connected: ${this.#trouble ?? this.#client.status}`, false)
+    const { stream } = this.#client
+    // Commands of one turn of the event loop leave in one write.
+    if (stream.writableCorked === 0) {
+      stream.cork()
+      setImmediate(() => stream.uncork())
+    }
+    const heard = stream.bytesRead
+    try {
+      return await this.#client.sendCommand(new Command(name, args, { replyEncoding: null }))
+    } catch (error) {
+      const silent = (error as Error).message === TIMED_OUT && stream.bytesRead === heard
+      this.#silentCommands = silent ? this.#silentCommands + 1 : 0
+      if (this.#silentCommands >= SILENT_COMMANDS) stream.destroy()
+      throw error
+    }
+  }
+
+  #connect({ url, timeoutMs }: RedisRegisterOptions): Redis {
+    const { protocol, hostname, port, username, password, pathname } = new URL(url)
+    const client = new Redis({
+      host: hostname.replace(/^\[|\]$/g, ''),
+      port: Number(port || 6379),
+      username: decodeURIComponent(username),
+      password: decodeURIComponent(password),
+      db: Number(pathname.slice(1)),
+      ...(protocol === 'rediss:' ? { tls: {} } : {}),
+      connectionName: 'idempotency-proxy',
+      disableClientInfo: true,
+      lazyConnect: true,
+      connectTimeout: CONNECT_TIMEOUT,
+      disconnectTimeout: timeoutMs,
+      commandTimeout: timeoutMs,
+      enableOfflineQueue: false,
+      autoResendUnfulfilledCommands: false,
+      maxRetriesPerRequest: 0,
+      retryStrategy: (attempt) => Math.min(RECONNECT_FROM * 2 ** attempt, RECONNECT_TO),
+      // After a failover the old primary may still hold this connection; the name may lead to the new one.
+      reconnectOnError: (error) => error.message.startsWith('READONLY'),
+    })
+    client.on('ready', () => {
+      if (this.#wrongDatabase) return
+      this.#trouble = null
+      this.#silentCommands = 0
+      this.#onEvent('connected', `${hostname}:${port || 6379}`)
+    })
+    client.on('close', () => {
+      this.#wrongDatabase = false
+      if (this.#trouble === null) this.#onEvent('disconnected', `${hostname}:${port || 6379}`)
+    })
+    client.on('error', (error: Error & { command?: { name: string } }) => {
+      this.#wrongDatabase ||= error.command?.name === 'select'
+      // Every attempt to reconnect fails alike: once is enough.
+      if (error.message !== this.#trouble) this.#onEvent('error', error.message)
+      this.#trouble = error.message
+    })
+    return client
+  }
+}
+
+function done([, now, version, fence, createdAt]: Written): {
+  done: true
+  now: Millis
+  stamp: { version: number; fence: number; createdAt: Millis }
+} {
+  return { done: true, now, stamp: { version, fence, createdAt } }
+}
+
+/** Pairs of a reply WITHSCORES. */
+function scored(reply: Buffer[]): { id: RecordId; due: Millis }[] {
+  const pairs = []
+  for (let n = 0; n + 1 < reply.length; n += 2)
+    pairs.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
+  return pairs
+}

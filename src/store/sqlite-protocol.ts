@@ -1,0 +1,42 @@
+import type { Millis, RecordId, Spans } from '../core/record.ts'
+import type { Condition, Renewal } from './register.ts'
+
+/** Between `sqlite.ts` and its worker. A reply's `result` is what the operation of the port answers. */
+export type Operation =
+  | { readonly op: 'put'; readonly id: RecordId; readonly bytes: Uint8Array; readonly spans: Spans }
+  | {
+      readonly op: 'swap'
+      readonly id: RecordId
+      readonly condition: Condition
+      readonly bytes: Uint8Array
+      readonly spans: Spans
+      readonly nextFence: boolean
+    }
+  | { readonly op: 'get'; readonly id: RecordId }
+  | { readonly op: 'renew'; readonly items: readonly Renewal[] }
+  | { readonly op: 'due'; readonly limit: number }
+  | { readonly op: 'remove'; readonly id: RecordId; readonly version: number }
+  | { readonly op: 'ping' }
+
+export interface Request {
+  readonly seq: number
+  readonly operation: Operation
+}
+
+export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
+export type Reply = { readonly seq: number } & ({ readonly result: unknown } | { readonly failure: Failure })
+
+/** What the worker posts: first whether it could open the file, then replies of one transaction each. */
+export type Message =
+  | { readonly opened: true }
+  | { readonly failed: string }
+  | { readonly replies: readonly Reply[] }
+
+export interface WorkerOptions {
+  readonly file: string
+  readonly busyMs: Millis
+  /** One number: milliseconds added to the clock. */
+  readonly skew: SharedArrayBuffer
+  /** Bound of the file in pages; 0: none. */
+  readonly maxPages: number
+}

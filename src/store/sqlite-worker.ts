@@ -1,0 +1,226 @@
+import { DatabaseSync } from 'node:sqlite'
+import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
+import type { Millis } from '../core/record.ts'
+import { isUnresolved, meets } from './codec.ts'
+import type { GetReply, PutReply, SwapReply } from './register.ts'
+import type { Failure, Message, Operation, Reply, Request, WorkerOptions } from './sqlite-protocol.ts'
+import { prolonged, stamped } from './stamping.ts'
+
+/*
+ * Runs SQLite off the event loop. What arrived together is one transaction with one fsync, and is answered after it.
+ */
+
+/** `PRAGMA user_version` of the file. */
+const SCHEMA = 1
+/** Bounds how long a batch holds the lock that other processes wait for. */
+const BATCH = 256
+const PRUNE_EVERY: Millis = 1000
+/** Bounds how long pruning keeps operations waiting. */
+const PRUNE_ROWS = 500
+/** Opening races with other processes for locks that SQLite does not wait for (switching to WAL). */
+const OPEN_TRIES = 50
+const OPEN_PAUSE: Millis = 20
+
+const BUSY = 5
+const READONLY = 8
+const FULL = 13
+
+const port = parentPort as NonNullable<typeof parentPort>
+const options = workerData as WorkerOptions
+const skew = new Float64Array(options.skew)
+
+/** A rowid table: rows with large blobs are slow inside the b-tree of a WITHOUT ROWID one. */
+const CREATE = `
+  CREATE TABLE records (
+    id TEXT PRIMARY KEY NOT NULL,
+    unresolved INTEGER NOT NULL,
+    due INTEGER NOT NULL,
+    drop_at INTEGER NOT NULL,
+    bytes BLOB NOT NULL
+  ) STRICT;
+  CREATE INDEX records_unresolved ON records (due) WHERE unresolved = 1;
+  CREATE INDEX records_drop_at ON records (drop_at);
+  PRAGMA user_version = ${SCHEMA};
+`
+
+function open(): DatabaseSync {
+  const db = new DatabaseSync(options.file, { timeout: options.busyMs })
+  try {
+    db.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE')
+    const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
+    if (version > SCHEMA)
+      throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
+    if (version === 0) db.exec(CREATE)
+    db.exec('COMMIT')
+    if (options.maxPages > 0) db.exec(`PRAGMA max_page_count = ${options.maxPages}`)
+    return db
+  } catch (error) {
+    db.close()
+    throw error
+  }
+}
+
+function openPatiently(): DatabaseSync {
+  for (let left = OPEN_TRIES; ; left--) {
+    try {
+      return open()
+    } catch (error) {
+      if (left === 0 || codeOf(error) !== BUSY) throw error
+    }
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, OPEN_PAUSE)
+  }
+}
+
+function now(): Millis {
+  return Date.now() + (skew[0] as number)
+}
+
+function serve(db: DatabaseSync): void {
+  const select = db.prepare('SELECT bytes FROM records WHERE id = ? AND drop_at > ?')
+  const upsert = db.prepare(
+    `INSERT INTO records (id, unresolved, due, drop_at, bytes) VALUES (?, ?, ?, ?, ?)
+     ON CONFLICT (id) DO UPDATE SET
+       unresolved = excluded.unresolved, due = excluded.due, drop_at = excluded.drop_at, bytes = excluded.bytes`,
+  )
+  const prolong = db.prepare('UPDATE records SET due = ?, bytes = ? WHERE id = ?')
+  const erase = db.prepare('DELETE FROM records WHERE id = ?')
+  const overdue = db.prepare(
+    'SELECT id FROM records WHERE unresolved = 1 AND due <= ? AND drop_at > ? ORDER BY due LIMIT ?',
+  )
+  const prune = db.prepare(
+    'DELETE FROM records WHERE id IN (SELECT id FROM records WHERE drop_at <= ? LIMIT ?)',
+  )
+
+  function read(id: string, at: Millis): Buffer | null {
+    const row = select.get(id, at) as { bytes: Uint8Array } | undefined
+    return row === undefined ? null : view(row.bytes)
+  }
+
+  function write(id: string, written: ReturnType<typeof stamped>): void {
+    upsert.run(id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
+  }
+
+  function perform(o: Operation): unknown {
+    const at = now()
+    switch (o.op) {
+      case 'put': {
+        const there = read(o.id, at)
+        if (there !== null) return { done: false, now: at, bytes: there } satisfies PutReply
+        const written = stamped(view(o.bytes), null, at, o.spans, false)
+        write(o.id, written)
+        return { done: true, now: at, stamp: written.stamp } satisfies PutReply
+      }
+      case 'swap': {
+        const there = read(o.id, at)
+        const condition =
+          'token' in o.condition ? { ...o.condition, token: view(o.condition.token) } : o.condition
+        if (there === null || !meets(there, condition))
+          return { done: false, now: at, bytes: there } satisfies SwapReply
+        const written = stamped(view(o.bytes), there, at, o.spans, o.nextFence)
+        write(o.id, written)
+        return { done: true, now: at, stamp: written.stamp } satisfies SwapReply
+      }
+      case 'get':
+        return { now: at, bytes: read(o.id, at) } satisfies GetReply
+      case 'renew':
+        return o.items.map(({ id, token, dueIn }) => {
+          const there = read(id, at)
+          if (there === null || !meets(there, { token: view(token), states: ['in_progress'] })) return false
+          const { bytes, due } = prolonged(there, at, dueIn)
+          prolong.run(due, bytes, id)
+          return true
+        })
+      case 'due':
+        return overdue.all(at, at, o.limit).map((row) => row['id'])
+      case 'remove': {
+        const there = read(o.id, at)
+        if (there === null || !meets(there, { version: o.version })) return false
+        erase.run(o.id)
+        return true
+      }
+      case 'ping':
+        return at
+    }
+  }
+
+  /** Runs a batch in one transaction. Where an operation fails, each is tried alone, so that it fails no other. */
+  function transact(batch: readonly Request[]): Reply[] {
+    const writes = batch.some(({ operation }) => !['get', 'due', 'ping'].includes(operation.op))
+    let began = false
+    let committing = false
+    try {
+      db.exec(writes ? 'BEGIN IMMEDIATE' : 'BEGIN')
+      began = true
+      const replies = batch.map(({ seq, operation }) => ({ seq, result: perform(operation) }))
+      committing = true
+      db.exec('COMMIT')
+      return replies
+    } catch (error) {
+      if (db.isTransaction) db.exec('ROLLBACK')
+      const failure = failureOf(error, committing)
+      if (began && batch.length > 1 && !failure.maybeApplied) return batch.flatMap((one) => transact([one]))
+      return batch.map(({ seq }) => ({ seq, failure }))
+    }
+  }
+
+  function sweep(): void {
+    let pruned = 0
+    try {
+      pruned = Number(prune.run(now(), PRUNE_ROWS).changes)
+    } catch {
+      // The next round tries again; operations report what is wrong.
+    }
+    timer = setTimeout(sweep, pruned === PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
+  }
+
+  let timer = setTimeout(sweep, PRUNE_EVERY).unref()
+  port.on('message', (first: Request | 'close') => {
+    const batch: Request[] = []
+    let next: { message: Request | 'close' } | undefined = { message: first }
+    for (; next !== undefined && next.message !== 'close'; next = receiveMessageOnPort(port)) {
+      batch.push(next.message)
+      if (batch.length === BATCH) break
+    }
+    if (batch.length > 0) post({ replies: transact(batch) })
+    if (next?.message !== 'close') return
+    clearTimeout(timer)
+    db.close()
+    port.close()
+  })
+}
+
+function failureOf(error: unknown, committing: boolean): Failure {
+  const code = codeOf(error)
+  const full = code === FULL || code === READONLY
+  return {
+    message: `SQLite: ${(error as Error).message}`,
+    full,
+    // A COMMIT that fails for another reason than room or a lock may have reached the disk.
+    maybeApplied: committing && !full && code !== BUSY,
+  }
+}
+
+/** SQLite's primary result code. */
+function codeOf(error: unknown): number {
+  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
+}
+
+function view(bytes: Uint8Array): Buffer {
+  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)
+}
+
+function post(message: Message): void {
+  port.postMessage(message)
+}
+
+let opened: DatabaseSync | undefined
+try {
+  opened = openPatiently()
+} catch (error) {
+  post({ failed: (error as Error).message })
+  port.close()
+}
+if (opened !== undefined) {
+  serve(opened)
+  post({ opened: true })
+}

@@ -1,0 +1,39 @@
+import type { Millis, Spans } from '../core/record.ts'
+import { readStamps, stamp } from './codec.ts'
+import type { Stamp } from './register.ts'
+
+/** A record up to this size is claim-like: it carries no body. Stores that are full still accept it in a swap, so that an executed outcome is never lost. */
+export const SMALL_RECORD = 4096
+
+/** A stamped copy of `bytes`, as {@link Register.put} (`previous` null) or {@link Register.swap} says. For stores that stamp in JavaScript. */
+export function stamped(
+  bytes: Buffer,
+  previous: Buffer | null,
+  now: Millis,
+  spans: Spans,
+  nextFence: boolean,
+): { bytes: Buffer; stamp: Stamp; due: Millis; dropAt: Millis } {
+  const copy = Buffer.from(bytes)
+  const own = readStamps(copy)
+  const old = previous === null ? null : readStamps(previous)
+  const s = {
+    version: old === null ? now : old.version + 1,
+    fence: old === null ? own.fence || now : old.fence + (nextFence ? 1 : 0),
+    createdAt: old === null ? own.createdAt || now : old.createdAt,
+    updatedAt: now,
+    due: now + spans.dueIn,
+    dropAt: now + spans.dropIn,
+  }
+  stamp(copy, s)
+  const { version, fence, createdAt, due, dropAt } = s
+  return { bytes: copy, stamp: { version, fence, createdAt }, due, dropAt }
+}
+
+/** A stamped copy of the lease-holder's record with its lease prolonged. */
+export function prolonged(bytes: Buffer, now: Millis, dueIn: Millis): { bytes: Buffer; due: Millis } {
+  const copy = Buffer.from(bytes)
+  const old = readStamps(copy)
+  const due = now + dueIn
+  stamp(copy, { ...old, version: old.version + 1, due })
+  return { bytes: copy, due }
+}

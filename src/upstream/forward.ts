@@ -1,0 +1,281 @@
+import type { Dispatcher, Pool } from 'undici'
+import type { Budget } from '../core/budget.ts'
+import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
+import type { Millis } from '../core/record.ts'
+import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
+
+export interface ForwardLimits {
+  /** Bounds the whole call, or up to the head of a streamed answer. */
+  readonly timeout: Millis
+  /** Between two bytes of an answer. */
+  readonly idleTimeout: Millis
+  readonly budget: Budget
+  readonly servername: string | null
+}
+
+/** The port {@link Forward} on undici: one dispatch, never a second one. */
+export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
+  return (request) =>
+    new Promise((resolve) => {
+      const exchange = new Exchange(request, limits, resolve)
+      try {
+        pool.dispatch(
+          {
+            method: request.method as Dispatcher.HttpMethod,
+            path: request.target,
+            headers: request.headers as string[],
+            body: request.body.length === 0 ? null : request.body,
+            // Said by undici's own rules to be unrepeatable, whatever the method.
+            idempotent: false,
+            headersTimeout: 0,
+            bodyTimeout: limits.idleTimeout,
+            ...(limits.servername === null ? {} : { servername: limits.servername }),
+          } as Dispatcher.DispatchOptions,
+          exchange,
+        )
+      } catch (error) {
+        exchange.failed(error as Error)
+      }
+    })
+}
+
+/** Bytes of a live answer that wait while nobody has attached yet. */
+const LIVE_QUEUE = 64 * 1024
+
+/**
+ * One exchange. The witness is `onRequestStart`: undici calls it on a connected (and, with TLS, authenticated) socket,
+ * right before it writes the first byte. Error codes prove nothing: the same ones occur before and after.
+ */
+class Exchange implements Dispatcher.DispatchHandler {
+  readonly #request: UpstreamRequest
+  readonly #limits: ForwardLimits
+  #resolve: ((result: Forwarded) => void) | null
+  #timer: NodeJS.Timeout | null
+  #timedOut = false
+  #controller: Dispatcher.DispatchController | null = null
+  #status: number | null = null
+  #reason = ''
+  #headers: string[] = []
+  #said: string | null = null
+  #announced = 0
+  #chunks: Buffer[] = []
+  #size = 0
+  #live: Live | null = null
+
+  constructor(request: UpstreamRequest, limits: ForwardLimits, resolve: (result: Forwarded) => void) {
+    this.#request = request
+    this.#limits = limits
+    this.#resolve = resolve
+    this.#timer = setTimeout(() => this.#timeout(), limits.timeout)
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    // Given up while it waited for a connection: not a byte may leave any more.
+    if (this.#resolve === null) controller.abort(new Error('given up before it was sent'))
+    else this.#controller = controller
+  }
+
+  onResponseStart(
+    controller: Dispatcher.DispatchController,
+    status: number,
+    _headers: unknown,
+    reason?: string,
+  ): void {
+    if (status < 200) return
+    this.#status = status
+    this.#reason = reasonPhrase(reason ?? '')
+    this.#takeHeaders(lines(controller.rawHeaders))
+    if (/^text\/event-stream\b/i.test(firstOf(this.#headers, 'content-type') ?? '')) this.#goLive('streamed')
+    else if (this.#request.method !== 'HEAD' && this.#announced > this.#request.responseLimit) this.#goLive('too_large')
+  }
+
+  #takeHeaders(raw: string[]): void {
+    this.#announced = Number(firstOf(raw, 'content-length') ?? 0)
+    this.#said = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
+    const hop = hopByHop(raw)
+    this.#headers = filterLines(raw, (name) => !hop.has(name) && !OWN.has(name))
+    // RFC 9110 §6.6.1: a recipient with a clock adds the missing Date; once, so that replays carry the same.
+    if (firstOf(this.#headers, 'date') === null) this.#headers.push('Date', new Date().toUTCString())
+  }
+
+  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    if (this.#live !== null) {
+      this.#live.push(chunk)
+      return
+    }
+    // undici's chunk is a view of the socket's buffer, which it does not use again.
+    this.#chunks.push(chunk)
+    const fits = this.#limits.budget.take(chunk.length)
+    if (fits) this.#size += chunk.length
+    if (!fits) this.#goLive('no_room')
+    else if (this.#size > this.#request.responseLimit) this.#goLive('too_large')
+  }
+
+  onResponseEnd(controller: Dispatcher.DispatchController): void {
+    const hop = hopByHop([])
+    const trailers = filterLines(
+      lines(controller.rawTrailers),
+      (name) => !hop.has(name) && !OWN.has(name) && !FRAMING.has(name),
+    )
+    if (this.#live !== null) {
+      this.#live.end(trailers)
+      return
+    }
+    const size = this.#size
+    this.#settle({
+      proof: 'responded',
+      said: this.#said,
+      response: {
+        status: this.#status as number,
+        reason: this.#reason,
+        headers: this.#headers,
+        body: this.#chunks.length === 1 ? (this.#chunks[0] as Buffer) : Buffer.concat(this.#chunks),
+        trailers,
+      },
+      release: () => this.#limits.budget.give(size),
+    })
+  }
+
+  onResponseError(_controller: unknown, error: Error): void {
+    this.failed(error)
+  }
+
+  failed(error: Error): void {
+    if (this.#live !== null) {
+      this.#live.fail()
+      return
+    }
+    this.#limits.budget.give(this.#size)
+    this.#size = 0
+    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: describe(error) })
+    else
+      this.#settle({
+        proof: 'unknown',
+        reason: describe(error),
+        timedOut: this.#timedOut || (error as NodeJS.ErrnoException).code === 'UND_ERR_BODY_TIMEOUT',
+        status: this.#status,
+      })
+  }
+
+  #timeout(): void {
+    this.#timedOut = true
+    const { timeout } = this.#limits
+    if (this.#controller === null)
+      this.#settle({
+        proof: 'not_sent',
+        reason: `no connection to the upstream was free within ${timeout} ms`,
+      })
+    else this.#controller.abort(new Error(`the upstream did not finish its answer within ${timeout} ms`))
+  }
+
+  #goLive(why: 'streamed' | 'too_large' | 'no_room'): void {
+    this.#limits.budget.give(this.#size)
+    this.#size = 0
+    const live = new Live(
+      this.#controller as Dispatcher.DispatchController,
+      this.#status as number,
+      this.#reason,
+      this.#headers,
+    )
+    this.#live = live
+    for (const chunk of this.#chunks) live.push(chunk)
+    this.#chunks = []
+    this.#settle({ proof: 'live', why, live, said: this.#said })
+  }
+
+  #settle(result: Forwarded): void {
+    if (this.#timer !== null) clearTimeout(this.#timer)
+    this.#timer = null
+    this.#resolve?.(result)
+    this.#resolve = null
+  }
+}
+
+/** Lines that the upstream may not speak of: they are this proxy's to set, or to read. */
+const OWN: ReadonlySet<string> = new Set(['idempotent-replayed', 'idempotency-outcome'])
+const FRAMING: ReadonlySet<string> = new Set(['content-length', 'trailer'])
+
+class Live implements LiveResponse {
+  readonly status: number
+  readonly reason: string
+  readonly headers: readonly string[]
+  readonly done: Promise<'complete' | 'broken'>
+  readonly #controller: Dispatcher.DispatchController
+  readonly #finish: (end: 'complete' | 'broken') => void
+  #queue: Buffer[] = []
+  #queued = 0
+  #sink: LiveSink | null = null
+  #ended: readonly string[] | null = null
+  #broken = false
+
+  constructor(
+    controller: Dispatcher.DispatchController,
+    status: number,
+    reason: string,
+    headers: readonly string[],
+  ) {
+    this.#controller = controller
+    this.status = status
+    this.reason = reason
+    this.headers = headers
+    const { promise, resolve } = Promise.withResolvers<'complete' | 'broken'>()
+    this.done = promise
+    this.#finish = resolve
+  }
+
+  attach(sink: LiveSink): void {
+    this.#sink = sink
+    sink.start(() => this.#controller.resume())
+    let room = true
+    for (const chunk of this.#queue) room = sink.write(chunk)
+    this.#queue = []
+    if (this.#broken) sink.abort()
+    else if (this.#ended !== null) sink.end(this.#ended)
+    else if (room) this.#controller.resume()
+  }
+
+  drain(): void {
+    this.attach({ start() {}, write: () => true, end() {}, abort() {} })
+  }
+
+  push(chunk: Buffer): void {
+    if (this.#sink !== null) {
+      if (!this.#sink.write(chunk)) this.#controller.pause()
+      return
+    }
+    this.#queue.push(chunk)
+    this.#queued += chunk.length
+    if (this.#queued > LIVE_QUEUE) this.#controller.pause()
+  }
+
+  end(trailers: readonly string[]): void {
+    this.#ended = trailers
+    this.#sink?.end(trailers)
+    this.#finish('complete')
+  }
+
+  fail(): void {
+    this.#broken = true
+    this.#sink?.abort()
+    this.#finish('broken')
+  }
+}
+
+/** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */
+function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
+  if (!Array.isArray(raw)) return []
+  return (raw as (Buffer | string)[]).map((part) =>
+    typeof part === 'string' ? part : part.toString('latin1'),
+  )
+}
+
+/** undici read the phrase as UTF-8; the wire's bytes are wanted. What cannot be written again is left out. */
+function reasonPhrase(text: string): string {
+  const bytes = Buffer.from(text, 'utf8').toString('latin1')
+  return /^[\t\x20-\x7e\x80-\xff]*$/.test(bytes) ? bytes : ''
+}
+
+function describe(error: Error): string {
+  const { code } = error as NodeJS.ErrnoException
+  return code === undefined ? error.message : `${error.message} (${code})`
+}

@@ -1,0 +1,2 @@
+/** The release. A test holds it equal to package.json. */
+export const VERSION = '0.1.0'

@@ -1,0 +1,296 @@
+import { randomBytes } from 'node:crypto'
+import type { Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
+import type { Register } from '../../src/store/register.ts'
+import { ALL_BYTES, bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+
+export interface Harness extends AsyncDisposable {
+  readonly register: Register
+  /** Another process on the same store, as far as the adapter knows any. */
+  readonly peer: Register
+  /** Moves the store's clock forward, for both. */
+  advance(ms: number): void
+}
+
+/** What every adapter promises. `make` gives an empty store. */
+export function registerContract(t: Test, name: string, make: () => Promise<Harness>): void {
+  const test = (title: string, body: (t: Test, harness: Harness) => Promise<void>) =>
+    t.test(`${name}: ${title}`, async (t) => {
+      await using harness = await make()
+      await body(t, harness)
+    })
+
+  void test('put writes where nothing is, and stamps', async (t, { register }) => {
+    const id = newId()
+    const token = newToken()
+    const put = await register.put(id, bytesOf('in_progress', token), SPANS)
+    t.ok(put.done)
+    const { now, bytes } = await register.get(id)
+    t.ok(now >= put.now)
+    const dueAndDrop = { due: put.now + SPANS.dueIn, dropAt: put.now + SPANS.dropIn }
+    const stamp = { version: put.now, fence: put.now, createdAt: put.now }
+    t.match(put, { done: true, stamp })
+    t.same(readStamps(bytes as Buffer), { ...stamp, updatedAt: put.now, ...dueAndDrop })
+    const { token: stored, ...record } = decodeRecord(bytes as Buffer)
+    t.ok(stored.equals(token))
+    t.match(record, { state: 'in_progress', leaseUntil: dueAndDrop.due, path: '/v1/payments/ü' })
+  })
+
+  void test('put keeps a fence and a creation instant that are given (a lost record written again)', async (t, { register }) => {
+    const given = { fence: 1_700_000_000_007, createdAt: 1_700_000_000_001 }
+    const put = await register.put(newId(), bytesOf('completed', newToken(), given), SPANS)
+    t.match(put, { done: true, stamp: { version: put.now, ...given } })
+  })
+
+  void test('put gives back what is there, and changes nothing', async (t, { register, advance }) => {
+    const id = newId()
+    await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    const before = (await register.get(id)).bytes as Buffer
+    advance(MINUTE)
+    const second = await register.put(id, bytesOf('completed', newToken()), SPANS)
+    t.notOk(second.done)
+    t.ok(!second.done && second.bytes.equals(before))
+    t.ok((await register.get(id)).bytes?.equals(before))
+  })
+
+  void test('50 parallel puts of one id: exactly one is done', async (t, { register, peer }) => {
+    const id = newId()
+    const tokens = Array.from({ length: 50 }, newToken)
+    const replies = await Promise.all(
+      tokens.map((token, n) => (n % 2 ? register : peer).put(id, bytesOf('in_progress', token), SPANS)),
+    )
+    t.equal(replies.filter((reply) => reply.done).length, 1)
+    const winner = tokens[replies.findIndex((reply) => reply.done)] as Buffer
+    for (const reply of replies)
+      t.ok(reply.done || decodeRecord(reply.bytes).token.equals(winner), 'the others see the winner')
+  })
+
+  void test('20 parallel swaps on one version: exactly one is done', async (t, { register, peer }) => {
+    const id = newId()
+    const put = await register.put(id, bytesOf('failed_retryable', newToken()), SPANS)
+    const condition = { version: put.now }
+    const swaps = await Promise.all(
+      Array.from({ length: 20 }, (_, n) =>
+        (n % 2 ? register : peer).swap(id, condition, bytesOf('in_progress', newToken()), SPANS, true),
+      ),
+    )
+    t.equal(swaps.filter((reply) => reply.done).length, 1)
+  })
+
+  void test('T01 a record is there until dropAt, then absent for every operation', async (t, { register, advance }) => {
+    const id = newId()
+    const token = newToken()
+    const put = await register.put(id, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: HOUR })
+    const version = put.now
+    advance(HOUR - MINUTE)
+    t.ok((await register.get(id)).bytes)
+    t.same(await register.due(10), [id])
+    advance(MINUTE)
+    t.equal((await register.get(id)).bytes, null)
+    t.match(await register.swap(id, { version }, bytesOf('completed', token), SPANS, false), {
+      done: false,
+      bytes: null,
+    })
+    const own = { token, states: ['in_progress'] } as const
+    t.match(await register.swap(id, own, bytesOf('completed', token), SPANS, false), { done: false, bytes: null })
+    t.same(await register.renew([{ id, token, dueIn: HOUR }]), [false])
+    t.equal(await register.remove(id, version), false)
+    t.same(await register.due(10), [])
+    const again = await register.put(id, bytesOf('completed', newToken()), SPANS)
+    t.ok(again.done, 'its place is free')
+    t.ok(again.now >= put.now + HOUR)
+    advance(2 * HOUR)
+    t.same(await register.due(10), [], 'nothing of the first is left in the index')
+  })
+
+  void test('swap by version: stamps grow, creation stays', async (t, { register, advance }) => {
+    const id = newId()
+    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    advance(MINUTE)
+    const token = newToken()
+    const spans = { dueIn: 5 * MINUTE, dropIn: 7 * HOUR }
+    const given = { fence: 5, createdAt: 6 }
+    const kept = await register.swap(id, { version: put.now }, bytesOf('unknown', token, given), spans, false)
+    const stamp = { version: put.now + 1, fence: put.now, createdAt: put.now }
+    t.match(kept, { done: true, stamp })
+    t.ok(kept.now >= put.now + MINUTE)
+    t.same(readStamps((await register.get(id)).bytes as Buffer), {
+      ...stamp,
+      updatedAt: kept.now,
+      due: kept.now + spans.dueIn,
+      dropAt: kept.now + spans.dropIn,
+    })
+    const next = await register.swap(id, { version: put.now + 1 }, bytesOf('in_progress', token), spans, true)
+    t.match(next, { done: true, stamp: { version: put.now + 2, fence: put.now + 1, createdAt: put.now } })
+  })
+
+  void test('swap on another version gives back what is there, and changes nothing', async (t, { register }) => {
+    const id = newId()
+    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    const before = (await register.get(id)).bytes as Buffer
+    for (const version of [put.now - 1, put.now + 1, 0]) {
+      const reply = await register.swap(id, { version }, bytesOf('completed', newToken()), SPANS, false)
+      t.ok(!reply.done && reply.bytes?.equals(before))
+    }
+    t.match(await register.swap(newId(), { version: 1 }, before, SPANS, false), { done: false, bytes: null })
+  })
+
+  void test('L10 swap by token and state: only the owner, only in those states', async (t, { register }) => {
+    const id = newId()
+    const token = newToken()
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    const swap = (by: Buffer, ...states: ('in_progress' | 'unknown' | 'completed')[]) =>
+      register.swap(id, { token: by, states }, bytesOf('completed', token), SPANS, false)
+    t.notOk((await swap(newToken(), 'in_progress')).done, 'a stranger')
+    t.notOk((await swap(token, 'unknown', 'completed')).done, 'the owner, in another state')
+    t.notOk((await swap(token)).done, 'no state at all')
+    t.ok((await swap(token, 'unknown', 'in_progress')).done)
+    t.notOk((await swap(token, 'unknown', 'in_progress')).done, 'it is completed now')
+  })
+
+  void test('renew prolongs the lease of the owner and of nobody else', async (t, { register, advance }) => {
+    const [mine, theirs, finished, absent] = [newId(), newId(), newId(), newId()]
+    const token = newToken()
+    const spans = { dueIn: MINUTE, dropIn: 5 * HOUR }
+    const put = await register.put(mine, bytesOf('in_progress', token), spans)
+    await register.put(theirs, bytesOf('in_progress', newToken()), { ...SPANS, dueIn: 9 * HOUR })
+    await register.put(finished, bytesOf('completed', token), SPANS)
+    advance(MINUTE)
+    t.same(await register.due(10), [mine])
+    const ids = [mine, theirs, finished, absent]
+    const before = (await register.get(finished)).bytes as Buffer
+    t.same(await register.renew(ids.map((id) => ({ id, token, dueIn: HOUR }))), [true, false, false, false])
+    t.same(await register.renew([]), [])
+    t.ok((await register.get(finished)).bytes?.equals(before))
+    const { now, bytes } = await register.get(mine)
+    const stamps = readStamps(bytes as Buffer)
+    t.match(stamps, { version: put.now + 1, fence: put.now, createdAt: put.now, dropAt: put.now + spans.dropIn })
+    t.ok(stamps.due > put.now + HOUR && stamps.due <= now + HOUR)
+    t.same(await register.due(10), [], 'the index knows it')
+    advance(HOUR)
+    t.same(await register.due(10), [mine])
+    advance(4 * HOUR)
+    t.equal((await register.get(mine)).bytes, null, 'renewing does not prolong the retention')
+  })
+
+  void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, { register, advance }) => {
+    const ids: RecordId[] = []
+    for (let n = 0; n < 6; n++) {
+      const id = newId()
+      ids.push(id)
+      const state = n % 2 ? 'unknown' : 'in_progress'
+      await register.put(id, bytesOf(state, newToken()), { dueIn: (6 - n) * HOUR, dropIn: 24 * HOUR })
+    }
+    for (const state of ['completed', 'failed_retryable', 'expired'] as const)
+      await register.put(newId(), bytesOf(state, newToken()), { dueIn: 1, dropIn: 24 * HOUR })
+    t.same(await register.due(10), [])
+    advance(4 * HOUR)
+    t.same(await register.due(10), ids.slice(2).reverse())
+    t.same(await register.due(2), ids.slice(4).reverse())
+    t.same(await register.due(10), ids.slice(2).reverse(), 'asking takes nothing away')
+  })
+
+  void test('due: a resolved or removed record leaves the index, one that is unresolved again comes back', async (t, { register, advance }) => {
+    const [swapped, removed] = [newId(), newId()]
+    const token = newToken()
+    const spans = { dueIn: MINUTE, dropIn: 24 * HOUR }
+    const put = await register.put(swapped, bytesOf('unknown', token), spans)
+    const other = await register.put(removed, bytesOf('in_progress', token), spans)
+    advance(MINUTE)
+    t.same((await register.due(10)).length, 2)
+    await register.swap(swapped, { version: put.now }, bytesOf('failed_retryable', token), spans, false)
+    t.ok(await register.remove(removed, other.now))
+    t.same(await register.due(10), [])
+    await register.swap(swapped, { version: put.now + 1 }, bytesOf('in_progress', token), spans, true)
+    t.same(await register.due(10), [])
+    advance(MINUTE)
+    t.same(await register.due(10), [swapped])
+  })
+
+  void test('remove takes one version only; a record made anew has a greater version and fence', async (t, { register, advance }) => {
+    const id = newId()
+    const token = newToken()
+    const put = await register.put(id, bytesOf('in_progress', token), SPANS)
+    t.equal(await register.remove(id, put.now + 1), false)
+    t.equal(await register.remove(newId(), put.now), false)
+    t.ok((await register.get(id)).bytes)
+    t.equal(await register.remove(id, put.now), true)
+    t.equal((await register.get(id)).bytes, null)
+    t.equal(await register.remove(id, put.now), false)
+    advance(1)
+    const again = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    t.ok(again.done && again.stamp.version > put.now && again.stamp.fence > put.now)
+    const late = await register.swap(id, { version: put.now }, bytesOf('completed', token), SPANS, false)
+    t.notOk(late.done, 'what was meant for the first does not meet the second')
+  })
+
+  void test('P02 bytes come back as they were given', async (t, { register }) => {
+    const id = newId()
+    const token = newToken()
+    const body = Buffer.concat([ALL_BYTES, randomBytes(5 * 1024 * 1024)])
+    const result = response(body)
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    const own = { token, states: ['in_progress'] } as const
+    t.ok((await register.swap(id, own, encodeDraft(draft('completed', token, { result })), SPANS, false)).done)
+    const record = decodeRecord((await register.get(id)).bytes as Buffer)
+    t.ok(record.state === 'completed' && record.result.kept)
+    if (record.state !== 'completed' || !record.result.kept) return
+    t.ok(record.result.response.body.equals(body))
+    t.same(record.result.response.headers, result.kept && result.response.headers)
+  })
+
+  void test('a record of an unknown schema is given back, never swapped, renewed, removed or overwritten', async (t, { register, advance }) => {
+    const id = newId()
+    const token = newToken()
+    const bytes = bytesOf('in_progress', token)
+    bytes[PREFIX.schema] = 9
+    const put = await register.put(id, bytes, { dueIn: MINUTE, dropIn: HOUR })
+    const before = (await register.get(id)).bytes as Buffer
+    t.equal(before[PREFIX.schema], 9)
+    advance(2 * MINUTE)
+    const mine = bytesOf('completed', token)
+    const own = { token, states: ['in_progress'] } as const
+    for (const condition of [{ version: put.now }, own]) {
+      const reply = await register.swap(id, condition, mine, SPANS, false)
+      t.ok(!reply.done && reply.bytes?.equals(before))
+    }
+    t.same(await register.renew([{ id, token, dueIn: HOUR }]), [false])
+    t.equal(await register.remove(id, put.now), false)
+    const again = await register.put(id, mine, SPANS)
+    t.ok(!again.done && again.bytes.equals(before))
+    t.throws(() => decodeRecord(before), { name: 'CorruptRecord' })
+  })
+
+  void test('what was given and what was answered can be changed without changing the record', async (t, { register }) => {
+    const id = newId()
+    const token = newToken()
+    const bytes = bytesOf('in_progress', token)
+    const copy = Buffer.from(bytes)
+    await register.put(id, bytes, SPANS)
+    t.ok(bytes.equals(copy), 'what is given is not stamped in place')
+    bytes.fill(0)
+    const first = (await register.get(id)).bytes as Buffer
+    const kept = Buffer.from(first)
+    first.fill(0)
+    const met = await register.put(id, copy, SPANS)
+    if (!met.done) met.bytes.fill(0)
+    const lost = await register.swap(id, { version: 1 }, copy, SPANS, false)
+    if (!lost.done) lost.bytes?.fill(0)
+    t.ok((await register.get(id)).bytes?.equals(kept))
+    const seen = (await register.get(id)).bytes as Buffer
+    await register.renew([{ id, token, dueIn: 1 }])
+    t.ok(seen.equals(kept), 'a later write does not reach an earlier answer')
+  })
+
+  void test("ping tells the store's time", async (t, { register, advance }) => {
+    const first = await register.ping()
+    advance(HOUR)
+    t.ok((await register.ping()) >= first + HOUR)
+    t.ok((await register.get(newId())).now >= first + HOUR)
+  })
+
+  void test('traits are told', async (t, { register }) => {
+    t.match(await register.traits(), { evicts: false })
+  })
+}

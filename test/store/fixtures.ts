@@ -1,0 +1,82 @@
+import { randomBytes } from 'node:crypto'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { CompletedResponse, Draft, Fingerprint, RecordId, Spans } from '../../src/core/record.ts'
+import { encodeDraft } from '../../src/store/codec.ts'
+
+export const MINUTE = 60_000
+export const HOUR = 60 * MINUTE
+/** Far enough apart that a slow machine cannot blur them. */
+export const SPANS: Spans = { dueIn: HOUR, dropIn: 24 * HOUR }
+
+export function newId(): RecordId {
+  return randomBytes(32).toString('base64url') as RecordId
+}
+
+export function newToken(): Buffer {
+  return randomBytes(16)
+}
+
+export const ALL_BYTES = Buffer.from(Array.from({ length: 256 }, (_, n) => n))
+
+export function response(body: Buffer = ALL_BYTES): CompletedResponse {
+  return {
+    kept: true,
+    response: {
+      status: 201,
+      reason: 'Created',
+      headers: ['Set-Cookie', 'a=1', 'set-cookie', 'b="\xe9\x80"'],
+      body,
+      trailers: ['X-Sum', '1'],
+    },
+  }
+}
+
+const OPERATION = {
+  route: 'create-payment',
+  method: 'POST',
+  path: '/v1/payments/ü',
+  fingerprint: Buffer.alloc(32, 0xab) as Fingerprint,
+  rawDigest: Buffer.alloc(32, 0xcd),
+  recipe: 'v1:json',
+}
+
+type State = Draft extends infer D ? (D extends { state: infer S } ? S : never) : never
+
+/** A draft of an attempt in `state`. */
+export function draft(state: State, token: Buffer, over: Partial<Draft> = {}): Draft {
+  const variant = {
+    in_progress: {},
+    completed: { result: response() },
+    failed_retryable: {},
+    unknown: { leaseExpired: false, status: null },
+    expired: {},
+  }[state]
+  return {
+    ...OPERATION,
+    fence: 0,
+    token,
+    attempts: 1,
+    lastError: null,
+    createdAt: 0,
+    ...variant,
+    ...over,
+    state,
+  } as Draft
+}
+
+export function bytesOf(state: State, token: Buffer, over: Partial<Draft> = {}): Buffer {
+  return encodeDraft(draft(state, token, over))
+}
+
+/** A folder that is gone when the scope ends. */
+export function tempDir(): { path: string } & Disposable {
+  const path = mkdtempSync(join(tmpdir(), 'store-'))
+  return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true, force: true }) }
+}
+
+/** Resolves when `check` holds; asked again on every turn of a short timer, for what tells no event. */
+export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await check())) await new Promise((next) => setTimeout(next, 10))
+}

@@ -1,0 +1,240 @@
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { chmodSync, mkdirSync, rmSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { SqliteRegister, type SqliteRegisterOptions } from '../../src/store/sqlite.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
+
+const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
+
+function open(path: string, over: Partial<SqliteRegisterOptions> = {}): Promise<SqliteRegister> {
+  return SqliteRegister.open({ path, timeoutMs: 10_000, onEvent: () => {}, ...over })
+}
+
+/** A register on a file of its own, both gone when the test ends. */
+async function opened(t: Test, over: Partial<SqliteRegisterOptions> = {}) {
+  const dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const register = await open(file, over)
+  t.teardown(async () => {
+    await register.close()
+    dir[Symbol.dispose]()
+  })
+  return { file, register }
+}
+
+registerContract(t, 'sqlite', async () => {
+  const dir = tempDir()
+  const path = join(dir.path, 'records.db')
+  const [register, peer] = await Promise.all([open(path), open(path)])
+  let skew = 0
+  return {
+    register,
+    peer,
+    advance(ms) {
+      skew += ms
+      register.skew = skew
+      peer.skew = skew
+    },
+    async [Symbol.asyncDispose]() {
+      await Promise.all([register.close(), peer.close()])
+      dir[Symbol.dispose]()
+    },
+  }
+})
+
+void t.test('a record that was answered survives kill -9 of the process', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const id = newId()
+  const bytes = bytesOf('in_progress', newToken())
+  const child = program(
+    `await register.put(${JSON.stringify(id)}, Buffer.from('${bytes.toString('base64')}', 'base64'), { dueIn: 1000, dropIn: 1e9 })
+     process.stdout.write('answered')
+     setInterval(() => {}, 1000)`,
+    file,
+  )
+  t.equal(String(await child.said), 'answered')
+  child.process.kill('SIGKILL')
+  await child.exited
+  const register = await open(file)
+  t.equal(decodeRecord((await register.get(id)).bytes as Buffer).state, 'in_progress')
+  await register.close()
+})
+
+void t.test('L02 two processes on one file: exactly one claims', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const ids = Array.from({ length: 20 }, newId)
+  const claims = (token: Buffer) => `
+    const bytes = Buffer.from('${bytesOf('in_progress', token).toString('base64')}', 'base64')
+    const ids = ${JSON.stringify(ids)}
+    const replies = await Promise.all(ids.map((id) => register.put(id, bytes, { dueIn: 1000, dropIn: 1e9 })))
+    process.stdout.write(JSON.stringify(replies.map((reply) => reply.done)))
+    await register.close()`
+  const children = [program(claims(newToken()), file), program(claims(newToken()), file)]
+  const [one, two] = (await Promise.all(children.map((child) => child.said))).map((said) => JSON.parse(String(said)))
+  for (const n of ids.keys()) t.not(one[n], two[n])
+  for (const child of children) t.equal(await child.exited, 0, 'close() lets the process end')
+})
+
+function program(body: string, file: string, uid?: number) {
+  const source = `
+    import { SqliteRegister } from '${MODULE}'
+    const register = await SqliteRegister.open({ path: ${JSON.stringify(file)}, timeoutMs: 10_000, onEvent() {} })
+    ${body}`
+  const process_ = spawn(process.execPath, ['--input-type=module', '-e', source], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    ...(uid === undefined ? {} : { uid, gid: uid }),
+  })
+  let stderr = ''
+  process_.stderr.on('data', (chunk) => (stderr += chunk))
+  return {
+    process: process_,
+    said: once(process_.stdout, 'data').then(([chunk]) => chunk as Buffer),
+    exited: once(process_, 'exit').then(([code]) => code as number | null),
+    stderr: () => stderr,
+  }
+}
+
+void t.test('a file of a later release is refused, and left as it is', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const db = new DatabaseSync(file)
+  db.exec('PRAGMA user_version = 7')
+  db.close()
+  await t.rejects(open(file), { name: 'StoreUnavailable', message: /records\.db.*schema version 7, of a later release/ })
+  const after = new DatabaseSync(file)
+  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 0 })
+  after.close()
+})
+
+void t.test('what cannot be opened is told clearly', async (t) => {
+  using dir = tempDir()
+  await t.rejects(open(join(dir.path, 'no', 'records.db')), { name: 'StoreUnavailable', message: /folder .*no does not exist/ })
+  mkdirSync(join(dir.path, 'folder'))
+  await t.rejects(open(join(dir.path, 'folder')), { name: 'StoreUnavailable', message: /cannot open the store .*folder/ })
+  writeFileSync(join(dir.path, 'text'), 'this is not a database, however long the text may be'.repeat(100))
+  await t.rejects(open(join(dir.path, 'text')), { name: 'StoreUnavailable', message: /not a database/ })
+})
+
+void t.test('a read-only file or folder is refused at open', { skip: process.getuid?.() !== 0 }, async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  await (await open(file)).close()
+  chmodSync(dir.path, 0o755)
+  chmodSync(file, 0o444)
+  const NOBODY = 65534
+  for (const path of [file, join(dir.path, 'new.db')]) {
+    const child = program(`process.stdout.write('opened')`, path, NOBODY)
+    child.said.catch(() => {})
+    t.not(await child.exited, 0)
+    t.match(child.stderr(), /StoreUnavailable.*cannot open the store/)
+  }
+})
+
+void t.test('R08 a full disk refuses new claims, answers what it has and takes up again', async (t) => {
+  const { register } = await opened(t, { maxPages: 64 })
+  const token = newToken()
+  const ids: RecordId[] = []
+  const put = async (id: RecordId) => {
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    ids.push(id)
+  }
+  const failures = (await Promise.allSettled(Array.from({ length: 1000 }, () => put(newId())))).filter(
+    (result) => result.status === 'rejected',
+  )
+  t.ok(ids.length > 100 && failures.length > 100)
+  for (const { reason } of failures) t.match(reason, { name: 'StoreFull', maybeApplied: false })
+  const [first, second] = ids as [RecordId, RecordId]
+  const mixed = await Promise.allSettled([
+    register.get(first),
+    register.put(newId(), bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) }), SPANS),
+    register.put(second, bytesOf('in_progress', newToken()), SPANS),
+  ])
+  t.same(mixed.map((one) => one.status), ['fulfilled', 'rejected', 'fulfilled'], 'one failure fails no other')
+  register.skew = 2 * SPANS.dropIn
+  await until(() => put(newId()).then(() => true, () => false))
+})
+
+void t.test('expired rows are pruned', async (t) => {
+  const { file, register } = await opened(t)
+  const bytes = bytesOf('completed', newToken())
+  await Promise.all(Array.from({ length: 1200 }, () => register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })))
+  await register.put(newId(), bytes, { dueIn: 1, dropIn: 10 * HOUR })
+  register.skew = 2 * HOUR
+  const reader = new DatabaseSync(file, { readOnly: true })
+  const count = reader.prepare('SELECT count(*) AS n FROM records')
+  await until(() => count.get()?.['n'] === 1)
+  reader.close()
+  t.pass()
+})
+
+void t.test('R03 a file that another process keeps locked: an answer in time, nothing applied', async (t) => {
+  const { file, register } = await opened(t, { timeoutMs: 400 })
+  const other = new DatabaseSync(file)
+  other.exec('BEGIN IMMEDIATE')
+  const id = newId()
+  await t.rejects(register.put(id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /locked/,
+  })
+  t.equal((await register.get(id)).bytes, null, 'reading goes on')
+  other.exec('COMMIT')
+  other.close()
+  t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
+})
+
+void t.test('R03 no answer within the timeout: it may have been applied', async (t) => {
+  const { register } = await opened(t, { timeoutMs: 0 })
+  const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
+  await t.rejects(register.put(newId(), bytes, SPANS), { name: 'StoreUnavailable', maybeApplied: true })
+})
+
+void t.test('a worker that dies: pending operations fail, it is started again', async (t) => {
+  const events: string[] = []
+  const { file, register } = await opened(t, { onEvent: (kind) => events.push(kind) })
+  const id = newId()
+  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  const pending = register.put(newId(), bytesOf('completed', newToken(), { result: response(Buffer.alloc(4e6)) }), SPANS)
+  crash(register)
+  await t.rejects(pending, { name: 'StoreUnavailable', maybeApplied: true })
+  await t.rejects(register.get(id), { name: 'StoreUnavailable', maybeApplied: false })
+  await until(() => events.includes('connected'))
+  t.ok((await register.get(id)).bytes)
+  t.same(events, ['disconnected', 'connected'])
+
+  rmSync(file)
+  rmSync(`${file}-wal`, { force: true })
+  mkdirSync(file)
+  crash(register)
+  await until(() => events.filter((kind) => kind === 'error').length === 2)
+  await t.rejects(register.ping(), { maybeApplied: false })
+})
+
+/** A message that the worker cannot understand ends its thread with an exception. */
+function crash(register: SqliteRegister): void {
+  register.ping = SqliteRegister.prototype.ping
+  void register.remove(null as unknown as RecordId, 1n as unknown as number).catch(() => {})
+}
+
+void t.test('close waits for what was asked; afterwards nothing is', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const register = await open(file)
+  const id = newId()
+  const last = register.put(id, bytesOf('completed', newToken()), SPANS)
+  await register.close()
+  t.ok((await last).done)
+  await t.rejects(register.get(id), { name: 'StoreUnavailable', maybeApplied: false })
+  await register.close()
+  const again = await open(file)
+  t.ok((await again.get(id)).bytes)
+  await again.close()
+})
