@@ -180,7 +180,7 @@ export const SCALARS = {
   ),
   headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
   hostName: byParser('the name of a host', (text) =>
-    isHost(text) || isIP(text) === 6 ? parsed(text) : refused(text, 'the name of a host'),
+    isHost(text) ? parsed(text) : refused(text, 'the name of a host'),
   ),
   jsonPointer: byPattern(
     '^(/([^~/]|~[01])*)+$',
@@ -211,9 +211,9 @@ export const SCALARS = {
     '^(?=/)(/(:[A-Za-z_][A-Za-z0-9_]*|[^:*?#\\s/][^*?#\\s/]*)?)*(/\\*)?$',
   ),
   storeUrl: byParser(
-    'memory:, sqlite:<path>, redis://… or rediss://…',
+    STORE,
     parseStoreUrl,
-    '^(memory:$|sqlite:.|rediss?://.)',
+    '^(memory:$|sqlite:(?!//|:memory:$).|rediss?://[^/?#]+(/[0-9]{0,5})?$)',
   ),
   timeout: bounded(DURATION, 1, MAX_TIMER),
   tombstone: orWord(bounded(DURATION, 0, MAX_RETENTION), 'off', 0),

@@ -90,7 +90,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
             const name = way.route?.name ?? config.defaults.name
             const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
             const marks = way.ignored ? { 'idempotency-status': 'ignored' } : {}
-            passages.set(request, { target: target.origin, lines, marks })
+            passages.set(request, { target: target.origin, lines, response, marks })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
             delete request.headers['content-type']

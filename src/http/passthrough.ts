@@ -1,10 +1,11 @@
-import type { IncomingMessage, Server, ServerResponse } from 'node:http'
+import { type IncomingMessage, METHODS, type Server, type ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { type FastifyInstance, fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { filterLines, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
+import { reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Writer } from './write.ts'
 
@@ -12,6 +13,7 @@ import type { Writer } from './write.ts'
 export interface Passage {
   readonly target: string
   readonly lines: readonly string[]
+  readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
   readonly marks: Readonly<Record<string, string>>
 }
@@ -45,7 +47,8 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
     return503OnClosing: false,
     logger: false,
   })
-  for (const method of app.server === null ? [] : OTHER_METHODS) app.addHttpMethod(method, { hasBody: true })
+  for (const method of METHODS)
+    if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
   await app.register(httpProxy, {
     upstream: upstream.origin.origin,
     httpMethods: [...app.supportedMethods],
@@ -72,37 +75,6 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
   await app.ready()
   return app
 }
-
-/** Methods that Node parses and fastify does not know by itself. */
-const OTHER_METHODS = [
-  'ACL',
-  'BIND',
-  'CHECKOUT',
-  'COPY',
-  'LINK',
-  'LOCK',
-  'M-SEARCH',
-  'MERGE',
-  'MKACTIVITY',
-  'MKCALENDAR',
-  'MKCOL',
-  'MOVE',
-  'NOTIFY',
-  'PROPFIND',
-  'PROPPATCH',
-  'PURGE',
-  'QUERY',
-  'REBIND',
-  'REPORT',
-  'SEARCH',
-  'SOURCE',
-  'SUBSCRIBE',
-  'TRACE',
-  'UNBIND',
-  'UNLINK',
-  'UNLOCK',
-  'UNSUBSCRIBE',
-] // prettier-ignore
 
 interface AgentRequest {
   readonly headers: { readonly [kRequest]?: IncomingMessage }
@@ -133,7 +105,10 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
           bodyTimeout: options.idleTimeout,
           ...(tls.servername === undefined ? {} : { servername: tls.servername }),
         } as Dispatcher.RequestOptions,
-        done as never,
+        (error: Error | null, data: Dispatcher.ResponseData | null) => {
+          if (data !== null) passage.response.statusMessage = reasonPhrase(data.statusText)
+          done(error, data)
+        },
       )
     },
   }

@@ -69,11 +69,6 @@ export class SqliteRegister implements Register {
     new Float64Array(this.#skew)[0] = ms
   }
 
-  /** For tests and diagnosis: the worker's thread id. */
-  get threadId(): number | null {
-    return this.#worker?.threadId ?? null
-  }
-
   async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
     return buffered(await this.#ask<PutReply>({ op: 'put', id, bytes: unpooled(bytes), spans }))
   }

@@ -270,7 +270,7 @@ function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
 }
 
 /** undici read the phrase as UTF-8; the wire's bytes are wanted. What cannot be written again is left out. */
-function reasonPhrase(text: string): string {
+export function reasonPhrase(text: string): string {
   const bytes = Buffer.from(text, 'utf8').toString('latin1')
   return /^[\t\x20-\x7e\x80-\xff]*$/.test(bytes) ? bytes : ''
 }

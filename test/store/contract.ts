@@ -37,7 +37,9 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.match(record, { state: 'in_progress', leaseUntil: dueAndDrop.due, path: '/v1/payments/ü' })
   })
 
-  void test('put keeps a fence and a creation instant that are given (a lost record written again)', async (t, { register }) => {
+  void test('put keeps a fence and a creation instant that are given (a lost record written again)', async (t, {
+    register,
+  }) => {
     const given = { fence: 1_700_000_000_007, createdAt: 1_700_000_000_001 }
     const put = await register.put(newId(), bytesOf('completed', newToken(), given), SPANS)
     t.match(put, { done: true, stamp: { version: put.now, ...given } })
@@ -78,7 +80,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.equal(swaps.filter((reply) => reply.done).length, 1)
   })
 
-  void test('T01 a record is there until dropAt, then absent for every operation', async (t, { register, advance }) => {
+  void test('T01 a record is there until dropAt, then absent for every operation', async (t, {
+    register,
+    advance,
+  }) => {
     const id = newId()
     const token = newToken()
     const put = await register.put(id, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: HOUR })
@@ -93,7 +98,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
       bytes: null,
     })
     const own = { token, states: ['in_progress'] } as const
-    t.match(await register.swap(id, own, bytesOf('completed', token), SPANS, false), { done: false, bytes: null })
+    t.match(await register.swap(id, own, bytesOf('completed', token), SPANS, false), {
+      done: false,
+      bytes: null,
+    })
     t.same(await register.renew([{ id, token, dueIn: HOUR }]), [false])
     t.equal(await register.remove(id, version), false)
     t.same(await register.due(10), [])
@@ -125,7 +133,9 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.match(next, { done: true, stamp: { version: put.now + 2, fence: put.now + 1, createdAt: put.now } })
   })
 
-  void test('swap on another version gives back what is there, and changes nothing', async (t, { register }) => {
+  void test('swap on another version gives back what is there, and changes nothing', async (t, {
+    register,
+  }) => {
     const id = newId()
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     const before = (await register.get(id)).bytes as Buffer
@@ -165,7 +175,12 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.ok((await register.get(finished)).bytes?.equals(before))
     const { now, bytes } = await register.get(mine)
     const stamps = readStamps(bytes as Buffer)
-    t.match(stamps, { version: put.now + 1, fence: put.now, createdAt: put.now, dropAt: put.now + spans.dropIn })
+    t.match(stamps, {
+      version: put.now + 1,
+      fence: put.now,
+      createdAt: put.now,
+      dropAt: put.now + spans.dropIn,
+    })
     t.ok(stamps.due > put.now + HOUR && stamps.due <= now + HOUR)
     t.same(await register.due(10), [], 'the index knows it')
     advance(HOUR)
@@ -174,7 +189,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.equal((await register.get(mine)).bytes, null, 'renewing does not prolong the retention')
   })
 
-  void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, { register, advance }) => {
+  void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, {
+    register,
+    advance,
+  }) => {
     const ids: RecordId[] = []
     for (let n = 0; n < 6; n++) {
       const id = newId()
@@ -191,7 +209,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.same(await register.due(10), ids.slice(2).reverse(), 'asking takes nothing away')
   })
 
-  void test('due: a resolved or removed record leaves the index, one that is unresolved again comes back', async (t, { register, advance }) => {
+  void test('due: a resolved or removed record leaves the index, one that is unresolved again comes back', async (t, {
+    register,
+    advance,
+  }) => {
     const [swapped, removed] = [newId(), newId()]
     const token = newToken()
     const spans = { dueIn: MINUTE, dropIn: 24 * HOUR }
@@ -208,7 +229,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.same(await register.due(10), [swapped])
   })
 
-  void test('remove takes one version only; a record made anew has a greater version and fence', async (t, { register, advance }) => {
+  void test('remove takes one version only; a record made anew has a greater version and fence', async (t, {
+    register,
+    advance,
+  }) => {
     const id = newId()
     const token = newToken()
     const put = await register.put(id, bytesOf('in_progress', token), SPANS)
@@ -232,7 +256,9 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const result = response(body)
     await register.put(id, bytesOf('in_progress', token), SPANS)
     const own = { token, states: ['in_progress'] } as const
-    t.ok((await register.swap(id, own, encodeDraft(draft('completed', token, { result })), SPANS, false)).done)
+    t.ok(
+      (await register.swap(id, own, encodeDraft(draft('completed', token, { result })), SPANS, false)).done,
+    )
     const record = decodeRecord((await register.get(id)).bytes as Buffer)
     t.ok(record.state === 'completed' && record.result.kept)
     if (record.state !== 'completed' || !record.result.kept) return
@@ -240,7 +266,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.same(record.result.response.headers, result.kept && result.response.headers)
   })
 
-  void test('a record of an unknown schema is given back, never swapped, renewed, removed or overwritten', async (t, { register, advance }) => {
+  void test('a record of an unknown schema is given back, never swapped, renewed, removed or overwritten', async (t, {
+    register,
+    advance,
+  }) => {
     const id = newId()
     const token = newToken()
     const bytes = bytesOf('in_progress', token)
@@ -262,7 +291,9 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.throws(() => decodeRecord(before), { name: 'CorruptRecord' })
   })
 
-  void test('what was given and what was answered can be changed without changing the record', async (t, { register }) => {
+  void test('what was given and what was answered can be changed without changing the record', async (t, {
+    register,
+  }) => {
     const id = newId()
     const token = newToken()
     const bytes = bytesOf('in_progress', token)

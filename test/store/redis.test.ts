@@ -61,7 +61,8 @@ void t.test('due forgets members whose record has gone', async (t) => {
   const register = await open()
   t.teardown(() => register.close())
   const [gone, there] = [newId(), newId()]
-  for (const id of [gone, there]) await register.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
+  for (const id of [gone, there])
+    await register.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
   await server.command('DEL', recordKey(gone))
   t.same(await register.due(10), [there])
   t.equal(await server.command('ZSCORE', indexKey(gone), gone), null)

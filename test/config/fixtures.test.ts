@@ -1,0 +1,69 @@
+import { readdirSync, readFileSync } from 'node:fs'
+import { Ajv } from 'ajv'
+import t from 'tap'
+import { parse } from 'yaml'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { publishedSchema } from '../../src/config/schema.ts'
+import { FIXTURES, load } from './support.ts'
+
+const files = readdirSync(FIXTURES).filter((name) => name.endsWith('.yaml'))
+const validate = new Ajv({ allowUnionTypes: true }).compile(JSON.parse(publishedSchema()))
+
+function schemaAccepts(text: string): boolean {
+  try {
+    return validate(parse(text, { merge: true, logLevel: 'silent' }))
+  } catch {
+    return false
+  }
+}
+
+/** The heads of a fixture: `# error: <line>:<column>: <path>: <message>` for each error, and what the JSON Schema sees. */
+function heads(text: string, word: string): string[] {
+  return [...text.matchAll(new RegExp(`^# ${word}: (.*)$`, 'gm'))].map(([, rest]) => rest ?? '')
+}
+
+t.ok(files.filter((name) => name.startsWith('bad-')).length > 100, 'the mistakes are there')
+
+for (const name of files) {
+  t.test(name.replace('.yaml', '').replaceAll('-', ' '), async (t) => {
+    const text = readFileSync(`${FIXTURES}/${name}`, 'utf8')
+    const expected = heads(text, 'error')
+    const loaded = loadConfig({ file: name, text, env: { WORD: 'secret' }, flags: {} })
+    const found = loaded.ok
+      ? []
+      : loaded.errors.map((error) => formatConfigError(error).replace(`${name}:`, ''))
+    if (name.startsWith('bad-')) {
+      t.not(expected.length, 0, 'a mistake says which errors it makes')
+      t.strictSame(
+        found.map((error) => error.trimStart()),
+        expected,
+      )
+      t.strictSame(heads(text, 'schema'), [schemaAccepts(text) ? 'cannot tell' : 'refuses it'])
+    } else {
+      t.strictSame(found, [])
+      t.ok(schemaAccepts(text), 'the JSON Schema accepts it')
+    }
+  })
+}
+
+t.test('the examples of config/ load, and the JSON Schema accepts them', async (t) => {
+  const examples = readdirSync('config').filter((name) => name.endsWith('.yaml'))
+  t.ok(
+    examples.includes('minimal.yaml') &&
+      examples.includes('payments.yaml') &&
+      examples.includes('webhooks.yaml'),
+  )
+  for (const name of examples) {
+    const text = readFileSync(`config/${name}`, 'utf8')
+    t.ok(load(text).upstream.url, name)
+    t.ok(schemaAccepts(text), `${name} against the schema`)
+    t.match(text, '# yaml-language-server: $schema=../schema/idempotency-proxy.schema.json')
+  }
+})
+
+t.test(
+  'the published JSON Schema is the one in schema/ (`idempotency-proxy schema > schema/idempotency-proxy.schema.json`)',
+  async (t) => {
+    t.equal(readFileSync('schema/idempotency-proxy.schema.json', 'utf8'), publishedSchema())
+  },
+)

@@ -1,0 +1,219 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { type Draft, type Fingerprint, NOT_KEPT } from '../../src/core/record.ts'
+import {
+  decodeRecord,
+  encodeDraft,
+  isUnresolved,
+  meets,
+  PREFIX,
+  readStamps,
+  stamp,
+  stateCode,
+} from '../../src/store/codec.ts'
+import { bytesOf, draft, newToken } from './fixtures.ts'
+
+const u48 = fc.integer({ min: 0, max: 2 ** 48 - 1 })
+const u16 = fc.integer({ min: 0, max: 0xffff })
+const text = fc.string({ unit: 'grapheme', maxLength: 40 })
+const octets = (length: number) =>
+  fc.uint8Array({ minLength: length, maxLength: length }).map((a) => Buffer.from(a))
+const latin1 = fc.uint8Array({ maxLength: 40 }).map((a) => Buffer.from(a).toString('latin1'))
+const body = fc.uint8Array({ maxLength: 2000 }).map((a) => Buffer.from(a))
+const lines = fc.array(latin1, { maxLength: 12 })
+
+const result = fc.oneof(
+  fc.record({
+    kept: fc.constant(true as const),
+    response: fc.record({ status: u16, reason: latin1, headers: lines, trailers: lines, body }),
+  }),
+  fc.record({
+    kept: fc.constant(false as const),
+    why: fc.constantFrom(...NOT_KEPT),
+    status: u16,
+    location: fc.option(latin1),
+  }),
+)
+const variant = fc.oneof(
+  fc.constantFrom({ state: 'in_progress' }, { state: 'failed_retryable' }, { state: 'expired' }),
+  fc.record({ state: fc.constant('completed'), result }),
+  fc.record({
+    state: fc.constant('unknown'),
+    leaseExpired: fc.boolean(),
+    status: fc.option(fc.integer({ min: 1, max: 999 })),
+  }),
+)
+const common = fc.record({
+  route: text,
+  method: text,
+  path: text,
+  recipe: text,
+  fingerprint: octets(32) as fc.Arbitrary<Fingerprint>,
+  rawDigest: octets(32),
+  token: octets(16),
+  fence: u48,
+  createdAt: u48,
+  attempts: u16,
+  lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
+})
+const drafts = fc.tuple(common, variant).map(([a, b]) => ({ ...a, ...b }) as Draft)
+
+void t.test('a record reads as it was written and stamped', async (t) => {
+  const stamps = fc.record({
+    version: u48,
+    fence: u48,
+    createdAt: u48,
+    updatedAt: u48,
+    due: u48,
+    dropAt: u48,
+  })
+  fc.assert(
+    fc.property(drafts, stamps, (written, s) => {
+      const bytes = encodeDraft(written)
+      stamp(bytes, s)
+      t.strictSame(readStamps(bytes), s)
+      const { due, ...times } = s
+      const dated = {
+        in_progress: { leaseUntil: due },
+        completed: { expiresAt: due },
+        unknown: { nextLookAt: due },
+        failed_retryable: {},
+        expired: {},
+      }[written.state]
+      t.strictSame(decodeRecord(bytes), { ...written, ...times, ...dated })
+    }),
+  )
+})
+
+void t.test('the prefix is where docs/record-format.md says, big-endian', async (t) => {
+  const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
+  const bytes = bytesOf('unknown', token)
+  stamp(bytes, { version: 1, fence: 2, createdAt: 3, updatedAt: 4, due: 5, dropAt: 2 ** 48 - 1 })
+  t.equal(
+    bytes.subarray(0, PREFIX.end).toString('hex'),
+    [
+      '4950',
+      '01',
+      '04',
+      '000000000001',
+      '000000000002',
+      token.toString('hex'),
+      '000000000003',
+      '000000000004',
+      '000000000005',
+      'ffffffffffff',
+    ].join(''),
+  )
+})
+
+void t.test('every truncation of a record, and every addition to it, is a corrupt record', async (t) => {
+  for (const state of ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const) {
+    const bytes = bytesOf(state, newToken())
+    t.equal(decodeRecord(bytes).state, state)
+    for (let end = 0; end < bytes.length; end++)
+      t.throws(
+        () => decodeRecord(bytes.subarray(0, end)),
+        { name: 'CorruptRecord' },
+        `${state} cut at ${end}`,
+      )
+    t.throws(() => decodeRecord(Buffer.concat([bytes, Buffer.alloc(1)])), { name: 'CorruptRecord' })
+  }
+})
+
+void t.test('bytes that are anything else are a corrupt record, never another error', async (t) => {
+  const samples = (['in_progress', 'completed', 'unknown'] as const).map((state) =>
+    bytesOf(state, newToken()),
+  )
+  fc.assert(
+    fc.property(fc.constantFrom(...samples), fc.nat(), fc.nat({ max: 255 }), (sample, at, value) => {
+      const bytes = Buffer.from(sample)
+      bytes[at % bytes.length] = value
+      try {
+        decodeRecord(bytes)
+      } catch (error) {
+        t.match(error, { name: 'CorruptRecord' })
+      }
+    }),
+    { numRuns: 2000 },
+  )
+})
+
+void t.test('what a later release wrote is refused by name', async (t) => {
+  const completed = bytesOf('completed', newToken(), {
+    result: { kept: false, why: 'streamed', status: 200, location: null },
+  })
+  const kept = bytesOf('completed', newToken())
+  const headEnd = (bytes: Buffer) => PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
+  // From the end of the head backwards: see `encodeResultHead`.
+  const changed = (bytes: Buffer, at: number, value: number) => {
+    const copy = Buffer.from(bytes)
+    copy[at] = value
+    return copy
+  }
+  const cases: [RegExp, Buffer][] = [
+    [/schema version 2; this version reads 1/, changed(kept, PREFIX.schema, 2)],
+    [/state 6/, changed(kept, PREFIX.state, 6)],
+    [/state 0/, changed(kept, PREFIX.state, 0)],
+    [/completed and has no result/, changed(bytesOf('unknown', newToken()), PREFIX.state, 2)],
+    [/does not say why/, changed(completed, headEnd(completed) - 8, 9)],
+    [/response of kind 7/, changed(completed, headEnd(completed) - 9, 7)],
+    [/coding 1 and sealing 0/, changed(kept, headEnd(kept) - 15, 1)],
+    [/coding 0 and sealing 1/, changed(kept, headEnd(kept) - 14, 1)],
+  ]
+  for (const [message, bytes] of cases)
+    t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message })
+})
+
+void t.test('extensions of the head by a later release are passed over', async (t) => {
+  const bytes = bytesOf('in_progress', newToken())
+  // Their count is the last byte but one of a head without a response.
+  const extension = Buffer.concat([
+    Buffer.from([0, 0, 0, 1]),
+    Buffer.from('a'),
+    Buffer.from([0, 0, 0, 2]),
+    Buffer.from('bc'),
+  ])
+  const extended = Buffer.concat([bytes.subarray(0, -2), Buffer.from([1]), extension, Buffer.from([0])])
+  extended.writeUInt32BE(bytes.readUInt32BE(PREFIX.end) + extension.length, PREFIX.end)
+  t.strictSame(decodeRecord(extended), decodeRecord(bytes))
+  const longer = Buffer.concat([bytes, Buffer.from([0])])
+  longer.writeUInt32BE(bytes.readUInt32BE(PREFIX.end) + 1, PREFIX.end)
+  t.throws(() => decodeRecord(longer), {
+    name: 'CorruptRecord',
+    message: /bytes that this version does not know/,
+  })
+})
+
+void t.test('a count of attempts beyond its field stays at the end of it', async (t) => {
+  t.equal(decodeRecord(bytesOf('in_progress', newToken(), { attempts: 70_000 })).attempts, 0xffff)
+})
+
+void t.test('conditions hold for the right version, or token and state, of this schema', async (t) => {
+  const token = newToken()
+  const bytes = encodeDraft(draft('unknown', token))
+  stamp(bytes, { version: 9, fence: 1, createdAt: 1, updatedAt: 1, due: 1, dropAt: 1 })
+  t.ok(meets(bytes, { version: 9 }))
+  t.notOk(meets(bytes, { version: 8 }))
+  t.ok(meets(bytes, { token, states: ['in_progress', 'unknown'] }))
+  t.notOk(meets(bytes, { token, states: ['in_progress'] }))
+  t.notOk(meets(bytes, { token: newToken(), states: ['unknown'] }))
+  t.notOk(meets(bytes.subarray(0, 20), { version: 9 }))
+  for (const at of [0, 1, PREFIX.schema]) {
+    const other = Buffer.from(bytes)
+    other[at] = 0xff
+    t.notOk(meets(other, { version: 9 }))
+  }
+  const stateless = Buffer.from(bytes)
+  stateless[PREFIX.state] = 99
+  t.notOk(meets(stateless, { token, states: ['unknown'] }))
+})
+
+void t.test('the codes of states are fixed', async (t) => {
+  const codes = (['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const).map(
+    stateCode,
+  )
+  t.same(codes, [1, 2, 3, 4, 5])
+  t.ok(isUnresolved(bytesOf('in_progress', newToken())))
+  t.ok(isUnresolved(bytesOf('unknown', newToken())))
+  t.notOk(isUnresolved(bytesOf('completed', newToken())))
+})

@@ -1,0 +1,72 @@
+import { join } from 'node:path'
+import fc from 'fast-check'
+import t from 'tap'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { RedisRegister } from '../../src/store/redis.ts'
+import { SqliteRegister } from '../../src/store/sqlite.ts'
+import { RedisServer } from '../support/redis.ts'
+import type { Harness } from './contract.ts'
+import { tempDir } from './fixtures.ts'
+import { EVENTS, type Event, follow } from './model.ts'
+
+const DEPTH = 5
+
+void t.test(`L09 memory: every sequence of ${DEPTH} events ends as the contract says`, async (t) => {
+  let count = 0
+  const sequence: Event[] = []
+  async function extend(): Promise<void> {
+    if (sequence.length === DEPTH) {
+      count++
+      return follow(memory(), sequence)
+    }
+    for (const event of EVENTS) {
+      sequence.push(event)
+      await extend()
+      sequence.pop()
+    }
+  }
+  await extend()
+  t.equal(count, EVENTS.length ** DEPTH)
+})
+
+function memory(): Harness {
+  let now = 1_795_000_000_000
+  const register = new MemoryRegister({ clock: () => now, maxBytes: MEMORY_BYTES })
+  return {
+    register,
+    peer: register,
+    advance: (ms) => void (now += ms),
+    [Symbol.asyncDispose]: () => register.close(),
+  }
+}
+
+const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14 })
+const onEvent = () => {}
+
+void t.test('L09 sqlite: generated sequences end as the contract says', async (t) => {
+  using dir = tempDir()
+  const register = await SqliteRegister.open({ path: join(dir.path, 'r.db'), timeoutMs: 10_000, onEvent })
+  let skew = 0
+  const advance = (ms: number) => void (register.skew = skew += ms)
+  const harness = { register, peer: register, advance, [Symbol.asyncDispose]: () => register.close() }
+  await fc.assert(
+    fc.asyncProperty(sequences, (events) => follow(harness, events)),
+    { numRuns: 100 },
+  )
+  await register.close()
+  t.pass()
+})
+
+void t.test('L09 redis: generated sequences end as the contract says', async (t) => {
+  await using server = await RedisServer.start()
+  let skew = 0
+  const register = await RedisRegister.open({ url: server.url, timeoutMs: 10_000, onEvent, skew: () => skew })
+  const advance = (ms: number) => void (skew += ms)
+  const harness = { register, peer: register, advance, [Symbol.asyncDispose]: () => register.close() }
+  await fc.assert(
+    fc.asyncProperty(sequences, (events) => follow(harness, events)),
+    { numRuns: 150 },
+  )
+  await register.close()
+  t.pass()
+})

@@ -1,0 +1,189 @@
+import { type RecordId, readAt, type State } from '../../src/core/record.ts'
+import { Records } from '../../src/store/records.ts'
+import type { Harness } from './contract.ts'
+import { draft, HOUR, MINUTE, newId, newToken } from './fixtures.ts'
+
+export const EVENTS = [
+  'claim',
+  'completed',
+  'not_executed',
+  'unknown',
+  'lapse',
+  'late completed',
+  'operator completed',
+  'operator retryable',
+  'loss',
+] as const
+export type Event = (typeof EVENTS)[number]
+
+const LEASE = MINUTE
+const SPANS = { dueIn: LEASE, dropIn: 24 * 30 * HOUR }
+
+/** What contract §2 says about one record, in its own words: `owner` is the number of the record's latest attempt. */
+class Model {
+  state: State | 'absent' = 'absent'
+  owner: number | null = null
+  attempts = 0
+
+  /** True where the event changes the record. */
+  apply(event: Event): boolean {
+    switch (event) {
+      case 'claim':
+        if (this.state !== 'absent' && this.state !== 'failed_retryable') return false
+        this.owner = ++this.attempts
+        return this.#become('in_progress')
+      case 'completed':
+        return this.#outcome(this.attempts, 'completed')
+      case 'not_executed':
+        return this.#outcome(this.attempts, 'failed_retryable')
+      case 'unknown':
+        return this.#outcome(this.attempts, 'unknown')
+      case 'late completed':
+        return this.#outcome(this.attempts - 1, 'completed')
+      case 'lapse':
+        // Reads as unknown for everybody at once; nothing is written.
+        if (this.state === 'in_progress') this.state = 'unknown'
+        return false
+      case 'operator completed':
+        if (this.state !== 'unknown') return false
+        this.owner = null
+        return this.#become('completed')
+      case 'operator retryable':
+        return this.state === 'unknown' && this.#become('failed_retryable')
+      case 'loss':
+        if (this.state === 'absent') return false
+        this.owner = null
+        return this.#become('absent')
+    }
+  }
+
+  #outcome(attempt: number, state: State): boolean {
+    if (attempt < 1) return false
+    if (this.state === 'absent') {
+      // Gone when its outcome arrives: written, a retry must find it.
+      this.owner = attempt
+      return this.#become(state)
+    }
+    const open = ['in_progress', 'unknown', 'failed_retryable'].includes(this.state)
+    return open && this.owner === attempt && this.#become(state)
+  }
+
+  #become(state: State | 'absent'): true {
+    this.state = state
+    return true
+  }
+}
+
+interface Attempt {
+  readonly token: Buffer
+  readonly fence: number
+  readonly createdAt: number
+}
+
+/** Drives the real thing through `events` beside the model. Throws where they differ. */
+export async function follow(harness: Harness, events: readonly Event[]): Promise<void> {
+  const walk = new Walk(harness)
+  const model = new Model()
+  for (const [n, event] of events.entries()) {
+    const told = `${events.slice(0, n + 1).join(', ')}`
+    const before = await walk.look()
+    const expected = model.apply(event)
+    const changed = await walk.apply(event)
+    if (changed !== expected)
+      throw new Error(`${told}: ${changed ? 'accepted' : 'refused'}, not as the contract says`)
+    const after = await walk.look()
+    if (after.state !== model.state)
+      throw new Error(`${told}: is ${after.state}, the contract says ${model.state}`)
+    if (!changed && !before.bytes.equals(after.bytes))
+      throw new Error(`${told}: refused, and still changed the record`)
+    if (changed && after.version <= before.version && after.state !== 'absent')
+      throw new Error(`${told}: the version did not grow`)
+  }
+}
+
+class Walk {
+  readonly #harness: Harness
+  readonly #records: Records
+  readonly #id: RecordId = newId()
+  readonly #attempts: Attempt[] = []
+
+  constructor(harness: Harness) {
+    this.#harness = harness
+    this.#records = new Records(harness.register)
+  }
+
+  /** The record as it reads, and as it is stored. */
+  async look(): Promise<{ state: State | 'absent'; version: number; bytes: Buffer }> {
+    const { now, bytes } = await this.#harness.register.get(this.#id)
+    const { record } = await this.#records.get(this.#id)
+    const read = record && readAt(record, now)
+    return { state: read?.state ?? 'absent', version: read?.version ?? 0, bytes: bytes ?? Buffer.alloc(0) }
+  }
+
+  async apply(event: Event): Promise<boolean> {
+    // Fences and versions begin at the store's time: no two events of one record share a millisecond.
+    this.#harness.advance(50)
+    switch (event) {
+      case 'claim':
+        return this.#claim()
+      case 'completed':
+      case 'unknown':
+        return this.#settle(this.#attempts.at(-1), event)
+      case 'not_executed':
+        return this.#settle(this.#attempts.at(-1), 'failed_retryable')
+      case 'late completed':
+        return this.#settle(this.#attempts.at(-2), 'completed')
+      case 'lapse':
+        this.#harness.advance(LEASE)
+        return false
+      case 'operator completed':
+        return this.#resolve('completed')
+      case 'operator retryable':
+        return this.#resolve('failed_retryable')
+      case 'loss': {
+        const { version } = await this.look()
+        return this.#harness.register.remove(this.#id, version)
+      }
+    }
+  }
+
+  async #claim(): Promise<boolean> {
+    const token = newToken()
+    const claim = draft('in_progress', token)
+    let reply: Awaited<ReturnType<Records['claim']> | ReturnType<Records['takeOver']>>
+    reply = await this.#records.claim(this.#id, claim, SPANS)
+    if (reply.kind === 'exists') {
+      if (readAt(reply.record, reply.now)?.state !== 'failed_retryable') return false
+      reply = await this.#records.takeOver(this.#id, reply.record, claim, SPANS)
+    }
+    if (reply.kind !== 'claimed' || reply.recognised) throw new Error('a free record was not claimed')
+    const { fence, createdAt } = reply.stamp
+    const last = this.#attempts.at(-1)
+    if (last !== undefined && fence <= last.fence)
+      throw new Error(`the fence went from ${last.fence} to ${fence}`)
+    this.#attempts.push({ token, fence, createdAt })
+    return true
+  }
+
+  async #settle(
+    attempt: Attempt | undefined,
+    state: 'completed' | 'failed_retryable' | 'unknown',
+  ): Promise<boolean> {
+    if (attempt === undefined) return false
+    const { token, fence, createdAt } = attempt
+    const reply = await this.#records.settle(this.#id, draft(state, token, { fence, createdAt }), SPANS)
+    if (reply.kind === 'refused') return false
+    if (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt)
+      throw new Error(`written under fence ${reply.stamp.fence}, the attempt's is ${fence}`)
+    return true
+  }
+
+  /** As the admin listener does it: the owner's token goes away with a completion, and stays with a "not executed". */
+  async #resolve(state: 'completed' | 'failed_retryable'): Promise<boolean> {
+    const { now, record } = await this.#records.get(this.#id)
+    if (record === null || readAt(record, now)?.state !== 'unknown') return false
+    const token = state === 'completed' ? Buffer.alloc(16) : record.token
+    const reply = await this.#records.replace(this.#id, record, draft(state, token), SPANS)
+    return reply?.kind === 'written'
+  }
+}
