@@ -287,9 +287,10 @@ async function story(api: string, proxy: string): Promise<void> {
   claim('charges for this key', String(made), made === 1)
 
   heading('2  The retry')
+  await sleep(700)
   const { answer: again, waited } = await retry(at, { key: first, amount: 4200 })
-  if (waited > 0) tell('the first is still running: told to wait', `409, Retry-After, ${waited} s`)
-  claim('same key, same request', again.statusText, again.status === 201)
+  if (waited > 0) tell('the first is still running', `409, Retry-After: ${waited}`)
+  claim('same key, same request, 0.7 s later', again.statusText, again.status === 201)
   const marker = again.headers['idempotent-replayed']
   claim('Idempotent-Replayed', String(marker ?? '(none)'), marker === 'true')
   const third = await answered(at, { key: first, amount: 4200 })

@@ -124,6 +124,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       )
     },
     onBug: (error) => log.error({ err: error }, 'internal error'),
+    draining: () => draining,
   })
   const admin = config.admin.listen === null ? null : adminServer(health, config.admin.token)
   const ops = config.ops.listen === null ? null : opsServer(health)
@@ -168,7 +169,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     const deadline = performance.now() + config.drain.timeout
     const left = (): number => Math.max(0, deadline - performance.now())
     const closed = closeServer(data.server)
-    while ((inFlight.count > 0 || running.size > 0 || settler.size > 0) && left() > 0) {
+    while ((data.open() > 0 || inFlight.count > 0 || settler.size > 0) && left() > 0) {
       if (settler.size > 0 && running.size === 0) await settler.flush()
       await wait(Math.min(DRAIN_LOOK, left()))
     }

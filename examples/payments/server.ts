@@ -121,7 +121,8 @@ function parseOrder(body: string): { amount: number; currency: string } | null {
   } catch {
     return null
   }
-  if (typeof value !== 'object' || value === null || !('amount' in value) || !('currency' in value)) return null
+  if (typeof value !== 'object' || value === null || !('amount' in value) || !('currency' in value))
+    return null
   const { amount, currency } = value
   if (typeof amount !== 'number' || !Number.isSafeInteger(amount) || amount <= 0) return null
   if (typeof currency !== 'string' || !/^[A-Za-z]{3}$/.test(currency)) return null

@@ -28,9 +28,13 @@ export interface DataOptions {
   readonly budget: Budget
   readonly passed: (route: string, milliseconds: number) => void
   readonly onBug: (error: unknown) => void
+  /** While it drains, connections are not kept alive: clients move on to other replicas. */
+  readonly draining: () => boolean
 }
 
 export interface DataServer {
+  /** Requests whose answers have not left whole, protected or not. */
+  readonly open: () => number
   readonly server: Server
   readonly app: FastifyInstance
 }
@@ -56,6 +60,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
     onBug: options.onBug,
   }
 
+  let open = 0
   const peerOf = (request: IncomingMessage): Peer => {
     const address = request.socket.remoteAddress ?? 'unknown'
     return { address, trusted: trusted(address) }
@@ -69,6 +74,9 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
         shouldUpgradeCallback: isWebSocket,
       },
       (request, response) => {
+        open++
+        response.once('close', () => open--)
+        if (options.draining()) response.shouldKeepAlive = false
         const target = parseTarget(request.url as string)
         if (target === null) {
           response.writeHead(400, ['Connection', 'close', 'Content-Length', '0'])
@@ -118,7 +126,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
   }
   const { timeout, idleTimeout } = config.upstream
   const app = await passthrough({ upstream, writer, passages, timeout, idleTimeout, makeServer })
-  return { server: app.server as Server, app }
+  return { server: app.server as Server, app, open: () => open }
 }
 
 function wayOf(config: Config, router: Router, request: IncomingMessage, target: Target): Way {

@@ -1,5 +1,4 @@
 import { createHash } from 'node:crypto'
-import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { Command, Redis } from 'ioredis'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
@@ -180,9 +179,10 @@ export class RedisRegister implements Register {
   }
 
   async close(): Promise<void> {
-    const ended = this.#client.status === 'ready' ? once(this.#client, 'end') : null
+    const connected = this.#client.status === 'ready'
+    const ended = new Promise<void>((done) => this.#client.once('end', done))
     this.#client.disconnect()
-    await ended
+    if (connected) await ended
   }
 
   async #run<T = [number, number, ...unknown[]]>(what: Script, keys: string[], args: Arg[]): Promise<T> {

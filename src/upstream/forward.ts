@@ -86,14 +86,20 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#reason = reasonPhrase(reason ?? '')
     this.#takeHeaders(lines(controller.rawHeaders))
     if (/^text\/event-stream\b/i.test(firstOf(this.#headers, 'content-type') ?? '')) this.#goLive('streamed')
-    else if (this.#request.method !== 'HEAD' && this.#announced > this.#request.responseLimit) this.#goLive('too_large')
+    else if (this.#request.method !== 'HEAD' && this.#announced > this.#request.responseLimit)
+      this.#goLive('too_large')
   }
 
   #takeHeaders(raw: string[]): void {
     this.#announced = Number(firstOf(raw, 'content-length') ?? 0)
     this.#said = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
-    this.#headers = filterLines(raw, (name) => !hop.has(name) && !OWN.has(name))
+    // The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6).
+    const describes = this.#request.method === 'HEAD' || this.#status === 304
+    this.#headers = filterLines(
+      raw,
+      (name) => !hop.has(name) && !OWN.has(name) && (name !== 'content-length' || describes),
+    )
     // RFC 9110 §6.6.1: a recipient with a clock adds the missing Date; once, so that replays carry the same.
     if (firstOf(this.#headers, 'date') === null) this.#headers.push('Date', new Date().toUTCString())
   }

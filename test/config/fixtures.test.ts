@@ -25,7 +25,7 @@ function heads(text: string, word: string): string[] {
 t.ok(files.filter((name) => name.startsWith('bad-')).length > 100, 'the mistakes are there')
 
 for (const name of files) {
-  t.test(name.replace('.yaml', '').replaceAll('-', ' '), async (t) => {
+  void t.test(name.replace('.yaml', '').replaceAll('-', ' '), async (t) => {
     const text = readFileSync(`${FIXTURES}/${name}`, 'utf8')
     const expected = heads(text, 'error')
     const loaded = loadConfig({ file: name, text, env: { WORD: 'secret' }, flags: {} })
@@ -46,7 +46,7 @@ for (const name of files) {
   })
 }
 
-t.test('the examples of config/ load, and the JSON Schema accepts them', async (t) => {
+void t.test('the examples of config/ load, and the JSON Schema accepts them', async (t) => {
   const examples = readdirSync('config').filter((name) => name.endsWith('.yaml'))
   t.ok(
     examples.includes('minimal.yaml') &&
@@ -61,7 +61,7 @@ t.test('the examples of config/ load, and the JSON Schema accepts them', async (
   }
 })
 
-t.test(
+void t.test(
   'the published JSON Schema is the one in schema/ (`idempotency-proxy schema > schema/idempotency-proxy.schema.json`)',
   async (t) => {
     t.equal(readFileSync('schema/idempotency-proxy.schema.json', 'utf8'), publishedSchema())

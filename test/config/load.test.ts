@@ -3,55 +3,72 @@ import { readConfigFile } from '../../src/config/files.ts'
 import { formatConfigError } from '../../src/config/load.ts'
 import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
-t.test('flags go over the file, and are enough without one', async (t) => {
+void t.test('flags go over the file, and are enough without one', async (t) => {
   const flags = { upstream: 'http://127.0.0.1:4000/', listen: '0.0.0.0:80', store: 'memory:' }
   const alone = load('', { flags })
   t.equal(alone.upstream.url, 'http://127.0.0.1:4000')
   t.strictSame(alone.listen, { host: '0.0.0.0', port: 80 })
   t.equal(alone.store.url, 'memory:')
-  const over = load('upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n', { flags })
-  t.match(over, { upstream: { url: 'http://127.0.0.1:4000', timeout: 5000 }, listen: { port: 80 }, store: { url: 'memory:', timeout: 1000 } })
+  const over = load(
+    'upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n',
+    { flags },
+  )
+  t.match(over, {
+    upstream: { url: 'http://127.0.0.1:4000', timeout: 5000 },
+    listen: { port: 80 },
+    store: { url: 'memory:', timeout: 1000 },
+  })
 })
 
-t.test('an error of a flag names the flag', async (t) => {
-  t.strictSame(errorsOf(UPSTREAM, { flags: { upstream: 'localhost:3000', listen: '80', store: 'postgres://u:secret@h/d' } }), [
-    '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
-    '--listen: listen: found 80; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
-    '--store: store.url: `store.url: postgres:` is not implemented in this version; allowed: memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db',
-  ])
+void t.test('an error of a flag names the flag', async (t) => {
+  t.strictSame(
+    errorsOf(UPSTREAM, {
+      flags: { upstream: 'localhost:3000', listen: '80', store: 'postgres://u:secret@h/d' },
+    }),
+    [
+      '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
+      '--listen: listen: found 80; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
+      '--store: store.url: `store.url: postgres:` is not implemented in this version; allowed: memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db',
+    ],
+  )
   t.strictSame(errorsOf('', { file: '' }), [
     'upstream.url: found nothing; required: http://host:port, https://host:port or unix:/path, in the file or as --upstream',
   ])
 })
 
-t.test('an error is formatted as file:line:column: path: message, and all of them come in the order of the file', async (t) => {
-  const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
-  t.strictSame(
-    errors.map((error) => error.split(': found')[0]),
-    ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
-  )
-  t.match(errors[2], /did you mean `profile`\?/)
-})
+void t.test(
+  'an error is formatted as file:line:column: path: message, and all of them come in the order of the file',
+  async (t) => {
+    const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
+    t.strictSame(
+      errors.map((error) => error.split(': found')[0]),
+      ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
+    )
+    t.match(errors[2], /did you mean `profile`\?/)
+  },
+)
 
-t.test('an empty file is a configuration, where a flag names the upstream', async (t) => {
+void t.test('an empty file is a configuration, where a flag names the upstream', async (t) => {
   for (const text of ['', '\n', '# nothing\n', '---\n', '~\n']) {
     t.equal(load(text, { flags: { upstream: 'http://a' } }).routes.length, 0)
   }
 })
 
-t.test('the environment is put into scalars after parsing, and read as the type of the property', async (t) => {
-  const env = {
-    PORT: '9000',
-    COUNT: '7',
-    YES: 'true',
-    WAIT: '3s',
-    SIZE: '2MiB',
-    STATUS: '409',
-    EMPTY: '',
-    TRICK: 'a: b, # c',
-  }
-  const config = load(
-    `
+void t.test(
+  'the environment is put into scalars after parsing, and read as the type of the property',
+  async (t) => {
+    const env = {
+      PORT: '9000',
+      COUNT: '7',
+      YES: 'true',
+      WAIT: '3s',
+      SIZE: '2MiB',
+      STATUS: '409',
+      EMPTY: '',
+      TRICK: 'a: b, # c',
+    }
+    const config = load(
+      `
 listen: "127.0.0.1:\${PORT}"
 upstream: { url: "http://\${HOST:-127.0.0.1}:3000", connections: "\${COUNT}", timeout: "\${WAIT}" }
 readiness: { store: "\${YES}" }
@@ -59,28 +76,32 @@ limits: { request: "\${SIZE}" }
 store: { url: "sqlite:\${TRICK}-\${EMPTY}-\${EMPTY:-filled}-$\${COUNT}-$5" }
 defaults: { misuse: { status: "\${STATUS}" }, scope: { caller: ["header:\${NAME:-x-user}"] } }
 `,
-    { env },
+      { env },
+    )
+    t.match(config, {
+      listen: { port: 9000 },
+      upstream: { url: 'http://127.0.0.1:3000', connections: 7, timeout: 3000 },
+      readiness: { store: true },
+      limits: { request: 2 * 1024 ** 2 },
+      defaults: { misuseStatus: 409, scope: { caller: [{ kind: 'header', name: 'x-user' }] } },
+    })
+    t.equal(config.store.url, 'sqlite:a: b, # c--filled-${COUNT}-$5')
+  },
+)
+
+void t.test('names are not substituted, only values', async (t) => {
+  t.match(
+    errorsOf(`${UPSTREAM}"\${NAME}": 1\n`, { env: { NAME: 'listen' } })[0],
+    'found the unknown property `${NAME}`',
   )
-  t.match(config, {
-    listen: { port: 9000 },
-    upstream: { url: 'http://127.0.0.1:3000', connections: 7, timeout: 3000 },
-    readiness: { store: true },
-    limits: { request: 2 * 1024 ** 2 },
-    defaults: { misuseStatus: 409, scope: { caller: [{ kind: 'header', name: 'x-user' }] } },
-  })
-  t.equal(config.store.url, 'sqlite:a: b, # c--filled-${COUNT}-$5')
 })
 
-t.test('names are not substituted, only values', async (t) => {
-  t.match(errorsOf(`${UPSTREAM}"\${NAME}": 1\n`, { env: { NAME: 'listen' } })[0], 'found the unknown property `${NAME}`')
-})
-
-t.test('no error shows a password', async (t) => {
+void t.test('no error shows a password', async (t) => {
   const text = 'upstream: { url: "http://u:hunter2@h/" }\nstore: { url: "redis://:${PW}@h/x" }\n'
   for (const error of errorsOf(text, { env: { PW: 'hunter2' } })) t.notMatch(error, 'hunter2')
 })
 
-t.test('anchors, aliases and merge keys, which own entries override', async (t) => {
+void t.test('anchors, aliases and merge keys, which own entries override', async (t) => {
   const { routes } = load(`${UPSTREAM}
 defaults: &base { ttl: 2d, key: &key { minLength: 4, maxLength: 9 } }
 routes:
@@ -91,11 +112,14 @@ routes:
   t.match(routes[1], { match: { path: '/a', methods: ['PUT'] }, key: { maxLength: 9 } })
 })
 
-t.test('an alias within itself ends in an error, not in a loop', async (t) => {
-  t.match(errorsOf(`${UPSTREAM}defaults: &d { <<: *d, key: *d }\n`)[0], /defaults\.key\.key: found the unknown property/)
+void t.test('an alias within itself ends in an error, not in a loop', async (t) => {
+  t.match(
+    errorsOf(`${UPSTREAM}defaults: &d { <<: *d, key: *d }\n`)[0],
+    /defaults\.key\.key: found the unknown property/,
+  )
 })
 
-t.test('files of secrets are read without their last newline', async (t) => {
+void t.test('files of secrets are read without their last newline', async (t) => {
   const config = load(
     `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FIXTURES}/files/token }\nstore: { secretFile: ${FIXTURES}/files/secret }\n`,
   )
@@ -103,10 +127,13 @@ t.test('files of secrets are read without their last newline', async (t) => {
   t.strictSame(config.store.secret, Buffer.from('0123456789abcdef'))
 })
 
-t.test('the admin listener is off, or on loopback, or has a token', async (t) => {
+void t.test('the admin listener is off, or on loopback, or has a token', async (t) => {
   t.equal(load(`${UPSTREAM}admin: { listen: none }\n`).admin.listen, null)
   for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', '"[::1]']) {
-    t.ok(load(`${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`).admin.listen, host)
+    t.ok(
+      load(`${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`).admin.listen,
+      host,
+    )
   }
   for (const host of ['0.0.0.0', '10.0.0.1', 'example.com', '"[::]']) {
     const text = `${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`
@@ -114,18 +141,22 @@ t.test('the admin listener is off, or on loopback, or has a token', async (t) =>
   }
 })
 
-t.test('any free port is no conflict', async (t) => {
+void t.test('any free port is no conflict', async (t) => {
   t.equal(load(`${UPSTREAM}listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\n`).listen.port, 0)
-  t.match(load(`${UPSTREAM}listen: 127.0.0.1:9000\nadmin: { listen: 127.0.0.2:9000 }\n`).listen, { port: 9000 })
+  t.match(load(`${UPSTREAM}listen: 127.0.0.1:9000\nadmin: { listen: 127.0.0.2:9000 }\n`).listen, {
+    port: 9000,
+  })
 })
 
-t.test('a check is silent where what it compares could not be read', async (t) => {
-  const errors = errorsOf('upstream: { url: http://a, timeout: 2days }\ndefaults: { ttl: 1s, respondWithin: 90s }\n')
+void t.test('a check is silent where what it compares could not be read', async (t) => {
+  const errors = errorsOf(
+    'upstream: { url: http://a, timeout: 2days }\ndefaults: { ttl: 1s, respondWithin: 90s }\n',
+  )
   t.strictSame(errors.length, 1)
   t.match(errors[0], 'upstream.timeout')
 })
 
-t.test('upstream addresses are an origin or a socket', async (t) => {
+void t.test('upstream addresses are an origin or a socket', async (t) => {
   const url = (text: string): string => load('', { flags: { upstream: text } }).upstream.url
   t.equal(url('HTTP://Example.com:80/'), 'http://example.com')
   t.equal(url('https://[::1]:3000'), 'https://[::1]:3000')
@@ -133,19 +164,29 @@ t.test('upstream addresses are an origin or a socket', async (t) => {
   t.equal(url('unix:/run/app.sock'), 'unix:/run/app.sock')
 })
 
-t.test('stores that this version opens', async (t) => {
-  for (const url of ['memory:', 'sqlite:./a.db', 'sqlite:/var/lib/a.db', 'redis://h', 'redis://:p@h:1/2', 'rediss://u:p@h/']) {
+void t.test('stores that this version opens', async (t) => {
+  for (const url of [
+    'memory:',
+    'sqlite:./a.db',
+    'sqlite:/var/lib/a.db',
+    'redis://h',
+    'redis://:p@h:1/2',
+    'rediss://u:p@h/',
+  ]) {
     t.equal(load('', { flags: { upstream: 'http://a', store: url } }).store.url, url)
   }
 })
 
-t.test('a configuration file that cannot be read is an error of the configuration', async (t) => {
+void t.test('a configuration file that cannot be read is an error of the configuration', async (t) => {
   const told = (file: string): string => {
     const read = readConfigFile(file)
     return read.ok ? read.text : formatConfigError(read.error)
   }
   t.equal(told('absent.yaml'), 'absent.yaml: found no such file; allowed: a readable file of YAML in UTF-8')
   t.equal(told('config'), 'config: found a directory; allowed: a readable file of YAML in UTF-8')
-  t.equal(told(process.execPath), `${process.execPath}: found bytes that are not UTF-8; allowed: a readable file of YAML in UTF-8`)
+  t.equal(
+    told(process.execPath),
+    `${process.execPath}: found bytes that are not UTF-8; allowed: a readable file of YAML in UTF-8`,
+  )
   t.match(told('config/minimal.yaml'), 'upstream:')
 })

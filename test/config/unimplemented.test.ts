@@ -1,5 +1,5 @@
 import { Ajv } from 'ajv'
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { parse } from 'yaml'
 import { publishedSchema } from '../../src/config/schema.ts'
 import { errorsOf, UPSTREAM } from './support.ts'
@@ -46,7 +46,7 @@ const OF_A_ROUTE: Record<string, string> = {
   'limits.newKeys': 'limits: { newKeys: 5/m }',
 }
 
-function refused(t: Tap.Test, what: string, text: string): void {
+function refused(t: Test, what: string, text: string): void {
   const errors = errorsOf(text)
   t.equal(errors.length, 1, what)
   t.match(errors[0], `: \`${what}\` is not implemented in this version`)
@@ -56,11 +56,13 @@ function refused(t: Tap.Test, what: string, text: string): void {
 }
 
 for (const [what, line] of Object.entries(AT_TOP)) {
-  t.test(`${what} is not implemented, and says so`, async (t) => refused(t, what, `${UPSTREAM}${line}\n`))
+  void t.test(`${what} is not implemented, and says so`, async (t) =>
+    refused(t, what, `${UPSTREAM}${line}\n`),
+  )
 }
 
 for (const [what, line] of Object.entries(OF_A_ROUTE)) {
-  t.test(`${what} is not implemented, and says so`, async (t) => {
+  void t.test(`${what} is not implemented, and says so`, async (t) => {
     refused(t, what, `${UPSTREAM}defaults: { ${line} }\n`)
     refused(t, what, `${UPSTREAM}routes: [{ name: a, match: { path: /a }, ${line} }]\n`)
   })

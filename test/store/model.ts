@@ -17,7 +17,9 @@ export const EVENTS = [
 export type Event = (typeof EVENTS)[number]
 
 const LEASE = MINUTE
-const SPANS = { dueIn: LEASE, dropIn: 24 * 30 * HOUR }
+const CLAIMED = { dueIn: LEASE, dropIn: 24 * 30 * HOUR }
+/** Longer than any sequence of lapses. */
+const SETTLED = { dueIn: 24 * HOUR, dropIn: 24 * 30 * HOUR }
 
 /** What contract §2 says about one record, in its own words: `owner` is the number of the record's latest attempt. */
 class Model {
@@ -151,10 +153,10 @@ class Walk {
     const token = newToken()
     const claim = draft('in_progress', token)
     let reply: Awaited<ReturnType<Records['claim']> | ReturnType<Records['takeOver']>>
-    reply = await this.#records.claim(this.#id, claim, SPANS)
+    reply = await this.#records.claim(this.#id, claim, CLAIMED)
     if (reply.kind === 'exists') {
       if (readAt(reply.record, reply.now)?.state !== 'failed_retryable') return false
-      reply = await this.#records.takeOver(this.#id, reply.record, claim, SPANS)
+      reply = await this.#records.takeOver(this.#id, reply.record, claim, CLAIMED)
     }
     if (reply.kind !== 'claimed' || reply.recognised) throw new Error('a free record was not claimed')
     const { fence, createdAt } = reply.stamp
@@ -171,7 +173,7 @@ class Walk {
   ): Promise<boolean> {
     if (attempt === undefined) return false
     const { token, fence, createdAt } = attempt
-    const reply = await this.#records.settle(this.#id, draft(state, token, { fence, createdAt }), SPANS)
+    const reply = await this.#records.settle(this.#id, draft(state, token, { fence, createdAt }), SETTLED)
     if (reply.kind === 'refused') return false
     if (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt)
       throw new Error(`written under fence ${reply.stamp.fence}, the attempt's is ${fence}`)
@@ -183,7 +185,7 @@ class Walk {
     const { now, record } = await this.#records.get(this.#id)
     if (record === null || readAt(record, now)?.state !== 'unknown') return false
     const token = state === 'completed' ? Buffer.alloc(16) : record.token
-    const reply = await this.#records.replace(this.#id, record, draft(state, token), SPANS)
+    const reply = await this.#records.replace(this.#id, record, draft(state, token), SETTLED)
     return reply?.kind === 'written'
   }
 }

@@ -1,0 +1,186 @@
+import t from 'tap'
+import type { Action, Profile } from '../../src/core/policy.ts'
+import { classify, profileDefaults } from '../../src/core/profiles.ts'
+import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
+
+const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']
+const DAY = 86_400_000
+
+/** Contract §7, row by row: standard, strict, lenient, stripe. */
+const TABLE: readonly (readonly [statuses: readonly number[], retryAfter: boolean, ...actions: Action[]])[] =
+  [
+    [[200, 201, 204, 299, 301, 304, 400, 402, 404, 410, 418, 422], false, 'store', 'store', 'store', 'store'],
+    [[401, 403, 407, 408, 421, 425, 429], false, 'release', 'release', 'release', 'release'],
+    [[401, 429], true, 'release', 'release', 'release', 'release'],
+    [[503], true, 'release', 'unknown', 'release', 'store'],
+    [[503], false, 'unknown', 'unknown', 'release', 'store'],
+    [[409], false, 'store', 'store', 'store', 'release'],
+    [[502, 504], false, 'unknown', 'unknown', 'release', 'store'],
+    [[502, 504], true, 'unknown', 'unknown', 'release', 'store'],
+    [[500, 501, 505, 507, 599], false, 'store', 'unknown', 'release', 'store'],
+  ]
+
+void t.test("U08 each profile's table of statuses", async (t) => {
+  for (const [column, profile] of PROFILES.entries()) {
+    const [route] = load(routeFile(`profile: ${profile}`, 'scope: { caller: "header:authorization" }')).routes
+    if (route === undefined) throw new Error('no route')
+    for (const [statuses, retryAfter, ...actions] of TABLE) {
+      for (const status of statuses) {
+        t.equal(
+          classify(route, status, retryAfter),
+          actions[column],
+          `${profile}: ${status}${retryAfter ? ' with Retry-After' : ''}`,
+        )
+      }
+    }
+  }
+})
+
+void t.test("U08 each profile's other values", async (t) => {
+  const rows = PROFILES.map((profile) => {
+    const { onLeaseExpired, onStoreUnavailable, anonymous, minLength, tombstone, misuseStatus } =
+      profileDefaults(profile)
+    return [profile, onLeaseExpired, onStoreUnavailable, anonymous, minLength, tombstone, misuseStatus]
+  })
+  t.strictSame(rows, [
+    ['standard', 'unknown', 'reject', 'share', 1, 0, 422],
+    ['strict', 'unknown', 'reject', 'reject', 16, 7 * DAY, 422],
+    ['lenient', 'retry', 'bypass', 'share', 1, 0, 422],
+    ['stripe', 'unknown', 'reject', 'share', 1, 0, 400],
+  ])
+  for (const [
+    profile,
+    onLeaseExpired,
+    onStoreUnavailable,
+    anonymous,
+    minLength,
+    tombstone,
+    misuseStatus,
+  ] of rows) {
+    const [route] = load(routeFile(`profile: ${profile}`, 'scope: { caller: "header:authorization" }')).routes
+    t.match(route, {
+      onLeaseExpired,
+      onStoreUnavailable,
+      scope: { anonymous },
+      key: { minLength },
+      tombstone,
+      misuseStatus,
+    })
+  }
+})
+
+void t.test('a status that is none: nothing final below 200, a server error beyond 599', async (t) => {
+  const [route] = load(routeFile()).routes
+  if (route === undefined) throw new Error('no route')
+  t.equal(classify(route, 101, false), 'unknown')
+  t.equal(classify(route, 600, false), 'store')
+})
+
+void t.test("U10 a route's own entries go first, exact before class, then the profile's", async (t) => {
+  const { routes } = load(`${UPSTREAM}
+defaults: { outcomes: { 500: release, "4xx": unknown, 503: store } }
+routes:
+  - { name: inherits, match: { path: /a } }
+  - { name: own, match: { path: /b }, outcomes: { "5xx": unknown, 502: release, 401: store } }
+`)
+  const actions = (i: number, statuses: readonly number[], retryAfter = false): (Action | undefined)[] => {
+    const route = routes[i]
+    return statuses.map((status) => route && classify(route, status, retryAfter))
+  }
+  t.strictSame(actions(0, [500, 404, 401, 503, 502, 201]), [
+    'release',
+    'unknown',
+    'unknown',
+    'store',
+    'unknown',
+    'store',
+  ])
+  t.strictSame(actions(0, [503], true), ['store'], 'an own entry does not ask for Retry-After')
+  t.strictSame(actions(1, [502, 500, 503, 504, 401, 403]), [
+    'release',
+    'unknown',
+    'unknown',
+    'unknown',
+    'store',
+    'unknown',
+  ])
+})
+
+void t.test(
+  'L13 a lease that its renewal cannot serve, or a ttl below upstream.timeout, is refused',
+  async (t) => {
+    t.match(
+      errorsOf(routeFile('lease: 999ms'))[0],
+      'c.yaml:5:12: routes[0].lease: found a lease of 999ms; allowed: at least 1s',
+    )
+    t.strictSame(errorsOf(routeFile('lease: 1s')), [])
+    t.match(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 2s')}`)[0], 'allowed: at least 3s')
+    t.strictSame(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 3s')}`), [])
+    t.match(
+      errorsOf(routeFile('ttl: 59s'))[0],
+      'c.yaml:5:10: routes[0].ttl: found a ttl of 59s; allowed: at least `upstream.timeout` (1m)',
+    )
+    t.strictSame(errorsOf(routeFile('ttl: 60s')), [])
+  },
+)
+
+void t.test(
+  'profile strict demands scope.caller, in the route or in `defaults`, of what is protected',
+  async (t) => {
+    t.equal(errorsOf(routeFile('profile: strict')).length, 1)
+    t.strictSame(errorsOf(routeFile('profile: strict', 'scope: { caller: none }')), [])
+    t.strictSame(errorsOf(`defaults: { scope: { caller: "cookie:a" } }\n${routeFile('profile: strict')}`), [])
+    t.strictSame(errorsOf(routeFile('profile: strict', 'key: ignored')), [])
+    t.strictSame(errorsOf(routeFile('profile: strict', 'mode: off')), [])
+    const own = `defaults: { profile: strict }\n${routeFile('scope: { caller: "cookie:a" }')}`
+    t.match(errorsOf(own), [/defaults\.profile/], 'what no route matches is protected under `defaults`')
+    t.strictSame(errorsOf(`unmatched: pass\n${own}`), [])
+    t.match(errorsOf(`unmatched: pass\ndefaults: { profile: strict }\n${routeFile()}`), [/defaults\.profile/])
+  },
+)
+
+void t.test('a route is unreachable only behind routes that match all it does', async (t) => {
+  const reached = (...matches: readonly string[]): boolean => {
+    const routes = matches.map((match, i) => `  - { name: r${i}, match: { ${match} } }\n`)
+    return errorsOf(`${UPSTREAM}routes:\n${routes.join('')}`).length === 0
+  }
+  t.notOk(reached('path: /a', 'path: /a'))
+  t.notOk(reached('path: /%7Ea/', 'path: /~a'), 'paths are compared in their normal form')
+  t.notOk(reached('path: /*', 'path: /'), '/* is everything')
+  t.notOk(reached('path: /v1/*', 'path: "/v1/:id/*"'))
+  t.notOk(reached('path: "/v1/:a"', 'path: /v1/b, exact: true'))
+  t.notOk(reached('path: /a, methods: [POST]', 'path: /a, methods: [PATCH]', 'path: /a'))
+  t.ok(reached('path: /a', 'path: /A'))
+  t.ok(reached('path: /a, methods: [POST]', 'path: /a'))
+  t.ok(reached('path: /a, exact: true', 'path: /a'), 'the later one matches /a/ as well')
+  t.ok(reached('path: /a/, exact: true', 'path: /a, exact: true'))
+  t.ok(reached('path: /hooks/*', 'path: /hooks'), 'the slash is needed')
+  t.ok(reached('path: "/v1/:id"', 'path: /v1/*', 'path: /*'))
+  t.ok(reached('path: /v1/a', 'path: "/v1/:id"'))
+})
+
+void t.test('every promise given up by name is warned of in a sentence with its routes', async (t) => {
+  const caller = 'scope: { caller: none }'
+  const warnings = (lines: string, head = 'unmatched: pass\n'): readonly string[] =>
+    load(`${head}${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n`).warnings
+  t.strictSame(warnings(caller), [])
+  t.match(warnings(`${caller}, profile: lenient`), [/^Route `a`: profile lenient, .*\.$/])
+  t.match(warnings(`${caller}, onLeaseExpired: retry`), [/^Route `a`: onLeaseExpired retry, .*\.$/])
+  t.match(warnings(`${caller}, onStoreUnavailable: bypass`), [/^Route `a`: onStoreUnavailable bypass, .*\.$/])
+  t.match(warnings(`${caller}, outcomes: { 503: release, "4xx": release, 500: store }`), [
+    /^Route `a`: outcomes release 503, 4xx, .*\.$/,
+  ])
+  t.match(warnings('mode: off'), [/^Route `a`: mode off, .*\.$/])
+  t.match(warnings('mode: enforce'), [/^Route `a`: anonymous share, so all callers without .*\.$/])
+  t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
+    /^The store is memory:, so .*\.$/,
+  ])
+  t.strictSame(warnings(`${caller}, profile: strict`), [])
+  t.strictSame(
+    warnings('key: ignored, profile: lenient, onLeaseExpired: retry'),
+    [],
+    'nothing is promised there',
+  )
+  t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
+  t.match(warnings('profile: standard', ''), [/^Routes `a`, `default`: anonymous share/])
+})

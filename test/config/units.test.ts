@@ -1,0 +1,137 @@
+import t from 'tap'
+import { substitute } from '../../src/config/env.ts'
+import { nearest } from '../../src/config/nearest.ts'
+import {
+  formatDuration,
+  formatSize,
+  isLoopback,
+  type Parsed,
+  parseAddress,
+  parseDuration,
+  parseSize,
+} from '../../src/config/units.ts'
+
+function told<T>(parsed: Parsed<T>): T | string {
+  return parsed.ok ? parsed.value : parsed.message
+}
+
+void t.test('durations', async (t) => {
+  for (const [text, value] of Object.entries({
+    '250ms': 250,
+    '30s': 30_000,
+    '5m': 300_000,
+    '24h': 86_400_000,
+    '7d': 604_800_000,
+    '0': 0,
+    '0s': 0,
+    '007s': 7000,
+  })) {
+    t.equal(told(parseDuration(text)), value, text)
+  }
+  for (const text of [
+    '',
+    '30',
+    '1.5h',
+    '-1s',
+    '1 s',
+    '1h30m',
+    '1w',
+    '30S',
+    's',
+    '1toString',
+    '99999999999999999d',
+  ]) {
+    t.match(
+      told(parseDuration(text)),
+      /^found .*; allowed: a duration: a whole number with ms, s, m, h or d/,
+      text,
+    )
+  }
+})
+
+void t.test('sizes', async (t) => {
+  for (const [text, value] of Object.entries({
+    '0': 0,
+    '512B': 512,
+    '64KiB': 65_536,
+    '1MiB': 1_048_576,
+    '2GiB': 2_147_483_648,
+  })) {
+    t.equal(told(parseSize(text)), value, text)
+  }
+  for (const text of ['1', '1MB', '1 MiB', '1mib', '1.5MiB', '-1B']) {
+    t.match(told(parseSize(text)), /^found .*; allowed: a size: a whole number with B, KiB, MiB or GiB/, text)
+  }
+})
+
+void t.test('values are shown in the largest unit that fits', async (t) => {
+  t.strictSame([0, 250, 1500, 30_000, 90_000, 86_400_000].map(formatDuration), [
+    '0ms',
+    '250ms',
+    '1500ms',
+    '30s',
+    '90s',
+    '1d',
+  ])
+  t.strictSame([100, 65_536, 1_048_577, 2 ** 30].map(formatSize), ['100B', '64KiB', '1048577B', '1GiB'])
+})
+
+void t.test('addresses', async (t) => {
+  t.strictSame(told(parseAddress('0.0.0.0:0')), { host: '0.0.0.0', port: 0 })
+  t.strictSame(told(parseAddress('[::1]:8080')), { host: '::1', port: 8080 })
+  t.strictSame(told(parseAddress('proxy.internal:65535')), { host: 'proxy.internal', port: 65_535 })
+  for (const text of [
+    '8080',
+    ':8080',
+    'a:',
+    'a:65536',
+    '::1:80',
+    '[a]:80',
+    '[127.0.0.1]:80',
+    '300.1.1.1:80',
+    'a b:80',
+    '-a:80',
+    'a..b:80',
+    'a:80/',
+  ]) {
+    t.match(told(parseAddress(text)), /^found .*; allowed: host:port/, text)
+  }
+  t.strictSame(['127.0.0.1', '127.1.2.3', '::1', 'localhost'].map(isLoopback), [true, true, true, true])
+  t.strictSame(['0.0.0.0', '::', '128.0.0.1', '127.example.com'].map(isLoopback), [
+    false,
+    false,
+    false,
+    false,
+  ])
+})
+
+void t.test('the environment', async (t) => {
+  const env = { A: 'a', EMPTY: '', NESTED: '${A}' }
+  const texts = {
+    '${A}': 'a',
+    'x${A}y${A}z': 'xayaz',
+    '${NONE:-b}': 'b',
+    '${EMPTY:-b}': 'b',
+    '${EMPTY}': '',
+    '${NONE:-}': '',
+    '${NONE:-a:-b}': 'a:-b',
+    '${NESTED}': '${A}',
+    '$${A}': '${A}',
+    '$A $ $$': '$A $ $$',
+  }
+  for (const [text, value] of Object.entries(texts)) t.equal(told(substitute(text, env)), value, text)
+  t.equal(
+    told(substitute('${NONE}', env)),
+    'the environment variable NONE is not set; allowed: set it, or ${NONE:-default}',
+  )
+  for (const text of ['${}', '${1A}', '${A', '${A-b}', '${ A }'])
+    t.match(told(substitute(text, env)), 'allowed: ${NAME}', text)
+})
+
+void t.test('a mistyped name finds the one that was meant', async (t) => {
+  const known = ['timeout', 'connectTimeout', 'url', 'tls']
+  t.equal(nearest('timout', known), 'timeout')
+  t.equal(nearest('connecttimeout', known), 'connectTimeout')
+  t.equal(nearest('uri', known), 'url')
+  t.equal(nearest('retries', known), null)
+})

@@ -1,0 +1,148 @@
+import t from 'tap'
+import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
+import { CorruptRecord, type Register, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
+import { newId, newToken, SPANS, until } from './fixtures.ts'
+
+/** A register that does what the test says. */
+function scripted() {
+  const script = { fail: null as Error | null, calls: [] as string[] }
+  const call = (name: string) => async () => {
+    script.calls.push(name)
+    if (script.fail !== null) throw script.fail
+    return name
+  }
+  const names = ['put', 'swap', 'get', 'renew', 'due', 'remove', 'ping', 'traits'] as const
+  const methods = Object.fromEntries(names.map((name) => [name, call(name)]))
+  const close = async () => void script.calls.push('close')
+  return { script, register: { name: 'scripted', close, ...methods } as unknown as Register }
+}
+
+function setup(over = {}) {
+  const { script, register } = scripted()
+  const states: BreakerState[] = []
+  const onState = (state: BreakerState) => void states.push(state)
+  const options = { ...BREAKER_DEFAULTS, probeAfter: 5, probeAtMost: 20, onState, ...over }
+  return { script, states, breaker: withBreaker(register, options) }
+}
+
+const id = newId()
+const down = new StoreUnavailable('no answer', true)
+
+void t.test('every operation goes through while it is closed', async (t) => {
+  const { script, breaker } = setup()
+  const b = Buffer.alloc(1)
+  t.equal(breaker.name, 'scripted')
+  const replies = [
+    await breaker.put(id, b, SPANS),
+    await breaker.swap(id, { version: 1 }, b, SPANS, false),
+    await breaker.get(id),
+    await breaker.renew([{ id, token: newToken(), dueIn: 1 }]),
+    await breaker.due(1),
+    await breaker.remove(id, 1),
+    await breaker.ping(),
+    await breaker.traits(),
+  ]
+  t.same(replies, ['put', 'swap', 'get', 'renew', 'due', 'remove', 'ping', 'traits'])
+  t.same(script.calls, replies)
+})
+
+void t.test(
+  'R13 it opens after so many failures in a row, answers at once, and closes by itself',
+  async (t) => {
+    const { script, states, breaker } = setup()
+    script.fail = down
+    for (let n = 0; n < 4; n++) await t.rejects(breaker.get(id), down)
+    script.fail = null
+    await breaker.get(id)
+    script.fail = down
+    for (let n = 0; n < 5; n++) await t.rejects(breaker.get(id), down)
+    t.same(states, ['open'], 'a success in between counts from the start again')
+    const asked = script.calls.length
+    await t.rejects(breaker.get(id), {
+      name: 'StoreUnavailable',
+      maybeApplied: false,
+      message: /breaker open/,
+    })
+    await t.rejects(breaker.ping(), { message: /breaker open/ })
+    t.equal(script.calls.length, asked, 'the store is not asked')
+    await until(() => script.calls.length >= asked + 3)
+    t.ok(script.calls.slice(asked).every((name) => name === 'ping'))
+    script.fail = null
+    await until(() => states.at(-1) === 'closed')
+    t.same(states.slice(0, 5), ['open', 'half_open', 'open', 'half_open', 'open'])
+    t.equal(await breaker.get(id), 'get')
+    script.fail = down
+    await t.rejects(breaker.get(id), down)
+    t.equal(states.at(-1), 'closed', 'failures of before are forgotten')
+    await breaker.close()
+  },
+)
+
+void t.test('R08 errors that are answers do not open it', async (t) => {
+  const { script, states, breaker } = setup()
+  for (const error of [new StoreFull('full'), new CorruptRecord('bad'), new TypeError('bug')]) {
+    script.fail = error
+    for (let n = 0; n < 10; n++) await t.rejects(breaker.get(id), error)
+  }
+  t.same(states, [])
+})
+
+void t.test('failures of operations from before it opened do not open it again', async (t) => {
+  const { script, register } = scripted()
+  const failures: ((error: Error) => void)[] = []
+  const successes: ((reply: never) => void)[] = []
+  const slow = () =>
+    new Promise<never>((resolve, reject) => {
+      failures.push(reject)
+      successes.push(resolve)
+    })
+  const states: BreakerState[] = []
+  const options = {
+    threshold: 2,
+    probeAfter: 1,
+    probeAtMost: 1,
+    onState: (s: BreakerState) => void states.push(s),
+  }
+  const breaker = withBreaker({ ...register, get: slow }, options)
+  const pending = Array.from({ length: 6 }, () => breaker.get(id))
+  const settled = Promise.allSettled(pending)
+  failures[0]?.(down)
+  failures[1]?.(down)
+  await until(() => states.at(-1) === 'closed')
+  for (const fail of failures.slice(2, 5)) fail(down)
+  successes[5]?.({} as never)
+  await settled
+  t.same(states, ['open', 'half_open', 'closed'])
+  t.same(script.calls, ['ping'])
+})
+
+void t.test('close ends the probing', async (t) => {
+  const { script, states, breaker } = setup({ threshold: 1 })
+  script.fail = down
+  await t.rejects(breaker.get(id), down)
+  await breaker.close()
+  await new Promise((done) => setTimeout(done, 50))
+  t.same(script.calls, ['get', 'close'])
+  t.same(states, ['open'])
+})
+
+void t.test('close during a probe ends it, too', async (t) => {
+  const { register } = scripted()
+  const states: BreakerState[] = []
+  let fail: (error: Error) => void = () => {}
+  const ping = () => new Promise<never>((_, reject) => (fail = reject))
+  const get = () => Promise.reject(down)
+  const options = {
+    threshold: 1,
+    probeAfter: 1,
+    probeAtMost: 1,
+    onState: (s: BreakerState) => void states.push(s),
+  }
+  const breaker = withBreaker({ ...register, get, ping }, options)
+  await t.rejects(breaker.get(id), down)
+  await until(() => states.at(-1) === 'half_open')
+  await breaker.close()
+  fail(down)
+  await new Promise((done) => setTimeout(done, 30))
+  t.same(states, ['open', 'half_open', 'open'])
+})

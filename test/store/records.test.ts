@@ -1,0 +1,181 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { Records } from '../../src/store/records.ts'
+import type { PutReply } from '../../src/store/register.ts'
+import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
+
+function setup() {
+  const clock = { now: 1_795_000_000_000 }
+  const register = new MemoryRegister({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
+  return { clock, register, records: new Records(register) }
+}
+
+void t.test('claim: a new record is claimed, another one is given back', async (t) => {
+  const { clock, records } = setup()
+  const id = newId()
+  const claimed = await records.claim(id, draft('in_progress', newToken()), SPANS)
+  const stamp = { version: clock.now, fence: clock.now, createdAt: clock.now }
+  t.strictSame(claimed, { kind: 'claimed', now: clock.now, stamp, recognised: false })
+  const met = await records.claim(id, draft('in_progress', newToken()), SPANS)
+  t.match(met, { kind: 'exists', record: { state: 'in_progress', ...stamp } })
+})
+
+void t.test(
+  'L05 claim: our own claim whose reply was lost is recognised while it is in progress',
+  async (t) => {
+    const { clock, records } = setup()
+    const id = newId()
+    const own = draft('in_progress', newToken())
+    const first = await records.claim(id, own, SPANS)
+    clock.now += 5
+    t.match(await records.claim(id, own, SPANS), { ...first, now: clock.now, recognised: true })
+    await records.settle(id, draft('completed', own.token), SPANS)
+    t.match(await records.claim(id, own, SPANS), { kind: 'exists', record: { state: 'completed' } })
+  },
+)
+
+void t.test('takeOver: one of several wins, under the next fence', async (t) => {
+  const { records } = setup()
+  const id = newId()
+  await records.claim(id, draft('in_progress', newToken()), SPANS)
+  const { record } = await records.get(id)
+  if (record === null) throw new Error('no record')
+  const [one, two] = [draft('in_progress', newToken()), draft('in_progress', newToken())]
+  const won = await records.takeOver(id, record, one, SPANS)
+  t.match(won, {
+    kind: 'claimed',
+    stamp: { version: record.version + 1, fence: record.fence + 1 },
+    recognised: false,
+  })
+  t.match(await records.takeOver(id, record, two, SPANS), {
+    kind: 'lost',
+    record: { fence: record.fence + 1 },
+  })
+  t.match(
+    await records.takeOver(id, record, one, SPANS),
+    { ...won, recognised: true },
+    'its own, after a lost reply',
+  )
+  await records.remove(id, record.version + 1)
+  t.match(await records.takeOver(id, record, two, SPANS), { kind: 'lost', record: null })
+})
+
+void t.test('settle: written once, refused to a stranger and after completion', async (t) => {
+  const { records } = setup()
+  const id = newId()
+  const token = newToken()
+  await records.claim(id, draft('in_progress', token), SPANS)
+  t.match(await records.settle(id, draft('completed', newToken()), SPANS), {
+    kind: 'refused',
+    record: { state: 'in_progress' },
+  })
+  t.match(await records.settle(id, draft('unknown', token), SPANS), { kind: 'written' })
+  t.match(await records.settle(id, draft('completed', token), SPANS), { kind: 'written' })
+  t.match(await records.settle(id, draft('completed', token), SPANS), {
+    kind: 'refused',
+    record: { state: 'completed' },
+  })
+})
+
+void t.test(
+  'L11 settle: a record that has gone is written again under its fence, unless another is there',
+  async (t) => {
+    const { clock, records } = setup()
+    const id = newId()
+    const token = newToken()
+    const outcome = draft('completed', token, { fence: clock.now - 9, createdAt: clock.now - 9 })
+    const stamp = { version: clock.now, fence: clock.now - 9, createdAt: clock.now - 9 }
+    t.match(await records.settle(id, outcome, SPANS), { kind: 'recovered', stamp })
+    t.match(await records.settle(id, draft('completed', newToken()), SPANS), { kind: 'refused' })
+  },
+)
+
+void t.test('settle: what appears between its two steps', async (t) => {
+  const { register } = setup()
+  const token = newToken()
+  // A store in which `bytes` come up just before the first put.
+  const racing = (bytes: Buffer | null, id: RecordId) => {
+    let raced = false
+    return new Records(
+      Object.assign(Object.create(register), {
+        swap: register.swap.bind(register),
+        async put(...[to, own, spans]: Parameters<MemoryRegister['put']>): Promise<PutReply> {
+          if (!raced && bytes !== null) await register.put(id, bytes, spans)
+          raced = true
+          return register.put(to, own, spans)
+        },
+      }),
+    )
+  }
+  const outcome = draft('completed', token)
+  const [late, foreign] = [newId(), newId()]
+  t.match(
+    await racing(bytesOf('in_progress', token), late).settle(late, outcome, SPANS),
+    { kind: 'written' },
+    'its own claim, applied late',
+  )
+  t.match(await racing(bytesOf('in_progress', newToken()), foreign).settle(foreign, outcome, SPANS), {
+    kind: 'refused',
+    record: { state: 'in_progress' },
+  })
+})
+
+void t.test('settle gives up where its own claim comes and goes', async (t) => {
+  const token = newToken()
+  const bytes = bytesOf('in_progress', token)
+  const fickle = {
+    swap: async () => ({ done: false, now: 1, bytes: null }),
+    put: async () => ({ done: false, now: 1, bytes }),
+  }
+  const records = new Records(Object.assign(Object.create(setup().register), fickle))
+  t.match(await records.settle(newId(), draft('completed', token), SPANS), { kind: 'refused' })
+})
+
+void t.test('replace: at exactly the version that was seen', async (t) => {
+  const { records } = setup()
+  const id = newId()
+  await records.claim(id, draft('in_progress', newToken()), SPANS)
+  const { record } = await records.get(id)
+  if (record === null) throw new Error('no record')
+  const decision = draft('completed', Buffer.alloc(16), { result: response() })
+  t.match(await records.replace(id, record, decision, SPANS), {
+    kind: 'written',
+    stamp: { fence: record.fence },
+  })
+  t.match(await records.replace(id, record, decision, SPANS), {
+    kind: 'refused',
+    record: { state: 'completed' },
+  })
+  t.equal(await records.replace(newId(), record, decision, SPANS), null)
+})
+
+void t.test('a record that cannot be decoded is told, and not touched', async (t) => {
+  const { register, records } = setup()
+  const id = newId()
+  const token = newToken()
+  const bytes = bytesOf('in_progress', token)
+  bytes[2] = 9
+  await register.put(id, bytes, SPANS)
+  const before = (await register.get(id)).bytes
+  const corrupt = { name: 'CorruptRecord' }
+  await t.rejects(records.get(id), corrupt)
+  await t.rejects(records.claim(id, draft('in_progress', token), SPANS), corrupt)
+  await t.rejects(records.settle(id, draft('completed', token), SPANS), corrupt)
+  t.same((await register.get(id)).bytes, before)
+})
+
+void t.test('the rest goes straight to the register', async (t) => {
+  const { clock, records } = setup()
+  const id = newId()
+  const token = newToken()
+  t.equal(records.name, 'memory')
+  t.equal(await records.ping(), clock.now)
+  t.same((await records.get(id)).record, null)
+  await records.claim(id, draft('in_progress', token), SPANS)
+  t.same(await records.renew([{ id, token, dueIn: 0 }]), [true])
+  t.same(await records.due(5), [id])
+  t.equal(await records.remove(id, clock.now + 1), true)
+  t.match(await records.traits(), { durable: false, evicts: false })
+  await records.close()
+})

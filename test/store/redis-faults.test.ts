@@ -1,0 +1,324 @@
+import { execFileSync } from 'node:child_process'
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { getCACertificates, setDefaultCACertificates } from 'node:tls'
+import t, { type Test } from 'tap'
+import type { Millis } from '../../src/core/record.ts'
+import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
+import { RedisRegister, recordKey } from '../../src/store/redis.ts'
+import { storeError, traitsOf } from '../../src/store/redis-replies.ts'
+import { StoreUnavailable } from '../../src/store/register.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { bytesOf, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
+
+const FAST: Millis = 300
+const PATIENT: Millis = 10_000
+const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
+const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
+
+const claim = () => bytesOf('in_progress', newToken())
+
+async function open(t: Test, url: string, timeoutMs = PATIENT) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const register = await RedisRegister.open({ url, timeoutMs, onEvent })
+  t.teardown(() => register.close())
+  return { register, events }
+}
+
+const answers = (register: RedisRegister) => () =>
+  register.ping().then(
+    () => true,
+    () => false,
+  )
+
+void t.test(
+  'R01 down at start: it opens all the same, refuses at once, and connects when Redis is there',
+  async (t) => {
+    await using server = await RedisServer.start()
+    await server.stop()
+    const { register, events } = await open(t, server.url)
+    const id = newId()
+    await t.rejects(register.put(id, claim(), SPANS), {
+      ...NOT_APPLIED,
+      message: /not connected: .*ECONNREFUSED/,
+    })
+    await t.rejects(register.traits(), NOT_APPLIED)
+    await server.start()
+    await until(answers(register))
+    t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
+    t.equal(events.filter((event) => event.startsWith('error')).length, 1, 'the same trouble is told once')
+    t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+    await server.stop()
+    await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
+    t.ok(events.some((event) => event.startsWith('disconnected')))
+  },
+)
+
+void t.test(
+  'R03 a Redis that hangs is bounded by the command timeout, and used again when it answers',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const { register, events } = await open(t, server.url, FAST)
+    const id = newId()
+    server.pause()
+    const begun = performance.now()
+    const first = await Promise.allSettled([
+      register.put(id, claim(), SPANS),
+      register.get(id),
+      register.ping(),
+    ])
+    t.ok(performance.now() - begun < 10 * FAST)
+    for (const one of first)
+      t.match(one, { status: 'rejected', reason: { ...APPLIED, message: /timed out/ } })
+    await Promise.allSettled([register.ping(), register.ping()])
+    await until(() => events.some((event) => event.startsWith('disconnected')))
+    await t.rejects(register.ping(), NOT_APPLIED, 'a wholly silent connection is given up')
+    server.resume()
+    await until(answers(register))
+    t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
+  },
+)
+
+void t.test('a slow answer is no silence', async (t) => {
+  await using server = await RedisServer.start()
+  const { register, events } = await open(t, server.url, FAST)
+  for (let n = 0; n < 6; n++) {
+    server.pause()
+    const late = register.ping()
+    await t.rejects(late, APPLIED)
+    server.resume()
+    await until(answers(register))
+  }
+  t.same(events, [`connected: 127.0.0.1:${server.port}`])
+})
+
+void t.test(
+  'R04 a connection that breaks with commands in flight: they may have been applied, none is sent again',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const { register } = await open(t, server.url)
+    const ids = [newId(), newId()]
+    server.pause()
+    const pending = Promise.allSettled(ids.map((id) => register.put(id, claim(), SPANS)))
+    await new Promise(setImmediate)
+    await new Promise(setImmediate)
+    await server.kill()
+    for (const one of await pending) t.match(one, { status: 'rejected', reason: APPLIED })
+    await server.start()
+    await until(answers(register))
+    for (const id of ids) t.equal((await register.get(id)).bytes, null)
+  },
+)
+
+void t.test(
+  'R08 out of memory: new claims are refused, what is there is answered, outcomes are kept',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const { register } = await open(t, server.url)
+    const id = newId()
+    const token = newToken()
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    await server.command('CONFIG', 'SET', 'maxmemory', '1')
+    const full = { name: 'StoreFull', maybeApplied: false, message: /Redis is full: OOM/ }
+    const other = newId()
+    await t.rejects(register.put(other, claim(), SPANS), full)
+    t.match(await register.put(id, claim(), SPANS), { done: false })
+    t.same(await register.renew([{ id, token, dueIn: 1000 }]), [true])
+    const own = { token, states: ['in_progress'] } as const
+    const large = bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) })
+    await t.rejects(register.swap(id, own, large, SPANS, false), full)
+    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+    await server.command('CONFIG', 'SET', 'maxmemory', '0')
+    t.ok((await register.put(other, claim(), SPANS)).done)
+  },
+)
+
+void t.test('a read-only replica refuses; once promoted it is used', async (t) => {
+  await using primary = await RedisServer.start()
+  await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(primary.port)] })
+  await until(async () =>
+    String(await replica.command('INFO', 'replication')).includes('master_link_status:up'),
+  )
+  const { register, events } = await open(t, replica.url)
+  t.ok((await register.traits()).findings.some((finding) => finding.includes('read-only replica')))
+  await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /READONLY/ })
+  await until(() => events.filter((event) => event.startsWith('connected')).length === 2)
+  t.pass('it connected anew: the name may lead to another server by now')
+  await replica.command('REPLICAOF', 'NO', 'ONE')
+  await until(answers(register))
+  t.ok((await register.put(newId(), claim(), SPANS)).done)
+})
+
+void t.test('R09 scripts that Redis has forgotten are sent again, unseen', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const id = newId()
+  t.ok((await register.put(id, claim(), SPANS)).done)
+  await server.command('SCRIPT', 'FLUSH')
+  t.ok((await register.put(newId(), claim(), SPANS)).done)
+  await server.restart()
+  await until(answers(register))
+  t.ok((await register.get(id)).bytes, 'and with appendonly the records are still there')
+  await server.command('SCRIPT', 'FLUSH')
+  await server.command('DEL', recordKey(id))
+  await server.command('RPUSH', recordKey(id), 'x')
+  await t.rejects(register.get(id), { name: 'CorruptRecord' }, 'errors of the second try are told alike')
+})
+
+void t.test('user and password; a right that is missing is no outage', async (t) => {
+  await using server = await RedisServer.start()
+  const rights = ['on', '>p@ss:word/ü', '~idempotency:*', '+@all']
+  await server.command('ACL', 'SETUSER', 'app', ...rights)
+  const url = (password: string) => `redis://app:${encodeURIComponent(password)}@127.0.0.1:${server.port}`
+  const { register } = await open(t, url('p@ss:word/ü'))
+  t.ok((await register.put(newId(), claim(), SPANS)).done)
+  await server.command('ACL', 'SETUSER', 'app', '-info', '-evalsha')
+  t.match(await register.traits(), { durable: null, evicts: null, findings: [/INFO is denied/] })
+  await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /NOPERM/ })
+  await server.command('ACL', 'SETUSER', 'app', '+info', '+evalsha')
+  const wrong = await open(t, url('wrong'))
+  await t.rejects(wrong.register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /WRONGPASS/ })
+  const none = await open(t, `redis://app@127.0.0.1:${server.port}`)
+  await t.rejects(none.register.ping(), NOT_APPLIED)
+  t.notMatch(JSON.stringify([wrong.events, none.events]), /p@ss/)
+})
+
+void t.test('TLS: the certificate is verified', async (t) => {
+  using dir = tempDir()
+  execFileSync(
+    'openssl',
+    [
+      ...[
+        'req',
+        '-x509',
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:prime256v1',
+        '-nodes',
+        '-days',
+        '2',
+      ],
+      ...['-subj', '/CN=redis', '-addext', 'subjectAltName=IP:127.0.0.1'],
+      ...['-keyout', join(dir.path, 'key.pem'), '-out', join(dir.path, 'cert.pem')],
+    ],
+    { stdio: 'ignore' },
+  )
+  await using server = await RedisServer.start({ tls: dir.path })
+  const stranger = await open(t, server.url)
+  await t.rejects(stranger.register.ping(), { ...NOT_APPLIED, message: /self-signed certificate/ })
+  const before = getCACertificates('default')
+  setDefaultCACertificates([...before, readFileSync(join(dir.path, 'cert.pem'), 'utf8')])
+  t.teardown(() => setDefaultCACertificates(before))
+  const { register } = await open(t, server.url)
+  const id = newId()
+  t.ok((await register.put(id, claim(), SPANS)).done)
+  t.ok((await register.get(id)).bytes)
+})
+
+void t.test(
+  'the database of the URL is used; one that Redis refuses is an outage, not database 0',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const { register } = await open(t, `${server.url}/3`)
+    await register.put(newId(), claim(), SPANS)
+    t.match(await server.command('INFO', 'keyspace'), /db3:keys=2/)
+    const wrong = await open(t, `${server.url}/99`)
+    await t.rejects(wrong.register.put(newId(), claim(), SPANS), {
+      ...NOT_APPLIED,
+      message: /DB index is out of range/,
+    })
+    t.notMatch(await server.command('INFO', 'keyspace'), /db0/)
+    t.notOk(wrong.events.some((event) => event.startsWith('connected')))
+  },
+)
+
+void t.test('R07 traits: eviction and persistence', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  t.strictSame(await register.traits(), { durable: true, evicts: false, findings: [] })
+  await server.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
+  await server.command('CONFIG', 'SET', 'appendonly', 'no')
+  t.match(await register.traits(), {
+    durable: false,
+    evicts: true,
+    findings: [/appendonly is off/, /allkeys-lru, not noeviction/],
+  })
+  const strange = traitsOf('redis_version:6.2.1\r\nrole:master\r\ncluster_enabled:1\r\naof_enabled:1\r\n')
+  t.match(strange, {
+    durable: true,
+    evicts: null,
+    findings: [/6\.2\.1 is too old/, /node of a cluster/, /does not tell/],
+  })
+  t.match(traitsOf('').findings, [/Redis \? is too old|appendonly/])
+})
+
+void t.test('R13 the breaker opens while Redis hangs, answers at once, and closes by itself', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url, FAST)
+  const states: BreakerState[] = []
+  const options = {
+    ...BREAKER_DEFAULTS,
+    probeAfter: 20,
+    probeAtMost: 100,
+    onState: (s: BreakerState) => void states.push(s),
+  }
+  const breaker = withBreaker(register, options)
+  t.teardown(() => breaker.close())
+  server.pause()
+  await Promise.allSettled(Array.from({ length: 5 }, () => breaker.get(newId())))
+  t.equal(states[0], 'open')
+  const begun = performance.now()
+  await t.rejects(breaker.get(newId()), { ...NOT_APPLIED, message: /breaker open/ })
+  t.ok(performance.now() - begun < FAST)
+  server.resume()
+  await until(() => states.at(-1) === 'closed')
+  t.equal((await breaker.get(newId())).bytes, null)
+})
+
+void t.test('close ends without Redis, too', async (t) => {
+  const down = await RedisRegister.open({
+    url: `redis://127.0.0.1:${await freePort()}`,
+    timeoutMs: FAST,
+    onEvent() {},
+  })
+  await down.close()
+  await t.rejects(down.ping(), NOT_APPLIED)
+  await using server = await RedisServer.start()
+  const hanging = await RedisRegister.open({ url: server.url, timeoutMs: FAST, onEvent() {} })
+  server.pause()
+  const pending = t.rejects(hanging.ping(), APPLIED)
+  await hanging.close()
+  await pending
+})
+
+void t.test('errors keep what may have been applied, and no argument of a command', async (t) => {
+  const reply = (message: string) =>
+    Object.assign(new Error(message), { name: 'ReplyError', command: { args: ['secret'] } })
+  for (const code of [
+    'READONLY',
+    'MISCONF',
+    'LOADING',
+    'NOAUTH',
+    'WRONGPASS',
+    'NOPERM',
+    'CLUSTERDOWN',
+    'MOVED',
+    'ERR',
+  ]) {
+    const error = storeError(reply(`${code} because`))
+    t.match(error, NOT_APPLIED, code)
+    t.notMatch(JSON.stringify(error), /secret/)
+  }
+  t.match(storeError(reply('OOM command not allowed')), { name: 'StoreFull', maybeApplied: false })
+  t.match(storeError(reply('WRONGTYPE Operation')), { name: 'CorruptRecord' })
+  t.match(storeError(new Error('Command timed out')), APPLIED)
+  t.match(storeError(new Error('Connection is closed.')), APPLIED)
+  t.match(
+    storeError(new Error("Stream isn't writeable and enableOfflineQueue options is false")),
+    NOT_APPLIED,
+  )
+  const own = new StoreUnavailable('x', false)
+  t.equal(storeError(own), own)
+})
