@@ -191,9 +191,9 @@ async function start(
       if (url !== null) resolve(url)
     })
   })
-  const gone = once(child, 'exit').then(([code, signal]: unknown[]) => {
+  const gone = once(child, 'exit').then(() => {
     if (stopping) return new Promise<never>(() => {})
-    throw new Error(`${name} ended by itself (${String(signal ?? code)})\n${entry.stderr.join('')}`)
+    throw new Error(`${name} ended by itself`)
   })
   gone.catch((error: unknown) => void abandon(error))
   return Promise.race([
@@ -236,7 +236,19 @@ async function stop(): Promise<void> {
 async function abandon(error: unknown): Promise<void> {
   if (stopping) return
   process.exitCode = 1
-  process.stderr.write(`\ndemo: ${error instanceof Error ? error.message : String(error)}\n`)
+  // A server that has died is the reason, a refused connection only its consequence.
+  await sleep(200)
+  const dead = children.filter(
+    ({ process: { exitCode, signalCode } }) => exitCode !== null || signalCode !== null,
+  )
+  const why = dead.map(
+    ({ name, process: { exitCode, signalCode }, stderr }) =>
+      `${name} ended by itself (${signalCode ?? exitCode})\n${stderr.join('')}`,
+  )
+  if (stopping) return
+  process.stderr.write(
+    `\ndemo: ${why.join('\n') || (error instanceof Error ? error.message : String(error))}\n`,
+  )
   await stop()
   process.exit(1)
 }

@@ -73,12 +73,12 @@ check 'stop signal' "$(docker inspect -f '{{.Config.StopSignal}}' "$PROXY")" SIG
 check 'NODE_ENV' "$(inside 'console.log(process.env.NODE_ENV)')" production
 check 'dev dependencies, sources and tests in /app' "$(inside "
   const { existsSync, readFileSync } = require('node:fs')
-  const { devDependencies } = JSON.parse(readFileSync('/app/package.json', 'utf8'))
-  const { dependencies } = JSON.parse(readFileSync('/app/package.json', 'utf8'))
-  const found = Object.keys(devDependencies).filter((name) => !(name in dependencies) && existsSync('/app/node_modules/' + name))
-  console.log([...found, ...['src', 'test', 'scripts', 'examples'].filter((name) => existsSync('/app/' + name))].join(' ') || 'none')")" none
+  const { packages } = JSON.parse(readFileSync('/app/node_modules/.package-lock.json', 'utf8'))
+  const found = Object.keys(packages).filter((name) => packages[name].dev && existsSync('/app/' + name))
+  const more = ['src', 'test', 'scripts', 'examples', 'node_modules/typescript', 'node_modules/node']
+  console.log([...found, ...more.filter((name) => existsSync('/app/' + name))].join(' ') || 'none')")" none
 check '--help' "$(docker run --rm --read-only --network none "$PROXY" --help >/dev/null && echo 'exit 0')" 'exit 0'
-printf '            %-58s %s MB, of which base %s MB\n' 'size' \
+printf '            %-58s %s MB, of which base %s MB\n' 'size (unpacked)' \
   "$(($(docker image inspect -f '{{.Size}}' "$PROXY") / 1000000))" \
   "$(($(docker image inspect -f '{{.Size}}' "${NODE_IMAGE:-node:24-slim}") / 1000000))"
 

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { REFUSALS } from '../src/core/refusal.ts'
+import { configurationDoc } from './support/configuration-doc.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 
 /** The rows of a Markdown file's tables, cells without backticks. */
@@ -25,6 +26,11 @@ t.test('docs/errors.md lists every answer of the proxy with its status and advic
 t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in order', async (t) => {
   const known = Object.entries(METRICS).map(([name, { kind, labels, help }]) => [name, kind, labels.join(', '), help])
   t.same(rows('docs/metrics.md'), known)
+})
+
+t.test('docs/configuration.md is what the schema says', async (t) => {
+  const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
+  t.equal(text, configurationDoc(), 'run: node scripts/docs.ts > docs/configuration.md')
 })
 
 t.test('the documents that others point to are there', async (t) => {

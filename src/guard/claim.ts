@@ -9,16 +9,22 @@ import type { Run } from './call.ts'
 /** Rounds of a race that others keep winning; each lost round means that somebody else moved the record on. */
 const MAX_ROUNDS = 16
 
+/** A record that answers the request: nobody may claim over it. */
+export type Met = Exclude<Decision, { kind: 'take_over' | 'gone' }>
+
+/** `lost`: a claim of ours may be in the store, or still on its way there; `over` is what it expected to find. */
+export interface Unclaimed {
+  readonly kind: 'unavailable'
+  readonly error: unknown
+  readonly attempt: Attempt
+  readonly lost: boolean
+  readonly over: IdempotencyRecord | null
+}
+
 export type Claimed =
   | { readonly kind: 'claimed'; readonly run: Run; readonly before: State | 'absent' }
-  | { readonly kind: 'met'; readonly decision: Exclude<Decision, { kind: 'take_over' | 'gone' }> }
-  /** `lost`: a claim of ours may be in the store, or still on its way there; `over` is what it expected to find. */
-  | {
-      readonly kind: 'unavailable'
-      readonly error: unknown
-      readonly lost: boolean
-      readonly over: IdempotencyRecord | null
-    }
+  | { readonly kind: 'met'; readonly decision: Met }
+  | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
 /**
@@ -33,21 +39,21 @@ export async function claim(
   token: Buffer,
 ): Promise<Claimed> {
   const spans = claimSpans(route)
-  let attempt: Attempt = { fence: 0, token, attempts: 1 }
+  const first: Attempt = { fence: 0, token, attempts: 1 }
+  let attempt = first
   let before: State | 'absent' = 'absent'
   let over: IdempotencyRecord | null = null
   let lost = false
   let error: unknown = new Error('other claims kept moving the record on')
   for (let round = 0; round < MAX_ROUNDS; round++) {
     try {
-      const reply = await records.claim(id, claimDraft(operation, { fence: 0, token, attempts: 1 }), spans)
+      const reply = await records.claim(id, claimDraft(operation, first), spans)
       if (reply.kind === 'claimed') {
         const { fence, createdAt } = reply.stamp
-        return {
-          kind: 'claimed',
-          before,
-          run: { id, route, operation, attempt: { ...attempt, fence }, createdAt },
-        }
+        // Recognised: the claim of the round before, whatever it was, had come through. Else nothing was there any more.
+        const own = reply.recognised ? { before, attempt } : { before: 'absent' as const, attempt: first }
+        const run = { id, route, operation, attempt: { ...own.attempt, fence }, createdAt }
+        return { kind: 'claimed', before: own.before, run }
       }
       const decision = decide(reply.record, operation, route, reply.now)
       if (decision.kind === 'gone') continue
@@ -72,8 +78,8 @@ export async function claim(
         lost = true
         continue
       }
-      return { kind: 'unavailable', error, lost: lost || caught.maybeApplied, over }
+      return { kind: 'unavailable', error, attempt, lost: lost || caught.maybeApplied, over }
     }
   }
-  return { kind: 'unavailable', error, lost, over }
+  return { kind: 'unavailable', error, attempt, lost, over }
 }

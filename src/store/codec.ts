@@ -106,22 +106,13 @@ function encodeResultHead(w: Writer, result: CompletedResponse | null): void {
 
 /** @throws {CorruptRecord} for anything that this version did not write. */
 export function decodeRecord(bytes: Buffer): IdempotencyRecord {
-  try {
-    return decode(bytes)
-  } catch (error) {
-    if (error instanceof CorruptRecord) throw error
-    throw new CorruptRecord(`the stored record cannot be decoded (${bytes.length} bytes)`, { cause: error })
-  }
-}
-
-function decode(bytes: Buffer): IdempotencyRecord {
   if (bytes.length < HEAD_AT || bytes[0] !== 0x49 || bytes[1] !== 0x50)
     throw new CorruptRecord(`the stored record does not begin with "IP" (${bytes.length} bytes)`)
   if (bytes[PREFIX.schema] !== SCHEMA)
     throw new CorruptRecord(
       `the stored record has schema version ${bytes[PREFIX.schema]}; this version reads ${SCHEMA}`,
     )
-  const state = STATES[(bytes[PREFIX.state] ?? 0) - 1]
+  const state = STATES[bytes.readUInt8(PREFIX.state) - 1]
   if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)
   const due = u48(bytes, PREFIX.due)
   const head = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
@@ -234,7 +225,7 @@ export function meets(bytes: Buffer, condition: Condition): boolean {
   if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA)
     return false
   if ('version' in condition) return u48(bytes, PREFIX.version) === condition.version
-  const state = STATES[(bytes[PREFIX.state] ?? 0) - 1]
+  const state = STATES[bytes.readUInt8(PREFIX.state) - 1]
   return (
     state !== undefined &&
     condition.states.includes(state) &&

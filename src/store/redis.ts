@@ -46,6 +46,8 @@ const CONNECT_TIMEOUT: Millis = 2000
 /** Short enough that traffic is served again soon after Redis is, long enough not to hammer a dead host. */
 const RECONNECT_FROM: Millis = 50
 const RECONNECT_TO: Millis = 2000
+/** How long a server that does not say goodbye is waited for. */
+const DISCONNECT_TIMEOUT: Millis = 250
 /** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
 const SILENT_COMMANDS = 5
 
@@ -214,7 +216,9 @@ export class RedisRegister implements Register {
     }
     const heard = stream.bytesRead
     try {
-      return await this.#client.sendCommand(new Command(name, args, { replyEncoding: null }))
+      const reply = await this.#client.sendCommand(new Command(name, args, { replyEncoding: null }))
+      this.#silentCommands = 0
+      return reply
     } catch (error) {
       const silent = (error as Error).message === TIMED_OUT && stream.bytesRead === heard
       this.#silentCommands = silent ? this.#silentCommands + 1 : 0
@@ -224,19 +228,15 @@ export class RedisRegister implements Register {
   }
 
   #connect({ url, timeoutMs }: RedisRegisterOptions): Redis {
-    const { protocol, hostname, port, username, password, pathname } = new URL(url)
+    const address = addressOf(url)
+    const name = `${address.host}:${address.port}`
     const client = new Redis({
-      host: hostname.replace(/^\[|\]$/g, ''),
-      port: Number(port || 6379),
-      username: decodeURIComponent(username),
-      password: decodeURIComponent(password),
-      db: Number(pathname.slice(1)),
-      ...(protocol === 'rediss:' ? { tls: {} } : {}),
+      ...address,
       connectionName: 'idempotency-proxy',
       disableClientInfo: true,
       lazyConnect: true,
       connectTimeout: CONNECT_TIMEOUT,
-      disconnectTimeout: timeoutMs,
+      disconnectTimeout: DISCONNECT_TIMEOUT,
       commandTimeout: timeoutMs,
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
@@ -249,11 +249,11 @@ export class RedisRegister implements Register {
       if (this.#wrongDatabase) return
       this.#trouble = null
       this.#silentCommands = 0
-      this.#onEvent('connected', `${hostname}:${port || 6379}`)
+      this.#onEvent('connected', name)
     })
     client.on('close', () => {
       this.#wrongDatabase = false
-      if (this.#trouble === null) this.#onEvent('disconnected', `${hostname}:${port || 6379}`)
+      if (this.#trouble === null) this.#onEvent('disconnected', name)
     })
     client.on('error', (error: Error & { command?: { name: string } }) => {
       this.#wrongDatabase ||= error.command?.name === 'select'
@@ -262,6 +262,19 @@ export class RedisRegister implements Register {
       this.#trouble = error.message
     })
     return client
+  }
+}
+
+/** What a URL says about the connection. */
+export function addressOf(url: string) {
+  const { protocol, hostname, port, username, password, pathname } = new URL(url)
+  return {
+    host: hostname.replace(/^\[|\]$/g, ''),
+    port: Number(port || 6379),
+    username: decodeURIComponent(username),
+    password: decodeURIComponent(password),
+    db: Number(pathname.slice(1)),
+    ...(protocol === 'rediss:' ? { tls: {} } : {}),
   }
 }
 

@@ -1,6 +1,10 @@
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import type { Condition, Renewal } from './register.ts'
 
+export const BUSY = 5
+const READONLY = 8
+const FULL = 13
+
 /** Between `sqlite.ts` and its worker. A reply's `result` is what the operation of the port answers. */
 export type Operation =
   | { readonly op: 'put'; readonly id: RecordId; readonly bytes: Uint8Array; readonly spans: Spans }
@@ -39,4 +43,21 @@ export interface WorkerOptions {
   readonly skew: SharedArrayBuffer
   /** Bound of the file in pages; 0: none. */
   readonly maxPages: number
+}
+
+/** What an operation of a transaction answers where that failed. */
+export function failureOf(error: unknown, committing: boolean): Failure {
+  const code = codeOf(error)
+  const full = code === FULL || code === READONLY
+  return {
+    message: `SQLite: ${(error as Error).message}`,
+    full,
+    // A COMMIT that fails for another reason than room or a lock may have reached the disk.
+    maybeApplied: committing && !full && code !== BUSY,
+  }
+}
+
+/** SQLite's primary result code. */
+export function codeOf(error: unknown): number {
+  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
 }

@@ -3,7 +3,16 @@ import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_thread
 import type { Millis } from '../core/record.ts'
 import { isUnresolved, meets } from './codec.ts'
 import type { GetReply, PutReply, SwapReply } from './register.ts'
-import type { Failure, Message, Operation, Reply, Request, WorkerOptions } from './sqlite-protocol.ts'
+import {
+  BUSY,
+  codeOf,
+  failureOf,
+  type Message,
+  type Operation,
+  type Reply,
+  type Request,
+  type WorkerOptions,
+} from './sqlite-protocol.ts'
 import { prolonged, stamped } from './stamping.ts'
 
 /*
@@ -20,10 +29,6 @@ const PRUNE_ROWS = 500
 /** Opening races with other processes for locks that SQLite does not wait for (switching to WAL). */
 const OPEN_TRIES = 50
 const OPEN_PAUSE: Millis = 20
-
-const BUSY = 5
-const READONLY = 8
-const FULL = 13
 
 const port = parentPort as NonNullable<typeof parentPort>
 const options = workerData as WorkerOptions
@@ -187,22 +192,6 @@ function serve(db: DatabaseSync): void {
     db.close()
     port.close()
   })
-}
-
-function failureOf(error: unknown, committing: boolean): Failure {
-  const code = codeOf(error)
-  const full = code === FULL || code === READONLY
-  return {
-    message: `SQLite: ${(error as Error).message}`,
-    full,
-    // A COMMIT that fails for another reason than room or a lock may have reached the disk.
-    maybeApplied: committing && !full && code !== BUSY,
-  }
-}
-
-/** SQLite's primary result code. */
-function codeOf(error: unknown): number {
-  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
 }
 
 function view(bytes: Uint8Array): Buffer {

@@ -188,6 +188,11 @@ void t.test('extensions of the head by a later release are passed over', async (
   })
 })
 
+void t.test('a head of any size', async (t) => {
+  const path = `/${'x'.repeat(3000)}`
+  t.equal(decodeRecord(bytesOf('in_progress', newToken(), { path })).path, path)
+})
+
 void t.test('a count of attempts beyond its field stays at the end of it', async (t) => {
   t.equal(decodeRecord(bytesOf('in_progress', newToken(), { attempts: 70_000 })).attempts, 0xffff)
 })

@@ -5,7 +5,7 @@ import { getCACertificates, setDefaultCACertificates } from 'node:tls'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
-import { RedisRegister, recordKey } from '../../src/store/redis.ts'
+import { addressOf, RedisRegister, recordKey } from '../../src/store/redis.ts'
 import { storeError, traitsOf } from '../../src/store/redis-replies.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
@@ -60,6 +60,7 @@ void t.test(
   async (t) => {
     await using server = await RedisServer.start()
     const { register, events } = await open(t, server.url, FAST)
+    await register.put(newId(), claim(), SPANS)
     const id = newId()
     server.pause()
     const begun = performance.now()
@@ -135,7 +136,7 @@ void t.test(
 )
 
 void t.test('a read-only replica refuses; once promoted it is used', async (t) => {
-  await using primary = await RedisServer.start()
+  await using primary = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
   await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(primary.port)] })
   await until(async () =>
     String(await replica.command('INFO', 'replication')).includes('master_link_status:up'),
@@ -275,6 +276,15 @@ void t.test('R13 the breaker opens while Redis hangs, answers at once, and close
   server.resume()
   await until(() => states.at(-1) === 'closed')
   t.equal((await breaker.get(newId())).bytes, null)
+})
+
+void t.test('what a URL says', async (t) => {
+  const plain = { host: 'cache', port: 6379, username: '', password: '', db: 0 }
+  t.strictSame(addressOf('redis://cache'), plain)
+  t.strictSame(addressOf('rediss://u%40x:p%2F@[::1]:7000/4'), {
+    ...{ host: '::1', port: 7000, username: 'u@x', password: 'p/', db: 4 },
+    tls: {},
+  })
 })
 
 void t.test('close ends without Redis, too', async (t) => {

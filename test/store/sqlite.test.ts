@@ -8,6 +8,7 @@ import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { SqliteRegister, type SqliteRegisterOptions } from '../../src/store/sqlite.ts'
+import { failureOf } from '../../src/store/sqlite-protocol.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
@@ -190,8 +191,35 @@ void t.test('R08 a full disk refuses new claims, answers what it has and takes u
   )
 })
 
+void t.test('an operation that cannot be done fails no other of its transaction', async (t) => {
+  const { register } = await opened(t)
+  const bytes = bytesOf('in_progress', newToken())
+  const [good, bad] = [newId(), newId()]
+  const replies = await Promise.allSettled([
+    register.put(good, bytes, SPANS),
+    register.put(bad, bytes, { dueIn: 1, dropIn: Number.POSITIVE_INFINITY }),
+    register.put(good, bytes, SPANS),
+  ])
+  t.match(replies, [
+    { status: 'fulfilled', value: { done: true } },
+    { status: 'rejected', reason: { name: 'StoreUnavailable', maybeApplied: false } },
+    { status: 'fulfilled', value: { done: false } },
+  ])
+  t.equal((await register.get(bad)).bytes, null)
+})
+
+void t.test('a COMMIT that fails says honestly what may have been applied', async (t) => {
+  const error = (errcode: number) => Object.assign(new Error('because'), { errcode })
+  const [BUSY, READONLY, FULL, IOERR_FSYNC] = [5, 8, 13, 1034] as const
+  t.strictSame(failureOf(error(FULL), true), { message: 'SQLite: because', full: true, maybeApplied: false })
+  t.match(failureOf(error(READONLY), false), { full: true, maybeApplied: false })
+  t.match(failureOf(error(BUSY), true), { full: false, maybeApplied: false })
+  t.match(failureOf(error(IOERR_FSYNC), true), { full: false, maybeApplied: true })
+  t.match(failureOf(error(IOERR_FSYNC), false), { full: false, maybeApplied: false })
+})
+
 void t.test('expired rows are pruned', async (t) => {
-  const { file, register } = await opened(t)
+  const { file, register } = await opened(t, { timeoutMs: 600 })
   const bytes = bytesOf('completed', newToken())
   await Promise.all(
     Array.from({ length: 1200 }, () => register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })),
@@ -200,6 +228,15 @@ void t.test('expired rows are pruned', async (t) => {
   register.skew = 2 * HOUR
   const reader = new DatabaseSync(file, { readOnly: true })
   const count = reader.prepare('SELECT count(*) AS n FROM records')
+  await until(() => count.get()?.['n'] === 1)
+
+  await register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })
+  const other = new DatabaseSync(file)
+  other.exec('BEGIN IMMEDIATE')
+  register.skew = 4 * HOUR
+  await new Promise((pruning) => setTimeout(pruning, 1500))
+  other.exec('COMMIT')
+  other.close()
   await until(() => count.get()?.['n'] === 1)
   reader.close()
   t.pass()
@@ -249,6 +286,17 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   mkdirSync(file)
   void workers.at(-1)?.terminate()
   await until(() => events.filter((kind) => kind === 'error').length === 2)
+  await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
+})
+
+void t.test('close while the worker is started again ends that one, too', async (t) => {
+  const { register } = await opened(t)
+  const started = once(process, 'worker')
+  void workers.at(-1)?.terminate()
+  const [worker] = (await started) as [Worker]
+  const exited = once(worker, 'exit')
+  await register.close()
+  await exited
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
 })
 

@@ -53,11 +53,15 @@ export interface ChildProxy extends TestProxy {
 }
 
 /** The real command line as a process of its own, so that it can be killed, stopped and drained. */
-export async function proxyProcess(configFile: string, more: readonly string[] = []): Promise<ChildProxy> {
+export async function proxyProcess(
+  configFile: string,
+  more: readonly string[] = [],
+  env: Readonly<Record<string, string>> = {},
+): Promise<ChildProxy> {
   const cli = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
   const child = spawn(process.execPath, [cli, '--config', configFile, ...more], {
     stdio: ['ignore', 'pipe', 'pipe'],
-    env: { ...process.env, NODE_V8_COVERAGE: '' },
+    env: { ...process.env, NODE_V8_COVERAGE: '', ...env },
   })
   const lines = new Lines()
   let stderr = ''

@@ -1,0 +1,143 @@
+import { randomUUID } from 'node:crypto'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import { setTimeout as wait } from 'node:timers/promises'
+import { Redis } from 'ioredis'
+import type { Test } from 'tap'
+import type { RedisServer } from './redis.ts'
+
+/** An answer as a client of the proxy sees it. */
+export interface Reply {
+  readonly status: number
+  readonly headers: Headers
+  readonly body: string
+  /** `code` of the proxy's own answers. */
+  readonly code: string | null
+  readonly replayed: boolean
+}
+
+export interface Ask {
+  readonly method?: string
+  readonly path?: string
+  readonly body?: string | null
+  readonly headers?: Readonly<Record<string, string>>
+}
+
+/** One POST with a key, by default always the same one. */
+export async function send(
+  proxy: { readonly url: string },
+  key: string | null,
+  ask: Ask = {},
+): Promise<Reply> {
+  const { method = 'POST', path = '/pay', body = '{"amount":1}', headers = {} } = ask
+  const response = await fetch(`${proxy.url}${path}`, {
+    method,
+    redirect: 'manual',
+    headers: {
+      authorization: 'Bearer alice',
+      ...(body === null ? {} : { 'content-type': 'application/json' }),
+      ...(key === null ? {} : { 'idempotency-key': key }),
+      ...headers,
+    },
+    body,
+  })
+  const text = await response.text()
+  const own = response.headers.get('content-type') === 'application/problem+json'
+  return {
+    status: response.status,
+    headers: response.headers,
+    body: text,
+    code: own ? (JSON.parse(text) as { code: string }).code : null,
+    replayed: response.headers.get('idempotent-replayed') === 'true',
+  }
+}
+
+/** A key that every profile accepts. */
+export function newKey(): string {
+  return randomUUID()
+}
+
+export function tempDir(t: Test): string {
+  const dir = mkdtempSync(join(tmpdir(), 'proxy-'))
+  t.teardown(() => rmSync(dir, { recursive: true, force: true }))
+  return dir
+}
+
+let files = 0
+
+/** A configuration file for a process: `yaml`, and free ports to listen on. */
+export function configFile(dir: string, yaml: string): string {
+  const file = join(dir, `config-${++files}.yaml`)
+  writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml}`)
+  return file
+}
+
+/** Resolves when the condition holds. For states that announce themselves to nobody. */
+export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await condition())) await wait(20)
+}
+
+export interface Gate {
+  readonly opened: Promise<void>
+  open(): void
+}
+
+/** What a test holds back until it says so. */
+export function gate(): Gate {
+  const { promise, resolve } = Promise.withResolvers<void>()
+  return { opened: promise, open: resolve }
+}
+
+/** Everything in the database: the bytes of every record with its expiry, every index. */
+export async function redisSnapshot(server: RedisServer): Promise<Map<string, string>> {
+  const client = new Redis(server.port, '127.0.0.1')
+  try {
+    const found = new Map<string, string>()
+    for (const key of (await client.keys('*')).sort()) {
+      const value = key.includes(':r:')
+        ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.call('PEXPIRETIME', key)}`
+        : (await client.zrange(key, 0, -1, 'WITHSCORES')).join(' ')
+      found.set(key, value)
+    }
+    return found
+  } finally {
+    client.disconnect()
+  }
+}
+
+/** The only record of the database. */
+export async function onlyRecord(
+  server: RedisServer,
+): Promise<{ readonly key: string; readonly bytes: Buffer }> {
+  const client = new Redis(server.port, '127.0.0.1')
+  try {
+    const keys = await client.keys('idempotency:*:r:*')
+    if (keys.length !== 1) throw new Error(`${keys.length} records where one was expected`)
+    const key = keys[0] as string
+    return { key, bytes: (await client.getBuffer(key)) as Buffer }
+  } finally {
+    client.disconnect()
+  }
+}
+
+/** Every row of an embedded store. */
+export function sqliteSnapshot(file: string): string[] {
+  const db = new DatabaseSync(file, { readOnly: true })
+  try {
+    return db
+      .prepare('SELECT id, due, drop_at, hex(bytes) AS bytes FROM records ORDER BY id')
+      .all()
+      .map((row) => Object.values(row).join(' '))
+  } finally {
+    db.close()
+  }
+}
+
+/** Fourth byte of a stored record (docs/record-format.md). */
+export const STATE = { in_progress: 1, completed: 2, failed_retryable: 3, unknown: 4 } as const
+
+export function stateOf(bytes: Buffer): number {
+  return bytes[3] as number
+}
