@@ -359,11 +359,13 @@ function farewell(api: string, proxy: string): void {
     -H 'Content-Type: application/json' -H 'Idempotency-Key: my-first-key' \\
     -d '{"amount": 4200, "currency": "eur"}'
 
-  Once more: the same bytes, and Idempotent-Replayed: true. With another amount: 422. How often it was charged:
+  Once more: the same bytes, and Idempotent-Replayed: true. With another amount: 422.
+  How often it was charged:
 
   curl '${api}/v1/payments?key=my-first-key'
 
-  A charge that answers after 5 s: press Ctrl-C, then send it again.
+  A charge that answers after 5 s. Press Ctrl-C before that, then send it again: 409 while it runs, its answer
+  afterwards.
 
   curl -i ${proxy}/v1/payments -H 'X-Demo-Delay: 5s' \\
     -H 'Content-Type: application/json' -H 'Idempotency-Key: my-second-key' \\

@@ -1,4 +1,3 @@
-import { decide } from './core/decide.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from './core/fingerprint.ts'
 import { readCaller, recordId } from './core/identity.ts'
 import { readKey } from './core/key.ts'
@@ -14,10 +13,10 @@ import {
   type Teller,
 } from './guard/answers.ts'
 import type { Answer, Call, Run, Trace } from './guard/call.ts'
-import { claim } from './guard/claim.ts'
+import { claim, met, notAsked, type Unclaimed } from './guard/claim.ts'
 import type { Leases } from './guard/leases.ts'
 import {
-  heldRecord,
+  keepsBody,
   keptResult,
   outcomeOf,
   runningRecord,
@@ -104,9 +103,47 @@ async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
 
   const received = await call.readBody()
   if (received.kind !== 'body') return refuseBody(trace, call, received.kind)
-  const content = { ...call, body: received.body }
-  const { method, path } = call
-  const id = recordId(route, caller.parts, method, path, reading.key, ports.secret)
+  const { body, release } = received
+  const admitted = await admit(ports, call, trace, caller.parts, reading.key, body).catch(
+    (error: unknown) => {
+      release()
+      throw error
+    },
+  )
+  if (admitted.kind !== 'execute') {
+    release()
+    return admitted
+  }
+  const { run, unclaimed } = admitted
+  trace.fence = run.attempt.fence || null
+  const own = { ...trace }
+  const work = execute(ports, call, own, run, reading.key, body, unclaimed).finally(release)
+  const answer =
+    route.respondWithin === null ? await work : await within(ports, route.respondWithin, run, work)
+  if (answer !== null) {
+    Object.assign(trace, own)
+    return answer
+  }
+  trace.after = 'in_progress'
+  const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
+  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: run.id })
+}
+
+/** `unclaimed`: why there is no claim, where the route goes on without one. */
+type Admitted = Answer | { readonly kind: 'execute'; readonly run: Run; readonly unclaimed: Unclaimed | null }
+
+/** Claims, or says why not. */
+async function admit(
+  ports: Ports,
+  call: Call,
+  trace: Trace,
+  caller: readonly (string | null)[],
+  key: string,
+  body: Buffer,
+): Promise<Admitted> {
+  const { route, method, path } = call
+  const content = { ...call, body }
+  const id = recordId(route, caller, method, path, key, ports.secret)
   const operation: Operation = {
     route: route.name,
     method,
@@ -116,47 +153,11 @@ async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
     recipe: recipeOf(route.fingerprint),
   }
   trace.id = id
-  const execution = await admit(ports, call, trace, operation, id)
-  if (execution.kind !== 'execute') {
-    received.release()
-    return execution
-  }
-  const { run, unclaimed } = execution
-  trace.fence = run.attempt.fence || null
-  const own = { ...trace }
-  const work = execute(ports, call, own, run, reading.key, received.body, unclaimed).finally(received.release)
-  const answer = route.respondWithin === null ? await work : await within(ports, route.respondWithin, work)
-  if (answer !== null) {
-    Object.assign(trace, own)
-    return answer
-  }
-  trace.after = 'in_progress'
-  const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
-  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: id })
-}
-
-type Admitted = Answer | { readonly kind: 'execute'; readonly run: Run; readonly unclaimed: unknown }
-
-/** Claims, or says why not. `unclaimed`: the store's error where the route goes on without a claim. */
-async function admit(
-  ports: Ports,
-  call: Call,
-  trace: Trace,
-  operation: Operation,
-  id: RecordId,
-): Promise<Admitted> {
-  const { route } = call
-  const held = ports.settler.held(id)
-  if (held !== null && (held.outcome.kind !== 'not_executed' || !(await ports.settler.flush(id)))) {
-    const met = decide(heldRecord(held.run, held.outcome), operation, route, 0)
-    if (met.kind !== 'take_over' && met.kind !== 'gone') return answerMet(ports, call, trace, id, met)
-    // Proven not executed, but the store cannot be told yet: without a claim nobody may execute, unless by name.
-    if (route.onStoreUnavailable !== 'bypass')
-      return storeUnavailable(ports, trace, id, 'the store does not answer')
-    const attempt = { ...held.run.attempt, attempts: held.run.attempt.attempts + 1 }
-    trace.before = 'failed_retryable'
-    return { kind: 'execute', run: { ...held.run, attempt }, unclaimed: 'the store does not answer' }
-  }
+  // An outcome that this replica holds answers, as the store cannot; but what was not executed must be told to it first.
+  const held = met(ports.settler.held(id), operation, route)
+  if (held !== null) return answerMet(ports, call, trace, id, held)
+  const askedAt = performance.now()
+  const settled = await ports.settler.flush(id)
   if (route.profile === 'strict' && ports.unfitForStrict())
     return storeUnavailable(
       ports,
@@ -165,9 +166,8 @@ async function admit(
       'the store may evict unexpired records, which profile strict does not accept (store.acceptRisk)',
     )
 
-  const askedAt = performance.now()
   const token = ports.newToken()
-  const claimed = await claim(ports.records, route, id, operation, token)
+  const claimed = settled ? await claim(ports.records, route, id, operation, token) : notAsked(token)
   trace.storeMs += performance.now() - askedAt
   switch (claimed.kind) {
     case 'met':
@@ -180,28 +180,32 @@ async function admit(
       })
       return storeUnavailable(ports, trace, id, 'the stored record cannot be read by this version')
     case 'unavailable': {
-      const run: Run = { id, route, operation, attempt: { fence: 0, token, attempts: 1 }, createdAt: 0 }
-      if (route.onStoreUnavailable === 'bypass' && !ports.settler.full) {
-        const running = ports.running.get(id)
-        if (running !== undefined) {
-          const met = decide(runningRecord(running), operation, route, 0)
-          if (met.kind === 'in_progress' || met.kind === 'reused')
-            return answerMet(ports, call, trace, id, met)
-        }
+      const run: Run = { id, route, operation, attempt: claimed.attempt, createdAt: 0 }
+      const bypass = route.onStoreUnavailable === 'bypass' && !ports.settler.full && !call.clientGone()
+      // Others may have come further while the store was asked.
+      const running = bypass ? ports.running.get(id) : undefined
+      const found = ports.settler.held(id) ?? (running === undefined ? null : runningRecord(running))
+      const own = met(found, operation, route)
+      if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
-        return { kind: 'execute', run, unclaimed: claimed.error }
+        ports.running.set(id, run)
+        return { kind: 'execute', run, unclaimed: claimed }
       }
-      if (claimed.lost) ports.settler.withdraw(run, claimed.over, claimed.error)
-      return storeUnavailable(ports, trace, id, String((claimed.error as Error).message))
+      if (claimed.lost) ports.settler.withdraw(run, claimed)
+      if (own !== null) return answerMet(ports, call, trace, id, own)
+      return storeUnavailable(ports, trace, id, (claimed.error as Error).message)
     }
     case 'claimed': {
       const { run, before } = claimed
       trace.before = before
       if (before === 'unknown') ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
-      if (!call.clientGone()) return { kind: 'execute', run, unclaimed: null }
+      if (!call.clientGone()) {
+        ports.running.set(id, run)
+        return { kind: 'execute', run, unclaimed: null }
+      }
       const reason = 'the client left before the request was sent'
-      await ports.settler.settle(run, { kind: 'not_executed', reason }, () => {})
+      trace.after = (await ports.settler.settle(run, { kind: 'not_executed', reason }, () => {})).state
       return { kind: 'none' }
     }
   }
@@ -215,11 +219,10 @@ async function execute(
   run: Run,
   key: string,
   body: Buffer,
-  unclaimed: unknown,
+  unclaimed: Unclaimed | null,
 ): Promise<Answer> {
   const { route, id, attempt } = run
   const sentAt = performance.now()
-  ports.running.set(id, run)
   ports.leases.hold(id, attempt.token, route.lease)
   const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
     const startedAt = performance.now()
@@ -280,9 +283,10 @@ async function execute(
       const { response, said } = result
       ports.latency.saw(route.name, trace.upstreamMs)
       const outcome = outcomeOf(route, response.status, response.headers, said, keptResult(route, response))
-      // The body has two holders: the outcome until it is written, the answer until it has left.
-      const release = onSecondCall(result.release)
-      const settled = await settle(outcome, release)
+      // The body has up to two holders: the answer until it has left, the outcome that keeps it until it is written.
+      const share = shared(result.release)
+      const release = share()
+      const settled = await settle(outcome, keepsBody(outcome) ? share() : undefined)
       trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
       trace.after = settled.state
       const own = marks(trace.outcome, route, settled.expiresAt)
@@ -292,23 +296,33 @@ async function execute(
 }
 
 /** The work's answer, or null where it takes longer: the work goes on, and its outcome is stored (contract §3). */
-async function within(ports: Ports, limit: Millis, work: Promise<Answer>): Promise<Answer | null> {
+async function within(ports: Ports, limit: Millis, run: Run, work: Promise<Answer>): Promise<Answer | null> {
   let timer: NodeJS.Timeout | undefined
   const slow = new Promise<null>((resolve) => {
     timer = setTimeout(resolve, limit, null)
   })
-  const first = await Promise.race([work, slow])
-  clearTimeout(timer)
+  const first = await Promise.race([work, slow]).finally(() => clearTimeout(timer))
   if (first !== null) return first
   ports.inFlight.count++
-  void work.then(discard, () => {}).finally(() => ports.inFlight.count--)
+  const failed = (error: unknown): void =>
+    ports.observer.trouble('internal error after the client was answered', {
+      route: run.route.name,
+      record: run.id.slice(0, 12),
+      error: String(error),
+    })
+  void work.then(discard, failed).finally(() => ports.inFlight.count--)
   return null
 }
 
-/** A release that acts when it is called for the second time. */
-function onSecondCall(release: () => void): () => void {
-  let calls = 0
+/** Gives a release to each of several holders; the last one that lets go releases. */
+function shared(release: () => void): () => () => void {
+  let holders = 0
   return () => {
-    if (++calls === 2) release()
+    let holds = true
+    holders++
+    return () => {
+      if (holds && --holders === 0) release()
+      holds = false
+    }
   }
 }

@@ -15,7 +15,7 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReadi
   const parts = scope.caller.map((source) => attribute(headers, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }
   if (scope.callerIsDefault) {
-    const other = OTHER_CREDENTIALS.find((name) => linesOf(headers, name).some((line) => line !== ''))
+    const other = OTHER_CREDENTIALS.find((name) => presentOf(linesOf(headers, name), ", ") !== null)
     if (other !== undefined) {
       const detail = `the request has no Authorization but ${other}; set scope.caller for this route, so that callers do not share keys`
       return { kind: 'missing', status: 400, detail }
@@ -35,19 +35,24 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReadi
 function attribute(headers: RawHeaders, source: CallerSource): string | null {
   switch (source.kind) {
     case 'header':
-      return linesOf(headers, source.name).join(', ') || null
+      return presentOf(linesOf(headers, source.name), ', ')
     case 'cookie':
-      return cookies(headers, source.name).join('; ') || null
+      return presentOf(cookies(headers, source.name), '; ')
   }
+}
+
+/** The values joined as received; `null` where none of them says anything. */
+function presentOf(values: readonly string[], separator: string): string | null {
+  return values.some((value) => value.trim() !== '') ? values.join(separator) : null
 }
 
 /** All cookies of that name: which one an upstream takes is not known here, so each of them counts. */
 function cookies(headers: RawHeaders, name: string): string[] {
   return linesOf(headers, 'cookie')
     .flatMap((line) => line.split(';'))
-    .map((pair) => pair.trim())
-    .filter((pair) => pair.startsWith(`${name}=`))
-    .map((pair) => pair.slice(name.length + 1))
+    .map((pair) => pair.split('='))
+    .filter(([own, ...value]) => own?.trim() === name && value.length > 0)
+    .map(([, ...value]) => value.join('=').trim())
 }
 
 /** Length-framed: no choice of parts can be read as another one. `null` and '' differ. */

@@ -74,8 +74,6 @@ function arrayItem(items: readonly Node[], token: string): Node | undefined {
 }
 
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
-/** A longer literal is not what ECMAScript prints: no need to look at its digits. */
-const MAX_NUMBER = 128
 const SPACE = /[ \t\n\r]*/y
 
 class Parser {
@@ -93,7 +91,6 @@ class Parser {
   }
 
   #value(depth: number): Node {
-    if (depth > MAX_DEPTH) throw new Lossy()
     this.#space()
     switch (this.#text[this.#at]) {
       case '{':
@@ -114,6 +111,7 @@ class Parser {
   }
 
   #object(depth: number): Node {
+    if (depth === MAX_DEPTH) throw new Lossy()
     const members = new Map<string, Node>()
     this.#at++
     if (this.#take('}')) return { kind: 'object', members }
@@ -129,6 +127,7 @@ class Parser {
   }
 
   #array(depth: number): Node {
+    if (depth === MAX_DEPTH) throw new Lossy()
     const items: Node[] = []
     this.#at++
     if (this.#take(']')) return { kind: 'array', items }
@@ -153,11 +152,11 @@ class Parser {
   #number(): string {
     NUMBER.lastIndex = this.#at
     const token = NUMBER.exec(this.#text)?.[0]
-    if (token === undefined || token.length > MAX_NUMBER) throw new Lossy()
+    if (token === undefined) throw new Lossy()
     this.#at += token.length
     const printed = String(Number(token))
     if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
-    return printed === '-0' ? '0' : printed
+    return printed
   }
 
   #word(word: string): string {
@@ -201,7 +200,9 @@ function decimal(literal: string): string {
   if (parts === null) return literal
   const [, sign, whole = '', fraction = '', exponent = '0'] = parts
   const digits = `${whole}${fraction}`.replace(/^0+/, '')
-  const significant = digits.replace(/0+$/, '')
-  if (significant === '') return '0'
-  return `${sign}${significant}e${Number(exponent) - fraction.length + digits.length - significant.length}`
+  // A loop: /0+$/ would take quadratic time over zeros that something follows.
+  let end = digits.length
+  while (digits[end - 1] === '0') end--
+  if (end === 0) return '0'
+  return `${sign}${digits.slice(0, end)}e${Number(exponent) - fraction.length + digits.length - end}`
 }

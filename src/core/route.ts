@@ -56,7 +56,7 @@ function matches(pattern: Pattern, path: string): boolean {
     if (segment === null ? end === at + 1 : path.slice(at + 1, end) !== segment) return false
     at = end
   }
-  // `/hooks/*` needs the slash and something after it; `/*` alone is everything.
-  if (rest) return path.charCodeAt(at) === 0x2f && (path.length > at + 1 || segments.length === 0)
+  // `/hooks/*` needs the slash, which a normalised path keeps only where something follows.
+  if (rest) return path.charCodeAt(at) === 0x2f
   return at === path.length || (segments.length === 0 && path === '/')
 }

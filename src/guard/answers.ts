@@ -1,8 +1,9 @@
-import { type Decision, retryAfterSeconds } from '../core/decide.ts'
+import { retryAfterSeconds } from '../core/decide.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
 import type { Answer, BodyReading, Call, Observer, RequestOutcome, Trace } from './call.ts'
+import type { Met } from './claim.ts'
 import type { Latency } from './latency.ts'
 import { replayable } from './outcome.ts'
 
@@ -13,13 +14,7 @@ export interface Teller {
 }
 
 /** Answers a request whose record was found (contract §6). */
-export function answerMet(
-  ports: Teller,
-  call: Call,
-  trace: Trace,
-  id: RecordId,
-  met: Exclude<Decision, { kind: 'take_over' | 'gone' }>,
-): Answer {
+export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId, met: Met): Answer {
   const { route } = call
   const { observer } = ports
   switch (met.kind) {

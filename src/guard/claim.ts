@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { Attempt, IdempotencyRecord, Operation, RecordId, State } from '../core/record.ts'
 import { claimDraft, claimSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
-import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
+import { CorruptRecord, type Stamp, StoreUnavailable } from '../store/register.ts'
 import type { Run } from './call.ts'
 
 /** Rounds of a race that others keep winning; each lost round means that somebody else moved the record on. */
@@ -27,6 +27,18 @@ export type Claimed =
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
+/** What `record` answers; null where there is none, or where it may be claimed over. For records without the store's clock. */
+export function met(record: IdempotencyRecord | null, operation: Operation, route: RoutePolicy): Met | null {
+  const decision = record === null ? null : decide(record, operation, route, 0)
+  return decision === null || decision.kind === 'take_over' || decision.kind === 'gone' ? null : decision
+}
+
+/** No claim was sent: the store does not even take what this replica has to tell it first. */
+export function notAsked(token: Buffer): Unclaimed {
+  const error = new StoreUnavailable('the store does not answer', false)
+  return { kind: 'unavailable', error, attempt: { fence: 0, token, attempts: 1 }, lost: false, over: null }
+}
+
 /**
  * Claims the record, or says what it met. One round trip where the key is new or finished. A claim whose reply was lost
  * is asked for once more: the store then shows our own token, and the attempt goes on (contract §3.4).
@@ -45,15 +57,26 @@ export async function claim(
   let over: IdempotencyRecord | null = null
   let lost = false
   let error: unknown = new Error('other claims kept moving the record on')
+  const claimed = ({ fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
+    kind: 'claimed',
+    before: was,
+    run: { id, route, operation, attempt: { ...own, fence }, createdAt },
+  })
+  const unavailable = (): Unclaimed => ({
+    kind: 'unavailable',
+    error,
+    attempt: { ...attempt, fence: 0 },
+    lost,
+    over,
+  })
   for (let round = 0; round < MAX_ROUNDS; round++) {
     try {
       const reply = await records.claim(id, claimDraft(operation, first), spans)
       if (reply.kind === 'claimed') {
-        const { fence, createdAt } = reply.stamp
-        // Recognised: the claim of the round before, whatever it was, had come through. Else nothing was there any more.
-        const own = reply.recognised ? { before, attempt } : { before: 'absent' as const, attempt: first }
-        const run = { id, route, operation, attempt: { ...own.attempt, fence }, createdAt }
-        return { kind: 'claimed', before: own.before, run }
+        // Recognised: what the round before asked for had come through. Else nothing is there any more.
+        return reply.recognised
+          ? claimed(reply.stamp, attempt, before)
+          : claimed(reply.stamp, first, 'absent')
       }
       const decision = decide(reply.record, operation, route, reply.now)
       if (decision.kind === 'gone') continue
@@ -62,24 +85,15 @@ export async function claim(
       before = decision.read
       attempt = { fence: over.fence + 1, token, attempts: over.attempts + 1 }
       const taken = await records.takeOver(id, over, claimDraft(operation, attempt), spans)
-      if (taken.kind === 'claimed') {
-        const { fence, createdAt } = taken.stamp
-        return {
-          kind: 'claimed',
-          before,
-          run: { id, route, operation, attempt: { ...attempt, fence }, createdAt },
-        }
-      }
+      if (taken.kind === 'claimed') return claimed(taken.stamp, attempt, before)
     } catch (caught) {
       if (caught instanceof CorruptRecord) return { kind: 'corrupt', error: caught }
       if (!(caught instanceof StoreUnavailable)) throw caught
       error = caught
-      if (caught.maybeApplied && !lost) {
-        lost = true
-        continue
-      }
-      return { kind: 'unavailable', error, attempt, lost: lost || caught.maybeApplied, over }
+      const again = caught.maybeApplied && !lost
+      lost ||= caught.maybeApplied
+      if (!again) return unavailable()
     }
   }
-  return { kind: 'unavailable', error, attempt, lost, over }
+  return unavailable()
 }

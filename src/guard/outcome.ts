@@ -5,6 +5,7 @@ import type {
   CompletedResponse,
   Draft,
   IdempotencyRecord,
+  Millis,
   NotKept,
   Outcome,
   StoredResponse,
@@ -64,12 +65,16 @@ export function withoutBody(
   return { kept: false, why, status: response.status, location: firstOf(response.headers, 'location') }
 }
 
-/** The record as this replica knows it, while the store does not. It is not subject to the store's clock. */
-export function heldRecord(run: Run, outcome: Outcome): IdempotencyRecord {
-  return asRecord(outcomeDraft(run.operation, run.attempt, outcome, run.createdAt))
+export function keepsBody(outcome: Outcome): boolean {
+  return outcome.kind === 'completed' && outcome.result.kept
 }
 
-function asRecord(draft: Draft): IdempotencyRecord {
+/** The record as this replica knows it, while the store does not. It is not subject to the store's clock. */
+export function heldRecord(run: Run, outcome: Outcome): IdempotencyRecord {
+  return asRecord(outcomeDraft(run.operation, run.attempt, outcome, run.createdAt), 0)
+}
+
+function asRecord(draft: Draft, leaseUntil: Millis): IdempotencyRecord {
   const common = { ...draft, version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
   switch (common.state) {
     case 'completed':
@@ -77,13 +82,14 @@ function asRecord(draft: Draft): IdempotencyRecord {
     case 'unknown':
       return { ...common, nextLookAt: 0 }
     case 'in_progress':
-      return { ...common, leaseUntil: Number.POSITIVE_INFINITY }
+      return { ...common, leaseUntil }
     case 'failed_retryable':
     case 'expired':
       return common
   }
 }
 
+/** The record of a run on this replica, while the store cannot be asked: as if its lease had just been renewed. */
 export function runningRecord(run: Run): IdempotencyRecord {
-  return asRecord(claimDraft(run.operation, run.attempt))
+  return asRecord(claimDraft(run.operation, run.attempt), run.route.lease)
 }

@@ -1,15 +1,11 @@
-import {
-  type IdempotencyRecord,
-  type Millis,
-  type Outcome,
-  type RecordId,
-  type State,
-} from '../core/record.ts'
+import { decide } from '../core/decide.ts'
+import type { Draft, IdempotencyRecord, Millis, Outcome, RecordId, Spans, State } from '../core/record.ts'
 import { judgeRefusal, outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../store/register.ts'
 import type { CompletionResult, Observer, Run } from './call.ts'
-import { withoutBody } from './outcome.ts'
+import type { Unclaimed } from './claim.ts'
+import { heldRecord, withoutBody } from './outcome.ts'
 
 /** Pauses between tries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
@@ -19,13 +15,17 @@ const MAX_HELD = 10_000
 
 interface Held {
   readonly run: Run
-  outcome: Outcome
+  readonly outcome: Outcome
   /** False: the claim's reply was lost or never came, so an absent record is no loss. */
   readonly claimed: boolean
+  /** Nothing was tried: the claim alone is taken back. It says nothing about the record. */
+  readonly withdrawn: boolean
   /** What a claim over it expected, if its reply was lost: a late arrival of that claim must not win. */
   readonly over: IdempotencyRecord | null
   readonly release: () => void
   readonly giveUpAt: Millis
+  /** The write under way: one at a time. */
+  trying: Promise<StoreUnavailable | null> | null
 }
 
 export interface Settled {
@@ -41,7 +41,9 @@ export interface Settled {
 export class Settler {
   readonly #records: Records
   readonly #observer: Observer
-  readonly #held = new Map<RecordId, Held>()
+  /** Several of one record where more than one claim lost its reply; in the order of their coming. */
+  readonly #held = new Map<RecordId, readonly Held[]>()
+  #size = 0
   #timer: NodeJS.Timeout | null = null
   #pause: Millis = RETRY_FIRST
   #flushing: Promise<void> | null = null
@@ -52,16 +54,19 @@ export class Settler {
   }
 
   get size(): number {
-    return this.#held.size
+    return this.#size
   }
 
   get full(): boolean {
-    return this.#held.size >= MAX_HELD
+    return this.#size >= MAX_HELD
   }
 
-  /** The unsettled outcome that this replica holds for the record. */
-  held(id: RecordId): { readonly run: Run; readonly outcome: Outcome } | null {
-    return this.#held.get(id) ?? null
+  /** The record by the unsettled outcome that this replica holds: the one that says most, where there are several. */
+  held(id: RecordId): IdempotencyRecord | null {
+    const found = (this.#held.get(id) ?? []).filter((held) => !held.withdrawn)
+    const by = (kind: Outcome['kind']) => found.find((held) => held.outcome.kind === kind)
+    const held = by('completed') ?? by('unknown') ?? by('not_executed')
+    return held === undefined ? null : heldRecord(held.run, held.outcome)
   }
 
   /**
@@ -69,14 +74,7 @@ export class Settler {
    * no longer needed here. Never rejects: the client's answer does not depend on it.
    */
   async settle(run: Run, outcome: Outcome, release: () => void): Promise<Settled> {
-    const held: Held = {
-      run,
-      outcome,
-      claimed: true,
-      over: null,
-      release,
-      giveUpAt: Date.now() + run.route.ttl,
-    }
+    const held = toHold(run, outcome, { claimed: true, release })
     try {
       const settled = await this.#write(held)
       release()
@@ -86,46 +84,40 @@ export class Settler {
     }
   }
 
-  /** Frees a claim whose reply was lost: writes `failed_retryable` under its token, now or as soon as possible. */
-  withdraw(run: Run, over: IdempotencyRecord | null, cause: unknown): void {
+  /** Frees a claim whose reply was lost: writes `failed_retryable` under its token, as soon as possible. */
+  withdraw(run: Run, { over, error }: Unclaimed): void {
     const outcome: Outcome = { kind: 'not_executed', reason: 'the claim was withdrawn: its reply was lost' }
-    this.#hold(
-      { run, outcome, claimed: false, over, release: () => {}, giveUpAt: Date.now() + run.route.ttl },
-      cause,
-    )
+    this.#hold(toHold(run, outcome, { withdrawn: true, over }), error)
   }
 
   /** Under `bypass`: the outcome of an execution without a claim, written when the store is back. */
-  settleUnclaimed(run: Run, outcome: Outcome, release: () => void, cause: unknown): Settled {
-    return this.#hold(
-      { run, outcome, claimed: false, over: null, release, giveUpAt: Date.now() + run.route.ttl },
-      cause,
-    )
+  settleUnclaimed(run: Run, outcome: Outcome, release: () => void, { over, error }: Unclaimed): Settled {
+    return this.#hold(toHold(run, outcome, { over, release }), error)
   }
 
   /** Tries to write what is held, or only the record's. True: nothing (of it) is held any more. */
   async flush(id?: RecordId): Promise<boolean> {
-    if (id !== undefined) {
-      const held = this.#held.get(id)
-      return held === undefined || (await this.#try(id, held)) === null
-    }
+    if (id !== undefined) return (await this.#flushRecord(id)) === null
     this.#flushing ??= this.#flushAll().finally(() => {
       this.#flushing = null
     })
     await this.#flushing
-    return this.#held.size === 0
+    return this.#size === 0
   }
 
   close(): void {
     if (this.#timer !== null) clearTimeout(this.#timer)
-    for (const { run, outcome } of this.#held.values())
-      this.#observer.trouble('an outcome could not be stored and is lost', describe(run, outcome))
-    this.#held.clear()
+    for (const held of [...this.#held.values()].flat()) {
+      this.#observer.trouble('an outcome could not be stored and is lost', describe(held.run, held.outcome))
+      this.#drop(held)
+    }
   }
 
   #hold(held: Held, cause: unknown): Settled {
-    this.#held.set(held.run.id, held)
-    this.#observer.completed(held.run.route.name, 'deferred', held.run.id)
+    const { id, route } = held.run
+    this.#held.set(id, [...(this.#held.get(id) ?? []), held])
+    this.#size++
+    this.#observer.completed(route.name, 'deferred', id)
     this.#observer.trouble('the store did not take an outcome; it is held and retried', {
       ...describe(held.run, held.outcome),
       error: String(cause),
@@ -134,8 +126,19 @@ export class Settler {
     return { state: stateOf(held.outcome), expiresAt: null }
   }
 
+  #drop(held: Held): void {
+    const { id } = held.run
+    const all = this.#held.get(id) ?? []
+    if (!all.includes(held)) return
+    const others = all.filter((other) => other !== held)
+    if (others.length > 0) this.#held.set(id, others)
+    else this.#held.delete(id)
+    this.#size--
+    held.release()
+  }
+
   #schedule(): void {
-    if (this.#timer !== null || this.#held.size === 0) return
+    if (this.#timer !== null || this.#size === 0) return
     this.#timer = setTimeout(() => {
       this.#timer = null
       void this.flush().then((done) => {
@@ -146,15 +149,32 @@ export class Settler {
   }
 
   async #flushAll(): Promise<void> {
-    for (const [id, held] of [...this.#held]) {
-      const error = await this.#try(id, held)
-      // A store that cannot be asked will not take the next one either.
-      if (error !== null && !(error instanceof StoreFull) && error instanceof StoreUnavailable) return
+    for (const id of this.#held.keys()) {
+      const error = await this.#flushRecord(id)
+      if (error === null || error instanceof StoreFull) continue
+      // A store that cannot be asked will not take the others either. If it is only this one: they go first next time.
+      const left = this.#held.get(id)
+      this.#held.delete(id)
+      if (left !== undefined) this.#held.set(id, left)
+      return
     }
   }
 
+  /** null: nothing of the record is held any more. */
+  async #flushRecord(id: RecordId): Promise<StoreUnavailable | null> {
+    for (let next = this.#held.get(id)?.[0]; next !== undefined; next = this.#held.get(id)?.[0]) {
+      const held = next
+      held.trying ??= this.#try(held).finally(() => {
+        held.trying = null
+      })
+      const error = await held.trying
+      if (error !== null) return error
+    }
+    return null
+  }
+
   /** null: no longer held. */
-  async #try(id: RecordId, held: Held): Promise<unknown> {
+  async #try(held: Held): Promise<StoreUnavailable | null> {
     try {
       await this.#write(held)
     } catch (error) {
@@ -164,70 +184,120 @@ export class Settler {
         error: String(error),
       })
     }
-    if (this.#held.get(id) === held) this.#held.delete(id)
-    held.release()
+    this.#drop(held)
     return null
   }
 
   async #write(held: Held): Promise<Settled> {
-    const { run } = held
-    const spans = outcomeSpans(held.outcome, run.route)
-    const draft = outcomeDraft(run.operation, run.attempt, held.outcome, run.createdAt)
+    const { run, outcome } = held
+    const spans = outcomeSpans(outcome, run.route)
+    const draft = outcomeDraft(run.operation, run.attempt, outcome, run.createdAt)
     try {
       const reply = await this.#records.settle(run.id, draft, spans)
-      switch (reply.kind) {
-        case 'written':
-          this.#observer.completed(run.route.name, resultOf(held.outcome), run.id)
-          return { state: draft.state, expiresAt: expiry(held.outcome, reply.now + spans.dueIn) }
-        case 'recovered':
-          if (held.claimed) {
-            this.#observer.completed(run.route.name, 'recovered', run.id)
-            this.#observer.trouble(
-              'the store had lost a record under way; its outcome was written again',
-              describe(run, held.outcome),
-            )
-          } else {
-            this.#observer.completed(run.route.name, resultOf(held.outcome), run.id)
-          }
-          return { state: draft.state, expiresAt: expiry(held.outcome, reply.now + spans.dueIn) }
-        case 'refused': {
-          if (held.over !== null && reply.record.version === held.over.version) {
-            // The claim over it has not arrived, and must not arrive any more: this write moves the version on.
-            await this.#records.takeOver(run.id, held.over, draft, spans)
-            return { state: draft.state, expiresAt: null }
-          }
-          if (judgeRefusal(reply.record, run.attempt, held.outcome) === 'duplicate') {
-            this.#observer.completed(run.route.name, resultOf(held.outcome), run.id)
-            const { record } = reply
-            return { state: record.state, expiresAt: record.state === 'completed' ? record.expiresAt : null }
-          }
-          if (held.claimed || held.outcome.kind === 'completed') {
-            this.#observer.completed(run.route.name, 'stale', run.id)
-            this.#observer.trouble('an outcome came too late and was refused', {
-              ...describe(run, held.outcome),
-              found: reply.record.state,
-              foundFence: reply.record.fence,
-            })
-          }
-          return { state: reply.record.state, expiresAt: null }
-        }
+      if (reply.kind === 'refused') {
+        const own = held.claimed
+          ? null
+          : await this.#writeUnclaimed(held, reply.record, reply.now, draft, spans)
+        return own ?? this.#refused(held, reply.record)
       }
+      const lost = reply.kind === 'recovered' && held.claimed
+      if (lost)
+        this.#observer.trouble(
+          'the store had lost a record under way; its outcome was written again',
+          describe(run, outcome),
+        )
+      return this.#written(held, lost ? 'recovered' : resultOf(outcome), draft.state, reply.now + spans.dueIn)
     } catch (error) {
-      if (error instanceof StoreFull && held.outcome.kind === 'completed' && held.outcome.result.kept) {
+      if (error instanceof StoreFull && outcome.kind === 'completed' && outcome.result.kept) {
         // Done stays done: without room for the body it is recorded without one (contract §3).
-        held.outcome = { kind: 'completed', result: withoutBody(held.outcome.result.response, 'no_room') }
-        return await this.#write(held)
+        const result = withoutBody(outcome.result.response, 'no_room')
+        return await this.#write({ ...held, outcome: { kind: 'completed', result } })
       }
       if (error instanceof CorruptRecord) {
         this.#observer.trouble('the stored record cannot be read; it is left as it is', {
-          ...describe(run, held.outcome),
+          ...describe(run, outcome),
           error: String(error),
         })
-        return { state: stateOf(held.outcome), expiresAt: null }
+        return { state: draft.state, expiresAt: null }
       }
       throw error
     }
   }
+
+  /** The attempt has no claim in the store, and another record is there. null: that one stands. */
+  async #writeUnclaimed(
+    held: Held,
+    found: IdempotencyRecord,
+    now: Millis,
+    draft: Draft,
+    spans: Spans,
+  ): Promise<Settled | null> {
+    const { run, outcome, over } = held
+    if (outcome.kind === 'not_executed') {
+      if (found.version !== over?.version) return null
+      // The claim over it has not arrived, and must not arrive any more: the record stays what it is, at another version.
+      const moved = await this.#records.replace(run.id, found, found, remaining(found, now))
+      if (moved?.kind === 'refused') return await this.#write(held)
+      return this.#written(held, 'released', found.state, null)
+    }
+    // Executed, and the record says that a retry may execute: it must not.
+    if (decide(found, run.operation, run.route, now).kind !== 'take_over') return null
+    const taken = await this.#records.takeOver(run.id, found, draft, spans)
+    if (taken.kind === 'lost' || taken.recognised) return await this.#write(held)
+    return this.#written(held, resultOf(outcome), draft.state, taken.now + spans.dueIn)
+  }
+
+  #written({ run }: Held, result: CompletionResult, state: State, at: Millis | null): Settled {
+    this.#observer.completed(run.route.name, result, run.id)
+    return { state, expiresAt: state === 'completed' ? at : null }
+  }
+
+  /** The store found the attempt no more, or in a state that takes no outcome (contract §2). */
+  #refused(held: Held, found: IdempotencyRecord): Settled {
+    const { run, outcome } = held
+    if (judgeRefusal(found, run.attempt, outcome) === 'duplicate') {
+      const expiresAt = found.state === 'completed' ? found.expiresAt : null
+      return this.#written(held, resultOf(outcome), found.state, expiresAt)
+    }
+    if (held.claimed || outcome.kind !== 'not_executed') {
+      this.#observer.completed(run.route.name, 'stale', run.id)
+      this.#observer.trouble('an outcome came too late and was refused', {
+        ...describe(run, outcome),
+        found: found.state,
+        foundFence: found.fence,
+      })
+    }
+    return { state: found.state, expiresAt: null }
+  }
+}
+
+function toHold(
+  run: Run,
+  outcome: Outcome,
+  over: Partial<Pick<Held, 'claimed' | 'withdrawn' | 'over' | 'release'>>,
+): Held {
+  return {
+    run,
+    outcome,
+    claimed: false,
+    withdrawn: false,
+    over: null,
+    release: () => {},
+    giveUpAt: Date.now() + run.route.ttl,
+    trying: null,
+    ...over,
+  }
+}
+
+/** The spans that leave a record's instants as they are. */
+function remaining(record: IdempotencyRecord, now: Millis): Spans {
+  const due =
+    record.state === 'in_progress'
+      ? record.leaseUntil
+      : record.state === 'unknown'
+        ? record.nextLookAt
+        : record.dropAt
+  return { dueIn: due - now, dropIn: record.dropAt - now }
 }
 
 function stateOf(outcome: Outcome): State {
@@ -250,10 +320,6 @@ function resultOf(outcome: Outcome): CompletionResult {
     case 'unknown':
       return 'unknown'
   }
-}
-
-function expiry(outcome: Outcome, at: Millis): Millis | null {
-  return outcome.kind === 'completed' ? at : null
 }
 
 function describe(run: Run, outcome: Outcome): Record<string, unknown> {

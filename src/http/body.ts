@@ -2,6 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import type { Budget } from '../core/budget.ts'
 import type { Millis } from '../core/record.ts'
 import type { BodyReading } from '../guard/call.ts'
+import { Collector } from '../upstream/collect.ts'
 
 /**
  * Reads a protected request's body, whole. Bounded by `limit` bytes, by the room left in `budget` and by `timeout`, which
@@ -16,7 +17,7 @@ export function readBody(
   const announced = Number(request.headers['content-length'] ?? 0)
   if (announced > limit) return Promise.resolve({ kind: 'too_large' })
   return new Promise((resolve) => {
-    const chunks: Buffer[] = []
+    const chunks = new Collector()
     let size = 0
     const finish = (reading: BodyReading): void => {
       clearTimeout(timer)
@@ -36,7 +37,7 @@ export function readBody(
       }
     }
     const onEnd = (): void => {
-      const body = chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks)
+      const body = chunks.take()
       const held = size
       finish({ kind: 'body', body, release: () => budget.give(held) })
     }

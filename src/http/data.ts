@@ -1,11 +1,11 @@
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
+import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
 import type { Budget } from '../core/budget.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { refusal } from '../core/refusal.ts'
+import { type Refusal, refusal } from '../core/refusal.ts'
 import { Router } from '../core/route.ts'
 import { normalisePath, parseTarget, type Target } from '../core/target.ts'
 import type { Ports } from '../guard.ts'
@@ -13,7 +13,7 @@ import type { Upstream } from '../upstream/pool.ts'
 import { type GuardedOptions, handleGuarded } from './guarded.ts'
 import { type Peer, requestLines, trustTester } from './headers.ts'
 import { type Passage, passthrough } from './passthrough.ts'
-import { isWebSocket, tunnel } from './upgrade.ts'
+import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
 import { Writer } from './write.ts'
 
 /** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
@@ -61,12 +61,15 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
   }
 
   let open = 0
+  const { connectTimeout, timeout, idleTimeout } = config.upstream
+  const tunnelling = { upstream, writer, connectTimeout, timeout }
+
   const peerOf = (request: IncomingMessage): Peer => {
     const address = request.socket.remoteAddress ?? 'unknown'
     return { address, trusted: trusted(address) }
   }
   const makeServer = (pass: (request: IncomingMessage, response: ServerResponse) => void): Server => {
-    const server = createServer(
+    const server = new TunnelServer(
       {
         requestTimeout: 0,
         headersTimeout: HEAD_TIMEOUT,
@@ -88,16 +91,14 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
           case 'guard':
             void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
             return
-          case 'refuse': {
-            const detail = `no route matches ${request.method} ${target.path}`
-            writer.problem(request, response, refusal('route_not_found', detail))
+          case 'refuse':
+            writer.problem(request, response, noRoute(request, target))
             return
-          }
           case 'pass': {
             const startedAt = performance.now()
             const name = way.route?.name ?? config.defaults.name
             const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
-            const marks = way.ignored ? { 'idempotency-status': 'ignored' } : {}
+            const marks = way.ignored ? ['Idempotency-Status', 'ignored'] : []
             passages.set(request, { target: target.origin, lines, response, marks })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
@@ -109,24 +110,27 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
     )
     server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
       const target = parseTarget(request.url as string)
-      const { connectTimeout } = config.upstream
-      if (target === null) socket.destroy()
-      else
-        tunnel(
-          upstream,
-          connectTimeout,
-          target.origin,
-          requestLines(request.rawHeaders, peerOf(request), upstream.host),
-          request,
-          socket,
-          head,
-        )
+      if (target === null) {
+        socket.end('HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')
+        return
+      }
+      // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
+      if (wayOf(config, router, request, target).kind === 'refuse') {
+        socket.end(writer.problemMessage(noRoute(request, target)))
+        return
+      }
+      const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
+      server.keep(socket)
+      tunnel(tunnelling, target.origin, lines, request, socket, head)
     })
     return server
   }
-  const { timeout, idleTimeout } = config.upstream
   const app = await passthrough({ upstream, writer, passages, timeout, idleTimeout, makeServer })
   return { server: app.server as Server, app, open: () => open }
+}
+
+function noRoute(request: IncomingMessage, target: Target): Refusal {
+  return refusal('route_not_found', `no route matches ${request.method} ${target.path}`)
 }
 
 function wayOf(config: Config, router: Router, request: IncomingMessage, target: Target): Way {

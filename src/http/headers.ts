@@ -69,8 +69,11 @@ export function protectedLines(
   fence: number,
 ): string[] {
   let sent = lines
-  if (policy.forward !== 'same') sent = filterLines(sent, (name) => !policy.from.includes(name))
-  if (typeof policy.forward === 'object') sent.push(policy.forward.header, key)
+  const { forward } = policy
+  // A line of the other name is the proxy's to send: the client's own would be read first.
+  const renamed = typeof forward === 'object' ? forward.header.toLowerCase() : null
+  if (forward !== 'same') sent = filterLines(sent, (name) => !policy.from.includes(name) && name !== renamed)
+  if (typeof forward === 'object') sent.push(forward.header, key)
   if (policy.forwardFence) {
     // Without a claim (bypass) there is no attempt to number.
     if (fence > 0) sent.push('Idempotency-Fence', String(fence))

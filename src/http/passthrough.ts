@@ -1,12 +1,12 @@
+import { EventEmitter } from 'node:events'
 import { type IncomingMessage, METHODS, type Server, type ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { type FastifyInstance, fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
-import { filterLines, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
-import { reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
+import { passedAnswer } from './passed.ts'
 import type { Writer } from './write.ts'
 
 /** What a passed request needs beyond the wire. Looked up by the raw request, so that fastify's routing never sees it. */
@@ -15,7 +15,8 @@ export interface Passage {
   readonly lines: readonly string[]
   readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
-  readonly marks: Readonly<Record<string, string>>
+  readonly marks: readonly string[]
+  answer?: Dispatcher.ResponseData
 }
 
 export type PassageOf = WeakMap<IncomingMessage, Passage>
@@ -34,7 +35,8 @@ export interface PassthroughOptions {
 /**
  * What is not protected streams through @fastify/http-proxy, bodies never buffered, nothing ever retried. Fastify sees
  * every request as `/`, without a content type: target, lines and body go upstream as the client sent them, so no
- * decoding, routing or content-type parsing of the framework can refuse or change one (docs/adr/0003).
+ * decoding, routing or content-type parsing of the framework can refuse or change one (docs/adr/0003). The answer is
+ * written by {@link passedAnswer}: what the framework cannot write (status 999, two `Connection` lines) it never sees.
  */
 export async function passthrough(options: PassthroughOptions): Promise<FastifyInstance> {
   const { upstream, writer, passages } = options
@@ -60,8 +62,15 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
     replyOptions: {
       retryDelay: () => null,
       rewriteRequestHeaders: (request: { raw: IncomingMessage }) => ({ [kRequest]: request.raw }),
-      rewriteHeaders: (headers: Record<string, unknown>, request: { raw: IncomingMessage }) =>
-        answerHeaders(headers, passages.get(request.raw)),
+      rewriteHeaders: () => ({}),
+      onResponse: (
+        request: { raw: IncomingMessage },
+        reply: { hijack(): void; raw: ServerResponse },
+      ): void => {
+        reply.hijack()
+        const { answer, marks } = passages.get(request.raw) as Passage
+        passedAnswer(writer, request.raw, reply.raw, answer as Dispatcher.ResponseData, marks)
+      },
       onError: (
         reply: { hijack(): void; raw: ServerResponse; request: { raw: IncomingMessage } },
         { error }: { error: Error },
@@ -91,6 +100,8 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
       const hasBody =
         raw.headers['transfer-encoding'] !== undefined || Number(raw.headers['content-length'] ?? 0) > 0
       const length = raw.headers['content-length']
+      const gone = new EventEmitter()
+      passage.response.once('close', () => gone.emit('abort'))
       pool.request(
         {
           method: raw.method as Dispatcher.HttpMethod,
@@ -101,30 +112,24 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
               : [...passage.lines],
           body: hasBody ? raw : null,
           idempotent: false,
+          responseHeaders: 'raw',
+          signal: gone,
           headersTimeout: options.timeout,
           bodyTimeout: options.idleTimeout,
           ...(tls.servername === undefined ? {} : { servername: tls.servername }),
         } as Dispatcher.RequestOptions,
-        (error: Error | null, data: Dispatcher.ResponseData | null) => {
-          if (data !== null) passage.response.statusMessage = reasonPhrase(data.statusText)
-          done(error, data)
+        (error: Error | null, data: Dispatcher.ResponseData) => {
+          if (error !== null) return done(error, null)
+          passage.answer = data
+          done(null, { ...data, statusCode: 200, headers: {} })
         },
       )
     },
   }
 }
 
-function answerHeaders(
-  headers: Record<string, unknown>,
-  passage: Passage | undefined,
-): Record<string, unknown> {
-  const flat = Object.entries(headers).flatMap(([name, value]) => [name, value as string])
-  const hop = hopByHop(flat)
-  const kept = filterLines(flat, (name) => !hop.has(name) && name !== 'idempotent-replayed')
-  const out: Record<string, unknown> = {}
-  for (let i = 0; i < kept.length; i += 2) out[kept[i] as string] = kept[i + 1]
-  return { ...out, ...passage?.marks }
-}
+/** OpenSSL's and Node's names for a handshake that failed: nothing was sent. */
+const BEFORE_TLS = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
 
 function passError(error: Error): ReturnType<typeof refusal> {
   const cause = (error.cause ?? error) as NodeJS.ErrnoException
@@ -141,6 +146,11 @@ function passError(error: Error): ReturnType<typeof refusal> {
     case 'UND_ERR_CONNECT_TIMEOUT':
       return refusal('upstream_unreachable', detail)
     default:
-      return refusal('upstream_failed', detail)
+      return refusal(
+        cause.syscall === 'connect' || BEFORE_TLS.test(cause.code ?? '')
+          ? 'upstream_unreachable'
+          : 'upstream_failed',
+        detail,
+      )
   }
 }

@@ -1,13 +1,39 @@
-import { request as httpRequest, type IncomingMessage } from 'node:http'
+import { request as httpRequest, type IncomingMessage, Server } from 'node:http'
 import { request as httpsRequest } from 'node:https'
+import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
-import { filterLines } from '../core/headers.ts'
+import { filterLines, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
+import { refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
+import type { Writer } from './write.ts'
 
 /** Only this is tunnelled: an `Upgrade` on any other request is a hop-by-hop line, and must not carry it past the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {
   return request.method === 'GET' && request.headers.upgrade?.toLowerCase() === 'websocket'
+}
+
+/** A server whose tunnels end with its other connections: Node forgets a connection that was upgraded. */
+export class TunnelServer extends Server {
+  readonly #tunnels = new Set<Duplex>()
+
+  keep(client: Duplex): void {
+    this.#tunnels.add(client)
+    client.once('close', () => this.#tunnels.delete(client))
+  }
+
+  override closeAllConnections(): void {
+    super.closeAllConnections()
+    for (const client of this.#tunnels) client.destroy()
+  }
+}
+
+export interface TunnelOptions {
+  readonly upstream: Upstream
+  readonly writer: Writer
+  readonly connectTimeout: Millis
+  /** Until the upstream has answered the handshake. */
+  readonly timeout: Millis
 }
 
 /**
@@ -15,15 +41,13 @@ export function isWebSocket(request: IncomingMessage): boolean {
  * refused handshake reach the client unchanged (docs/adr/0004).
  */
 export function tunnel(
-  upstream: Upstream,
-  connectTimeout: Millis,
+  { upstream, writer, connectTimeout, timeout }: TunnelOptions,
   target: string,
   lines: readonly string[],
   request: IncomingMessage,
   client: Duplex,
   head: Buffer,
 ): void {
-  client.on('error', () => client.destroy())
   const secure = upstream.origin.protocol === 'https:'
   const sent = (secure ? httpsRequest : httpRequest)({
     method: 'GET',
@@ -35,12 +59,24 @@ export function tunnel(
       : { socketPath: upstream.socketPath }),
     ...upstream.tls,
   })
-  const timer = setTimeout(() => sent.destroy(new Error('connect timeout')), connectTimeout)
+  let refused = refusal('upstream_unreachable', `no connection to the upstream within ${connectTimeout} ms`)
+  let answered = false
+  let timer = setTimeout(() => sent.destroy(new Error(refused.detail)), connectTimeout)
   sent.once('socket', (socket) =>
-    socket.once(secure ? 'secureConnect' : 'connect', () => clearTimeout(timer)),
+    socket.once(secure ? 'secureConnect' : 'connect', () => {
+      clearTimeout(timer)
+      const detail = `the upstream did not answer the handshake within ${timeout} ms`
+      refused = refusal('upstream_failed', 'the upstream broke off the handshake')
+      timer = setTimeout(() => {
+        refused = refusal('upstream_timeout', detail)
+        sent.destroy(new Error(detail))
+      }, timeout)
+    }),
   )
   sent.once('upgrade', (answer, server, first) => {
-    client.write(headOf(answer, answer.rawHeaders))
+    clearTimeout(timer)
+    answered = true
+    client.write(headOf(answer, ownLinesOut(answer.rawHeaders)), 'latin1')
     if (first.length > 0) server.unshift(first)
     if (head.length > 0) client.unshift(head)
     server.on('error', () => client.destroy())
@@ -49,18 +85,29 @@ export function tunnel(
   })
   // Refused: the upstream's own answer, ended by the connection.
   sent.once('response', (answer) => {
-    const framing = (name: string): boolean =>
-      !['connection', 'transfer-encoding', 'keep-alive'].includes(name)
-    client.write(headOf(answer, [...filterLines(answer.rawHeaders, framing), 'Connection', 'close']))
+    clearTimeout(timer)
+    answered = true
+    const hop = hopByHop(answer.rawHeaders)
+    const kept = filterLines(ownLinesOut(answer.rawHeaders), (name) => !hop.has(name) && name !== 'trailer')
+    client.write(headOf(answer, [...kept, 'Connection', 'close']), 'latin1')
+    // Where only the end of the connection ends the body, a clean end would say that it is whole.
+    answer.once('error', () => (client instanceof Socket ? client.resetAndDestroy() : client.destroy()))
     pipeline(answer, client, () => client.destroy())
   })
   sent.once('error', () => {
     clearTimeout(timer)
-    if (client.writable && !client.destroyed)
-      client.end('HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')
+    if (!answered && client.writable) client.end(writer.problemMessage(refused))
   })
-  client.once('close', () => sent.destroy())
+  client.on('error', () => client.destroy())
+  client.once('close', () => {
+    clearTimeout(timer)
+    sent.destroy()
+  })
   sent.end()
+}
+
+function ownLinesOut(lines: readonly string[]): string[] {
+  return filterLines(lines, (name) => name !== 'idempotent-replayed')
 }
 
 function headOf(answer: IncomingMessage, lines: readonly string[]): string {

@@ -1,5 +1,6 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
-import { firstOf } from '../core/headers.ts'
+import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http'
+import { Socket } from 'node:net'
+import { filterLines, firstOf } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, type Refusal } from '../core/refusal.ts'
 import type { Answer } from '../guard/call.ts'
@@ -36,18 +37,30 @@ export class Writer {
   }
 
   problem(request: IncomingMessage, response: ServerResponse, refused: Refusal): void {
-    const body = problemBody(refused, this.#baseUrl)
+    const { headers, body } = this.#problem(refused)
+    if (!request.complete) headers.push('Connection', 'close')
+    response.writeHead(refused.status, headers)
+    response.end(body)
+    this.watch(response)
+    if (!request.complete) lingeringClose(request, response)
+  }
+
+  /** The same for a connection that has left HTTP's hands: the whole message, after which it is to be ended. */
+  problemMessage(refused: Refusal): Buffer {
+    const { headers, body } = this.#problem(refused)
+    const lines = pairs([...headers, 'Connection', 'close']).map(([name, value]) => `${name}: ${value}\r\n`)
+    const head = `HTTP/1.1 ${refused.status} ${STATUS_CODES[refused.status]}\r\n${lines.join('')}\r\n`
+    return Buffer.concat([Buffer.from(head), body])
+  }
+
+  #problem(refused: Refusal): { headers: string[]; body: Buffer } {
     const headers = ['Content-Type', 'application/problem+json', 'Cache-Control', 'no-store']
     if (refused.retryAfter !== null) headers.push('Retry-After', String(refused.retryAfter))
     if (!this.#baseUrl.startsWith('urn:'))
       headers.push('Link', `<${this.#baseUrl}${refused.code}>; rel="describedby"`)
-    const bytes = Buffer.from(body)
-    headers.push('Content-Length', String(bytes.length))
-    if (!request.complete) headers.push('Connection', 'close')
-    response.writeHead(refused.status, headers)
-    response.end(bytes)
-    this.#watch(response)
-    if (!request.complete) lingeringClose(request, response)
+    const body = Buffer.from(problemBody(refused, this.#baseUrl))
+    headers.push('Content-Length', String(body.length))
+    return { headers, body }
   }
 
   #whole(
@@ -56,20 +69,21 @@ export class Writer {
     kept: StoredResponse,
     marks: readonly string[],
   ): void {
-    const headers = [...kept.headers, ...marks]
     const { status, trailers, body } = kept
+    const chunked = trailers.length > 0 && chunkable(request, status)
+    const headers = [...withoutTrailer(kept.headers, chunked), ...marks]
     const bodiless = status === 204 || status === 304 || request.method === 'HEAD'
-    if (trailers.length > 0 && !bodiless) {
+    if (chunked) {
       // Without a length Node chunks, which trailers need.
       if (firstOf(headers, 'trailer') === null) headers.push('Trailer', namesOf(trailers).join(', '))
     } else if (!bodiless) headers.push('Content-Length', String(body.length))
     response.writeHead(status, kept.reason, headers)
     if (bodiless) response.end()
     else {
-      if (trailers.length > 0) response.addTrailers(pairs(trailers))
+      if (chunked) response.addTrailers(pairs(trailers))
       response.end(body)
     }
-    this.#watch(response)
+    this.watch(response)
   }
 
   #live(
@@ -78,35 +92,45 @@ export class Writer {
     live: LiveResponse,
     marks: readonly string[],
   ): void {
-    response.writeHead(live.status, live.reason, [...live.headers, ...marks])
-    response.flushHeaders()
-    live.attach(new ClientSink(request, response, this.#idleTimeout))
+    const headers = withoutTrailer(live.headers, chunkable(request, live.status))
+    response.writeHead(live.status, live.reason, [...headers, ...marks])
+    sendHead(response)
+    live.attach(new ClientSink(request, response, this, this.#idleTimeout))
   }
 
   /** A client that stops reading an answer is dropped: its bytes are held in memory meanwhile. */
-  #watch(response: ServerResponse): void {
-    if (response.writableFinished) return
+  watch(response: ServerResponse): void {
+    if (response.writableFinished || response.destroyed) return
     const { socket } = response
-    if (socket === null) return
+    if (socket === null) {
+      // Pipelined behind another answer: the connection is that one's until then.
+      response.once('socket', () => this.watch(response))
+      return
+    }
     const drop = (): void => void socket.destroy()
+    const idle = socket.timeout ?? 0
     socket.setTimeout(this.#idleTimeout, drop)
-    response.once('finish', () => socket.setTimeout(0).off('timeout', drop))
+    // Before Node's own listener, which sets the keep-alive timeout of the connection.
+    response.prependOnceListener('finish', () => socket.setTimeout(idle).off('timeout', drop))
   }
 }
 
 /** Live bytes to a client; one that reads too slowly is dropped, and the upstream goes on to its end (contract §7). */
 class ClientSink implements LiveSink {
+  readonly #request: IncomingMessage
   readonly #response: ServerResponse
+  readonly #writer: Writer
   readonly #idleTimeout: Millis
   #resume: () => void = () => {}
   #stalled: NodeJS.Timeout | null = null
 
-  constructor(request: IncomingMessage, response: ServerResponse, idleTimeout: Millis) {
+  constructor(request: IncomingMessage, response: ServerResponse, writer: Writer, idleTimeout: Millis) {
+    this.#request = request
     this.#response = response
+    this.#writer = writer
     this.#idleTimeout = idleTimeout
     response.on('drain', () => this.#flow())
     response.once('close', () => this.#flow())
-    request.socket.once('error', () => this.#flow())
   }
 
   start(resume: () => void): void {
@@ -123,10 +147,11 @@ class ClientSink implements LiveSink {
   end(trailers: readonly string[]): void {
     if (trailers.length > 0 && !this.#response.destroyed) this.#response.addTrailers(pairs(trailers))
     this.#response.end()
+    this.#writer.watch(this.#response)
   }
 
   abort(): void {
-    this.#response.destroy()
+    breakOff(this.#request, this.#response)
   }
 
   #flow(): void {
@@ -136,12 +161,40 @@ class ClientSink implements LiveSink {
   }
 }
 
+/**
+ * Ends an answer that is not whole. To a client of HTTP/1.0 only the end of the connection ends a body, so nothing but a
+ * reset tells it.
+ */
+export function breakOff(request: IncomingMessage, response: ServerResponse): void {
+  const { socket } = response
+  if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
+  else response.destroy()
+}
+
+/** Sends the head before there is a body. Node's `flushHeaders` would write latin1 values as UTF-8. */
+export function sendHead(response: ServerResponse): void {
+  response.write(Buffer.alloc(0))
+}
+
+/** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */
+export function chunkable(request: IncomingMessage, status: number): boolean {
+  return request.httpVersionMinor > 0 && request.method !== 'HEAD' && status !== 204 && status !== 304
+}
+
+function withoutTrailer(headers: readonly string[], chunked: boolean): readonly string[] {
+  return chunked || firstOf(headers, 'trailer') === null
+    ? headers
+    : filterLines(headers, (name) => name !== 'trailer')
+}
+
 /** Time for the client to read the refusal before the connection is reset under the rest of its upload. */
 const LINGER: Millis = 1000
 
 function lingeringClose(request: IncomingMessage, response: ServerResponse): void {
   request.resume()
-  response.once('finish', () => setTimeout(() => request.socket.destroy(), LINGER).unref())
+  // Not `request.socket`: undici takes that away from a request whose body it gave up.
+  const { socket } = response
+  response.once('finish', () => setTimeout(() => socket?.destroy(), LINGER).unref())
 }
 
 function pairs(lines: readonly string[]): [string, string][] {

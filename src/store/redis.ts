@@ -137,7 +137,7 @@ export class RedisRegister implements Register {
   }
 
   async get(id: RecordId): Promise<GetReply> {
-    const [now, bytes] = (await this.#run(GET, [recordKey(id)], [this.#skew()])) as [number, Buffer | null]
+    const [now, bytes] = await this.#run<[number, Buffer | null]>(GET, [recordKey(id)], [this.#skew()])
     return { now, bytes }
   }
 

@@ -196,7 +196,7 @@ export class SqliteRegister implements Register {
           if (!this.#closing) this.#restart(Math.min(wait * 2, RESPAWN_TO))
         },
       )
-    }, wait).unref()
+    }, wait)
   }
 
   #settle(reply: Reply): void {

@@ -2,6 +2,7 @@ import type { Dispatcher, Pool } from 'undici'
 import type { Budget } from '../core/budget.ts'
 import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
+import { Collector } from './collect.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 
 export interface ForwardLimits {
@@ -58,7 +59,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   #headers: string[] = []
   #said: string | null = null
   #announced = 0
-  #chunks: Buffer[] = []
+  readonly #chunks = new Collector()
   #size = 0
   #live: Live | null = null
 
@@ -86,22 +87,25 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#reason = reasonPhrase(reason ?? '')
     this.#takeHeaders(lines(controller.rawHeaders))
     if (/^text\/event-stream\b/i.test(firstOf(this.#headers, 'content-type') ?? '')) this.#goLive('streamed')
-    else if (this.#request.method !== 'HEAD' && this.#announced > this.#request.responseLimit)
-      this.#goLive('too_large')
+    else if (!this.#describes() && this.#announced > this.#request.responseLimit) this.#goLive('too_large')
   }
 
   #takeHeaders(raw: string[]): void {
     this.#announced = Number(firstOf(raw, 'content-length') ?? 0)
     this.#said = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
-    // The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6).
-    const describes = this.#request.method === 'HEAD' || this.#status === 304
+    const describes = this.#describes()
     this.#headers = filterLines(
       raw,
       (name) => !hop.has(name) && !OWN.has(name) && (name !== 'content-length' || describes),
     )
     // RFC 9110 §6.6.1: a recipient with a clock adds the missing Date; once, so that replays carry the same.
     if (firstOf(this.#headers, 'date') === null) this.#headers.push('Date', new Date().toUTCString())
+  }
+
+  /** The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6). */
+  #describes(): boolean {
+    return this.#request.method === 'HEAD' || this.#status === 304
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
@@ -135,15 +139,18 @@ class Exchange implements Dispatcher.DispatchHandler {
         status: this.#status as number,
         reason: this.#reason,
         headers: this.#headers,
-        body: this.#chunks.length === 1 ? (this.#chunks[0] as Buffer) : Buffer.concat(this.#chunks),
+        body: this.#chunks.take(),
         trailers,
       },
       release: () => this.#limits.budget.give(size),
     })
   }
 
-  onResponseError(_controller: unknown, error: Error): void {
-    this.failed(error)
+  onResponseError(controller: Dispatcher.DispatchController, error: Error): void {
+    // undici misses the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
+    const { code } = error as NodeJS.ErrnoException
+    if (this.#status === 304 && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH') this.onResponseEnd(controller)
+    else this.failed(error)
   }
 
   failed(error: Error): void {
@@ -184,8 +191,8 @@ class Exchange implements Dispatcher.DispatchHandler {
       this.#headers,
     )
     this.#live = live
-    for (const chunk of this.#chunks) live.push(chunk)
-    this.#chunks = []
+    const begun = this.#chunks.take()
+    if (begun.length > 0) live.push(begun)
     this.#settle({ proof: 'live', why, live, said: this.#said })
   }
 
@@ -275,10 +282,9 @@ function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
   )
 }
 
-/** undici read the phrase as UTF-8; the wire's bytes are wanted. What cannot be written again is left out. */
+/** The phrase as latin1 (see interim.ts). What cannot be written again is left out. */
 export function reasonPhrase(text: string): string {
-  const bytes = Buffer.from(text, 'utf8').toString('latin1')
-  return /^[\t\x20-\x7e\x80-\xff]*$/.test(bytes) ? bytes : ''
+  return /^[\t\x20-\x7e\x80-\xff]*$/.test(text) ? text : ''
 }
 
 function describe(error: Error): string {

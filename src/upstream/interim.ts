@@ -3,14 +3,19 @@ import type { Socket } from 'node:net'
 
 /*
  * undici ends the connection when a server sends `100 Continue` that nobody asked for, and by then the request was
- * executed: every answer of such an upstream would be unknown (contract §8). This filter takes the interim answer out of
- * the bytes before undici's parser sees them. It looks only at the beginning of an answer, which it knows from undici's
- * own report of a request being written.
+ * executed: every answer of such an upstream would be unknown (contract §8). This filter takes interim answers out of the
+ * bytes before undici's parser sees them; `101` stays, for undici to refuse. undici also reads the reason phrase as UTF-8,
+ * which loses the bytes of any other coding: the filter writes each of them as the UTF-8 of its latin1 character.
+ * It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
  */
 
-const HEAD = Buffer.from('HTTP/1.1 100')
-/** An interim head beyond this is not one. */
+const INTERIM = Buffer.from('HTTP/1.1 1')
+const SWITCHING = 'HTTP/1.1 101'
+/** Line ends as the parser wants them: a head with others is left to it, and refused there. */
+const WHOLE = /^HTTP\/1\.[01] 1\d\d[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n$/
+/** An interim head, or a status line, beyond this is not one. */
 const MAX_HEAD = 16 * 1024
+const LF = 0x0a
 
 const kFilter = Symbol('interim filter')
 interface Filtered extends Socket {
@@ -22,7 +27,7 @@ subscribe('undici:client:sendHeaders', (message) => {
   socket[kFilter]?.expectHead()
 })
 
-/** Removes unsolicited `100 Continue` heads from what is read of `socket`. */
+/** Removes interim heads from what is read of `socket`. */
 export function withoutInterim<S extends Socket>(socket: S): S {
   const filter = new InterimFilter()
   const read = socket.read.bind(socket)
@@ -54,30 +59,48 @@ export class InterimFilter {
     this.#held = null
     while (bytes.length > 0) {
       const verdict = beginsInterim(bytes)
-      if (verdict === 'no') {
-        this.#awaiting = false
-        return bytes
-      }
-      const end = verdict === 'yes' ? bytes.indexOf('\r\n\r\n') : -1
-      if (end < 0) {
-        if (bytes.length > MAX_HEAD) {
-          this.#awaiting = false
-          return bytes
-        }
+      const end = endOf(bytes, verdict)
+      if (end < 0 && bytes.length <= MAX_HEAD && (verdict !== 'no' || isHttp(bytes))) {
         this.#held = bytes
         return null
       }
-      bytes = bytes.subarray(end + 4)
+      if (verdict !== 'yes' || end < 0 || !WHOLE.test(bytes.toString('latin1', 0, end))) {
+        this.#awaiting = false
+        return verdict === 'no' && end > 0 ? readable(bytes, end) : bytes
+      }
+      bytes = bytes.subarray(end)
     }
     return null
   }
 }
 
+/** Where the interim head, or else the status line, ends; -1: not yet seen. */
+function endOf(bytes: Buffer, verdict: 'yes' | 'no' | 'perhaps'): number {
+  if (verdict === 'perhaps') return -1
+  if (verdict === 'no') return bytes.indexOf(LF) + 1 || -1
+  const blank = bytes.indexOf('\r\n\r\n')
+  return blank < 0 ? -1 : blank + 4
+}
+
+/** As far as it has been seen. */
+function isHttp(bytes: Buffer): boolean {
+  return 'HTTP/1.'.startsWith(bytes.toString('latin1', 0, 7))
+}
+
 function beginsInterim(bytes: Buffer): 'yes' | 'no' | 'perhaps' {
-  const seen = Math.min(bytes.length, HEAD.length)
+  const seen = Math.min(bytes.length, INTERIM.length)
   for (let i = 0; i < seen; i++) {
     // The minor version may be 0.
-    if (bytes[i] !== HEAD[i] && !(i === 7 && bytes[i] === 0x30)) return 'no'
+    if (bytes[i] !== INTERIM[i] && !(i === 7 && bytes[i] === 0x30)) return 'no'
   }
-  return seen === HEAD.length ? 'yes' : 'perhaps'
+  if (bytes.length < SWITCHING.length) return 'perhaps'
+  return bytes.toString('latin1', INTERIM.length, SWITCHING.length) === '01' ? 'no' : 'yes'
+}
+
+/** The bytes with a status line whose reason undici reads as it is. */
+function readable(bytes: Buffer, lineEnd: number): Buffer {
+  for (let i = 0; i < lineEnd; i++)
+    if ((bytes[i] as number) > 0x7f)
+      return Buffer.concat([Buffer.from(bytes.toString('latin1', 0, lineEnd)), bytes.subarray(lineEnd)])
+  return bytes
 }

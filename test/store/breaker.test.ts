@@ -78,7 +78,7 @@ void t.test(
   },
 )
 
-void t.test('R08 errors that are answers do not open it', async (t) => {
+void t.test('errors that are answers do not open it', async (t) => {
   const { script, states, breaker } = setup()
   for (const error of [new StoreFull('full'), new CorruptRecord('bad'), new TypeError('bug')]) {
     script.fail = error

@@ -60,7 +60,7 @@ const common = record({
   attempts: u16,
   lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
 })
-const drafts = fc.tuple(common, variant).map(([a, b]) => ({ ...a, ...b }) as Draft)
+const drafts: fc.Arbitrary<Draft> = fc.tuple(common, variant).map(([a, b]) => ({ ...a, ...b }))
 
 void t.test('a record reads as it was written and stamped', async (t) => {
   const stamps = record({

@@ -249,7 +249,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.notOk(late.done, 'what was meant for the first does not meet the second')
   })
 
-  void test('P02 bytes come back as they were given', async (t, { register }) => {
+  void test('bytes come back as they were given', async (t, { register }) => {
     const id = newId()
     const token = newToken()
     const body = Buffer.concat([ALL_BYTES, randomBytes(5 * 1024 * 1024)])

@@ -32,7 +32,7 @@ void t.test('T01 a record is there up to the last millisecond', async (t) => {
 })
 
 void t.test(
-  'R08 a full store refuses new records, evicts nothing, and takes up again when something expires',
+  'a full store refuses new records, evicts nothing, and takes up again when something expires',
   async (t) => {
     let now = 1000
     const register = new MemoryRegister({ clock: () => now, maxBytes: 64 * 1024 })

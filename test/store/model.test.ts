@@ -12,7 +12,7 @@ import { EVENTS, type Event, follow } from './model.ts'
 const DEPTH = 4
 
 for (const start of [[], ['claim']] satisfies Event[][])
-  void t.test(`L09 memory: every sequence of ${DEPTH} events after ${start[0] ?? 'nothing'}`, async (t) => {
+  void t.test(`memory: every sequence of ${DEPTH} events after ${start[0] ?? 'nothing'}`, async (t) => {
     let count = 0
     async function extend(sequence: readonly Event[]): Promise<void> {
       if (sequence.length < start.length + DEPTH)
@@ -40,7 +40,7 @@ function memory(): Harness {
 const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14 })
 const onEvent = () => {}
 
-void t.test('L09 sqlite: generated sequences end as the contract says', async (t) => {
+void t.test('sqlite: generated sequences end as the contract says', async (t) => {
   using dir = tempDir()
   const register = await SqliteRegister.open({ path: join(dir.path, 'r.db'), timeoutMs: 10_000, onEvent })
   let skew = 0
@@ -53,7 +53,7 @@ void t.test('L09 sqlite: generated sequences end as the contract says', async (t
   t.pass()
 })
 
-void t.test('L09 redis: generated sequences end as the contract says', async (t) => {
+void t.test('redis: generated sequences end as the contract says', async (t) => {
   await using server = await RedisServer.start()
   let skew = 0
   const register = await RedisRegister.open({ url: server.url, timeoutMs: 10_000, onEvent, skew: () => skew })

@@ -87,7 +87,7 @@ export async function follow(harness: Harness, events: readonly Event[]): Promis
   const walk = new Walk(harness)
   const model = new Model()
   for (const [n, event] of events.entries()) {
-    const told = `${events.slice(0, n + 1).join(', ')}`
+    const told = events.slice(0, n + 1).join(', ')
     const before = await walk.look()
     const expected = model.apply(event)
     const changed = await walk.apply(event)

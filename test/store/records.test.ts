@@ -79,7 +79,7 @@ void t.test('settle: written once, refused to a stranger and after completion', 
 })
 
 void t.test(
-  'L11 settle: a record that has gone is written again under its fence, unless another is there',
+  'settle: a record that has gone is written again under its fence, unless another is there',
   async (t) => {
     const { clock, records } = setup()
     const id = newId()

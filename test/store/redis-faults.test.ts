@@ -33,7 +33,7 @@ const answers = (register: RedisRegister) => () =>
   )
 
 void t.test(
-  'R01 down at start: it opens all the same, refuses at once, and connects when Redis is there',
+  'down at start: it opens all the same, refuses at once, and connects when Redis is there',
   async (t) => {
     await using server = await RedisServer.start()
     await server.stop()
@@ -95,7 +95,7 @@ void t.test('a slow answer is no silence', async (t) => {
 })
 
 void t.test(
-  'R04 a connection that breaks with commands in flight: they may have been applied, none is sent again',
+  'a connection that breaks with commands in flight: they may have been applied, none is sent again',
   async (t) => {
     await using server = await RedisServer.start()
     const { register } = await open(t, server.url)
@@ -187,25 +187,10 @@ void t.test('user and password; a right that is missing is no outage', async (t)
 
 void t.test('TLS: the certificate is verified', async (t) => {
   using dir = tempDir()
-  execFileSync(
-    'openssl',
-    [
-      ...[
-        'req',
-        '-x509',
-        '-newkey',
-        'ec',
-        '-pkeyopt',
-        'ec_paramgen_curve:prime256v1',
-        '-nodes',
-        '-days',
-        '2',
-      ],
-      ...['-subj', '/CN=redis', '-addext', 'subjectAltName=IP:127.0.0.1'],
-      ...['-keyout', join(dir.path, 'key.pem'), '-out', join(dir.path, 'cert.pem')],
-    ],
-    { stdio: 'ignore' },
-  )
+  const request = 'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=redis'
+  const files = ['-keyout', join(dir.path, 'key.pem'), '-out', join(dir.path, 'cert.pem')]
+  const names = ['-addext', 'subjectAltName=IP:127.0.0.1']
+  execFileSync('openssl', [...request.split(' '), ...names, ...files], { stdio: 'ignore' })
   await using server = await RedisServer.start({ tls: dir.path })
   const stranger = await open(t, server.url)
   await t.rejects(stranger.register.ping(), { ...NOT_APPLIED, message: /self-signed certificate/ })
@@ -282,7 +267,11 @@ void t.test('what a URL says', async (t) => {
   const plain = { host: 'cache', port: 6379, username: '', password: '', db: 0 }
   t.strictSame(addressOf('redis://cache'), plain)
   t.strictSame(addressOf('rediss://u%40x:p%2F@[::1]:7000/4'), {
-    ...{ host: '::1', port: 7000, username: 'u@x', password: 'p/', db: 4 },
+    host: '::1',
+    port: 7000,
+    username: 'u@x',
+    password: 'p/',
+    db: 4,
     tls: {},
   })
 })

@@ -21,7 +21,7 @@ registerContract(t, 'redis', async () => {
   }
 })
 
-void t.test('R10 the keys of one record share a hash tag of the fixed layout', async (t) => {
+void t.test('the keys of one record share a hash tag of the fixed layout', async (t) => {
   const id = Buffer.alloc(32, 0xaf).toString('base64url') as ReturnType<typeof newId>
   t.equal(recordKey(id), `idempotency:{af}:r:${id}`)
   t.equal(indexKey(id), 'idempotency:{af}:u')

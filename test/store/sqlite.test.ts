@@ -72,7 +72,7 @@ void t.test('a record that was answered survives kill -9 of the process', async 
   await register.close()
 })
 
-void t.test('L02 two processes on one file: exactly one claims', async (t) => {
+void t.test('two processes on one file: exactly one claims', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const ids = Array.from({ length: 20 }, newId)
@@ -158,7 +158,7 @@ void t.test(
   },
 )
 
-void t.test('R08 a full disk refuses new claims, answers what it has and takes up again', async (t) => {
+void t.test('a full disk refuses new claims, answers what it has and takes up again', async (t) => {
   const { register } = await opened(t, { maxPages: 64 })
   const token = newToken()
   const ids: RecordId[] = []
@@ -218,6 +218,20 @@ void t.test('a COMMIT that fails says honestly what may have been applied', asyn
   t.match(failureOf(error(IOERR_FSYNC), false), { full: false, maybeApplied: false })
 })
 
+void t.test('a file that is locked at start is waited for, not for ever', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const other = new DatabaseSync(file)
+  other.exec('BEGIN EXCLUSIVE')
+  await t.rejects(open(file, { timeoutMs: 2 }), { name: 'StoreUnavailable', message: /locked/ })
+  const waiting = open(file, { timeoutMs: 200 })
+  setTimeout(() => other.exec('COMMIT'), 150)
+  const register = await waiting
+  t.ok(await register.ping())
+  await register.close()
+  other.close()
+})
+
 void t.test('expired rows are pruned', async (t) => {
   const { file, register } = await opened(t, { timeoutMs: 600 })
   const bytes = bytesOf('completed', newToken())
@@ -242,7 +256,7 @@ void t.test('expired rows are pruned', async (t) => {
   t.pass()
 })
 
-void t.test('R03 a file that another process keeps locked: an answer in time, nothing applied', async (t) => {
+void t.test('a file that another process keeps locked: an answer in time, nothing applied', async (t) => {
   const { file, register } = await opened(t, { timeoutMs: 400 })
   const other = new DatabaseSync(file)
   other.exec('BEGIN IMMEDIATE')
@@ -258,7 +272,7 @@ void t.test('R03 a file that another process keeps locked: an answer in time, no
   t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
-void t.test('R03 no answer within the timeout: it may have been applied', async (t) => {
+void t.test('no answer within the timeout: it may have been applied', async (t) => {
   const { register } = await opened(t, { timeoutMs: 0 })
   const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
   await t.rejects(register.put(newId(), bytes, SPANS), { name: 'StoreUnavailable', maybeApplied: true })
@@ -280,6 +294,9 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   await until(() => events.includes('connected'))
   t.ok((await register.get(id)).bytes)
   t.same(events, ['disconnected', 'connected'])
+
+  workers.at(-1)?.emit('error', new Error('a bug'))
+  t.ok((await register.get(id)).bytes, 'an error alone does not end it; the end of the thread does')
 
   rmSync(file)
   rmSync(`${file}-wal`, { force: true })

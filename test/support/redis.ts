@@ -28,10 +28,9 @@ export class RedisServer {
     const listen =
       tls === undefined
         ? ['--port', String(port)]
-        : [
-            ...['--port', '0', '--tls-port', String(port), '--tls-auth-clients', 'no'],
-            ...['--tls-cert-file', join(tls, 'cert.pem'), '--tls-key-file', join(tls, 'key.pem')],
-          ]
+        : `--port 0 --tls-port ${port} --tls-auth-clients no`
+            .split(' ')
+            .concat('--tls-cert-file', join(tls, 'cert.pem'), '--tls-key-file', join(tls, 'key.pem'))
     const durable = ['--dir', this.#dir, '--appendonly', 'yes', '--save', '']
     this.#args = ['--bind', '127.0.0.1', ...listen, ...durable, ...args]
   }

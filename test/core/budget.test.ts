@@ -1,0 +1,30 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { Budget } from '../../src/core/budget.ts'
+
+t.test('it holds up to its bound, the bound included', async (t) => {
+  const budget = new Budget(10)
+  t.ok(budget.take(6))
+  t.ok(budget.take(4))
+  t.equal(budget.held, 10)
+  t.notOk(budget.take(1))
+  t.ok(budget.take(0))
+  t.equal(budget.held, 10, 'a refusal takes nothing')
+  budget.give(4)
+  t.equal(budget.held, 6)
+  t.notOk(budget.take(5))
+  t.ok(budget.take(4))
+})
+
+t.test('whatever is taken and given back, it never holds more than its bound and ends empty', async () => {
+  fc.assert(
+    fc.property(fc.nat(1000), fc.array(fc.nat(400)), (most, sizes) => {
+      const budget = new Budget(most)
+      const taken = sizes.filter((size) => budget.take(size) && budget.held <= most)
+      const held = taken.reduce((sum, size) => sum + size, 0)
+      const right = budget.held === held
+      for (const size of taken) budget.give(size)
+      return right && budget.held === 0
+    }),
+  )
+})

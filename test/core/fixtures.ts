@@ -1,0 +1,142 @@
+import type { RequestContent } from '../../src/core/fingerprint.ts'
+import type { FingerprintPolicy, KeyPolicy, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
+import type {
+  Completed,
+  CompletedResponse,
+  Expired,
+  FailedRetryable,
+  Fingerprint,
+  InProgress,
+  Unknown,
+} from '../../src/core/record.ts'
+
+/** The defaults of contract §10. */
+export const KEY: KeyPolicy = {
+  presence: 'optional',
+  from: ['idempotency-key'],
+  syntax: 'lenient',
+  minLength: 1,
+  maxLength: 255,
+  pattern: null,
+  forward: 'same',
+  forwardFence: false,
+}
+
+export const SCOPE: ScopePolicy = {
+  caller: [{ kind: 'header', name: 'authorization' }],
+  callerIsDefault: true,
+  path: 'exact',
+  anonymous: 'share',
+}
+
+export const FINGERPRINT: FingerprintPolicy = {
+  body: 'auto',
+  ignore: [],
+  only: [],
+  headers: [],
+  query: 'include',
+}
+
+const HOUR = 3_600_000
+
+export const ROUTE: RoutePolicy = {
+  name: 'create-payment',
+  match: { methods: ['POST', 'PATCH'], path: '/v1/payments', exact: false },
+  mode: 'enforce',
+  profile: 'standard',
+  key: KEY,
+  scope: SCOPE,
+  fingerprint: FINGERPRINT,
+  inFlightStatus: 409,
+  misuseStatus: 422,
+  lease: 30_000,
+  ttl: 24 * HOUR,
+  ttlFailed: 24 * HOUR,
+  tombstone: 0,
+  unresolvedTtl: 720 * HOUR,
+  respondWithin: null,
+  outcomes: { exact: new Map(), class: new Map() },
+  onLeaseExpired: 'unknown',
+  onStoreUnavailable: 'reject',
+  keep: 'response',
+  excludeHeaders: new Set(),
+  statusHeader: false,
+  limits: { request: 1_048_576, response: 5_242_880 },
+}
+
+export function routeOf(path: string, more: Partial<RoutePolicy> & { exact?: boolean } = {}): RoutePolicy {
+  const { exact = false, ...policy } = more
+  return { ...ROUTE, name: path, match: { methods: ['POST', 'PATCH'], path, exact }, ...policy }
+}
+
+/** A POST of JSON; `body` as text is UTF-8. */
+export function request(
+  body: string | Buffer,
+  more: Partial<Omit<RequestContent, 'body'>> = {},
+): RequestContent {
+  return {
+    method: 'POST',
+    path: '/v1/payments',
+    query: '',
+    target: '/v1/payments',
+    headers: ['Content-Type', 'application/json'],
+    body: Buffer.from(body as string),
+    ...more,
+  }
+}
+
+export const bytes = (fill: number, length = 32): Buffer => Buffer.alloc(length, fill)
+export const FIRST = bytes(1) as Fingerprint
+export const OTHER = bytes(2) as Fingerprint
+
+export const RESULT: CompletedResponse = {
+  kept: true,
+  response: { status: 201, reason: 'Created', headers: ['ETag', '"1"'], body: Buffer.from('ok'), trailers: [] },
+}
+
+/** A record of the route above: created at 1000, its lease, look or retention due at 5000, dropped at 9000. */
+export const COMMON = {
+  route: 'create-payment',
+  method: 'POST',
+  path: '/v1/payments',
+  fingerprint: FIRST,
+  rawDigest: bytes(3),
+  recipe: 'recipe',
+  fence: 7,
+  token: bytes(4, 16),
+  attempts: 1,
+  version: 3,
+  createdAt: 1000,
+  updatedAt: 2000,
+  dropAt: 9000,
+  lastError: null,
+}
+export const DUE = 5000
+
+export const inProgress = (more: Partial<InProgress> = {}): InProgress => ({
+  ...COMMON,
+  state: 'in_progress',
+  leaseUntil: DUE,
+  ...more,
+})
+export const completed = (more: Partial<Completed> = {}): Completed => ({
+  ...COMMON,
+  state: 'completed',
+  expiresAt: DUE,
+  result: RESULT,
+  ...more,
+})
+export const failedRetryable = (more: Partial<FailedRetryable> = {}): FailedRetryable => ({
+  ...COMMON,
+  state: 'failed_retryable',
+  ...more,
+})
+export const unknown = (more: Partial<Unknown> = {}): Unknown => ({
+  ...COMMON,
+  state: 'unknown',
+  nextLookAt: DUE,
+  leaseExpired: false,
+  status: null,
+  ...more,
+})
+export const expired = (more: Partial<Expired> = {}): Expired => ({ ...COMMON, state: 'expired', ...more })

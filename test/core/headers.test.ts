@@ -1,0 +1,38 @@
+import t from 'tap'
+import { filterLines, firstOf, hopByHop, linesOf } from '../../src/core/headers.ts'
+
+const LINES = ['Set-Cookie', 'a=1', 'X-A', '1', 'set-cookie', 'b=2', 'X-AB', '2']
+
+t.test('the lines of a header, in order, whatever the letter case of its name', async (t) => {
+  t.same(linesOf(LINES, 'set-cookie'), ['a=1', 'b=2'])
+  t.same(linesOf(LINES, 'x-a'), ['1'])
+  t.same(linesOf(LINES, 'x'), [])
+  t.same(linesOf(LINES, 'a=1'), [], 'a value is no name')
+  t.same(linesOf([], 'x'), [])
+  t.same(linesOf(['X-A'], 'x-a'), [], 'a name without a value is no line')
+})
+
+t.test('the first line of a header', async (t) => {
+  t.equal(firstOf(LINES, 'set-cookie'), 'a=1')
+  t.equal(firstOf(['X-A', ''], 'x-a'), '')
+  t.equal(firstOf(LINES, 'x-b'), null)
+})
+
+t.test('P13 hop-by-hop: the fixed fields and those that Connection names', async (t) => {
+  const fixed = ['connection', 'keep-alive', 'te', 'transfer-encoding', 'upgrade', 'proxy-authorization', 'proxy-authenticate', 'proxy-connection']
+  for (const connection of [[], ['Connection', 'close'], ['connection', 'Keep-Alive'], ['Connection', 'X-Hop , x-other,,close', 'CONNECTION', 'Third']]) {
+    const names = hopByHop(connection)
+    for (const name of fixed) t.ok(names.has(name), name)
+    for (const name of ['x-hop', 'x-other', 'third']) t.equal(names.has(name), connection.length === 4, name)
+    for (const name of ['content-type', 'set-cookie', 'idempotency-key', 'trailer']) t.notOk(names.has(name), name)
+  }
+  t.notOk(hopByHop([]).has('x-hop'), 'what one message names is not remembered for the next')
+})
+
+t.test('filtered lines keep order, letter case and number', async (t) => {
+  t.same(
+    filterLines(LINES, (name) => name !== 'x-a'),
+    ['Set-Cookie', 'a=1', 'set-cookie', 'b=2', 'X-AB', '2'],
+  )
+  t.same(filterLines(LINES, () => false), [])
+})

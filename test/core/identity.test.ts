@@ -1,0 +1,207 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { frame, readCaller, recordId } from '../../src/core/identity.ts'
+import type { CallerSource, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
+import { ROUTE, SCOPE } from './fixtures.ts'
+
+const KEY = 'key-1'
+const PATH = '/v1/payments'
+
+function scoped(scope: Partial<ScopePolicy>, name = ROUTE.name): RoutePolicy {
+  return { ...ROUTE, name, scope: { ...SCOPE, ...scope } }
+}
+function explicit(...caller: CallerSource[]): ScopePolicy {
+  return { ...SCOPE, caller, callerIsDefault: false }
+}
+interface Asked {
+  readonly route?: RoutePolicy
+  readonly caller?: readonly (string | null)[]
+  readonly method?: string
+  readonly path?: string
+  readonly key?: string
+  readonly secret?: Buffer
+}
+function id({ route = ROUTE, caller = ['t1'], method = 'POST', path = PATH, key = KEY, secret }: Asked = {}): string {
+  return recordId(route, caller, method, path, key, secret ?? null)
+}
+/** The id of a request with these headers; fails where the caller is missing. */
+function idOf(headers: readonly string[], scope: ScopePolicy): string {
+  const reading = readCaller(headers, scope)
+  if (reading.kind === 'missing') throw new Error(reading.detail)
+  return id({ route: scoped(scope), caller: reading.parts })
+}
+
+t.test('a record id is a SHA-256 in base64url, the same for the same request', async (t) => {
+  t.match(id(), /^[A-Za-z0-9_-]{43}$/)
+  t.equal(id(), id())
+})
+
+t.test('S01 two callers with the same key have two records', async (t) => {
+  t.not(idOf(['Authorization', 'Bearer t1'], SCOPE), idOf(['Authorization', 'Bearer t2'], SCOPE))
+  t.equal(idOf(['Authorization', 'Bearer t1'], SCOPE), idOf(['authorization', 'Bearer t1', 'X', 'y'], SCOPE))
+  t.not(idOf(['Authorization', 'Bearer t1'], SCOPE), idOf([], SCOPE), 'anonymous is another caller')
+})
+
+t.test('S03 anonymous callers share one bucket, or are refused', async (t) => {
+  t.equal(idOf([], SCOPE), idOf(['Authorization', ''], SCOPE), 'an empty header counts as missing')
+  for (const headers of [[], ['Authorization', ''], ['Authorization', '', 'Authorization', ''], ['Authorization', ' ']]) {
+    t.match(readCaller(headers, { ...SCOPE, anonymous: 'reject' }), { kind: 'missing', status: 401 })
+    t.equal(idOf(headers, SCOPE), idOf([], SCOPE))
+  }
+  t.match(readCaller(['Authorization', 'x'], { ...SCOPE, anonymous: 'reject' }), { kind: 'caller' })
+})
+
+t.test('S03 where scope.caller is not set, another credential is never shared', async (t) => {
+  for (const name of ['Cookie', 'X-API-Key', 'api-key', 'COOKIE']) {
+    for (const anonymous of ['share', 'reject'] as const) {
+      const scope = { ...SCOPE, anonymous }
+      t.match(readCaller([name, 's=1'], scope), { kind: 'missing', status: 400 }, name)
+      t.match(readCaller([name, '', name, 's=1'], scope), { kind: 'missing', status: 400 })
+      t.match(readCaller(['Authorization', '', name, 's=1'], scope), { kind: 'missing', status: 400 })
+      t.equal(readCaller(['Authorization', 'a', name, 's=1'], scope).kind, 'caller')
+    }
+    t.equal(readCaller([name, ''], SCOPE).kind, 'caller', 'an empty one tells no callers apart')
+    t.equal(readCaller([name, 's=1'], { ...SCOPE, callerIsDefault: false }).kind, 'caller', 'the same scope, but chosen')
+  }
+})
+
+t.test('a refusal names the attributes, and no credential', async (t) => {
+  const scope = { ...explicit({ kind: 'header', name: 'x-tenant' }, { kind: 'cookie', name: 'sid' }), anonymous: 'reject' as const }
+  const reading = readCaller(['X-Tenant', 's3cret'], scope)
+  t.match(reading, { kind: 'missing', status: 401, detail: /cookie sid/ })
+  t.notMatch(JSON.stringify(reading), /s3cret|x-tenant/)
+  t.notMatch(JSON.stringify(readCaller(['Cookie', 's3cret=s3cret'], SCOPE)), /s3cret/)
+})
+
+t.test('several attributes are joined without running into each other', async (t) => {
+  const scope = explicit({ kind: 'header', name: 'x-a' }, { kind: 'header', name: 'x-b' })
+  const ids = [
+    idOf(['X-A', '1', 'X-B', '2'], scope),
+    idOf(['X-A', '12'], scope),
+    idOf(['X-B', '12'], scope),
+    idOf(['X-A', '2', 'X-B', '1'], scope),
+    idOf([], scope),
+    idOf(['X-A', '1'], scope),
+    idOf(['X-A', '1', 'X-B', '-'], scope),
+  ]
+  t.equal(new Set(ids).size, ids.length)
+})
+
+t.test('repeated lines of a caller header are joined as received', async (t) => {
+  const scope = explicit({ kind: 'header', name: 'x-a' })
+  const ids = [
+    idOf(['X-A', '1', 'X-A', '2'], scope),
+    idOf(['X-A', '2', 'X-A', '1'], scope),
+    idOf(['X-A', '1'], scope),
+    idOf(['X-A', '12'], scope),
+    idOf([], scope),
+  ]
+  t.equal(new Set(ids).size, ids.length)
+  t.equal(ids[0], idOf(['x-a', '1', 'Other', '3', 'X-a', '2'], scope))
+})
+
+t.test('a cookie tells callers apart by its value alone', async (t) => {
+  const scope = explicit({ kind: 'cookie', name: 'sid' })
+  const one = idOf(['Cookie', 'sid=1'], scope)
+  for (const line of ['a=b; sid=1', 'sid=1; a=b', 'a=b;sid=1;c=d', ' sid=1 ', 'xsid=9; sid=1', 'sid =1', 'sid= 1', 'sid; sid=1'])
+    t.equal(idOf(['Cookie', line], scope), one, line)
+  t.equal(idOf(['Cookie', 'a=b', 'Cookie', 'sid=1'], scope), one, 'on any line')
+  for (const line of ['sid=2', 'sid=1; sid=2', 'sid=2; sid=1', 'sid=1=', 'sid="1"'])
+    t.not(idOf(['Cookie', line], scope), one, line)
+  for (const line of ['', 'SID=1', 'xsid=1', 'sid', 'sidx', 'sid=', 'sid=; sid=', 'a=sid=1', '=sid'])
+    t.equal(idOf(['Cookie', line], scope), idOf([], scope), `${line}: missing`)
+  t.match(readCaller(['Cookie', 'sid='], { ...scope, anonymous: 'reject' }), { kind: 'missing', status: 401 })
+})
+
+t.test('scope.caller none: nobody is anybody else', async (t) => {
+  const scope = { ...explicit(), anonymous: 'reject' as const }
+  t.equal(idOf(['Authorization', 'a'], scope), idOf(['Cookie', 'b=c'], scope))
+})
+
+t.test('caller a with key bc is not caller ab with key c', async (t) => {
+  t.not(id({ caller: ['a'], key: 'bc' }), id({ caller: ['ab'], key: 'c' }))
+  t.not(id({ caller: ['a', 'b'], key: 'c' }), id({ caller: ['ab'], key: 'c' }))
+  t.not(id({ caller: [], key: 'c' }), id({ caller: [null], key: 'c' }))
+  t.not(id({ caller: [''], key: 'c' }), id({ caller: [null], key: 'c' }))
+  t.not(id({ caller: ['1:a'], key: 'c' }), id({ caller: ['a'], key: '1:c' }))
+  t.not(id({ caller: ['a'], method: 'POST', key: 'c' }), id({ caller: ['a4:POST'], method: '', key: 'c' }))
+})
+
+t.test('framing is reversible: different parts never read the same', async () => {
+  const part = fc.oneof(fc.constant(null), fc.string({ unit: fc.constantFrom('-', ':', '0', '1', '2', 'a') }))
+  const unframe = (framed: string): (string | null)[] => {
+    const parts: (string | null)[] = []
+    for (let at = 0; at < framed.length; ) {
+      if (framed[at] === '-') {
+        parts.push(null)
+        at++
+      } else {
+        const colon = framed.indexOf(':', at)
+        const end = colon + 1 + Number(framed.slice(at, colon))
+        parts.push(framed.slice(colon + 1, end))
+        at = end
+      }
+    }
+    return parts
+  }
+  fc.assert(
+    fc.property(fc.array(part), (parts) => JSON.stringify(unframe(frame(parts))) === JSON.stringify(parts)),
+    { numRuns: 2000 },
+  )
+})
+
+t.test('different callers and keys never meet in one id', async () => {
+  const text = fc.string({ unit: fc.constantFrom('a', 'b', ':', '1', '-', ' '), maxLength: 4 })
+  const who = fc.record({ caller: fc.array(fc.option(text), { maxLength: 3 }), key: text })
+  fc.assert(
+    fc.property(who, who, (a, b) => (id(a) === id(b)) === (JSON.stringify(a) === JSON.stringify(b))),
+    { numRuns: 2000 },
+  )
+})
+
+t.test('K21 keys that differ in letter case are different records', async (t) => {
+  t.not(id({ key: 'abc' }), id({ key: 'ABC' }))
+})
+
+t.test('K22 neither key nor caller can be read in the id', async (t) => {
+  const key = 'order-4711'
+  const caller = 'Bearer s3cret'
+  const text = id({ caller: [caller], key })
+  for (const form of [text, Buffer.from(text, 'base64url').toString('latin1')])
+    t.notMatch(form, /order|4711|Bearer|s3cret/)
+})
+
+t.test('M04 scope.path exact: one key on two paths is two records; none: it is one', async (t) => {
+  const exact = scoped({ path: 'exact' })
+  t.not(id({ route: exact, path: '/a' }), id({ route: exact, path: '/b' }))
+  const none = scoped({ path: 'none' })
+  t.equal(id({ route: none, path: '/a' }), id({ route: none, path: '/b' }))
+  t.equal(id({ route: none, path: '/a' }), id({ route: scoped({ path: 'none' }, 'another'), path: '/b' }))
+})
+
+t.test('M05 the method is part of the scope, whatever scope.path is', async (t) => {
+  for (const path of ['exact', 'route', 'none'] as const) {
+    const route = scoped({ path })
+    t.not(id({ route, method: 'POST' }), id({ route, method: 'PATCH' }))
+  }
+})
+
+t.test('M06 one route, two paths: never the same record by default', async (t) => {
+  t.not(id({ path: '/o/1' }), id({ path: '/o/2' }))
+  const byRoute = scoped({ path: 'route' })
+  t.equal(id({ route: byRoute, path: '/o/1' }), id({ route: byRoute, path: '/o/2' }), 'unless the route says so')
+  t.not(id({ route: byRoute }), id({ route: scoped({ path: 'route' }, 'another') }))
+})
+
+t.test('the three kinds of path scope do not meet', async (t) => {
+  const name = PATH
+  const ids = (['exact', 'route', 'none'] as const).map((path) => id({ route: scoped({ path }, name), path: PATH }))
+  t.equal(new Set(ids).size, 3)
+})
+
+t.test('a secret changes every id, and another secret changes it again', async (t) => {
+  const ids = [id(), id({ secret: Buffer.from('one') }), id({ secret: Buffer.from('two') })]
+  t.equal(new Set(ids).size, 3)
+  t.match(ids[1], /^[A-Za-z0-9_-]{43}$/)
+  t.equal(ids[1], id({ secret: Buffer.from('one') }))
+})

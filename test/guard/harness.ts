@@ -1,0 +1,504 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { randomBytes } from 'node:crypto'
+import type { Test } from 'tap'
+import type { Profile, RoutePolicy } from '../../src/core/policy.ts'
+import { profileDefaults } from '../../src/core/profiles.ts'
+import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
+import type { RefusalCode } from '../../src/core/refusal.ts'
+import type { Answer, BodyReading, Call, Observer, Run, Trace } from '../../src/guard/call.ts'
+import { Latency } from '../../src/guard/latency.ts'
+import { Leases } from '../../src/guard/leases.ts'
+import { Settler } from '../../src/guard/settler.ts'
+import { guard, type Ports } from '../../src/guard.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { Records } from '../../src/store/records.ts'
+import {
+  type Condition,
+  type GetReply,
+  type PutReply,
+  type Register,
+  type Renewal,
+  StoreFull,
+  type StoreTraits,
+  StoreUnavailable,
+  type SwapReply,
+} from '../../src/store/register.ts'
+import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
+
+export const SECOND = 1000
+export const MINUTE = 60 * SECOND
+export const HOUR = 60 * MINUTE
+export const LEASE = 30 * SECOND
+export const TTL = 24 * HOUR
+const START = 1_795_000_000_000
+
+export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
+  const profile: Profile = over.profile ?? 'standard'
+  const defaults = profileDefaults(profile)
+  return {
+    name: 'payments',
+    match: { methods: ['POST'], path: '/v1/payments', exact: false },
+    mode: 'enforce',
+    profile,
+    key: {
+      presence: 'required',
+      from: ['idempotency-key'],
+      syntax: 'lenient',
+      minLength: 1,
+      maxLength: 255,
+      pattern: null,
+      forward: 'same',
+      forwardFence: true,
+    },
+    scope: {
+      caller: [{ kind: 'header', name: 'authorization' }],
+      callerIsDefault: true,
+      path: 'exact',
+      anonymous: 'share',
+    },
+    fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
+    inFlightStatus: 409,
+    misuseStatus: defaults.misuseStatus,
+    respondWithin: null,
+    outcomes: { exact: new Map(), class: new Map() },
+    onLeaseExpired: defaults.onLeaseExpired,
+    onStoreUnavailable: defaults.onStoreUnavailable,
+    keep: 'response',
+    excludeHeaders: new Set(),
+    statusHeader: false,
+    limits: { request: 1024 * 1024, response: 5 * 1024 * 1024 },
+    lease: LEASE,
+    ttl: TTL,
+    ttlFailed: TTL,
+    tombstone: defaults.tombstone,
+    unresolvedTtl: 30 * TTL,
+    ...over,
+  }
+}
+
+/**
+ * What becomes of one call of the store. `lost`: applied, its reply never comes; `dropped`: never arrives, which the caller
+ * cannot tell from it; `late`: the same, and it arrives when {@link Store.arrive} says so; `dead` and `dead_applied`: the
+ * caller never hears of it again.
+ */
+export type Fault = 'down' | 'full' | 'lost' | 'dropped' | 'late' | 'dead' | 'dead_applied' | Error
+
+export interface StoreCall {
+  readonly op: keyof Register
+  readonly id: RecordId | null
+  /** Of all calls so far, from 1. */
+  readonly n: number
+}
+
+/** The real memory store behind a wire that can fail in every way a wire can. */
+export class Store {
+  now = START
+  calls = 0
+  maxBytes = MEMORY_BYTES
+  /** For calls of that name one after the other, then none. */
+  readonly next: { op: keyof Register; fault: Fault | null }[] = []
+  fault: (call: StoreCall) => Fault | null = () => null
+  /** Asked before the call goes out; it goes when the promise resolves. */
+  gate: ((call: StoreCall) => Promise<void>) | null = null
+  readonly ids = new Set<RecordId>()
+  /** Owner tokens (hex) of writes that were applied. */
+  readonly wrote: string[] = []
+  readonly inner = new MemoryRegister({ clock: () => this.now, maxBytes: MEMORY_BYTES })
+  readonly #late: (() => Promise<unknown>)[] = []
+
+  /** The same store as one process sees it. */
+  wire(): Register {
+    const call = <T>(op: keyof Register, id: RecordId | null, apply: () => Promise<T>) =>
+      this.#call(op, id, apply)
+    const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Promise<T>): Promise<T> => {
+      const settled = await reply
+      if (settled.done) this.wrote.push(bytes.subarray(16, 32).toString('hex'))
+      return settled
+    }
+    const { inner } = this
+    return {
+      name: 'memory',
+      put: (id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> =>
+        call('put', id, () => noted(bytes, inner.put(id, bytes, spans))),
+      swap: (
+        id: RecordId,
+        on: Condition,
+        bytes: Buffer,
+        spans: Spans,
+        nextFence: boolean,
+      ): Promise<SwapReply> =>
+        call('swap', id, () => noted(bytes, inner.swap(id, on, bytes, spans, nextFence))),
+      get: (id: RecordId): Promise<GetReply> => call('get', id, () => inner.get(id)),
+      renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
+      due: (limit: number) => call('due', null, () => inner.due(limit)),
+      remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
+      ping: () => call('ping', null, () => inner.ping()),
+      traits: (): Promise<StoreTraits> => inner.traits(),
+      close: () => inner.close(),
+    }
+  }
+
+  /** What was late arrives now. */
+  async arrive(): Promise<void> {
+    for (const apply of this.#late.splice(0)) await apply()
+  }
+
+  /** Stored bytes of every record, by id. */
+  async dump(): Promise<Record<string, string>> {
+    const all: Record<string, string> = {}
+    for (const id of this.ids) {
+      const { bytes } = await this.inner.get(id)
+      if (bytes !== null) all[id] = bytes.toString('latin1')
+    }
+    return all
+  }
+
+  /** The record as it reads now. */
+  async read(id: RecordId): Promise<IdempotencyRecord | null> {
+    const { bytes, now } = await this.inner.get(id)
+    return bytes === null ? null : readAt(decodeRecord(bytes), now)
+  }
+
+  async #call<T>(op: keyof Register, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
+    const call = { op, id, n: ++this.calls }
+    if (id !== null) this.ids.add(id)
+    if (this.gate !== null) await this.gate(call)
+    const planned = this.next.findIndex((plan) => plan.op === op)
+    const fault = planned < 0 ? this.fault(call) : (this.next.splice(planned, 1)[0]?.fault ?? null)
+    switch (fault) {
+      case null:
+        return apply()
+      case 'down':
+        throw new StoreUnavailable('the store is down', false)
+      case 'full':
+        throw new StoreFull('the store is full')
+      case 'lost':
+        await apply()
+        throw new StoreUnavailable('the store did not answer in time', true)
+      case 'late':
+        this.#late.push(apply)
+        throw new StoreUnavailable('the store did not answer in time', true)
+      case 'dropped':
+        throw new StoreUnavailable('the store did not answer in time', true)
+      case 'dead_applied':
+        await apply()
+        return new Promise(() => {})
+      case 'dead':
+        return new Promise(() => {})
+      default:
+        throw fault
+    }
+  }
+}
+
+/** Counts bytes; a second release of the same ones is a bug. */
+export class Bytes {
+  held = 0
+  take(bytes: number): () => void {
+    this.held += bytes
+    let released = false
+    return () => {
+      if (released) throw new Error('released twice')
+      released = true
+      this.held -= bytes
+    }
+  }
+}
+
+export type Reply = Forwarded | Error | ((request: UpstreamRequest) => Forwarded | Promise<Forwarded>)
+
+export interface Options {
+  readonly store?: Store
+  readonly forward?: Forward
+  readonly maxInFlight?: number
+  readonly secret?: Buffer | null
+  readonly unfit?: boolean
+}
+
+export type Event = readonly [string, ...unknown[]]
+
+/** One process: a fresh set of ports on a store. */
+export class Replica {
+  readonly store: Store
+  readonly ports: Ports
+  readonly records: Records
+  readonly bytes = new Bytes()
+  readonly events: Event[] = []
+  readonly traces: Trace[] = []
+  /** What the upstream was asked; its length is N. */
+  readonly asked: UpstreamRequest[] = []
+  /** Answers of the upstream one after the other, then {@link ok}. */
+  readonly script: Reply[] = []
+  readonly renewalErrors: unknown[] = []
+  onToken: (token: Buffer) => void = () => {}
+
+  constructor(options: Options = {}) {
+    this.store = options.store ?? new Store()
+    this.records = new Records(this.store.wire())
+    const say =
+      (name: string) =>
+      (...args: unknown[]): void =>
+        void this.events.push([name, ...args])
+    const observer: Observer = {
+      answered: (trace) => void this.traces.push(trace),
+      claimed: say('claimed'),
+      completed: (name, result) => say('completed')(name, result),
+      prevented: say('prevented'),
+      retryAge: say('retryAge'),
+      leaseExpired: say('leaseExpired'),
+      leaseUse: (name) => say('leaseUse')(name),
+      trouble: say('trouble'),
+    }
+    this.ports = {
+      records: this.records,
+      forward: options.forward ?? ((request) => this.#forward(request)),
+      leases: new Leases(
+        (items) => this.records.renew(items),
+        (error) => void this.renewalErrors.push(error),
+      ),
+      settler: new Settler(this.records, observer),
+      running: new Map<RecordId, Run>(),
+      secret: options.secret ?? null,
+      unfitForStrict: () => options.unfit ?? false,
+      newToken: () => {
+        const token = randomBytes(16)
+        this.onToken(token)
+        return token
+      },
+      maxInFlight: options.maxInFlight ?? 1000,
+      inFlight: { count: 0 },
+      observer,
+      latency: new Latency(),
+    }
+  }
+
+  get n(): number {
+    return this.asked.length
+  }
+
+  /** Words of one event, in order: `completions` of the §13 counters and so on. */
+  said(name: string): unknown[] {
+    return this.events.filter(([event]) => event === name).map(([, , word]) => word)
+  }
+
+  troubles(): unknown[] {
+    return this.events.filter(([event]) => event === 'trouble').map(([, message]) => message)
+  }
+
+  get trace(): Trace {
+    return this.traces.at(-1) as Trace
+  }
+
+  send(over: Sent = {}): Promise<Answer> {
+    return guard(this.ports, this.call(over))
+  }
+
+  /** Sends, takes the answer as a client does, and says what the client saw. */
+  async get(over: Sent = {}): Promise<Seen> {
+    return seen(await this.send(over))
+  }
+
+  call(over: Sent): Call {
+    const { key = 'key-0123456789abcdef', headers = [], path = '/v1/payments', query = '' } = over
+    const own = [...(key === null ? [] : ['Idempotency-Key', key]), 'Authorization', 'Bearer a', ...headers]
+    return {
+      route: over.route ?? route(),
+      method: 'POST',
+      target: query === '' ? path : `${path}?${query}`,
+      path,
+      query,
+      headers: over.anonymous ? own.filter((_, i) => i < own.length - headers.length - 2) : own,
+      traceId: null,
+      readBody: async () => {
+        await over.upload
+        if (over.reading !== undefined) return over.reading
+        const body = Buffer.from(over.body ?? '{"amount":1}')
+        return { kind: 'body', body, release: this.bytes.take(body.length) }
+      },
+      upstreamHeaders: (id, sent, fence) => [
+        'Idempotency-Key',
+        sent,
+        'X-Fence',
+        String(fence),
+        'X-Record',
+        id,
+      ],
+      clientGone: over.gone ?? (() => false),
+    }
+  }
+
+  /** A whole answer whose body this process has to make room for. */
+  responded(status = 201, body: string | Buffer = '{"id":"p1"}', more: Partial<Responded> = {}): Forwarded {
+    const bytes = Buffer.from(body)
+    return {
+      proof: 'responded',
+      said: null,
+      response: {
+        status,
+        reason: 'Made',
+        headers: ['Content-Type', 'application/json', 'Set-Cookie', 'a=1', 'set-cookie', 'b=2'],
+        body: bytes,
+        trailers: [],
+      },
+      release: this.bytes.take(bytes.length),
+      ...more,
+    }
+  }
+
+  async #forward(request: UpstreamRequest): Promise<Forwarded> {
+    this.asked.push(request)
+    const reply = this.script.shift()
+    if (reply instanceof Error) throw reply
+    if (reply === undefined) return this.responded()
+    return typeof reply === 'function' ? reply(request) : reply
+  }
+
+  /** The only record of the store. */
+  get id(): RecordId {
+    return [...this.store.ids][0] as RecordId
+  }
+
+  close(): void {
+    this.ports.leases.close()
+    this.ports.settler.close()
+  }
+}
+
+type Responded = Extract<Forwarded, { proof: 'responded' }>
+
+export interface Sent {
+  readonly key?: string | null
+  readonly body?: string
+  readonly headers?: readonly string[]
+  readonly path?: string
+  readonly query?: string
+  readonly route?: RoutePolicy
+  readonly anonymous?: boolean
+  readonly reading?: BodyReading
+  readonly upload?: Promise<void>
+  readonly gone?: () => boolean
+}
+
+export interface Seen {
+  readonly status: number | null
+  readonly code: RefusalCode | null
+  readonly retryAfter: number | null
+  readonly instance: string | null
+  readonly original: { readonly status: number; readonly location: string | null } | null
+  /** Everything that a client sees of a whole answer, but for the marks. */
+  readonly bytes: string | null
+  readonly replayed: boolean
+  readonly marks: readonly string[]
+  readonly live: LiveResponse | null
+}
+
+/** Takes an answer as the writer does. */
+export function seen(answer: Answer): Seen {
+  const nothing = {
+    status: null,
+    code: null,
+    retryAfter: null,
+    instance: null,
+    original: null,
+    bytes: null,
+    replayed: false,
+    marks: [],
+    live: null,
+  }
+  switch (answer.kind) {
+    case 'none':
+      return nothing
+    case 'problem':
+      return { ...nothing, ...answer.refusal }
+    case 'live':
+      return { ...nothing, status: answer.live.status, marks: answer.marks, live: answer.live }
+    case 'response': {
+      const { status, reason, headers, body, trailers } = answer.response
+      answer.release()
+      const { replayed, marks } = answer
+      const bytes = JSON.stringify([status, reason, headers, body.toString('latin1'), trailers])
+      return { ...nothing, status, bytes, replayed, marks }
+    }
+  }
+}
+
+/** A streamed answer under the test's control. */
+export class Stream implements LiveResponse {
+  readonly status: number
+  readonly reason = 'OK'
+  readonly headers = ['Content-Type', 'text/event-stream', 'Location', '/v1/payments/1']
+  readonly done: Promise<'complete' | 'broken'>
+  readonly end: (how: 'complete' | 'broken') => void
+  drained = 0
+  sink: LiveSink | null = null
+
+  constructor(status = 200) {
+    this.status = status
+    const { promise, resolve } = Promise.withResolvers<'complete' | 'broken'>()
+    this.done = promise
+    this.end = resolve
+  }
+  attach(sink: LiveSink): void {
+    this.sink = sink
+  }
+  drain(): void {
+    this.drained++
+  }
+  reply(why: 'streamed' | 'too_large' | 'no_room' = 'streamed', said: string | null = null): Forwarded {
+    return { proof: 'live', why, live: this, said }
+  }
+}
+
+/** Holds the upstream's answer back until told. */
+export class Gate {
+  readonly #reached = Promise.withResolvers<void>()
+  readonly #opened = Promise.withResolvers<void>()
+  readonly reached: Promise<void> = this.#reached.promise
+  open(): void {
+    this.#opened.resolve()
+  }
+  async pass(): Promise<void> {
+    this.#reached.resolve()
+    await this.#opened.promise
+  }
+  /** A scripted answer of the upstream that waits at the gate. */
+  before(reply: () => Forwarded): () => Promise<Forwarded> {
+    return async () => {
+      await this.pass()
+      return reply()
+    }
+  }
+}
+
+/** A replica whose bytes must all be given back, and whose timers stop, when the test ends. */
+export function replica(t: Test, options: Options = {}): Replica {
+  const made = new Replica(options)
+  t.teardown(() => made.close())
+  return made
+}
+
+/** The request is refused with that code, executes nothing and changes no record. */
+export async function refused(t: Test, to: Replica, over: Sent, code: RefusalCode): Promise<Seen> {
+  const before = await to.store.dump()
+  const { n } = to
+  const answer = await to.get(over)
+  t.equal(answer.code, code)
+  t.same(await to.store.dump(), before, `${code}: the stored bytes are what they were`)
+  t.equal(to.n, n, `${code}: nothing was executed`)
+  if (answer.retryAfter !== null)
+    t.ok(Number.isInteger(answer.retryAfter) && answer.retryAfter >= 1, 'Retry-After is a whole number ≥ 1')
+  return answer
+}
+
+/** Resolves when `check` holds; for what tells no event. */
+export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await check())) await new Promise((next) => setTimeout(next, 2))
+}
+
+/** Lets everything that can go on without an outside event go on. */
+export async function idle(): Promise<void> {
+  for (let i = 0; i < 20; i++) await new Promise((next) => setImmediate(next))
+}
+
+export const context = new AsyncLocalStorage<{ readonly tokens: string[] }>()

@@ -1,0 +1,654 @@
+import t from 'tap'
+import type { Action, OutcomeTable } from '../../src/core/policy.ts'
+import type { State } from '../../src/core/record.ts'
+import type { Forwarded } from '../../src/upstream/port.ts'
+import {
+  Gate,
+  HOUR,
+  LEASE,
+  MINUTE,
+  Replica,
+  refused,
+  replica,
+  route,
+  SECOND,
+  Store,
+  Stream,
+  seen,
+  TTL,
+  until,
+} from './harness.ts'
+
+const outcomes = (exact: Record<number, Action>): OutcomeTable => ({
+  exact: new Map(Object.entries(exact).map(([status, action]) => [Number(status), action])),
+  class: new Map(),
+})
+
+void t.test(
+  'the first request executes once and is answered unchanged; the retry is the same, byte for byte',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(a.responded(201, Buffer.from([0, 255, 128]), {}))
+    const first = await a.get()
+    t.match(first, { status: 201, replayed: false, marks: [] })
+    t.match(a.trace, { outcome: 'executed', before: 'absent', after: 'completed', status: 201 })
+    const before = await a.store.dump()
+    a.store.now += MINUTE
+    const second = await a.get()
+    t.equal(second.bytes, first.bytes)
+    t.ok(second.replayed)
+    t.same(second.marks, ['Idempotent-Replayed', 'true'])
+    t.match(a.trace, { outcome: 'replayed', before: 'completed', after: 'completed', status: 201 })
+    t.same(await a.store.dump(), before, 'T03 a replay does not prolong retention')
+    t.equal(a.n, 1)
+    t.same(a.said('claimed'), ['created', 'replay'])
+    t.same(a.said('completed'), ['stored'])
+    t.same(
+      a.events.filter(([name]) => name === 'retryAge'),
+      [['retryAge', 'payments', MINUTE]],
+    )
+    t.equal(a.said('prevented').length, 1)
+    t.equal(a.bytes.held, 0)
+    const { target, method, headers, responseLimit } = a.asked[0] as (typeof a.asked)[0]
+    t.same([target, method, responseLimit], ['/v1/payments', 'POST', 5 * 1024 * 1024])
+    t.match(headers, [
+      'Idempotency-Key',
+      'key-0123456789abcdef',
+      'X-Fence',
+      String(a.traces[0]?.fence),
+      'X-Record',
+      a.id,
+    ])
+    t.ok((a.traces[0]?.fence ?? 0) > 0)
+  },
+)
+
+void t.test('§7 every observation becomes what the table says, and is answered and counted so', async (t) => {
+  const rows: readonly {
+    readonly seen: string
+    readonly reply: (r: Replica) => Forwarded
+    readonly table?: Record<number, Action>
+    readonly answer: object
+    readonly outcome: string
+    readonly state: State
+    readonly counted: string
+    readonly again: 'executes' | 'replays' | 'unknown'
+  }[] = [
+    {
+      seen: 'U01 no byte left',
+      reply: () => ({ proof: 'not_sent', reason: 'connect ECONNREFUSED' }),
+      answer: { code: 'upstream_unreachable', status: 502 },
+      outcome: 'upstream_unreachable',
+      state: 'failed_retryable',
+      counted: 'released',
+      again: 'executes',
+    },
+    {
+      seen: 'U02 U03 bytes left, then closed',
+      reply: () => ({ proof: 'unknown', reason: 'other side closed', timedOut: false, status: null }),
+      answer: { code: 'upstream_failed', status: 502 },
+      outcome: 'upstream_failed',
+      state: 'unknown',
+      counted: 'unknown',
+      again: 'unknown',
+    },
+    {
+      seen: 'U04 no head in time',
+      reply: () => ({ proof: 'unknown', reason: 'timeout', timedOut: true, status: null }),
+      answer: { code: 'upstream_timeout', status: 504 },
+      outcome: 'upstream_timeout',
+      state: 'unknown',
+      counted: 'unknown',
+      again: 'unknown',
+    },
+    {
+      seen: 'U05 the status came, the body was cut',
+      reply: () => ({ proof: 'unknown', reason: 'cut', timedOut: false, status: 201 }),
+      answer: { code: 'upstream_failed', status: 502 },
+      outcome: 'upstream_failed',
+      state: 'unknown',
+      counted: 'unknown',
+      again: 'unknown',
+    },
+    {
+      seen: 'a whole answer to store',
+      reply: (r) => r.responded(402),
+      answer: { status: 402, code: null },
+      outcome: 'executed',
+      state: 'completed',
+      counted: 'stored',
+      again: 'replays',
+    },
+    {
+      seen: 'a whole answer to release',
+      reply: (r) => r.responded(429),
+      answer: { status: 429, code: null },
+      outcome: 'executed',
+      state: 'failed_retryable',
+      counted: 'released',
+      again: 'executes',
+    },
+    {
+      seen: 'U10 an answer that the route makes unknown',
+      reply: (r) => r.responded(500),
+      table: { 500: 'unknown' },
+      answer: { status: 500, code: null },
+      outcome: 'executed',
+      state: 'unknown',
+      counted: 'unknown',
+      again: 'unknown',
+    },
+    {
+      seen: '503 with Retry-After',
+      reply: (r) =>
+        r.responded(503, '', {
+          response: {
+            status: 503,
+            reason: '',
+            headers: ['retry-AFTER', '1'],
+            body: Buffer.alloc(0),
+            trailers: [],
+          },
+        }),
+      answer: { status: 503, code: null },
+      outcome: 'executed',
+      state: 'failed_retryable',
+      counted: 'released',
+      again: 'executes',
+    },
+    {
+      seen: 'Idempotency-Outcome: not-applied',
+      reply: (r) => r.responded(201, 'x', { said: 'not-applied' }),
+      answer: { status: 201, code: null },
+      outcome: 'executed',
+      state: 'failed_retryable',
+      counted: 'released',
+      again: 'executes',
+    },
+    {
+      seen: 'Idempotency-Outcome: applied',
+      reply: (r) => r.responded(502, 'x', { said: 'applied' }),
+      answer: { status: 502, code: null },
+      outcome: 'executed',
+      state: 'completed',
+      counted: 'stored',
+      again: 'replays',
+    },
+    {
+      seen: 'a word that nobody knows says nothing',
+      reply: (r) => r.responded(502, 'x', { said: 'perhaps' }),
+      answer: { status: 502, code: null },
+      outcome: 'executed',
+      state: 'unknown',
+      counted: 'unknown',
+      again: 'unknown',
+    },
+  ]
+  for (const row of rows)
+    await t.test(row.seen, async (t) => {
+      const a = replica(t)
+      const policy = route(row.table === undefined ? {} : { outcomes: outcomes(row.table) })
+      a.script.push(row.reply(a))
+      const first = await a.get({ route: policy })
+      t.match(first, row.answer)
+      t.match(a.trace, { outcome: row.outcome, before: 'absent', after: row.state })
+      const record = await a.store.read(a.id)
+      t.equal(record?.state, row.state)
+      t.same(a.said('completed'), [row.counted])
+      if (record?.state === 'unknown' && row.seen.startsWith('U05'))
+        t.match(record, { status: 201, leaseExpired: false, lastError: 'cut' })
+      if (row.again === 'executes') {
+        t.equal(record?.attempts, 1)
+        const again = await a.get({ route: policy })
+        t.match(again, { status: 201, replayed: false })
+        t.equal(a.n, 2)
+        t.equal(a.trace.before, 'failed_retryable')
+        t.same(a.said('claimed'), ['created', 'failed_retry'])
+        const fences = a.asked.map((asked) => Number(asked.headers[3]))
+        t.equal(fences[1], (fences[0] as number) + 1, 'the fence grows with every claim of the record')
+        t.match(await a.store.read(a.id), { state: 'completed', attempts: 2 })
+      } else if (row.again === 'replays') {
+        t.match(await a.get({ route: policy }), { bytes: first.bytes, replayed: true })
+        t.equal(a.n, 1)
+      } else {
+        for (const later of [0, LEASE, TTL]) {
+          a.store.now += later
+          await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
+        }
+        t.equal(a.n, 1, 'O01 every retry is refused')
+      }
+      t.equal(a.bytes.held, 0)
+      t.equal(a.ports.inFlight.count, 0)
+      t.equal(a.ports.running.size, 0)
+      t.equal(a.ports.leases.size, 0)
+    })
+})
+
+void t.test(
+  '§7 live answers: in_progress until the end, then done without body, unknown if broken',
+  async (t) => {
+    for (const why of ['streamed', 'too_large', 'no_room'] as const)
+      await t.test(`P19 P21 ${why}`, async (t) => {
+        const a = replica(t)
+        const stream = new Stream(201)
+        a.script.push(stream.reply(why))
+        const first = await a.get({ route: route({ statusHeader: true }) })
+        t.equal(first.live, stream)
+        t.same(first.marks, ['Idempotency-Status', 'executed'])
+        t.match(a.trace, { outcome: 'executed', after: 'in_progress', status: 201 })
+        t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
+        t.equal(a.ports.leases.size, 1, 'and keeps its lease')
+        await refused(t, a, {}, 'idempotency_key_in_progress')
+        stream.end('complete')
+        await until(() => a.ports.inFlight.count === 0)
+        const gone = await refused(t, a, {}, 'idempotency_response_unavailable')
+        t.match(gone, { status: 409, original: { status: 201, location: '/v1/payments/1' }, instance: a.id })
+        t.match(a.trace, { outcome: 'response_unavailable', before: 'completed', after: 'completed' })
+        t.same(a.said('completed'), ['too_large'])
+        t.equal(a.ports.leases.size, 0)
+        t.equal(a.bytes.held, 0)
+      })
+    await t.test('U05 broken: unknown with the status noted', async (t) => {
+      const a = replica(t)
+      const stream = new Stream(200)
+      a.script.push(stream.reply())
+      await a.get()
+      stream.end('broken')
+      await until(() => a.ports.inFlight.count === 0)
+      t.match(await a.store.read(a.id), { state: 'unknown', status: 200 })
+      await refused(t, a, {}, 'idempotency_outcome_unknown')
+    })
+    await t.test('released by its status or by the upstream’s word', async (t) => {
+      for (const [status, said] of [
+        [429, null],
+        [200, 'not-applied'],
+      ] as const) {
+        const a = replica(t)
+        const stream = new Stream(status)
+        a.script.push(stream.reply('streamed', said))
+        await a.get()
+        stream.end('complete')
+        await until(() => a.ports.inFlight.count === 0)
+        t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+      }
+    })
+  },
+)
+
+void t.test('§6 refusals before the claim never reach the store', async (t) => {
+  const a = replica(t, { maxInFlight: 1 })
+  const calls = () => a.store.calls
+  t.match(await refused(t, a, { key: null }, 'idempotency_key_missing'), { status: 400, instance: null })
+  t.match(await refused(t, a, { key: '' }, 'idempotency_key_invalid'), { status: 400 })
+  t.match(await refused(t, a, { headers: ['idempotency-key', 'other'] }, 'idempotency_key_invalid'), {
+    status: 400,
+  })
+  const strict = { ...route().scope, anonymous: 'reject' as const }
+  t.match(
+    await refused(t, a, { anonymous: true, route: route({ scope: strict }) }, 'idempotency_caller_missing'),
+    {
+      status: 401,
+    },
+  )
+  const sent = { key: 'k', headers: ['Cookie', 'a=b'], anonymous: false }
+  const other = { ...route().scope, caller: [{ kind: 'header' as const, name: 'x-user' }] }
+  t.match(await refused(t, a, { ...sent, route: route({ scope: other }) }, 'idempotency_caller_missing'), {
+    status: 400,
+  })
+  t.match(await refused(t, a, { reading: { kind: 'too_large' } }, 'request_too_large'), { status: 413 })
+  t.match(await refused(t, a, { reading: { kind: 'timeout' } }, 'request_timeout'), { status: 408 })
+  t.match(await refused(t, a, { reading: { kind: 'no_room' } }, 'overloaded'), { status: 503, retryAfter: 1 })
+  const aborted = await a.get({ reading: { kind: 'aborted' } })
+  t.match(aborted, { status: null, code: null }, 'P26 nobody to answer')
+  t.equal(calls(), 0)
+  t.same(
+    a.traces.map((trace) => trace.outcome),
+    [
+      'key_missing',
+      'key_invalid',
+      'key_invalid',
+      'caller_missing',
+      'caller_missing',
+      'request_too_large',
+      'request_timeout',
+      'overloaded',
+      null,
+    ],
+  )
+  t.same(a.events, [])
+
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const first = a.send()
+  await gate.reached
+  t.match(await refused(t, a, { key: 'another' }, 'overloaded'), { status: 503, retryAfter: 1 })
+  gate.open()
+  seen(await first)
+  t.equal((await a.get({ key: 'another' })).status, 201, 'there is room again')
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('§6 refusals by the record leave its bytes as they are', async (t) => {
+  const A = { body: '{"amount":1}' }
+  const B = { body: '{"amount":2}' }
+  await t.test('F01 another payload is misuse; the first one still replays', async (t) => {
+    const a = replica(t)
+    const first = await a.get(A)
+    t.match(await refused(t, a, B, 'idempotency_key_reused'), {
+      status: 422,
+      retryAfter: null,
+      instance: a.id,
+    })
+    t.equal(a.trace.outcome, 'misuse')
+    t.equal((await a.get(A)).bytes, first.bytes)
+    t.equal(a.n, 1)
+    t.same(a.said('claimed'), ['created', 'key_misuse', 'replay'])
+    const policy = route({ profile: 'stripe' })
+    t.match(await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused'), { status: 400 })
+  })
+  await t.test('F02 I01 in flight: misuse is 422, a retry 409; the first is unaffected', async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send(A)
+    await gate.reached
+    t.equal((await refused(t, a, B, 'idempotency_key_reused')).status, 422)
+    t.match(await refused(t, a, A, 'idempotency_key_in_progress'), {
+      status: 409,
+      retryAfter: LEASE / SECOND,
+    })
+    t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
+    const locked = { ...A, route: route({ inFlightStatus: 423 }) }
+    t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
+    gate.open()
+    t.match(seen(await first), { status: 201 })
+    t.equal((await a.get(A)).replayed, true)
+    t.equal(a.n, 1)
+    t.same(a.said('prevented').length, 3)
+  })
+  await t.test('F02 misuse beats unknown, failed_retryable and the tombstone', async (t) => {
+    for (const reply of ['unknown', 'not_sent', 'expired'] as const) {
+      const a = replica(t)
+      const policy = route({ tombstone: HOUR })
+      if (reply === 'unknown') a.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
+      if (reply === 'not_sent') a.script.push({ proof: 'not_sent', reason: 'x' })
+      await a.get({ ...A, route: policy })
+      if (reply === 'expired') a.store.now += TTL
+      await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused')
+    }
+  })
+  await t.test('T01 T02 retention counts from completion; then anew, or a tombstone', async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const sent = a.send()
+    await gate.reached
+    a.store.now += 20 * SECOND
+    gate.open()
+    seen(await sent)
+    a.store.now += TTL - 1
+    t.equal((await a.get()).replayed, true)
+    a.store.now += 1
+    t.match(await a.get(), { status: 201, replayed: false })
+    t.equal(a.n, 2)
+    t.equal(a.trace.before, 'absent')
+
+    const b = replica(t)
+    const policy = route({ tombstone: HOUR, ttl: MINUTE, ttlFailed: SECOND })
+    await b.get({ route: policy })
+    b.store.now += MINUTE
+    t.match(await refused(t, b, { route: policy }, 'idempotency_key_expired'), {
+      status: 409,
+      retryAfter: null,
+    })
+    t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
+    t.equal(b.said('prevented').length, 1)
+    b.store.now += HOUR
+    t.equal((await b.get({ route: policy })).replayed, false)
+    b.script.push(b.responded(404))
+    await b.get({ key: 'failed', route: policy })
+    b.store.now += SECOND
+    await refused(t, b, { key: 'failed', route: policy }, 'idempotency_key_expired')
+  })
+  await t.test('S08 keep: outcome stores no byte of the answer', async (t) => {
+    const a = replica(t)
+    const policy = route({ keep: 'outcome' })
+    const body = 'the secret of the answer'
+    a.script.push(a.responded(201, body))
+    t.match(await a.get({ route: policy }), { status: 201, bytes: new RegExp(body) })
+    const [bytes = ''] = Object.values(await a.store.dump())
+    t.notOk(bytes.includes(body))
+    t.notOk(bytes.includes('Set-Cookie'))
+    t.match(await refused(t, a, { route: policy }, 'idempotency_response_unavailable'), {
+      original: { status: 201, location: null },
+    })
+    t.equal(a.n, 1)
+    t.same(a.said('completed'), ['stored'])
+    t.equal(a.bytes.held, 0)
+  })
+  await t.test('a record that cannot be read is an error, never executed, never overwritten', async (t) => {
+    const a = replica(t)
+    await a.get()
+    for (const at of [0, 2, 3, 200]) {
+      const { bytes } = await a.store.inner.get(a.id)
+      const broken = Buffer.from(bytes as Buffer)
+      broken[at] = 99
+      const put = replica(t)
+      await put.store.inner.put(a.id, broken.subarray(0, at === 200 ? 130 : undefined), {
+        dueIn: TTL,
+        dropIn: TTL,
+      })
+      put.store.ids.add(a.id)
+      t.match(await refused(t, put, {}, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
+      t.equal(put.n, 0)
+      t.same(put.troubles(), ['a stored record cannot be read; it is refused and left as it is'])
+    }
+  })
+  await t.test('R07 profile strict on a store that may evict', async (t) => {
+    const a = replica(t, { unfit: true })
+    const strict = { route: route({ profile: 'strict' }) }
+    t.match(await refused(t, a, strict, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
+    t.equal(a.store.calls, 0)
+    t.equal((await a.get()).status, 201, 'the other profiles go on')
+    const b = replica(t)
+    t.equal((await b.get(strict)).status, 201)
+  })
+})
+
+void t.test('S07 excluded lines reach the first client only', async (t) => {
+  const a = replica(t)
+  const policy = route({ excludeHeaders: new Set(['set-cookie']) })
+  t.match(await a.get({ route: policy }), { bytes: /Set-Cookie/ })
+  t.notMatch((await a.get({ route: policy })).bytes, /set-cookie/i)
+  t.notMatch(Object.values(await a.store.dump())[0], /set-cookie/i, 'nor the store')
+  const b = replica(t)
+  await b.get()
+  t.match((await b.get()).bytes, /Set-Cookie.*set-cookie/)
+  t.notMatch((await b.get({ route: policy })).bytes, /set-cookie/i, 'also what was stored before')
+})
+
+void t.test(
+  'P16 T02 statusHeader: the same Idempotency-Expires on the first answer and on the replay',
+  async (t) => {
+    const a = replica(t)
+    const policy = route({ statusHeader: true })
+    const first = await a.get({ route: policy })
+    const expires = new Date(a.store.now + TTL).toISOString()
+    t.same(first.marks, ['Idempotency-Status', 'executed', 'Idempotency-Expires', expires])
+    a.store.now += HOUR
+    t.same((await a.get({ route: policy })).marks, [
+      'Idempotent-Replayed',
+      'true',
+      'Idempotency-Status',
+      'replayed',
+      'Idempotency-Expires',
+      expires,
+    ])
+    a.script.push(a.responded(429))
+    const released = await a.get({ key: 'released', route: policy })
+    t.same(released.marks, ['Idempotency-Status', 'executed'], 'what is not kept does not expire')
+  },
+)
+
+void t.test(
+  'T04 I01 Retry-After: what remains of the lease, less where the latency suggests it, at least 1',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send()
+    await gate.reached
+    const retryAfter = async () => (await refused(t, a, {}, 'idempotency_key_in_progress')).retryAfter
+    t.equal(await retryAfter(), 30)
+    a.store.now += 100
+    t.equal(await retryAfter(), 29, 'rounded down')
+    a.ports.latency.saw('payments', 4000)
+    t.equal(await retryAfter(), 3)
+    a.ports.latency.saw('payments', 9000)
+    t.equal(await retryAfter(), 4, 'an average')
+    a.store.now += 10 * SECOND
+    t.equal(await retryAfter(), 19, 'longer than usual: nothing suggests less than the lease')
+    a.store.now += 19 * SECOND + 500
+    t.equal(await retryAfter(), 1)
+    a.store.now += 400
+    t.match(
+      await refused(t, a, {}, 'idempotency_outcome_unknown'),
+      { retryAfter: 1 },
+      'lapsed: unknown, at once',
+    )
+    t.match(a.trace, { outcome: 'unknown', before: 'unknown' })
+    t.same(a.events.filter(([name]) => name === 'leaseExpired').length, 1)
+    gate.open()
+    seen(await first)
+    t.equal((await a.get()).replayed, true, 'the owner’s own late outcome is accepted over unknown')
+    t.same(a.said('completed'), ['stored'])
+
+    const b = replica(t)
+    b.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
+    await b.get()
+    t.equal((await refused(t, b, {}, 'idempotency_outcome_unknown')).retryAfter, 30, 'to the next look')
+  },
+)
+
+void t.test('L01 50 simultaneous requests: one executes, the others are refused or replay', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const all = Array.from({ length: 50 }, () => a.get())
+  await gate.reached
+  const others = await Promise.all(all.map((one) => Promise.race([one, Promise.resolve(null)])))
+  gate.open()
+  const answers = await Promise.all(all)
+  t.equal(a.n, 1)
+  t.equal(answers.filter((one) => one.status === 201 && !one.replayed).length, 1)
+  t.equal(answers.filter((one) => one.code === 'idempotency_key_in_progress' || one.replayed).length, 49)
+  t.equal(others.length, 50)
+  t.equal(a.bytes.held, 0)
+  t.equal(a.ports.inFlight.count, 0)
+})
+
+void t.test('L02 50 simultaneous requests on three replicas of one store: one executes', async (t) => {
+  const store = new Store()
+  const all = Array.from({ length: 3 }, () => replica(t, { store }))
+  const answers = await Promise.all(Array.from({ length: 50 }, (_, i) => (all[i % 3] as Replica).get()))
+  t.equal(
+    all.reduce((sum, one) => sum + one.n, 0),
+    1,
+  )
+  const whole = new Set(answers.filter((one) => one.bytes !== null).map((one) => one.bytes))
+  t.equal(whole.size, 1)
+  for (const one of answers) t.ok(one.bytes !== null || one.code === 'idempotency_key_in_progress')
+})
+
+void t.test('L03 the winner finished before the loser looked again: the loser replays', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  a.script.push({ proof: 'not_sent', reason: 'refused' })
+  await a.get()
+  // The loser found failed_retryable; the winner takes over and finishes before the loser's own take-over arrives.
+  const gate = new Gate()
+  store.gate = async ({ op }) => {
+    if (op !== 'swap') return
+    store.gate = null
+    await gate.pass()
+  }
+  const loser = b.get()
+  await gate.reached
+  const winner = await a.get()
+  gate.open()
+  t.match(await loser, { bytes: winner.bytes, replayed: true })
+  t.equal(a.n + b.n, 2)
+  t.equal(b.n, 0)
+})
+
+void t.test(
+  'L08 20 simultaneous retries on a lapsed lease: unknown by default, exactly one executes with retry',
+  async (t) => {
+    for (const onLeaseExpired of ['unknown', 'retry'] as const) {
+      const store = new Store()
+      const dead = new Replica({ store })
+      dead.script.push(() => new Promise(() => {}))
+      void dead.send()
+      await until(() => dead.n === 1)
+      dead.ports.leases.close()
+      const policy = route({ onLeaseExpired })
+      const a = replica(t, { store })
+      await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
+      store.now += LEASE
+      if (onLeaseExpired === 'unknown') {
+        for (let i = 0; i < 20; i++) await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
+        t.equal(a.n, 0)
+        continue
+      }
+      const b = replica(t, { store })
+      const retries = await Promise.all(
+        Array.from({ length: 20 }, (_, i) => (i % 2 ? a : b).get({ route: policy })),
+      )
+      t.equal(a.n + b.n, 1)
+      t.equal(retries.filter((one) => one.status === 201 && !one.replayed).length, 1)
+      t.same([...a.said('claimed'), ...b.said('claimed')].filter((word) => word === 'failed_retry').length, 1)
+      t.match(await store.read(a.id), { state: 'completed', attempts: 2 })
+    }
+  },
+)
+
+void t.test(
+  'L09 L10 an owner whose record a newer attempt took: stale, the record unchanged, its client answered',
+  async (t) => {
+    const late: readonly ((r: Replica) => Forwarded)[] = [
+      (r) => r.responded(201, 'late'),
+      () => ({ proof: 'not_sent', reason: 'late' }),
+      () => ({ proof: 'unknown', reason: 'late', timedOut: false, status: null }),
+    ]
+    for (const reply of late)
+      for (const newer of ['running', 'done'] as const) {
+        const store = new Store()
+        const [a, b] = [replica(t, { store }), replica(t, { store })]
+        const policy = route({ onLeaseExpired: 'retry' })
+        const gate = new Gate()
+        a.script.push(gate.before(() => reply(a)))
+        const paused = a.send({ route: policy })
+        await gate.reached
+        store.now += LEASE
+        const second = new Gate()
+        if (newer === 'running') b.script.push(second.before(() => b.responded()))
+        const taking = b.send({ route: policy })
+        if (newer === 'running') await second.reached
+        else seen(await taking)
+        const before = await store.dump()
+        gate.open()
+        const own = seen(await paused)
+        t.ok(own.status === 201 || own.status === 502, 'its own client gets its answer')
+        t.same(await store.dump(), before, 'the record is unchanged')
+        t.same(a.said('completed'), ['stale'])
+        t.same(a.troubles(), ['an outcome came too late and was refused'])
+        second.open()
+        const done = seen(await taking)
+        t.match(await b.get({ route: policy }), {
+          replayed: true,
+          bytes: newer === 'running' ? done.bytes : /p1/,
+        })
+        t.equal(a.bytes.held + b.bytes.held, 0)
+      }
+  },
+)
