@@ -62,6 +62,14 @@ async function serve(args: string[]): Promise<number> {
   const loaded = load(parsed.values.config ?? null, parsed.values)
   if (!loaded.ok) return tell(loaded.errors)
   const log = openLog(loaded.config.log)
+  const { promise: asked, resolve: ask } = Promise.withResolvers<void>()
+  const stop = (signal: NodeJS.Signals): void => {
+    log.info({ signal }, 'stopping')
+    ask()
+  }
+  // Before the start, so that a signal during it ends in a drain, too.
+  process.on('SIGTERM', stop)
+  process.on('SIGINT', stop)
   let proxy: Awaited<ReturnType<typeof start>>
   try {
     proxy = await start(loaded.config, log)
@@ -69,20 +77,14 @@ async function serve(args: string[]): Promise<number> {
     log.fatal(`cannot start: ${(error as Error).message}`)
     return FINDING
   }
-  return await new Promise((resolve) => {
-    const stop = (signal: NodeJS.Signals): void => {
-      log.info({ signal }, 'stopping')
-      proxy.drain().then(
-        () => resolve(FINE),
-        (error: unknown) => {
-          log.fatal({ err: error }, 'the drain failed')
-          resolve(FINDING)
-        },
-      )
-    }
-    process.on('SIGTERM', stop)
-    process.on('SIGINT', stop)
-  })
+  await asked
+  try {
+    await proxy.drain()
+  } catch (error) {
+    log.fatal({ err: error }, 'the drain failed')
+    return FINDING
+  }
+  return FINE
 }
 
 function check(args: string[]): number {

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import type { Server } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import type { Server, ServerResponse } from 'node:http'
+import type { AddressInfo, Socket } from 'node:net'
 import { setTimeout as wait } from 'node:timers/promises'
 import type { Address, Config } from './config/config.ts'
 import { Budget } from './core/budget.ts'
@@ -52,21 +52,24 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   })
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
 
+  const storeName = nameOf(config.store.url)
   const breaker = (state: BreakerState): void => {
-    metrics.set('idempotency_breaker_state', { store: scheme(config) }, BREAKER_GAUGE[state])
+    metrics.set('idempotency_breaker_state', { store: storeName }, BREAKER_GAUGE[state])
+    // It closes because the store answered.
+    if (state === 'closed') metrics.set('idempotency_store_up', { store: storeName }, 1)
     if (state !== 'half_open') log[state === 'open' ? 'error' : 'warn']({ state }, 'store breaker')
   }
   const register = timed(
     await openStore(config.store, {
       onEvent: (kind, detail) =>
-        log[kind === 'connected' ? 'info' : 'warn']({ store: scheme(config), detail }, `store ${kind}`),
+        log[kind === 'connected' ? 'info' : 'warn']({ store: storeName, detail }, `store ${kind}`),
       onBreaker: breaker,
     }),
     metrics,
   )
   metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
   const records = new Records(register)
-  const fitness = watchTraits(config, records, metrics, log)
+  const fitness = watchTraits(records, metrics, log)
 
   const upstream = openUpstream(config.upstream)
   const events = observer(metrics, log)
@@ -126,13 +129,21 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     onBug: (error) => log.error({ err: error }, 'internal error'),
     draining: () => draining,
   })
+  const traffic = watchConnections(data.server)
   const admin = config.admin.listen === null ? null : adminServer(health, config.admin.token)
   const ops = config.ops.listen === null ? null : opsServer(health)
   const closeAll = async (): Promise<void> => {
     leases.close()
     settler.close()
     fitness.stop()
-    await Promise.allSettled([admin, ops].map((server) => server && closeServer(server)))
+    await Promise.allSettled(
+      [admin, ops].map((server) => {
+        if (server === null) return
+        const closed = closeServer(server)
+        server.closeAllConnections()
+        return closed
+      }),
+    )
     await upstream.pool.destroy().catch(() => {})
     await register.close()
   }
@@ -168,9 +179,13 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     await wait(config.drain.delay)
     const deadline = performance.now() + config.drain.timeout
     const left = (): number => Math.max(0, deadline - performance.now())
+    traffic.end()
     const closed = closeServer(data.server)
-    while ((data.open() > 0 || inFlight.count > 0 || settler.size > 0) && left() > 0) {
+    const busy = (): boolean =>
+      traffic.unanswered > 0 || inFlight.count > 0 || running.size > 0 || settler.size > 0
+    while (busy() && left() > 0) {
       if (settler.size > 0 && running.size === 0) await settler.flush()
+      data.server.closeIdleConnections()
       await wait(Math.min(DRAIN_LOOK, left()))
     }
     // Their outcome will not be seen: said now, so that nobody waits for the lease.
@@ -183,7 +198,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
         ),
       ),
     )
-    data.server.closeAllConnections()
+    traffic.cut()
     await closed
     await closeAll()
     log.info('stopped')
@@ -199,7 +214,6 @@ const TRAITS_RETRY = 2_000
 
 /** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
 function watchTraits(
-  config: Config,
   records: Records,
   metrics: Metrics,
   log: Logger,
@@ -218,7 +232,7 @@ function watchTraits(
       said = findings.join()
     } catch (error) {
       if (said !== 'down')
-        log.error({ store: scheme(config), error: (error as Error).message }, 'the store cannot be asked')
+        log.error({ store: records.name, error: (error as Error).message }, 'the store cannot be asked')
       said = 'down'
       next = TRAITS_RETRY
     }
@@ -228,8 +242,10 @@ function watchTraits(
   return fitness
 }
 
-function scheme(config: Config): string {
-  return config.store.url.slice(0, config.store.url.indexOf(':'))
+/** As the store will call itself, before it is there: `rediss:` is Redis, too. */
+function nameOf(storeUrl: string): string {
+  const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
+  return scheme === 'rediss' ? 'redis' : scheme
 }
 
 async function listen(server: Server, { host, port }: Address): Promise<string> {
@@ -237,6 +253,42 @@ async function listen(server: Server, { host, port }: Address): Promise<string> 
   await once(server, 'listening')
   const { address, port: chosen, family } = server.address() as AddressInfo
   return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
+}
+
+interface Traffic {
+  /** Requests that wait for the end of their answer, passed ones too; WebSockets, which have no end, do not count. */
+  readonly unanswered: number
+  /** From now on every answer says that its connection closes. */
+  end(): void
+  cut(): void
+}
+
+/** Knows what the server itself does not tell: silent connections, tunnels, and how many answers are still leaving. */
+function watchConnections(server: Server): Traffic {
+  const sockets = new Set<Socket>()
+  const unanswered = new Set<ServerResponse>()
+  let ending = false
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket)
+    socket.once('close', () => sockets.delete(socket))
+  })
+  server.prependListener('request', (_request, response) => {
+    unanswered.add(response)
+    response.once('close', () => unanswered.delete(response))
+    if (ending) response.shouldKeepAlive = false
+  })
+  return {
+    get unanswered() {
+      return unanswered.size
+    },
+    end() {
+      ending = true
+      for (const response of unanswered) response.shouldKeepAlive = false
+    },
+    cut() {
+      for (const socket of sockets) socket.destroy()
+    },
+  }
 }
 
 function closeServer(server: Server): Promise<void> {

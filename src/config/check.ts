@@ -107,10 +107,10 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
       )
     }
     const { path, exact, methods } = route.match
-    if (!exact && /\/\.{1,2}(\/|$)|\/\//.test(path)) {
+    if (!exact && !isNormal(path)) {
       findings.conflict(
         [`${base}.match.path`],
-        `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments and no //, or \`exact: true\``,
+        `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``,
       )
     }
     const covering = [...routes.slice(0, i).entries()].filter(([, other]) => covers(other, route))
@@ -121,6 +121,12 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
       )
     }
   }
+}
+
+/** Whether the literal segments are as requests are compared, a trailing slash aside. */
+function isNormal(path: string): boolean {
+  const literals = path.replace(/\/$/, '').split('/').slice(1)
+  return literals.every((segment) => segment !== '' && normalisePath(`/${segment}`) === `/${segment}`)
 }
 
 /** Whether every path that `later` matches is matched by `earlier`, too. */

@@ -25,7 +25,7 @@ export type Decision =
       readonly expiresAt: Millis
       readonly now: Millis
     }
-  | { readonly kind: 'reused' }
+  | { readonly kind: 'reused'; readonly read: State }
   | { readonly kind: 'in_progress'; readonly leaseLeft: Millis; readonly age: Millis }
   | { readonly kind: 'unknown'; readonly lookIn: Millis; readonly lapsed: boolean }
   | { readonly kind: 'expired' }
@@ -44,7 +44,7 @@ export function decide(
 ): Decision {
   const read = readAt(record, now)
   if (read === null) return { kind: 'gone' }
-  if (!sameOperation(record, asked)) return { kind: 'reused' }
+  if (!sameOperation(record, asked)) return { kind: 'reused', read: read.state }
   switch (read.state) {
     case 'completed':
       return {

@@ -61,7 +61,9 @@ export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy
 /** The request as sent: equal only for equal bytes of target, media type and body. */
 export function rawDigestOf(request: RequestContent): Buffer {
   const digest = createHash('sha256')
-  digest.update(frame(['raw/1', request.method, request.target, frame(linesOf(request.headers, 'content-type'))]))
+  digest.update(
+    frame(['raw/1', request.method, request.target, frame(linesOf(request.headers, 'content-type'))]),
+  )
   return digest.update(request.body).digest()
 }
 

@@ -35,7 +35,7 @@ const HOP_BY_HOP: ReadonlySet<string> = new Set([
 /** The names that must not cross this hop: the fixed ones and those that `Connection` lists. */
 export function hopByHop(headers: RawHeaders): ReadonlySet<string> {
   const lines = linesOf(headers, 'connection')
-  if (lines.length === 0 || lines.every((line) => /^(?:keep-alive|close)$/i.test(line))) return HOP_BY_HOP
+  if (lines.every((line) => /^(?:keep-alive|close)$/i.test(line))) return HOP_BY_HOP
   const listed = lines.flatMap((line) => line.split(',')).map((name) => name.trim().toLowerCase())
   return new Set([...HOP_BY_HOP, ...listed])
 }

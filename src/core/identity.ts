@@ -15,7 +15,7 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReadi
   const parts = scope.caller.map((source) => attribute(headers, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }
   if (scope.callerIsDefault) {
-    const other = OTHER_CREDENTIALS.find((name) => presentOf(linesOf(headers, name), ", ") !== null)
+    const other = OTHER_CREDENTIALS.find((name) => presentOf(linesOf(headers, name), ', ') !== null)
     if (other !== undefined) {
       const detail = `the request has no Authorization but ${other}; set scope.caller for this route, so that callers do not share keys`
       return { kind: 'missing', status: 400, detail }

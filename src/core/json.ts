@@ -92,7 +92,7 @@ class Parser {
 
   #value(depth: number): Node {
     this.#space()
-    switch (this.#text[this.#at]) {
+    switch (this.#text.charAt(this.#at)) {
       case '{':
         return this.#object(depth)
       case '[':

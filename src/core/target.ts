@@ -10,22 +10,23 @@ export interface Target {
   readonly query: string
 }
 
-/** Takes a target apart. `null`: neither origin form nor an absolute http(s) URI. */
+/**
+ * Takes a target apart. `null`: neither origin form nor an absolute http(s) URI, or one with a fragment, which no target
+ * has and on whose end servers disagree.
+ */
 export function parseTarget(target: string): Target | null {
+  if (target.includes('#')) return null
   let origin = target
   if (!origin.startsWith('/')) {
     // Absolute form is for proxies; what follows the authority is matched and forwarded, or it would dodge every route.
-    const absolute = /^https?:\/\/[^/?#]*/i.exec(origin)
+    const absolute = /^https?:\/\/[^/?]*/i.exec(origin)
     if (absolute === null) return null
     origin = origin.slice(absolute[0].length)
     if (!origin.startsWith('/')) origin = `/${origin}`
   }
-  const hash = origin.indexOf('#')
-  const end = hash < 0 ? origin.length : hash
   const mark = origin.indexOf('?')
-  const pathEnd = mark < 0 || mark > end ? end : mark
-  const rawPath = origin.slice(0, pathEnd)
-  const query = pathEnd === mark ? origin.slice(mark + 1, end) : ''
+  const rawPath = mark < 0 ? origin : origin.slice(0, mark)
+  const query = mark < 0 ? '' : origin.slice(mark + 1)
   return { origin, rawPath, path: normalisePath(rawPath), query }
 }
 
@@ -34,12 +35,13 @@ const NORMAL = /^(?:\/(?!\.)[A-Za-z0-9\-._~!$&'()*+,;=:@]+)+$/
 
 /**
  * One spelling for every path that a server may take for the same: duplicate slashes, dot segments and a trailing slash
- * go, needless percent-encoding is undone. `%2F` (and `%5C`, `%25`) stay data.
+ * go, needless percent-encoding is undone. A backslash is a slash, as the URL standard of browsers and Node reads it. `%2F`
+ * (and `%5C`, `%25`) stay data.
  */
 export function normalisePath(rawPath: string): string {
   if (NORMAL.test(rawPath)) return rawPath
   const out: string[] = []
-  for (const raw of rawPath.split('/')) {
+  for (const raw of rawPath.split(/[/\\]/)) {
     const segment = normaliseSegment(raw)
     if (segment === '..') out.pop()
     else if (segment !== '' && segment !== '.') out.push(segment)

@@ -42,6 +42,7 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
     }
     case 'reused':
       observer.claimed(route.name, 'key_misuse')
+      trace.before = trace.after = met.read
       return refuse(
         trace,
         'misuse',

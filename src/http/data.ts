@@ -3,6 +3,7 @@ import type { Duplex } from 'node:stream'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
 import type { Budget } from '../core/budget.ts'
+import { linesOf } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
@@ -81,7 +82,8 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
         response.once('close', () => open--)
         if (options.draining()) response.shouldKeepAlive = false
         const target = parseTarget(request.url as string)
-        if (target === null) {
+        // Two `Host` lines are two opinions on whom the request is for (RFC 9112 §3.2).
+        if (target === null || linesOf(request.rawHeaders, 'host').length > 1) {
           response.writeHead(400, ['Connection', 'close', 'Content-Length', '0'])
           response.end()
           return

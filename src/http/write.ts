@@ -73,10 +73,8 @@ export class Writer {
     const chunked = trailers.length > 0 && chunkable(request, status)
     const headers = [...withoutTrailer(kept.headers, chunked), ...marks]
     const bodiless = status === 204 || status === 304 || request.method === 'HEAD'
-    if (chunked) {
-      // Without a length Node chunks, which trailers need.
-      if (firstOf(headers, 'trailer') === null) headers.push('Trailer', namesOf(trailers).join(', '))
-    } else if (!bodiless) headers.push('Content-Length', String(body.length))
+    // Without a length Node chunks, which trailers need.
+    if (!chunked && !bodiless) headers.push('Content-Length', String(body.length))
     response.writeHead(status, kept.reason, headers)
     if (bodiless) response.end()
     else {
@@ -201,8 +199,4 @@ function pairs(lines: readonly string[]): [string, string][] {
   const out: [string, string][] = []
   for (let i = 0; i + 1 < lines.length; i += 2) out.push([lines[i] as string, lines[i + 1] as string])
   return out
-}
-
-function namesOf(lines: readonly string[]): string[] {
-  return [...new Set(pairs(lines).map(([name]) => name))]
 }

@@ -12,7 +12,7 @@ import type { Socket } from 'node:net'
 const INTERIM = Buffer.from('HTTP/1.1 1')
 const SWITCHING = 'HTTP/1.1 101'
 /** Line ends as the parser wants them: a head with others is left to it, and refused there. */
-const WHOLE = /^HTTP\/1\.[01] 1\d\d[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n$/
+const WHOLE = /^HTTP\/1\.[01] 1\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$/
 /** An interim head, or a status line, beyond this is not one. */
 const MAX_HEAD = 16 * 1024
 const LF = 0x0a

@@ -91,7 +91,13 @@ export const OTHER = bytes(2) as Fingerprint
 
 export const RESULT: CompletedResponse = {
   kept: true,
-  response: { status: 201, reason: 'Created', headers: ['ETag', '"1"'], body: Buffer.from('ok'), trailers: [] },
+  response: {
+    status: 201,
+    reason: 'Created',
+    headers: ['ETag', '"1"'],
+    body: Buffer.from('ok'),
+    trailers: [],
+  },
 }
 
 /** A record of the route above: created at 1000, its lease, look or retention due at 5000, dropped at 9000. */

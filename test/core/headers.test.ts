@@ -19,12 +19,27 @@ t.test('the first line of a header', async (t) => {
 })
 
 t.test('P13 hop-by-hop: the fixed fields and those that Connection names', async (t) => {
-  const fixed = ['connection', 'keep-alive', 'te', 'transfer-encoding', 'upgrade', 'proxy-authorization', 'proxy-authenticate', 'proxy-connection']
-  for (const connection of [[], ['Connection', 'close'], ['connection', 'Keep-Alive'], ['Connection', 'X-Hop , x-other,,close', 'CONNECTION', 'Third']]) {
+  const fixed = [
+    'connection',
+    'keep-alive',
+    'te',
+    'transfer-encoding',
+    'upgrade',
+    'proxy-authorization',
+    'proxy-authenticate',
+    'proxy-connection',
+  ]
+  for (const connection of [
+    [],
+    ['Connection', 'close'],
+    ['connection', 'Keep-Alive'],
+    ['Connection', 'X-Hop , x-other,,close', 'CONNECTION', 'Third'],
+  ]) {
     const names = hopByHop(connection)
     for (const name of fixed) t.ok(names.has(name), name)
     for (const name of ['x-hop', 'x-other', 'third']) t.equal(names.has(name), connection.length === 4, name)
-    for (const name of ['content-type', 'set-cookie', 'idempotency-key', 'trailer']) t.notOk(names.has(name), name)
+    for (const name of ['content-type', 'set-cookie', 'idempotency-key', 'trailer'])
+      t.notOk(names.has(name), name)
   }
   t.notOk(hopByHop([]).has('x-hop'), 'what one message names is not remembered for the next')
 })
@@ -34,5 +49,8 @@ t.test('filtered lines keep order, letter case and number', async (t) => {
     filterLines(LINES, (name) => name !== 'x-a'),
     ['Set-Cookie', 'a=1', 'set-cookie', 'b=2', 'X-AB', '2'],
   )
-  t.same(filterLines(LINES, () => false), [])
+  t.same(
+    filterLines(LINES, () => false),
+    [],
+  )
 })

@@ -21,7 +21,14 @@ interface Asked {
   readonly key?: string
   readonly secret?: Buffer
 }
-function id({ route = ROUTE, caller = ['t1'], method = 'POST', path = PATH, key = KEY, secret }: Asked = {}): string {
+function id({
+  route = ROUTE,
+  caller = ['t1'],
+  method = 'POST',
+  path = PATH,
+  key = KEY,
+  secret,
+}: Asked = {}): string {
   return recordId(route, caller, method, path, key, secret ?? null)
 }
 /** The id of a request with these headers; fails where the caller is missing. */
@@ -44,7 +51,12 @@ t.test('S01 two callers with the same key have two records', async (t) => {
 
 t.test('S03 anonymous callers share one bucket, or are refused', async (t) => {
   t.equal(idOf([], SCOPE), idOf(['Authorization', ''], SCOPE), 'an empty header counts as missing')
-  for (const headers of [[], ['Authorization', ''], ['Authorization', '', 'Authorization', ''], ['Authorization', ' ']]) {
+  for (const headers of [
+    [],
+    ['Authorization', ''],
+    ['Authorization', '', 'Authorization', ''],
+    ['Authorization', ' '],
+  ]) {
     t.match(readCaller(headers, { ...SCOPE, anonymous: 'reject' }), { kind: 'missing', status: 401 })
     t.equal(idOf(headers, SCOPE), idOf([], SCOPE))
   }
@@ -61,12 +73,19 @@ t.test('S03 where scope.caller is not set, another credential is never shared', 
       t.equal(readCaller(['Authorization', 'a', name, 's=1'], scope).kind, 'caller')
     }
     t.equal(readCaller([name, ''], SCOPE).kind, 'caller', 'an empty one tells no callers apart')
-    t.equal(readCaller([name, 's=1'], { ...SCOPE, callerIsDefault: false }).kind, 'caller', 'the same scope, but chosen')
+    t.equal(
+      readCaller([name, 's=1'], { ...SCOPE, callerIsDefault: false }).kind,
+      'caller',
+      'the same scope, but chosen',
+    )
   }
 })
 
 t.test('a refusal names the attributes, and no credential', async (t) => {
-  const scope = { ...explicit({ kind: 'header', name: 'x-tenant' }, { kind: 'cookie', name: 'sid' }), anonymous: 'reject' as const }
+  const scope = {
+    ...explicit({ kind: 'header', name: 'x-tenant' }, { kind: 'cookie', name: 'sid' }),
+    anonymous: 'reject' as const,
+  }
   const reading = readCaller(['X-Tenant', 's3cret'], scope)
   t.match(reading, { kind: 'missing', status: 401, detail: /cookie sid/ })
   t.notMatch(JSON.stringify(reading), /s3cret|x-tenant/)
@@ -103,7 +122,16 @@ t.test('repeated lines of a caller header are joined as received', async (t) => 
 t.test('a cookie tells callers apart by its value alone', async (t) => {
   const scope = explicit({ kind: 'cookie', name: 'sid' })
   const one = idOf(['Cookie', 'sid=1'], scope)
-  for (const line of ['a=b; sid=1', 'sid=1; a=b', 'a=b;sid=1;c=d', ' sid=1 ', 'xsid=9; sid=1', 'sid =1', 'sid= 1', 'sid; sid=1'])
+  for (const line of [
+    'a=b; sid=1',
+    'sid=1; a=b',
+    'a=b;sid=1;c=d',
+    ' sid=1 ',
+    'xsid=9; sid=1',
+    'sid =1',
+    'sid= 1',
+    'sid; sid=1',
+  ])
     t.equal(idOf(['Cookie', line], scope), one, line)
   t.equal(idOf(['Cookie', 'a=b', 'Cookie', 'sid=1'], scope), one, 'on any line')
   for (const line of ['sid=2', 'sid=1; sid=2', 'sid=2; sid=1', 'sid=1=', 'sid="1"'])
@@ -189,13 +217,19 @@ t.test('M05 the method is part of the scope, whatever scope.path is', async (t) 
 t.test('M06 one route, two paths: never the same record by default', async (t) => {
   t.not(id({ path: '/o/1' }), id({ path: '/o/2' }))
   const byRoute = scoped({ path: 'route' })
-  t.equal(id({ route: byRoute, path: '/o/1' }), id({ route: byRoute, path: '/o/2' }), 'unless the route says so')
+  t.equal(
+    id({ route: byRoute, path: '/o/1' }),
+    id({ route: byRoute, path: '/o/2' }),
+    'unless the route says so',
+  )
   t.not(id({ route: byRoute }), id({ route: scoped({ path: 'route' }, 'another') }))
 })
 
 t.test('the three kinds of path scope do not meet', async (t) => {
   const name = PATH
-  const ids = (['exact', 'route', 'none'] as const).map((path) => id({ route: scoped({ path }, name), path: PATH }))
+  const ids = (['exact', 'route', 'none'] as const).map((path) =>
+    id({ route: scoped({ path }, name), path: PATH }),
+  )
   t.equal(new Set(ids).size, 3)
 })
 

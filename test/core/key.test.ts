@@ -18,8 +18,8 @@ type Row = readonly [line: string, lenient: string, strict: string]
 /** Each line in both syntaxes of contract §4. */
 function table(t: Tap, rows: readonly Row[]): void {
   for (const [line, lenient, strict] of rows) {
-    t.equal(value(line), lenient, `${JSON.stringify(line)}, lenient`)
-    t.equal(value(line, STRICT), strict, `${JSON.stringify(line)}, strict`)
+    t.equal(value(line), lenient, `${encodeURIComponent(line)}, lenient`)
+    t.equal(value(line, STRICT), strict, `${encodeURIComponent(line)}, strict`)
   }
 }
 type Tap = Pick<typeof t, 'equal'>
@@ -107,7 +107,7 @@ t.test('an incomplete string and a bad escape are refused', async (t) => {
     String.raw`"a\b"`,
     String.raw`"abc\"`,
     String.raw`"\u0061"`,
-    `${'"'}${'\\'.repeat(15_001)}`,
+    `"${'\\'.repeat(15_001)}`,
   ]) {
     table(t, [[line, 'invalid', 'invalid']])
   }
@@ -147,8 +147,25 @@ t.test('K14 a key shorter than minLength is refused', async (t) => {
 })
 
 t.test('K15 bytes outside printable ASCII are refused, at the ends, too', async (t) => {
-  for (const char of ['\xe9', '\x7f', '\t', '\x00', '\x01', '\x0b', '\x0c', '\xa0', '\ufeff', '\u2028', '\r', '\n']) {
-    for (const line of [`a${char}b`, `"a${char}b"`, ...(char === '\t' ? [] : [`${char}ab`, `ab${char}`, char])]) {
+  for (const char of [
+    '\xe9',
+    '\x7f',
+    '\t',
+    '\x00',
+    '\x01',
+    '\x0b',
+    '\x0c',
+    '\xa0',
+    '\ufeff',
+    '\u2028',
+    '\r',
+    '\n',
+  ]) {
+    for (const line of [
+      `a${char}b`,
+      `"a${char}b"`,
+      ...(char === '\t' ? [] : [`${char}ab`, `ab${char}`, char]),
+    ]) {
       table(t, [[line, 'invalid', 'invalid']])
     }
   }
@@ -180,7 +197,13 @@ t.test('braces, slashes, wildcards and colons are part of an opaque key', async 
 })
 
 t.test('a refusal never repeats the key', async (t) => {
-  const policy: KeyPolicy = { ...KEY, minLength: 8, maxLength: 12, pattern: /^\d+$/, from: ['idempotency-key', 'x'] }
+  const policy: KeyPolicy = {
+    ...KEY,
+    minLength: 8,
+    maxLength: 12,
+    pattern: /^\d+$/,
+    from: ['idempotency-key', 'x'],
+  }
   for (const line of ['s3cr', 's3cr,s3cr', '"s3cr', 's3cr\xe9', 's3crs3cr', 's3crs3crs3crs3cr']) {
     for (const syntax of ['lenient', 'strict'] as const) {
       const reading = readKey(['Idempotency-Key', line], { ...policy, syntax })
@@ -209,11 +232,15 @@ t.test('every printable key comes back from its quoted form, in both syntaxes', 
 })
 
 t.test('no header line at all makes the reader throw', async () => {
-  const anything = fc.string({ unit: fc.integer({ min: 0, max: 255 }).map((code) => String.fromCharCode(code)) })
+  const anything = fc.string({
+    unit: fc.integer({ min: 0, max: 255 }).map((code) => String.fromCharCode(code)),
+  })
   fc.assert(
     fc.property(anything, fc.constantFrom(KEY, STRICT), (line, policy) => {
       const reading = readKey(['Idempotency-Key', line], policy)
-      return reading.kind === 'invalid' || (reading.kind === 'key' && /^[\x20-\x7e]{1,255}$/.test(reading.key))
+      return (
+        reading.kind === 'invalid' || (reading.kind === 'key' && /^[\x20-\x7e]{1,255}$/.test(reading.key))
+      )
     }),
   )
 })

@@ -33,8 +33,8 @@ const NORMAL: readonly (readonly [sent: string, normal: string, why: string])[] 
   ['/a/%252e%252e/b', '/a/%252e%252e/b', 'dots neither'],
   ['/a%3Fb%23c', '/a%3Fb%23c', 'encoded ? and # stay data'],
   ['/a%20b', '/a%20b', 'an encoded blank'],
-  ['/a\\b', '/a%5Cb', 'a backslash is data'],
-  ['/a%5cb', '/a%5Cb', 'in either spelling'],
+  ['/a\\b', '/a/b', 'a backslash is a slash, as the URL standard reads it'],
+  ['/a%5cb', '/a%5Cb', 'an encoded one stays data'],
   ['/caf\xe9', '/caf%E9', 'a byte beyond ASCII'],
   ['/caf%e9', '/caf%E9', 'is the same encoded'],
   ['/caf\xc3\xa9', '/caf%C3%A9', 'UTF-8 arrives as bytes'],
@@ -60,15 +60,11 @@ t.test('a target is taken apart, and what the upstream gets is as sent', async (
     ['/a?b=1', '/a?b=1', '/a', '/a', 'b=1'],
     ['/a?b=1?c=/../d', '/a?b=1?c=/../d', '/a', '/a', 'b=1?c=/../d'],
     ['//a/%7E/?b=%7E', '//a/%7E/?b=%7E', '//a/%7E/', '/a/~', 'b=%7E'],
-    ['/a#f', '/a#f', '/a', '/a', ''],
-    ['/a?b#f', '/a?b#f', '/a', '/a', 'b'],
-    ['/a#f?b', '/a#f?b', '/a', '/a', ''],
     ['//evil.example/a', '//evil.example/a', '//evil.example/a', '/evil.example/a', ''],
     ['http://host/a?b', '/a?b', '/a', '/a', 'b'],
     ['HTTPS://user@host:8443/a//b', '/a//b', '/a//b', '/a/b', ''],
     ['http://host', '/', '/', '/', ''],
     ['http://host?b', '/?b', '/', '/', 'b'],
-    ['http://host#f', '/#f', '/', '/', ''],
     ['http:///a', '/a', '/a', '/a', ''],
   ]
   for (const [target, origin, rawPath, path, query] of rows)
@@ -76,13 +72,45 @@ t.test('a target is taken apart, and what the upstream gets is as sent', async (
 })
 
 t.test('what is neither origin form nor an absolute http URI is no target', async (t) => {
-  for (const target of ['*', '', 'host:443', 'a/b', '?a', 'ftp://host/a', 'http:/a', ' http://host/a', 'javascript:a'])
+  for (const target of [
+    '*',
+    '/a#f',
+    '/a?b#f',
+    'http://host#f',
+    '',
+    'host:443',
+    'a/b',
+    '?a',
+    'ftp://host/a',
+    'http:/a',
+    ' http://host/a',
+    'javascript:a',
+  ])
     t.equal(parseTarget(target), null, JSON.stringify(target))
 })
 
 const byte = fc.integer({ min: 0x21, max: 0xff }).map((code) => String.fromCharCode(code))
-const awkward = fc.constantFrom('/', '//', '/.', '/..', '%', '%2', '%2e', '%2E', '%2f', '%25', '%7E', '%41', '\\', '.', ';', 'a')
-const path = fc.array(fc.oneof(byte, awkward), { maxLength: 24 }).map((parts) => `/${parts.join('')}`.replace(/[?#]/g, 'q'))
+const awkward = fc.constantFrom(
+  '/',
+  '//',
+  '/.',
+  '/..',
+  '%',
+  '%2',
+  '%2e',
+  '%2E',
+  '%2f',
+  '%25',
+  '%7E',
+  '%41',
+  '\\',
+  '.',
+  ';',
+  'a',
+)
+const path = fc
+  .array(fc.oneof(byte, awkward), { maxLength: 24 })
+  .map((parts) => `/${parts.join('')}`.replace(/[?#]/g, 'q'))
 
 t.test('normalising twice changes nothing', async () => {
   fc.assert(
@@ -91,26 +119,30 @@ t.test('normalising twice changes nothing', async () => {
   )
 })
 
-t.test('a normal path has no //, no dot segment, no needless encoding and one letter case of the needed', async () => {
-  fc.assert(
-    fc.property(path, (sent) => {
-      const normal = normalisePath(sent)
-      const segments = normal.slice(1).split('/')
-      const needless = (normal.match(/%../g) ?? []).some((hex) =>
-        /[A-Za-z0-9\-._~!$&'()*+,;=:@]/.test(String.fromCharCode(Number.parseInt(hex.slice(1), 16))),
-      )
-      return (
-        /^\/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/]|%[0-9A-F]{2})*$/.test(normal) &&
-        (normal === '/' || segments.every((segment) => segment !== '' && segment !== '.' && segment !== '..')) &&
-        !needless
-      )
-    }),
-    { numRuns: 2000 },
-  )
-})
+t.test(
+  'a normal path has no //, no dot segment, no needless encoding and one letter case of the needed',
+  async () => {
+    fc.assert(
+      fc.property(path, (sent) => {
+        const normal = normalisePath(sent)
+        const segments = normal.slice(1).split('/')
+        const needless = (normal.match(/%../g) ?? []).some((hex) =>
+          /[A-Za-z0-9\-._~!$&'()*+,;=:@]/.test(String.fromCharCode(Number.parseInt(hex.slice(1), 16))),
+        )
+        return (
+          /^\/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/]|%[0-9A-F]{2})*$/.test(normal) &&
+          (normal === '/' ||
+            segments.every((segment) => segment !== '' && segment !== '.' && segment !== '..')) &&
+          !needless
+        )
+      }),
+      { numRuns: 2000 },
+    )
+  },
+)
 
 t.test('equal spellings give equal paths, whatever was done to them', async () => {
-  const unreserved = fc.constantFrom(...'abcXYZ019-_~')
+  const unreserved = fc.constantFrom(...'abcXYZ019-_~'.split(''))
   const segment = fc.oneof(
     fc.array(unreserved, { minLength: 1, maxLength: 6 }).map((chars) => chars.join('')),
     fc.constantFrom('%2F', '%25', '%5C', '...', '.a', '%C3%A9'),
@@ -121,24 +153,40 @@ t.test('equal spellings give equal paths, whatever was done to them', async () =
     end: fc.constantFrom('', '/', '//', '/.', '/zz/..'),
   })
   fc.assert(
-    fc.property(fc.array(segment, { minLength: 1, maxLength: 5 }), spelling, (segments, { encode, between, end }) => {
-      let sent = ''
-      for (const part of segments) {
-        sent += between.next().value
-        const chars = part.match(/%../g) === null ? [...part] : [part]
-        for (const char of chars) {
-          const code = char.charCodeAt(0).toString(16)
-          sent += encode.next().value === true && char.length === 1 ? `%${code}` : char
+    fc.property(
+      fc.array(segment, { minLength: 1, maxLength: 5 }),
+      spelling,
+      (segments, { encode, between, end }) => {
+        let sent = ''
+        for (const part of segments) {
+          sent += between.next().value
+          const chars = part.match(/%../g) === null ? part.split('') : [part]
+          for (const char of chars) {
+            const code = char.charCodeAt(0).toString(16)
+            sent += encode.next().value === true && char.length === 1 ? `%${code}` : char
+          }
         }
-      }
-      return normalisePath(sent + end) === `/${segments.join('/')}`
-    }),
+        return normalisePath(sent + end) === `/${segments.join('/')}`
+      },
+    ),
     { numRuns: 2000 },
   )
 })
 
 t.test('different data stay different paths', async (t) => {
-  const paths = ['/o/1', '/o/2', '/o%2F1', '/O/1', '/o/1%2F', '/o/1%20', '/o/1%00', '/o/1%5C', '/o', '/o/1/1', '/o/%251']
+  const paths = [
+    '/o/1',
+    '/o/2',
+    '/o%2F1',
+    '/O/1',
+    '/o/1%2F',
+    '/o/1%20',
+    '/o/1%00',
+    '/o/1%5C',
+    '/o',
+    '/o/1/1',
+    '/o/%251',
+  ]
   t.equal(new Set(paths.map(normalisePath)).size, paths.length)
 })
 

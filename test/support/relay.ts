@@ -5,6 +5,8 @@ export interface Relay extends AsyncDisposable {
   readonly port: number
   /** False: bytes from the server are swallowed, the connections stay open. */
   passReplies: boolean
+  /** True: bytes from the server are held until `release`, as on a connection that stalls. */
+  holdReplies: boolean
   /** False: bytes to the server are held until it is true again (see `release`). */
   passCommands: boolean
   /** Sends on what was held. */
@@ -20,17 +22,22 @@ export interface Relay extends AsyncDisposable {
 
 /** A TCP relay to put between a proxy and its store: drops replies, holds commands, cuts connections. */
 export async function relay(targetPort: number): Promise<Relay> {
-  const pairs = new Set<{ client: Socket; server: Socket; held: Buffer[] }>()
+  const pairs = new Set<{ client: Socket; server: Socket; held: Buffer[]; late: Buffer[] }>()
   const self: Relay = {
     port: 0,
     passReplies: true,
+    holdReplies: false,
     passCommands: true,
     accept: true,
     onCommand: () => {},
     onReply: () => {},
     release() {
       self.passCommands = true
-      for (const { server, held } of pairs) for (const bytes of held.splice(0)) server.write(bytes)
+      self.holdReplies = false
+      for (const { client, server, held, late } of pairs) {
+        for (const bytes of held.splice(0)) server.write(bytes)
+        for (const bytes of late.splice(0)) client.write(bytes)
+      }
     },
     cut() {
       for (const { client, server } of pairs) {
@@ -49,7 +56,7 @@ export async function relay(targetPort: number): Promise<Relay> {
       return
     }
     const server = connect(targetPort, '127.0.0.1')
-    const pair = { client, server, held: [] as Buffer[] }
+    const pair = { client, server, held: [] as Buffer[], late: [] as Buffer[] }
     pairs.add(pair)
     client.on('data', (bytes: Buffer) => {
       self.onCommand(bytes)
@@ -58,7 +65,8 @@ export async function relay(targetPort: number): Promise<Relay> {
     })
     server.on('data', (bytes: Buffer) => {
       self.onReply(bytes)
-      if (self.passReplies) client.write(bytes)
+      if (self.holdReplies) pair.late.push(bytes)
+      else if (self.passReplies) client.write(bytes)
     })
     const end = (): void => {
       pairs.delete(pair)

@@ -1,0 +1,215 @@
+import t from 'tap'
+import { type Asked, decide, retryAfterSeconds } from '../../src/core/decide.ts'
+import { type IdempotencyRecord, type Millis, readAt } from '../../src/core/record.ts'
+import {
+  bytes,
+  COMMON,
+  completed,
+  expired,
+  FIRST,
+  failedRetryable,
+  inProgress,
+  OTHER,
+  RESULT,
+  unknown,
+} from './fixtures.ts'
+
+const NOW: Millis = 3000
+/** Fixtures: lease, next look and retention end at 5000, dropped at 9000. */
+const BEFORE: Millis = 4999
+const AT: Millis = 5000
+const LATER: Millis = 8999
+const DROPPED: Millis = 9000
+
+const same: Asked = { fingerprint: FIRST, rawDigest: COMMON.rawDigest, recipe: 'recipe' }
+
+/** What a request may have in common with the record. `same`: whether contract §5 calls it the same operation. */
+const ASKED: readonly { readonly what: string; readonly asked: Asked; readonly same: boolean }[] = [
+  { what: 'the same request', asked: same, same: true },
+  { what: 'another spelling: same fingerprint', asked: { ...same, rawDigest: bytes(8) }, same: true },
+  { what: 'another request', asked: { ...same, fingerprint: OTHER, rawDigest: bytes(8) }, same: false },
+  { what: 'another fingerprint, same bytes', asked: { ...same, fingerprint: OTHER }, same: false },
+  {
+    what: 'another recipe, unchanged request',
+    asked: { ...same, fingerprint: OTHER, recipe: 'other' },
+    same: true,
+  },
+  {
+    what: 'another recipe, another request',
+    asked: { fingerprint: OTHER, rawDigest: bytes(8), recipe: 'other' },
+    same: false,
+  },
+  {
+    what: 'another recipe, fingerprints equal by chance',
+    asked: { ...same, rawDigest: bytes(8), recipe: 'other' },
+    same: false,
+  },
+]
+
+interface Row {
+  readonly what: string
+  readonly record: IdempotencyRecord
+  /** Expected for the same operation, by time; `retry` where `onLeaseExpired: retry` differs. */
+  readonly cases: readonly (readonly [now: Millis, unknown: object, retry?: object])[]
+}
+
+const gone = { kind: 'gone' }
+const lapsed = (lookIn: Millis): object => ({ kind: 'unknown', lookIn, lapsed: true })
+const replay = (now: Millis): object => ({
+  kind: 'replay',
+  result: RESULT,
+  createdAt: 1000,
+  expiresAt: 5000,
+  now,
+})
+const running = inProgress()
+const failed = failedRetryable()
+const silent = unknown({ leaseExpired: true })
+
+const TABLE: readonly Row[] = [
+  {
+    what: 'in_progress',
+    record: running,
+    cases: [
+      [NOW, { kind: 'in_progress', leaseLeft: 2000, age: 2000 }],
+      [BEFORE, { kind: 'in_progress', leaseLeft: 1, age: 3999 }],
+      [AT, lapsed(0), { kind: 'take_over', from: running, read: 'unknown' }],
+      [LATER, lapsed(-3999), { kind: 'take_over', from: running, read: 'unknown' }],
+      [DROPPED, gone],
+    ],
+  },
+  {
+    what: 'completed, with a tombstone',
+    record: completed(),
+    cases: [
+      [NOW, replay(NOW)],
+      [BEFORE, replay(BEFORE)],
+      [AT, { kind: 'expired' }],
+      [LATER, { kind: 'expired' }],
+      [DROPPED, gone],
+    ],
+  },
+  {
+    what: 'completed, without a tombstone',
+    record: completed({ dropAt: AT }),
+    cases: [
+      [BEFORE, replay(BEFORE)],
+      [AT, gone],
+    ],
+  },
+  {
+    what: 'failed_retryable',
+    record: failed,
+    cases: [
+      [NOW, { kind: 'take_over', from: failed, read: 'failed_retryable' }],
+      [LATER, { kind: 'take_over', from: failed, read: 'failed_retryable' }],
+      [DROPPED, gone],
+    ],
+  },
+  {
+    what: 'unknown by its outcome',
+    record: unknown({ status: 502 }),
+    cases: [
+      [NOW, { kind: 'unknown', lookIn: 2000, lapsed: false }],
+      [AT, { kind: 'unknown', lookIn: 0, lapsed: false }],
+      [LATER, { kind: 'unknown', lookIn: -3999, lapsed: false }],
+      [DROPPED, gone],
+    ],
+  },
+  {
+    what: 'unknown by a lapsed lease, written down',
+    record: silent,
+    cases: [
+      [NOW, lapsed(2000), { kind: 'take_over', from: silent, read: 'unknown' }],
+      [LATER, lapsed(-3999), { kind: 'take_over', from: silent, read: 'unknown' }],
+      [DROPPED, gone],
+    ],
+  },
+  {
+    what: 'expired',
+    record: expired(),
+    cases: [
+      [NOW, { kind: 'expired' }],
+      [LATER, { kind: 'expired' }],
+      [DROPPED, gone],
+    ],
+  },
+]
+
+for (const { what, record, cases } of TABLE) {
+  t.test(`a record that is ${what}`, async (t) => {
+    for (const [now, expected, retry = expected] of cases) {
+      for (const { what: who, asked, same } of ASKED) {
+        // Misuse beats in-progress, unknown and the tombstone (§6); what is gone compares with nothing.
+        const read = readAt(record, now)?.state
+        const misuse = same || expected === gone ? null : { kind: 'reused', read }
+        t.same(
+          decide(record, asked, { onLeaseExpired: 'unknown' }, now),
+          misuse ?? expected,
+          `${who} at ${now}`,
+        )
+        t.same(
+          decide(record, asked, { onLeaseExpired: 'retry' }, now),
+          misuse ?? retry,
+          `${who} at ${now}, retry`,
+        )
+      }
+    }
+  })
+}
+
+t.test('F02 another payload is misuse while the first is still running', async (t) => {
+  const asked = { ...same, fingerprint: OTHER }
+  t.same(decide(running, asked, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused', read: 'in_progress' })
+  t.same(
+    decide(failed, asked, { onLeaseExpired: 'unknown' }, NOW),
+    { kind: 'reused', read: 'failed_retryable' },
+    'and after it failed',
+  )
+})
+
+t.test('F20 after a change of recipe an unchanged request replays, a changed one is misuse', async (t) => {
+  const unchanged = { fingerprint: OTHER, rawDigest: COMMON.rawDigest, recipe: 'new' }
+  t.match(decide(completed(), unchanged, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
+  const changed = { ...unchanged, rawDigest: bytes(9) }
+  t.match(decide(completed(), changed, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
+})
+
+t.test('the whole fingerprint is compared', async (t) => {
+  for (const at of [0, 15, 31]) {
+    const fingerprint = Buffer.from(FIRST) as typeof FIRST
+    fingerprint[at] = 99
+    t.same(
+      decide(running, { ...same, fingerprint }, { onLeaseExpired: 'unknown' }, NOW),
+      { kind: 'reused', read: 'in_progress' },
+      `byte ${at}`,
+    )
+  }
+})
+
+t.test('T01 just before ttl it replays; from ttl on it is a tombstone or gone', async (t) => {
+  const policy = { onLeaseExpired: 'unknown' } as const
+  t.match(decide(completed(), same, policy, BEFORE), { kind: 'replay' })
+  t.same(decide(completed(), same, policy, AT), { kind: 'expired' })
+  t.same(decide(completed({ dropAt: AT }), same, policy, AT), { kind: 'gone' })
+})
+
+t.test('T03 a replay tells the expiry that the record has, however late it comes', async (t) => {
+  for (const now of [1000, NOW, BEFORE])
+    t.match(decide(completed(), same, { onLeaseExpired: 'unknown' }, now), { expiresAt: AT })
+})
+
+t.test('Retry-After is whole seconds, rounded down, at least 1', async (t) => {
+  for (const [remaining, seconds] of [
+    [30_000, 30],
+    [29_999, 29],
+    [2000, 2],
+    [1999, 1],
+    [1000, 1],
+    [999, 1],
+    [1, 1],
+    [0, 1],
+    [-5000, 1],
+  ] as const)
+    t.equal(retryAfterSeconds(remaining), seconds, `${remaining} ms`)
+})

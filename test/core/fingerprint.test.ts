@@ -1,0 +1,362 @@
+import canonicalize from 'canonicalize'
+import fc from 'fast-check'
+import t from 'tap'
+import {
+  fingerprintOf,
+  mediaType,
+  type RequestContent,
+  rawDigestOf,
+  recipeOf,
+} from '../../src/core/fingerprint.ts'
+import type { FingerprintPolicy } from '../../src/core/policy.ts'
+import { FINGERPRINT, request } from './fixtures.ts'
+
+const print = (asked: RequestContent, more: Partial<FingerprintPolicy> = {}): string =>
+  fingerprintOf(asked, { ...FINGERPRINT, ...more }).toString('hex')
+
+/** The fingerprint of a JSON body. */
+const json = (body: string | Buffer, more: Partial<FingerprintPolicy> = {}): string =>
+  print(request(body), more)
+/** … of a body with these header lines. */
+const sent = (
+  body: string | Buffer,
+  headers: readonly string[],
+  more: Partial<FingerprintPolicy> = {},
+): string => print(request(body, { headers }), more)
+const typed = (type: string, body = '{"a":1}'): string => sent(body, ['Content-Type', type])
+const queried = (query: string, mode: FingerprintPolicy['query']): string =>
+  print(request('{}', { query, target: `/v1/payments?${query}` }), { query: mode })
+
+t.test('F02 another body is another operation', async (t) => {
+  t.equal(json('{"amount":100}'), json('{"amount":100}'))
+  t.not(json('{"amount":100}'), json('{"amount":101}'))
+  t.equal(fingerprintOf(request('{}'), FINGERPRINT).length, 32)
+})
+
+t.test('F03 order, nesting and blanks do not count in json, they do in raw', async (t) => {
+  const one = '{"a":{"b":1,"c":[1,2]},"d":null}'
+  const two = ' {"d" : null,\n "a":{"c":[1, 2],"b":1}}\n'
+  for (const body of ['auto', 'json'] as const) t.equal(json(one, { body }), json(two, { body }))
+  t.not(json(one, { body: 'raw' }), json(two, { body: 'raw' }))
+})
+
+t.test('F04 1, 1.0 and 1e0 are equal; a string is no number', async (t) => {
+  t.equal(json('{"a":1}'), json('{"a":1.0}'))
+  t.equal(json('{"a":1}'), json('{"a":1e0}'))
+  t.not(json('{"a":1}'), json('{"a":"1"}'))
+})
+
+t.test('big integers that differ in the last digit are different requests', async (t) => {
+  t.not(json('{"a":9007199254740993}'), json('{"a":9007199254740992}'))
+  t.not(json('{"a":12345678901234567890}'), json('{"a":12345678901234567891}'))
+  t.equal(json('{"a":9007199254740993}'), json('{"a":9007199254740993}'))
+})
+
+t.test('F05 an escape equals its character; NFC and NFD differ', async (t) => {
+  t.equal(json('"\\u00e9"'), json('"\u00e9"'))
+  t.not(json('"\u00e9"'), json('"e\u0301"'))
+})
+
+t.test('F08 the order of an array counts', async (t) => {
+  t.not(json('[1,2]'), json('[2,1]'))
+})
+
+t.test('what has no lossless form counts byte by byte', async (t) => {
+  for (const [one, two] of [
+    ['{"a":1,"a":2}', '{"a":1, "a":2}'],
+    ['{"a":1,"a":2}', '{"a":2}'],
+    ['{"a":"\\ud800"}', '{"a": "\\ud800"}'],
+    ['{"a":"\\ud800"}', '{"a":"\\ud801"}'],
+    ['{"a":1', '{ "a":1'],
+    ['{"a":1e400}', '{"a":1e401}'],
+    ['\ufeff{"a":1}', '{"a":1}'],
+  ] as const)
+    t.not(json(one), json(two), `${encodeURIComponent(one)} ${encodeURIComponent(two)}`)
+  const invalid = Buffer.from([0x22, 0xff, 0x22])
+  const another = Buffer.from([0x22, 0xfe, 0x22])
+  t.not(json(invalid), json(another), 'invalid UTF-8 is not read as replacement characters')
+  t.equal(json(invalid), json(invalid))
+})
+
+t.test('F09 the query counts; in another order only where it is sorted', async (t) => {
+  t.not(queried('to=alice', 'include'), queried('to=bob', 'include'))
+  t.not(queried('to=alice', 'sorted'), queried('to=bob', 'sorted'))
+  t.not(queried('a=1&b=2', 'include'), queried('b=2&a=1', 'include'))
+  t.equal(queried('a=1&b=2', 'sorted'), queried('b=2&a=1', 'sorted'))
+  t.equal(queried('to=alice', 'ignore'), queried('to=bob', 'ignore'))
+})
+
+t.test('a sorted query keeps the order of equal names and compares the pairs as sent', async (t) => {
+  t.not(queried('a=1&a=2', 'sorted'), queried('a=2&a=1', 'sorted'))
+  t.equal(queried('a=1&b=0&a=2', 'sorted'), queried('b=0&a=1&a=2', 'sorted'))
+  t.not(queried('a=%7E', 'sorted'), queried('a=~', 'sorted'))
+  t.not(queried('a', 'sorted'), queried('a=', 'sorted'))
+  t.equal(queried('ab=1&a=1', 'sorted'), queried('a=1&ab=1', 'sorted'))
+  t.not(queried('a=1=2', 'sorted'), queried('a=1', 'sorted'))
+  for (const mode of ['include', 'sorted', 'ignore'] as const)
+    t.equal(
+      print(request('{}', { target: '/v1/payments?' }), { query: mode }),
+      print(request('{}'), { query: mode }),
+      'an empty ? equals none',
+    )
+})
+
+t.test('F11 another media type is another operation; charset and letter case do not count', async (t) => {
+  const plain = typed('application/json')
+  t.not(plain, typed('text/plain'))
+  t.not(plain, sent('{"a":1}', []))
+  for (const type of [
+    'application/json;charset=utf-8',
+    'application/json; Charset="UTF-8"',
+    'APPLICATION/JSON ; charset = utf-8',
+    'application/json;',
+    ' application/json ; ',
+  ])
+    t.equal(typed(type), plain, type)
+  t.not(typed('application/json; v=2'), plain)
+  t.not(typed('application/json; v=2'), typed('application/json; v=3'))
+  t.equal(typed('application/json; V=2; charset=x'), typed('application/json;v=2'))
+  t.not(typed('application/merge-patch+json'), plain)
+  t.not(
+    sent('a', ['Content-Type', 'text/plain', 'Content-Type', 'text/html']),
+    sent('a', ['Content-Type', 'text/plain']),
+  )
+})
+
+t.test('a media type is taken apart at semicolons outside quotes', async (t) => {
+  t.equal(mediaType([]), '')
+  t.equal(mediaType(['Content-Type', '']), '')
+  t.equal(mediaType(['Content-Type', 'a/b; x="1;charset=2"; charset=3']), 'a/b;x="1;charset=2"')
+  t.equal(mediaType(['Content-Type', 'a/b; x="1\\";charset=2"; charset=3']), 'a/b;x="1\\";charset=2"')
+  t.equal(mediaType(['Content-Type', 'a/b; charset="x;y"; z=1']), 'a/b;z=1')
+  t.equal(mediaType(['Content-Type', 'a/b; x="1; charset=2']), 'a/b;x="1; charset=2')
+  t.equal(mediaType(['Content-Type', 'a/b; x="\\']), 'a/b;x="\\')
+  t.equal(mediaType(['Content-Type', 'a/b; charsets=1']), 'a/b;charsets=1')
+})
+
+t.test('auto reads JSON where the media type says so, and bytes elsewhere', async (t) => {
+  for (const type of [
+    'application/json',
+    'application/problem+json',
+    'Application/Vnd.Api+JSON; v=1',
+    'application/json; charset=utf-8',
+  ])
+    t.equal(typed(type, '{"a":1,"b":2}'), typed(type, '{"b":2, "a":1}'), type)
+  for (const type of [
+    'text/plain',
+    'text/json',
+    'application/jsonp',
+    'application/json-seq',
+    'application/x-www-form-urlencoded',
+    'application/json+xml',
+    'application/json, text/plain',
+    'json',
+    '',
+  ])
+    t.not(typed(type, '{"a":1,"b":2}'), typed(type, '{"b":2, "a":1}'), type)
+  t.not(sent('{"a":1}', []), sent('{"a": 1}', []))
+  t.equal(
+    sent('{"a":1}', ['Content-Type', 'text/plain'], { body: 'json' }),
+    sent('{"a": 1}', ['Content-Type', 'text/plain'], { body: 'json' }),
+    'json reads any media type',
+  )
+})
+
+t.test('auto takes bytes over 64 KiB and deeper than 100', async (t) => {
+  const limit = 64 * 1024
+  const at = `{"a":"${'x'.repeat(limit - 9)}" }`
+  t.equal(at.length, limit)
+  t.equal(json(at), json(at.replace('" }', '"}')), 'at 64 KiB blanks do not count')
+  const over = `{"a":"${'x'.repeat(limit - 8)}" }`
+  t.equal(over.length, limit + 1)
+  t.not(json(over), json(over.replace('" }', '"}')), 'beyond it they do')
+  t.equal(
+    json(over, { body: 'json' }),
+    json(over.replace('" }', '"}'), { body: 'json' }),
+    'not where json is asked for',
+  )
+  const nested = (depth: number): string => '['.repeat(depth) + ']'.repeat(depth)
+  t.equal(json(nested(100)), json(` ${nested(100)}`))
+  t.not(json(nested(101)), json(` ${nested(101)}`))
+})
+
+t.test('a body with Content-Encoding counts as sent', async (t) => {
+  for (const body of ['auto', 'json'] as const) {
+    const encoded = ['Content-Type', 'application/json', 'Content-Encoding', 'gzip']
+    t.not(sent('{"a":1}', encoded, { body }), sent('{"a": 1}', encoded, { body }))
+    const identity = ['Content-Type', 'application/json', 'Content-Encoding', ' Identity']
+    t.equal(sent('{"a":1}', identity, { body }), sent('{"a": 1}', identity, { body }))
+    const two = [...identity, 'content-encoding', 'br']
+    t.not(sent('{"a":1}', two, { body }), sent('{"a": 1}', two, { body }))
+  }
+})
+
+t.test('F12 framing and connection headers do not count', async (t) => {
+  const type = ['Content-Type', 'application/json']
+  const plain = sent('{"a":1}', [...type, 'Content-Length', '7'])
+  t.equal(plain, sent('{"a":1}', ['Transfer-Encoding', 'chunked', ...type]))
+  t.equal(
+    plain,
+    sent('{"a":1}', [...type, 'User-Agent', 'x', 'Traceparent', '00-1-2-3', 'Idempotency-Key', 'k']),
+  )
+  const digest = (headers: readonly string[]): string =>
+    rawDigestOf(request('{"a":1}', { headers })).toString('hex')
+  t.equal(digest([...type, 'Content-Length', '7']), digest(['Transfer-Encoding', 'chunked', ...type]))
+})
+
+t.test('F16 ignore leaves members out', async (t) => {
+  const more = { ignore: ['/client_ts', '/meta/id', '/items/0/t'] }
+  const one = '{"amount":1,"client_ts":"a","meta":{"id":1,"k":2},"items":[{"t":1,"v":2}]}'
+  t.equal(
+    json(one, more),
+    json('{"amount":1,"client_ts":"b","meta":{"id":9,"k":2},"items":[{"t":8,"v":2}]}', more),
+  )
+  t.equal(json(one, more), json('{"amount":1,"meta":{"k":2},"items":[{"v":2}]}', more))
+  t.not(json(one, more), json(one.replace('"amount":1', '"amount":2'), more))
+  t.not(json(one, more), json(one.replace('"k":2', '"k":3'), more))
+  t.not(json(one, more), json(one))
+})
+
+t.test('F16 only takes the named members, and tells absent from null', async (t) => {
+  const more = { only: ['/amount', '/to'] }
+  t.equal(json('{"amount":1,"to":"a","x":1}', more), json('{"to":"a","amount":1.0,"y":[]}', more))
+  const bodies = [
+    '{"amount":1}',
+    '{"amount":1,"to":null}',
+    '{"amount":1,"to":"null"}',
+    '{"to":1}',
+    '{}',
+    '{"amount":"","to":""}',
+    '{"amount":"1","to":"a"}',
+    '{"amount":1,"to":"a"}',
+  ]
+  t.equal(new Set(bodies.map((body) => json(body, more))).size, bodies.length)
+  t.not(json('{"amount":1', more), json('{"amount":1,', more), 'no JSON: the bytes count')
+})
+
+t.test('F19 no body, an empty string and an empty object differ', async (t) => {
+  for (const body of ['auto', 'json', 'raw'] as const) {
+    t.equal(new Set(['', '""', '{}', '[]', 'null', '0'].map((text) => json(text, { body }))).size, 6)
+  }
+})
+
+t.test('F20 every setting is part of the recipe', async (t) => {
+  const recipes = [
+    FINGERPRINT,
+    { ...FINGERPRINT, body: 'json' as const },
+    { ...FINGERPRINT, body: 'raw' as const },
+    { ...FINGERPRINT, ignore: ['/a'] },
+    { ...FINGERPRINT, ignore: ['/a', '/b'] },
+    { ...FINGERPRINT, only: ['/a'] },
+    { ...FINGERPRINT, headers: ['a'] },
+    { ...FINGERPRINT, query: 'sorted' as const },
+  ].map(recipeOf)
+  t.equal(new Set(recipes).size, recipes.length)
+  t.equal(recipeOf({ ...FINGERPRINT }), recipes[0], 'equal settings, equal recipe')
+  t.equal(recipeOf(FINGERPRINT), recipes[0], 'also the second time')
+})
+
+t.test('F20 the raw digest is that of the request as sent, whatever the settings', async (t) => {
+  const digest = (body: string, more: Partial<RequestContent> = {}): string =>
+    rawDigestOf(request(body, more)).toString('hex')
+  const base = digest('{"a":1}')
+  t.equal(base, digest('{"a":1}'))
+  t.equal(base, digest('{"a":1}', { headers: ['X', 'y', 'content-type', 'application/json'] }))
+  const others = [
+    digest('{"a": 1}'),
+    digest('{"a":1}', { method: 'PATCH' }),
+    digest('{"a":1}', { target: '/v1/payments/' }),
+    digest('{"a":1}', { target: '/v1/payments?' }),
+    digest('{"a":1}', { headers: [] }),
+    digest('{"a":1}', { headers: ['Content-Type', 'text/plain'] }),
+  ]
+  t.equal(new Set([base, ...others]).size, others.length + 1)
+})
+
+t.test('F20 no body passes for a header line in the raw digest', async (t) => {
+  const digest = (headers: readonly string[], body: string): string =>
+    rawDigestOf(request(body, { headers })).toString('hex')
+  t.not(digest([], '4:text'), digest(['Content-Type', 'text'], ''))
+  t.not(digest(['Content-Type', 'a'], '1:b'), digest(['Content-Type', 'a', 'Content-Type', 'b'], ''))
+})
+
+t.test('F21 the normalised path counts, not its spelling', async (t) => {
+  t.equal(print(request('{}', { target: '/v1//payments/' })), print(request('{}')))
+  t.not(print(request('{}', { path: '/v1/refunds' })), print(request('{}')))
+  t.not(print(request('{}', { method: 'PATCH' })), print(request('{}')))
+})
+
+t.test('named headers count, with their number and order', async (t) => {
+  const more = { headers: ['x-tenant', 'x-mode'] }
+  const rows = [
+    [],
+    ['X-Tenant', 'a'],
+    ['X-Tenant', ''],
+    ['X-Tenant', 'a', 'X-Tenant', 'b'],
+    ['X-Tenant', 'b', 'X-Tenant', 'a'],
+    ['X-Tenant', 'a, b'],
+    ['X-Mode', 'a'],
+    ['X-Tenant', 'a', 'X-Mode', 'a'],
+    ['X-Tenant', 'A'],
+  ]
+  t.equal(new Set(rows.map((headers) => sent('{}', headers, more))).size, rows.length)
+  t.equal(sent('{}', ['X-Tenant', 'a', 'X-Other', 'b'], more), sent('{}', ['x-tenant', 'a'], more))
+})
+
+t.test('body none: everything but the body counts', async (t) => {
+  t.equal(json('{"a":1}', { body: 'none' }), json('', { body: 'none' }))
+  t.not(json('', { body: 'none' }), print(request('', { path: '/x' }), { body: 'none' }))
+})
+
+t.test('no part passes for another', async (t) => {
+  const raw = { body: 'raw' } as const
+  const rows = [
+    print(request('ab', { path: '/c', query: '' }), raw),
+    print(request('b', { path: '/c', query: 'a' }), raw),
+    print(request('b', { path: '/ca', query: '' }), raw),
+    print(request('', { path: '/c', query: 'ab' }), raw),
+    print(request('3:raw', { path: '/c' }), raw),
+    print(request('3:rawab', { path: '/c' }), raw),
+  ]
+  t.equal(new Set(rows).size, rows.length)
+  // A body that looks like the canonical form of another is told apart by its mode.
+  t.not(json('{"a":1}', raw), json('{"a":1}'))
+})
+
+t.test('two JSON bodies have one fingerprint exactly where their canonical forms are equal', async () => {
+  const value = fc.jsonValue({ maxDepth: 3 })
+  const form = (text: string): string | undefined => canonicalize(JSON.parse(text))
+  fc.assert(
+    fc.property(value, value, fc.constantFrom(0, 1, 2), (a, b, indent) => {
+      const [one, two, again] = [JSON.stringify(a), JSON.stringify(b), JSON.stringify(a, null, indent)]
+      return json(one) === json(again) && (json(one) === json(two)) === (form(one) === form(two))
+    }),
+    { numRuns: 500 },
+  )
+})
+
+t.test('raw bodies have one fingerprint exactly where they are equal', async () => {
+  const body = fc.uint8Array({ maxLength: 3 }).map((bytes) => Buffer.from(bytes))
+  fc.assert(
+    fc.property(
+      body,
+      body,
+      (a, b) => (json(a, { body: 'raw' }) === json(b, { body: 'raw' })) === a.equals(b),
+    ),
+    { numRuns: 500 },
+  )
+})
+
+t.test('hostile headers, queries and bodies of 1 MiB are read to the end', async (t) => {
+  const size = 1024 * 1024
+  for (const part of ['"', '\\"', ';', '; charset', ' ', 'a/b;"', '=', '"\\']) {
+    const type = `a/b${part.repeat(size / part.length)}`
+    t.type(mediaType(['Content-Type', type]), 'string')
+    t.type(mediaType(['Content-Type', `${type}"; charset`]), 'string')
+    t.ok(sent('{}', ['Content-Encoding', type]))
+  }
+  for (const part of ['&', 'a&', 'a=', 'b=1&a=1&', '%'])
+    for (const mode of ['include', 'sorted'] as const) t.ok(queried(part.repeat(size / part.length), mode))
+  for (const part of ['[', '{"a":', '1', '"\\', '\xff', ' ', '0.', '1e'])
+    t.equal(json(part.repeat(size / part.length), { body: 'json' }).length, 64)
+})

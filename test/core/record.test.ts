@@ -1,0 +1,55 @@
+import t from 'tap'
+import { readAt, STATES } from '../../src/core/record.ts'
+import { completed, expired, failedRetryable, inProgress, unknown } from './fixtures.ts'
+
+// In the fixtures the lease, the next look and the retention end at 5000, and the record is dropped at 9000.
+
+t.test('a lapsed lease reads as unknown, at once', async (t) => {
+  const record = inProgress()
+  t.equal(readAt(record, 4999), record)
+  for (const now of [5000, 5001, 8999]) {
+    const { leaseUntil, ...common } = record
+    t.same(readAt(record, now), {
+      ...common,
+      state: 'unknown',
+      nextLookAt: leaseUntil,
+      leaseExpired: true,
+      status: null,
+    })
+  }
+  t.equal(record.state, 'in_progress', 'reading writes nothing')
+})
+
+t.test('T01 a completed record reads as expired from its retention on', async (t) => {
+  const record = completed()
+  t.equal(readAt(record, 4999), record)
+  for (const now of [5000, 8999])
+    t.match(readAt(record, now), { state: 'expired', fingerprint: record.fingerprint, version: 3 })
+  t.notOk(Object.hasOwn(readAt(record, 5000) as object, 'result'), 'nothing of the response is left')
+})
+
+t.test('T01 without a tombstone it is gone at its retention', async (t) => {
+  const record = completed({ dropAt: 5000 })
+  t.equal(readAt(record, 4999), record)
+  t.equal(readAt(record, 5000), null)
+})
+
+t.test('the other states read as they are until they are dropped', async (t) => {
+  for (const record of [
+    failedRetryable(),
+    unknown(),
+    unknown({ leaseExpired: true, status: 500 }),
+    expired(),
+  ]) {
+    for (const now of [0, 4999, 5000, 8999]) t.equal(readAt(record, now), record, `${record.state} at ${now}`)
+  }
+})
+
+t.test('every record is gone when it is dropped', async (t) => {
+  const records = [inProgress(), completed(), failedRetryable(), unknown(), expired()]
+  t.same(new Set(records.map(({ state }) => state)), new Set(STATES))
+  for (const record of records) {
+    for (const now of [9000, 9001]) t.equal(readAt(record, now), null, `${record.state} at ${now}`)
+  }
+  t.equal(readAt(inProgress({ leaseUntil: 20_000 }), 9000), null, 'even within a lease')
+})

@@ -1,0 +1,88 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { problemBody, REFUSALS, type RefusalCode, refusal } from '../../src/core/refusal.ts'
+
+/** Contract §6, row by row: what this version answers of its own. */
+const TABLE: Readonly<Record<RefusalCode, readonly [status: number, retry: string]>> = {
+  idempotency_key_missing: [400, 'new-key'],
+  idempotency_key_invalid: [400, 'new-key'],
+  idempotency_caller_missing: [401, 'no'],
+  idempotency_key_reused: [422, 'new-key'],
+  idempotency_key_in_progress: [409, 'same-key'],
+  idempotency_outcome_unknown: [409, 'same-key'],
+  idempotency_response_unavailable: [409, 'no'],
+  idempotency_key_expired: [409, 'no'],
+  idempotency_store_unavailable: [503, 'same-key'],
+  request_too_large: [413, 'no'],
+  upstream_unreachable: [502, 'same-key'],
+  upstream_failed: [502, 'same-key'],
+  upstream_timeout: [504, 'same-key'],
+  upstream_slow: [504, 'same-key'],
+  request_timeout: [408, 'same-key'],
+  overloaded: [503, 'same-key'],
+  route_not_found: [404, 'no'],
+}
+const URN = 'urn:idempotency-proxy:'
+const ID = 'A'.repeat(43) as RecordId
+
+const rows = Object.entries(TABLE) as [RefusalCode, readonly [number, string]][]
+const body = (...args: Parameters<typeof refusal>): Record<string, unknown> =>
+  JSON.parse(problemBody(refusal(...args), URN)) as Record<string, unknown>
+
+for (const [code, [status, retry]] of rows) {
+  t.test(`${code}: ${status}, retry ${retry}`, async (t) => {
+    t.equal(refusal(code, 'why').status, status)
+    const { title, ...rest } = body(code, 'why')
+    t.same(rest, { type: `urn:idempotency-proxy:${code}`, status, detail: 'why', code, retry })
+    t.match(title, /^[A-Z].*[a-z]$/)
+  })
+}
+
+t.test('the table is the whole table', async (t) => {
+  t.same(new Set(Object.keys(REFUSALS)), new Set(Object.keys(TABLE)))
+  const titles = Object.values(REFUSALS).map(({ title }) => title)
+  t.equal(new Set(titles).size, titles.length, 'every title is its own')
+})
+
+t.test('type is the base URL and the code', async (t) => {
+  for (const baseUrl of ['https://docs.example.com/problems/', 'https://docs.example.com/#']) {
+    const { type } = JSON.parse(problemBody(refusal('overloaded', ''), baseUrl)) as { type: string }
+    t.equal(type, `${baseUrl}overloaded`)
+  }
+})
+
+t.test('instance is the record id where there is one', async (t) => {
+  t.equal(body('idempotency_key_reused', '', { instance: ID })['instance'], ID)
+  t.notOk('instance' in body('idempotency_key_missing', ''))
+})
+
+t.test(
+  'a route may answer misuse and in-progress with another status; status and member agree',
+  async (t) => {
+    for (const status of [400, 409, 422])
+      t.equal(body('idempotency_key_reused', '', { status })['status'], status)
+    for (const status of [409, 423, 425, 429, 202, 503])
+      t.equal(body('idempotency_key_in_progress', '', { status })['status'], status)
+    t.equal(body('idempotency_caller_missing', '', { status: 400 })['status'], 400)
+  },
+)
+
+t.test('Retry-After is given by whoever refuses; none by itself', async (t) => {
+  t.equal(refusal('idempotency_key_in_progress', '', { retryAfter: 3 }).retryAfter, 3)
+  t.equal(refusal('idempotency_key_in_progress', '').retryAfter, null)
+  t.notOk('retryAfter' in body('idempotency_key_in_progress', '', { retryAfter: 3 }))
+})
+
+t.test('a response that was not kept is told by its status and location', async (t) => {
+  const told = (location: string | null): Record<string, unknown> =>
+    body('idempotency_response_unavailable', '', { original: { status: 201, location } })
+  t.match(told('/o/1'), { originalStatus: 201, location: '/o/1', status: 409 })
+  t.equal(told(null)['originalStatus'], 201)
+  t.notOk('location' in told(null))
+  t.notOk('originalStatus' in body('idempotency_response_unavailable', ''))
+})
+
+t.test('whatever the detail holds, the body is JSON', async (t) => {
+  const detail = 'a "quoted"\n\\ line \u2028 \ud800'
+  t.equal(body('upstream_failed', detail)['detail'], detail)
+})

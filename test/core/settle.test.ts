@@ -1,0 +1,146 @@
+import t from 'tap'
+import type { CompletedResponse, Outcome } from '../../src/core/record.ts'
+import {
+  ACCEPTING,
+  claimDraft,
+  claimSpans,
+  judgeRefusal,
+  outcomeDraft,
+  outcomeSpans,
+  type Retention,
+  statusOf,
+} from '../../src/core/settle.ts'
+import {
+  bytes,
+  COMMON,
+  completed,
+  expired,
+  FIRST,
+  failedRetryable,
+  inProgress,
+  RESULT,
+  unknown,
+} from './fixtures.ts'
+
+const RETENTION: Retention = { lease: 30, ttl: 1000, ttlFailed: 200, tombstone: 0, unresolvedTtl: 9000 }
+const OPERATION = {
+  route: 'r',
+  method: 'POST',
+  path: '/p',
+  fingerprint: FIRST,
+  rawDigest: bytes(3),
+  recipe: 'recipe',
+}
+const ATTEMPT = { fence: 7, token: bytes(4, 16), attempts: 2 }
+
+const answered = (status: number): CompletedResponse => ({
+  kept: true,
+  response: { status, reason: '', headers: [], body: Buffer.alloc(0), trailers: [] },
+})
+const unkept = (status: number): CompletedResponse => ({
+  kept: false,
+  why: 'streamed',
+  status,
+  location: null,
+})
+
+const DONE: Outcome = { kind: 'completed', result: RESULT }
+const NOT_EXECUTED: Outcome = { kind: 'not_executed', reason: 'refused' }
+const UNKNOWN: Outcome = { kind: 'unknown', reason: 'reset', status: 200 }
+
+t.test('a claim is in progress, with the operation and the attempt on it', async (t) => {
+  t.same(claimDraft(OPERATION, ATTEMPT), {
+    ...OPERATION,
+    ...ATTEMPT,
+    state: 'in_progress',
+    lastError: null,
+    createdAt: 0,
+  })
+})
+
+t.test('a claim is due when its lease ends, and kept for unresolvedTtl', async (t) => {
+  t.same(claimSpans(RETENTION), { dueIn: 30, dropIn: 9000 })
+})
+
+t.test('an outcome becomes a record that keeps operation, attempt and age', async (t) => {
+  const base = { ...OPERATION, ...ATTEMPT, createdAt: 1234 }
+  t.same(outcomeDraft(OPERATION, ATTEMPT, DONE, 1234), {
+    ...base,
+    state: 'completed',
+    result: RESULT,
+    lastError: null,
+  })
+  t.same(outcomeDraft(OPERATION, ATTEMPT, NOT_EXECUTED, 1234), {
+    ...base,
+    state: 'failed_retryable',
+    lastError: 'refused',
+  })
+  t.same(outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234), {
+    ...base,
+    state: 'unknown',
+    leaseExpired: false,
+    status: 200,
+    lastError: 'reset',
+  })
+})
+
+t.test('T02 a stored answer is kept for ttl from completion, ttlFailed if not 2xx', async (t) => {
+  for (const result of [answered, unkept]) {
+    for (const status of [200, 201, 204, 299])
+      t.same(
+        outcomeSpans({ kind: 'completed', result: result(status) }, RETENTION),
+        { dueIn: 1000, dropIn: 1000 },
+        `${status}`,
+      )
+    for (const status of [199, 300, 304, 400, 402, 422, 500, 599])
+      t.same(
+        outcomeSpans({ kind: 'completed', result: result(status) }, RETENTION),
+        { dueIn: 200, dropIn: 200 },
+        `${status}`,
+      )
+  }
+})
+
+t.test('T01 a tombstone follows the retention', async (t) => {
+  const retention = { ...RETENTION, tombstone: 50 }
+  t.same(outcomeSpans(DONE, retention), { dueIn: 1000, dropIn: 1050 })
+  t.same(outcomeSpans({ kind: 'completed', result: answered(400) }, retention), { dueIn: 200, dropIn: 250 })
+  t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done: nothing is remembered of it')
+})
+
+t.test(
+  'what was not executed is remembered for ttl, so that its key is not used for something else',
+  async (t) => {
+    t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
+  },
+)
+
+t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
+  t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
+  t.ok(outcomeSpans(UNKNOWN, RETENTION).dueIn > 0)
+})
+
+t.test('the status of an answer, kept or not', async (t) => {
+  t.equal(statusOf(answered(201)), 201)
+  t.equal(statusOf(unkept(303)), 303)
+})
+
+t.test('an outcome is accepted in progress, unknown and unclaimed failed_retryable', async (t) => {
+  t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
+})
+
+t.test('a refused outcome is a duplicate where this attempt completed the record, else stale', async (t) => {
+  const attempt = { fence: COMMON.fence, token: Buffer.from(COMMON.token), attempts: 1 }
+  const other = { ...attempt, token: bytes(5, 16) }
+  t.equal(judgeRefusal(completed(), attempt, DONE), 'duplicate')
+  t.equal(judgeRefusal(completed(), other, DONE), 'stale', 'a newer attempt, or an operator, completed it')
+  for (const outcome of [NOT_EXECUTED, UNKNOWN]) {
+    t.equal(judgeRefusal(completed(), attempt, outcome), 'stale', outcome.kind)
+    t.equal(judgeRefusal(completed(), other, outcome), 'stale', outcome.kind)
+  }
+  for (const record of [inProgress(), unknown(), failedRetryable(), expired()]) {
+    for (const outcome of [DONE, NOT_EXECUTED, UNKNOWN])
+      t.equal(judgeRefusal(record, other, outcome), 'stale', `${record.state} ${outcome.kind}`)
+  }
+  t.equal(judgeRefusal(expired(), attempt, DONE), 'stale')
+})

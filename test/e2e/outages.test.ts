@@ -1,0 +1,433 @@
+import { Redis } from 'ioredis'
+import t, { type Test } from 'tap'
+import {
+  configFile,
+  gate,
+  newKey,
+  onlyRecord,
+  redisSnapshot,
+  STATE,
+  send,
+  stateOf,
+  tempDir,
+  until,
+} from '../support/e2e.ts'
+import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { relay } from '../support/relay.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(120_000)
+
+/** An upstream whose answers differ and whose `/gated…` waits; a Redis of the test's own; replicas of the proxy. */
+async function world(t: Test, args: readonly string[] = []) {
+  const redis = await RedisServer.start({ args })
+  t.teardown(() => redis[Symbol.asyncDispose]())
+  const work = gate()
+  let n = 0
+  const upstream = await upstreamStub(async ({ target }, response) => {
+    const answer = `execution ${++n}`
+    if (target.startsWith('/gated')) await work.opened
+    response.writeHead(201).end(answer)
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const start = async (more = '', store = `{ url: "${redis.url}" }`): Promise<TestProxy> => {
+    const proxy = await proxyInProcess(
+      `upstream: { url: "${upstream.url}" }\nstore: ${store}\ndrain: { timeout: 100ms }\n${more}`,
+    )
+    t.teardown(() => proxy[Symbol.asyncDispose]())
+    return proxy
+  }
+  return { redis, upstream, work, start }
+}
+
+const UP = 'idempotency_store_up{store="redis"}'
+const BREAKER = 'idempotency_breaker_state{store="redis"}'
+
+async function unavailable(t: Test, proxy: TestProxy, key: string, path = '/pay'): Promise<void> {
+  const { status, code, headers } = await send(proxy, key, { path })
+  t.strictSame([status, code], [503, 'idempotency_store_unavailable'])
+  t.ok(Number(headers.get('retry-after')) >= 1)
+}
+
+void t.test('R01 Redis is down at the claim: 503, N=0; traffic without keys is not affected', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const proxy = await start()
+  const key = newKey()
+  await redis.stop()
+  await proxy.logged(({ msg }) => msg === 'store disconnected')
+  await unavailable(t, proxy, key)
+  t.equal(upstream.seen.length, 0)
+  t.equal(await proxy.metric(UP), 0)
+  t.equal((await send(proxy, null)).status, 201)
+  t.equal((await fetch(proxy.url)).status, 201)
+  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200, 'one shared Redis takes no fleet away')
+  await redis.start()
+  await until(async () => (await send(proxy, key)).status === 201)
+  t.ok((await send(proxy, key)).replayed)
+  t.equal(await proxy.metric(UP), 1)
+})
+
+void t.test('R01 Redis is down at the start: the process starts and serves, and heals by itself', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  await redis.stop()
+  const proxy = await start('readiness: { store: true }')
+  const key = newKey()
+  await unavailable(t, proxy, key)
+  t.equal((await send(proxy, null)).status, 201)
+  t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
+  const ready = await fetch(`${proxy.adminUrl}/readyz`)
+  t.equal(ready.status, 503, 'asked for by readiness.store')
+  t.match(await ready.json(), { store: { up: false } })
+  await redis.start()
+  await until(async () => (await send(proxy, key)).status === 201)
+  t.equal(upstream.seen.length, 2)
+})
+
+void t.test('R01 R03 a Redis that hangs at the start does not keep the process from serving', async (t) => {
+  const { redis, start } = await world(t)
+  redis.pause()
+  const proxy = await start()
+  await unavailable(t, proxy, newKey())
+  t.equal((await send(proxy, null)).status, 201)
+  redis.resume()
+  await until(async () => (await send(proxy, newKey())).status === 201)
+})
+
+void t.test('R02 bypass: forwarded, counted and marked; settled when the store is back', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const proxy = await start('defaults: { onStoreUnavailable: bypass, statusHeader: true }')
+  const key = newKey()
+  await redis.stop()
+  await proxy.logged(({ msg }) => msg === 'store disconnected')
+  const reply = await send(proxy, key)
+  t.strictSame([reply.status, reply.body, reply.replayed], [201, 'execution 1', false])
+  t.equal(reply.headers.get('idempotency-status'), 'bypassed')
+  t.equal(await proxy.metric('idempotency_requests_total{route="default",outcome="bypassed"}'), 1)
+  t.equal((await send(proxy, key)).body, 'execution 1', 'this replica knows the outcome')
+  await redis.start()
+  await until(async () => (await redis.command('DBSIZE')) === 1)
+  const other = await start()
+  const retry = await send(other, key)
+  t.strictSame([retry.body, retry.replayed], ['execution 1', true])
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('R03 a Redis that hangs: bounded by the command timeout, then the breaker answers', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const proxy = await start()
+  t.equal((await send(proxy, newKey())).status, 201)
+  redis.pause()
+  const keys = Array.from({ length: 10 }, newKey)
+  await Promise.all(keys.map((key) => unavailable(t, proxy, key)))
+  t.equal(upstream.seen.length, 1)
+  await until(async () => (await proxy.metric(BREAKER)) > 0)
+  await unavailable(t, proxy, newKey())
+  t.equal((await send(proxy, null)).status, 201)
+  redis.resume()
+  // The claims that hung may have reached Redis: none of them wedges its key.
+  for (const key of keys) await until(async () => (await send(proxy, key)).status === 201)
+  for (const key of keys) t.ok((await send(proxy, key)).replayed)
+  t.equal(upstream.seen.length, 12)
+})
+
+void t.test('R04 R05 Redis dies between claim and completion', async (t) => {
+  const { redis, upstream, work, start } = await world(t)
+  const proxy = await start()
+  const key = newKey()
+  const asked = send(proxy, key, { path: '/gated' })
+  await upstream.arrived(1)
+  await redis.kill()
+  await proxy.logged(({ msg }) => msg === 'store disconnected')
+  work.open()
+  t.equal((await asked).body, 'execution 1', 'the client gets its answer')
+  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="deferred"}'), 1)
+  t.equal(await proxy.metric('idempotency_spooled'), 1)
+  const meanwhile = await send(proxy, key, { path: '/gated' })
+  t.strictSame([meanwhile.status, meanwhile.body, meanwhile.replayed], [201, 'execution 1', true])
+  const misuse = await send(proxy, key, { path: '/gated', body: '{"amount":2}' })
+  t.equal(misuse.code, 'idempotency_key_reused')
+  await redis.start()
+  await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
+  t.equal(stateOf((await onlyRecord(redis)).bytes), STATE.completed)
+  const other = await start()
+  const retry = await send(other, key, { path: '/gated' })
+  t.strictSame([retry.body, retry.replayed], ['execution 1', true])
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('R04 the Redis that comes back has lost everything: the outcome is written anew', async (t) => {
+  const { redis, upstream, work, start } = await world(t, ['--appendonly', 'no'])
+  const proxy = await start()
+  const key = newKey()
+  const asked = send(proxy, key, { path: '/gated' })
+  await upstream.arrived(1)
+  await redis.kill()
+  await proxy.logged(({ msg }) => msg === 'store disconnected')
+  work.open()
+  t.equal((await asked).status, 201)
+  await redis.start()
+  await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
+  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="recovered"}'), 1)
+  t.ok((await send(await start(), key, { path: '/gated' })).replayed)
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('R05 a completion whose reply was lost is written again, once', async (t) => {
+  const { redis, upstream, work, start } = await world(t)
+  await using wire = await relay(redis.port)
+  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+  await redis.command('FLUSHALL')
+  const key = newKey()
+  const asked = send(proxy, key, { path: '/gated' })
+  await upstream.arrived(2)
+  wire.onCommand = (bytes) => {
+    if (bytes.includes('IP\x01\x02', 0, 'latin1')) wire.passReplies = false
+  }
+  work.open()
+  t.equal((await asked).body, 'execution 2')
+  await proxy.logged(({ msg }) => /did not take an outcome/.test(String(msg)))
+  const stored = await onlyRecord(redis)
+  t.equal(stateOf(stored.bytes), STATE.completed, 'it was applied')
+  wire.onCommand = () => {}
+  wire.passReplies = true
+  wire.cut()
+  await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
+  t.strictSame((await onlyRecord(redis)).bytes, stored.bytes, 'a duplicate completion changes nothing')
+  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="stale"}'), 0)
+  t.ok((await send(proxy, key, { path: '/gated' })).replayed)
+  t.equal(upstream.seen.length, 2)
+})
+
+void t.test('L05 a claim whose reply comes too late is recognised by its owner: it executes once', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  await using wire = await relay(redis.port)
+  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+  const key = newKey()
+  let claims = 0
+  wire.onCommand = (bytes) => {
+    if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
+    if (++claims === 1) wire.holdReplies = true
+    // It has given up waiting, and asks once more.
+    else wire.release()
+  }
+  const reply = await send(proxy, key)
+  t.equal(claims, 2)
+  t.strictSame([reply.status, reply.body, reply.replayed], [201, 'execution 2', false], 'no conflict with itself')
+  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="released"}'), 0)
+  t.ok((await send(proxy, key)).replayed)
+  t.equal(upstream.seen.length, 2)
+})
+
+void t.test('L05 a reply that never comes, on a connection that lives on: no reply is taken for another', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  await using wire = await relay(redis.port)
+  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+  const key = newKey()
+  wire.onCommand = (bytes) => {
+    if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
+    wire.passReplies = false
+    wire.onCommand = () => {
+      wire.passReplies = true
+    }
+  }
+  const reply = await send(proxy, key)
+  t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
+  const healed = async (one: string): Promise<void> =>
+    until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
+  await until(async () => (await send(proxy, key)).status === 201)
+  const keys = Array.from({ length: 20 }, newKey)
+  await Promise.all(keys.map(healed))
+  t.equal(upstream.seen.length, 22, 'every key was executed once')
+})
+
+void t.test('L05 a claim whose replies never come is freed: it never wedges the key', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  await using wire = await relay(redis.port)
+  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+  await redis.command('FLUSHALL')
+  const key = newKey()
+  wire.onCommand = (bytes) => {
+    if (bytes.includes('IP\x01\x01', 0, 'latin1')) wire.passReplies = false
+  }
+  await unavailable(t, proxy, key)
+  t.equal(stateOf((await onlyRecord(redis)).bytes), STATE.in_progress, 'the claim was applied')
+  wire.onCommand = () => {}
+  wire.passReplies = true
+  wire.cut()
+  await until(async () => stateOf((await onlyRecord(redis)).bytes) === STATE.failed_retryable)
+  t.equal(upstream.seen.length, 1)
+  const other = await start()
+  const retry = await send(other, key)
+  t.strictSame([retry.status, retry.body], [201, 'execution 2'])
+  t.ok((await send(proxy, key)).replayed)
+})
+
+void t.test('R07 an eviction policy is warned of, and strict routes refuse unless the risk is accepted', async (t) => {
+  const { redis, upstream, start } = await world(t, ['--maxmemory-policy', 'allkeys-lru'])
+  const routes = `routes:
+  - { name: hard, match: { path: /hard }, profile: strict, scope: { caller: "header:authorization" } }
+  - { name: soft, match: { path: /soft } }`
+  const proxy = await start(routes)
+  t.equal((await proxy.logged(({ msg }) => /allkeys-lru/.test(String(msg))))['level'], 40, 'a warning')
+  t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 0)
+  await unavailable(t, proxy, newKey(), '/hard')
+  t.equal(upstream.seen.length, 0)
+  t.equal(await redis.command('DBSIZE'), 0, 'nothing was claimed')
+  t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201)
+  const accepting = await start(routes, `{ url: "${redis.url}", acceptRisk: true }`)
+  t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
+  await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+  const fit = await start(routes)
+  await until(async () => (await fit.metric('idempotency_store_grade{store="redis"}')) === 3)
+  t.equal((await send(fit, newKey(), { path: '/hard' })).status, 201)
+})
+
+void t.test('R08 a full Redis: new claims 503, replays go on, and an executed outcome is never lost', async (t) => {
+  const { redis, upstream, work, start } = await world(t)
+  const proxy = await start()
+  const [done, running] = [newKey(), newKey()]
+  t.equal((await send(proxy, done)).status, 201)
+  const asked = send(proxy, running, { path: '/gated' })
+  await upstream.arrived(2)
+  await redis.command('CONFIG', 'SET', 'maxmemory', '1mb')
+  await unavailable(t, proxy, newKey())
+  t.ok((await send(proxy, done)).replayed)
+  work.open()
+  t.equal((await asked).body, 'execution 2')
+  const retry = await send(proxy, running, { path: '/gated' })
+  t.ok(retry.replayed, 'done stays done')
+  t.equal(upstream.seen.length, 2)
+  await redis.command('CONFIG', 'SET', 'maxmemory', '0')
+  t.equal((await send(proxy, newKey())).status, 201)
+})
+
+void t.test('R09 scripts that Redis lost are loaded again, unnoticed', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const proxy = await start()
+  const key = newKey()
+  t.equal((await send(proxy, key)).status, 201)
+  await redis.command('SCRIPT', 'FLUSH')
+  t.ok((await send(proxy, key)).replayed)
+  t.equal((await send(proxy, newKey())).status, 201)
+  await redis.restart()
+  await until(async () => (await fetch(`${proxy.adminUrl}/readyz`).then((r) => r.json())).store.up)
+  t.ok((await send(proxy, key)).replayed)
+  t.equal((await send(proxy, newKey())).status, 201)
+  t.equal(upstream.seen.length, 3)
+})
+
+void t.test('R13 the breaker opens, answers at once, and closes by itself', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const wire = await relay(redis.port)
+  t.teardown(() => wire[Symbol.asyncDispose]())
+  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+  t.equal((await send(proxy, newKey())).status, 201)
+  t.equal(await proxy.metric(BREAKER), 0)
+  t.equal(await proxy.metric(UP), 1)
+  wire.passReplies = false
+  await Promise.all(Array.from({ length: 6 }, () => unavailable(t, proxy, newKey())))
+  await proxy.logged(({ msg, state }) => msg === 'store breaker' && state === 'open')
+  let commands = 0
+  wire.onCommand = (bytes) => {
+    if (bytes.includes('IP\x01\x01', 0, 'latin1')) commands++
+  }
+  await Promise.all(Array.from({ length: 20 }, () => unavailable(t, proxy, newKey())))
+  t.equal(commands, 0, 'no claim is sent while it is open')
+  t.ok((await proxy.metric(BREAKER)) > 0)
+  t.equal(await proxy.metric(UP), 0)
+  wire.passReplies = true
+  wire.cut()
+  await proxy.logged(({ msg, state }) => msg === 'store breaker' && state === 'closed')
+  t.equal(await proxy.metric(BREAKER), 0, 'without any traffic')
+  t.equal(await proxy.metric(UP), 1)
+  t.equal((await send(proxy, newKey())).status, 201)
+  t.equal(upstream.seen.length, 2)
+})
+
+const MANGLED: Readonly<Record<string, (bytes: Buffer) => Buffer>> = {
+  'of a newer schema': (bytes) => patched(bytes, 2, 2),
+  'of a state that nobody knows': (bytes) => patched(bytes, 3, 99),
+  'cut short': (bytes) => bytes.subarray(0, 70),
+  'cut within its stamps': (bytes) => bytes.subarray(0, 20),
+  'that is something else': () => Buffer.from('hello'),
+  'whose head claims to be longer than it is': (bytes) => patched(bytes, 56, 0xff),
+}
+
+function patched(bytes: Buffer, at: number, value: number): Buffer {
+  const copy = Buffer.from(bytes)
+  copy[at] = value
+  return copy
+}
+
+for (const [what, mangle] of Object.entries(MANGLED))
+  void t.test(`a record ${what} is answered 503, never executed and never overwritten (§2)`, async (t) => {
+    const { redis, upstream, work, start } = await world(t)
+    const proxy = await start()
+    const [key, running] = [newKey(), newKey()]
+    t.equal((await send(proxy, key)).status, 201)
+    await overwrite(redis, (await onlyRecord(redis)).key, mangle)
+    const before = await redisSnapshot(redis)
+    const bypassing = await start('defaults: { onStoreUnavailable: bypass, onLeaseExpired: retry }')
+    for (const one of [proxy, bypassing])
+      for (const body of ['{"amount":1}', '{"amount":2}']) {
+        const { status, code } = await send(one, key, { body })
+        t.strictSame([status, code], [503, 'idempotency_store_unavailable'])
+      }
+    t.strictSame(await redisSnapshot(redis), before)
+    t.equal(upstream.seen.length, 1)
+
+    // Where the prefix is whole, token and state say that the record is the attempt's own to replace.
+    if (prefixIsWhole(mangle)) return
+    await redis.command('FLUSHALL')
+    const asked = send(proxy, running, { path: '/gated' })
+    await upstream.arrived(2)
+    const { key: name } = await onlyRecord(redis)
+    await overwrite(redis, name, mangle)
+    const under = (await onlyRecord(redis)).bytes
+    work.open()
+    t.equal((await asked).status, 201, 'an attempt under way answers its client')
+    t.strictSame((await onlyRecord(redis)).bytes, under, 'and overwrites nothing')
+    t.equal((await send(proxy, running, { path: '/gated' })).status === 201, false)
+    t.equal(upstream.seen.length, 2)
+  })
+
+function prefixIsWhole(mangle: (bytes: Buffer) => Buffer): boolean {
+  const prefix = Buffer.alloc(200, 1)
+  return mangle(prefix).subarray(0, 56).equals(prefix.subarray(0, 56))
+}
+
+async function overwrite(redis: RedisServer, key: string, mangle: (bytes: Buffer) => Buffer): Promise<void> {
+  const client = new Redis(redis.port, '127.0.0.1')
+  const bytes = mangle((await client.getBuffer(key)) as Buffer)
+  await client.set(key, bytes, 'KEEPTTL')
+  client.disconnect()
+}
+
+void t.test('a key of another type in the place of a record is answered 503 and left alone', async (t) => {
+  const { redis, upstream, start } = await world(t)
+  const proxy = await start()
+  const key = newKey()
+  t.equal((await send(proxy, key)).status, 201)
+  const { key: name } = await onlyRecord(redis)
+  await redis.command('DEL', name)
+  await redis.command('LPUSH', name, 'x')
+  await unavailable(t, proxy, key)
+  t.equal(await redis.command('LLEN', name), 1)
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('R01 the real process: no Redis behind the address, SIGTERM still ends it with 0', async (t) => {
+  const { upstream } = await world(t)
+  const store = `redis://user:hush@127.0.0.1:${await freePort()}`
+  const file = configFile(tempDir(t), `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }`)
+  await using proxy = await proxyProcess(file)
+  t.equal((await send(proxy, newKey())).status, 503)
+  proxy.kill('SIGTERM')
+  t.equal(await proxy.exited, 0)
+  t.notMatch(JSON.stringify(proxy.log), /hush/, 'the password of the store is in no log line')
+})

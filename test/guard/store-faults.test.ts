@@ -1,0 +1,876 @@
+import t, { type Test } from 'tap'
+import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
+import { encodeDraft } from '../../src/store/codec.ts'
+import type { Fault, StoreCall } from './harness.ts'
+import {
+  Gate,
+  HOUR,
+  idle,
+  LEASE,
+  type Replica,
+  refused,
+  replica,
+  route,
+  type Sent,
+  Store,
+  Stream,
+  seen,
+  TTL,
+  until,
+} from './harness.ts'
+
+const BYPASS = route({ onStoreUnavailable: 'bypass', statusHeader: true })
+const ok = (one: { status: number | null; replayed: boolean }) => one.status === 201 && !one.replayed
+
+/** Brings a record into `failed_retryable`, so that the next claim is a take-over. */
+async function released(a: Replica, over: Sent = {}): Promise<void> {
+  a.script.push({ proof: 'not_sent', reason: 'refused' })
+  await a.get(over)
+}
+
+void t.test('L05 a claim whose reply was lost is recognised by its token and goes on', async (t) => {
+  for (const fault of ['lost', 'dropped', 'late'] as const)
+    for (const op of ['put', 'swap'] as const) {
+      const a = replica(t)
+      if (op === 'swap') await released(a)
+      a.store.next.push({ op, fault })
+      const { n } = a
+      const first = await a.get()
+      t.ok(ok(first), `${op} ${fault}: no self-409`)
+      await a.store.arrive()
+      t.match(await a.get(), { bytes: first.bytes, replayed: true })
+      t.equal(a.n, n + 1)
+      const expected = op === 'swap' ? ['created', 'failed_retry'] : ['created']
+      t.same(a.said('claimed'), [...expected, 'replay'])
+      t.match(await a.store.read(a.id), { state: 'completed', attempts: op === 'swap' ? 2 : 1 })
+      t.equal(
+        Number(a.asked.at(-1)?.headers[3]),
+        (await a.store.read(a.id))?.fence,
+        'the fence that was sent is the record’s',
+      )
+    }
+})
+
+void t.test(
+  '§3.4 both tries lost: refused, withdrawn, and the key is not wedged, whatever arrives when',
+  async (t) => {
+    const faults: readonly Fault[] = ['lost', 'dropped', 'late']
+    for (const op of ['put', 'swap'] as const)
+      for (const first of faults)
+        for (const second of [...faults, 'down'] as const)
+          for (const arrives of ['before', 'after'] as const)
+            for (const elsewhere of [false, true]) {
+              const title = `${op} ${first}, then ${second}, late ones arrive ${arrives} the withdrawal`
+              const a = replica(t)
+              const b = replica(t, { store: a.store })
+              if (op === 'swap') await released(a)
+              const { n } = a
+              a.store.next.push({ op, fault: first })
+              // A take-over that was applied shows itself to the next put: that reply gets lost too.
+              a.store.next.push({
+                op: first === 'lost' ? 'put' : op,
+                fault: second === 'down' ? 'down' : second,
+              })
+              if (op === 'swap' && first === 'lost')
+                a.store.next.splice(a.store.next.length - 1, 0, { op: 'put', fault: null })
+              const answer = await a.get()
+              t.match(answer, { code: 'idempotency_store_unavailable', retryAfter: 1 }, title)
+              t.equal(a.n, n, 'nothing executed')
+              t.equal(a.ports.settler.size, 1)
+              if (arrives === 'before') await a.store.arrive()
+              t.ok(await a.ports.settler.flush())
+              await a.store.arrive()
+              t.equal((await a.store.read(a.id))?.state, 'failed_retryable', `${title}: freed`)
+              const retry = await (elsewhere ? b : a).get()
+              t.ok(ok(retry), `${title}: the retry executes`)
+              await a.store.arrive()
+              t.match(await a.get(), { replayed: true, bytes: retry.bytes })
+              t.equal(a.n + b.n, n + 1)
+              t.notOk(a.said('completed').includes('stale'))
+              t.notOk(a.said('completed').includes('recovered'), 'an absent record was no loss')
+            }
+  },
+)
+
+void t.test('§3.4 the retry itself withdraws first, where the timer has not yet', async (t) => {
+  const a = replica(t)
+  a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'lost' })
+  await refused409(t, a)
+  t.ok(ok(await a.get()))
+  t.equal(a.ports.settler.size, 0)
+})
+
+async function refused409(t: Test, a: Replica): Promise<void> {
+  t.equal((await a.get()).code, 'idempotency_store_unavailable')
+  t.equal(a.ports.settler.size, 1)
+}
+
+void t.test('§3.4 a late claim that arrives in the middle of its withdrawal is freed as well', async (t) => {
+  const a = replica(t)
+  await released(a)
+  a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'late' })
+  await refused409(t, a)
+  // The withdrawal has looked and found the old record; then the claim arrives; then it writes.
+  let swaps = 0
+  a.store.gate = async ({ op }) => {
+    if (op === 'swap' && ++swaps === 2) await a.store.arrive()
+  }
+  t.ok(await a.ports.settler.flush())
+  t.ok(swaps >= 3)
+  t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+  t.ok(ok(await a.get()))
+})
+
+void t.test('§3.4 a record that vanishes in the middle of a withdrawal stays claimable', async (t) => {
+  const a = replica(t)
+  await released(a)
+  a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'dropped' })
+  await refused409(t, a)
+  let swaps = 0
+  a.store.gate = async ({ op }) => {
+    if (op === 'swap' && ++swaps === 2) await drop(a)
+  }
+  t.ok(await a.ports.settler.flush())
+  a.store.gate = null
+  await a.store.arrive()
+  t.equal(await a.store.read(a.id), null)
+  t.ok(ok(await a.get()))
+})
+
+async function drop(a: Replica): Promise<void> {
+  const record = await a.store.read(a.id)
+  await a.store.inner.remove(a.id, record?.version ?? 0)
+}
+
+void t.test(
+  '§2 a withdrawal leaves what it found: the earlier attempt’s late proof is accepted',
+  async (t) => {
+    for (const earlier of ['lapsed', 'resolved'] as const) {
+      const store = new Store()
+      const [a, b] = [replica(t, { store }), replica(t, { store })]
+      const policy = route({ onLeaseExpired: 'retry' })
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const working = a.send({ route: policy })
+      await gate.reached
+      store.now += LEASE
+      if (earlier === 'resolved') await resolve(a, 'retryable')
+      store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'late' })
+      t.equal((await b.get({ route: policy })).code, 'idempotency_store_unavailable')
+      const before = await store.read(a.id)
+      t.ok(await b.ports.settler.flush())
+      const after = await store.read(a.id)
+      t.same({ ...after, version: 0, updatedAt: 0 }, { ...before, version: 0, updatedAt: 0 })
+      await store.arrive()
+      gate.open()
+      const first = seen(await working)
+      t.same(a.said('completed'), ['stored'])
+      t.match(await b.get({ route: policy }), { bytes: first.bytes, replayed: true })
+      t.equal(a.n + b.n, 1)
+    }
+  },
+)
+
+void t.test('§3.4 several lost claims of one key are all withdrawn', async (t) => {
+  const a = replica(t)
+  let puts = 0
+  a.store.fault = ({ op }) =>
+    op === 'put' ? ((['late', 'late', 'dropped', 'dropped'] as const)[puts++] ?? null) : null
+  const both = await Promise.all([a.get(), a.get()])
+  t.same(
+    both.map((one) => one.code),
+    ['idempotency_store_unavailable', 'idempotency_store_unavailable'],
+  )
+  t.equal(a.ports.settler.size, 2)
+  await a.store.arrive()
+  t.equal((await a.store.read(a.id))?.state, 'in_progress', 'the first one’s claim is in the store')
+  t.ok(await a.ports.settler.flush())
+  t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+  t.ok(ok(await a.get()))
+})
+
+void t.test('§3.4 a lost claim takes nothing from an outcome that is held meanwhile', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const working = a.send()
+  await gate.reached
+  // The duplicate's claim is on its way while the owner finishes and the store goes down.
+  const wire = new Gate()
+  a.store.gate = async ({ op }) => {
+    if (op === 'put') await wire.pass()
+  }
+  a.store.fault = ({ op }) => (op === 'put' ? 'dropped' : 'down')
+  const duplicate = a.send()
+  await wire.reached
+  gate.open()
+  const first = seen(await working)
+  t.same(a.said('completed'), ['deferred'])
+  wire.open()
+  t.match(seen(await duplicate), { bytes: first.bytes, replayed: true }, 'what this replica holds answers')
+  a.store.gate = null
+  t.match(await a.get(), { bytes: first.bytes, replayed: true })
+  a.store.fault = () => null
+  t.ok(await a.ports.settler.flush())
+  t.match(await a.get(), { bytes: first.bytes, replayed: true })
+  t.match(await a.store.read(a.id), { state: 'completed' })
+  t.equal(a.n, 1)
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('§3.4 a withdrawal says nothing about the record: no misuse from it', async (t) => {
+  const a = replica(t)
+  const first = await a.get({ body: 'A' })
+  a.store.fault = () => 'dropped'
+  t.equal((await a.get({ body: 'B' })).code, 'idempotency_store_unavailable')
+  a.store.fault = () => 'down'
+  t.equal((await refused(t, a, { body: 'A' }, 'idempotency_store_unavailable')).status, 503)
+  a.store.fault = () => null
+  t.match(await a.get({ body: 'A' }), { bytes: first.bytes, replayed: true })
+  t.equal(a.n, 1)
+})
+
+void t.test(
+  'R01 R03 R08 the store is down or full at the claim: 503, nothing executed, nothing held',
+  async (t) => {
+    for (const fault of ['down', 'full'] as const) {
+      const a = replica(t)
+      a.store.fault = () => fault
+      t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), {
+        status: 503,
+        retryAfter: 1,
+        instance: a.id,
+      })
+      t.equal(a.trace.outcome, 'store_unavailable')
+      t.same(a.said('claimed'), ['error'])
+      t.equal(a.ports.settler.size, 0)
+      a.store.fault = () => null
+      t.ok(ok(await a.get()))
+    }
+  },
+)
+
+void t.test(
+  'an error that is no answer of a store is a bug: thrown, and the bytes are given back',
+  async (t) => {
+    const a = replica(t)
+    a.store.fault = () => new TypeError('a bug')
+    await t.rejects(a.send(), { message: 'a bug' })
+    t.equal(a.bytes.held, 0)
+    t.equal(a.ports.inFlight.count, 0)
+    t.equal(a.n, 0)
+  },
+)
+
+void t.test(
+  'R02 bypass: forwarded, counted bypassed, marked; the outcome is settled when the store is back',
+  async (t) => {
+    const a = replica(t)
+    a.store.fault = () => 'down'
+    const first = await a.get({ route: BYPASS })
+    t.match(first, { status: 201, marks: ['Idempotency-Status', 'bypassed'] })
+    t.match(a.trace, { outcome: 'bypassed', after: 'completed', fence: null })
+    t.same(a.said('claimed'), ['error'])
+    t.same(a.said('completed'), ['deferred'])
+    t.ok(a.bytes.held > 0, 'its body is held')
+    t.match(
+      await a.get({ route: BYPASS }),
+      { bytes: first.bytes, replayed: true },
+      'the held outcome answers',
+    )
+    await refused(t, a, { route: BYPASS, body: 'other' }, 'idempotency_key_reused')
+    a.store.fault = () => null
+    await until(() => a.ports.settler.size === 0)
+    t.same(a.said('completed'), ['deferred', 'stored'])
+    t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+    t.equal(a.n, 1)
+    t.equal(a.bytes.held, 0)
+  },
+)
+
+void t.test('R02 bypass: simultaneous requests of one key execute once on one replica', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const all = Array.from({ length: 20 }, () => a.get({ route: BYPASS }))
+  await gate.reached
+  await idle()
+  const other = await a.get({ route: BYPASS, body: 'other' })
+  t.equal(other.code, 'idempotency_key_reused')
+  const running = await a.get({ route: BYPASS })
+  t.match(
+    running,
+    { code: 'idempotency_key_in_progress', retryAfter: 30 },
+    'a whole number, also without a store',
+  )
+  gate.open()
+  const answers = await Promise.all(all)
+  t.equal(a.n, 1)
+  t.equal(answers.filter(ok).length, 1)
+  t.equal(answers.filter((one) => one.code === 'idempotency_key_in_progress').length, 19)
+})
+
+void t.test(
+  'R02 bypass with a lost claim: nothing is freed; the outcome is written under its token',
+  async (t) => {
+    for (const op of ['put', 'swap'] as const)
+      for (const fault of ['lost', 'dropped', 'late'] as const)
+        for (const arrives of ['before', 'after'] as const) {
+          const a = replica(t)
+          if (op === 'swap') await released(a, { route: BYPASS })
+          const { n } = a
+          let broken = false
+          a.store.fault = (call) => {
+            if (call.op !== op && !broken) return null
+            const now: Fault = broken ? 'down' : fault
+            broken = true
+            return now
+          }
+          const first = await a.get({ route: BYPASS })
+          t.match(
+            first,
+            { status: 201, marks: ['Idempotency-Status', 'bypassed'] },
+            `${op} ${fault} ${arrives}`,
+          )
+          t.equal(a.said('completed').at(-1), 'deferred')
+          a.store.fault = () => null
+          if (arrives === 'before') await a.store.arrive()
+          t.ok(await a.ports.settler.flush())
+          await a.store.arrive()
+          t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+          t.match(await a.store.read(a.id), { state: 'completed', attempts: op === 'swap' ? 2 : 1 })
+          t.equal(a.n, n + 1)
+          t.equal(a.bytes.held, 0)
+          t.equal(a.said('completed').at(-1), 'stored')
+        }
+  },
+)
+
+void t.test('R02 bypass over a record that says “not executed”: the retry finds what was done', async (t) => {
+  const rows = [
+    [{ proof: 'unknown', reason: 'x', timedOut: false, status: null }, 'unknown'],
+    [{ proof: 'not_sent', reason: 'x' }, 'failed_retryable'],
+    [null, 'completed'],
+  ] as const
+  for (const [reply, state] of rows) {
+    const a = replica(t)
+    await released(a, { route: BYPASS })
+    a.store.fault = () => 'down'
+    a.script.push(reply ?? a.responded())
+    await a.get({ route: BYPASS })
+    a.store.fault = () => null
+    t.ok(await a.ports.settler.flush())
+    t.equal((await a.store.read(a.id))?.state, state)
+    t.notOk(a.said('completed').includes('stale'))
+    t.equal(a.bytes.held, 0)
+  }
+})
+
+void t.test('R02 bypass: the write over another record meets a race, and looks again', async (t) => {
+  for (const race of ['arrives', 'moves', 'taken'] as const) {
+    const a = replica(t)
+    const b = replica(t, { store: a.store })
+    await released(a, { route: BYPASS })
+    a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'down' })
+    const first = await a.get({ route: BYPASS })
+    t.ok(ok(first))
+    let swaps = 0
+    a.store.gate = async ({ op }) => {
+      if (op !== 'swap' || ++swaps !== 2) return
+      if (race === 'arrives') return a.store.arrive()
+      if (race === 'moves') return resolve(a, 'retryable')
+      await b.get({ body: '{"amount":1}', route: BYPASS })
+    }
+    t.ok(await a.ports.settler.flush())
+    const record = await a.store.read(a.id)
+    t.equal(record?.state, 'completed')
+    if (race === 'taken') t.equal(a.said('completed').at(-1), 'stale', 'a newer attempt exists')
+    else t.match(await b.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+    t.equal(a.bytes.held, 0)
+  }
+})
+
+void t.test('R02 bypass: an outcome that meets another attempt’s record changes nothing', async (t) => {
+  const rows = [
+    [null, 'stale'],
+    [{ proof: 'unknown', reason: 'x', timedOut: false, status: null }, 'stale'],
+    [{ proof: 'not_sent', reason: 'x' }, 'deferred'],
+  ] as const
+  for (const [reply, counted] of rows) {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const first = await b.get()
+    store.fault = () => 'down'
+    a.script.push(reply ?? a.responded(200, 'another'))
+    await a.get({ route: BYPASS })
+    store.fault = () => null
+    const before = await store.dump()
+    t.ok(await a.ports.settler.flush())
+    t.same(await store.dump(), before)
+    t.equal(a.said('completed').at(-1), counted)
+    t.equal((await a.get({ route: BYPASS })).bytes, first.bytes)
+    t.equal(a.bytes.held, 0)
+  }
+})
+
+void t.test('R02 bypass: a lost claim of a request that is answered otherwise is withdrawn', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const working = a.send({ route: BYPASS })
+  await gate.reached
+  a.store.fault = ({ op }) => (op === 'put' ? 'lost' : null)
+  a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'late' })
+  t.equal((await a.get({ route: BYPASS })).code, 'idempotency_key_in_progress')
+  await a.store.arrive()
+  t.equal((await a.store.read(a.id))?.state, 'in_progress', 'of the request that was answered 409')
+  gate.open()
+  const first = seen(await working)
+  a.store.fault = () => null
+  t.ok(await a.ports.settler.flush())
+  t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+  t.equal(a.n, 1)
+})
+
+void t.test(
+  'R02 X02 bypass: a client that has gone executes nothing; too many unsettled outcomes neither',
+  async (t) => {
+    const a = replica(t)
+    a.store.fault = () => 'dropped'
+    const gone = await a.get({ route: BYPASS, gone: () => true })
+    t.equal(gone.code, 'idempotency_store_unavailable')
+    t.equal(a.n, 0)
+    t.equal(a.ports.settler.size, 1, 'its lost claim is withdrawn')
+
+    const b = replica(t)
+    b.store.fault = () => 'down'
+    for (let i = 0; !b.ports.settler.full; i++) {
+      await b.get({ route: BYPASS, key: `k${i}` })
+    }
+    const { n } = b
+    t.equal((await b.get({ route: BYPASS, key: 'one more' })).code, 'idempotency_store_unavailable')
+    t.equal(b.n, n)
+  },
+)
+
+void t.test(
+  '§3 proven not executed, but the store cannot be told: nobody executes, unless by name',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return { proof: 'not_sent', reason: 'refused' }
+    })
+    t.equal((await a.get()).code, 'upstream_unreachable')
+    t.same(a.said('completed'), ['deferred'])
+    t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), { retryAfter: 1 })
+    await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
+    const first = await a.get({ route: BYPASS })
+    t.ok(ok(first))
+    t.equal(a.trace.outcome, 'bypassed')
+    t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+    a.store.fault = () => null
+    t.ok(await a.ports.settler.flush())
+    t.match(await a.get(), { bytes: first.bytes, replayed: true })
+    t.equal(a.n, 2)
+    t.equal(a.bytes.held, 0)
+  },
+)
+
+void t.test(
+  'R04 R05 the store dies before the completion: the client is answered, a retry never executes',
+  async (t) => {
+    for (const fault of ['down', 'lost', 'dropped', 'late'] as const) {
+      const store = new Store()
+      const [a, b] = [replica(t, { store }), replica(t, { store })]
+      a.script.push(() => {
+        let swapped = false
+        store.fault = ({ op }) => {
+          if (op === 'swap' && !swapped) {
+            swapped = true
+            return fault
+          }
+          return 'down'
+        }
+        return a.responded()
+      })
+      const first = await a.get({ route: route({ statusHeader: true }) })
+      t.match(first, { status: 201, marks: ['Idempotency-Status', 'executed'] })
+      t.equal(a.trace.outcome, 'executed')
+      t.same(a.said('completed'), ['deferred'])
+      t.match(await a.get(), { bytes: first.bytes, replayed: true }, 'this replica holds it')
+      t.equal((await b.get()).code, 'idempotency_store_unavailable')
+      store.fault = () => null
+      const other = await b.get()
+      t.ok(other.replayed || other.code === 'idempotency_key_in_progress')
+      await store.arrive()
+      await until(() => a.ports.settler.size === 0)
+      t.same(a.said('completed'), ['deferred', 'stored'], `${fault}: a duplicate completion is idempotent`)
+      t.match(await b.get(), { bytes: first.bytes, replayed: true })
+      t.equal(a.n + b.n, 1)
+      t.equal(a.bytes.held, 0)
+      const record = await store.read(a.id)
+      await store.arrive()
+      t.same(await store.read(a.id), record)
+    }
+  },
+)
+
+void t.test('R04 every outcome survives a store that is down at its end', async (t) => {
+  const rows = [
+    [
+      { proof: 'unknown', reason: 'x', timedOut: false, status: null },
+      'unknown',
+      'idempotency_outcome_unknown',
+    ],
+    [{ proof: 'not_sent', reason: 'x' }, 'failed_retryable', 'idempotency_store_unavailable'],
+  ] as const
+  for (const [reply, state, code] of rows)
+    for (const fault of ['down', 'lost'] as const) {
+      const a = replica(t)
+      a.script.push(() => {
+        a.store.next.push({ op: 'swap', fault })
+        a.store.fault = () => 'down'
+        return reply
+      })
+      t.equal((await a.get()).status, 502)
+      t.match(await refused(t, a, {}, code), { retryAfter: 1 })
+      a.store.fault = () => null
+      t.ok(await a.ports.settler.flush())
+      t.equal((await a.store.read(a.id))?.state, state)
+    }
+})
+
+void t.test('R05 what cannot be stored is given up when its retention ends, and said', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => 'down'
+    return a.responded()
+  })
+  await a.get({ route: route({ ttl: -1 }) })
+  t.ok(a.bytes.held > 0)
+  t.ok(await a.ports.settler.flush())
+  t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('R05 an outcome that the store refuses for a bug’s sake is not tried for ever', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => new RangeError('a bug')
+    return a.responded()
+  })
+  t.equal((await a.get()).status, 201)
+  t.equal(a.ports.settler.size, 1)
+  t.ok(await a.ports.settler.flush())
+  t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('R05 one outcome that the store never takes keeps no other from it', async (t) => {
+  const a = replica(t)
+  for (const key of ['first', 'second', 'third']) {
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return a.responded(201, key)
+    })
+    await a.get({ key })
+    a.store.fault = () => null
+  }
+  const [poison] = [...a.store.ids]
+  t.equal(a.ports.settler.size, 3)
+  a.store.fault = ({ id }) => (id === poison ? 'dropped' : null)
+  t.notOk(await a.ports.settler.flush())
+  t.notOk(await a.ports.settler.flush())
+  t.equal(a.ports.settler.size, 1)
+  a.store.fault = ({ op }) => (op === 'swap' ? 'full' : null)
+  t.notOk(await a.ports.settler.flush())
+  a.store.fault = () => null
+  t.ok(await a.ports.settler.flush())
+  t.same(
+    await Promise.all(
+      ['first', 'second', 'third'].map(async (key) => (await a.get({ key })).bytes?.includes(key)),
+    ),
+    [true, true, true],
+  )
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('R05 one write of an outcome at a time, however many ask for it', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => 'down'
+    return { proof: 'not_sent', reason: 'x' }
+  })
+  await a.get()
+  a.store.fault = () => null
+  const retries = await Promise.all([a.get(), a.get(), a.get(), a.ports.settler.flush()])
+  t.ok(retries[3])
+  t.equal(a.n, 2)
+  t.same(a.said('completed'), ['deferred', 'released', 'stored'])
+})
+
+void t.test('§3 a full store takes what is executed without its body: done stays done', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.next.push({ op: 'swap', fault: 'full' })
+    return a.responded(201)
+  })
+  const policy = route({ statusHeader: true })
+  const first = await a.get({ route: policy })
+  t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
+  t.equal(first.marks[2], 'Idempotency-Expires')
+  t.same(a.said('completed'), ['too_large'])
+  t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
+  t.equal(a.bytes.held, 0)
+
+  const b = replica(t)
+  b.script.push(() => {
+    b.store.fault = ({ op }) => (op === 'swap' ? 'full' : null)
+    return b.responded(201)
+  })
+  const held = await b.get()
+  t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'not even that: held whole')
+  b.store.fault = () => null
+  t.ok(await b.ports.settler.flush())
+  t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'room again: nothing was thrown away')
+  t.equal(b.bytes.held, 0)
+})
+
+void t.test(
+  'L11 a record that is gone when its outcome arrives is written again, counted and logged',
+  async (t) => {
+    for (const claimedAgain of [false, true]) {
+      const store = new Store()
+      const [a, b] = [replica(t, { store }), replica(t, { store })]
+      a.script.push(async () => {
+        await drop(a)
+        if (claimedAgain) {
+          // Absent when the outcome looks, claimed by somebody else before it is written.
+          let puts = 0
+          store.gate = async ({ op }) => {
+            if (op === 'put' && ++puts === 1) await b.get()
+          }
+        }
+        return a.responded(201, 'of the first')
+      })
+      const first = await a.get()
+      const record = await store.read(a.id)
+      if (claimedAgain) {
+        t.same(a.said('completed'), ['stale'])
+        t.notOk((await b.get()).bytes?.includes('of the first'))
+      } else {
+        t.same(a.said('completed'), ['recovered'])
+        t.same(a.troubles(), ['the store had lost a record under way; its outcome was written again'])
+        t.equal(record?.fence, a.traces[0]?.fence)
+        t.match(await b.get(), { bytes: first.bytes, replayed: true })
+        t.equal(b.n, 0)
+      }
+    }
+    const c = replica(t)
+    c.script.push(async () => {
+      await drop(c)
+      c.store.next.push({ op: 'put', fault: 'lost' })
+      return c.responded()
+    })
+    const first = await c.get()
+    t.ok(await c.ports.settler.flush())
+    t.match(await c.get(), { bytes: first.bytes, replayed: true }, 'its reply lost: the same')
+  },
+)
+
+/** What an operator's command does: a decision over `unknown`. A completed resolution takes the owner's token away. */
+async function resolve(a: Replica, outcome: 'retryable' | 'completed'): Promise<void> {
+  const { record } = await a.records.get(a.id)
+  if (record === null) throw new Error('no record')
+  const spans = { dueIn: TTL, dropIn: TTL }
+  const result: CompletedResponse = { kept: false, why: 'outcome_only', status: 200, location: null }
+  const draft =
+    outcome === 'retryable'
+      ? ({ ...record, state: 'failed_retryable' } as const)
+      : ({ ...record, state: 'completed', result, token: Buffer.alloc(16) } as const)
+  const done = await a.store.inner.swap(a.id, { version: record.version }, encodeDraft(draft), spans, false)
+  if (!done.done) throw new Error('not resolved')
+}
+
+void t.test('O03 O04 L09 a late outcome over a resolution', async (t) => {
+  for (const resolution of ['retryable', 'completed'] as const)
+    for (const settleFault of [null, 'down'] as const) {
+      const a = replica(t)
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const working = a.send()
+      await gate.reached
+      a.store.now += LEASE
+      await refused(t, a, {}, 'idempotency_outcome_unknown')
+      await resolve(a, resolution)
+      const before = await a.store.dump()
+      if (settleFault !== null) a.store.next.push({ op: 'swap', fault: settleFault })
+      gate.open()
+      const own = seen(await working)
+      t.match(own, { status: 201, bytes: /p1/ }, 'its client gets its answer')
+      t.ok(await a.ports.settler.flush())
+      t.equal(a.bytes.held, 0)
+      if (resolution === 'retryable') {
+        t.equal(a.said('completed').at(-1), 'stored', 'a late proof beats “not executed”')
+        t.match(await a.get(), { bytes: own.bytes, replayed: true })
+      } else {
+        t.equal(a.said('completed').at(-1), 'stale')
+        t.same(await a.store.dump(), before)
+        await refused(t, a, {}, 'idempotency_response_unavailable')
+      }
+      t.equal(a.n, 1)
+    }
+})
+
+void t.test('O03 a retry that claimed after the resolution wins over the late outcome', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded(201, 'late')))
+  const working = a.send()
+  await gate.reached
+  a.store.now += LEASE
+  await resolve(a, 'retryable')
+  const retry = await a.get()
+  t.ok(ok(retry))
+  gate.open()
+  seen(await working)
+  t.same(a.said('completed'), ['stored', 'stale'])
+  t.match(await a.get(), { bytes: retry.bytes, replayed: true })
+})
+
+void t.test('§2 a record that cannot be read is not overwritten by an outcome either', async (t) => {
+  const a = replica(t)
+  let broken = Buffer.alloc(0)
+  a.script.push(async () => {
+    const { bytes } = await a.store.inner.get(a.id)
+    broken = Buffer.from(bytes as Buffer)
+    broken[2] = 9
+    await drop(a)
+    await a.store.inner.put(a.id, broken, { dueIn: HOUR, dropIn: TTL })
+    return a.responded()
+  })
+  t.equal((await a.get()).status, 201)
+  t.same(a.troubles(), ['the stored record cannot be read; it is left as it is'])
+  t.equal((await a.store.inner.get(a.id)).bytes?.[2], 9)
+  await refused(t, a, {}, 'idempotency_store_unavailable')
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('a claim that others keep winning is given up, and never wedged', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  await released(a)
+  let moved = 0
+  store.gate = async ({ op }: StoreCall) => {
+    if (op === 'swap') {
+      moved++
+      await resolve(a, 'retryable')
+    }
+  }
+  t.equal((await b.get()).code, 'idempotency_store_unavailable')
+  t.ok(moved > 1)
+  t.equal(b.ports.settler.size, 0)
+  store.gate = null
+  t.ok(ok(await b.get()))
+})
+
+void t.test('a record that vanishes under a take-over is claimed as new', async (t) => {
+  const a = replica(t)
+  await released(a)
+  a.store.gate = async ({ op }) => {
+    if (op !== 'swap') return
+    a.store.gate = null
+    await drop(a)
+  }
+  t.ok(ok(await a.get()))
+  t.same(a.said('claimed'), ['created', 'created'])
+  t.equal(a.trace.before, 'absent')
+  t.match(await a.store.read(a.id), { attempts: 1 })
+})
+
+void t.test('a record past its retention that the store still shows is no record', async (t) => {
+  const a = replica(t)
+  await a.get()
+  const wire = a.store.wire()
+  let shown = 0
+  const behind = replica(t, { store: a.store })
+  const put = wire.put.bind(wire)
+  behind.records.claim = async (id: RecordId, draft, spans) => {
+    if (shown++ > 0)
+      return new (Object.getPrototypeOf(behind.records).constructor)({ ...wire, put }).claim(id, draft, spans)
+    const { record } = await a.records.get(id)
+    if (record === null) throw new Error('no record')
+    a.store.now += TTL
+    return { kind: 'exists', now: a.store.now, record }
+  }
+  t.ok(ok(await behind.get()))
+  t.equal(shown, 2)
+})
+
+void t.test(
+  'X02 a client that left before the claim came through: nothing is executed, the claim is freed',
+  async (t) => {
+    for (const fault of [null, 'down'] as const) {
+      const a = replica(t)
+      if (fault !== null) a.store.next.push({ op: 'swap', fault })
+      t.match(await a.get({ gone: () => true }), { status: null, code: null })
+      t.match(a.trace, { outcome: null, before: 'absent', after: 'failed_retryable', status: null })
+      t.equal(a.n, 0)
+      t.ok(await a.ports.settler.flush())
+      t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+      t.ok(ok(await a.get()))
+      t.equal(a.bytes.held, 0)
+    }
+  },
+)
+
+void t.test(
+  'an unexpected error of the forward port: unknown, for nobody knows; the error is thrown',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(new TypeError('a bug'))
+    await t.rejects(a.send(), { message: 'a bug' })
+    t.match(await a.store.read(a.id), { state: 'unknown', status: null })
+    await refused(t, a, {}, 'idempotency_outcome_unknown')
+    t.equal(a.bytes.held, 0)
+    t.equal(a.ports.running.size, 0)
+    t.equal(a.ports.leases.size, 0)
+  },
+)
+
+void t.test('close says what is lost, gives the bytes back and waits for nothing', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => 'down'
+    return a.responded()
+  })
+  await a.get()
+  const wire = new Gate()
+  a.store.gate = () => wire.pass()
+  const flushing = a.ports.settler.flush()
+  await wire.reached
+  a.close()
+  t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
+  t.equal(a.bytes.held, 0)
+  t.equal(a.ports.settler.size, 0)
+  wire.open()
+  t.ok(await flushing)
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('a stream under bypass is settled at its end', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  const stream = new Stream()
+  a.script.push(stream.reply())
+  t.match(await a.get({ route: BYPASS }), { status: 200, marks: ['Idempotency-Status', 'bypassed'] })
+  await a.get({ route: BYPASS }).then((one) => t.equal(one.code, 'idempotency_key_in_progress'))
+  stream.end('complete')
+  await until(() => a.ports.settler.size === 1)
+  a.store.fault = () => null
+  t.ok(await a.ports.settler.flush())
+  await refused(t, a, { route: BYPASS }, 'idempotency_response_unavailable')
+})

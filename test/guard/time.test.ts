@@ -1,0 +1,333 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { Latency } from '../../src/guard/latency.ts'
+import { Leases } from '../../src/guard/leases.ts'
+import type { Renewal } from '../../src/store/register.ts'
+import { Gate, idle, LEASE, refused, replica, route, Store, Stream, seen, TTL, until } from './harness.ts'
+
+/** Its lease is due at the first look of the renewer: the store's clock is the test's, the renewer's the machine's. */
+const SHORT = route({ lease: 1 })
+
+void t.test(
+  'L06 an upstream slower than the lease: renewed, 409 at three times the lease, N=1',
+  async (t) => {
+    const a = replica(t)
+    const policy = route({ lease: LEASE })
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send({ route: policy })
+    await gate.reached
+    // The renewer's own clock says nothing is due yet; what it would send is sent by the test.
+    const [run] = [...a.ports.running.values()]
+    if (run === undefined) throw new Error('nothing runs')
+    for (let i = 0; i < 9; i++) {
+      a.store.now += LEASE / 3
+      t.same(await a.records.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE }]), [true])
+      await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
+    }
+    gate.open()
+    t.equal(seen(await first).status, 201)
+    t.equal((await a.get({ route: policy })).replayed, true)
+    t.equal(a.n, 1)
+  },
+)
+
+void t.test(
+  'L06 the walk holds a lease while the upstream works, and lets go of it before the outcome is written',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send({ route: SHORT })
+    await gate.reached
+    t.equal(a.ports.leases.size, 1)
+    // The store's clock stands still but for this: lapsed, and renewed by the timer, for the owner lives.
+    a.store.now += 1
+    await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
+    await until(async () => (await a.store.read(a.id))?.state === 'in_progress')
+    let leases = -1
+    a.store.gate = async ({ op }) => {
+      if (op === 'swap') leases = a.ports.leases.size
+    }
+    gate.open()
+    seen(await first)
+    t.equal(leases, 0)
+  },
+)
+
+void t.test('leases are renewed in one call for all that are due', async (t) => {
+  const asked: (readonly Renewal[])[] = []
+  const leases = new Leases(
+    async (items) => void asked.push(items),
+    () => t.fail(),
+  )
+  t.teardown(() => leases.close())
+  const token = Buffer.alloc(16, 1)
+  const ids = ['a', 'b', 'c'] as RecordId[]
+  for (const id of ids) leases.hold(id, token, 3)
+  leases.hold('rare' as RecordId, token, 3_600_000)
+  leases.hold('gone' as RecordId, token, 3)
+  leases.release('gone' as RecordId, token)
+  leases.release('a' as RecordId, Buffer.alloc(16, 2))
+  t.equal(leases.size, 4, 'only the owner lets go')
+  await until(() => asked.length >= 2)
+  t.same(
+    asked[0],
+    ids.map((id) => ({ id, token, dueIn: 3 })),
+  )
+  leases.close()
+  t.equal(leases.size, 0)
+})
+
+void t.test('a renewal that fails is said and tried again; one at a time', async (t) => {
+  const gate = new Gate()
+  let calls = 0
+  const errors: unknown[] = []
+  const leases = new Leases(
+    async () => {
+      calls++
+      if (calls === 1) throw new Error('down')
+      if (calls === 2) {
+        leases.release(B, token)
+        throw new Error('down again')
+      }
+      await gate.pass()
+    },
+    (error) => void errors.push((error as Error).message),
+  )
+  t.teardown(() => leases.close())
+  const token = Buffer.alloc(16, 1)
+  const [A, B] = ['a', 'b'] as [RecordId, RecordId]
+  leases.hold(A, token, 300)
+  leases.hold(B, token, 300)
+  await until(() => calls === 3)
+  t.same(errors, ['down', 'down again'])
+  for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
+  t.equal(calls, 3, 'none while one is under way')
+  gate.open()
+  await until(() => calls > 3)
+  leases.release(A, token)
+  await idle()
+  leases.close()
+})
+
+void t.test(
+  'L06 a failed renewal is tolerated: lapsed, reads unknown, and the owner’s outcome is accepted',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send({ route: SHORT })
+    await gate.reached
+    a.store.fault = ({ op }) => (op === 'renew' ? 'down' : null)
+    a.store.now += 1
+    await until(() => a.renewalErrors.length > 1)
+    await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
+    gate.open()
+    const own = seen(await first)
+    t.match(await a.get(), { replayed: true, bytes: own.bytes })
+    t.equal(a.n, 1)
+  },
+)
+
+const WITHIN = route({ respondWithin: 1 })
+
+void t.test(
+  'U13 respondWithin: 504 upstream_slow, the work goes on, the retry finds the result',
+  async (t) => {
+    const a = replica(t, { maxInFlight: 1 })
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const slow = await a.get({ route: WITHIN })
+    t.match(slow, { code: 'upstream_slow', status: 504, instance: a.id })
+    t.match(a.trace, { outcome: 'upstream_slow', before: 'absent', after: 'in_progress', status: 504 })
+    t.ok((a.trace.fence ?? 0) > 0)
+    t.equal(a.ports.inFlight.count, 1, 'what goes on counts')
+    t.equal((await a.get({ key: 'another' })).code, 'overloaded')
+    t.equal(a.ports.leases.size, 1)
+    t.ok(a.bytes.held > 0, 'the body that may still be sent')
+    gate.open()
+    await until(() => a.ports.inFlight.count === 0)
+    t.equal(a.bytes.held, 0)
+    t.match(await a.get({ route: WITHIN }), { status: 201, replayed: true })
+    t.equal(a.n, 1)
+    t.same(a.said('completed'), ['stored'])
+  },
+)
+
+void t.test(
+  'U13 respondWithin: a retry before the end is in progress; other ends are kept as they are',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => ({ proof: 'unknown', reason: 'x', timedOut: true, status: null })))
+    t.equal((await a.get({ route: WITHIN })).code, 'upstream_slow')
+    await refused(t, a, {}, 'idempotency_key_in_progress')
+    gate.open()
+    await until(() => a.ports.inFlight.count === 0)
+    await refused(t, a, {}, 'idempotency_outcome_unknown')
+    t.equal(a.n, 1)
+  },
+)
+
+void t.test('U13 respondWithin: a stream that begins too late is heard to its end', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  const stream = new Stream()
+  a.script.push(gate.before(() => stream.reply()))
+  t.equal((await a.get({ route: WITHIN })).code, 'upstream_slow')
+  gate.open()
+  await until(() => stream.drained === 1)
+  t.equal(a.ports.inFlight.count, 1)
+  stream.end('complete')
+  await until(() => a.ports.inFlight.count === 0)
+  await refused(t, a, {}, 'idempotency_response_unavailable')
+})
+
+void t.test(
+  'U13 respondWithin: an answer in time is the upstream’s own; a bug is thrown, or said when it is late',
+  async (t) => {
+    const a = replica(t)
+    const patient = route({ respondWithin: 60_000 })
+    t.match(await a.get({ route: patient }), { status: 201, replayed: false })
+    t.match(a.trace, { outcome: 'executed', after: 'completed' })
+    a.script.push(new TypeError('a bug'))
+    await t.rejects(a.send({ route: patient, key: 'bug' }), { message: 'a bug' })
+    const gate = new Gate()
+    a.script.push(
+      gate.before(() => {
+        throw new TypeError('a late bug')
+      }),
+    )
+    t.equal((await a.get({ route: WITHIN, key: 'late bug' })).code, 'upstream_slow')
+    gate.open()
+    await until(() => a.ports.inFlight.count === 0)
+    t.same(a.troubles(), ['internal error after the client was answered'])
+    t.equal(a.bytes.held, 0)
+  },
+)
+
+void t.test('X01 a client that leaves while the upstream works changes nothing', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  let gone = false
+  a.script.push(gate.before(() => a.responded()))
+  const first = a.send({ gone: () => gone })
+  await gate.reached
+  gone = true
+  gate.open()
+  // The writer finds the connection closed: it lets go of the answer.
+  const own = seen(await first)
+  t.match(await a.get(), { bytes: own.bytes, replayed: true })
+  t.equal(a.n, 1)
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('P25 nothing is claimed before the body is whole', async (t) => {
+  const a = replica(t)
+  const upload = Promise.withResolvers<void>()
+  const first = a.send({ upload: upload.promise })
+  await idle()
+  t.equal(a.store.calls, 0)
+  t.equal(a.ports.inFlight.count, 1)
+  upload.resolve()
+  t.equal(seen(await first).status, 201)
+})
+
+void t.test('X03 the outcome is stored before the first byte of the answer leaves', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  let answered = false
+  a.store.gate = async ({ op }) => {
+    if (op === 'swap') await gate.pass()
+  }
+  const first = a.send().then((answer) => {
+    answered = true
+    return answer
+  })
+  await gate.reached
+  await idle()
+  t.notOk(answered)
+  gate.open()
+  seen(await first)
+  t.equal((await a.store.read(a.id))?.state, 'completed')
+})
+
+void t.test(
+  'the room of a kept body is given back when both have let go, however often either says so',
+  async (t) => {
+    for (const held of [false, true]) {
+      const a = replica(t)
+      a.script.push(() => {
+        if (held) a.store.fault = () => 'down'
+        return a.responded(201, 'x'.repeat(1000))
+      })
+      const answer = await a.send()
+      if (answer.kind !== 'response') throw new Error('no response')
+      t.equal(a.bytes.held, 1000)
+      answer.release()
+      answer.release()
+      t.equal(a.bytes.held, held ? 1000 : 0)
+      a.store.fault = () => null
+      t.ok(await a.ports.settler.flush())
+      t.equal(a.bytes.held, 0)
+      answer.release()
+      t.equal(a.bytes.held, 0)
+    }
+  },
+)
+
+void t.test('an outcome that keeps no body holds no room while the store is down', async (t) => {
+  const policies = [
+    [429, route()],
+    [500, route({ profile: 'strict' })],
+    [201, route({ keep: 'outcome' })],
+  ] as const
+  for (const [status, policy] of policies) {
+    const a = replica(t)
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return a.responded(status)
+    })
+    t.equal((await a.get({ route: policy })).status, status)
+    t.equal(a.ports.settler.size, 1)
+    t.equal(a.bytes.held, 0)
+  }
+})
+
+void t.test('the latency of a route is a moving average; nothing is known of others', (t) => {
+  const latency = new Latency()
+  t.equal(latency.remaining('a', 0), Number.POSITIVE_INFINITY)
+  latency.saw('a', 1000)
+  t.equal(latency.remaining('a', 0), 1000)
+  latency.saw('a', 2000)
+  t.equal(latency.remaining('a', 200), 1000)
+  t.equal(latency.remaining('a', 1201), Number.POSITIVE_INFINITY)
+  t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY)
+  t.end()
+})
+
+void t.test(
+  'record ids are keyed where a secret is set; F20 a changed recipe still replays an unchanged request',
+  async (t) => {
+    const store = new Store()
+    const headers = ['Content-Type', 'application/json']
+    const a = replica(t, { store })
+    const b = replica(t, { store, secret: Buffer.from('secret') })
+    await a.get({ headers })
+    await b.get({ headers })
+    t.equal(store.ids.size, 2)
+    const recipe = route({ fingerprint: { ...route().fingerprint, body: 'raw' } })
+    t.equal((await a.get({ headers, route: recipe })).replayed, true)
+    await refused(t, a, { headers, route: recipe, body: '{ "amount":1}' }, 'idempotency_key_reused')
+    t.equal((await a.get({ headers, body: '{ "amount":1}' })).replayed, true)
+  },
+)
+
+void t.test('the store’s clock decides: replicas know none of their own', async (t) => {
+  const store = new Store()
+  store.now = 1_000_000
+  const a = replica(t, { store })
+  const first = await a.get({ route: route({ statusHeader: true }) })
+  t.equal(first.marks[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
+})

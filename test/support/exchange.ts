@@ -1,0 +1,89 @@
+import type { Socket } from 'node:net'
+import { type TestProxy, proxyInProcess } from './proxy.ts'
+import type { RawAnswer } from './raw.ts'
+import { tcpStub, type TcpStub, wholeRequest } from './upstream.ts'
+
+export interface ProxyOptions {
+  /** Flow-style YAML of further members of `upstream`. */
+  readonly upstream?: string
+  /** Flow-style YAML of the routes; by default one that guards `/p`. */
+  readonly routes?: string
+  /** Further top-level lines. */
+  readonly more?: string
+}
+
+/** A proxy in process on a memory store, before the given upstream. */
+export function proxyBefore(upstream: { readonly url: string }, options: ProxyOptions = {}): Promise<TestProxy> {
+  return proxyInProcess(
+    [
+      `upstream: { url: "${upstream.url}"${options.upstream === undefined ? '' : `, ${options.upstream}`} }`,
+      'store: { url: "memory:" }',
+      `routes: [${options.routes ?? '{ name: r, match: { path: /p } }'}]`,
+      options.more ?? '',
+    ].join('\n'),
+  )
+}
+
+export interface Peer extends TcpStub {
+  /** Whole requests so far, as text: N is its length. */
+  readonly requests: string[]
+}
+
+/** An upstream that plays a script for each whole request it reads. */
+export async function scriptedPeer(
+  answer: (socket: Socket, request: string, n: number) => void,
+): Promise<Peer> {
+  const requests: string[] = []
+  const stub = await tcpStub(async (socket) => {
+    for (;;) {
+      const request = await wholeRequest(socket)
+      requests.push(request)
+      answer(socket, request, requests.length)
+    }
+  })
+  return Object.assign(stub, { requests })
+}
+
+/** An upstream that answers every request with these bytes (latin1). */
+export function answering(bytes: string): Promise<Peer> {
+  return scriptedPeer((socket) => void socket.write(bytes, 'latin1'))
+}
+
+/** The values of every line of this name (lower case). */
+export function values(answer: RawAnswer, name: string): string[] {
+  return answer.headers.filter((_, i) => i % 2 === 1 && answer.headers[i - 1]?.toLowerCase() === name)
+}
+
+/** The lines without those of these names (lower case). */
+export function without(answer: RawAnswer, ...names: string[]): string[] {
+  const kept: string[] = []
+  for (let i = 0; i + 1 < answer.headers.length; i += 2) {
+    const [name = '', value = ''] = answer.headers.slice(i, i + 2)
+    if (!names.includes(name.toLowerCase())) kept.push(name, value)
+  }
+  return kept
+}
+
+export interface Problem {
+  readonly type: string
+  readonly title: string
+  readonly status: number
+  readonly detail: string
+  readonly instance?: string
+  readonly code: string
+  readonly retry: string
+  readonly originalStatus?: number
+  readonly location?: string
+}
+
+/** The problem in the answer; throws where it is none. */
+export function problemOf(answer: RawAnswer): Problem {
+  if (values(answer, 'content-type')[0] !== 'application/problem+json')
+    throw new Error(`no problem: ${answer.bytes.toString('latin1').slice(0, 400)}`)
+  return JSON.parse(answer.body.toString()) as Problem
+}
+
+/** Resolves when the sample of /metrics has the value. */
+export async function metricIs(proxy: TestProxy, sample: string, value: number): Promise<void> {
+  while ((await proxy.metric(sample)) !== value) await new Promise((resolve) => setTimeout(resolve, 10))
+}
