@@ -33,11 +33,7 @@ Exit codes: 0 fine, 1 a finding, 2 usage.
 const COMMANDS: Readonly<Record<string, (args: string[]) => Promise<number> | number>> = {
   serve,
   check,
-  schema: (args) => {
-    if (help(args)) return FINE
-    out(publishedSchema())
-    return FINE
-  },
+  schema,
 }
 
 const OPTIONS = {
@@ -100,6 +96,14 @@ function check(args: string[]): number {
   return say(`${file}: fine\n`)
 }
 
+function schema(args: string[]): number {
+  const parsed = parse(args)
+  if (parsed === null) return USAGE
+  if (parsed.values.help === true) return say(HELP)
+  if (parsed.positionals.length > 0) return usage(`unexpected argument "${parsed.positionals[0]}"`)
+  return say(publishedSchema())
+}
+
 function load(file: string | null, flags: Flags): ReturnType<typeof loadConfig> {
   const { upstream, listen, store } = flags
   const rest = { env: process.env, flags: { upstream, listen, store } }
@@ -119,12 +123,6 @@ function parse(
   }
 }
 
-function help(args: string[]): boolean {
-  const asked = args.includes('--help') || args.includes('-h')
-  if (asked) out(HELP)
-  return asked
-}
-
 function tell(errors: readonly ConfigError[]): number {
   for (const error of errors) process.stderr.write(`${formatConfigError(error)}\n`)
   return FINDING
@@ -136,12 +134,14 @@ function usage(message: string): number {
 }
 
 function say(text: string): number {
-  out(text)
+  process.stdout.write(text)
   return FINE
 }
 
-function out(text: string): void {
-  process.stdout.write(text)
+const [major = 0, minor = 0] = process.versions.node.split('.').map(Number)
+if (major < 24 || (major === 24 && minor < 13)) {
+  process.stderr.write(`idempotency-proxy needs Node 24.13 or newer; this is ${process.version}.\n`)
+  process.exit(USAGE)
 }
 
 const [first = '', ...rest] = process.argv.slice(2)

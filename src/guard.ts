@@ -1,6 +1,7 @@
 import { fingerprintOf, rawDigestOf, recipeOf } from './core/fingerprint.ts'
 import { readCaller, recordId } from './core/identity.ts'
 import { readKey } from './core/key.ts'
+import type { RoutePolicy } from './core/policy.ts'
 import type { Millis, Operation, Outcome, RecordId } from './core/record.ts'
 import {
   answerMet,
@@ -13,7 +14,7 @@ import {
   type Teller,
 } from './guard/answers.ts'
 import type { Answer, Call, Run, Trace } from './guard/call.ts'
-import { claim, met, notAsked, type Unclaimed } from './guard/claim.ts'
+import { claim, type Met, met, notAsked, type Unclaimed } from './guard/claim.ts'
 import type { Leases } from './guard/leases.ts'
 import {
   keepsBody,
@@ -65,6 +66,10 @@ export async function guard(ports: Ports, call: Call): Promise<Answer> {
   let answer: Answer
   try {
     answer = await walk(ports, call, trace)
+  } catch (error) {
+    // A bug; nobody is answered, and the request is told of all the same.
+    ports.observer.answered(trace)
+    throw error
   } finally {
     ports.inFlight.count--
   }
@@ -153,9 +158,9 @@ async function admit(
     recipe: recipeOf(route.fingerprint),
   }
   trace.id = id
-  // An outcome that this replica holds answers, as the store cannot; but what was not executed must be told to it first.
-  const held = met(ports.settler.held(id), operation, route)
-  if (held !== null) return answerMet(ports, call, trace, id, held)
+  const known = meets(ports, id, operation, route, false)
+  if (known !== null) return answerMet(ports, call, trace, id, known)
+  // What was not executed must be told to the store before anybody claims.
   const askedAt = performance.now()
   const settled = await ports.settler.flush(id)
   if (route.profile === 'strict' && ports.unfitForStrict())
@@ -183,9 +188,7 @@ async function admit(
       const run: Run = { id, route, operation, attempt: claimed.attempt, createdAt: 0 }
       const bypass = route.onStoreUnavailable === 'bypass' && !ports.settler.full && !call.clientGone()
       // Others may have come further while the store was asked.
-      const running = bypass ? ports.running.get(id) : undefined
-      const found = ports.settler.held(id) ?? (running === undefined ? null : runningRecord(running))
-      const own = met(found, operation, route)
+      const own = meets(ports, id, operation, route, bypass)
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
         ports.running.set(id, run)
@@ -209,6 +212,23 @@ async function admit(
       return { kind: 'none' }
     }
   }
+}
+
+/**
+ * What answers the request on this replica, whatever the store says: an unsettled outcome, or a run without a claim; where
+ * the store cannot be asked (`alone`) any run.
+ */
+function meets(
+  ports: Ports,
+  id: RecordId,
+  operation: Operation,
+  route: RoutePolicy,
+  alone: boolean,
+): Met | null {
+  const held = met(ports.settler.held(id), operation, route)
+  const running = ports.running.get(id)
+  if (held !== null || running === undefined) return held
+  return alone || running.attempt.fence === 0 ? met(runningRecord(running), operation, route) : null
 }
 
 /** Sends the request once and writes its outcome before the first byte of the answer leaves. */

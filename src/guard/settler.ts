@@ -23,6 +23,7 @@ interface Held {
   /** What a claim over it expected, if its reply was lost: a late arrival of that claim must not win. */
   readonly over: IdempotencyRecord | null
   readonly release: () => void
+  /** By this process's own clock, which no correction of the time moves. */
   readonly giveUpAt: Millis
   /** The write under way: one at a time. */
   trying: Promise<StoreUnavailable | null> | null
@@ -178,7 +179,7 @@ export class Settler {
     try {
       await this.#write(held)
     } catch (error) {
-      if (error instanceof StoreUnavailable && Date.now() < held.giveUpAt) return error
+      if (error instanceof StoreUnavailable && performance.now() < held.giveUpAt) return error
       this.#observer.trouble('an outcome could not be stored and is lost', {
         ...describe(held.run, held.outcome),
         error: String(error),
@@ -255,10 +256,8 @@ export class Settler {
   /** The store found the attempt no more, or in a state that takes no outcome (contract §2). */
   #refused(held: Held, found: IdempotencyRecord): Settled {
     const { run, outcome } = held
-    if (judgeRefusal(found, run.attempt, outcome) === 'duplicate') {
-      const expiresAt = found.state === 'completed' ? found.expiresAt : null
-      return this.#written(held, resultOf(outcome), found.state, expiresAt)
-    }
+    if (found.state === 'completed' && judgeRefusal(found, run.attempt, outcome) === 'duplicate')
+      return this.#written(held, resultOf(outcome), found.state, found.expiresAt)
     if (held.claimed || outcome.kind !== 'not_executed') {
       this.#observer.completed(run.route.name, 'stale', run.id)
       this.#observer.trouble('an outcome came too late and was refused', {
@@ -276,6 +275,9 @@ function toHold(
   outcome: Outcome,
   over: Partial<Pick<Held, 'claimed' | 'withdrawn' | 'over' | 'release'>>,
 ): Held {
+  const { route } = run
+  // What it would leave behind unwritten, a claim, outlives `ttl` (contract §2).
+  const useful = outcome.kind === 'completed' ? outcomeSpans(outcome, route).dueIn : route.unresolvedTtl
   return {
     run,
     outcome,
@@ -283,7 +285,7 @@ function toHold(
     withdrawn: false,
     over: null,
     release: () => {},
-    giveUpAt: Date.now() + run.route.ttl,
+    giveUpAt: performance.now() + useful,
     trying: null,
     ...over,
   }

@@ -105,6 +105,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
             delete request.headers['content-type']
+            if (request.method === 'QUERY') request.headers['content-type'] = 'application/octet-stream'
             pass(request, response)
           }
         }

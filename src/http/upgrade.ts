@@ -103,6 +103,11 @@ export function tunnel(
     clearTimeout(timer)
     sent.destroy()
   })
+  // Nobody reads before the upstream has answered: without this, a client that leaves would not be noticed.
+  client.once('end', () => {
+    if (!answered) client.destroy()
+  })
+  client.read(0)
   sent.end()
 }
 

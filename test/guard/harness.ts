@@ -87,6 +87,8 @@ export type Fault = 'down' | 'full' | 'lost' | 'dropped' | 'late' | 'dead' | 'de
 export interface StoreCall {
   readonly op: keyof Register
   readonly id: RecordId | null
+  /** The process that asks. */
+  readonly by: unknown
   /** Of all calls so far, from 1. */
   readonly n: number
 }
@@ -108,9 +110,9 @@ export class Store {
   readonly #late: (() => Promise<unknown>)[] = []
 
   /** The same store as one process sees it. */
-  wire(): Register {
+  wire(by: unknown = null): Register {
     const call = <T>(op: keyof Register, id: RecordId | null, apply: () => Promise<T>) =>
-      this.#call(op, id, apply)
+      this.#call(by, op, id, apply)
     const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Promise<T>): Promise<T> => {
       const settled = await reply
       if (settled.done) this.wrote.push(bytes.subarray(16, 32).toString('hex'))
@@ -160,8 +162,8 @@ export class Store {
     return bytes === null ? null : readAt(decodeRecord(bytes), now)
   }
 
-  async #call<T>(op: keyof Register, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
-    const call = { op, id, n: ++this.calls }
+  async #call<T>(by: unknown, op: keyof Register, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
+    const call = { op, id, by, n: ++this.calls }
     if (id !== null) this.ids.add(id)
     if (this.gate !== null) await this.gate(call)
     const planned = this.next.findIndex((plan) => plan.op === op)
@@ -235,7 +237,7 @@ export class Replica {
 
   constructor(options: Options = {}) {
     this.store = options.store ?? new Store()
-    this.records = new Records(this.store.wire())
+    this.records = new Records(this.store.wire(this))
     const say =
       (name: string) =>
       (...args: unknown[]): void =>

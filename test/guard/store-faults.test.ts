@@ -145,7 +145,7 @@ async function drop(a: Replica): Promise<void> {
 void t.test(
   '§2 a withdrawal leaves what it found: the earlier attempt’s late proof is accepted',
   async (t) => {
-    for (const earlier of ['lapsed', 'resolved'] as const) {
+    for (const earlier of ['lapsed', 'written down', 'resolved'] as const) {
       const store = new Store()
       const [a, b] = [replica(t, { store }), replica(t, { store })]
       const policy = route({ onLeaseExpired: 'retry' })
@@ -155,6 +155,7 @@ void t.test(
       await gate.reached
       store.now += LEASE
       if (earlier === 'resolved') await resolve(a, 'retryable')
+      if (earlier === 'written down') await resolve(a, 'lapsed')
       store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'late' })
       t.equal((await b.get({ route: policy })).code, 'idempotency_store_unavailable')
       const before = await store.read(a.id)
@@ -416,14 +417,24 @@ void t.test('R02 bypass: an outcome that meets another attempt’s record change
 
 void t.test('R02 bypass: a lost claim of a request that is answered otherwise is withdrawn', async (t) => {
   const a = replica(t)
+  // The duplicate's claim is on its way when the other one begins without a claim.
+  const wire = new Gate()
+  a.store.gate = async () => {
+    a.store.gate = null
+    await wire.pass()
+  }
+  const duplicate = a.send({ route: BYPASS })
+  await wire.reached
   a.store.fault = () => 'down'
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded()))
   const working = a.send({ route: BYPASS })
   await gate.reached
-  a.store.fault = ({ op }) => (op === 'put' ? 'lost' : null)
   a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'late' })
-  t.equal((await a.get({ route: BYPASS })).code, 'idempotency_key_in_progress')
+  wire.open()
+  t.equal(seen(await duplicate).code, 'idempotency_key_in_progress')
+  t.equal(a.ports.settler.size, 1)
+  a.store.fault = () => null
   await a.store.arrive()
   t.equal((await a.store.read(a.id))?.state, 'in_progress', 'of the request that was answered 409')
   gate.open()
@@ -518,6 +529,22 @@ void t.test(
   },
 )
 
+void t.test('R05 the write is tried again by itself, until the store is back', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => 'down'
+    return a.responded()
+  })
+  const first = await a.get()
+  const { calls } = a.store
+  await until(() => a.store.calls >= calls + 2)
+  t.equal(a.ports.settler.size, 1)
+  a.store.fault = () => null
+  await until(() => a.ports.settler.size === 0)
+  t.same(a.said('completed'), ['deferred', 'stored'])
+  t.match(await a.get(), { bytes: first.bytes, replayed: true })
+})
+
 void t.test('R04 every outcome survives a store that is down at its end', async (t) => {
   const rows = [
     [
@@ -555,6 +582,25 @@ void t.test('R05 what cannot be stored is given up when its retention ends, and 
   t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
   t.equal(a.bytes.held, 0)
 })
+
+void t.test(
+  'R05 what frees a key, or says that its outcome is unknown, is tried for as long as a claim would stay',
+  async (t) => {
+    const brief = route({ ttl: -1 })
+    const a = replica(t)
+    a.store.fault = () => 'dropped'
+    await a.get({ route: brief })
+    a.store.fault = () => null
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return { proof: 'unknown', reason: 'x', timedOut: false, status: null }
+    })
+    await a.get({ route: brief, key: 'another' })
+    a.store.fault = () => 'down'
+    t.notOk(await a.ports.settler.flush())
+    t.equal(a.ports.settler.size, 2)
+  },
+)
 
 void t.test('R05 an outcome that the store refuses for a bug’s sake is not tried for ever', async (t) => {
   const a = replica(t)
@@ -681,8 +727,8 @@ void t.test(
   },
 )
 
-/** What an operator's command does: a decision over `unknown`. A completed resolution takes the owner's token away. */
-async function resolve(a: Replica, outcome: 'retryable' | 'completed'): Promise<void> {
+/** What an operator's command does, or a sweeper (`lapsed`): a decision over `unknown`. A completed resolution takes the owner's token away. */
+async function resolve(a: Replica, outcome: 'retryable' | 'completed' | 'lapsed'): Promise<void> {
   const { record } = await a.records.get(a.id)
   if (record === null) throw new Error('no record')
   const spans = { dueIn: TTL, dropIn: TTL }
@@ -690,7 +736,9 @@ async function resolve(a: Replica, outcome: 'retryable' | 'completed'): Promise<
   const draft =
     outcome === 'retryable'
       ? ({ ...record, state: 'failed_retryable' } as const)
-      : ({ ...record, state: 'completed', result, token: Buffer.alloc(16) } as const)
+      : outcome === 'lapsed'
+        ? ({ ...record, state: 'unknown', leaseExpired: true, status: null } as const)
+        : ({ ...record, state: 'completed', result, token: Buffer.alloc(16) } as const)
   const done = await a.store.inner.swap(a.id, { version: record.version }, encodeDraft(draft), spans, false)
   if (!done.done) throw new Error('not resolved')
 }
@@ -842,6 +890,10 @@ void t.test(
 )
 
 void t.test('close says what is lost, gives the bytes back and waits for nothing', async (t) => {
+  for (const fault of [null, 'down'] as const) await closing(t, fault)
+})
+
+async function closing(t: Test, fault: Fault | null): Promise<void> {
   const a = replica(t)
   a.script.push(() => {
     a.store.fault = () => 'down'
@@ -852,6 +904,7 @@ void t.test('close says what is lost, gives the bytes back and waits for nothing
   a.store.gate = () => wire.pass()
   const flushing = a.ports.settler.flush()
   await wire.reached
+  a.store.fault = () => fault
   a.close()
   t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
   t.equal(a.bytes.held, 0)
@@ -859,7 +912,7 @@ void t.test('close says what is lost, gives the bytes back and waits for nothing
   wire.open()
   t.ok(await flushing)
   t.equal(a.bytes.held, 0)
-})
+}
 
 void t.test('a stream under bypass is settled at its end', async (t) => {
   const a = replica(t)

@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/guard/call.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
   Gate,
@@ -652,3 +653,23 @@ void t.test(
       }
   },
 )
+
+void t.test('§13 the words that the walk counts by are the contract’s', (t) => {
+  const contract = {
+    outcome: `executed, replayed, in_progress, waited, misuse, key_missing, key_invalid, unknown, response_unavailable,
+      expired, store_unavailable, bypassed, upstream_unreachable, upstream_failed, upstream_timeout, upstream_slow,
+      caller_missing, request_too_large, request_timeout, rate_limited, replay_forbidden, overloaded, passed`,
+    claim: 'created, replay, in_progress, key_misuse, failed_retry, unknown, error',
+    completion: 'stored, released, unknown, too_large, stale, recovered, deferred',
+  }
+  const words = (text: string) => text.split(/,\s*/)
+  // Not in this version: waiting, limits of new keys, asking the upstream before a replay.
+  const later = ['waited', 'rate_limited', 'replay_forbidden']
+  t.same(
+    REQUEST_OUTCOMES,
+    words(contract.outcome).filter((word) => !later.includes(word)),
+  )
+  t.same(CLAIM_RESULTS, words(contract.claim))
+  t.same(COMPLETION_RESULTS, words(contract.completion))
+  t.end()
+})

@@ -26,8 +26,8 @@ One YAML file. Generated from the schema that also checks it (\`idempotency-prox
 - A value is the route's, else that of \`defaults\`, else the profile's, else the default below.
 - Paths: exact, \`:name\` for one segment, a trailing \`/*\`. Duplicate slashes, dot segments, a trailing slash and needless
   percent-encoding match the same route (\`match.exact: true\` turns that off); the upstream gets the target as sent.
-- `fingerprint.ignore` and `only` need JSON that is read: under `auto`, bodies over 64 KiB or nested deeper than 100 are compared
-  as bytes, whole; `body: json` has no bound but `limits.request` and the depth.
+- \`fingerprint.ignore\` and \`only\` need JSON that is read: under \`auto\`, bodies over 64 KiB or nested deeper than 100 are compared
+  as bytes, whole; \`body: json\` has no bound but \`limits.request\` and the depth.
 - After a change of key source, \`scope\` or \`match\`, keys used before are other keys: wait out \`ttl\`.
 
 Commented examples: [minimal](../config/minimal.yaml), [payments](../config/payments.yaml),

@@ -87,3 +87,10 @@ export function problemOf(answer: RawAnswer): Problem {
 export async function metricIs(proxy: TestProxy, sample: string, value: number): Promise<void> {
   while ((await proxy.metric(sample)) !== value) await new Promise((resolve) => setTimeout(resolve, 10))
 }
+
+/** Calls to the store so far, of every operation. */
+export async function storeCalls(proxy: TestProxy): Promise<number> {
+  const text = await (await fetch(`${proxy.adminUrl}/metrics`)).text()
+  const lines = text.split('\n').filter((line) => line.startsWith('idempotency_store_operation_seconds_count'))
+  return lines.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' '))), 0)
+}

@@ -1,0 +1,161 @@
+import { execFileSync } from 'node:child_process'
+import { readdirSync, readFileSync } from 'node:fs'
+import { dirname, join, relative, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import t from 'tap'
+import { VERSION } from '../src/version.ts'
+
+const ROOT = fileURLToPath(new URL('..', import.meta.url))
+const SRC = join(ROOT, 'src')
+
+interface Module {
+  /** Below src/, as `core/record.ts`. */
+  readonly path: string
+  readonly text: string
+  /** Other modules of src/, type-only ones too. */
+  readonly own: readonly string[]
+  /** Packages, and Node's modules with their `node:`. */
+  readonly foreign: readonly string[]
+}
+
+const IMPORT = /^(?:import|export)\b[^'"`;]*?\bfrom\s*['"]([^'"]+)['"]|^import\s*['"]([^'"]+)['"]|\bimport\(\s*['"]([^'"]+)['"]/gm
+
+function read(path: string): Module {
+  const text = readFileSync(join(SRC, path), 'utf8')
+  const named = [...text.matchAll(IMPORT)].map(([, from, bare, dynamic]) => (from ?? bare ?? dynamic) as string)
+  const own = named
+    .filter((name) => name.startsWith('.'))
+    .map((name) => relative(SRC, resolve(SRC, dirname(path), name)))
+  return { path, text, own, foreign: named.filter((name) => !name.startsWith('.')) }
+}
+
+const modules = readdirSync(SRC, { recursive: true, encoding: 'utf8' })
+  .filter((path) => path.endsWith('.ts'))
+  .sort()
+  .map(read)
+
+function layerOf(path: string): string {
+  return path.includes('/') ? path.slice(0, path.indexOf('/')) : path.replace(/\.ts$/, '')
+}
+
+/** Ports and values that everybody may name; the adapters behind them are main's to choose. */
+const PORTS = new Set(['store/records.ts', 'store/register.ts', 'upstream/port.ts'])
+
+/** What the modules of a layer may import of the others, beside core: layers, or single modules. */
+const ALLOWED: Readonly<Record<string, readonly string[]>> = {
+  core: [],
+  store: ['config/config.ts'],
+  upstream: ['config/config.ts'],
+  config: [],
+  guard: [...PORTS],
+  http: ['guard', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
+  observe: ['guard/call.ts', 'store/register.ts', 'config/config.ts'],
+  main: ['guard', 'http', 'store', 'upstream', 'config', 'observe', 'version'],
+  cli: ['main', 'config', 'observe', 'version'],
+  version: [],
+}
+
+void t.test('every file of src is seen', async (t) => {
+  t.ok(modules.length > 30, `${modules.length} modules`)
+  const imports = modules.reduce((sum, { own }) => sum + own.length, 0)
+  t.ok(imports > 100, `${imports} arrows`)
+  const paths = new Set(modules.map(({ path }) => path))
+  for (const { path, own } of modules)
+    for (const target of own) if (!paths.has(target)) t.fail(`${path} imports ${target}, which is not there`)
+  const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite-worker.ts'])
+  for (const { own } of modules) for (const target of own) seen.add(target)
+  t.strictSame([...paths].filter((path) => !seen.has(path)), [], 'no module that nobody imports')
+})
+
+void t.test('arrows point one way: core ← {store, upstream, config} ← guard ← http ← main, cli', async (t) => {
+  const wrong = modules.flatMap(({ path, own }) => {
+    const layer = layerOf(path)
+    const allowed = ALLOWED[layer]
+    if (allowed === undefined) return [`${path}: no such layer`]
+    return own
+      .filter((target) => layerOf(target) !== layer && layerOf(target) !== 'core')
+      .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
+      .map((target) => `${path} → ${target}`)
+  })
+  t.strictSame(wrong, [])
+})
+
+void t.test('core does no I/O, has no clock and no randomness', async (t) => {
+  for (const { path, foreign, own, text } of modules.filter((module) => layerOf(module.path) === 'core')) {
+    t.strictSame(own.filter((target) => layerOf(target) !== 'core'), [], `${path} imports core only`)
+    const pure = ['node:crypto', 'structured-headers', 'canonicalize']
+    t.strictSame(foreign.filter((name) => !pure.includes(name)), [], `${path}: packages`)
+    t.notMatch(text, /Date\.now|new Date\(\)|performance\.|Math\.random|random(?:Bytes|UUID|Int)|process\.|setTimeout/, path)
+  }
+})
+
+void t.test('the guard knows ports, not adapters; nobody but main imports http', async (t) => {
+  const guard = modules.filter(({ path }) => layerOf(path) === 'guard')
+  t.ok(guard.length >= 5)
+  for (const { path, own, foreign } of guard) {
+    const beyond = own.filter((target) => !['core', 'guard'].includes(layerOf(target)) && !PORTS.has(target))
+    t.strictSame(beyond, [], path)
+    t.strictSame(foreign, [], `${path} needs no package and nothing of Node`)
+  }
+  for (const { path, own } of modules)
+    if (path !== 'main.ts' && layerOf(path) !== 'http')
+      t.notOk(own.some((target) => layerOf(target) === 'http'), `${path} does not import http`)
+  const users = (name: string) => modules.filter(({ foreign }) => foreign.includes(name)).map(({ path }) => path)
+  t.strictSame(users('ioredis').filter((path) => !path.startsWith('store/')), [])
+  t.strictSame(users('node:sqlite').filter((path) => !path.startsWith('store/')), [])
+  t.strictSame(users('fastify').filter((path) => !path.startsWith('http/')), [])
+})
+
+void t.test('no rings of imports, no barrels, no utils', async (t) => {
+  const byPath = new Map(modules.map((module) => [module.path, module]))
+  const done = new Set<string>()
+  const visit = (path: string, trail: readonly string[]): void => {
+    if (trail.includes(path)) t.fail(`a ring: ${[...trail, path].join(' → ')}`)
+    else if (!done.has(path)) for (const target of byPath.get(path)?.own ?? []) visit(target, [...trail, path])
+    done.add(path)
+  }
+  for (const { path } of modules) visit(path, [])
+  t.equal(done.size, modules.length)
+  for (const { path, text } of modules) {
+    t.notMatch(path, /(^|\/)(index|utils?|helpers?)(\.ts|\/)/, path)
+    const other = text
+      .replace(/\/\*[\s\S]*?\*\/|\/\/.*$/gm, '')
+      .replace(/^(?:export|import)\b[^;]*?\bfrom\s*['"][^'"]+['"];?$/gm, '')
+    t.match(other, /\S/, `${path} is more than re-exports`)
+  }
+})
+
+void t.test('a source file has at most 350 lines', async (t) => {
+  const long = modules.map(({ path, text }) => [path, text.trimEnd().split('\n').length] as const)
+  t.strictSame(long.filter(([, lines]) => lines > 350), [])
+})
+
+void t.test('src/version.ts equals package.json', async (t) => {
+  t.equal(VERSION, JSON.parse(readFileSync(join(ROOT, 'package.json'), 'utf8')).version)
+})
+
+void t.test('no absolute path of a machine and no registry but the public one in tracked files', async (t) => {
+  const git = (...args: string[]): string[] =>
+    execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
+  const files = [...git('ls-files', '-z'), ...git('ls-files', '-z', '--others', '--exclude-standard')]
+  t.ok(files.length > 100, `${files.length} files`)
+  const own = 'test/architecture.test.ts'
+  const folders = ['home', 'Users', 'root', 'work'].join('|')
+  const machine = new RegExp(`(?:^|[\\s=(:,[])["'\`]?(?:/(?:${folders})/|[A-Z]:\\\\Users\\\\)`, 'm')
+  for (const file of files.filter((name) => name !== own)) {
+    let text: string
+    try {
+      text = readFileSync(join(ROOT, file), 'utf8')
+    } catch {
+      // Deleted in the working copy.
+      continue
+    }
+    if (machine.test(text)) t.fail(`${file}: ${machine.exec(text)?.[0]}`)
+    if (file.endsWith('package-lock.json') || file.endsWith('.npmrc'))
+      for (const [, host] of text.matchAll(/https?:\/\/([^/"\s]+)[^"\s]*\.tgz/g))
+        if (host !== 'registry.npmjs.org') t.fail(`${file}: ${host}`)
+    if (/https?:\/\/[^/\s"']*(?:artifactory|nexus|verdaccio|registry\.(?!npmjs\.org))[^/\s"']*/i.test(text))
+      t.fail(`${file} names another registry`)
+  }
+  t.ok(files.includes('package-lock.json'))
+})

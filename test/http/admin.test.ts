@@ -1,0 +1,150 @@
+import { once } from 'node:events'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import type { Server } from 'node:http'
+import { type AddressInfo, connect } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import t from 'tap'
+import { adminServer, type Health, opsServer } from '../../src/http/admin.ts'
+import { Metrics } from '../../src/observe/metrics.ts'
+import { proxyBefore } from '../support/exchange.ts'
+import { rawRequest } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+const OPEN = ['/livez', '/startupz', '/readyz', '/metrics']
+
+class Fake implements Health {
+  isDraining = false
+  isStarted = true
+  isUp = true
+  readinessNeedsStore = false
+  readonly metrics = new Metrics({})
+  readonly draining = () => this.isDraining
+  readonly started = () => this.isStarted
+  readonly store = () => Promise.resolve({ up: this.isUp, detail: this.isUp ? null : 'refused' })
+}
+
+async function listening(server: Server): Promise<{ url: string; port: number } & AsyncDisposable> {
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as AddressInfo
+  return {
+    url: `http://127.0.0.1:${port}`,
+    port,
+    async [Symbol.asyncDispose]() {
+      server.closeAllConnections()
+      await new Promise((resolve) => server.close(resolve))
+    },
+  }
+}
+
+void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
+  const health = new Fake()
+  await using admin = await listening(adminServer(health, null))
+  const states = async (): Promise<number[]> =>
+    Promise.all(['/livez', '/startupz', '/readyz'].map(async (path) => (await fetch(admin.url + path)).status))
+  t.same(await states(), [200, 200, 200])
+  health.isStarted = false
+  t.same(await states(), [200, 503, 503])
+  health.isStarted = true
+  health.isUp = false
+  t.same(await states(), [200, 200, 200], 'one shared store must not take a whole fleet out of service')
+  const body = (await (await fetch(`${admin.url}/readyz`)).json()) as object
+  t.match(body, { store: { up: false, detail: 'refused' }, draining: false }, 'its state is always in the body')
+  health.readinessNeedsStore = true
+  t.same(await states(), [200, 200, 503])
+  health.isUp = true
+  t.same(await states(), [200, 200, 200])
+  health.isDraining = true
+  t.same(await states(), [200, 200, 503])
+  t.match(await (await fetch(`${admin.url}/readyz`)).json(), { draining: true })
+})
+
+void t.test('O10 readiness fails at once when draining begins, while requests are still served', async (t) => {
+  await using upstream = await upstreamStub((_seen, response) => void response.end('ok'))
+  const proxy = await proxyBefore(upstream, { more: 'drain: { delay: 400ms }' })
+  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
+  const drained = proxy.drain()
+  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 503)
+  t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
+  t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
+  t.equal((await fetch(proxy.url, { headers: { connection: 'close' } })).status, 200)
+  await drained
+})
+
+void t.test('S10 everything but the open paths needs the token; ops has nothing else', async (t) => {
+  const health = new Fake()
+  await using admin = await listening(adminServer(health, 'right token'))
+  await using ops = await listening(opsServer(health))
+  for (const path of OPEN)
+    for (const base of [admin.url, ops.url]) {
+      t.equal((await fetch(`${base}${path}`)).status, 200)
+      t.equal((await fetch(`${base}${path}?x=1`)).status, 200)
+    }
+  for (const path of ['/', '/v1/records', '/v1/records/x', '/v1/report', '/v1/config', '/livez/', '//livez', '/LIVEZ', '/metrics/x']) {
+    const bare = await fetch(`${admin.url}${path}`)
+    t.equal(bare.status, 401, path)
+    t.match(bare.headers.get('www-authenticate'), /^Bearer/)
+    for (const authorization of ['Bearer wrong', 'Bearer right tokenx', 'Bearer right toke', 'Basic right token', 'right token', 'Bearer'])
+      t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 401)
+    for (const authorization of ['Bearer right token', 'bearer right token'])
+      t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 404)
+    const none = await fetch(`${ops.url}${path}`, { headers: { authorization: 'Bearer right token' } })
+    t.equal(none.status, 404)
+    t.equal(none.headers.get('cache-control'), 'no-store')
+  }
+  t.equal((await fetch(`${admin.url}/v1/drain`, { method: 'POST' })).status, 401)
+  t.equal((await fetch(`${ops.url}/v1/drain`, { method: 'POST' })).status, 404)
+})
+
+void t.test('S10 two Authorization lines do not open the door', async (t) => {
+  await using admin = await listening(adminServer(new Fake(), 'right'))
+  const lines = 'Authorization: Bearer wrong\r\nAuthorization: Bearer right\r\n'
+  const answer = await rawRequest(admin.port, `GET /v1/records HTTP/1.1\r\nHost: a\r\n${lines}\r\n`)
+  t.equal(answer.status, 401)
+})
+
+void t.test('O10 GET and HEAD alone', async (t) => {
+  await using ops = await listening(opsServer(new Fake()))
+  for (const path of OPEN) {
+    for (const method of ['POST', 'PUT', 'DELETE', 'OPTIONS', 'PATCH']) {
+      const answer = await fetch(`${ops.url}${path}`, { method })
+      t.equal(answer.status, 405)
+      t.equal(answer.headers.get('allow'), 'GET, HEAD')
+    }
+    const client = connect(ops.port, '127.0.0.1')
+    client.write(`HEAD ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n`)
+    let got = ''
+    client.on('data', (chunk: Buffer) => {
+      got += chunk.toString()
+    })
+    await once(client, 'end')
+    t.match(got, /^HTTP\/1.1 200 OK\r\n/)
+    t.ok(got.endsWith('\r\n\r\n'), 'no body')
+  }
+})
+
+void t.test('O10 a path that fails is answered 500, and the listener lives on', async (t) => {
+  const health = new Fake()
+  Object.assign(health, { store: () => Promise.reject(new Error('a bug')) })
+  await using ops = await listening(opsServer(health))
+  t.equal((await fetch(`${ops.url}/readyz`)).status, 500)
+  t.equal((await fetch(`${ops.url}/livez`)).status, 200)
+})
+
+void t.test('S10 none of it exists on the traffic port, where these are the upstream’s paths', async (t) => {
+  await using upstream = await upstreamStub((seen, response) => void response.writeHead(418).end(seen.target))
+  const dir = mkdtempSync(join(tmpdir(), 'admin-'))
+  writeFileSync(join(dir, 'token'), 'right\n')
+  await using proxy = await proxyBefore(upstream, { more: 'ops: { listen: "127.0.0.1:0" }' })
+  for (const path of [...OPEN, '/v1/records', '/v1/config', '/v1/drain']) {
+    const answer = await fetch(proxy.url + path)
+    t.equal(answer.status, 418)
+    t.equal(await answer.text(), path)
+  }
+  t.equal(upstream.seen.length, OPEN.length + 3)
+  const listening = await proxy.logged((line) => line['msg'] === 'listening')
+  t.match(await (await fetch(`${listening['ops']}/metrics`)).text(), /^idempotency_/m)
+  t.equal((await fetch(`${listening['ops']}/v1/records`)).status, 404)
+  rmSync(dir, { recursive: true })
+})
