@@ -136,14 +136,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     leases.close()
     settler.close()
     fitness.stop()
-    await Promise.allSettled(
-      [admin, ops].map((server) => {
-        if (server === null) return
-        const closed = closeServer(server)
-        server.closeAllConnections()
-        return closed
-      }),
-    )
+    for (const server of [admin, ops]) {
+      if (server === null) continue
+      const closed = closeServer(server)
+      server.closeAllConnections()
+      await closed
+    }
     await upstream.pool.destroy().catch(() => {})
     await register.close()
   }
@@ -213,11 +211,7 @@ const TRAITS_EVERY = 60_000
 const TRAITS_RETRY = 2_000
 
 /** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
-function watchTraits(
-  records: Records,
-  metrics: Metrics,
-  log: Logger,
-): { evicts: boolean; stop(): void } {
+function watchTraits(records: Records, metrics: Metrics, log: Logger): { evicts: boolean; stop(): void } {
   let timer: NodeJS.Timeout | undefined
   let said = ''
   const fitness = { evicts: false, stop: () => clearTimeout(timer) }

@@ -18,11 +18,14 @@ interface Module {
   readonly foreign: readonly string[]
 }
 
-const IMPORT = /^(?:import|export)\b[^'"`;]*?\bfrom\s*['"]([^'"]+)['"]|^import\s*['"]([^'"]+)['"]|\bimport\(\s*['"]([^'"]+)['"]/gm
+const IMPORT =
+  /^(?:import|export)\b[^'"`;]*?\bfrom\s*['"]([^'"]+)['"]|^import\s*['"]([^'"]+)['"]|\bimport\(\s*['"]([^'"]+)['"]/gm
 
 function read(path: string): Module {
   const text = readFileSync(join(SRC, path), 'utf8')
-  const named = [...text.matchAll(IMPORT)].map(([, from, bare, dynamic]) => (from ?? bare ?? dynamic) as string)
+  const named = [...text.matchAll(IMPORT)].map(
+    ([, from, bare, dynamic]) => (from ?? bare ?? dynamic) as string,
+  )
   const own = named
     .filter((name) => name.startsWith('.'))
     .map((name) => relative(SRC, resolve(SRC, dirname(path), name)))
@@ -64,28 +67,47 @@ void t.test('every file of src is seen', async (t) => {
     for (const target of own) if (!paths.has(target)) t.fail(`${path} imports ${target}, which is not there`)
   const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite-worker.ts'])
   for (const { own } of modules) for (const target of own) seen.add(target)
-  t.strictSame([...paths].filter((path) => !seen.has(path)), [], 'no module that nobody imports')
+  t.strictSame(
+    [...paths].filter((path) => !seen.has(path)),
+    [],
+    'no module that nobody imports',
+  )
 })
 
-void t.test('arrows point one way: core ← {store, upstream, config} ← guard ← http ← main, cli', async (t) => {
-  const wrong = modules.flatMap(({ path, own }) => {
-    const layer = layerOf(path)
-    const allowed = ALLOWED[layer]
-    if (allowed === undefined) return [`${path}: no such layer`]
-    return own
-      .filter((target) => layerOf(target) !== layer && layerOf(target) !== 'core')
-      .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
-      .map((target) => `${path} → ${target}`)
-  })
-  t.strictSame(wrong, [])
-})
+void t.test(
+  'arrows point one way: core ← {store, upstream, config} ← guard ← http ← main, cli',
+  async (t) => {
+    const wrong = modules.flatMap(({ path, own }) => {
+      const layer = layerOf(path)
+      const allowed = ALLOWED[layer]
+      if (allowed === undefined) return [`${path}: no such layer`]
+      return own
+        .filter((target) => layerOf(target) !== layer && layerOf(target) !== 'core')
+        .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
+        .map((target) => `${path} → ${target}`)
+    })
+    t.strictSame(wrong, [])
+  },
+)
 
 void t.test('core does no I/O, has no clock and no randomness', async (t) => {
   for (const { path, foreign, own, text } of modules.filter((module) => layerOf(module.path) === 'core')) {
-    t.strictSame(own.filter((target) => layerOf(target) !== 'core'), [], `${path} imports core only`)
+    t.strictSame(
+      own.filter((target) => layerOf(target) !== 'core'),
+      [],
+      `${path} imports core only`,
+    )
     const pure = ['node:crypto', 'structured-headers', 'canonicalize']
-    t.strictSame(foreign.filter((name) => !pure.includes(name)), [], `${path}: packages`)
-    t.notMatch(text, /Date\.now|new Date\(\)|performance\.|Math\.random|random(?:Bytes|UUID|Int)|process\.|setTimeout/, path)
+    t.strictSame(
+      foreign.filter((name) => !pure.includes(name)),
+      [],
+      `${path}: packages`,
+    )
+    t.notMatch(
+      text,
+      /Date\.now|new Date\(\)|performance\.|Math\.random|random(?:Bytes|UUID|Int)|process\.|setTimeout/,
+      path,
+    )
   }
 })
 
@@ -99,11 +121,24 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   }
   for (const { path, own } of modules)
     if (path !== 'main.ts' && layerOf(path) !== 'http')
-      t.notOk(own.some((target) => layerOf(target) === 'http'), `${path} does not import http`)
-  const users = (name: string) => modules.filter(({ foreign }) => foreign.includes(name)).map(({ path }) => path)
-  t.strictSame(users('ioredis').filter((path) => !path.startsWith('store/')), [])
-  t.strictSame(users('node:sqlite').filter((path) => !path.startsWith('store/')), [])
-  t.strictSame(users('fastify').filter((path) => !path.startsWith('http/')), [])
+      t.notOk(
+        own.some((target) => layerOf(target) === 'http'),
+        `${path} does not import http`,
+      )
+  const users = (name: string) =>
+    modules.filter(({ foreign }) => foreign.includes(name)).map(({ path }) => path)
+  t.strictSame(
+    users('ioredis').filter((path) => !path.startsWith('store/')),
+    [],
+  )
+  t.strictSame(
+    users('node:sqlite').filter((path) => !path.startsWith('store/')),
+    [],
+  )
+  t.strictSame(
+    users('fastify').filter((path) => !path.startsWith('http/')),
+    [],
+  )
 })
 
 void t.test('no rings of imports, no barrels, no utils', async (t) => {
@@ -111,7 +146,8 @@ void t.test('no rings of imports, no barrels, no utils', async (t) => {
   const done = new Set<string>()
   const visit = (path: string, trail: readonly string[]): void => {
     if (trail.includes(path)) t.fail(`a ring: ${[...trail, path].join(' → ')}`)
-    else if (!done.has(path)) for (const target of byPath.get(path)?.own ?? []) visit(target, [...trail, path])
+    else if (!done.has(path))
+      for (const target of byPath.get(path)?.own ?? []) visit(target, [...trail, path])
     done.add(path)
   }
   for (const { path } of modules) visit(path, [])
@@ -127,35 +163,41 @@ void t.test('no rings of imports, no barrels, no utils', async (t) => {
 
 void t.test('a source file has at most 350 lines', async (t) => {
   const long = modules.map(({ path, text }) => [path, text.trimEnd().split('\n').length] as const)
-  t.strictSame(long.filter(([, lines]) => lines > 350), [])
+  t.strictSame(
+    long.filter(([, lines]) => lines > 350),
+    [],
+  )
 })
 
 void t.test('src/version.ts equals package.json', async (t) => {
   t.equal(VERSION, JSON.parse(readFileSync(join(ROOT, 'package.json'), 'utf8')).version)
 })
 
-void t.test('no absolute path of a machine and no registry but the public one in tracked files', async (t) => {
-  const git = (...args: string[]): string[] =>
-    execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
-  const files = [...git('ls-files', '-z'), ...git('ls-files', '-z', '--others', '--exclude-standard')]
-  t.ok(files.length > 100, `${files.length} files`)
-  const own = 'test/architecture.test.ts'
-  const folders = ['home', 'Users', 'root', 'work'].join('|')
-  const machine = new RegExp(`(?:^|[\\s=(:,[])["'\`]?(?:/(?:${folders})/|[A-Z]:\\\\Users\\\\)`, 'm')
-  for (const file of files.filter((name) => name !== own)) {
-    let text: string
-    try {
-      text = readFileSync(join(ROOT, file), 'utf8')
-    } catch {
-      // Deleted in the working copy.
-      continue
+void t.test(
+  'no absolute path of a machine and no registry but the public one in tracked files',
+  async (t) => {
+    const git = (...args: string[]): string[] =>
+      execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
+    const files = [...git('ls-files', '-z'), ...git('ls-files', '-z', '--others', '--exclude-standard')]
+    t.ok(files.length > 100, `${files.length} files`)
+    const own = 'test/architecture.test.ts'
+    const folders = ['home', 'Users', 'root', 'work'].join('|')
+    const machine = new RegExp(`(?:^|[\\s=(:,[])["'\`]?(?:/(?:${folders})/|[A-Z]:\\\\Users\\\\)`, 'm')
+    for (const file of files.filter((name) => name !== own)) {
+      let text: string
+      try {
+        text = readFileSync(join(ROOT, file), 'utf8')
+      } catch {
+        // Deleted in the working copy.
+        continue
+      }
+      if (machine.test(text)) t.fail(`${file}: ${machine.exec(text)?.[0]}`)
+      if (file.endsWith('package-lock.json') || file.endsWith('.npmrc'))
+        for (const [, host] of text.matchAll(/https?:\/\/([^/"\s]+)[^"\s]*\.tgz/g))
+          if (host !== 'registry.npmjs.org') t.fail(`${file}: ${host}`)
+      if (/https?:\/\/[^/\s"']*(?:artifactory|nexus|verdaccio|registry\.(?!npmjs\.org))[^/\s"']*/i.test(text))
+        t.fail(`${file} names another registry`)
     }
-    if (machine.test(text)) t.fail(`${file}: ${machine.exec(text)?.[0]}`)
-    if (file.endsWith('package-lock.json') || file.endsWith('.npmrc'))
-      for (const [, host] of text.matchAll(/https?:\/\/([^/"\s]+)[^"\s]*\.tgz/g))
-        if (host !== 'registry.npmjs.org') t.fail(`${file}: ${host}`)
-    if (/https?:\/\/[^/\s"']*(?:artifactory|nexus|verdaccio|registry\.(?!npmjs\.org))[^/\s"']*/i.test(text))
-      t.fail(`${file} names another registry`)
-  }
-  t.ok(files.includes('package-lock.json'))
-})
+    t.ok(files.includes('package-lock.json'))
+  },
+)

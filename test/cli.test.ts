@@ -21,7 +21,10 @@ interface Run {
   readonly err: string
 }
 
-async function run(args: readonly string[], options: { cwd?: string; env?: Record<string, string> } = {}): Promise<Run> {
+async function run(
+  args: readonly string[],
+  options: { cwd?: string; env?: Record<string, string> } = {},
+): Promise<Run> {
   const child = spawn(process.execPath, [CLI, ...args], {
     ...(options.cwd === undefined ? {} : { cwd: options.cwd }),
     env: { ...process.env, NODE_V8_COVERAGE: '', ...options.env },
@@ -92,11 +95,16 @@ void t.test('check lists all errors at once, each with file, line and column, an
   t.strictSame([fine.code, fine.out], [0, `${good}: fine\n`])
   t.match(fine.err, /warning: .*onLeaseExpired retry/)
   t.equal((await run(['check', '--config', good])).code, 0)
-  for (const args of [['check', bad], ['--config', bad], ['serve', '--config', bad]]) {
+  for (const args of [
+    ['check', bad],
+    ['--config', bad],
+    ['serve', '--config', bad],
+  ]) {
     const { code, out, err } = await run(args)
     t.strictSame([code, out], [1, ''], args.join(' '))
     for (const place of ['1:', '2:', '3:']) t.ok(err.includes(`${bad}:${place}`), `an error in line ${place}`)
-    for (const word of ['upstream.url', 'stor', 'defaults.lease', 'defaults.profil']) t.ok(err.includes(word), word)
+    for (const word of ['upstream.url', 'stor', 'defaults.lease', 'defaults.profil'])
+      t.ok(err.includes(word), word)
   }
   const missing = await run(['check', join(dir, 'none.yaml')])
   t.equal(missing.code, 1)
@@ -193,9 +201,15 @@ void t.test('with only --upstream it runs on the embedded store, and flags go ov
   child.kill('SIGINT')
   t.strictSame(await exited, [0, null])
 
-  const file = configFile(dir, 'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "redis://127.0.0.1:1" }\n')
+  const file = configFile(
+    dir,
+    'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "redis://127.0.0.1:1" }\n',
+  )
   await using proxy = await proxyProcess(file, ['--upstream', upstream.url, '--store', 'memory:'])
-  t.match(proxy.log.find(({ msg }) => msg === 'listening'), { store: 'memory', upstream: upstream.url })
+  t.match(
+    proxy.log.find(({ msg }) => msg === 'listening'),
+    { store: 'memory', upstream: upstream.url },
+  )
   t.equal((await send(proxy, newKey())).status, 201)
 })
 

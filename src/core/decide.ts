@@ -55,7 +55,7 @@ export function decide(
         now,
       }
     case 'in_progress':
-      return { kind: 'in_progress', leaseLeft: read.leaseUntil - now, age: now - read.createdAt }
+      return { kind: 'in_progress', leaseLeft: read.leaseUntil - now, age: now - read.updatedAt }
     case 'failed_retryable':
       return { kind: 'take_over', from: record, read: read.state }
     case 'unknown':

@@ -129,7 +129,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
     return server
   }
   const app = await passthrough({ upstream, writer, passages, timeout, idleTimeout, makeServer })
-  return { server: app.server as Server, app, open: () => open }
+  return { server: app.server, app, open: () => open }
 }
 
 function noRoute(request: IncomingMessage, target: Target): Refusal {

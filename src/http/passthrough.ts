@@ -117,7 +117,7 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
           headersTimeout: options.timeout,
           bodyTimeout: options.idleTimeout,
           ...(tls.servername === undefined ? {} : { servername: tls.servername }),
-        } as Dispatcher.RequestOptions,
+        },
         (error: Error | null, data: Dispatcher.ResponseData) => {
           if (error !== null) return done(error, null)
           passage.answer = data
@@ -128,29 +128,23 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
   }
 }
 
+const TIMEOUT: ReadonlySet<string> = new Set(['UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT'])
+const UNSENT: ReadonlySet<string> = new Set([
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'UND_ERR_CONNECT_TIMEOUT',
+])
 /** OpenSSL's and Node's names for a handshake that failed: nothing was sent. */
-const BEFORE_TLS = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
+const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
 
 function passError(error: Error): ReturnType<typeof refusal> {
   const cause = (error.cause ?? error) as NodeJS.ErrnoException
   const detail = cause.code === undefined ? cause.message : `${cause.message} (${cause.code})`
-  switch (cause.code) {
-    case 'UND_ERR_HEADERS_TIMEOUT':
-    case 'UND_ERR_BODY_TIMEOUT':
-      return refusal('upstream_timeout', detail)
-    case 'ECONNREFUSED':
-    case 'ENOTFOUND':
-    case 'EAI_AGAIN':
-    case 'EHOSTUNREACH':
-    case 'ENETUNREACH':
-    case 'UND_ERR_CONNECT_TIMEOUT':
-      return refusal('upstream_unreachable', detail)
-    default:
-      return refusal(
-        cause.syscall === 'connect' || BEFORE_TLS.test(cause.code ?? '')
-          ? 'upstream_unreachable'
-          : 'upstream_failed',
-        detail,
-      )
-  }
+  const code = cause.code ?? ''
+  if (TIMEOUT.has(code)) return refusal('upstream_timeout', detail)
+  const unsent = UNSENT.has(code) || cause.syscall === 'connect' || TLS_FAILED.test(code)
+  return refusal(unsent ? 'upstream_unreachable' : 'upstream_failed', detail)
 }

@@ -165,7 +165,8 @@ class ClientSink implements LiveSink {
  */
 export function breakOff(request: IncomingMessage, response: ServerResponse): void {
   const { socket } = response
-  if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
+  if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket)
+    socket.resetAndDestroy()
   else response.destroy()
 }
 

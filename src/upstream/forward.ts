@@ -22,7 +22,7 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
       try {
         pool.dispatch(
           {
-            method: request.method as Dispatcher.HttpMethod,
+            method: request.method,
             path: request.target,
             headers: request.headers as string[],
             body: request.body.length === 0 ? null : request.body,
@@ -31,7 +31,7 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
             headersTimeout: 0,
             bodyTimeout: limits.idleTimeout,
             ...(limits.servername === null ? {} : { servername: limits.servername }),
-          } as Dispatcher.DispatchOptions,
+          },
           exchange,
         )
       } catch (error) {

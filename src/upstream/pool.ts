@@ -1,6 +1,5 @@
 import { readFileSync } from 'node:fs'
-import type { Socket } from 'node:net'
-import { buildConnector, Pool } from 'undici'
+import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { UpstreamConfig } from '../config/config.ts'
 import { withoutInterim } from './interim.ts'
 
@@ -15,6 +14,16 @@ export interface Upstream {
     readonly cert?: Buffer
     readonly key?: Buffer
     readonly servername?: string
+  }
+}
+
+/**
+ * A pool waits for `drain` of a client whose `dispatch` said false. undici says so of a request that it refuses to send
+ * (an invalid path or line), too, and then nothing is ever drained: each would cost the pool a connection for good.
+ */
+class SteadyClient extends Client {
+  override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
+    return super.dispatch(options, handler) || this.stats.size === 0
   }
 }
 
@@ -40,6 +49,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     allowH2: false,
   })
   const pool = new Pool(origin.origin, {
+    factory: (url, options) => new SteadyClient(url, options),
     connections: config.connections,
     pipelining: 1,
     allowH2: false,
@@ -48,7 +58,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     connect: (options, callback) => {
       connect(options, (error, socket) => {
         if (error !== null) callback(error, null)
-        else callback(null, withoutInterim(socket as Socket))
+        else callback(null, withoutInterim(socket))
       })
     },
   })

@@ -126,29 +126,32 @@ void t.test('X02 a client that leaves while its claim is under way: nothing is e
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X04 SIGTERM: readiness fails at once, calls in flight finish and are stored, exit 0', async (t) => {
-  const { upstream, work, start } = await world(t)
-  const proxy = await start()
-  const key = newKey()
-  const asked = send(proxy, key, { path: '/gated' })
-  await upstream.arrived(1)
-  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
-  await draining(proxy)
-  const ready = await fetch(`${proxy.adminUrl}/readyz`)
-  t.equal(ready.status, 503)
-  t.match(await ready.json(), { draining: true })
-  t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
-  await refused(proxy)
-  work.open()
-  const reply = await asked
-  t.strictSame([reply.status, reply.body], [201, 'done /gated'])
-  t.equal(reply.headers.get('connection'), 'close')
-  t.equal(await proxy.exited, 0)
-  t.equal(await state(), STATE.completed)
-  const other = await start()
-  t.ok((await send(other, key, { path: '/gated' })).replayed)
-  t.equal(upstream.seen.length, 1)
-})
+void t.test(
+  'X04 SIGTERM: readiness fails at once, calls in flight finish and are stored, exit 0',
+  async (t) => {
+    const { upstream, work, start } = await world(t)
+    const proxy = await start()
+    const key = newKey()
+    const asked = send(proxy, key, { path: '/gated' })
+    await upstream.arrived(1)
+    t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
+    await draining(proxy)
+    const ready = await fetch(`${proxy.adminUrl}/readyz`)
+    t.equal(ready.status, 503)
+    t.match(await ready.json(), { draining: true })
+    t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
+    await refused(proxy)
+    work.open()
+    const reply = await asked
+    t.strictSame([reply.status, reply.body], [201, 'done /gated'])
+    t.equal(reply.headers.get('connection'), 'close')
+    t.equal(await proxy.exited, 0)
+    t.equal(await state(), STATE.completed)
+    const other = await start()
+    t.ok((await send(other, key, { path: '/gated' })).replayed)
+    t.equal(upstream.seen.length, 1)
+  },
+)
 
 /** Resolves when new connections are refused. */
 function refused({ port }: ChildProxy): Promise<void> {
@@ -278,28 +281,31 @@ void t.test('X04 an answer that a client is still reading is not cut', async (t)
   t.equal(await proxy.exited, 0)
 })
 
-void t.test('X04 idle and silent connections are closed, and a WebSocket does not hold the drain', async (t) => {
-  const { upstream, start } = await world(t)
-  const sockets = new WebSocketServer({ server: upstream.server })
-  t.teardown(() => sockets.close())
-  const proxy = await start()
-  const idle = dial(t, proxy.port)
-  idle.write(post('/pay', newKey(), '{}', ALICE))
-  t.equal((await readAnswer(idle)).status, 201)
-  const silent = dial(t, proxy.port)
-  const scraper = dial(t, Number(new URL(proxy.adminUrl).port))
-  const tunnel = new WebSocket(proxy.url.replace('http:', 'ws:'))
-  tunnel.on('error', () => {})
-  t.teardown(() => tunnel.terminate())
-  await new Promise((resolve) => tunnel.once('open', resolve))
-  const closed = [idle, silent, scraper].map(
-    (socket) => new Promise((resolve) => socket.resume().once('close', resolve)),
-  )
-  const cut = new Promise((resolve) => tunnel.once('close', resolve))
-  await draining(proxy)
-  t.equal(await proxy.exited, 0)
-  await Promise.all([...closed, cut])
-})
+void t.test(
+  'X04 idle and silent connections are closed, and a WebSocket does not hold the drain',
+  async (t) => {
+    const { upstream, start } = await world(t)
+    const sockets = new WebSocketServer({ server: upstream.server })
+    t.teardown(() => sockets.close())
+    const proxy = await start()
+    const idle = dial(t, proxy.port)
+    idle.write(post('/pay', newKey(), '{}', ALICE))
+    t.equal((await readAnswer(idle)).status, 201)
+    const silent = dial(t, proxy.port)
+    const scraper = dial(t, Number(new URL(proxy.adminUrl).port))
+    const tunnel = new WebSocket(proxy.url.replace('http:', 'ws:'))
+    tunnel.on('error', () => {})
+    t.teardown(() => tunnel.terminate())
+    await new Promise((resolve) => tunnel.once('open', resolve))
+    const closed = [idle, silent, scraper].map(
+      (socket) => new Promise((resolve) => socket.resume().once('close', resolve)),
+    )
+    const cut = new Promise((resolve) => tunnel.once('close', resolve))
+    await draining(proxy)
+    t.equal(await proxy.exited, 0)
+    await Promise.all([...closed, cut])
+  },
+)
 
 void t.test('X05 past drain.timeout what is in flight is marked unknown, exit 0', async (t) => {
   const { upstream, start } = await world(t)
@@ -319,19 +325,22 @@ void t.test('X05 past drain.timeout what is in flight is marked unknown, exit 0'
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X05 a live stream past drain.timeout is marked unknown, and its client sees no clean end', async (t) => {
-  const { start } = await world(t)
-  const proxy = await start('drain: { timeout: 100ms }')
-  const key = newKey()
-  const answer = await fetch(`${proxy.url}/stream`, {
-    method: 'POST',
-    headers: { authorization: 'Bearer alice', 'idempotency-key': key },
-  })
-  await draining(proxy)
-  await t.rejects(answer.text())
-  t.equal(await proxy.exited, 0)
-  t.equal(await state(), STATE.unknown)
-})
+void t.test(
+  'X05 a live stream past drain.timeout is marked unknown, and its client sees no clean end',
+  async (t) => {
+    const { start } = await world(t)
+    const proxy = await start('drain: { timeout: 100ms }')
+    const key = newKey()
+    const answer = await fetch(`${proxy.url}/stream`, {
+      method: 'POST',
+      headers: { authorization: 'Bearer alice', 'idempotency-key': key },
+    })
+    await draining(proxy)
+    await t.rejects(answer.text())
+    t.equal(await proxy.exited, 0)
+    t.equal(await state(), STATE.unknown)
+  },
+)
 
 void t.test('X04 what the store had not taken is written during the drain', async (t) => {
   const { upstream, work, start } = await world(t)
@@ -357,39 +366,48 @@ void t.test('X04 what the store had not taken is written during the drain', asyn
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X05 a store that stays away past drain.timeout: the loss is logged as an error, exit 0', async (t) => {
-  const { upstream, work, start } = await world(t)
-  await using wire = await relay(redis.port)
-  const proxy = await start('drain: { timeout: 300ms }', `redis://127.0.0.1:${wire.port}`)
-  const asked = send(proxy, newKey(), { path: '/gated' })
-  await upstream.arrived(1)
-  wire.accept = false
-  wire.cut()
-  await proxy.logged(({ msg }) => /store (disconnected|error)/.test(String(msg)))
-  work.open()
-  t.equal((await asked).status, 201)
-  await proxy.logged(({ msg }) => /did not take an outcome/.test(String(msg)))
-  proxy.kill('SIGTERM')
-  t.match(await proxy.logged(({ msg }) => /is lost/.test(String(msg))), { level: 'error' })
-  t.equal(await proxy.exited, 0)
-})
+void t.test(
+  'X05 a store that stays away past drain.timeout: the loss is logged as an error, exit 0',
+  async (t) => {
+    const { upstream, work, start } = await world(t)
+    await using wire = await relay(redis.port)
+    const proxy = await start('drain: { timeout: 300ms }', `redis://127.0.0.1:${wire.port}`)
+    const asked = send(proxy, newKey(), { path: '/gated' })
+    await upstream.arrived(1)
+    wire.accept = false
+    wire.cut()
+    await proxy.logged(({ msg }) => /store (disconnected|error)/.test(String(msg)))
+    work.open()
+    t.equal((await asked).status, 201)
+    await proxy.logged(({ msg }) => /did not take an outcome/.test(String(msg)))
+    proxy.kill('SIGTERM')
+    t.match(await proxy.logged(({ msg }) => /is lost/.test(String(msg))), { level: 'error' })
+    t.equal(await proxy.exited, 0)
+  },
+)
 
-void t.test('X07 an owner that stood still for two leases: unknown meanwhile, its late outcome counts', async (t) => {
-  const { upstream, work, start } = await world(t)
-  const [owner, other] = await Promise.all([start('defaults: { lease: 1s }'), start('defaults: { lease: 1s }')])
-  const key = newKey()
-  const asked = send(owner, key, { path: '/gated' })
-  await upstream.arrived(1)
-  owner.kill('SIGSTOP')
-  const claimedAt = (await onlyRecord(redis)).bytes.readUIntBE(32, 6)
-  await until(async () => Number(((await redis.command('TIME')) as string[])[0]) * 1000 > claimedAt + 2500)
-  t.equal((await send(other, key, { path: '/gated' })).code, 'idempotency_outcome_unknown')
-  owner.kill('SIGCONT')
-  work.open()
-  t.equal((await asked).body, 'done /gated')
-  for (const replica of [owner, other]) {
-    const retry = await send(replica, key, { path: '/gated' })
-    t.strictSame([retry.replayed, retry.body], [true, 'done /gated'])
-  }
-  t.equal(upstream.seen.length, 1)
-})
+void t.test(
+  'X07 an owner that stood still for two leases: unknown meanwhile, its late outcome counts',
+  async (t) => {
+    const { upstream, work, start } = await world(t)
+    const [owner, other] = await Promise.all([
+      start('defaults: { lease: 1s }'),
+      start('defaults: { lease: 1s }'),
+    ])
+    const key = newKey()
+    const asked = send(owner, key, { path: '/gated' })
+    await upstream.arrived(1)
+    owner.kill('SIGSTOP')
+    const claimedAt = (await onlyRecord(redis)).bytes.readUIntBE(32, 6)
+    await until(async () => Number(((await redis.command('TIME')) as string[])[0]) * 1000 > claimedAt + 2500)
+    t.equal((await send(other, key, { path: '/gated' })).code, 'idempotency_outcome_unknown')
+    owner.kill('SIGCONT')
+    work.open()
+    t.equal((await asked).body, 'done /gated')
+    for (const replica of [owner, other]) {
+      const retry = await send(replica, key, { path: '/gated' })
+      t.strictSame([retry.replayed, retry.body], [true, 'done /gated'])
+    }
+    t.equal(upstream.seen.length, 1)
+  },
+)

@@ -68,21 +68,24 @@ void t.test('R01 Redis is down at the claim: 503, N=0; traffic without keys is n
   t.equal(await proxy.metric(UP), 1)
 })
 
-void t.test('R01 Redis is down at the start: the process starts and serves, and heals by itself', async (t) => {
-  const { redis, upstream, start } = await world(t)
-  await redis.stop()
-  const proxy = await start('readiness: { store: true }')
-  const key = newKey()
-  await unavailable(t, proxy, key)
-  t.equal((await send(proxy, null)).status, 201)
-  t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
-  const ready = await fetch(`${proxy.adminUrl}/readyz`)
-  t.equal(ready.status, 503, 'asked for by readiness.store')
-  t.match(await ready.json(), { store: { up: false } })
-  await redis.start()
-  await until(async () => (await send(proxy, key)).status === 201)
-  t.equal(upstream.seen.length, 2)
-})
+void t.test(
+  'R01 Redis is down at the start: the process starts and serves, and heals by itself',
+  async (t) => {
+    const { redis, upstream, start } = await world(t)
+    await redis.stop()
+    const proxy = await start('readiness: { store: true }')
+    const key = newKey()
+    await unavailable(t, proxy, key)
+    t.equal((await send(proxy, null)).status, 201)
+    t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
+    const ready = await fetch(`${proxy.adminUrl}/readyz`)
+    t.equal(ready.status, 503, 'asked for by readiness.store')
+    t.match(await ready.json(), { store: { up: false } })
+    await redis.start()
+    await until(async () => (await send(proxy, key)).status === 201)
+    t.equal(upstream.seen.length, 2)
+  },
+)
 
 void t.test('R01 R03 a Redis that hangs at the start does not keep the process from serving', async (t) => {
   const { redis, start } = await world(t)
@@ -200,51 +203,64 @@ void t.test('R05 a completion whose reply was lost is written again, once', asyn
   t.equal(upstream.seen.length, 2)
 })
 
-void t.test('L05 a claim whose reply comes too late is recognised by its owner: it executes once', async (t) => {
-  const { redis, upstream, start } = await world(t)
-  await using wire = await relay(redis.port)
-  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
-  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-  const key = newKey()
-  let claims = 0
-  wire.onCommand = (bytes) => {
-    if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
-    if (++claims === 1) wire.holdReplies = true
-    // It has given up waiting, and asks once more.
-    else wire.release()
-  }
-  const reply = await send(proxy, key)
-  t.equal(claims, 2)
-  t.strictSame([reply.status, reply.body, reply.replayed], [201, 'execution 2', false], 'no conflict with itself')
-  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="released"}'), 0)
-  t.ok((await send(proxy, key)).replayed)
-  t.equal(upstream.seen.length, 2)
-})
+void t.test(
+  'L05 a claim whose reply comes too late is recognised by its owner: it executes once',
+  async (t) => {
+    const { redis, upstream, start } = await world(t)
+    await using wire = await relay(redis.port)
+    const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+    t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+    const key = newKey()
+    let claims = 0
+    wire.onCommand = (bytes) => {
+      if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
+      if (++claims === 1) wire.holdReplies = true
+      // It has given up waiting, and asks once more.
+      else wire.release()
+    }
+    const reply = await send(proxy, key)
+    t.equal(claims, 2)
+    t.strictSame(
+      [reply.status, reply.body, reply.replayed],
+      [201, 'execution 2', false],
+      'no conflict with itself',
+    )
+    t.equal(await proxy.metric('idempotency_completions_total{route="default",result="released"}'), 0)
+    t.ok((await send(proxy, key)).replayed)
+    t.equal(upstream.seen.length, 2)
+  },
+)
 
 // src/store/redis.ts keeps a connection on which one reply was lost: all later ones are one off, for ever.
-const LOST_REPLY = { todo: 'RedisRegister must drop a connection on which a command timed out though bytes came' }
-void t.test('L05 a reply that never comes, on a connection that lives on, does not wedge the store', LOST_REPLY, async (t) => {
-  const { redis, upstream, start } = await world(t)
-  await using wire = await relay(redis.port)
-  const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
-  t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-  const key = newKey()
-  wire.onCommand = (bytes) => {
-    if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
-    wire.passReplies = false
-    wire.onCommand = () => {
-      wire.passReplies = true
+const LOST_REPLY = {
+  todo: 'RedisRegister must drop a connection on which a command timed out though bytes came',
+}
+void t.test(
+  'L05 a reply that never comes, on a connection that lives on, does not wedge the store',
+  LOST_REPLY,
+  async (t) => {
+    const { redis, upstream, start } = await world(t)
+    await using wire = await relay(redis.port)
+    const proxy = await start('', `{ url: "redis://127.0.0.1:${wire.port}" }`)
+    t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+    const key = newKey()
+    wire.onCommand = (bytes) => {
+      if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
+      wire.passReplies = false
+      wire.onCommand = () => {
+        wire.passReplies = true
+      }
     }
-  }
-  const reply = await send(proxy, key)
-  t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
-  const healed = async (one: string): Promise<void> =>
-    until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
-  await until(async () => (await send(proxy, key)).status === 201)
-  const keys = Array.from({ length: 20 }, newKey)
-  await Promise.all(keys.map(healed))
-  t.equal(upstream.seen.length, 22, 'every key was executed once')
-})
+    const reply = await send(proxy, key)
+    t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
+    const healed = async (one: string): Promise<void> =>
+      until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
+    await until(async () => (await send(proxy, key)).status === 201)
+    const keys = Array.from({ length: 20 }, newKey)
+    await Promise.all(keys.map(healed))
+    t.equal(upstream.seen.length, 22, 'every key was executed once')
+  },
+)
 
 void t.test('L05 a claim whose replies never come is freed: it never wedges the key', async (t) => {
   const { redis, upstream, start } = await world(t)
@@ -269,44 +285,98 @@ void t.test('L05 a claim whose replies never come is freed: it never wedges the 
   t.ok((await send(proxy, key)).replayed)
 })
 
-void t.test('R07 an eviction policy is warned of, and strict routes refuse unless the risk is accepted', async (t) => {
-  const { redis, upstream, start } = await world(t, ['--maxmemory-policy', 'allkeys-lru'])
-  const routes = `routes:
+void t.test(
+  'R07 an eviction policy is warned of, and strict routes refuse unless the risk is accepted',
+  async (t) => {
+    const { redis, upstream, start } = await world(t, ['--maxmemory-policy', 'allkeys-lru'])
+    const routes = `routes:
   - { name: hard, match: { path: /hard }, profile: strict, scope: { caller: "header:authorization" } }
   - { name: soft, match: { path: /soft } }`
-  const proxy = await start(routes)
-  t.equal((await proxy.logged(({ msg }) => /allkeys-lru/.test(String(msg))))['level'], 40, 'a warning')
-  t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 0)
-  await unavailable(t, proxy, newKey(), '/hard')
-  t.equal(upstream.seen.length, 0)
-  t.equal(await redis.command('DBSIZE'), 0, 'nothing was claimed')
-  t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201)
-  const accepting = await start(routes, `{ url: "${redis.url}", acceptRisk: true }`)
-  t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
-  await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
-  const fit = await start(routes)
-  await until(async () => (await fit.metric('idempotency_store_grade{store="redis"}')) === 3)
-  t.equal((await send(fit, newKey(), { path: '/hard' })).status, 201)
-})
+    const proxy = await start(routes)
+    t.equal((await proxy.logged(({ msg }) => /allkeys-lru/.test(String(msg))))['level'], 40, 'a warning')
+    t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 0)
+    await unavailable(t, proxy, newKey(), '/hard')
+    t.equal(upstream.seen.length, 0)
+    t.equal(await redis.command('DBSIZE'), 0, 'nothing was claimed')
+    t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201)
+    const accepting = await start(routes, `{ url: "${redis.url}", acceptRisk: true }`)
+    t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
+    await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+    const fit = await start(routes)
+    await until(async () => (await fit.metric('idempotency_store_grade{store="redis"}')) === 3)
+    t.equal((await send(fit, newKey(), { path: '/hard' })).status, 201)
+  },
+)
 
-void t.test('R08 a full Redis: new claims 503, replays go on, and an executed outcome is never lost', async (t) => {
-  const { redis, upstream, work, start } = await world(t)
-  const proxy = await start()
-  const [done, running] = [newKey(), newKey()]
-  t.equal((await send(proxy, done)).status, 201)
-  const asked = send(proxy, running, { path: '/gated' })
-  await upstream.arrived(2)
-  await redis.command('CONFIG', 'SET', 'maxmemory', '1mb')
-  await unavailable(t, proxy, newKey())
-  t.ok((await send(proxy, done)).replayed)
-  work.open()
-  t.equal((await asked).body, 'execution 2')
-  const retry = await send(proxy, running, { path: '/gated' })
-  t.ok(retry.replayed, 'done stays done')
-  t.equal(upstream.seen.length, 2)
-  await redis.command('CONFIG', 'SET', 'maxmemory', '0')
-  t.equal((await send(proxy, newKey())).status, 201)
-})
+void t.test(
+  'R08 a full Redis: new claims 503, replays go on, and an executed outcome is never lost',
+  async (t) => {
+    const { redis, upstream, work, start } = await world(t)
+    const proxy = await start()
+    const [done, running] = [newKey(), newKey()]
+    t.equal((await send(proxy, done)).status, 201)
+    const asked = send(proxy, running, { path: '/gated' })
+    await upstream.arrived(2)
+    await redis.command('CONFIG', 'SET', 'maxmemory', '1mb')
+    await unavailable(t, proxy, newKey())
+    t.ok((await send(proxy, done)).replayed)
+    work.open()
+    t.equal((await asked).body, 'execution 2')
+    const retry = await send(proxy, running, { path: '/gated' })
+    t.ok(retry.replayed, 'done stays done')
+    t.equal(upstream.seen.length, 2)
+    await redis.command('CONFIG', 'SET', 'maxmemory', '0')
+    t.equal((await send(proxy, newKey())).status, 201)
+  },
+)
+
+void t.test(
+  'R08 a Redis that refuses writes (read-only, too few replicas) counts as down, and heals',
+  async (t) => {
+    const { redis, upstream, start } = await world(t)
+    const proxy = await start()
+    const nowhere = String(await freePort())
+    const moods: [string, string[], string[]][] = [
+      ['READONLY', ['REPLICAOF', '127.0.0.1', nowhere], ['REPLICAOF', 'NO', 'ONE']],
+      [
+        'NOREPLICAS',
+        ['CONFIG', 'SET', 'min-replicas-to-write', '1'],
+        ['CONFIG', 'SET', 'min-replicas-to-write', '0'],
+      ],
+    ]
+    for (const [what, [refuse = '', ...with_], [accept = '', ...again]] of moods) {
+      t.comment(what)
+      const n = upstream.seen.length
+      await redis.command(refuse, ...with_)
+      const key = newKey()
+      await unavailable(t, proxy, key)
+      t.equal(upstream.seen.length, n)
+      await redis.command(accept, ...again)
+      await until(async () => (await send(proxy, key)).status === 201)
+      t.equal(upstream.seen.length, n + 1)
+    }
+  },
+)
+
+void t.test(
+  'R03 a Redis that hangs at the completion: the answer comes, the completion is not lost',
+  async (t) => {
+    const { redis, upstream, work, start } = await world(t)
+    const proxy = await start()
+    const key = newKey()
+    const asked = send(proxy, key, { path: '/gated' })
+    await upstream.arrived(1)
+    redis.pause()
+    work.open()
+    t.equal((await asked).body, 'execution 1')
+    t.equal((await send(proxy, key, { path: '/gated' })).body, 'execution 1', 'answered from this replica')
+    redis.resume()
+    await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
+    t.equal(stateOf((await onlyRecord(redis)).bytes), STATE.completed)
+    t.equal(await proxy.metric('idempotency_completions_total{route="default",result="stale"}'), 0)
+    t.equal(upstream.seen.length, 1)
+  },
+)
 
 void t.test('R09 scripts that Redis lost are loaded again, unnoticed', async (t) => {
   const { redis, upstream, start } = await world(t)

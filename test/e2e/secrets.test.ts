@@ -41,7 +41,10 @@ ${more}`
 
 /** Every way for a request to end: executed, replayed, misused, unknown, released, invalid, too large. */
 async function everything(proxy: ChildProxy): Promise<void> {
-  const ask = { headers: { authorization: `Bearer ${CREDENTIAL}`, cookie: `session=${COOKIE}` }, body: `"${BODY}"` }
+  const ask = {
+    headers: { authorization: `Bearer ${CREDENTIAL}`, cookie: `session=${COOKIE}` },
+    body: `"${BODY}"`,
+  }
   for (const path of ['/pay', '/cut', '/later']) {
     await send(proxy, KEY, { ...ask, path })
     await send(proxy, KEY, { ...ask, path })
@@ -49,7 +52,12 @@ async function everything(proxy: ChildProxy): Promise<void> {
   }
   await send(proxy, `"${KEY}`, ask)
   await send(proxy, KEY, { ...ask, path: '/large', body: BODY.repeat(50_000) })
-  const lines = ['POST /pay HTTP/1.1', 'Host: a', `Authorization: ${CREDENTIAL}`, `Idempotency-Key: ${KEY}\x01`]
+  const lines = [
+    'POST /pay HTTP/1.1',
+    'Host: a',
+    `Authorization: ${CREDENTIAL}`,
+    `Idempotency-Key: ${KEY}\x01`,
+  ]
   await rawRequest(proxy.port, `${lines.join('\r\n')}\r\nContent-Length: 0\r\n\r\n`)
 }
 
@@ -63,39 +71,42 @@ async function metrics(proxy: { readonly adminUrl: string }): Promise<string> {
   return (await fetch(`${proxy.adminUrl}/metrics`)).text()
 }
 
-void t.test('K22 neither key, credential nor body is in a log line, a metric or a Redis key or value', async (t) => {
-  await redis.command('FLUSHALL')
-  const stub = await upstream(t)
-  const proxy = await started(t, stub.url, redis.url)
-  await everything(proxy)
-  const client = new Redis(redis.port, '127.0.0.1')
-  t.teardown(() => client.disconnect())
-  const keys = await client.keys('*')
-  t.ok(keys.some((key) => key.includes(':r:')) && keys.some((key) => key.endsWith(':u')))
-  quiet(t, keys.join('\n'), 'a Redis key', [BODY, ANSWER])
-  let kept = 0
-  for (const key of keys) {
-    const record = key.includes(':r:')
-    const value = record
-      ? ((await client.getBuffer(key)) as Buffer).toString('latin1')
-      : (await client.zrange(key, 0, -1)).join('\n')
-    if (value.includes(ANSWER)) kept++
-    quiet(t, value, 'a value', [BODY])
-  }
-  t.equal(kept, 1, 'the answer is in the store: its replay needs it')
-  quiet(t, await metrics(proxy), 'a metric', [BODY, ANSWER])
+void t.test(
+  'K22 neither key, credential nor body is in a log line, a metric or a Redis key or value',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const stub = await upstream(t)
+    const proxy = await started(t, stub.url, redis.url)
+    await everything(proxy)
+    const client = new Redis(redis.port, '127.0.0.1')
+    t.teardown(() => client.disconnect())
+    const keys = await client.keys('*')
+    t.ok(keys.some((key) => key.includes(':r:')) && keys.some((key) => key.endsWith(':u')))
+    quiet(t, keys.join('\n'), 'a Redis key', [BODY, ANSWER])
+    let kept = 0
+    for (const key of keys) {
+      const record = key.includes(':r:')
+      const value = record
+        ? ((await client.getBuffer(key)) as Buffer).toString('latin1')
+        : (await client.zrange(key, 0, -1)).join('\n')
+      if (value.includes(ANSWER)) kept++
+      quiet(t, value, 'a value', [BODY])
+    }
+    t.equal(kept, 1, 'the answer is in the store: its replay needs it')
+    quiet(t, await metrics(proxy), 'a metric', [BODY, ANSWER])
 
-  // Without the store: errors of the client library carry the command and its arguments.
-  await redis.command('CONFIG', 'SET', 'maxmemory', '1')
-  await everything(proxy)
-  await redis.command('CONFIG', 'SET', 'maxmemory', '0')
-  redis.pause()
-  await everything(proxy)
-  redis.resume()
-  quiet(t, JSON.stringify(proxy.log), 'a log line', [BODY, ANSWER])
-  t.ok(proxy.log.filter(({ msg }) => msg === 'request').length > 20)
-  quiet(t, await metrics(proxy), 'a metric', [BODY, ANSWER])
-})
+    // Without the store: errors of the client library carry the command and its arguments.
+    await redis.command('CONFIG', 'SET', 'maxmemory', '1')
+    await everything(proxy)
+    await redis.command('CONFIG', 'SET', 'maxmemory', '0')
+    redis.pause()
+    await everything(proxy)
+    redis.resume()
+    quiet(t, JSON.stringify(proxy.log), 'a log line', [BODY, ANSWER])
+    t.ok(proxy.log.filter(({ msg }) => msg === 'request').length > 20)
+    quiet(t, await metrics(proxy), 'a metric', [BODY, ANSWER])
+  },
+)
 
 void t.test('K22 neither key nor credential is in the file of the embedded store', async (t) => {
   const stub = await upstream(t)
@@ -112,7 +123,12 @@ void t.test('K22 neither key nor credential is in the file of the embedded store
 void t.test('S08 keep: outcome: no byte of the answer is in the store', async (t) => {
   await redis.command('FLUSHALL')
   const stub = await upstream(t)
-  const proxy = await started(t, stub.url, redis.url, 'routes: [{ name: r, match: { path: /pay }, keep: outcome }]')
+  const proxy = await started(
+    t,
+    stub.url,
+    redis.url,
+    'routes: [{ name: r, match: { path: /pay }, keep: outcome }]',
+  )
   const key = newKey()
   t.equal((await send(proxy, key)).body, ANSWER)
   const retry = await send(proxy, key)
@@ -120,34 +136,36 @@ void t.test('S08 keep: outcome: no byte of the answer is in the store', async (t
   t.match(JSON.parse(retry.body), { originalStatus: 201 })
   const client = new Redis(redis.port, '127.0.0.1')
   t.teardown(() => client.disconnect())
-  for (const name of await client.keys('*:r:*'))
-    t.notOk((await client.getBuffer(name))?.includes(ANSWER))
+  for (const name of await client.keys('*:r:*')) t.notOk((await client.getBuffer(name))?.includes(ANSWER))
   t.equal(stub.seen.length, 1)
 })
 
-void t.test('O07 the cardinality of /metrics is bounded under random keys, paths, callers and methods', async (t) => {
-  const stub = await upstream(t)
-  await using proxy = await proxyInProcess(
-    `upstream: { url: "${stub.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: orders, match: { path: "/orders/:id" } }]`,
-  )
-  const some = async (): Promise<void> => {
-    const random = newKey()
-    const headers = { authorization: `Bearer ${random}`, 'x-tenant': random }
-    await send(proxy, random, { path: `/orders/${random}`, headers })
-    await send(proxy, random, { path: `/orders/${random}`, headers })
-    await send(proxy, random, { path: `/${random}?q=${random}`, headers })
-    await send(proxy, null, { path: `/${random}`, headers, method: 'PROPFIND' })
-  }
-  const series = async (): Promise<number> =>
-    (await metrics(proxy)).split('\n').filter((line) => line.startsWith('idempotency_')).length
-  await some()
-  await until(async () => (await proxy.metric('idempotency_requests_total{route="default",outcome="passed"}')) === 1)
-  const before = await series()
-  for (let n = 0; n < 50; n++) await some()
-  t.equal(await series(), before)
-  const text = await metrics(proxy)
-  t.strictSame(
-    [...new Set([...text.matchAll(/route="([^"]*)"/g)].map(([, route]) => route))].sort(),
-    ['default', 'orders'],
-  )
-})
+void t.test(
+  'O07 the cardinality of /metrics is bounded under random keys, paths, callers and methods',
+  async (t) => {
+    const stub = await upstream(t)
+    await using proxy = await proxyInProcess(
+      `upstream: { url: "${stub.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: orders, match: { path: "/orders/:id" } }]`,
+    )
+    const some = async (): Promise<void> => {
+      const random = newKey()
+      const headers = { authorization: `Bearer ${random}`, 'x-tenant': random }
+      await send(proxy, random, { path: `/orders/${random}`, headers })
+      await send(proxy, random, { path: `/orders/${random}`, headers })
+      await send(proxy, random, { path: `/${random}?q=${random}`, headers })
+      await send(proxy, null, { path: `/${random}`, headers, method: 'PROPFIND' })
+    }
+    const series = async (): Promise<number> =>
+      (await metrics(proxy)).split('\n').filter((line) => line.startsWith('idempotency_')).length
+    await some()
+    await until(
+      async () => (await proxy.metric('idempotency_requests_total{route="default",outcome="passed"}')) === 1,
+    )
+    const before = await series()
+    for (let n = 0; n < 50; n++) await some()
+    t.equal(await series(), before)
+    const text = await metrics(proxy)
+    const routes = new Set([...text.matchAll(/route="([^"]*)"/g)].map(([, route]) => route))
+    t.strictSame(routes, new Set(['default', 'orders']))
+  },
+)

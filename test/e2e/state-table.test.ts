@@ -11,6 +11,7 @@ import {
   until,
 } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { rawRequest } from '../support/raw.ts'
 import { RedisServer } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
 
@@ -29,7 +30,8 @@ async function world(t: Test, more = '', upstreamUrl?: string) {
     const status = Number(/^\/status\/(\d+)/.exec(target)?.[1] ?? 201)
     if (target.startsWith('/cut')) return void response.destroy()
     if (target.startsWith('/gated')) await work.opened
-    if (target.startsWith('/big')) return void response.writeHead(201, { location: '/it' }).end(Buffer.alloc(2000))
+    if (target.startsWith('/big'))
+      return void response.writeHead(201, { location: '/it' }).end(Buffer.alloc(2000))
     if (target.startsWith('/not-applied')) response.setHeader('idempotency-outcome', 'not-applied')
     response.writeHead(status).end(answer)
   })
@@ -58,7 +60,12 @@ const OTHER = '{"amount":2}'
 async function refused(
   t: Test,
   ask: () => Promise<Reply>,
-  expected: { readonly status: number; readonly code: string; readonly retry: string; readonly retryAfter?: true },
+  expected: {
+    readonly status: number
+    readonly code: string
+    readonly retry: string
+    readonly retryAfter?: true
+  },
 ): Promise<Record<string, unknown>> {
   const before = await redisSnapshot(redis)
   const reply = await ask()
@@ -82,27 +89,33 @@ async function refused(
   return body
 }
 
-void t.test('§2 absent → in_progress → completed → absent: the record keeps answers for ttl, from completion', async (t) => {
-  const { upstream, proxy, work } = await world(t, 'defaults: { ttl: 2s, statusHeader: true }')
-  const key = newKey()
-  const asked = send(proxy, key, { path: '/gated' })
-  await upstream.arrived(1)
-  t.equal(await state(), STATE.in_progress)
-  work.open()
-  const first = await asked
-  t.equal(await state(), STATE.completed)
-  const record = (await onlyRecord(redis)).bytes
-  const expires = record.readUIntBE(44, 6)
-  t.equal(expires, record.readUIntBE(38, 6) + 2000, 'from completion')
-  t.equal(Math.floor(Date.parse(first.headers.get('idempotency-expires') as string) / 1000), Math.floor(expires / 1000))
-  const replay = await send(proxy, key, { path: '/gated' })
-  t.ok(replay.replayed)
-  t.equal(replay.headers.get('idempotency-expires'), first.headers.get('idempotency-expires'))
-  t.strictSame((await onlyRecord(redis)).bytes, record, 'T03 a replay does not prolong it')
-  await until(async () => (await redis.command('DBSIZE')) === 0)
-  t.notOk((await send(proxy, key, { path: '/gated' })).replayed, 'T01 after ttl it executes anew')
-  t.equal(upstream.seen.length, 2)
-})
+void t.test(
+  '§2 absent → in_progress → completed → absent: the record keeps answers for ttl, from completion',
+  async (t) => {
+    const { upstream, proxy, work } = await world(t, 'defaults: { ttl: 2s, statusHeader: true }')
+    const key = newKey()
+    const asked = send(proxy, key, { path: '/gated' })
+    await upstream.arrived(1)
+    t.equal(await state(), STATE.in_progress)
+    work.open()
+    const first = await asked
+    t.equal(await state(), STATE.completed)
+    const record = (await onlyRecord(redis)).bytes
+    const expires = record.readUIntBE(44, 6)
+    t.equal(expires, record.readUIntBE(38, 6) + 2000, 'from completion')
+    t.equal(
+      Math.floor(Date.parse(first.headers.get('idempotency-expires') as string) / 1000),
+      Math.floor(expires / 1000),
+    )
+    const replay = await send(proxy, key, { path: '/gated' })
+    t.ok(replay.replayed)
+    t.equal(replay.headers.get('idempotency-expires'), first.headers.get('idempotency-expires'))
+    t.strictSame((await onlyRecord(redis)).bytes, record, 'T03 a replay does not prolong it')
+    await until(async () => (await redis.command('DBSIZE')) === 0)
+    t.notOk((await send(proxy, key, { path: '/gated' })).replayed, 'T01 after ttl it executes anew')
+    t.equal(upstream.seen.length, 2)
+  },
+)
 
 void t.test('§2 completed → expired where tombstones are on; another payload is still misuse', async (t) => {
   const { upstream, proxy } = await world(t, 'defaults: { ttl: 2s, tombstone: 1h }')
@@ -122,63 +135,73 @@ for (const [what, path] of [
   ['a released status', '/status/429'],
   ["the upstream's own word", '/not-applied'],
 ] as const)
-  void t.test(`§2 ${what} → failed_retryable, which keeps the fingerprint and is claimed with fence + 1`, async (t) => {
-    const { upstream, proxy } = await world(t)
+  void t.test(
+    `§2 ${what} → failed_retryable, which keeps the fingerprint and is claimed with fence + 1`,
+    async (t) => {
+      const { upstream, proxy } = await world(t)
+      const key = newKey()
+      await send(proxy, key, { path })
+      t.equal(await state(), STATE.failed_retryable)
+      const first = await fence()
+      await refused(t, () => send(proxy, key, { path, body: OTHER }), {
+        status: 422,
+        code: 'idempotency_key_reused',
+        retry: 'new-key',
+      })
+      t.equal(upstream.seen.length, 1)
+      await send(proxy, key, { path })
+      t.equal(upstream.seen.length, 2, 'the retry executes')
+      t.equal(await fence(), first + 1)
+    },
+  )
+
+void t.test(
+  '§2 proven not executed (refused connection) → failed_retryable; the retry executes',
+  async (t) => {
+    const gone = await upstreamStub(() => {})
+    await gone[Symbol.asyncDispose]()
+    const { proxy } = await world(t, '', gone.url)
     const key = newKey()
-    await send(proxy, key, { path })
-    t.equal(await state(), STATE.failed_retryable)
-    const first = await fence()
-    await refused(t, () => send(proxy, key, { path, body: OTHER }), {
+    for (const attempt of [1, 2]) {
+      const reply = await send(proxy, key)
+      t.strictSame([reply.status, reply.code], [502, 'upstream_unreachable'], `attempt ${attempt}`)
+      t.match(JSON.parse(reply.body), { retry: 'same-key' })
+      t.equal(await state(), STATE.failed_retryable)
+    }
+    const { upstream, proxy: mended } = await world(t)
+    t.equal((await send(mended, key)).status, 201)
+    t.equal(upstream.seen.length, 1)
+    t.equal((await onlyRecord(redis)).bytes.readUInt16BE(61), 3, 'the third attempt')
+  },
+)
+
+void t.test(
+  'O01 §2 outcome uncertain → unknown: every retry is 409, misuse beats it, N stays 1',
+  async (t) => {
+    const { upstream, proxy } = await world(t, 'defaults: { onLeaseExpired: retry }')
+    const key = newKey()
+    const first = await send(proxy, key, { path: '/cut' })
+    t.strictSame([first.status, first.code], [502, 'upstream_failed'])
+    t.equal(await state(), STATE.unknown)
+    for (let n = 0; n < 3; n++)
+      await refused(t, () => send(proxy, key, { path: '/cut' }), {
+        status: 409,
+        code: 'idempotency_outcome_unknown',
+        retry: 'same-key',
+        retryAfter: true,
+      })
+    await refused(t, () => send(proxy, key, { path: '/cut', body: OTHER }), {
       status: 422,
       code: 'idempotency_key_reused',
       retry: 'new-key',
     })
     t.equal(upstream.seen.length, 1)
-    await send(proxy, key, { path })
-    t.equal(upstream.seen.length, 2, 'the retry executes')
-    t.equal(await fence(), first + 1)
-  })
-
-void t.test('§2 proven not executed (refused connection) → failed_retryable; the retry executes', async (t) => {
-  const gone = await upstreamStub(() => {})
-  await gone[Symbol.asyncDispose]()
-  const { proxy } = await world(t, '', gone.url)
-  const key = newKey()
-  for (const attempt of [1, 2]) {
-    const reply = await send(proxy, key)
-    t.strictSame([reply.status, reply.code], [502, 'upstream_unreachable'], `attempt ${attempt}`)
-    t.match(JSON.parse(reply.body), { retry: 'same-key' })
-    t.equal(await state(), STATE.failed_retryable)
-  }
-  const { upstream, proxy: mended } = await world(t)
-  t.equal((await send(mended, key)).status, 201)
-  t.equal(upstream.seen.length, 1)
-  t.equal((await onlyRecord(redis)).bytes.readUInt16BE(61), 3, 'the third attempt')
-})
-
-void t.test('O01 §2 outcome uncertain → unknown: every retry is 409, misuse beats it, N stays 1', async (t) => {
-  const { upstream, proxy } = await world(t, 'defaults: { onLeaseExpired: retry }')
-  const key = newKey()
-  const first = await send(proxy, key, { path: '/cut' })
-  t.strictSame([first.status, first.code], [502, 'upstream_failed'])
-  t.equal(await state(), STATE.unknown)
-  for (let n = 0; n < 3; n++)
-    await refused(t, () => send(proxy, key, { path: '/cut' }), {
-      status: 409,
-      code: 'idempotency_outcome_unknown',
-      retry: 'same-key',
-      retryAfter: true,
-    })
-  await refused(t, () => send(proxy, key, { path: '/cut', body: OTHER }), {
-    status: 422,
-    code: 'idempotency_key_reused',
-    retry: 'new-key',
-  })
-  t.equal(upstream.seen.length, 1)
-})
+  },
+)
 
 void t.test('U04 §6 no answer in time → 504 upstream_timeout, unknown', async (t) => {
-  await using silent = await tcpStub((socket) => socket.resume())
+  const spoken = new Set<number>()
+  await using silent = await tcpStub((socket, n) => socket.on('data', () => spoken.add(n)))
   const { proxy } = await world(t, '', silent.url)
   const key = newKey()
   const reply = await send(proxy, key)
@@ -186,22 +209,25 @@ void t.test('U04 §6 no answer in time → 504 upstream_timeout, unknown', async
   t.equal(await state(), STATE.unknown)
   const retry = await send(proxy, key)
   t.equal(retry.code, 'idempotency_outcome_unknown')
-  t.equal(silent.sockets.length, 1)
+  t.equal(spoken.size, 1, 'nothing was sent again, on whatever connection')
 })
 
-void t.test('U13 §6 respondWithin → 504 upstream_slow; the outcome is stored and the next retry replays', async (t) => {
-  const { upstream, proxy, work } = await world(t, 'defaults: { respondWithin: 50ms }')
-  const key = newKey()
-  const slow = await send(proxy, key, { path: '/gated' })
-  t.strictSame([slow.status, slow.code], [504, 'upstream_slow'])
-  t.match(JSON.parse(slow.body), { retry: 'same-key' })
-  t.equal(await state(), STATE.in_progress)
-  work.open()
-  await until(async () => (await state()) === STATE.completed)
-  const retry = await send(proxy, key, { path: '/gated' })
-  t.strictSame([retry.replayed, retry.body], [true, 'execution 1'])
-  t.equal(upstream.seen.length, 1)
-})
+void t.test(
+  'U13 §6 respondWithin → 504 upstream_slow; the outcome is stored and the next retry replays',
+  async (t) => {
+    const { upstream, proxy, work } = await world(t, 'defaults: { respondWithin: 50ms }')
+    const key = newKey()
+    const slow = await send(proxy, key, { path: '/gated' })
+    t.strictSame([slow.status, slow.code], [504, 'upstream_slow'])
+    t.match(JSON.parse(slow.body), { retry: 'same-key' })
+    t.equal(await state(), STATE.in_progress)
+    work.open()
+    await until(async () => (await state()) === STATE.completed)
+    const retry = await send(proxy, key, { path: '/gated' })
+    t.strictSame([retry.replayed, retry.body], [true, 'execution 1'])
+    t.equal(upstream.seen.length, 1)
+  },
+)
 
 void t.test('§2 unresolved records outlive ttl: they are kept for unresolvedTtl', async (t) => {
   const { upstream, proxy } = await world(t, 'defaults: { ttl: 2s, lease: 1s, unresolvedTtl: 1h }')
@@ -214,34 +240,40 @@ void t.test('§2 unresolved records outlive ttl: they are kept for unresolvedTtl
   const index = [...(await redisSnapshot(redis)).keys()].filter((one) => one.endsWith(':u'))
   t.equal(index.length, 1, 'it is in the index of unresolved ones')
   const seen = upstream.seen.length
-  await until(async () => Number(((await redis.command('TIME')) as string[])[0]) * 1000 > bytes.readUIntBE(38, 6) + 3000)
+  await until(
+    async () =>
+      Number(((await redis.command('TIME')) as string[])[0]) * 1000 > bytes.readUIntBE(38, 6) + 3000,
+  )
   t.equal((await send(proxy, key, { path: '/cut' })).code, 'idempotency_outcome_unknown', 'after its ttl')
   t.equal(upstream.seen.length, seen)
 })
 
-void t.test('F01 F02 I01 §6 refusals beside a request in flight and a completed one change nothing', async (t) => {
-  const { upstream, proxy, work } = await world(t)
-  const key = newKey()
-  const asked = send(proxy, key, { path: '/gated' })
-  await upstream.arrived(1)
-  const misuse = { status: 422, code: 'idempotency_key_reused', retry: 'new-key' } as const
-  const running = await refused(t, () => send(proxy, key, { path: '/gated' }), {
-    status: 409,
-    code: 'idempotency_key_in_progress',
-    retry: 'same-key',
-    retryAfter: true,
-  })
-  const { key: name } = await onlyRecord(redis)
-  t.ok(name.endsWith(String(running['instance'])), 'instance is the record id')
-  await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
-  work.open()
-  const first = await asked
-  t.equal(first.body, 'execution 1')
-  await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
-  const replay = await send(proxy, key, { path: '/gated' })
-  t.strictSame([replay.replayed, replay.body], [true, 'execution 1'], 'still')
-  t.equal(upstream.seen.length, 1)
-})
+void t.test(
+  'F01 F02 I01 §6 refusals beside a request in flight and a completed one change nothing',
+  async (t) => {
+    const { upstream, proxy, work } = await world(t)
+    const key = newKey()
+    const asked = send(proxy, key, { path: '/gated' })
+    await upstream.arrived(1)
+    const misuse = { status: 422, code: 'idempotency_key_reused', retry: 'new-key' } as const
+    const running = await refused(t, () => send(proxy, key, { path: '/gated' }), {
+      status: 409,
+      code: 'idempotency_key_in_progress',
+      retry: 'same-key',
+      retryAfter: true,
+    })
+    const { key: name } = await onlyRecord(redis)
+    t.ok(name.endsWith(String(running['instance'])), 'instance is the record id')
+    await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
+    work.open()
+    const first = await asked
+    t.equal(first.body, 'execution 1')
+    await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
+    const replay = await send(proxy, key, { path: '/gated' })
+    t.strictSame([replay.replayed, replay.body], [true, 'execution 1'], 'still')
+    t.equal(upstream.seen.length, 1)
+  },
+)
 
 void t.test('P19 §6 a response that was not kept: 409 with originalStatus and location', async (t) => {
   const { upstream, proxy } = await world(t, 'limits: { response: 1KiB }')
@@ -257,39 +289,51 @@ void t.test('P19 §6 a response that was not kept: 409 with originalStatus and l
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('K02 K03 K11 F17 S03 §6 what is refused before the claim leaves no record, and changes none', async (t) => {
-  const { upstream, proxy } = await world(
-    t,
-    `limits: { request: 1KiB }
+void t.test(
+  'K02 K03 K11 F17 S03 §6 what is refused before the claim leaves no record, and changes none',
+  async (t) => {
+    const { upstream, proxy } = await world(
+      t,
+      `limits: { request: 1KiB }
 unmatched: reject
 routes:
   - { name: must, match: { path: /must }, key: required }
   - { name: named, match: { path: /named }, scope: { caller: "header:x-tenant", anonymous: reject } }
   - { name: pay, match: { path: /pay } }`,
-  )
-  const key = newKey()
-  t.equal((await send(proxy, key)).status, 201)
-  const cases: [string, () => Promise<Reply>, number, string, string][] = [
-    ['no key', () => send(proxy, null, { path: '/must' }), 400, 'idempotency_key_missing', 'new-key'],
-    ['an empty key', () => send(proxy, '""'), 400, 'idempotency_key_invalid', 'new-key'],
-    ['a list', () => send(proxy, `${key}, ${key}`), 400, 'idempotency_key_invalid', 'new-key'],
-    ['a long key', () => send(proxy, 'k'.repeat(256)), 400, 'idempotency_key_invalid', 'new-key'],
-    ['no tenant', () => send(proxy, key, { path: '/named' }), 401, 'idempotency_caller_missing', 'no'],
-    [
-      'a cookie instead of a caller',
-      () => sendAnonymous(proxy, key, { cookie: 'session=1' }),
-      400,
-      'idempotency_caller_missing',
-      'no',
-    ],
-    ['a large body', () => send(proxy, key, { body: `"${'x'.repeat(2000)}"` }), 413, 'request_too_large', 'no'],
-    ['no route', () => send(proxy, key, { path: '/none' }), 404, 'route_not_found', 'no'],
-  ]
-  for (const [what, ask, status, code, retry] of cases)
-    await t.test(what, async (t) => void (await refused(t, ask, { status, code, retry })))
-  t.equal(upstream.seen.length, 1)
-  t.ok((await send(proxy, key)).replayed)
-})
+    )
+    const key = newKey()
+    t.equal((await send(proxy, key)).status, 201)
+    const cases: [string, () => Promise<Reply>, number, string, string][] = [
+      ['no key', () => send(proxy, null, { path: '/must' }), 400, 'idempotency_key_missing', 'new-key'],
+      ['an empty key', () => send(proxy, '""'), 400, 'idempotency_key_invalid', 'new-key'],
+      ['a list', () => send(proxy, `${key}, ${key}`), 400, 'idempotency_key_invalid', 'new-key'],
+      ['a long key', () => send(proxy, 'k'.repeat(256)), 400, 'idempotency_key_invalid', 'new-key'],
+      ['no tenant', () => send(proxy, key, { path: '/named' }), 401, 'idempotency_caller_missing', 'no'],
+      [
+        'a cookie instead of a caller',
+        () => sendAnonymous(proxy, key, { cookie: 'session=1' }),
+        400,
+        'idempotency_caller_missing',
+        'no',
+      ],
+      [
+        'a large body',
+        () => send(proxy, key, { body: `"${'x'.repeat(2000)}"` }),
+        413,
+        'request_too_large',
+        'no',
+      ],
+      ['no route', () => send(proxy, key, { path: '/none' }), 404, 'route_not_found', 'no'],
+    ]
+    for (const [what, ask, status, code, retry] of cases) {
+      t.comment(what)
+      await refused(t, ask, { status, code, retry })
+    }
+    t.equal((await redisSnapshot(redis)).size, 1)
+    t.equal(upstream.seen.length, 1)
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+  },
+)
 
 async function sendAnonymous(
   proxy: TestProxy,
@@ -302,7 +346,6 @@ async function sendAnonymous(
 
 void t.test('P25 §6 a body that does not arrive in time: 408, nothing is claimed', async (t) => {
   const { upstream, proxy } = await world(t, 'limits: { upload: 100ms }')
-  const { rawRequest } = await import('../support/raw.ts')
   const head = `POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: ${newKey()}\r\nContent-Length: 10\r\n\r\nhalf`
   const answer = await rawRequest(proxy.port, head)
   t.equal(answer.status, 408)
@@ -327,24 +370,27 @@ void t.test('§6 over limits.inFlight: 503 overloaded; what runs already is not 
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('S01 L03 §4 keys are opaque and scoped: callers, methods, paths and letter case never meet', async (t) => {
-  const { upstream, proxy } = await world(t, 'defaults: { onStoreUnavailable: reject }')
-  const asks = [
-    ['{a}', {}],
-    ['{A}', {}],
-    ['{a}', { path: '/pay/2' }],
-    ['{a}', { method: 'PATCH' }],
-    ['{a}', { headers: { authorization: 'Bearer bob' } }],
-    ['a:b/*?[x]', {}],
-    ['a:b/*?[y]', {}],
-    ['../../x', {}],
-  ] as const
-  const bodies: string[] = []
-  for (const [key, ask] of asks) bodies.push((await send(proxy, key, ask)).body)
-  t.equal(new Set(bodies).size, asks.length)
-  for (const [n, [key, ask]] of asks.entries()) {
-    const retry = await send(proxy, key, ask)
-    t.strictSame([retry.replayed, retry.body], [true, bodies[n]])
-  }
-  t.equal(upstream.seen.length, asks.length)
-})
+void t.test(
+  'S01 L03 §4 keys are opaque and scoped: callers, methods, paths and letter case never meet',
+  async (t) => {
+    const { upstream, proxy } = await world(t, 'defaults: { onStoreUnavailable: reject }')
+    const asks = [
+      ['{a}', {}],
+      ['{A}', {}],
+      ['{a}', { path: '/pay/2' }],
+      ['{a}', { method: 'PATCH' }],
+      ['{a}', { headers: { authorization: 'Bearer bob' } }],
+      ['a:b/*?[x]', {}],
+      ['a:b/*?[y]', {}],
+      ['../../x', {}],
+    ] as const
+    const bodies: string[] = []
+    for (const [key, ask] of asks) bodies.push((await send(proxy, key, ask)).body)
+    t.equal(new Set(bodies).size, asks.length)
+    for (const [n, [key, ask]] of asks.entries()) {
+      const retry = await send(proxy, key, ask)
+      t.strictSame([retry.replayed, retry.body], [true, bodies[n]])
+    }
+    t.equal(upstream.seen.length, asks.length)
+  },
+)

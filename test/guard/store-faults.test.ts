@@ -313,6 +313,46 @@ void t.test('R02 bypass: simultaneous requests of one key execute once on one re
 })
 
 void t.test(
+  'R02 bypass: while it works without a claim its retries meet it, also when the store is back',
+  async (t) => {
+    for (const before of ['nothing', 'not executed'] as const) {
+      const a = replica(t)
+      a.store.fault = () => 'down'
+      if (before === 'not executed') await released(a, { route: BYPASS })
+      const { n } = a
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const working = a.send({ route: BYPASS })
+      await gate.reached
+      a.store.fault = () => null
+      await refused(t, a, {}, 'idempotency_key_in_progress')
+      await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
+      gate.open()
+      const first = seen(await working)
+      t.ok(await a.ports.settler.flush())
+      t.match(await a.get(), { bytes: first.bytes, replayed: true })
+      t.equal(a.n, n + 1)
+    }
+  },
+)
+
+void t.test('L09 a run with a claim is the store’s to tell of, not this replica’s', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded(201, 'late')))
+  const policy = route({ onLeaseExpired: 'retry' })
+  const working = a.send({ route: policy })
+  await gate.reached
+  a.store.now += LEASE
+  const retry = await a.get({ route: policy })
+  t.ok(ok(retry), 'lapsed on its own replica, too')
+  t.equal(a.events.filter(([name]) => name === 'leaseExpired').length, 1)
+  gate.open()
+  seen(await working)
+  t.match(await a.get({ route: policy }), { bytes: retry.bytes, replayed: true })
+})
+
+void t.test(
   'R02 bypass with a lost claim: nothing is freed; the outcome is written under its token',
   async (t) => {
     for (const op of ['put', 'swap'] as const)
@@ -334,6 +374,8 @@ void t.test(
             { status: 201, marks: ['Idempotency-Status', 'bypassed'] },
             `${op} ${fault} ${arrives}`,
           )
+          t.equal(a.trace.fence, null, 'a fence that the store did not give is none')
+          t.equal(a.asked.at(-1)?.headers[3], '0')
           t.equal(a.said('completed').at(-1), 'deferred')
           a.store.fault = () => null
           if (arrives === 'before') await a.store.arrive()
@@ -631,8 +673,16 @@ void t.test('R05 one outcome that the store never takes keeps no other from it',
   t.notOk(await a.ports.settler.flush())
   t.notOk(await a.ports.settler.flush())
   t.equal(a.ports.settler.size, 1)
-  a.store.fault = ({ op }) => (op === 'swap' ? 'full' : null)
+  for (const key of ['fourth', 'fifth']) {
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return a.responded(201, key)
+    })
+    await a.get({ key })
+  }
+  a.store.fault = ({ id, op }) => (id === poison && op === 'swap' ? 'full' : null)
   t.notOk(await a.ports.settler.flush())
+  t.equal(a.ports.settler.size, 1, 'nor does one for which there is no room')
   a.store.fault = () => null
   t.ok(await a.ports.settler.flush())
   t.same(

@@ -302,6 +302,7 @@ void t.test('the latency of a route is a moving average; nothing is known of oth
   t.equal(latency.remaining('a', 0), 1000)
   latency.saw('a', 2000)
   t.equal(latency.remaining('a', 200), 1000)
+  t.equal(latency.remaining('a', 1200), 0, 'any moment now')
   t.equal(latency.remaining('a', 1201), Number.POSITIVE_INFINITY)
   t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY)
   t.end()

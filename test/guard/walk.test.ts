@@ -524,10 +524,23 @@ void t.test(
     t.equal((await a.get()).replayed, true, 'the owner’s own late outcome is accepted over unknown')
     t.same(a.said('completed'), ['stored'])
 
+    const fresh = replica(t)
+    await fresh.get()
+    t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers tell the latency')
+    t.same(
+      fresh.events.filter(([name]) => name === 'leaseUse'),
+      [['leaseUse', 'payments']],
+    )
+
     const b = replica(t)
     b.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
     await b.get()
     t.equal((await refused(t, b, {}, 'idempotency_outcome_unknown')).retryAfter, 30, 'to the next look')
+    t.same(
+      b.events.filter(([name]) => name === 'leaseExpired'),
+      [],
+      'unknown, but not for silence',
+    )
   },
 )
 

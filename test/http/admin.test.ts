@@ -42,7 +42,9 @@ void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   const health = new Fake()
   await using admin = await listening(adminServer(health, null))
   const states = async (): Promise<number[]> =>
-    Promise.all(['/livez', '/startupz', '/readyz'].map(async (path) => (await fetch(admin.url + path)).status))
+    Promise.all(
+      ['/livez', '/startupz', '/readyz'].map(async (path) => (await fetch(admin.url + path)).status),
+    )
   t.same(await states(), [200, 200, 200])
   health.isStarted = false
   t.same(await states(), [200, 503, 503])
@@ -50,7 +52,11 @@ void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   health.isUp = false
   t.same(await states(), [200, 200, 200], 'one shared store must not take a whole fleet out of service')
   const body = (await (await fetch(`${admin.url}/readyz`)).json()) as object
-  t.match(body, { store: { up: false, detail: 'refused' }, draining: false }, 'its state is always in the body')
+  t.match(
+    body,
+    { store: { up: false, detail: 'refused' }, draining: false },
+    'its state is always in the body',
+  )
   health.readinessNeedsStore = true
   t.same(await states(), [200, 200, 503])
   health.isUp = true
@@ -60,17 +66,20 @@ void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   t.match(await (await fetch(`${admin.url}/readyz`)).json(), { draining: true })
 })
 
-void t.test('O10 readiness fails at once when draining begins, while requests are still served', async (t) => {
-  await using upstream = await upstreamStub((_seen, response) => void response.end('ok'))
-  const proxy = await proxyBefore(upstream, { more: 'drain: { delay: 400ms }' })
-  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
-  const drained = proxy.drain()
-  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 503)
-  t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
-  t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
-  t.equal((await fetch(proxy.url, { headers: { connection: 'close' } })).status, 200)
-  await drained
-})
+void t.test(
+  'O10 readiness fails at once when draining begins, while requests are still served',
+  async (t) => {
+    await using upstream = await upstreamStub((_seen, response) => void response.end('ok'))
+    const proxy = await proxyBefore(upstream, { more: 'drain: { delay: 400ms }' })
+    t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
+    const drained = proxy.drain()
+    t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 503)
+    t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
+    t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
+    t.equal((await fetch(proxy.url, { headers: { connection: 'close' } })).status, 200)
+    await drained
+  },
+)
 
 void t.test('S10 everything but the open paths needs the token; ops has nothing else', async (t) => {
   const health = new Fake()
@@ -81,11 +90,28 @@ void t.test('S10 everything but the open paths needs the token; ops has nothing 
       t.equal((await fetch(`${base}${path}`)).status, 200)
       t.equal((await fetch(`${base}${path}?x=1`)).status, 200)
     }
-  for (const path of ['/', '/v1/records', '/v1/records/x', '/v1/report', '/v1/config', '/livez/', '//livez', '/LIVEZ', '/metrics/x']) {
+  for (const path of [
+    '/',
+    '/v1/records',
+    '/v1/records/x',
+    '/v1/report',
+    '/v1/config',
+    '/livez/',
+    '//livez',
+    '/LIVEZ',
+    '/metrics/x',
+  ]) {
     const bare = await fetch(`${admin.url}${path}`)
     t.equal(bare.status, 401, path)
     t.match(bare.headers.get('www-authenticate'), /^Bearer/)
-    for (const authorization of ['Bearer wrong', 'Bearer right tokenx', 'Bearer right toke', 'Basic right token', 'right token', 'Bearer'])
+    for (const authorization of [
+      'Bearer wrong',
+      'Bearer right tokenx',
+      'Bearer right toke',
+      'Basic right token',
+      'right token',
+      'Bearer',
+    ])
       t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 401)
     for (const authorization of ['Bearer right token', 'bearer right token'])
       t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 404)
@@ -144,7 +170,7 @@ void t.test('S10 none of it exists on the traffic port, where these are the upst
   }
   t.equal(upstream.seen.length, OPEN.length + 3)
   const listening = await proxy.logged((line) => line['msg'] === 'listening')
-  t.match(await (await fetch(`${listening['ops']}/metrics`)).text(), /^idempotency_/m)
-  t.equal((await fetch(`${listening['ops']}/v1/records`)).status, 404)
+  t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
+  t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
   rmSync(dir, { recursive: true })
 })

@@ -1,10 +1,18 @@
 import { once } from 'node:events'
-import { createServer, type IncomingMessage, METHODS, request as httpRequest } from 'node:http'
+import { createServer, request as httpRequest, type IncomingMessage, METHODS } from 'node:http'
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
-import { answering, problemOf, proxyBefore, scriptedPeer, storeCalls, values, without } from '../support/exchange.ts'
+import {
+  answering,
+  problemOf,
+  proxyBefore,
+  scriptedPeer,
+  storeCalls,
+  values,
+  without,
+} from '../support/exchange.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
@@ -134,7 +142,14 @@ void t.test('P21 events pass live', async (t) => {
 })
 
 void t.test('P04 what is not protected keeps status, reason, lines and bytes', async (t) => {
-  for (const [status, reason] of [[200, 'Fine'], [201, ''], [404, 'Cr\xe9\xe9'], [599, 'x'], [600, 'Odd'], [999, 'Denied']] as const) {
+  for (const [status, reason] of [
+    [200, 'Fine'],
+    [201, ''],
+    [404, 'Cr\xe9\xe9'],
+    [599, 'x'],
+    [600, 'Odd'],
+    [999, 'Denied'],
+  ] as const) {
     await using peer = await answering(
       `HTTP/1.1 ${status} ${reason}\r\nX-b: 2\r\nSet-Cookie: a=1, b\r\nx-B: caf\xe9\r\nSet-Cookie: c=2\r\nX-Empty:\r\n` +
         'Connection: x-hop\r\nConnection: x-hop2\r\nX-Hop: 1\r\nX-Hop2: 1\r\nIdempotent-Replayed: true\r\nDate: D\r\nContent-Length: 2\r\n\r\n\xff\x00',
@@ -143,7 +158,16 @@ void t.test('P04 what is not protected keeps status, reason, lines and bytes', a
     const answer = await rawRequest(proxy.port, 'GET /x HTTP/1.1\r\nHost: a\r\n\r\n')
     t.equal(answer.statusLine, `HTTP/1.1 ${status} ${reason}`)
     t.same(without(answer, 'connection', 'keep-alive', 'date', 'content-length'), [
-      ...['X-b', '2', 'Set-Cookie', 'a=1, b', 'x-B', 'caf\xe9', 'Set-Cookie', 'c=2', 'X-Empty', ''],
+      'X-b',
+      '2',
+      'Set-Cookie',
+      'a=1, b',
+      'x-B',
+      'caf\xe9',
+      'Set-Cookie',
+      'c=2',
+      'X-Empty',
+      '',
     ])
     t.same(answer.body, Buffer.from([0xff, 0]))
   }
@@ -163,17 +187,22 @@ void t.test('P07 P12 204, 304 with a length, HEAD, trailers, HTTP/1.0', async (t
     client.destroy()
     return got
   }
-  const request = (method: string, version = '1.1') => `${method} /x HTTP/${version}\r\nHost: a\r\nConnection: close\r\n\r\n`
+  const request = (method: string, version = '1.1') =>
+    `${method} /x HTTP/${version}\r\nHost: a\r\nConnection: close\r\n\r\n`
   const none = await show('HTTP/1.1 204 No\r\nContent-Length: 0\r\nTrailer: X\r\n\r\n', request('GET'))
   t.match(none, /^HTTP\/1.1 204 No\r\n/)
   t.notMatch(none, /content-length|transfer-encoding/i)
-  const fresh = await show('HTTP/1.1 304 Not Modified\r\nContent-Length: 5000\r\nETag: "e"\r\n\r\n', request('GET'))
+  const fresh = await show(
+    'HTTP/1.1 304 Not Modified\r\nContent-Length: 5000\r\nETag: "e"\r\n\r\n',
+    request('GET'),
+  )
   t.match(fresh, /^HTTP\/1.1 304 Not Modified\r\nContent-Length: 5000\r\nETag: "e"\r\n/)
   t.ok(fresh.endsWith('\r\n\r\n'))
   const head = await show('HTTP/1.1 200 OK\r\nTrailer: X\r\nContent-Length: 5000\r\n\r\n', request('HEAD'))
   t.match(head, /Content-Length: 5000\r\n/)
   t.ok(head.endsWith('\r\n\r\n'))
-  const chunked = 'HTTP/1.1 200 OK\r\nTrailer: X-T\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-T: 1\r\n\r\n'
+  const chunked =
+    'HTTP/1.1 200 OK\r\nTrailer: X-T\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-T: 1\r\n\r\n'
   const trailed = await show(chunked, request('GET'))
   t.match(trailed, /Trailer: X-T\r\n/)
   t.match(trailed, /2\r\nok\r\n0\r\nx-t: 1\r\n\r\n$/i)
@@ -186,24 +215,63 @@ void t.test('P07 P12 204, 304 with a length, HEAD, trailers, HTTP/1.0', async (t
 void t.test('F21 targets, methods and content types pass as sent', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
-  const targets = ['//', '//evil.test/x', '/a/../b/./c', '/%', '/%zz?%', '/a%00b', '/a b'.replace(' ', '%20'), '/{x}|^`"<>', '/?', '/??a=1?', '/a;b=c,d', '/*', '/:x']
+  const targets = [
+    '//',
+    '//evil.test/x',
+    '/a/../b/./c',
+    '/%',
+    '/%zz?%',
+    '/a%00b',
+    '/a b'.replace(' ', '%20'),
+    '/{x}|^`"<>',
+    '/?',
+    '/??a=1?',
+    '/a;b=c,d',
+    '/*',
+    '/:x',
+  ]
   for (const target of targets) {
-    const answer = await rawRequest(proxy.port, Buffer.from(`GET ${target} HTTP/1.1\r\nHost: a\r\n\r\n`, 'latin1'))
+    const answer = await rawRequest(
+      proxy.port,
+      Buffer.from(`GET ${target} HTTP/1.1\r\nHost: a\r\n\r\n`, 'latin1'),
+    )
     t.equal(answer.status, 200, target)
     t.equal(upstream.seen.at(-1)?.target, target)
   }
-  for (const type of ['', 'x', 'application/json; charset="', 'text/plain', 'multipart/form-data', 'application/json', 'a/b;;c', 'caf\xe9/x']) {
-    const answer = await rawRequest(proxy.port, Buffer.from(`POST /t HTTP/1.1\r\nHost: a\r\nContent-Type: ${type}\r\nContent-Length: 3\r\n\r\n{no`, 'latin1'))
+  for (const type of [
+    '',
+    'x',
+    'application/json; charset="',
+    'text/plain',
+    'multipart/form-data',
+    'application/json',
+    'a/b;;c',
+    'caf\xe9/x',
+  ]) {
+    const answer = await rawRequest(
+      proxy.port,
+      Buffer.from(
+        `POST /t HTTP/1.1\r\nHost: a\r\nContent-Type: ${type}\r\nContent-Length: 3\r\n\r\n{no`,
+        'latin1',
+      ),
+    )
     t.equal(answer.status, 200, type)
     t.same(linesOf(upstream.seen.at(-1)?.headers ?? [], 'content-type'), [type])
     t.equal(upstream.seen.at(-1)?.body.toString(), '{no')
   }
   for (const method of METHODS.filter((one) => !UNUSUAL.has(one))) {
-    const answer = await rawRequest(proxy.port, `${method} /m HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi`)
+    const answer = await rawRequest(
+      proxy.port,
+      `${method} /m HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi`,
+    )
     t.equal(answer.status, 200, method)
     t.equal(upstream.seen.at(-1)?.method, method)
     t.equal(upstream.seen.at(-1)?.body.toString(), 'hi', `${method} with a body`)
-    t.equal((await rawRequest(proxy.port, `${method} /m HTTP/1.1\r\nHost: a\r\n\r\n`)).status, 200, `${method} without`)
+    t.equal(
+      (await rawRequest(proxy.port, `${method} /m HTTP/1.1\r\nHost: a\r\n\r\n`)).status,
+      200,
+      `${method} without`,
+    )
     t.equal(upstream.seen.at(-1)?.body.length, 0)
   }
 })
@@ -212,132 +280,25 @@ void t.test('K01 header lines of the request pass in their order, case and numbe
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const before = await storeCalls(proxy)
-  const lines = ['X-b: 2', 'x-B: 1', 'X-B: caf\xe9', 'Accept-Version: 9.9.9', 'Cookie: a=1', 'Cookie: b=2', 'ACCEPT: */*']
-  await rawRequest(proxy.port, Buffer.from(`GET /x HTTP/1.1\r\nHost: a.test\r\n${lines.join('\r\n')}\r\n\r\n`, 'latin1'))
+  const lines = [
+    'X-b: 2',
+    'x-B: 1',
+    'X-B: caf\xe9',
+    'Accept-Version: 9.9.9',
+    'Cookie: a=1',
+    'Cookie: b=2',
+    'ACCEPT: */*',
+  ]
+  await rawRequest(
+    proxy.port,
+    Buffer.from(`GET /x HTTP/1.1\r\nHost: a.test\r\n${lines.join('\r\n')}\r\n\r\n`, 'latin1'),
+  )
   const headers = upstream.seen[0]?.headers ?? []
   const got = headers.flatMap((name, i) => (i % 2 === 0 ? [`${name}: ${headers[i + 1]}`] : []))
-  t.same(got.filter((line) => lines.includes(line)), lines)
+  t.same(
+    got.filter((line) => lines.includes(line)),
+    lines,
+  )
   t.same(linesOf(headers, 'host'), ['a.test'])
   t.equal(await storeCalls(proxy), before, 'no store call')
-})
-
-void t.test('U01 U04 errors are problems: 502 unreachable, 502 failed, 504', async (t) => {
-  await using nobody = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
-  t.match(problemOf(await rawRequest(nobody.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
-    type: 'urn:idempotency-proxy:upstream_unreachable',
-    code: 'upstream_unreachable',
-    status: 502,
-  })
-  t.match(problemOf(await rawRequest(nobody.port, post('/x', null, 'x'.repeat(10)))), { code: 'upstream_unreachable' })
-  await using silent = await tcpStub(() => {})
-  await using slow = await proxyBefore(silent, { upstream: 'timeout: 200ms' })
-  t.match(problemOf(await rawRequest(slow.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), { code: 'upstream_timeout', status: 504 })
-  for (const bytes of ['', 'garbage\r\n\r\n', 'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n']) {
-    await using peer = await scriptedPeer((socket) => void socket.end(bytes, 'latin1'))
-    await using proxy = await proxyBefore(peer)
-    for (const request of ['GET / HTTP/1.1\r\nHost: a\r\n\r\n', post('/x', null, '{}')])
-      t.match(problemOf(await rawRequest(proxy.port, request)), { code: 'upstream_failed', status: 502 })
-    t.equal(peer.requests.length, 2, 'nothing is tried again')
-  }
-})
-
-void t.test('U01 an upload that nobody takes is answered, and the proxy lives on', async (t) => {
-  await using proxy = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write('POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc')
-  const answer = await readAnswer(client)
-  t.match(problemOf(answer), { code: 'upstream_unreachable' })
-  t.same(values(answer, 'connection'), ['close'])
-  client.resume()
-  await once(client, 'close')
-  t.match(problemOf(await rawRequest(proxy.port, post('/x', null, '{}'))), { code: 'upstream_unreachable' })
-})
-
-void t.test('U05 an upstream that breaks off breaks off the client: by length, chunked, HTTP/1.0', async (t) => {
-  for (const version of ['1.1', '1.0'])
-    for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n']) {
-      await using peer = await scriptedPeer((socket) => {
-        socket.write(`HTTP/1.1 200 OK\r\n${head}`)
-        setTimeout(() => socket.destroy(), 20)
-      })
-      await using proxy = await proxyBefore(peer)
-      const client = connect(proxy.port, '127.0.0.1')
-      client.write(`GET / HTTP/${version}\r\nHost: a\r\n\r\n`)
-      let got = ''
-      let reset = false
-      client.on('data', (chunk: Buffer) => {
-        got += chunk.toString()
-      })
-      client.on('error', (error: NodeJS.ErrnoException) => {
-        reset = error.code === 'ECONNRESET'
-      })
-      await new Promise((resolve) => client.once('close', resolve))
-      t.match(got, 'abc')
-      t.notMatch(got, /\r\n0\r\n/)
-      t.ok(reset || /content-length: 10|chunked/i.test(got), 'the client can tell')
-    }
-})
-
-void t.test('X01 a client that leaves cancels the call: before the head, in the answer, in the upload', async (t) => {
-  for (const [request, answer] of [
-    ['GET /wait HTTP/1.1\r\nHost: a\r\n\r\n', ''],
-    ['GET /some HTTP/1.1\r\nHost: a\r\n\r\n', 'HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc'],
-    ['POST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc', ''],
-  ] as const) {
-    const arrived = Promise.withResolvers<Socket>()
-    await using peer = await tcpStub((socket) => {
-      socket.once('data', () => {
-        if (answer !== '') socket.write(answer)
-        arrived.resolve(socket)
-      })
-    })
-    await using proxy = await proxyBefore(peer)
-    const client = connect(proxy.port, '127.0.0.1')
-    client.write(request)
-    const upstream = await arrived.promise
-    if (answer !== '') await once(client, 'data')
-    const closed = once(upstream, 'close')
-    client.destroy()
-    await closed
-    t.pass(request.slice(0, 10))
-  }
-})
-
-void t.test('U02 nothing is sent again on a stale connection: neither POST nor GET', async (t) => {
-  for (const request of [post('/again', null, '{}'), 'GET /again HTTP/1.1\r\nHost: a\r\n\r\n']) {
-    await using peer = await scriptedPeer((socket, got) => {
-      if (got.includes('/again')) socket.destroy()
-      else socket.write('HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n')
-    })
-    await using proxy = await proxyBefore(peer, { upstream: 'connections: 1' })
-    await rawRequest(proxy.port, 'GET /warm HTTP/1.1\r\nHost: a\r\n\r\n')
-    t.match(problemOf(await rawRequest(proxy.port, request)), { code: 'upstream_failed' })
-    t.equal(peer.requests.filter((one) => one.includes('/again')).length, 1)
-    t.equal((await rawRequest(proxy.port, 'GET /warm HTTP/1.1\r\nHost: a\r\n\r\n')).status, 200)
-  }
-})
-
-void t.test('U07 an answer before the upload is whole: it arrives, and the connection is not reused', async (t) => {
-  await using peer = await tcpStub((socket) => {
-    socket.once('data', () => socket.write('HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno'))
-  })
-  await using proxy = await proxyBefore(peer)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write('POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nabc')
-  const answer = await readAnswer(client)
-  t.equal(answer.status, 413)
-  t.equal(answer.body.toString(), 'no')
-  t.same(values(answer, 'connection'), ['close'])
-  client.destroy()
-})
-
-void t.test('P27 pipelined requests that pass are answered in order', async (t) => {
-  await using upstream = await upstreamStub((seen, response) => void response.end(seen.target))
-  await using proxy = await proxyBefore(upstream)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.write(['/1', '/2', '/3'].map((target) => `GET ${target} HTTP/1.1\r\nHost: a\r\n\r\n`).join(''))
-  for (const target of ['/1', '/2', '/3']) t.equal((await readAnswer(client)).body.toString(), target)
-  client.destroy()
 })

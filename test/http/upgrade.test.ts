@@ -21,7 +21,10 @@ interface Echo extends AsyncDisposable {
 async function echo(server: Server = createServer()): Promise<Echo> {
   const handshakes: string[][] = []
   const targets: string[] = []
-  const sockets = new WebSocketServer({ noServer: true, handleProtocols: (offered) => [...offered][1] ?? false })
+  const sockets = new WebSocketServer({
+    noServer: true,
+    handleProtocols: (offered) => [...offered][1] ?? false,
+  })
   server.on('upgrade', (request, socket, head) => {
     handshakes.push(request.rawHeaders)
     targets.push(request.url ?? '')
@@ -33,7 +36,7 @@ async function echo(server: Server = createServer()): Promise<Echo> {
       return
     }
     sockets.handleUpgrade(request, socket, head, (ws) => {
-      ws.on('message', (data, binary) => {
+      ws.on('message', (data: Buffer, binary) => {
         if (data.toString() === 'bye') ws.close(4001, 'so long')
         else ws.send(data, { binary })
       })
@@ -59,41 +62,53 @@ async function echo(server: Server = createServer()): Promise<Echo> {
 }
 
 const HANDSHAKE = [
-  ...['Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Version: 13'],
+  'Connection: Upgrade',
+  'Upgrade: websocket',
+  'Sec-WebSocket-Version: 13',
   'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
 ].join('\r\n')
 
-void t.test('M10 a WebSocket passes, key or not: text, binary, subprotocol, close code and reason', async (t) => {
-  await using upstream = await echo()
-  await using proxy = await proxyBefore(upstream, { routes: '{ name: r, match: { methods: [GET], path: "/*" }, key: required }' })
-  const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/a//b/c?x=%2F`, ['one', 'two'], {
-    headers: { 'Idempotency-Key': 'k', 'Idempotency-Fence': '7', 'X-Forwarded-For': '1.2.3.4', 'X-Mine': '1' },
-  })
-  await once(ws, 'open')
-  t.equal(ws.protocol, 'two')
-  const large = 'x'.repeat(300_000)
-  for (const message of ['hello', large, '']) {
-    ws.send(message)
+void t.test(
+  'M10 a WebSocket passes, key or not: text, binary, subprotocol, close code and reason',
+  async (t) => {
+    await using upstream = await echo()
+    await using proxy = await proxyBefore(upstream, {
+      routes: '{ name: r, match: { methods: [GET], path: "/*" }, key: required }',
+    })
+    const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/a//b/c?x=%2F`, ['one', 'two'], {
+      headers: {
+        'Idempotency-Key': 'k',
+        'Idempotency-Fence': '7',
+        'X-Forwarded-For': '1.2.3.4',
+        'X-Mine': '1',
+      },
+    })
+    await once(ws, 'open')
+    t.equal(ws.protocol, 'two')
+    const large = 'x'.repeat(300_000)
+    for (const message of ['hello', large, '']) {
+      ws.send(message)
+      const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
+      t.equal(data.toString(), message)
+      t.equal(binary, false)
+    }
+    const bytes = Buffer.from(Array.from({ length: 256 }, (_, i) => i))
+    ws.send(bytes)
     const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
-    t.equal(data.toString(), message)
-    t.equal(binary, false)
-  }
-  const bytes = Buffer.from(Array.from({ length: 256 }, (_, i) => i))
-  ws.send(bytes)
-  const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
-  t.ok(binary)
-  t.same(data, bytes)
-  ws.send('bye')
-  const [code, reason] = (await once(ws, 'close')) as [number, Buffer]
-  t.equal(code, 4001)
-  t.equal(reason.toString(), 'so long')
-  const lines = (upstream.handshakes[0] ?? []).map((part) => part.toLowerCase())
-  t.same(upstream.targets, ['/a//b/c?x=%2F'], 'the target as sent')
-  t.ok(lines.includes('idempotency-key') && lines.includes('x-mine'))
-  t.notOk(lines.includes('idempotency-fence'))
-  t.equal(lines[lines.indexOf('x-forwarded-for') + 1], '127.0.0.1')
-  t.equal(lines[lines.indexOf('host') + 1], `127.0.0.1:${proxy.port}`)
-})
+    t.ok(binary)
+    t.same(data, bytes)
+    ws.send('bye')
+    const [code, reason] = (await once(ws, 'close')) as [number, Buffer]
+    t.equal(code, 4001)
+    t.equal(reason.toString(), 'so long')
+    const lines = (upstream.handshakes[0] ?? []).map((part) => part.toLowerCase())
+    t.same(upstream.targets, ['/a//b/c?x=%2F'], 'the target as sent')
+    t.ok(lines.includes('idempotency-key') && lines.includes('x-mine'))
+    t.notOk(lines.includes('idempotency-fence'))
+    t.equal(lines[lines.indexOf('x-forwarded-for') + 1], '127.0.0.1')
+    t.equal(lines[lines.indexOf('host') + 1], `127.0.0.1:${proxy.port}`)
+  },
+)
 
 void t.test('M10 two clients at once, and the client that closes first', async (t) => {
   await using upstream = await echo()
@@ -118,7 +133,10 @@ void t.test('M10 a refused handshake reaches the client as the upstream wrote it
   await using upstream = await echo()
   await using proxy = await proxyBefore(upstream)
   const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/no`)
-  const [, response] = (await once(ws, 'unexpected-response')) as [unknown, import('node:http').IncomingMessage]
+  const [, response] = (await once(ws, 'unexpected-response')) as [
+    unknown,
+    import('node:http').IncomingMessage,
+  ]
   t.equal(response.statusCode, 401)
   response.resume()
   const raw = await rawRequest(proxy.port, `GET /no HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
@@ -138,11 +156,17 @@ void t.test('U01 U04 no upstream, a silent one, one that breaks off: problems', 
   await using closing = await tcpStub((socket) => void socket.once('data', () => socket.end()))
   await using broken = await proxyBefore(closing)
   t.match(problemOf(await rawRequest(broken.port, handshake)), { code: 'upstream_failed', status: 502 })
-  t.equal((await rawRequest(broken.port, `GET ftp://x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)).status, 400)
+  t.equal(
+    (await rawRequest(broken.port, `GET ftp://x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)).status,
+    400,
+  )
 })
 
 void t.test('X01 a client that leaves ends the upstream’s side, in the handshake and after it', async (t) => {
-  for (const answer of ['', 'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n']) {
+  for (const answer of [
+    '',
+    'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+  ]) {
     const arrived = Promise.withResolvers<Socket>()
     await using upstream = await tcpStub((socket) => {
       socket.once('data', () => {
@@ -154,7 +178,8 @@ void t.test('X01 a client that leaves ends the upstream’s side, in the handsha
     const client = connect(proxy.port, '127.0.0.1')
     client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
     const socket = await arrived.promise
-    if (answer !== '') t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
+    if (answer !== '')
+      t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
     socket.resume()
     const closed = once(socket, 'close')
     client.destroy()
@@ -163,41 +188,47 @@ void t.test('X01 a client that leaves ends the upstream’s side, in the handsha
   }
 })
 
-void t.test('M10 bytes sent along with the handshake arrive; bytes behind a refused one are no request', async (t) => {
-  const seen: string[] = []
-  await using upstream = await tcpStub((socket) => {
-    socket.on('data', (chunk: Buffer) => {
-      seen.push(chunk.toString())
-      if (seen.length === 1) socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello')
+void t.test(
+  'M10 bytes sent along with the handshake arrive; bytes behind a refused one are no request',
+  async (t) => {
+    const seen: string[] = []
+    await using upstream = await tcpStub((socket) => {
+      socket.on('data', (chunk: Buffer) => {
+        seen.push(chunk.toString())
+        if (seen.length === 1)
+          socket.write(
+            'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello',
+          )
+      })
     })
-  })
-  await using proxy = await proxyBefore(upstream)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\nearly`)
-  let got = ''
-  while (!got.includes('hello')) got += String((await once(client, 'data'))[0])
-  while (!seen.join('').endsWith('early')) await new Promise((resolve) => setTimeout(resolve, 5))
-  client.destroy()
-  const requests: string[] = []
-  await using refusing = await tcpStub((socket) => {
-    socket.on('data', (chunk: Buffer) => {
-      requests.push(chunk.toString())
-      socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+    await using proxy = await proxyBefore(upstream)
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\nearly`)
+    let got = ''
+    while (!got.includes('hello')) got += String((await once(client, 'data'))[0])
+    while (!seen.join('').endsWith('early')) await new Promise((resolve) => setTimeout(resolve, 5))
+    client.destroy()
+    const requests: string[] = []
+    await using refusing = await tcpStub((socket) => {
+      socket.on('data', (chunk: Buffer) => {
+        requests.push(chunk.toString())
+        socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+      })
     })
-  })
-  await using other = await proxyBefore(refusing)
-  const smuggler = connect(other.port, '127.0.0.1')
-  smuggler.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n${post('/p', 'k', '{}')}`)
-  t.equal((await readAnswer(smuggler)).body.toString(), 'ok')
-  smuggler.resume()
-  await once(smuggler, 'close')
-  t.equal(requests.length, 1)
-  t.notMatch(requests.join(''), 'POST')
-})
+    await using other = await proxyBefore(refusing)
+    const smuggler = connect(other.port, '127.0.0.1')
+    smuggler.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n${post('/p', 'k', '{}')}`)
+    t.equal((await readAnswer(smuggler)).body.toString(), 'ok')
+    smuggler.resume()
+    await once(smuggler, 'close')
+    t.equal(requests.length, 1)
+    t.notMatch(requests.join(''), 'POST')
+  },
+)
 
 void t.test('M10 over TLS to the upstream, verified', async (t) => {
   using good = certificate('IP:127.0.0.1')
-  await using upstream = await echo(createTls({ cert: good.cert, key: good.key }) as unknown as Server)
+  await using upstream = await echo(createTls({ cert: good.cert, key: good.key }))
   await using proxy = await proxyBefore(upstream, { upstream: `tls: { ca: "${good.certFile}" }` })
   const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/x`)
   await once(ws, 'open')

@@ -97,7 +97,7 @@ export async function redisSnapshot(server: RedisServer): Promise<Map<string, st
     const found = new Map<string, string>()
     for (const key of (await client.keys('*')).sort()) {
       const value = key.includes(':r:')
-        ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.call('PEXPIRETIME', key)}`
+        ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.pexpiretime(key)}`
         : (await client.zrange(key, 0, -1, 'WITHSCORES')).join(' ')
       found.set(key, value)
     }

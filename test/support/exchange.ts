@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net'
-import { type TestProxy, proxyInProcess } from './proxy.ts'
+import { proxyInProcess, type TestProxy } from './proxy.ts'
 import type { RawAnswer } from './raw.ts'
-import { tcpStub, type TcpStub, wholeRequest } from './upstream.ts'
+import { type TcpStub, tcpStub, wholeRequest } from './upstream.ts'
 
 export interface ProxyOptions {
   /** Flow-style YAML of further members of `upstream`. */
@@ -13,7 +13,10 @@ export interface ProxyOptions {
 }
 
 /** A proxy in process on a memory store, before the given upstream. */
-export function proxyBefore(upstream: { readonly url: string }, options: ProxyOptions = {}): Promise<TestProxy> {
+export function proxyBefore(
+  upstream: { readonly url: string },
+  options: ProxyOptions = {},
+): Promise<TestProxy> {
   return proxyInProcess(
     [
       `upstream: { url: "${upstream.url}"${options.upstream === undefined ? '' : `, ${options.upstream}`} }`,
@@ -34,12 +37,14 @@ export async function scriptedPeer(
   answer: (socket: Socket, request: string, n: number) => void,
 ): Promise<Peer> {
   const requests: string[] = []
-  const stub = await tcpStub(async (socket) => {
-    for (;;) {
-      const request = await wholeRequest(socket)
-      requests.push(request)
-      answer(socket, request, requests.length)
-    }
+  const stub = await tcpStub((socket) => {
+    const next = (): void =>
+      void wholeRequest(socket).then((request) => {
+        requests.push(request)
+        answer(socket, request, requests.length)
+        next()
+      })
+    next()
   })
   return Object.assign(stub, { requests })
 }
@@ -91,6 +96,8 @@ export async function metricIs(proxy: TestProxy, sample: string, value: number):
 /** Calls to the store so far, of every operation. */
 export async function storeCalls(proxy: TestProxy): Promise<number> {
   const text = await (await fetch(`${proxy.adminUrl}/metrics`)).text()
-  const lines = text.split('\n').filter((line) => line.startsWith('idempotency_store_operation_seconds_count'))
+  const lines = text
+    .split('\n')
+    .filter((line) => line.startsWith('idempotency_store_operation_seconds_count'))
   return lines.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' '))), 0)
 }

@@ -23,7 +23,7 @@ void t.test('P09 interim heads are taken out, however they are cut', (t) => {
   ]) {
     const all = interim + ANSWER
     t.equal(filtered(all), ANSWER)
-    t.equal(filtered(...all), ANSWER)
+    t.equal(filtered(...all.split('')), ANSWER)
     for (let i = 1; i < all.length; i++) t.equal(filtered(all.slice(0, i), all.slice(i)), ANSWER)
   }
   t.end()
@@ -32,7 +32,7 @@ void t.test('P09 interim heads are taken out, however they are cut', (t) => {
 void t.test('P09 only at the beginning of an answer', (t) => {
   const body = `HTTP/1.1 201 Created\r\nContent-Length: ${CONTINUE.length}\r\n\r\n${CONTINUE}`
   t.equal(filtered(body), body)
-  t.equal(filtered(...body), body)
+  t.equal(filtered(...body.split('')), body)
   const filter = new InterimFilter()
   t.equal(filter.pass(Buffer.from(CONTINUE))?.toString(), CONTINUE, 'nothing is expected: not touched')
   t.end()
@@ -72,6 +72,6 @@ void t.test('P01 the reason phrase reaches a parser that reads UTF-8 as the lati
   const wire = `HTTP/1.1 201 Cr\xe9\xe9${rest}`
   const seen = `HTTP/1.1 201 ${Buffer.from('Créé').toString('latin1')}${rest}`
   t.equal(filtered(wire), seen)
-  t.equal(filtered(...wire), seen)
+  t.equal(filtered(...wire.split('')), seen)
   t.end()
 })

@@ -1,0 +1,286 @@
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import t from 'tap'
+import { linesOf } from '../../src/core/headers.ts'
+import {
+  answering,
+  metricIs,
+  problemOf,
+  proxyBefore,
+  scriptedPeer,
+  storeCalls,
+  values,
+} from '../support/exchange.ts'
+import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
+
+/** Everything the connection says until it ends. */
+async function everything(port: number, ...bytes: (string | Buffer)[]): Promise<string> {
+  const client = connect(port, '127.0.0.1')
+  let got = ''
+  client.on('data', (chunk: Buffer) => {
+    got += chunk.toString('latin1')
+  })
+  client.on('error', () => {})
+  for (const piece of bytes) client.write(typeof piece === 'string' ? Buffer.from(piece, 'latin1') : piece)
+  await once(client, 'close')
+  return got
+}
+
+const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
+
+void t.test('K16 bytes that no header may have: 400 by the server, N=0, the process lives', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  const rest = 'Content-Length: 2\r\n\r\n{}'
+  for (const line of [
+    'Idempotency-Key: a\0b\r\n',
+    'Idempotency-Key: a\r\n b\r\n',
+    'Idempotency-Key : a\r\n',
+    'Idempotency-Key: a\rX: b\r\n',
+    'Idempotency-Key\r\n',
+  ]) {
+    const got = await everything(
+      proxy.port,
+      `POST /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n${line}${rest}`,
+    )
+    t.match(got, /^HTTP\/1.1 400 /, JSON.stringify(line))
+  }
+  const control = await rawRequest(
+    proxy.port,
+    `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: a\x01b\r\n${rest}`,
+  )
+  t.equal(control.status, 400)
+  t.equal(upstream.seen.length, 0)
+  t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
+})
+
+void t.test('K17 a 20 kB key: 431 by the server, N=0', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  t.match(await everything(proxy.port, post('/p', 'k'.repeat(20_000), '{}')), /^HTTP\/1.1 431 /)
+  t.equal(upstream.seen.length, 0)
+})
+
+void t.test('P11 Expect: 100-continue is answered here; N=1', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  for (const path of ['/p', '/other']) {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(
+      `POST ${path} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n`,
+    )
+    const [interim] = (await once(client, 'data')) as [Buffer]
+    t.match(interim.toString(), /^HTTP\/1.1 100 Continue\r\n\r\n$/)
+    client.write('{}')
+    t.equal((await readAnswer(client)).status, 201)
+    client.destroy()
+  }
+  t.equal(upstream.seen.length, 2)
+  t.same(linesOf(upstream.seen[0]?.headers ?? [], 'expect'), [])
+  t.match(
+    await everything(proxy.port, post('/p', 'k2', '{}', ['Expect: tea', 'Connection: close'])),
+    /^HTTP\/1.1 417 /,
+  )
+  t.equal(upstream.seen.length, 2)
+})
+
+void t.test('P18 F17 F12 bodies at the limit, by length and chunked', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream, { more: 'limits: { request: 1KiB }' })
+  const chunked = (key: string, body: string, piece: number): string => {
+    let text = ''
+    for (let at = 0; at < body.length; at += piece) {
+      const part = body.slice(at, at + piece)
+      text += `${part.length.toString(16)}\r\n${part}\r\n`
+    }
+    const lines = [
+      'POST /p HTTP/1.1',
+      'Host: a',
+      'Content-Type: application/json',
+      'Transfer-Encoding: chunked',
+    ]
+    return `${[...lines, `Idempotency-Key: ${key}`].join('\r\n')}\r\n\r\n${text}0\r\n\r\n`
+  }
+  for (const size of [1023, 1024]) {
+    const body = 'x'.repeat(size)
+    t.equal((await rawRequest(proxy.port, post('/p', `k-${size}`, body))).status, 201)
+    for (const piece of [1, 100, size]) {
+      const answer = await rawRequest(proxy.port, chunked(`k-${size}`, body, piece))
+      t.same(values(answer, 'idempotent-replayed'), ['true'], 'the same payload')
+    }
+  }
+  t.equal(upstream.seen.length, 2)
+  t.equal(upstream.seen[1]?.body.length, 1024)
+  const before = await storeCalls(proxy)
+  const over = 'x'.repeat(1025)
+  for (const request of [post('/p', 'k', over), chunked('k', over, 1025), chunked('k', over, 1)])
+    t.match(problemOf(await rawRequest(proxy.port, request)), {
+      code: 'request_too_large',
+      status: 413,
+      retry: 'no',
+    })
+  // Told before the body is sent.
+  const announced = post('/p', 'k', '').replace('Content-Length: 0', 'Content-Length: 99999999999')
+  t.equal((await rawRequest(proxy.port, announced)).status, 413)
+  t.equal(await storeCalls(proxy), before, 'nothing recorded')
+  t.equal(upstream.seen.length, 2, 'N=0')
+  t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201, 'the key is fresh')
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('P23 an absolute-form target chooses no upstream and dodges no route', async (t) => {
+  await using upstream = await stub()
+  await using elsewhere = await stub()
+  await using proxy = await proxyBefore(upstream)
+  for (let i = 0; i < 2; i++)
+    for (const target of [
+      `http://127.0.0.1:${elsewhere.port}/p?x=1`,
+      'HTTPS://user@evil.test/p?x=1',
+      '/p?x=1',
+    ])
+      t.equal((await rawRequest(proxy.port, post(target, 'k', '{}'))).status, 201)
+  t.equal(elsewhere.seen.length, 0)
+  t.same(
+    upstream.seen.map((one) => one.target),
+    ['/p?x=1'],
+    'one record',
+  )
+  for (const target of ['ftp://a/p', 'p', '*', '?x', 'http:/p', '//'])
+    await rawRequest(proxy.port, post(target, 'k2', '{}', ['Connection: close']))
+  t.equal(elsewhere.seen.length, 0)
+  t.same(
+    upstream.seen.slice(1).map((one) => one.target),
+    ['//'],
+  )
+})
+
+void t.test('P23 two Host lines are refused', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  for (const path of ['/p', '/other'])
+    t.equal((await rawRequest(proxy.port, post(path, 'k', '{}', ['Host: evil.test']))).status, 400)
+  t.equal((await rawRequest(proxy.port, 'POST /p HTTP/1.1\r\nContent-Length: 0\r\n\r\n')).status, 400)
+  t.equal(upstream.seen.length, 0)
+})
+
+void t.test('P24 the smuggling set: 400, N=0', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  const inner = 'POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: smuggled\r\nContent-Length: 2\r\n\r\n{}'
+  for (const path of ['/p', '/other'])
+    for (const framing of [
+      `Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n`,
+      `Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}`,
+      `Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}`,
+      `Content-Length: 2, 2\r\n\r\n{}`,
+      `Content-Length: +2\r\n\r\n{}`,
+      `Content-Length: -2\r\n\r\n{}`,
+      `Content-Length: 0x2\r\n\r\n{}`,
+      `Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n`,
+      `Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\n\r\n1;x\nab\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n`,
+      `Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n\r\n`,
+    ]) {
+      const head = `POST ${path} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: outer\r\n`
+      const got = await everything(proxy.port, `${head}${framing}${inner}`)
+      // A body that turns out bad after its head was passed on cannot be answered 400 by a streaming proxy.
+      if (path === '/p' || !framing.startsWith('Transfer-Encoding: chunked\r\n\r\n'))
+        t.match(got, /^(?:HTTP\/1.1 400 |$)/, JSON.stringify(framing))
+      t.notMatch(got, / 201 /)
+    }
+  t.equal(upstream.seen.length, 0)
+  t.equal((await rawRequest(proxy.port, post('/p', 'outer', '{}'))).status, 201, 'nothing was claimed')
+})
+
+void t.test('P24 obs-folded, bare-LF and empty-name lines', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  for (const head of [
+    'X: a\nContent-Length: 2\r\n',
+    ': x\r\nContent-Length: 2\r\n',
+    'X\tY: 1\r\nContent-Length: 2\r\n',
+  ])
+    t.notMatch(
+      await everything(
+        proxy.port,
+        `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nConnection: close\r\n${head}\r\n{}`,
+      ),
+      / 201 /,
+    )
+  t.equal(upstream.seen.length, 0)
+})
+
+void t.test('P25 a slow upload: 408 before any claim exists', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream, { more: 'limits: { upload: 300ms }' })
+  const before = await storeCalls(proxy)
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write('POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 100\r\n\r\n{')
+  const trickle = setInterval(() => client.write(' '), 50)
+  const answer = await readAnswer(client)
+  t.match(problemOf(answer), { code: 'request_timeout', status: 408, retry: 'same-key' })
+  t.same(values(answer, 'connection'), ['close'])
+  client.resume()
+  await once(client, 'close')
+  clearInterval(trickle)
+  t.equal(await storeCalls(proxy), before, 'no claim')
+  t.equal(upstream.seen.length, 0)
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  await metricIs(proxy, 'idempotency_in_flight', 0)
+  t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
+})
+
+void t.test(
+  'P26 an aborted upload claims nothing; a half-closed connection runs its request at most once',
+  async (t) => {
+    await using upstream = await stub()
+    await using proxy = await proxyBefore(upstream)
+    const before = await storeCalls(proxy)
+    for (const end of ['destroy', 'reset', 'end'] as const) {
+      const client = connect(proxy.port, '127.0.0.1')
+      client.on('error', () => {})
+      client.write('POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 100\r\n\r\n{"half":')
+      await metricIs(proxy, 'idempotency_in_flight', 1)
+      if (end === 'destroy') client.destroy()
+      else if (end === 'reset') client.resetAndDestroy()
+      else client.end()
+      client.resume()
+      await metricIs(proxy, 'idempotency_in_flight', 0)
+    }
+    t.equal(await storeCalls(proxy), before)
+    t.equal(upstream.seen.length, 0)
+    const client = connect({ port: proxy.port, host: '127.0.0.1', allowHalfOpen: true })
+    client.end(post('/p', 'k', '{}'))
+    client.resume()
+    await once(client, 'close')
+    // Half-closed counts as gone; whether it had been sent by then or not, it runs once.
+    await metricIs(proxy, 'idempotency_in_flight', 0)
+    t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
+    t.equal(upstream.seen.length, 1)
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  },
+)
+
+void t.test(
+  'K16 a header value cannot split anything: CR and LF never pass, in keys, targets or values',
+  async (t) => {
+    await using upstream = await stub()
+    await using proxy = await proxyBefore(upstream)
+    const key = 'k%0d%0aX-Evil: 1'
+    t.equal((await rawRequest(proxy.port, post('/p%0d%0aX:1?q=%0a', key, '{}'))).status, 201)
+    t.same(linesOf(upstream.seen[0]?.headers ?? [], 'x-evil'), [])
+    t.equal(upstream.seen[0]?.target, '/p%0d%0aX:1?q=%0a')
+    t.match(await everything(proxy.port, 'POST /p\x00 HTTP/1.1\r\nHost: a\r\n\r\n'), /^(?:HTTP\/1.1 400|$)/)
+    t.equal(upstream.seen.length, 1)
+  },
+)

@@ -1,0 +1,107 @@
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import t from 'tap'
+import { linesOf } from '../../src/core/headers.ts'
+import {
+  answering,
+  metricIs,
+  problemOf,
+  proxyBefore,
+  scriptedPeer,
+  storeCalls,
+  values,
+} from '../support/exchange.ts'
+import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
+
+/** Everything the connection says until it ends. */
+async function everything(port: number, ...bytes: (string | Buffer)[]): Promise<string> {
+  const client = connect(port, '127.0.0.1')
+  let got = ''
+  client.on('data', (chunk: Buffer) => {
+    got += chunk.toString('latin1')
+  })
+  client.on('error', () => {})
+  for (const piece of bytes) client.write(typeof piece === 'string' ? Buffer.from(piece, 'latin1') : piece)
+  await once(client, 'close')
+  return got
+}
+
+const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
+
+void t.test('X02 limits.inFlight: the excess is refused, nothing of it is executed', async (t) => {
+  const held: Socket[] = []
+  await using peer = await scriptedPeer((socket) => void held.push(socket))
+  await using proxy = await proxyBefore(peer, { more: 'limits: { inFlight: 2 }' })
+  const running = ['a', 'b'].map((key) => rawRequest(proxy.port, post('/p', key, '{}')))
+  while (peer.requests.length < 2) await new Promise((resolve) => setTimeout(resolve, 5))
+  const refused = await rawRequest(proxy.port, post('/p', 'c', '{}'))
+  t.match(problemOf(refused), { code: 'overloaded', status: 503, retry: 'same-key' })
+  t.match(values(refused, 'retry-after')[0], /^[1-9]\d*$/)
+  for (const socket of held) socket.write(OK)
+  for (const answer of await Promise.all(running)) t.equal(answer.status, 201)
+  t.equal(peer.requests.length, 2)
+  t.equal((await rawRequest(proxy.port, post('/p', 'a', '{}'))).status, 201)
+})
+
+void t.test('X02 limits.buffered: no room for a body is refused; what was executed never is', async (t) => {
+  const body = 'y'.repeat(600)
+  await using peer = await scriptedPeer((socket) => {
+    socket.write(`HTTP/1.1 201 Created\r\nLocation: /done\r\nContent-Length: 5000\r\n\r\n${'z'.repeat(5000)}`)
+  })
+  await using proxy = await proxyBefore(peer, {
+    more: 'limits: { request: 2KiB, response: 4KiB, buffered: 4KiB }\nproblems: { baseUrl: "urn:idempotency-proxy:" }',
+    routes: '{ name: r, match: { path: /p } }',
+  })
+  // Uploads under way fill the room.
+  const fillers = Array.from({ length: 3 }, (_, i) => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(
+      `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f${i}\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
+    )
+    return client
+  })
+  await metricIs(proxy, 'idempotency_buffered_bytes', 3600)
+  const refused = await rawRequest(proxy.port, post('/p', 'k', body))
+  t.match(problemOf(refused), { code: 'overloaded', status: 503, retry: 'same-key' })
+  t.match(values(refused, 'retry-after')[0], /^[1-9]\d*$/)
+  t.equal(peer.requests.length, 0)
+  const executed = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+  t.equal(executed.status, 201)
+  t.equal(executed.body.length, 5000, 'the first client gets all of it')
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
+    code: 'idempotency_response_unavailable',
+    originalStatus: 201,
+    location: '/done',
+  })
+  t.equal(peer.requests.length, 1)
+  for (const client of fillers) client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('X02 no room for a response: it goes live and is recorded as done', async (t) => {
+  await using peer = await answering(
+    `HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n${'z'.repeat(4000)}\r\n0\r\n\r\n`,
+  )
+  await using proxy = await proxyBefore(peer, {
+    more: 'limits: { request: 2KiB, response: 4000B, buffered: 4KiB }',
+  })
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(
+    `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
+  )
+  await metricIs(proxy, 'idempotency_buffered_bytes', 1200)
+  const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+  t.equal(live.status, 201)
+  t.equal(live.body.length, 4000)
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
+    code: 'idempotency_response_unavailable',
+  })
+  t.equal(peer.requests.length, 1)
+  client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})

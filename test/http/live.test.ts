@@ -1,0 +1,312 @@
+import { createHash } from 'node:crypto'
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import { gzipSync } from 'node:zlib'
+import t, { type Test } from 'tap'
+import {
+  answering,
+  metricIs,
+  type ProxyOptions,
+  problemOf,
+  proxyBefore,
+  scriptedPeer,
+  values,
+  without,
+} from '../support/exchange.ts'
+import { post, type RawAnswer, rawRequest, readAnswer } from '../support/raw.ts'
+
+const MARK = 'idempotent-replayed'
+
+interface Pair {
+  readonly live: RawAnswer
+  readonly replay: RawAnswer
+}
+
+/** One request twice: the answers must be equal in every byte apart from the marker, and N is 1. */
+async function twice(
+  t: Test,
+  upstreamBytes: string,
+  options: ProxyOptions = {},
+  request?: string,
+): Promise<Pair> {
+  await using peer = await answering(upstreamBytes)
+  await using proxy = await proxyBefore(peer, options)
+  const sent = request ?? post('/p', 'k-1', '{"a":1}')
+  const live = await rawRequest(proxy.port, sent)
+  const replay = await rawRequest(proxy.port, sent)
+  sameBytes(t, live, replay)
+  t.equal(peer.requests.length, 1, 'N=1')
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  return { live, replay }
+}
+
+function sameBytes(t: Test, live: RawAnswer, replay: RawAnswer): void {
+  t.same(values(live, MARK), [], 'a first answer carries no marker')
+  t.same(values(replay, MARK), ['true'], 'a replay carries it once')
+  const unmarked = replay.bytes.toString('latin1').replace('Idempotent-Replayed: true\r\n', '')
+  t.equal(unmarked, live.bytes.toString('latin1'))
+}
+
+async function piece(socket: Socket): Promise<string> {
+  const [chunk] = (await once(socket, 'data')) as [Buffer]
+  return chunk.toString('latin1')
+}
+
+const OWN = ['date', 'connection', 'keep-alive', 'content-length', 'transfer-encoding']
+
+void t.test(
+  'P16 statusHeader: Idempotency-Expires is equal on the first answer and on the replay',
+  async (t) => {
+    await using peer = await answering('HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n')
+    await using proxy = await proxyBefore(peer, {
+      routes: '{ name: r, match: { path: /p }, statusHeader: true, ttl: 2h }',
+    })
+    const before = Date.now()
+    const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+    const replay = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+    const ignored = await rawRequest(proxy.port, post('/p', null, '{}'))
+    t.same(values(live, 'idempotency-status'), ['executed'])
+    t.same(values(replay, 'idempotency-status'), ['replayed'])
+    t.same(values(ignored, 'idempotency-status'), ['ignored'])
+    const [expires = ''] = values(live, 'idempotency-expires')
+    t.match(expires, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/)
+    t.ok(Date.parse(expires) >= before + 7_200_000 && Date.parse(expires) <= Date.now() + 7_200_000)
+    t.same(values(replay, 'idempotency-expires'), [expires])
+    t.same(values(ignored, 'idempotency-expires'), [])
+  },
+)
+
+void t.test('S07 replay.excludeHeaders leaves lines out of the replay alone', async (t) => {
+  await using peer = await answering(
+    'HTTP/1.1 201 Created\r\nSet-Cookie: s=1\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n',
+  )
+  await using proxy = await proxyBefore(peer, {
+    routes: '{ name: r, match: { path: /p }, replay: { excludeHeaders: [Set-Cookie] } }',
+  })
+  t.same(values(await rawRequest(proxy.port, post('/p', 'k', '{}')), 'set-cookie'), ['s=1'])
+  const replay = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+  t.same(without(replay, ...OWN), ['X-Kept', '1', 'Idempotent-Replayed', 'true'])
+})
+
+void t.test(
+  'S08 keep: outcome — the first client gets the answer, a retry its status and location',
+  async (t) => {
+    await using peer = await answering(
+      'HTTP/1.1 201 Created\r\nLocation: /p/9\r\nContent-Length: 6\r\n\r\nsecret',
+    )
+    await using proxy = await proxyBefore(peer, { routes: '{ name: r, match: { path: /p }, keep: outcome }' })
+    const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+    t.equal(live.body.toString(), 'secret')
+    const retry = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+    t.match(problemOf(retry), {
+      status: 409,
+      code: 'idempotency_response_unavailable',
+      retry: 'no',
+      originalStatus: 201,
+      location: '/p/9',
+    })
+    t.notMatch(retry.bytes.toString(), /secret/)
+    t.equal(peer.requests.length, 1)
+  },
+)
+
+void t.test(
+  'P19 a response at the limit is kept; one byte more goes live, by length and chunked',
+  async (t) => {
+    const framed = (size: number, chunked: boolean): string =>
+      chunked
+        ? `Transfer-Encoding: chunked\r\n\r\n${size.toString(16)}\r\n${'x'.repeat(size)}\r\n0\r\n\r\n`
+        : `Content-Length: ${size}\r\n\r\n${'x'.repeat(size)}`
+    const limit = 'limits: { response: 64KiB }'
+    for (const chunked of [false, true]) {
+      const { live } = await twice(t, `HTTP/1.1 201 Created\r\n${framed(65_536, chunked)}`, { more: limit })
+      t.equal(live.body.length, 65_536)
+      await using peer = await answering(
+        `HTTP/1.1 201 Created\r\nLocation: /big\r\n${framed(65_537, chunked)}`,
+      )
+      await using proxy = await proxyBefore(peer, { more: limit })
+      const over = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+      t.equal(over.body.length, 65_537, 'the first client gets all of it')
+      await metricIs(proxy, 'idempotency_completions_total{route="r",result="too_large"}', 1)
+      const retry = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+      t.match(problemOf(retry), {
+        code: 'idempotency_response_unavailable',
+        originalStatus: 201,
+        location: '/big',
+      })
+      t.equal(peer.requests.length, 1, 'N=1')
+      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    }
+  },
+)
+
+void t.test(
+  'P21 events reach the client while the upstream is still open; a retry is told that it was done',
+  async (t) => {
+    let upstream: Socket | undefined
+    await using peer = await scriptedPeer((socket) => {
+      upstream = socket
+      socket.write(
+        'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nLocation: /s\r\nX-L: \xe9\r\n',
+        'latin1',
+      )
+      socket.write('Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n')
+    })
+    await using proxy = await proxyBefore(peer)
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(post('/p', 'k', '{}'))
+    let got = ''
+    while (!got.includes('data: 1\n\n')) got += await piece(client)
+    t.match(got, /^HTTP\/1.1 200 OK\r\n/)
+    t.match(got, 'X-L: \xe9\r\n')
+    t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
+      code: 'idempotency_key_in_progress',
+    })
+    upstream?.write('9\r\ndata: 2\n\n\r\n0\r\n\r\n')
+    while (!got.endsWith('0\r\n\r\n')) got += await piece(client)
+    t.match(got, 'data: 2\n\n')
+    client.destroy()
+    await metricIs(proxy, 'idempotency_completions_total{route="r",result="too_large"}', 1)
+    const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
+    t.match(retry, { code: 'idempotency_response_unavailable', originalStatus: 200, location: '/s' })
+    t.equal(peer.requests.length, 1)
+  },
+)
+
+void t.test('U05 a broken live answer is never ended cleanly, and its record is unknown', async (t) => {
+  for (const version of ['1.1', '1.0']) {
+    let upstream: Socket | undefined
+    await using peer = await scriptedPeer((socket) => {
+      upstream = socket
+      socket.write(
+        'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n',
+      )
+    })
+    await using proxy = await proxyBefore(peer)
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(post('/p', 'k', '{}').replace('HTTP/1.1', `HTTP/${version}`))
+    let got = ''
+    const ended = new Promise<string>((resolve) => {
+      client.on('data', (chunk: Buffer) => {
+        got += chunk.toString()
+        if (got.includes('one')) upstream?.destroy()
+      })
+      client
+        .on('end', () => resolve('end'))
+        .on('error', (error: NodeJS.ErrnoException) => resolve(`${error.code}`))
+    })
+    const how = await ended
+    t.match(got, 'one')
+    // Without chunks only a reset tells that the body is not whole.
+    if (version === '1.0') t.equal(how, 'ECONNRESET')
+    else t.notMatch(got, /\r\n0\r\n/)
+    const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
+    t.match(retry, { code: 'idempotency_outcome_unknown', status: 409 })
+    t.equal(peer.requests.length, 1)
+  }
+})
+
+void t.test('P19 a client that reads too slowly is dropped while the upstream is drained', async (t) => {
+  const size = 64 * 1024 * 1024
+  const sent = Promise.withResolvers<void>()
+  await using peer = await scriptedPeer((socket) => {
+    socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n`)
+    const piece = Buffer.alloc(1024 * 1024)
+    let left = size
+    const more = (): void => {
+      while (left > 0) {
+        left -= piece.length
+        if (!socket.write(piece)) {
+          socket.once('drain', more)
+          return
+        }
+      }
+      sent.resolve()
+    }
+    more()
+  })
+  await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 300ms' })
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(post('/p', 'k', '{}'))
+  await once(client, 'readable')
+  await sent.promise
+  await metricIs(proxy, 'idempotency_completions_total{route="r",result="too_large"}', 1)
+  const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
+  t.match(retry, { code: 'idempotency_response_unavailable', originalStatus: 200 })
+  client.resume()
+  await once(client, 'close')
+  t.ok(client.bytesRead < size, 'it was dropped')
+})
+
+void t.test('P19 a replay to a client that stops reading is dropped, too', async (t) => {
+  const size = 32 * 1024 * 1024
+  await using peer = await answering(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n${'x'.repeat(size)}`)
+  await using proxy = await proxyBefore(peer, {
+    upstream: 'idleTimeout: 300ms',
+    more: 'limits: { response: 33MiB }',
+  })
+  const first = connect(proxy.port, '127.0.0.1')
+  first.write(post('/p', 'k', '{}').replace('Host', 'Connection: close\r\nHost'))
+  first.resume()
+  await once(first, 'end')
+  t.ok(first.bytesRead > size, 'the first answer was read whole')
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(post('/p', 'k', '{}'))
+  await once(client, 'readable')
+  const rest = once(client, 'close')
+  // The socket is gone on the proxy's side before anything more is read here.
+  while ((await connections(proxy.port)) > 1) await new Promise((resolve) => setTimeout(resolve, 20))
+  client.resume()
+  await rest
+  t.ok(client.bytesRead < size)
+
+  /** Established connections to the port, this one's question included. */
+  async function connections(port: number): Promise<number> {
+    const { readFile } = await import('node:fs/promises')
+    const hex = `:${port.toString(16).toUpperCase().padStart(4, '0')}`
+    const rows = (await readFile('/proc/net/tcp', 'utf8')).split('\n')
+    // Local address of the server's side, state 01 (established).
+    return (
+      rows.filter((row) => row.trim().split(/\s+/)[1]?.endsWith(hex) && row.trim().split(/\s+/)[3] === '01')
+        .length + 1
+    )
+  }
+})
+
+void t.test('P27 requests on one connection stay independent, kept alive and pipelined', async (t) => {
+  await using peer = await scriptedPeer((socket, request) => {
+    const key = /idempotency-key: (\S+)/i.exec(request)?.[1] ?? 'none'
+    socket.write(`HTTP/1.1 201 Created\r\nX-Key: ${key}\r\nContent-Length: ${key.length}\r\n\r\n${key}`)
+  })
+  await using proxy = await proxyBefore(peer)
+  const client = connect(proxy.port, '127.0.0.1')
+  for (const key of ['a1', 'a2', 'a1']) {
+    client.write(post('/p', key, '{}'))
+    t.equal((await readAnswer(client)).body.toString(), key)
+  }
+  const pipelined = ['b1', 'b2', 'a2', null, 'b1', 'b3']
+  client.write(pipelined.map((key) => post('/p', key, '{}')).join(''))
+  for (const [i, key] of pipelined.entries()) {
+    const { status, body } = await readAnswer(client)
+    // The second b1 meets the first one finished or under way; in the order of its request all the same.
+    if (i === 4 && status === 409) t.match(body.toString(), 'idempotency_key_in_progress')
+    else t.equal(body.toString(), key ?? 'none')
+  }
+  client.destroy()
+  const ran = peer.requests.filter((request) => /idempotency-key: b1/i.test(request))
+  t.equal(ran.length, 1)
+})
+
+void t.test('P27 an idle connection that was answered keeps its keep-alive timeout', async (t) => {
+  await using peer = await answering('HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok')
+  await using proxy = await proxyBefore(peer)
+  const client = connect(proxy.port, '127.0.0.1')
+  client.write(post('/p', 'k', '{}'))
+  const first = await readAnswer(client)
+  t.same(values(first, 'connection'), ['keep-alive'])
+  client.write(post('/p', 'k', '{}'))
+  t.equal((await readAnswer(client)).status, 201)
+  client.destroy()
+})
