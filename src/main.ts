@@ -257,27 +257,34 @@ interface Traffic {
   cut(): void
 }
 
-/** Knows what the server itself does not tell: silent connections, tunnels, and how many answers are still leaving. */
+/** Knows what the server itself does not tell: silent connections, tunnels, and which answers are still leaving. */
 function watchConnections(server: Server): Traffic {
   const sockets = new Set<Socket>()
-  const unanswered = new Set<ServerResponse>()
+  const tunnels = new WeakSet<object>()
+  const unanswered = new Map<ServerResponse, Socket>()
   let ending = false
   server.on('connection', (socket: Socket) => {
     sockets.add(socket)
     socket.once('close', () => sockets.delete(socket))
   })
-  server.prependListener('request', (_request, response) => {
-    unanswered.add(response)
+  server.on('upgrade', (_request, socket) => tunnels.add(socket))
+  server.prependListener('request', (request, response) => {
+    unanswered.set(response, request.socket)
     response.once('close', () => unanswered.delete(response))
     if (ending) response.shouldKeepAlive = false
   })
+  // Node's own, which `close` calls too, takes a connection for idle whose answer is handed over and has not left yet.
+  server.closeIdleConnections = () => {
+    const busy = new Set(unanswered.values())
+    for (const socket of sockets) if (!busy.has(socket) && !tunnels.has(socket)) socket.destroy()
+  }
   return {
     get unanswered() {
       return unanswered.size
     },
     end() {
       ending = true
-      for (const response of unanswered) response.shouldKeepAlive = false
+      for (const response of unanswered.keys()) response.shouldKeepAlive = false
     },
     cut() {
       for (const socket of sockets) socket.destroy()

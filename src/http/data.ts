@@ -128,7 +128,15 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
     })
     return server
   }
-  const app = await passthrough({ upstream, writer, passages, timeout, idleTimeout, makeServer })
+  const app = await passthrough({
+    upstream,
+    writer,
+    passages,
+    timeout,
+    idleTimeout,
+    makeServer,
+    onBug: options.onBug,
+  })
   return { server: app.server, app, open: () => open }
 }
 

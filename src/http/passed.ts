@@ -40,10 +40,16 @@ export function passedAnswer(
   })
   body.once('error', () => breakOff(request, response))
   body.once('end', () => {
-    if (chunked) response.addTrailers(Object.entries(trailers).flatMap(pairsOf))
+    if (chunked) response.addTrailers(Object.entries(trailers).filter(passes).flatMap(pairsOf))
     response.end()
   })
   body.pipe(response, { end: false })
+}
+
+const HOP = hopByHop([])
+
+function passes([name]: [string, unknown]): boolean {
+  return !HOP.has(name) && name !== 'idempotent-replayed' && name !== 'trailer' && name !== 'content-length'
 }
 
 function pairsOf([name, value]: [string, string | string[]]): [string, string][] {

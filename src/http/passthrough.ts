@@ -29,6 +29,7 @@ export interface PassthroughOptions {
   readonly passages: PassageOf
   readonly timeout: Millis
   readonly idleTimeout: Millis
+  readonly onBug: (error: unknown) => void
   readonly makeServer: (handler: (request: IncomingMessage, response: ServerResponse) => void) => Server
 }
 
@@ -69,7 +70,13 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
       ): void => {
         reply.hijack()
         const { answer, marks } = passages.get(request.raw) as Passage
-        passedAnswer(writer, request.raw, reply.raw, answer as Dispatcher.ResponseData, marks)
+        try {
+          passedAnswer(writer, request.raw, reply.raw, answer as Dispatcher.ResponseData, marks)
+        } catch (error) {
+          // A bug; undici would let it end the process.
+          options.onBug(error)
+          reply.raw.destroy()
+        }
       },
       onError: (
         reply: { hijack(): void; raw: ServerResponse; request: { raw: IncomingMessage } },

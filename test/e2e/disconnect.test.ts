@@ -26,7 +26,7 @@ t.teardown(() => redis[Symbol.asyncDispose]())
 t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
 const ALICE = ['Authorization: Bearer alice']
-const BIG = 4 * 1024 * 1024
+const BIG = 24 * 1024 * 1024
 
 /** Answers `/gated…` when the gate opens, `/stream` as an event stream that ends then, `/big` with 4 MiB, others at once. */
 async function world(t: Test) {
@@ -125,6 +125,44 @@ void t.test('X02 a client that leaves while its claim is under way: nothing is e
   t.strictSame([retry.status, retry.replayed], [201, false], 'a later retry is fresh')
   t.equal(upstream.seen.length, 1)
 })
+
+void t.test(
+  'X01 clients that leave at any point leave nothing behind: no request in flight, no byte held',
+  async (t) => {
+    const { upstream, work } = await world(t)
+    await using proxy = await proxyInProcess(
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }\nlimits: { response: 1MiB }`,
+    )
+    const leave = async (
+      path: string,
+      cut: number,
+      when: (socket: Socket) => Promise<unknown>,
+    ): Promise<void> => {
+      const socket = dial(t, proxy.port)
+      const bytes = post(path, newKey(), '{"amount":1}', ALICE)
+      socket.write(bytes.slice(0, bytes.length - cut))
+      await when(socket)
+      socket.destroy()
+      await turned(proxy)
+    }
+    const some = (socket: Socket): Promise<unknown> => new Promise((resolve) => socket.once('data', resolve))
+    await leave('/pay', 5, async () =>
+      until(async () => (await proxy.metric('idempotency_buffered_bytes')) > 0),
+    )
+    await leave('/gated', 0, () => upstream.arrived(1))
+    await leave('/stream', 0, some)
+    await leave('/big', 0, some)
+    await leave('/pay', 0, async () => {})
+    t.ok((await proxy.metric('idempotency_in_flight')) >= 2, 'what was sent goes on')
+    work.open()
+    await until(async () => (await proxy.metric('idempotency_in_flight')) === 0)
+    await until(async () => (await proxy.metric('idempotency_buffered_bytes')) === 0)
+    const records = [...(await redisSnapshot(redis))].filter(([key]) => key.includes(':r:'))
+    t.ok(records.length >= 3)
+    for (const [, value] of records)
+      t.ok([STATE.completed, STATE.failed_retryable].includes(value.charCodeAt(3) as 2 | 3))
+  },
+)
 
 void t.test(
   'X04 SIGTERM: readiness fails at once, calls in flight finish and are stored, exit 0',
@@ -258,7 +296,8 @@ void t.test('X04 what passes through finishes, too', async (t) => {
 
 void t.test('X04 an answer that a client is still reading is not cut', async (t) => {
   const { start } = await world(t)
-  const proxy = await start()
+  // Far more than the kernel holds for a connection.
+  const proxy = await start('limits: { response: 32MiB, buffered: 64MiB }', 'memory:')
   const socket = dial(t, proxy.port)
   const parts: Buffer[] = []
   const begun = gate()

@@ -106,6 +106,19 @@ void t.test('L02 the same over three replicas on one Redis', async (t) => {
   for (const replica of replicas) t.equal((await send(replica, key, { path: '/slow' })).body, 'execution 6')
 })
 
+void t.test('L02 the same over two processes on one file of the embedded store', async (t) => {
+  const upstream = await slowUpstream(t)
+  const store = `sqlite:${tempDir(t)}/shared.db`
+  const replicas = await processes(t, 2, `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }`)
+  for (let round = 0; round < 3; round++) {
+    const key = newKey()
+    const on = (i: number) => replicas[i % 2] as TestProxy
+    const replies = await Promise.all(Array.from({ length: 50 }, (_, i) => send(on(i), key)))
+    asExpected(t, replies, `execution ${round + 1}`)
+    t.equal(upstream.seen.length, round + 1)
+  }
+})
+
 void t.test(
   'L06 a healthy owner keeps its lease: 409 in progress after more than three leases',
   async (t) => {

@@ -1,58 +1,22 @@
-import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
-import { gzipSync } from 'node:zlib'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import {
   answering,
   metricIs,
-  type ProxyOptions,
   problemOf,
   proxyBefore,
   scriptedPeer,
   values,
   without,
 } from '../support/exchange.ts'
-import { post, type RawAnswer, rawRequest, readAnswer } from '../support/raw.ts'
-
-const MARK = 'idempotent-replayed'
-
-interface Pair {
-  readonly live: RawAnswer
-  readonly replay: RawAnswer
-}
-
-/** One request twice: the answers must be equal in every byte apart from the marker, and N is 1. */
-async function twice(
-  t: Test,
-  upstreamBytes: string,
-  options: ProxyOptions = {},
-  request?: string,
-): Promise<Pair> {
-  await using peer = await answering(upstreamBytes)
-  await using proxy = await proxyBefore(peer, options)
-  const sent = request ?? post('/p', 'k-1', '{"a":1}')
-  const live = await rawRequest(proxy.port, sent)
-  const replay = await rawRequest(proxy.port, sent)
-  sameBytes(t, live, replay)
-  t.equal(peer.requests.length, 1, 'N=1')
-  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  return { live, replay }
-}
-
-function sameBytes(t: Test, live: RawAnswer, replay: RawAnswer): void {
-  t.same(values(live, MARK), [], 'a first answer carries no marker')
-  t.same(values(replay, MARK), ['true'], 'a replay carries it once')
-  const unmarked = replay.bytes.toString('latin1').replace('Idempotent-Replayed: true\r\n', '')
-  t.equal(unmarked, live.bytes.toString('latin1'))
-}
+import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { OWN, twice } from '../support/twice.ts'
 
 async function piece(socket: Socket): Promise<string> {
   const [chunk] = (await once(socket, 'data')) as [Buffer]
   return chunk.toString('latin1')
 }
-
-const OWN = ['date', 'connection', 'keep-alive', 'content-length', 'transfer-encoding']
 
 void t.test(
   'P16 statusHeader: Idempotency-Expires is equal on the first answer and on the replay',

@@ -1,108 +1,10 @@
 import { once } from 'node:events'
-import { createServer, request as httpRequest, type IncomingMessage, METHODS } from 'node:http'
-import { type AddressInfo, connect, type Socket } from 'node:net'
-import { Readable } from 'node:stream'
+import { connect, type Socket } from 'node:net'
 import t from 'tap'
-import { linesOf } from '../../src/core/headers.ts'
-import {
-  answering,
-  problemOf,
-  proxyBefore,
-  scriptedPeer,
-  storeCalls,
-  values,
-  without,
-} from '../support/exchange.ts'
+import { problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
-
-/** HEAD has no body to compare; CONNECT is no request to an origin. */
-const UNUSUAL = new Set(['CONNECT', 'HEAD'])
-
-const MIB = 1024 * 1024
-const SIZE = 100 * MIB
-const stub = () => upstreamStub((_seen, response) => void response.writeHead(200).end('ok'))
-
-/** What the process holds outside of garbage; --expose-gc is not needed. */
-async function held(): Promise<number> {
-  const { setFlagsFromString } = await import('node:v8')
-  const { runInNewContext } = await import('node:vm')
-  setFlagsFromString('--expose-gc')
-  const gc = runInNewContext('gc') as () => void
-  for (let i = 0; i < 3; i++) {
-    gc()
-    await new Promise((resolve) => setImmediate(resolve))
-  }
-  const { heapUsed, external } = process.memoryUsage()
-  return heapUsed + external
-}
-
-/** A server in this process that swallows uploads and sends endless downloads, in constant memory. */
-async function bulk(): Promise<{ url: string; received: () => number } & AsyncDisposable> {
-  let received = 0
-  const server = createServer((request, response) => {
-    request.on('data', (chunk: Buffer) => {
-      received += chunk.length
-    })
-    request.on('end', () => {
-      if (request.method === 'POST') response.end('done')
-      else Readable.from(pieces()).pipe(response)
-    })
-  }).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    received: () => received,
-    async [Symbol.asyncDispose]() {
-      server.closeAllConnections()
-      await new Promise((resolve) => server.close(resolve))
-    },
-  }
-}
-
-const PIECE = Buffer.alloc(MIB / 4)
-function* pieces(): Generator<Buffer> {
-  for (let sent = 0; sent < SIZE; sent += PIECE.length) yield PIECE
-}
-
-void t.test('U01 U04 errors are problems: 502 unreachable, 502 failed, 504', async (t) => {
-  await using nobody = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
-  t.match(problemOf(await rawRequest(nobody.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
-    type: 'urn:idempotency-proxy:upstream_unreachable',
-    code: 'upstream_unreachable',
-    status: 502,
-  })
-  t.match(problemOf(await rawRequest(nobody.port, post('/x', null, 'x'.repeat(10)))), {
-    code: 'upstream_unreachable',
-  })
-  await using silent = await tcpStub(() => {})
-  await using slow = await proxyBefore(silent, { upstream: 'timeout: 200ms' })
-  t.match(problemOf(await rawRequest(slow.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
-    code: 'upstream_timeout',
-    status: 504,
-  })
-  for (const bytes of ['', 'garbage\r\n\r\n', 'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n']) {
-    await using peer = await scriptedPeer((socket) => void socket.end(bytes, 'latin1'))
-    await using proxy = await proxyBefore(peer)
-    for (const request of ['GET / HTTP/1.1\r\nHost: a\r\n\r\n', post('/x', null, '{}')])
-      t.match(problemOf(await rawRequest(proxy.port, request)), { code: 'upstream_failed', status: 502 })
-    t.equal(peer.requests.length, 2, 'nothing is tried again')
-  }
-})
-
-void t.test('U01 an upload that nobody takes is answered, and the proxy lives on', async (t) => {
-  await using proxy = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write('POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc')
-  const answer = await readAnswer(client)
-  t.match(problemOf(answer), { code: 'upstream_unreachable' })
-  t.same(values(answer, 'connection'), ['close'])
-  client.resume()
-  await once(client, 'close')
-  t.match(problemOf(await rawRequest(proxy.port, post('/x', null, '{}'))), { code: 'upstream_unreachable' })
-})
 
 void t.test(
   'U05 an upstream that breaks off breaks off the client: by length, chunked, HTTP/1.0',
@@ -202,4 +104,57 @@ void t.test('P27 pipelined requests that pass are answered in order', async (t) 
   client.write(['/1', '/2', '/3'].map((target) => `GET ${target} HTTP/1.1\r\nHost: a\r\n\r\n`).join(''))
   for (const target of ['/1', '/2', '/3']) t.equal((await readAnswer(client)).body.toString(), target)
   client.destroy()
+})
+
+void t.test('U01 U04 errors are problems: 502 unreachable, 502 failed, 504', async (t) => {
+  await using nobody = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
+  t.match(problemOf(await rawRequest(nobody.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
+    type: 'urn:idempotency-proxy:upstream_unreachable',
+    code: 'upstream_unreachable',
+    status: 502,
+  })
+  t.match(problemOf(await rawRequest(nobody.port, post('/x', null, 'x'.repeat(10)))), {
+    code: 'upstream_unreachable',
+  })
+  await using silent = await tcpStub(() => {})
+  await using slow = await proxyBefore(silent, { upstream: 'timeout: 200ms' })
+  t.match(problemOf(await rawRequest(slow.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
+    code: 'upstream_timeout',
+    status: 504,
+  })
+  for (const bytes of ['', 'garbage\r\n\r\n', 'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n']) {
+    await using peer = await scriptedPeer((socket) => void socket.end(bytes, 'latin1'))
+    await using proxy = await proxyBefore(peer)
+    for (const request of ['GET / HTTP/1.1\r\nHost: a\r\n\r\n', post('/x', null, '{}')])
+      t.match(problemOf(await rawRequest(proxy.port, request)), { code: 'upstream_failed', status: 502 })
+    t.equal(peer.requests.length, 2, 'nothing is tried again')
+  }
+})
+
+void t.test('U01 an upload that nobody takes is answered, and the proxy lives on', async (t) => {
+  await using proxy = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write('POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc')
+  const answer = await readAnswer(client)
+  t.match(problemOf(answer), { code: 'upstream_unreachable' })
+  t.same(values(answer, 'connection'), ['close'])
+  client.resume()
+  await once(client, 'close')
+  t.match(problemOf(await rawRequest(proxy.port, post('/x', null, '{}'))), { code: 'upstream_unreachable' })
+})
+
+void t.test('P15 P13 trailers of a passed answer: no hop-by-hop line, no replay marker', async (t) => {
+  await using peer = await scriptedPeer(
+    (socket) =>
+      void socket.write(
+        'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-T: 1\r\nIdempotent-Replayed: true\r\nKeep-Alive: x\r\n\r\n',
+      ),
+  )
+  await using proxy = await proxyBefore(peer)
+  const answer = await rawRequest(proxy.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  t.same(
+    answer.trailers.map((part) => part.toLowerCase()),
+    ['x-t', '1'],
+  )
 })

@@ -4,18 +4,9 @@ import { type AddressInfo, connect, type Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
-import {
-  answering,
-  problemOf,
-  proxyBefore,
-  scriptedPeer,
-  storeCalls,
-  values,
-  without,
-} from '../support/exchange.ts'
-import { post, rawRequest, readAnswer } from '../support/raw.ts'
-import { freePort } from '../support/redis.ts'
-import { tcpStub, upstreamStub } from '../support/upstream.ts'
+import { answering, proxyBefore, scriptedPeer, storeCalls, without } from '../support/exchange.ts'
+import { post, rawRequest } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 /** HEAD has no body to compare; CONNECT is no request to an origin. */
 const UNUSUAL = new Set(['CONNECT', 'HEAD'])

@@ -1,33 +1,8 @@
-import { once } from 'node:events'
-import { connect, type Socket } from 'node:net'
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
-import {
-  answering,
-  metricIs,
-  problemOf,
-  proxyBefore,
-  scriptedPeer,
-  storeCalls,
-  values,
-} from '../support/exchange.ts'
-import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { problemOf, proxyBefore, storeCalls, values } from '../support/exchange.ts'
+import { everything, post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
-
-const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
-
-/** Everything the connection says until it ends. */
-async function everything(port: number, ...bytes: (string | Buffer)[]): Promise<string> {
-  const client = connect(port, '127.0.0.1')
-  let got = ''
-  client.on('data', (chunk: Buffer) => {
-    got += chunk.toString('latin1')
-  })
-  client.on('error', () => {})
-  for (const piece of bytes) client.write(typeof piece === 'string' ? Buffer.from(piece, 'latin1') : piece)
-  await once(client, 'close')
-  return got
-}
 
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 

@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 
 /** An answer as it came over the wire. */
@@ -110,4 +111,17 @@ function parse(buffer: Buffer, ended: boolean): { answer: RawAnswer; used: numbe
 function pair(line: string): [string, string] {
   const colon = line.indexOf(':')
   return [line.slice(0, colon), line.slice(colon + 1).trim()]
+}
+
+/** Everything that the connection says until it ends, as latin1. */
+export async function everything(port: number, ...bytes: (string | Buffer)[]): Promise<string> {
+  const client = connect(port, '127.0.0.1')
+  let got = ''
+  client.on('data', (chunk: Buffer) => {
+    got += chunk.toString('latin1')
+  })
+  client.on('error', () => {})
+  for (const piece of bytes) client.write(typeof piece === 'string' ? Buffer.from(piece, 'latin1') : piece)
+  await once(client, 'close')
+  return got
 }

@@ -1,52 +1,15 @@
-import { once } from 'node:events'
-import { createServer as createTls } from 'node:https'
-import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
+import { type Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import { certificate } from '../support/certificates.ts'
-import {
-  answering,
-  metricIs,
-  type Problem,
-  type ProxyOptions,
-  problemOf,
-  proxyBefore,
-  scriptedPeer,
-} from '../support/exchange.ts'
-import type { TestProxy } from '../support/proxy.ts'
-import { post, type RawAnswer, rawRequest } from '../support/raw.ts'
-import { freePort } from '../support/redis.ts'
-import { type TcpStub, tcpStub, upstreamStub, wholeRequest } from '../support/upstream.ts'
-
-const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
-const REQUEST = post('/p', 'k-1', '{"a":1}')
+import { metricIs, type Problem, type ProxyOptions, problemOf, proxyBefore } from '../support/exchange.ts'
+import { faulty, OK, poolWorks, REQUEST, seen, unknownNow } from '../support/faulty.ts'
+import { post, rawRequest } from '../support/raw.ts'
+import { tcpStub, wholeRequest } from '../support/upstream.ts'
 
 interface Fault {
   /** What the peer does with the first connection; later ones are answered. */
   readonly commits: (socket: Socket) => void
   readonly code: 'upstream_failed' | 'upstream_timeout' | 'upstream_unreachable'
   readonly options?: ProxyOptions
-}
-
-/** A peer that commits the fault on its first connection, and answers well on all others. */
-async function faulty(commits: (socket: Socket) => void): Promise<TcpStub & { requests: string[] }> {
-  const requests: string[] = []
-  const stub = await tcpStub((socket, n) => {
-    if (n === 1) {
-      socket.on('data', (chunk: Buffer) => {
-        if (chunk.includes('HTTP/1.1\r\n')) requests.push(chunk.toString('latin1'))
-      })
-      commits(socket)
-      return
-    }
-    const next = (): void =>
-      void wholeRequest(socket).then((request) => {
-        requests.push(request)
-        socket.write(OK)
-        next()
-      })
-    next()
-  })
-  return Object.assign(stub, { requests })
 }
 
 /** The fault's answer, the record's state as a retry tells it, N, the pool afterwards, and the budget. */
@@ -64,25 +27,6 @@ async function shows(t: Test, fault: Fault): Promise<Problem> {
   t.ok(seen(peer.requests) <= 1, `N=${seen(peer.requests)}`)
   await poolWorks(t, proxy)
   return problem
-}
-
-function seen(requests: readonly string[]): number {
-  return requests.filter((request) => request.includes('k-1')).length
-}
-
-async function unknownNow(t: Test, proxy: TestProxy): Promise<void> {
-  for (let i = 0; i < 2; i++)
-    t.match(problemOf(await rawRequest(proxy.port, REQUEST)), {
-      code: 'idempotency_outcome_unknown',
-      status: 409,
-      retry: 'same-key',
-    })
-}
-
-async function poolWorks(t: Test, proxy: TestProxy): Promise<void> {
-  t.equal((await rawRequest(proxy.port, post('/p', 'after', '{}'))).status, 201, 'the pool works')
-  t.equal((await rawRequest(proxy.port, post('/other', null, '{}'))).status, 201)
-  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 }
 
 /** Reads a whole request first. */

@@ -1,0 +1,59 @@
+import { once } from 'node:events'
+import { createServer, type RequestListener } from 'node:http'
+import { type AddressInfo, connect } from 'node:net'
+import t from 'tap'
+import { refusal } from '../../src/core/refusal.ts'
+import { Writer } from '../../src/http/write.ts'
+import { post, readAnswer } from '../support/raw.ts'
+
+async function serving(
+  answer: RequestListener,
+  keepAliveTimeout = 60_000,
+): Promise<{ port: number } & AsyncDisposable> {
+  const server = createServer({ keepAliveTimeout, keepAliveTimeoutBuffer: 0 }, answer).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  return {
+    port: (server.address() as AddressInfo).port,
+    async [Symbol.asyncDispose]() {
+      server.closeAllConnections()
+      await new Promise((resolve) => server.close(resolve))
+    },
+  }
+}
+
+void t.test(
+  'P27 the watch over a slow reader leaves the keep-alive timeout of the connection alone',
+  async (t) => {
+    const writer = new Writer('urn:x:', 60_000)
+    await using server = await serving((request, response) => {
+      request.resume().on('end', () => writer.problem(request, response, refusal('upstream_failed', 'x')))
+    }, 300)
+    const client = connect(server.port, '127.0.0.1')
+    for (let i = 0; i < 2; i++) {
+      client.write(post('/', null, '{}'))
+      t.equal((await readAnswer(client)).status, 502)
+    }
+    client.resume()
+    await once(client, 'end')
+    t.pass('closed when idle')
+    client.destroy()
+  },
+)
+
+void t.test(
+  'P24 a refusal before the upload is whole closes the connection, after it could be read',
+  async (t) => {
+    const writer = new Writer('urn:x:', 60_000)
+    await using server = await serving((request, response) =>
+      writer.problem(request, response, refusal('request_too_large', 'x')),
+    )
+    const client = connect(server.port, '127.0.0.1')
+    client.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n')
+    const upload = setInterval(() => client.write(Buffer.alloc(1000)), 10)
+    client.on('error', () => {})
+    t.equal((await readAnswer(client)).status, 413)
+    client.resume()
+    await new Promise((resolve) => client.once('close', resolve))
+    clearInterval(upload)
+  },
+)
