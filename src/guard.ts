@@ -40,6 +40,7 @@ export interface Ports extends Teller {
   readonly secret: Buffer | null
   /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
   readonly unfitForStrict: () => boolean
+  readonly pause: (time: Millis) => Promise<unknown>
   /** 16 random bytes. */
   readonly newToken: () => Buffer
   readonly maxInFlight: number
@@ -172,7 +173,9 @@ async function admit(
     )
 
   const token = ports.newToken()
-  const claimed = settled ? await claim(ports.records, route, id, operation, token) : notAsked(token)
+  const claimed = settled
+    ? await claim(ports.records, route, id, operation, token, ports.pause)
+    : notAsked(token)
   trace.storeMs += performance.now() - askedAt
   switch (claimed.kind) {
     case 'met':

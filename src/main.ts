@@ -93,6 +93,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     }),
     secret: config.store.secret,
     unfitForStrict: () => fitness.evicts && !config.store.acceptRisk,
+    pause: wait,
     newToken: () => randomBytes(TOKEN_BYTES),
     maxInFlight: config.limits.inFlight,
   }

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { REFUSALS } from '../src/core/refusal.ts'
-import { configurationDoc } from './support/configuration-doc.ts'
 import { METRICS } from '../src/observe/metrics.ts'
+import { configurationDoc } from './support/configuration-doc.ts'
 
 /** The rows of a Markdown file's tables, cells without backticks. */
 function rows(file: string): string[][] {
@@ -24,7 +24,12 @@ t.test('docs/errors.md lists every answer of the proxy with its status and advic
 })
 
 t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in order', async (t) => {
-  const known = Object.entries(METRICS).map(([name, { kind, labels, help }]) => [name, kind, labels.join(', '), help])
+  const known = Object.entries(METRICS).map(([name, { kind, labels, help }]) => [
+    name,
+    kind,
+    labels.join(', '),
+    help,
+  ])
   t.same(rows('docs/metrics.md'), known)
 })
 
@@ -34,6 +39,12 @@ t.test('docs/configuration.md is what the schema says', async (t) => {
 })
 
 t.test('the documents that others point to are there', async (t) => {
-  for (const file of ['README.md', 'docs/ARCHITECTURE.md', 'docs/record-format.md', 'docs/configuration.md', 'LICENSE'])
+  for (const file of [
+    'README.md',
+    'docs/ARCHITECTURE.md',
+    'docs/record-format.md',
+    'docs/configuration.md',
+    'LICENSE',
+  ])
     t.ok(readFileSync(new URL(`../${file}`, import.meta.url), 'utf8').length > 500, file)
 })

@@ -1,6 +1,6 @@
 import { type Decision, decide } from '../core/decide.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Attempt, IdempotencyRecord, Operation, RecordId, State } from '../core/record.ts'
+import type { Attempt, IdempotencyRecord, Millis, Operation, RecordId, State } from '../core/record.ts'
 import { claimDraft, claimSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Stamp, StoreUnavailable } from '../store/register.ts'
@@ -8,6 +8,9 @@ import type { Run } from './call.ts'
 
 /** Rounds of a race that others keep winning; each lost round means that somebody else moved the record on. */
 const MAX_ROUNDS = 16
+
+/** Waits for a lost connection before its claim is asked for again. */
+const RECONNECT_PAUSES: readonly Millis[] = [50, 100, 200]
 
 /** A record that answers the request: nobody may claim over it. */
 export type Met = Exclude<Decision, { kind: 'take_over' | 'gone' }>
@@ -49,6 +52,7 @@ export async function claim(
   id: RecordId,
   operation: Operation,
   token: Buffer,
+  pause: (time: Millis) => Promise<unknown>,
 ): Promise<Claimed> {
   const spans = claimSpans(route)
   const first: Attempt = { fence: 0, token, attempts: 1 }
@@ -56,6 +60,7 @@ export async function claim(
   let before: State | 'absent' = 'absent'
   let over: IdempotencyRecord | null = null
   let lost = false
+  const reconnect = [...RECONNECT_PAUSES]
   let error: unknown = new Error('other claims kept moving the record on')
   const claimed = ({ fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
     kind: 'claimed',
@@ -90,9 +95,11 @@ export async function claim(
       if (caught instanceof CorruptRecord) return { kind: 'corrupt', error: caught }
       if (!(caught instanceof StoreUnavailable)) throw caught
       error = caught
-      const again = caught.maybeApplied && !lost
+      // A second loss ends it. A store that cannot be asked any more is often back in a moment: a connection broke.
+      const wait = caught.maybeApplied ? (lost ? undefined : 0) : lost ? reconnect.shift() : undefined
       lost ||= caught.maybeApplied
-      if (!again) return unavailable()
+      if (wait === undefined) return unavailable()
+      await pause(wait)
     }
   }
   return unavailable()

@@ -105,7 +105,8 @@ export class Writer {
       response.once('socket', () => this.watch(response))
       return
     }
-    const drop = (): void => void socket.destroy()
+    // Reset: to a client of HTTP/1.0 anything else would be the end of the body.
+    const drop = (): void => void socket.resetAndDestroy()
     const idle = socket.timeout ?? 0
     socket.setTimeout(this.#idleTimeout, drop)
     // Before Node's own listener, which sets the keep-alive timeout of the connection.
@@ -138,7 +139,7 @@ class ClientSink implements LiveSink {
   write(chunk: Buffer): boolean {
     if (this.#response.destroyed) return true
     if (this.#response.write(chunk)) return true
-    this.#stalled ??= setTimeout(() => this.#response.destroy(), this.#idleTimeout)
+    this.#stalled ??= setTimeout(() => this.abort(), this.#idleTimeout)
     return false
   }
 

@@ -220,9 +220,11 @@ export class RedisRegister implements Register {
       this.#silentCommands = 0
       return reply
     } catch (error) {
-      const silent = (error as Error).message === TIMED_OUT && stream.bytesRead === heard
+      const timedOut = (error as Error).message === TIMED_OUT
+      const silent = timedOut && stream.bytesRead === heard
       this.#silentCommands = silent ? this.#silentCommands + 1 : 0
-      if (this.#silentCommands >= SILENT_COMMANDS) stream.destroy()
+      // Replies are matched by their order: where others came and this one did not, none that follows can be trusted.
+      if (this.#silentCommands >= SILENT_COMMANDS || (timedOut && !silent)) stream.destroy()
       throw error
     }
   }
@@ -241,7 +243,7 @@ export class RedisRegister implements Register {
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
       maxRetriesPerRequest: 0,
-      retryStrategy: (attempt) => Math.min(RECONNECT_FROM * 2 ** attempt, RECONNECT_TO),
+      retryStrategy: (attempt) => Math.min(RECONNECT_FROM * 2 ** (attempt - 1), RECONNECT_TO),
       // After a failover the old primary may still hold this connection; the name may lead to the new one.
       reconnectOnError: (error) => error.message.startsWith('READONLY'),
     })

@@ -263,6 +263,7 @@ export class Replica {
       running: new Map<RecordId, Run>(),
       secret: options.secret ?? null,
       unfitForStrict: () => options.unfit ?? false,
+      pause: async () => {},
       newToken: () => {
         const token = randomBytes(16)
         this.onToken(token)

@@ -67,12 +67,10 @@ void t.test(
               const { n } = a
               a.store.next.push({ op, fault: first })
               // A take-over that was applied shows itself to the next put: that reply gets lost too.
-              a.store.next.push({
-                op: first === 'lost' ? 'put' : op,
-                fault: second === 'down' ? 'down' : second,
-              })
-              if (op === 'swap' && first === 'lost')
-                a.store.next.splice(a.store.next.length - 1, 0, { op: 'put', fault: null })
+              if (op === 'swap' && first === 'lost') a.store.next.push({ op: 'put', fault: null })
+              // A store that is down is asked again while the connection may come back.
+              for (let times = second === 'down' ? 4 : 1; times > 0; times--)
+                a.store.next.push({ op: first === 'lost' ? 'put' : op, fault: second })
               const answer = await a.get()
               t.match(answer, { code: 'idempotency_store_unavailable', retryAfter: 1 }, title)
               t.equal(a.n, n, 'nothing executed')
@@ -91,6 +89,17 @@ void t.test(
             }
   },
 )
+
+void t.test('L05 a claim whose connection broke is asked for again once it is back', async (t) => {
+  for (const downs of [1, 2, 3]) {
+    const a = replica(t)
+    a.store.next.push({ op: 'put', fault: 'lost' })
+    for (let n = 0; n < downs; n++) a.store.next.push({ op: 'put', fault: 'down' })
+    t.ok(ok(await a.get()), `after ${downs}`)
+    t.equal(a.n, 1)
+    t.equal(a.ports.settler.size, 0)
+  }
+})
 
 void t.test('§3.4 the retry itself withdraws first, where the timer has not yet', async (t) => {
   const a = replica(t)
@@ -415,7 +424,8 @@ void t.test('R02 bypass: the write over another record meets a race, and looks a
     const a = replica(t)
     const b = replica(t, { store: a.store })
     await released(a, { route: BYPASS })
-    a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'down' })
+    a.store.next.push({ op: 'swap', fault: 'late' })
+    for (let n = 0; n < 4; n++) a.store.next.push({ op: 'swap', fault: 'down' })
     const first = await a.get({ route: BYPASS })
     t.ok(ok(first))
     let swaps = 0

@@ -199,7 +199,7 @@ void t.test('P19 a client that reads too slowly is dropped while the upstream is
   const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
   t.match(retry, { code: 'idempotency_response_unavailable', originalStatus: 200 })
   client.resume()
-  await once(client, 'close')
+  await new Promise((resolve) => client.once('close', resolve))
   t.ok(client.bytesRead < size, 'it was dropped')
 })
 
@@ -219,7 +219,7 @@ void t.test('P19 a replay to a client that stops reading is dropped, too', async
   client.on('error', () => {})
   client.write(post('/p', 'k', '{}'))
   await once(client, 'readable')
-  const rest = once(client, 'close')
+  const rest = new Promise((resolve) => client.once('close', resolve))
   // The socket is gone on the proxy's side before anything more is read here.
   while ((await connections(proxy.port)) > 1) await new Promise((resolve) => setTimeout(resolve, 20))
   client.resume()
