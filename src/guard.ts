@@ -13,7 +13,7 @@ import {
   storeUnavailable,
   type Teller,
 } from './guard/answers.ts'
-import type { Answer, Call, Run, Trace } from './guard/call.ts'
+import { type Answer, type Call, newTrace, type Run, type Trace } from './guard/call.ts'
 import { claim, type Met, met, notAsked, type Unclaimed } from './guard/claim.ts'
 import type { Leases } from './guard/leases.ts'
 import {
@@ -50,19 +50,7 @@ export interface Ports extends Teller {
 
 /** Everything that happens to a protected request: claim → forward → settle (contract §3). */
 export async function guard(ports: Ports, call: Call): Promise<Answer> {
-  const trace: Trace = {
-    route: call.route.name,
-    traceId: call.traceId,
-    startedAt: performance.now(),
-    id: null,
-    outcome: null,
-    before: null,
-    after: null,
-    fence: null,
-    status: null,
-    upstreamMs: 0,
-    storeMs: 0,
-  }
+  const trace = newTrace(call.route.name, call.traceId)
   ports.inFlight.count++
   let answer: Answer
   try {

@@ -102,6 +102,22 @@ export interface Trace {
   storeMs: number
 }
 
+export function newTrace(route: string, traceId: string | null): Trace {
+  return {
+    route,
+    traceId,
+    startedAt: performance.now(),
+    id: null,
+    outcome: null,
+    before: null,
+    after: null,
+    fence: null,
+    status: null,
+    upstreamMs: 0,
+    storeMs: 0,
+  }
+}
+
 /** Hears what the walk does; must not throw. */
 export interface Observer {
   answered(trace: Trace): void

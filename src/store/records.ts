@@ -1,7 +1,7 @@
 import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
 import { ACCEPTING } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
-import type { Register, Renewal, Stamp, StoreTraits } from './register.ts'
+import type { Condition, Register, Renewal, Stamp, StoreTraits } from './register.ts'
 
 /** `recognised`: the record was there already and is this very attempt's own, whose reply had been lost (contract §3.4). */
 export interface Claimed {
@@ -57,17 +57,21 @@ export class Records {
   async settle(id: RecordId, draft: Draft, spans: Spans): Promise<SettleReply> {
     const bytes = encodeDraft(draft)
     const condition = { token: draft.token, states: ACCEPTING }
-    for (let last = false; ; last = true) {
-      const swapped = await this.#register.swap(id, condition, bytes, spans, false)
-      if (swapped.done) return { kind: 'written', now: swapped.now, stamp: swapped.stamp }
-      if (swapped.bytes !== null)
-        return { kind: 'refused', now: swapped.now, record: decodeRecord(swapped.bytes) }
-      const put = await this.#register.put(id, bytes, spans)
-      if (put.done) return { kind: 'recovered', now: put.now, stamp: put.stamp }
-      const record = decodeRecord(put.bytes)
-      // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
-      if (last || recognise(record, draft, put.now) === null) return { kind: 'refused', now: put.now, record }
-    }
+    const reply = await this.#swapOrPut(id, condition, bytes, spans)
+    // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
+    const again = reply.kind === 'refused' && recognise(reply.record, draft, reply.now) !== null
+    return again ? await this.#swapOrPut(id, condition, bytes, spans) : reply
+  }
+
+  async #swapOrPut(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans): Promise<SettleReply> {
+    const swapped = await this.#register.swap(id, condition, bytes, spans, false)
+    if (swapped.done) return { kind: 'written', now: swapped.now, stamp: swapped.stamp }
+    if (swapped.bytes !== null)
+      return { kind: 'refused', now: swapped.now, record: decodeRecord(swapped.bytes) }
+    const put = await this.#register.put(id, bytes, spans)
+    return put.done
+      ? { kind: 'recovered', now: put.now, stamp: put.stamp }
+      : { kind: 'refused', now: put.now, record: decodeRecord(put.bytes) }
   }
 
   /** Replaces the record at exactly `from`'s version: a decision by somebody other than the owner. */

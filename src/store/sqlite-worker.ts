@@ -66,14 +66,17 @@ function open(): DatabaseSync {
 }
 
 function openPatiently(): DatabaseSync {
-  for (let left = OPEN_TRIES; ; left--) {
+  let left = OPEN_TRIES
+  while (left > 0) {
     try {
       return open()
     } catch (error) {
-      if (left === 0 || codeOf(error) !== BUSY) throw error
+      if (codeOf(error) !== BUSY) throw error
     }
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, OPEN_PAUSE)
+    left--
   }
+  return open()
 }
 
 function now(): Millis {

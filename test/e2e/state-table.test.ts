@@ -11,7 +11,7 @@ import {
   until,
 } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { rawRequest } from '../support/raw.ts'
+import { post, rawRequest } from '../support/raw.ts'
 import { RedisServer } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
 
@@ -394,3 +394,47 @@ void t.test(
     t.equal(upstream.seen.length, asks.length)
   },
 )
+
+void t.test(
+  'U09 answers of 4xx are stored and replayed, but not those that refuse before doing',
+  async (t) => {
+    const { upstream, proxy } = await world(t)
+    for (const status of [400, 402, 404, 409, 410, 422, 451]) {
+      const [key, path, n] = [newKey(), `/status/${status}`, upstream.seen.length]
+      const first = await send(proxy, key, { path })
+      const retry = await send(proxy, key, { path })
+      t.strictSame(
+        [first.status, retry.status, retry.replayed, retry.body],
+        [status, status, true, first.body],
+      )
+      t.equal(upstream.seen.length, n + 1, `${status}: executed once`)
+    }
+    for (const status of [401, 403, 407, 429]) {
+      const [key, path, n] = [newKey(), `/status/${status}`, upstream.seen.length]
+      for (const nth of ['first', 'retry']) {
+        // fetch takes a 407 for its own proxy's.
+        const answer = await rawRequest(proxy.port, post(path, key, '{}', ['Authorization: Bearer alice']))
+        t.equal(answer.status, status)
+        t.notOk(answer.headers.includes('Idempotent-Replayed'), `${status}, ${nth}`)
+      }
+      t.equal(upstream.seen.length, n + 2)
+    }
+  },
+)
+
+void t.test('S06 whoever guesses a key and claims it first cannot affect another principal', async (t) => {
+  const { upstream, proxy } = await world(t)
+  const key = newKey()
+  const guess = await send(proxy, key, { headers: { authorization: '' }, body: '{"amount":666}' })
+  t.equal(guess.status, 201, 'the anonymous bucket is its own')
+  const forged = await send(proxy, key, {
+    headers: { authorization: 'Bearer mallory' },
+    body: '{"amount":667}',
+  })
+  t.equal(forged.status, 201)
+  const own = await send(proxy, key)
+  t.notOk(own.replayed)
+  t.equal(own.status, 201)
+  t.equal(upstream.seen.length, 3)
+  t.equal((await send(proxy, key)).body, own.body, 'and its replay is its own')
+})

@@ -26,8 +26,11 @@ function shell(): NodeJS.ProcessEnv {
   return { ...Object.fromEntries(env), NO_COLOR: '1' }
 }
 
+/** tap puts its loader into every child's options; a user's shell has none. */
+const PLAIN = ['-u', 'NODE_OPTIONS']
+
 function run(cwd: string, command: string, args: readonly string[], env = shell()) {
-  return spawnSync(command, args, { cwd, env, encoding: 'utf8', timeout: 240_000 })
+  return spawnSync('env', [...PLAIN, command, ...args], { cwd, env, encoding: 'utf8', timeout: 240_000 })
 }
 
 void tap.test('npm pack makes a tarball of what a user needs and nothing else', (t) => {
