@@ -69,7 +69,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   )
   metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
   const records = new Records(register)
-  const fitness = watchTraits(records, metrics, log)
+  const fitness = await watchTraits(records, metrics, log)
 
   const upstream = openUpstream(config.upstream)
   const events = observer(metrics, log)
@@ -92,7 +92,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       servername: upstream.tls.servername ?? null,
     }),
     secret: config.store.secret,
-    unfitForStrict: () => fitness.evicts && !config.store.acceptRisk,
+    unfitForStrict: () => fitness.mayEvict && !config.store.acceptRisk,
     pause: wait,
     newToken: () => randomBytes(TOKEN_BYTES),
     maxInFlight: config.limits.inFlight,
@@ -209,18 +209,24 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 const DRAIN_LOOK = 20
 /** How often a store's settings are looked at again: an operator may mend them. */
 const TRAITS_EVERY = 60_000
-const TRAITS_RETRY = 2_000
+const TRAITS_RETRY = 250
+
+interface Fitness {
+  /** True also until the store has been asked: nothing strict is promised on a guess. */
+  mayEvict: boolean
+  stop(): void
+}
 
 /** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
-function watchTraits(records: Records, metrics: Metrics, log: Logger): { evicts: boolean; stop(): void } {
+async function watchTraits(records: Records, metrics: Metrics, log: Logger): Promise<Fitness> {
   let timer: NodeJS.Timeout | undefined
   let said = ''
-  const fitness = { evicts: false, stop: () => clearTimeout(timer) }
+  const fitness = { mayEvict: true, stop: () => clearTimeout(timer) }
   const look = async (): Promise<void> => {
     let next = TRAITS_EVERY
     try {
       const { durable, evicts, findings } = await records.traits()
-      fitness.evicts = evicts === true
+      fitness.mayEvict = evicts === true
       const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
       metrics.set('idempotency_store_grade', { store: records.name }, grade)
       if (findings.join() !== said) for (const finding of findings) log.warn({ store: records.name }, finding)
@@ -233,7 +239,7 @@ function watchTraits(records: Records, metrics: Metrics, log: Logger): { evicts:
     }
     timer = setTimeout(() => void look(), next).unref()
   }
-  void look()
+  await look()
   return fitness
 }
 
