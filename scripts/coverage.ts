@@ -19,11 +19,15 @@ for (const [path, measures] of Object.entries(summary)) {
     seen++
     if (least < 100) {
       failed++
-      process.stdout.write(`not covered whole: ${file} ${MEASURES.map((m) => `${m} ${measures[m].pct}`).join(', ')}\n`)
+      process.stdout.write(
+        `not covered whole: ${file} ${MEASURES.map((m) => `${m} ${measures[m].pct}`).join(', ')}\n`,
+      )
     }
   }
 }
 const total = MEASURES.map((measure) => `${measure} ${summary.total?.[measure].pct} %`).join(', ')
-process.stdout.write(`coverage: ${seen - failed} of ${seen} files of core, guard and store whole; all of src: ${total}\n`)
+process.stdout.write(
+  `coverage: ${seen - failed} of ${seen} files of core, guard and store whole; all of src: ${total}\n`,
+)
 if (seen < 20) throw new Error(`only ${seen} of these files were seen: the report is not of the whole suite`)
 if (failed > 0) process.exitCode = 1

@@ -14,7 +14,7 @@ const USAGE = 2
 
 const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
 
-  idempotency-proxy [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]
+  idempotency-proxy [serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]
       serves; flags go over the file, with only --upstream it runs on the embedded store
   idempotency-proxy check [FILE]
       checks a configuration (default: the file of --config); exit 1 and all errors where there are any
@@ -66,6 +66,10 @@ async function serve(args: string[]): Promise<number> {
   // Before the start, so that a signal during it ends in a drain, too.
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
+  // Its default would end the process in mid-request; it is what people send to reload.
+  process.on('SIGHUP', () =>
+    log.warn('SIGHUP does nothing: this version reads its configuration at start only'),
+  )
   let proxy: Awaited<ReturnType<typeof start>>
   try {
     proxy = await start(loaded.config, log)

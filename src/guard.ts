@@ -1,3 +1,5 @@
+import { shared } from './core/budget.ts'
+import type { Asked } from './core/decide.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from './core/fingerprint.ts'
 import { readCaller, recordId } from './core/identity.ts'
 import { readKey } from './core/key.ts'
@@ -14,7 +16,7 @@ import {
   type Teller,
 } from './guard/answers.ts'
 import { type Answer, type Call, newTrace, type Run, type Trace } from './guard/call.ts'
-import { claim, type Met, met, notAsked, type Unclaimed } from './guard/claim.ts'
+import { claim, giveBack, type Met, met, notAsked, type Unclaimed } from './guard/claim.ts'
 import type { Leases } from './guard/leases.ts'
 import {
   keepsBody,
@@ -138,16 +140,18 @@ async function admit(
   const { route, method, path } = call
   const content = { ...call, body }
   const id = recordId(route, caller, method, path, key, ports.secret)
+  const recipe = recipeOf(route.fingerprint)
   const operation: Operation = {
     route: route.name,
     method,
     path,
     fingerprint: fingerprintOf(content, route.fingerprint),
-    rawDigest: rawDigestOf(content),
-    recipe: recipeOf(route.fingerprint),
+    rawDigest: rawDigestOf(content, recipe),
+    recipe,
   }
+  const asked = { ...operation, rawDigestUnder: (other: string) => rawDigestOf(content, other) }
   trace.id = id
-  const known = meets(ports, id, operation, route, false)
+  const known = meets(ports, id, asked, route, false)
   if (known !== null) return answerMet(ports, call, trace, id, known)
   // What was not executed must be told to the store before anybody claims.
   const askedAt = performance.now()
@@ -162,7 +166,7 @@ async function admit(
 
   const token = ports.newToken()
   const claimed = settled
-    ? await claim(ports.records, route, id, operation, token, ports.pause)
+    ? await claim(ports.records, route, id, operation, asked, token, ports.pause)
     : notAsked(token)
   trace.storeMs += performance.now() - askedAt
   switch (claimed.kind) {
@@ -179,7 +183,7 @@ async function admit(
       const run: Run = { id, route, operation, attempt: claimed.attempt, createdAt: 0 }
       const bypass = route.onStoreUnavailable === 'bypass' && !ports.settler.full && !call.clientGone()
       // Others may have come further while the store was asked.
-      const own = meets(ports, id, operation, route, bypass)
+      const own = meets(ports, id, asked, route, bypass)
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
         ports.running.set(id, run)
@@ -187,11 +191,28 @@ async function admit(
       }
       if (claimed.lost) ports.settler.withdraw(run, claimed)
       if (own !== null) return answerMet(ports, call, trace, id, own)
-      return storeUnavailable(ports, trace, id, (claimed.error as Error).message)
+      trace.cause = (claimed.error as Error).message
+      return storeUnavailable(
+        ports,
+        trace,
+        id,
+        'the store does not answer; nothing was executed for this request',
+      )
     }
     case 'claimed': {
       const { run, before } = claimed
       trace.before = before
+      const lost = before === 'absent' ? ports.running.get(id) : undefined
+      const found = lost === undefined || lost.attempt.fence === 0 ? null : lost
+      const own = met(found && runningRecord(found), asked, route)
+      if (found !== null && own !== null) {
+        await giveBack(ports.records, claimed.version, found)
+        ports.observer.trouble('the store had lost the record of a run under way; it was written again', {
+          route: route.name,
+          record: id.slice(0, 12),
+        })
+        return answerMet(ports, call, trace, id, own)
+      }
       if (before === 'unknown') ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
       if (!call.clientGone()) {
@@ -209,17 +230,11 @@ async function admit(
  * What answers the request on this replica, whatever the store says: an unsettled outcome, or a run without a claim; where
  * the store cannot be asked (`alone`) any run.
  */
-function meets(
-  ports: Ports,
-  id: RecordId,
-  operation: Operation,
-  route: RoutePolicy,
-  alone: boolean,
-): Met | null {
-  const held = met(ports.settler.held(id), operation, route)
+function meets(ports: Ports, id: RecordId, asked: Asked, route: RoutePolicy, alone: boolean): Met | null {
+  const held = met(ports.settler.held(id), asked, route)
   const running = ports.running.get(id)
   if (held !== null || running === undefined) return held
-  return alone || running.attempt.fence === 0 ? met(runningRecord(running), operation, route) : null
+  return alone || running.attempt.fence === 0 ? met(runningRecord(running), asked, route) : null
 }
 
 /** Sends the request once and writes its outcome before the first byte of the answer leaves. */
@@ -234,7 +249,7 @@ async function execute(
 ): Promise<Answer> {
   const { route, id, attempt } = run
   const sentAt = performance.now()
-  ports.leases.hold(id, attempt.token, route.lease)
+  ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl)
   const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
     const startedAt = performance.now()
     ports.leases.release(id, attempt.token)
@@ -265,14 +280,21 @@ async function execute(
   switch (result.proof) {
     case 'not_sent':
       trace.after = (await settle({ kind: 'not_executed', reason: result.reason })).state
-      return refuse(trace, 'upstream_unreachable', 'upstream_unreachable', result.reason, { instance: id })
+      trace.cause = result.reason
+      return refuse(
+        trace,
+        'upstream_unreachable',
+        'upstream_unreachable',
+        'no byte of the request was sent',
+        { instance: id },
+      )
     case 'unknown': {
       const { reason, status, timedOut } = result
       trace.after = (await settle({ kind: 'unknown', reason, status })).state
+      trace.cause = reason
       const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
-      return refuse(trace, code, code, `${reason}; whether the request was executed is not known`, {
-        instance: id,
-      })
+      const detail = `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}; whether it was executed is not known`
+      return refuse(trace, code, code, detail, { instance: id })
     }
     case 'live': {
       const { live, why } = result
@@ -323,17 +345,4 @@ async function within(ports: Ports, limit: Millis, run: Run, work: Promise<Answe
     })
   void work.then(discard, failed).finally(() => ports.inFlight.count--)
   return null
-}
-
-/** Gives a release to each of several holders; the last one that lets go releases. */
-function shared(release: () => void): () => () => void {
-  let holders = 0
-  return () => {
-    let holds = true
-    holders++
-    return () => {
-      if (holds && --holders === 0) release()
-      holds = false
-    }
-  }
 }

@@ -14,6 +14,7 @@ import { Settler } from './guard/settler.ts'
 import type { Ports } from './guard.ts'
 import { adminServer, type Health, opsServer } from './http/admin.ts'
 import { dataServer } from './http/data.ts'
+import { type Fitness, watchFitness } from './observe/fitness.ts'
 import type { Logger } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
 import { observer } from './observe/observer.ts'
@@ -53,25 +54,36 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
 
   const storeName = nameOf(config.store.url)
+  let down = false
+  let fitness: Fitness | null = null
   const breaker = (state: BreakerState): void => {
     metrics.set('idempotency_breaker_state', { store: storeName }, BREAKER_GAUGE[state])
     // It closes because the store answered.
     if (state === 'closed') metrics.set('idempotency_store_up', { store: storeName }, 1)
-    if (state !== 'half_open') log[state === 'open' ? 'error' : 'warn']({ state }, 'store breaker')
+    // Each probe that fails opens it anew; said once.
+    if (state === 'open' && !down) log.error({ store: storeName }, 'the store does not answer: breaker open')
+    if (state === 'closed') log.warn({ store: storeName }, 'the store answers again: breaker closed')
+    if (state !== 'half_open') down = state === 'open'
   }
   const register = timed(
     await openStore(config.store, {
-      onEvent: (kind, detail) =>
-        log[kind === 'connected' ? 'info' : 'warn']({ store: storeName, detail }, `store ${kind}`),
+      onEvent: (kind, detail) => {
+        log[kind === 'connected' ? 'info' : 'warn']({ store: storeName, detail }, `store ${kind}`)
+        // Another server may answer to the name now, or the same one with other settings.
+        if (kind === 'connected') fitness?.lookAgain()
+      },
       onBreaker: breaker,
     }),
     metrics,
   )
   metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
   const records = new Records(register)
-  const fitness = await watchTraits(records, metrics, log)
+  fitness = await watchFitness(records, metrics, log)
+  const { mayEvict, stop: stopWatching } = fitness
 
   const upstream = openUpstream(config.upstream)
+  // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
+  const passing = openUpstream(config.upstream)
   const events = observer(metrics, log)
   const settler = new Settler(records, events)
   const leases = new Leases(
@@ -86,13 +98,14 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     inFlight,
     observer: events,
     latency: new Latency(),
+    budget,
     forward: forwarder(upstream.pool, {
       ...config.upstream,
       budget,
       servername: upstream.tls.servername ?? null,
     }),
     secret: config.store.secret,
-    unfitForStrict: () => fitness.mayEvict && !config.store.acceptRisk,
+    unfitForStrict: () => mayEvict() && !config.store.acceptRisk,
     pause: wait,
     newToken: () => randomBytes(TOKEN_BYTES),
     maxInFlight: config.limits.inFlight,
@@ -117,7 +130,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const data = await dataServer({
     config,
     ports,
-    upstream,
+    upstream: passing,
     budget,
     passed: (route, milliseconds) => {
       metrics.count('idempotency_requests_total', { route, outcome: 'passed' })
@@ -136,23 +149,23 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const closeAll = async (): Promise<void> => {
     leases.close()
     settler.close()
-    fitness.stop()
+    stopWatching()
     for (const server of [admin, ops]) {
       if (server === null) continue
       const closed = closeServer(server)
       server.closeAllConnections()
       await closed
     }
-    await upstream.pool.destroy().catch(() => {})
+    await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy()])
     await register.close()
   }
   let url: string
   let adminUrl: string | null
   let opsUrl: string | null
   try {
-    adminUrl = admin && config.admin.listen && (await listen(admin, config.admin.listen))
-    opsUrl = ops && config.ops.listen && (await listen(ops, config.ops.listen))
-    url = await listen(data.server, config.listen)
+    adminUrl = admin && config.admin.listen && (await listen(admin, 'admin.listen', config.admin.listen))
+    opsUrl = ops && config.ops.listen && (await listen(ops, 'ops.listen', config.ops.listen))
+    url = await listen(data.server, 'listen', config.listen)
   } catch (error) {
     await closeServer(data.server)
     await closeAll()
@@ -207,51 +220,19 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 
 /** How often the drain looks whether everything has finished. */
 const DRAIN_LOOK = 20
-/** How often a store's settings are looked at again: an operator may mend them. */
-const TRAITS_EVERY = 60_000
-const TRAITS_RETRY = 250
-
-interface Fitness {
-  /** True also until the store has been asked: nothing strict is promised on a guess. */
-  mayEvict: boolean
-  stop(): void
-}
-
-/** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
-async function watchTraits(records: Records, metrics: Metrics, log: Logger): Promise<Fitness> {
-  let timer: NodeJS.Timeout | undefined
-  let said = ''
-  const fitness = { mayEvict: true, stop: () => clearTimeout(timer) }
-  const look = async (): Promise<void> => {
-    let next = TRAITS_EVERY
-    try {
-      const { durable, evicts, findings } = await records.traits()
-      fitness.mayEvict = evicts === true
-      const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
-      metrics.set('idempotency_store_grade', { store: records.name }, grade)
-      if (findings.join() !== said) for (const finding of findings) log.warn({ store: records.name }, finding)
-      said = findings.join()
-    } catch (error) {
-      if (said !== 'down')
-        log.error({ store: records.name, error: (error as Error).message }, 'the store cannot be asked')
-      said = 'down'
-      next = TRAITS_RETRY
-    }
-    timer = setTimeout(() => void look(), next).unref()
-  }
-  await look()
-  return fitness
-}
-
 /** As the store will call itself, before it is there: `rediss:` is Redis, too. */
 function nameOf(storeUrl: string): string {
   const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
   return scheme === 'rediss' ? 'redis' : scheme
 }
 
-async function listen(server: Server, { host, port }: Address): Promise<string> {
+async function listen(server: Server, property: string, { host, port }: Address): Promise<string> {
   server.listen({ host, port })
-  await once(server, 'listening')
+  try {
+    await once(server, 'listening')
+  } catch (error) {
+    throw new Error(`${property}: ${(error as Error).message}`, { cause: error })
+  }
   const { address, port: chosen, family } = server.address() as AddressInfo
   return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
 }

@@ -1,5 +1,8 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
+import { formatDuration } from '../src/config/units.ts'
+import { PROFILES } from '../src/core/policy.ts'
+import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import { configurationDoc } from './support/configuration-doc.ts'
@@ -36,6 +39,29 @@ t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in
 t.test('docs/configuration.md is what the schema says', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
   t.equal(text, configurationDoc(), 'run: node scripts/docs.ts > docs/configuration.md')
+})
+
+t.test('docs/profiles.md says what every profile decides', async (t) => {
+  const none = { exact: new Map(), class: new Map() }
+  const told = rows('docs/profiles.md')
+  for (const [i, profile] of PROFILES.entries()) {
+    const { tombstone, ...rest } = profileDefaults(profile)
+    const settings: Record<string, unknown> = {
+      ...rest,
+      'scope.anonymous': rest.anonymous,
+      'key.minLength': rest.minLength,
+      'misuse.status': rest.misuseStatus,
+      tombstone: tombstone === 0 ? 'off' : formatDuration(tombstone),
+    }
+    for (const [what = '', ...cells] of told.filter(([what]) => what !== 'setting' && what !== 'status')) {
+      const status = Number(/^\d+/.exec(what.replace('xx', '99'))?.[0])
+      const known = Number.isNaN(status)
+        ? String(settings[what])
+        : classify({ profile, outcomes: none }, status, what.includes('Retry-After'))
+      t.equal(cells[i], known, `${profile}: ${what}`)
+    }
+  }
+  t.equal(told.length, 23)
 })
 
 t.test('the documents that others point to are there', async (t) => {

@@ -24,7 +24,10 @@ export const fileSchema = Type.Object(
             'Admin and metrics; `none` turns it off. Not on loopback: needs `tokenFile`.',
             '127.0.0.1:9464',
           ),
-          tokenFile: scalar('filePath', 'File with the bearer token of `/v1`.'),
+          tokenFile: scalar(
+            'filePath',
+            'File with the bearer token of everything but the open paths. This version serves nothing else yet.',
+          ),
         },
         closed,
       ),

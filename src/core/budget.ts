@@ -18,7 +18,30 @@ export class Budget {
     return true
   }
 
+  /** Takes room, and gives what releases it: once, however often it is called. `null`: no room; nothing was taken. */
+  hold(bytes: number): (() => void) | null {
+    if (!this.take(bytes)) return null
+    let held = bytes
+    return () => {
+      this.give(held)
+      held = 0
+    }
+  }
+
   give(bytes: number): void {
     this.#held -= bytes
+  }
+}
+
+/** Gives a release to each of several holders; the last one that lets go releases. */
+export function shared(release: () => void): () => () => void {
+  let holders = 0
+  return () => {
+    let holds = true
+    holders++
+    return () => {
+      if (holds && --holders === 0) release()
+      holds = false
+    }
   }
 }

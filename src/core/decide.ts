@@ -11,7 +11,8 @@ import {
 /** What of a request is compared with the record. */
 export interface Asked {
   readonly fingerprint: Fingerprint
-  readonly rawDigest: Buffer
+  /** The request as sent, as a record of that recipe would have it digested. */
+  readonly rawDigestUnder: (recipe: string) => Buffer
   readonly recipe: string
 }
 
@@ -61,17 +62,24 @@ export function decide(
     case 'unknown':
       return read.leaseExpired && policy.onLeaseExpired === 'retry'
         ? { kind: 'take_over', from: record, read: read.state }
-        : { kind: 'unknown', lookIn: read.nextLookAt - now, lapsed: read.leaseExpired }
+        : { kind: 'unknown', lookIn: nextLook(read.nextLookAt, now), lapsed: read.leaseExpired }
     case 'expired':
       return { kind: 'expired' }
   }
 }
 
+/** Until it is looked at by itself; past that, looks of clients are what is left, ever more apart. */
+function nextLook(at: Millis, now: Millis): Millis {
+  return at > now ? at - now : Math.min(now - at, MOST_BETWEEN_LOOKS)
+}
+
+const MOST_BETWEEN_LOOKS: Millis = 300_000
+
 /** Under one recipe the fingerprint decides; after a change of recipe an unchanged request matches by its raw digest. */
 function sameOperation(record: IdempotencyRecord, asked: Asked): boolean {
   return record.recipe === asked.recipe
     ? record.fingerprint.equals(asked.fingerprint)
-    : record.rawDigest.equals(asked.rawDigest)
+    : record.rawDigest.equals(asked.rawDigestUnder(record.recipe))
 }
 
 /** `Retry-After` in whole seconds: rounded down, at least 1 (contract §6). */

@@ -24,7 +24,7 @@ export interface RequestContent {
   readonly body: Buffer
 }
 
-/** Names algorithm and settings: records of another recipe are compared by their raw digest (contract §5). */
+/** Names algorithm, settings and counted headers: records of another recipe are compared by their raw digest (contract §5). */
 export function recipeOf(policy: FingerprintPolicy): string {
   let recipe = recipes.get(policy)
   if (recipe === undefined) {
@@ -38,11 +38,16 @@ const recipes = new WeakMap<FingerprintPolicy, string>()
 
 function makeRecipe(policy: FingerprintPolicy): string {
   const { body, ignore, only, headers, query } = policy
-  return hash(
-    'sha256',
-    frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query])]),
-    'base64url',
-  ).slice(0, 16)
+  const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query])])
+  return [hash('sha256', settings, 'base64url').slice(0, 16), ...headers].join(RECIPE_SEPARATOR)
+}
+
+/** In no header name (RFC 9110 §5.6.2). */
+const RECIPE_SEPARATOR = ','
+
+/** The headers that count under a recipe, this version's or another's. */
+function headersOf(recipe: string): string[] {
+  return recipe.split(RECIPE_SEPARATOR).slice(1)
 }
 
 /** What the operation is, whatever its spelling (contract §5). */
@@ -58,12 +63,12 @@ export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy
   return digest.digest() as Fingerprint
 }
 
-/** The request as sent: equal only for equal bytes of target, media type and body. */
-export function rawDigestOf(request: RequestContent): Buffer {
+/** The request as sent: equal only for equal bytes of target, body, media type and the headers that count under `recipe`. */
+export function rawDigestOf(request: RequestContent, recipe: string): Buffer {
   const digest = createHash('sha256')
-  digest.update(
-    frame(['raw/1', request.method, request.target, frame(linesOf(request.headers, 'content-type'))]),
-  )
+  const counted = ['content-type', 'content-encoding', ...headersOf(recipe)]
+  const lines = counted.map((name) => frame(linesOf(request.headers, name)))
+  digest.update(frame(['raw/1', request.method, request.target, ...lines]))
   return digest.update(request.body).digest()
 }
 

@@ -1,3 +1,4 @@
+import type { Budget } from '../core/budget.ts'
 import { retryAfterSeconds } from '../core/decide.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
@@ -11,6 +12,8 @@ import { replayable } from './outcome.ts'
 export interface Teller {
   readonly observer: Observer
   readonly latency: Latency
+  /** Room for bodies (`limits.buffered`): a replay takes some until it has left. */
+  readonly budget: Budget
 }
 
 /** Answers a request whose record was found (contract §6). */
@@ -31,13 +34,18 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
           original: { status, location },
         })
       }
+      const release = ports.budget.hold(met.result.response.body.length)
+      if (release === null) {
+        const detail = 'no room to send the stored answer now; nothing was executed'
+        return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1, instance: id })
+      }
       trace.outcome = 'replayed'
       return {
         kind: 'response',
         response: replayable(route, met.result.response),
         replayed: true,
         marks: ['Idempotent-Replayed', 'true', ...marks('replayed', route, met.expiresAt)],
-        release: () => {},
+        release,
       }
     }
     case 'reused':
@@ -47,7 +55,7 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
         trace,
         'misuse',
         'idempotency_key_reused',
-        'this key was first used for a request with another method, path, query, media type or body',
+        'this key was first used for another request: its body, query or media type differs, or what else the route compares',
         { status: route.misuseStatus, instance: id },
       )
     case 'in_progress': {

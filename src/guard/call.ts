@@ -100,6 +100,8 @@ export interface Trace {
   status: number | null
   upstreamMs: number
   storeMs: number
+  /** For operators: what the client is not told of, such as addresses. */
+  cause: string | null
 }
 
 export function newTrace(route: string, traceId: string | null): Trace {
@@ -115,6 +117,7 @@ export function newTrace(route: string, traceId: string | null): Trace {
     status: null,
     upstreamMs: 0,
     storeMs: 0,
+    cause: null,
   }
 }
 

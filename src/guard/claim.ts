@@ -1,4 +1,4 @@
-import { type Decision, decide } from '../core/decide.ts'
+import { type Asked, type Decision, decide } from '../core/decide.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Attempt, IdempotencyRecord, Millis, Operation, RecordId, State } from '../core/record.ts'
 import { claimDraft, claimSpans } from '../core/settle.ts'
@@ -25,14 +25,19 @@ export interface Unclaimed {
 }
 
 export type Claimed =
-  | { readonly kind: 'claimed'; readonly run: Run; readonly before: State | 'absent' }
+  | {
+      readonly kind: 'claimed'
+      readonly run: Run
+      readonly before: State | 'absent'
+      readonly version: number
+    }
   | { readonly kind: 'met'; readonly decision: Met }
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
 /** What `record` answers; null where there is none, or where it may be claimed over. For records without the store's clock. */
-export function met(record: IdempotencyRecord | null, operation: Operation, route: RoutePolicy): Met | null {
-  const decision = record === null ? null : decide(record, operation, route, 0)
+export function met(record: IdempotencyRecord | null, asked: Asked, route: RoutePolicy): Met | null {
+  const decision = record === null ? null : decide(record, asked, route, 0)
   return decision === null || decision.kind === 'take_over' || decision.kind === 'gone' ? null : decision
 }
 
@@ -51,6 +56,7 @@ export async function claim(
   route: RoutePolicy,
   id: RecordId,
   operation: Operation,
+  asked: Asked,
   token: Buffer,
   pause: (time: Millis) => Promise<unknown>,
 ): Promise<Claimed> {
@@ -62,9 +68,10 @@ export async function claim(
   let lost = false
   const reconnect = [...RECONNECT_PAUSES]
   let error: unknown = new Error('other claims kept moving the record on')
-  const claimed = ({ fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
+  const claimed = ({ version, fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
     kind: 'claimed',
     before: was,
+    version,
     run: { id, route, operation, attempt: { ...own, fence }, createdAt },
   })
   const unavailable = (): Unclaimed => ({
@@ -83,7 +90,7 @@ export async function claim(
           ? claimed(reply.stamp, attempt, before)
           : claimed(reply.stamp, first, 'absent')
       }
-      const decision = decide(reply.record, operation, route, reply.now)
+      const decision = decide(reply.record, asked, route, reply.now)
       if (decision.kind === 'gone') continue
       if (decision.kind !== 'take_over') return { kind: 'met', decision }
       over = decision.from
@@ -103,4 +110,16 @@ export async function claim(
     }
   }
   return unavailable()
+}
+
+/**
+ * The store had lost the record of a run that is still going on here, and a claim for a retry has taken its place: the
+ * record is given back to the run, so that its outcome finds it. Where that fails the claim stays, and lapses to `unknown`.
+ */
+export async function giveBack(records: Records, version: number, run: Run): Promise<void> {
+  try {
+    await records.replace(run.id, version, claimDraft(run.operation, run.attempt), claimSpans(run.route))
+  } catch (error) {
+    if (!(error instanceof StoreUnavailable) && !(error instanceof CorruptRecord)) throw error
+  }
 }

@@ -9,6 +9,7 @@ const TICK: Millis = 100
 interface Held {
   readonly token: Buffer
   readonly lease: Millis
+  readonly dropIn: Millis
   renewAt: Millis
 }
 
@@ -19,14 +20,16 @@ export class Leases {
   readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null
   #renewing = false
+  #failing = false
 
   constructor(renew: (items: readonly Renewal[]) => Promise<unknown>, onError: (error: unknown) => void) {
     this.#renew = renew
     this.#onError = onError
   }
 
-  hold(id: RecordId, token: Buffer, lease: Millis): void {
-    this.#held.set(id, { token, lease, renewAt: performance.now() + lease / RENEWALS_PER_LEASE })
+  /** `dropIn`: how long an unresolved record of the route is kept. */
+  hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis): void {
+    this.#held.set(id, { token, lease, dropIn, renewAt: performance.now() + lease / RENEWALS_PER_LEASE })
     this.#timer ??= setInterval(() => void this.#tick(), TICK).unref()
   }
 
@@ -50,19 +53,22 @@ export class Leases {
     for (const [id, held] of this.#held) {
       if (held.renewAt > now) continue
       held.renewAt = now + held.lease / RENEWALS_PER_LEASE
-      batch.push({ id, token: held.token, dueIn: held.lease })
+      batch.push({ id, token: held.token, dueIn: held.lease, dropIn: held.dropIn })
     }
     if (batch.length === 0) return
     this.#renewing = true
     try {
       await this.#renew(batch)
+      this.#failing = false
     } catch (error) {
       // Not renewed: the lease may lapse and read as unknown; this owner's outcome is accepted all the same.
       for (const { id } of batch) {
         const held = this.#held.get(id)
         if (held !== undefined) held.renewAt = 0
       }
-      this.#onError(error)
+      // Said once: while the store is down, every tick fails.
+      if (!this.#failing) this.#onError(error)
+      this.#failing = true
     } finally {
       this.#renewing = false
     }

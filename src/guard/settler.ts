@@ -237,12 +237,13 @@ export class Settler {
     if (outcome.kind === 'not_executed') {
       if (found.version !== over?.version) return null
       // The claim over it has not arrived, and must not arrive any more: the record stays what it is, at another version.
-      const moved = await this.#records.replace(run.id, found, found, remaining(found, now))
+      const moved = await this.#records.replace(run.id, found.version, found, remaining(found, now))
       if (moved?.kind === 'refused') return await this.#write(held)
       return this.#written(held, 'released', found.state, null)
     }
     // Executed, and the record says that a retry may execute: it must not.
-    if (decide(found, run.operation, run.route, now).kind !== 'take_over') return null
+    const asked = { ...run.operation, rawDigestUnder: () => run.operation.rawDigest }
+    if (decide(found, asked, run.route, now).kind !== 'take_over') return null
     const taken = await this.#records.takeOver(run.id, found, draft, spans)
     if (taken.kind === 'lost' || taken.recognised) return await this.#write(held)
     return this.#written(held, resultOf(outcome), draft.state, taken.now + spans.dueIn)

@@ -112,6 +112,8 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
       },
     )
     server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
+      // Node has taken its own listener off; a reset would end the process.
+      socket.on('error', () => socket.destroy())
       const target = parseTarget(request.url as string)
       if (target === null) {
         socket.end('HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')

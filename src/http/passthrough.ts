@@ -109,6 +109,7 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
       const length = raw.headers['content-length']
       const gone = new EventEmitter()
       passage.response.once('close', () => gone.emit('abort'))
+      if (hasBody) endIdleUpload(raw, passage.response, options)
       pool.request(
         {
           method: raw.method as Dispatcher.HttpMethod,
@@ -133,6 +134,31 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
       )
     },
   }
+}
+
+/**
+ * Ends an upload that has stood still for `idleTimeout`: it would hold a connection to the upstream for as long as the
+ * client likes, as undici looks at its own timeouts only after the whole request is written.
+ */
+function endIdleUpload(
+  request: IncomingMessage,
+  response: ServerResponse,
+  options: PassthroughOptions,
+): void {
+  let heard = request.socket.bytesRead
+  const timer = setInterval(() => {
+    if (request.complete) clearInterval(timer)
+    else if (request.socket.bytesRead > heard) heard = request.socket.bytesRead
+    else {
+      clearInterval(timer)
+      if (response.headersSent) response.destroy()
+      else {
+        const detail = `no byte of the body arrived within ${options.idleTimeout} ms`
+        options.writer.problem(request, response, refusal('request_timeout', detail))
+      }
+    }
+  }, options.idleTimeout)
+  response.once('close', () => clearInterval(timer))
 }
 
 const TIMEOUT: ReadonlySet<string> = new Set(['UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT'])

@@ -76,6 +76,13 @@ export function tunnel(
   sent.once('upgrade', (answer, server, first) => {
     clearTimeout(timer)
     answered = true
+    if (client.destroyed) {
+      server.on('error', () => {}).destroy()
+      return
+    }
+    // Two pipelines, each with listeners of its own.
+    client.setMaxListeners(0)
+    server.setMaxListeners(0)
     client.write(headOf(answer, ownLinesOut(answer.rawHeaders)), 'latin1')
     if (first.length > 0) server.unshift(first)
     if (head.length > 0) client.unshift(head)
@@ -87,6 +94,10 @@ export function tunnel(
   sent.once('response', (answer) => {
     clearTimeout(timer)
     answered = true
+    if (client.destroyed) {
+      answer.on('error', () => {}).destroy()
+      return
+    }
     const hop = hopByHop(answer.rawHeaders)
     const kept = filterLines(ownLinesOut(answer.rawHeaders), (name) => !hop.has(name) && name !== 'trailer')
     client.write(headOf(answer, [...kept, 'Connection', 'close']), 'latin1')
@@ -98,7 +109,6 @@ export function tunnel(
     clearTimeout(timer)
     if (!answered && client.writable) client.end(writer.problemMessage(refused))
   })
-  client.on('error', () => client.destroy())
   client.once('close', () => {
     clearTimeout(timer)
     sent.destroy()

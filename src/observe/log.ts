@@ -8,11 +8,14 @@ export type { Logger }
 export function openLog(config: Config['log']): Logger {
   const forPeople = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
   const options = { level: config.level, base: null, timestamp: pino.stdTimeFunctions.isoTime }
-  // Synchronous: a line must be out before a crash that it explains.
+  // Synchronous: a line must be out before a crash that it explains. Standard output may be full or gone: lines are then
+  // lost, requests are not.
+  const lines = pino.destination({ fd: 1, sync: true })
+  lines.on('error', () => {})
   return forPeople
-    ? pino(options, pretty({ sync: true, colorize: process.stdout.isTTY, singleLine: true }))
-    : pino(
-        { ...options, formatters: { level: (level) => ({ level }) } },
-        pino.destination({ fd: 1, sync: true }),
+    ? pino(
+        options,
+        pretty({ destination: lines, sync: true, colorize: process.stdout.isTTY, singleLine: true }),
       )
+    : pino({ ...options, formatters: { level: (level) => ({ level }) } }, lines)
 }

@@ -39,6 +39,7 @@ function line(trace: Trace, outcome: string, duration: number): Record<string, u
     ms: round(duration),
     upstreamMs: round(trace.upstreamMs),
     storeMs: round(trace.storeMs),
+    ...(trace.cause === null ? {} : { cause: trace.cause }),
     ...(trace.traceId === null ? {} : { traceId: trace.traceId }),
   }
 }

@@ -90,10 +90,10 @@ export class MemoryRegister implements Register {
 
   async renew(items: readonly Renewal[]): Promise<boolean[]> {
     const now = this.#now()
-    return items.map(({ id, token, dueIn }) => {
+    return items.map(({ id, token, ...spans }) => {
       const entry = this.#entries.get(id)
       if (entry === undefined || !meets(entry.bytes, { token, states: ['in_progress'] })) return false
-      entry.bytes = prolonged(entry.bytes, now, dueIn).bytes
+      entry.bytes = prolonged(entry.bytes, now, spans).bytes
       this.#file(entry)
       return true
     })

@@ -74,14 +74,9 @@ export class Records {
       : { kind: 'refused', now: put.now, record: decodeRecord(put.bytes) }
   }
 
-  /** Replaces the record at exactly `from`'s version: a decision by somebody other than the owner. */
-  async replace(
-    id: RecordId,
-    from: IdempotencyRecord,
-    draft: Draft,
-    spans: Spans,
-  ): Promise<SettleReply | null> {
-    const reply = await this.#register.swap(id, { version: from.version }, encodeDraft(draft), spans, false)
+  /** Replaces the record at exactly this version: a decision by somebody other than the owner. */
+  async replace(id: RecordId, version: number, draft: Draft, spans: Spans): Promise<SettleReply | null> {
+    const reply = await this.#register.swap(id, { version }, encodeDraft(draft), spans, false)
     if (reply.done) return { kind: 'written', now: reply.now, stamp: reply.stamp }
     return reply.bytes === null
       ? null

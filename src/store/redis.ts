@@ -143,8 +143,8 @@ export class RedisRegister implements Register {
 
   async renew(items: readonly Renewal[]): Promise<boolean[]> {
     const replies = await Promise.all(
-      items.map(({ id, token, dueIn }) =>
-        this.#run<number>(RENEW, [recordKey(id), indexKey(id)], [id, token, dueIn, this.#skew()]),
+      items.map(({ id, token, dueIn, dropIn }) =>
+        this.#run<number>(RENEW, [recordKey(id), indexKey(id)], [id, token, dueIn, dropIn, this.#skew()]),
       ),
     )
     return replies.map((reply) => reply === 1)

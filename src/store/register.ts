@@ -30,7 +30,7 @@ export interface Register {
     nextFence: boolean,
   ): Promise<SwapReply>
   get(id: RecordId): Promise<GetReply>
-  /** Prolongs leases: due = now + dueIn, version + 1 where the record is `in_progress` under that token. One answer per item. */
+  /** Prolongs leases: due = now + dueIn, dropAt at least now + dropIn, version + 1 where the record is `in_progress` under that token. One answer per item. */
   renew(items: readonly Renewal[]): Promise<boolean[]>
   /** Ids of unresolved records whose `due` instant has come, oldest first within what one step of the index gives. */
   due(limit: number): Promise<RecordId[]>
@@ -66,6 +66,7 @@ export interface Renewal {
   readonly id: RecordId
   readonly token: Buffer
   readonly dueIn: Millis
+  readonly dropIn: Millis
 }
 export interface StoreTraits {
   /** Survives a restart of the store. `null`: it does not tell. */

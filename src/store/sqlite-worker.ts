@@ -90,7 +90,7 @@ function serve(db: DatabaseSync): void {
      ON CONFLICT (id) DO UPDATE SET
        unresolved = excluded.unresolved, due = excluded.due, drop_at = excluded.drop_at, bytes = excluded.bytes`,
   )
-  const prolong = db.prepare('UPDATE records SET due = ?, bytes = ? WHERE id = ?')
+  const prolong = db.prepare('UPDATE records SET due = ?, drop_at = ?, bytes = ? WHERE id = ?')
   const erase = db.prepare('DELETE FROM records WHERE id = ?')
   const overdue = db.prepare(
     'SELECT id FROM records WHERE unresolved = 1 AND due <= ? AND drop_at > ? ORDER BY due LIMIT ?',
@@ -131,11 +131,11 @@ function serve(db: DatabaseSync): void {
       case 'get':
         return { now: at, bytes: read(o.id, at) } satisfies GetReply
       case 'renew':
-        return o.items.map(({ id, token, dueIn }) => {
+        return o.items.map(({ id, token, ...spans }) => {
           const there = read(id, at)
           if (there === null || !meets(there, { token: view(token), states: ['in_progress'] })) return false
-          const { bytes, due } = prolonged(there, at, dueIn)
-          prolong.run(due, bytes, id)
+          const { bytes, due, dropAt } = prolonged(there, at, spans)
+          prolong.run(due, dropAt, bytes, id)
           return true
         })
       case 'due':

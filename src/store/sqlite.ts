@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs'
+import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import { Worker } from 'node:worker_threads'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
@@ -60,6 +60,12 @@ export class SqliteRegister implements Register {
         `cannot open the store ${options.path}: the folder ${folder} does not exist`,
         false,
       )
+    // Stored answers are nobody else's to read. SQLite gives its other files the same mode.
+    try {
+      closeSync(openSync(options.path, 'a', 0o600))
+    } catch {
+      // The worker's own attempt says what is wrong.
+    }
     await register.#start()
     return register
   }

@@ -29,11 +29,16 @@ export function stamped(
   return { bytes: copy, stamp: { version, fence, createdAt }, due, dropAt }
 }
 
-/** A stamped copy of the lease-holder's record with its lease prolonged. */
-export function prolonged(bytes: Buffer, now: Millis, dueIn: Millis): { bytes: Buffer; due: Millis } {
+/** A stamped copy of the lease-holder's record with its lease prolonged, and its life where that would end sooner. */
+export function prolonged(
+  bytes: Buffer,
+  now: Millis,
+  { dueIn, dropIn }: Spans,
+): { bytes: Buffer; due: Millis; dropAt: Millis } {
   const copy = Buffer.from(bytes)
   const old = readStamps(copy)
   const due = now + dueIn
-  stamp(copy, { ...old, version: old.version + 1, due })
-  return { bytes: copy, due }
+  const dropAt = Math.max(old.dropAt, now + dropIn)
+  stamp(copy, { ...old, version: old.version + 1, due, dropAt })
+  return { bytes: copy, due, dropAt }
 }

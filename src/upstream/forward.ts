@@ -1,6 +1,6 @@
 import type { Dispatcher, Pool } from 'undici'
 import type { Budget } from '../core/budget.ts'
-import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
+import { filterLines, firstOf, hopByHop, linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { Collector } from './collect.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
@@ -85,7 +85,16 @@ class Exchange implements Dispatcher.DispatchHandler {
     if (status < 200) return
     this.#status = status
     this.#reason = reasonPhrase(reason ?? '')
-    this.#takeHeaders(lines(controller.rawHeaders))
+    const raw = lines(controller.rawHeaders)
+    const coding = linesOf(raw, 'transfer-encoding').join(',').trim()
+    if (!/^(?:chunked)?$/i.test(coding)) {
+      // Framing is taken off here; a coding that stays on the bytes could not be told to anybody any more.
+      controller.abort(
+        new Error(`the upstream used the transfer coding ${coding}; only chunked is understood`),
+      )
+      return
+    }
+    this.#takeHeaders(raw)
     if (/^text\/event-stream\b/i.test(firstOf(this.#headers, 'content-type') ?? '')) this.#goLive('streamed')
     else if (!this.#describes() && this.#announced > this.#request.responseLimit) this.#goLive('too_large')
   }

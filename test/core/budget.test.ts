@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { Budget } from '../../src/core/budget.ts'
+import { Budget, shared } from '../../src/core/budget.ts'
 
 t.test('it holds up to its bound, the bound included', async (t) => {
   const budget = new Budget(10)
@@ -27,4 +27,26 @@ t.test('whatever is taken and given back, it never holds more than its bound and
       return right && budget.held === 0
     }),
   )
+})
+
+t.test('room that is held is given back once, however often it is released', async (t) => {
+  const budget = new Budget(10)
+  const release = budget.hold(7)
+  t.equal(budget.hold(4), null)
+  t.equal(budget.held, 7)
+  release?.()
+  release?.()
+  t.equal(budget.held, 0)
+})
+
+t.test('what several hold is released by the last of them, each of whom counts once', async (t) => {
+  let released = 0
+  const share = shared(() => released++)
+  const [one, other] = [share(), share()]
+  one()
+  one()
+  t.equal(released, 0)
+  other()
+  other()
+  t.equal(released, 1)
 })

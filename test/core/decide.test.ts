@@ -21,13 +21,21 @@ const AT: Millis = 5000
 const LATER: Millis = 8999
 const DROPPED: Millis = 9000
 
-const same: Asked = { fingerprint: FIRST, rawDigest: COMMON.rawDigest, recipe: 'recipe' }
+const same: Asked = { fingerprint: FIRST, rawDigestUnder: () => COMMON.rawDigest, recipe: 'recipe' }
 
 /** What a request may have in common with the record. `same`: whether contract §5 calls it the same operation. */
 const ASKED: readonly { readonly what: string; readonly asked: Asked; readonly same: boolean }[] = [
   { what: 'the same request', asked: same, same: true },
-  { what: 'another spelling: same fingerprint', asked: { ...same, rawDigest: bytes(8) }, same: true },
-  { what: 'another request', asked: { ...same, fingerprint: OTHER, rawDigest: bytes(8) }, same: false },
+  {
+    what: 'another spelling: same fingerprint',
+    asked: { ...same, rawDigestUnder: () => bytes(8) },
+    same: true,
+  },
+  {
+    what: 'another request',
+    asked: { ...same, fingerprint: OTHER, rawDigestUnder: () => bytes(8) },
+    same: false,
+  },
   { what: 'another fingerprint, same bytes', asked: { ...same, fingerprint: OTHER }, same: false },
   {
     what: 'another recipe, unchanged request',
@@ -36,12 +44,12 @@ const ASKED: readonly { readonly what: string; readonly asked: Asked; readonly s
   },
   {
     what: 'another recipe, another request',
-    asked: { fingerprint: OTHER, rawDigest: bytes(8), recipe: 'other' },
+    asked: { fingerprint: OTHER, rawDigestUnder: () => bytes(8), recipe: 'other' },
     same: false,
   },
   {
     what: 'another recipe, fingerprints equal by chance',
-    asked: { ...same, rawDigest: bytes(8), recipe: 'other' },
+    asked: { ...same, rawDigestUnder: () => bytes(8), recipe: 'other' },
     same: false,
   },
 ]
@@ -74,7 +82,7 @@ const TABLE: readonly Row[] = [
       [NOW, { kind: 'in_progress', leaseLeft: 2000, age: 1000 }],
       [BEFORE, { kind: 'in_progress', leaseLeft: 1, age: 2999 }],
       [AT, lapsed(0), { kind: 'take_over', from: running, read: 'unknown' }],
-      [LATER, lapsed(-3999), { kind: 'take_over', from: running, read: 'unknown' }],
+      [LATER, lapsed(3999), { kind: 'take_over', from: running, read: 'unknown' }],
       [DROPPED, gone],
     ],
   },
@@ -112,7 +120,7 @@ const TABLE: readonly Row[] = [
     cases: [
       [NOW, { kind: 'unknown', lookIn: 2000, lapsed: false }],
       [AT, { kind: 'unknown', lookIn: 0, lapsed: false }],
-      [LATER, { kind: 'unknown', lookIn: -3999, lapsed: false }],
+      [LATER, { kind: 'unknown', lookIn: 3999, lapsed: false }],
       [DROPPED, gone],
     ],
   },
@@ -121,7 +129,7 @@ const TABLE: readonly Row[] = [
     record: silent,
     cases: [
       [NOW, lapsed(2000), { kind: 'take_over', from: silent, read: 'unknown' }],
-      [LATER, lapsed(-3999), { kind: 'take_over', from: silent, read: 'unknown' }],
+      [LATER, lapsed(3999), { kind: 'take_over', from: silent, read: 'unknown' }],
       [DROPPED, gone],
     ],
   },
@@ -169,9 +177,9 @@ t.test('F02 another payload is misuse while the first is still running', async (
 })
 
 t.test('F20 after a change of recipe an unchanged request replays, a changed one is misuse', async (t) => {
-  const unchanged = { fingerprint: OTHER, rawDigest: COMMON.rawDigest, recipe: 'new' }
+  const unchanged = { fingerprint: OTHER, rawDigestUnder: () => COMMON.rawDigest, recipe: 'new' }
   t.match(decide(completed(), unchanged, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
-  const changed = { ...unchanged, rawDigest: bytes(9) }
+  const changed = { ...unchanged, rawDigestUnder: () => bytes(9) }
   t.match(decide(completed(), changed, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
 })
 

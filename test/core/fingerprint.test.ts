@@ -27,6 +27,8 @@ const typed = (type: string, body = '{"a":1}'): string => sent(body, ['Content-T
 const queried = (query: string, mode: FingerprintPolicy['query']): string =>
   print(request('{}', { query, target: `/v1/payments?${query}` }), { query: mode })
 
+const recipe = recipeOf(FINGERPRINT)
+
 t.test('F02 another body is another operation', async (t) => {
   t.equal(json('{"amount":100}'), json('{"amount":100}'))
   t.not(json('{"amount":100}'), json('{"amount":101}'))
@@ -200,7 +202,7 @@ t.test('F12 framing and connection headers do not count', async (t) => {
     sent('{"a":1}', [...type, 'User-Agent', 'x', 'Traceparent', '00-1-2-3', 'Idempotency-Key', 'k']),
   )
   const digest = (headers: readonly string[]): string =>
-    rawDigestOf(request('{"a":1}', { headers })).toString('hex')
+    rawDigestOf(request('{"a":1}', { headers }), recipe).toString('hex')
   t.equal(digest([...type, 'Content-Length', '7']), digest(['Transfer-Encoding', 'chunked', ...type]))
 })
 
@@ -258,7 +260,7 @@ t.test('F20 every setting is part of the recipe', async (t) => {
 
 t.test('F20 the raw digest is that of the request as sent, whatever the settings', async (t) => {
   const digest = (body: string, more: Partial<RequestContent> = {}): string =>
-    rawDigestOf(request(body, more)).toString('hex')
+    rawDigestOf(request(body, more), recipe).toString('hex')
   const base = digest('{"a":1}')
   t.equal(base, digest('{"a":1}'))
   t.equal(base, digest('{"a":1}', { headers: ['X', 'y', 'content-type', 'application/json'] }))
@@ -273,9 +275,24 @@ t.test('F20 the raw digest is that of the request as sent, whatever the settings
   t.equal(new Set([base, ...others]).size, others.length + 1)
 })
 
+t.test('F20 the headers that counted for the record count for its raw digest, and no others', async (t) => {
+  const headers = (currency: string): string[] => ['Content-Type', 'application/json', 'X-Currency', currency]
+  const counting = recipeOf({ ...FINGERPRINT, headers: ['x-currency'] })
+  const digest = (currency: string, under: string): string =>
+    rawDigestOf(request('{"a":1}', { headers: headers(currency) }), under).toString('hex')
+  t.not(digest('EUR', counting), digest('USD', counting), 'another currency is another request')
+  t.equal(digest('EUR', counting), digest('EUR', counting))
+  t.equal(digest('EUR', recipe), digest('USD', recipe), 'where the header did not count, it does not')
+  t.not(
+    rawDigestOf(request('{"a":1}', { headers: ['Content-Encoding', 'gzip'] }), recipe).toString('hex'),
+    rawDigestOf(request('{"a":1}', { headers: [] }), recipe).toString('hex'),
+    'a content coding is part of what was sent',
+  )
+})
+
 t.test('F20 no body passes for a header line in the raw digest', async (t) => {
   const digest = (headers: readonly string[], body: string): string =>
-    rawDigestOf(request(body, { headers })).toString('hex')
+    rawDigestOf(request(body, { headers }), recipe).toString('hex')
   t.not(digest([], '4:text'), digest(['Content-Type', 'text'], ''))
   t.not(digest(['Content-Type', 'a'], '1:b'), digest(['Content-Type', 'a', 'Content-Type', 'b'], ''))
 })

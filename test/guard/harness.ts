@@ -1,6 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
+import { Budget } from '../../src/core/budget.ts'
 import type { Profile, RoutePolicy } from '../../src/core/policy.ts'
 import { profileDefaults } from '../../src/core/profiles.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
@@ -226,6 +227,8 @@ export class Replica {
   readonly ports: Ports
   readonly records: Records
   readonly bytes = new Bytes()
+  /** Room for replays. */
+  readonly budget = new Budget(1024 * 1024)
   readonly events: Event[] = []
   readonly traces: Trace[] = []
   /** What the upstream was asked; its length is N. */
@@ -273,6 +276,7 @@ export class Replica {
       inFlight: { count: 0 },
       observer,
       latency: new Latency(),
+      budget: this.budget,
     }
   }
 

@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap'
 import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
+import { CorruptRecord } from '../../src/store/register.ts'
 import type { Fault, StoreCall } from './harness.ts'
 import {
   Gate,
@@ -987,3 +988,60 @@ void t.test('a stream under bypass is settled at its end', async (t) => {
   t.ok(await a.ports.settler.flush())
   await refused(t, a, { route: BYPASS }, 'idempotency_response_unavailable')
 })
+
+void t.test(
+  'L11 a record that the store lost is given back to the run that is still going on here',
+  async (t) => {
+    for (const fault of [null, 'down'] as const) {
+      const a = replica(t)
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const first = a.send({})
+      await gate.reached
+      const lost = await a.store.read(a.id)
+      t.ok(await a.store.inner.remove(a.id, lost?.version ?? 0))
+      if (fault !== null) a.store.next.push({ op: 'swap', fault })
+      const retry = await a.get()
+      t.match(retry, { code: 'idempotency_key_in_progress', status: 409 })
+      t.equal((await a.get({ body: 'other' })).code, 'idempotency_key_reused')
+      gate.open()
+      t.ok(ok(seen(await first)))
+      t.equal(a.n, 1, 'executed once')
+      if (fault === null) t.match(await a.get(), { replayed: true })
+      else t.equal((await a.get()).code, 'idempotency_key_in_progress', 'nobody executes it')
+      t.ok(a.said('trouble').length > 0)
+    }
+  },
+)
+
+void t.test('a record that cannot be read in the place of a lost one changes nothing', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const first = a.send({})
+  await gate.reached
+  const lost = await a.store.read(a.id)
+  await a.store.inner.remove(a.id, lost?.version ?? 0)
+  a.store.fault = ({ op }) => (op === 'swap' ? new CorruptRecord('unreadable') : null)
+  t.equal((await a.get()).code, 'idempotency_key_in_progress')
+  a.store.fault = () => new TypeError('a bug')
+  await t.rejects(a.get(), { message: 'a bug' })
+  a.store.fault = () => null
+  gate.open()
+  await first
+  t.equal(a.n, 1)
+})
+
+void t.test(
+  'a replay takes room until it has left; without room it is refused, nothing executed',
+  async (t) => {
+    const a = replica(t)
+    const first = await a.get()
+    t.ok(a.budget.take(1024 * 1024))
+    t.match(await a.get(), { code: 'overloaded', status: 503, retryAfter: 1 })
+    a.budget.give(1024 * 1024)
+    t.match(await a.get(), { replayed: true, bytes: first.bytes })
+    t.equal(a.budget.held, 0)
+    t.equal(a.n, 1)
+  },
+)

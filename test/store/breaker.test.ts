@@ -36,7 +36,7 @@ void t.test('every operation goes through while it is closed', async (t) => {
     await breaker.put(id, b, SPANS),
     await breaker.swap(id, { version: 1 }, b, SPANS, false),
     await breaker.get(id),
-    await breaker.renew([{ id, token: newToken(), dueIn: 1 }]),
+    await breaker.renew([{ id, token: newToken(), dueIn: 1, dropIn: 0 }]),
     await breaker.due(1),
     await breaker.remove(id, 1),
     await breaker.ping(),

@@ -102,7 +102,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
       done: false,
       bytes: null,
     })
-    t.same(await register.renew([{ id, token, dueIn: HOUR }]), [false])
+    t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: 0 }]), [false])
     t.equal(await register.remove(id, version), false)
     t.same(await register.due(10), [])
     const again = await register.put(id, bytesOf('completed', newToken()), SPANS)
@@ -170,7 +170,12 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.same(await register.due(10), [mine])
     const ids = [mine, theirs, finished, absent]
     const before = (await register.get(finished)).bytes as Buffer
-    t.same(await register.renew(ids.map((id) => ({ id, token, dueIn: HOUR }))), [true, false, false, false])
+    t.same(await register.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: 0 }))), [
+      true,
+      false,
+      false,
+      false,
+    ])
     t.same(await register.renew([]), [])
     t.ok((await register.get(finished)).bytes?.equals(before))
     const { now, bytes } = await register.get(mine)
@@ -187,6 +192,22 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.same(await register.due(10), [mine])
     advance(4 * HOUR)
     t.equal((await register.get(mine)).bytes, null, 'renewing does not prolong the retention')
+  })
+
+  void test('renew keeps a record alive as long as its owner works', async (t, { register, advance }) => {
+    const id = newId()
+    const token = newToken()
+    await register.put(id, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: 2 * MINUTE })
+    for (let minutes = 0; minutes < 5; minutes++) {
+      advance(MINUTE)
+      t.same(await register.renew([{ id, token, dueIn: MINUTE, dropIn: 2 * MINUTE }]), [true])
+    }
+    const { now, bytes } = await register.get(id)
+    const { due, dropAt } = readStamps(bytes as Buffer)
+    t.equal(dropAt - due, MINUTE)
+    t.ok(due > now && due <= now + MINUTE)
+    advance(2 * MINUTE)
+    t.equal((await register.get(id)).bytes, null)
   })
 
   void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, {
@@ -284,7 +305,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
       const reply = await register.swap(id, condition, mine, SPANS, false)
       t.ok(!reply.done && reply.bytes?.equals(before))
     }
-    t.same(await register.renew([{ id, token, dueIn: HOUR }]), [false])
+    t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: 0 }]), [false])
     t.equal(await register.remove(id, put.now), false)
     const again = await register.put(id, mine, SPANS)
     t.ok(!again.done && again.bytes.equals(before))
@@ -310,7 +331,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     if (!lost.done) lost.bytes?.fill(0)
     t.ok((await register.get(id)).bytes?.equals(kept))
     const seen = (await register.get(id)).bytes as Buffer
-    await register.renew([{ id, token, dueIn: 1 }])
+    await register.renew([{ id, token, dueIn: 1, dropIn: 0 }])
     t.ok(seen.equals(kept), 'a later write does not reach an earlier answer')
   })
 

@@ -185,7 +185,7 @@ class Walk {
     const { now, record } = await this.#records.get(this.#id)
     if (record === null || readAt(record, now)?.state !== 'unknown') return false
     const token = state === 'completed' ? Buffer.alloc(16) : record.token
-    const reply = await this.#records.replace(this.#id, record, draft(state, token), SETTLED)
+    const reply = await this.#records.replace(this.#id, record.version, draft(state, token), SETTLED)
     return reply?.kind === 'written'
   }
 }

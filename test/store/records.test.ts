@@ -139,15 +139,15 @@ void t.test('replace: at exactly the version that was seen', async (t) => {
   const { record } = await records.get(id)
   if (record === null) throw new Error('no record')
   const decision = draft('completed', Buffer.alloc(16), { result: response() })
-  t.match(await records.replace(id, record, decision, SPANS), {
+  t.match(await records.replace(id, record.version, decision, SPANS), {
     kind: 'written',
     stamp: { fence: record.fence },
   })
-  t.match(await records.replace(id, record, decision, SPANS), {
+  t.match(await records.replace(id, record.version, decision, SPANS), {
     kind: 'refused',
     record: { state: 'completed' },
   })
-  t.equal(await records.replace(newId(), record, decision, SPANS), null)
+  t.equal(await records.replace(newId(), record.version, decision, SPANS), null)
 })
 
 void t.test('a record that cannot be decoded is told, and not touched', async (t) => {
@@ -173,7 +173,7 @@ void t.test('the rest goes straight to the register', async (t) => {
   t.equal(await records.ping(), clock.now)
   t.same((await records.get(id)).record, null)
   await records.claim(id, draft('in_progress', token), SPANS)
-  t.same(await records.renew([{ id, token, dueIn: 0 }]), [true])
+  t.same(await records.renew([{ id, token, dueIn: 0, dropIn: 0 }]), [true])
   t.same(await records.due(5), [id])
   t.equal(await records.remove(id, clock.now + 1), true)
   t.match(await records.traits(), { durable: false, evicts: false })

@@ -125,7 +125,7 @@ void t.test(
     const other = newId()
     await t.rejects(register.put(other, claim(), SPANS), full)
     t.match(await register.put(id, claim(), SPANS), { done: false })
-    t.same(await register.renew([{ id, token, dueIn: 1000 }]), [true])
+    t.same(await register.renew([{ id, token, dueIn: 1000, dropIn: 0 }]), [true])
     const own = { token, states: ['in_progress'] } as const
     const large = bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) })
     await t.rejects(register.swap(id, own, large, SPANS, false), full)

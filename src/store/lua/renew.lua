@@ -1,16 +1,21 @@
 #!lua flags=allow-oom
--- Prolongs the lease of a record that is in progress under this token. Grows nothing, hence allow-oom: a full store
+-- Prolongs the lease of a record that is in progress under this token, and its life where that would end sooner. Grows nothing, hence allow-oom: a full store
 -- must not make healthy owners look dead.
 -- KEYS  1 record, 2 index of unresolved records in its shard
--- ARGV  1 id, 2 token, 3 dueIn, 4 skew
+-- ARGV  1 id, 2 token, 3 dueIn, 4 dropIn, 5 skew
 -- Returns 1 if it did, 0 if the record is not this owner's any more
 local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[4]
+local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[5]
 local head = redis.call('GETRANGE', KEYS[1], 0, 55)
 if #head < 56 or head:sub(1, 4) ~= 'IP\1\1' or head:sub(17, 32) ~= ARGV[2] then return 0 end
-if struct.unpack('>I6', head, 51) <= now then return 0 end
+local drop = struct.unpack('>I6', head, 51)
+if drop <= now then return 0 end
 local due = now + ARGV[3]
 redis.call('SETRANGE', KEYS[1], 4, struct.pack('>I6', struct.unpack('>I6', head, 5) + 1))
 redis.call('SETRANGE', KEYS[1], 44, struct.pack('>I6', due))
+if now + ARGV[4] > drop then
+  redis.call('SETRANGE', KEYS[1], 50, struct.pack('>I6', now + ARGV[4]))
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+end
 redis.call('ZADD', KEYS[2], due, ARGV[1])
 return 1

@@ -1,0 +1,50 @@
+import type { Millis } from '../core/record.ts'
+import type { Records } from '../store/records.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+
+/** How often a store's settings are looked at again: an operator may mend them, or break them. */
+const LOOK_EVERY: Millis = 30_000
+const LOOK_RETRY: Millis = 250
+
+export interface Fitness {
+  /** True also until the store has been asked: nothing strict is promised on a guess. */
+  mayEvict(): boolean
+  /** The store has come back: what it promised before counts no more. */
+  lookAgain(): void
+  stop(): void
+}
+
+/** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
+export async function watchFitness(records: Records, metrics: Metrics, log: Logger): Promise<Fitness> {
+  let timer: NodeJS.Timeout | undefined
+  let said = ''
+  let mayEvict = true
+  const look = async (): Promise<void> => {
+    let next = LOOK_EVERY
+    try {
+      const { durable, evicts, findings } = await records.traits()
+      mayEvict = evicts === true
+      const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
+      metrics.set('idempotency_store_grade', { store: records.name }, grade)
+      if (findings.join() !== said) for (const finding of findings) log.warn({ store: records.name }, finding)
+      said = findings.join()
+    } catch (error) {
+      if (said !== 'down')
+        log.error({ store: records.name, error: (error as Error).message }, 'the store cannot be asked')
+      said = 'down'
+      next = LOOK_RETRY
+    }
+    clearTimeout(timer)
+    timer = setTimeout(() => void look(), next).unref()
+  }
+  await look()
+  return {
+    mayEvict: () => mayEvict,
+    lookAgain() {
+      mayEvict = true
+      void look()
+    },
+    stop: () => clearTimeout(timer),
+  }
+}
