@@ -78,8 +78,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   )
   metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
   const records = new Records(register)
-  fitness = await watchFitness(records, metrics, log)
-  const { mayEvict, stop: stopWatching } = fitness
+  const watched = await watchFitness(records, metrics, log)
+  fitness = watched
 
   const upstream = openUpstream(config.upstream)
   // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
@@ -105,7 +105,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       servername: upstream.tls.servername ?? null,
     }),
     secret: config.store.secret,
-    unfitForStrict: () => mayEvict() && !config.store.acceptRisk,
+    unfitForStrict: () => watched.mayEvict() && !config.store.acceptRisk,
     pause: wait,
     newToken: () => randomBytes(TOKEN_BYTES),
     maxInFlight: config.limits.inFlight,
@@ -149,7 +149,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const closeAll = async (): Promise<void> => {
     leases.close()
     settler.close()
-    stopWatching()
+    watched.stop()
     for (const server of [admin, ops]) {
       if (server === null) continue
       const closed = closeServer(server)
