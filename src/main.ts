@@ -78,7 +78,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   )
   metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
   const records = new Records(register)
-  const watched = await watchFitness(records, metrics, log)
+  const watched = await watchFitness(register, metrics, log)
   fitness = watched
 
   const upstream = openUpstream(config.upstream)

@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import type { Records } from '../store/records.ts'
+import type { Register } from '../store/register.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
@@ -16,22 +16,26 @@ export interface Fitness {
 }
 
 /** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
-export async function watchFitness(records: Records, metrics: Metrics, log: Logger): Promise<Fitness> {
+export async function watchFitness(
+  store: Pick<Register, 'name' | 'traits'>,
+  metrics: Metrics,
+  log: Logger,
+): Promise<Fitness> {
   let timer: NodeJS.Timeout | undefined
   let said = ''
   let mayEvict = true
   const look = async (): Promise<void> => {
     let next = LOOK_EVERY
     try {
-      const { durable, evicts, findings } = await records.traits()
+      const { durable, evicts, findings } = await store.traits()
       mayEvict = evicts === true
       const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
-      metrics.set('idempotency_store_grade', { store: records.name }, grade)
-      if (findings.join() !== said) for (const finding of findings) log.warn({ store: records.name }, finding)
+      metrics.set('idempotency_store_grade', { store: store.name }, grade)
+      if (findings.join() !== said) for (const finding of findings) log.warn({ store: store.name }, finding)
       said = findings.join()
     } catch (error) {
       if (said !== 'down')
-        log.error({ store: records.name, error: (error as Error).message }, 'the store cannot be asked')
+        log.error({ store: store.name, error: (error as Error).message }, 'the store cannot be asked')
       said = 'down'
       next = LOOK_RETRY
     }

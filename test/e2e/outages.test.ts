@@ -401,7 +401,7 @@ void t.test('R13 the breaker opens, answers at once, and closes by itself', asyn
   t.equal(await proxy.metric(UP), 1)
   wire.passReplies = false
   await Promise.all(Array.from({ length: 6 }, () => unavailable(t, proxy, newKey())))
-  await proxy.logged(({ msg, state }) => msg === 'store breaker' && state === 'open')
+  await proxy.logged(({ msg }) => msg === 'the store does not answer: breaker open')
   let commands = 0
   wire.onCommand = (bytes) => {
     if (bytes.includes('IP\x01\x01', 0, 'latin1')) commands++
@@ -412,7 +412,7 @@ void t.test('R13 the breaker opens, answers at once, and closes by itself', asyn
   t.equal(await proxy.metric(UP), 0)
   wire.passReplies = true
   wire.cut()
-  await proxy.logged(({ msg, state }) => msg === 'store breaker' && state === 'closed')
+  await proxy.logged(({ msg }) => msg === 'the store answers again: breaker closed')
   t.equal(await proxy.metric(BREAKER), 0, 'without any traffic')
   t.equal(await proxy.metric(UP), 1)
   t.equal((await send(proxy, newKey())).status, 201)

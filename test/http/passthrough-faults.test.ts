@@ -158,3 +158,19 @@ void t.test('P15 P13 trailers of a passed answer: no hop-by-hop line, no replay 
     ['x-t', '1'],
   )
 })
+
+void t.test(
+  'U01 an upload that stands still is ended, and keeps no protected request waiting meanwhile',
+  async (t) => {
+    await using upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
+    await using proxy = await proxyBefore(upstream, { upstream: 'connections: 1, idleTimeout: 300ms' })
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write('POST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\na')
+    const ended = readAnswer(client)
+    t.equal((await rawRequest(proxy.port, post('/p', 'key-1', '{}'))).status, 201, 'other connections')
+    const answer = await ended
+    t.match(problemOf(answer), { code: 'request_timeout', status: 408, retry: 'same-key' })
+    client.destroy()
+    t.equal(upstream.seen.length, 1)
+  },
+)

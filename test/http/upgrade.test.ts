@@ -252,3 +252,22 @@ void t.test('X04 an open WebSocket does not keep the proxy from stopping', async
   await closed
   t.pass('stopped')
 })
+
+void t.test('M10 clients that reset their handshake at any moment do the proxy no harm', async (t) => {
+  await using server = await echo()
+  await using proxy = await proxyBefore(server)
+  const handshake = 'Host: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n'
+  for (let round = 0; round < 300; round++) {
+    const target = ['/ws', '/no', '*', '/gone'][round % 4]
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    await once(client, 'connect')
+    client.write(`GET ${target} HTTP/1.1\r\n${handshake}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n`)
+    for (let turns = round % 12; turns > 0; turns--) await new Promise((resolve) => setImmediate(resolve))
+    client.resetAndDestroy()
+  }
+  const socket = new WebSocket(`${proxy.url.replace('http', 'ws')}/ws`)
+  await once(socket, 'open')
+  t.pass('the proxy is alive and upgrades')
+  socket.terminate()
+})

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, mkdirSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import type { Worker } from 'node:worker_threads'
@@ -330,4 +330,10 @@ void t.test('close waits for what was asked; afterwards nothing is', async (t) =
   const again = await open(file)
   t.ok((await again.get(id)).bytes)
   await again.close()
+})
+
+void t.test('the file of stored answers is its owner’s alone', async (t) => {
+  const { file, register } = await opened(t)
+  await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  for (const part of [file, `${file}-wal`]) t.equal(statSync(part).mode & 0o077, 0, part)
 })

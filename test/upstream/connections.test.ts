@@ -14,7 +14,8 @@ void t.test('U01 connection refused: 502, the key is released, the retry execute
   await using proxy = await proxyBefore({ url: `http://127.0.0.1:${port}` })
   const first = problemOf(await rawRequest(proxy.port, REQUEST))
   t.match(first, { code: 'upstream_unreachable', status: 502, retry: 'same-key', title: String })
-  t.match(first.detail, 'ECONNREFUSED')
+  t.notMatch(JSON.stringify(first), /ECONNREFUSED|127\.0\.0\.1/, 'addresses are for operators')
+  await proxy.logged(({ cause }) => /ECONNREFUSED/.test(String(cause)))
   t.equal(await proxy.metric('idempotency_completions_total{route="r",result="released"}'), 1)
   t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k-1', '{"a":2}'))), {
     code: 'idempotency_key_reused',
@@ -178,10 +179,10 @@ void t.test('U01 no connection is free until the timeout: nothing was sent', asy
     else socket.write(OK)
   })
   await using proxy = await proxyBefore(peer, { upstream: 'connections: 1, timeout: 500ms, idleTimeout: 5s' })
-  const holder = rawRequest(proxy.port, 'GET /holder HTTP/1.1\r\nHost: a\r\n\r\n')
+  const holder = rawRequest(proxy.port, post('/holder', 'holder-key', '{}'))
   while (peer.requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5))
-  // The holder's own wait for a head ends at about the same time: it is answered in between by a byte at a time.
-  held?.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n')
+  // A stream is not bounded by the timeout: it keeps the one connection.
+  held?.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 2\r\n\r\n')
   const problem = problemOf(await rawRequest(proxy.port, REQUEST))
   t.match(problem, { code: 'upstream_unreachable', status: 502 })
   held?.write('ok')
