@@ -1024,7 +1024,9 @@ void t.test('a record that cannot be read in the place of a lost one changes not
   await a.store.inner.remove(a.id, lost?.version ?? 0)
   a.store.fault = ({ op }) => (op === 'swap' ? new CorruptRecord('unreadable') : null)
   t.equal((await a.get()).code, 'idempotency_key_in_progress')
-  a.store.fault = () => new TypeError('a bug')
+  const claim = await a.store.read(a.id)
+  await a.store.inner.remove(a.id, claim?.version ?? 0)
+  a.store.fault = ({ op }) => (op === 'swap' ? new TypeError('a bug') : null)
   await t.rejects(a.get(), { message: 'a bug' })
   a.store.fault = () => null
   gate.open()
@@ -1043,5 +1045,22 @@ void t.test(
     t.match(await a.get(), { replayed: true, bytes: first.bytes })
     t.equal(a.budget.held, 0)
     t.equal(a.n, 1)
+  },
+)
+
+void t.test(
+  'R02 F20 bypass over a record of another recipe: the unchanged request is still the same',
+  async (t) => {
+    const a = replica(t)
+    await released(a, { route: BYPASS })
+    const changed = route({
+      onStoreUnavailable: 'bypass',
+      fingerprint: { body: 'raw', ignore: [], only: [], headers: [], query: 'include' },
+    })
+    a.store.next.push({ op: 'put', fault: 'down' })
+    const first = await a.get({ route: changed })
+    t.ok(ok(first))
+    t.ok(await a.ports.settler.flush())
+    t.match(await a.get({ route: changed }), { bytes: first.bytes, replayed: true })
   },
 )

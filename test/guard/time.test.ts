@@ -334,3 +334,15 @@ void t.test('the store’s clock decides: replicas know none of their own', asyn
   const first = await a.get({ route: route({ statusHeader: true }) })
   t.equal(first.marks[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
 })
+
+void t.test('a lease of which less than a third is over is not renewed', async (t) => {
+  let calls = 0
+  const leases = new Leases(
+    async () => calls++,
+    () => t.fail(),
+  )
+  t.teardown(() => leases.close())
+  leases.hold('long' as RecordId, Buffer.alloc(16, 1), 3_600_000, 3_600_000)
+  for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
+  t.equal(calls, 0)
+})
