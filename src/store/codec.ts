@@ -60,7 +60,7 @@ export function encodeDraft(draft: Draft): Buffer {
   w.u48(draft.fence)
   w.bytes(draft.token)
   w.u48(draft.createdAt)
-  w.skip(3 * U48)
+  w.zeros(3 * U48)
   const lengthAt = w.at
   w.u32(0)
   w.u8(draft.state === 'unknown' && draft.leaseExpired ? FLAG_LEASE_EXPIRED : 0)
@@ -249,7 +249,7 @@ class Writer {
     this.#buffer.copy(larger, 0, 0, this.at)
     this.#buffer = larger
   }
-  skip(n: number): void {
+  zeros(n: number): void {
     this.#room(n)
     this.#buffer.fill(0, this.at, this.at + n)
     this.at += n
