@@ -4,7 +4,7 @@ import { fingerprintOf, rawDigestOf, recipeOf } from './core/fingerprint.ts'
 import { readCaller, recordId } from './core/identity.ts'
 import { readKey } from './core/key.ts'
 import type { RoutePolicy } from './core/policy.ts'
-import type { Millis, Operation, Outcome, RecordId } from './core/record.ts'
+import { type Millis, type Operation, type Outcome, type RecordId, shortId } from './core/record.ts'
 import {
   answerMet,
   discard,
@@ -175,7 +175,7 @@ async function admit(
     case 'corrupt':
       ports.observer.trouble('a stored record cannot be read; it is refused and left as it is', {
         route: route.name,
-        record: id.slice(0, 12),
+        record: shortId(id),
         error: String(claimed.error),
       })
       return storeUnavailable(ports, trace, id, 'the stored record cannot be read by this version')
@@ -209,7 +209,7 @@ async function admit(
         await giveBack(ports.records, claimed.version, found)
         ports.observer.trouble('the store had lost the record of a run under way; it was written again', {
           route: route.name,
-          record: id.slice(0, 12),
+          record: shortId(id),
         })
         return answerMet(ports, call, trace, id, own)
       }
@@ -340,7 +340,7 @@ async function within(ports: Ports, limit: Millis, run: Run, work: Promise<Answe
   const failed = (error: unknown): void =>
     ports.observer.trouble('internal error after the client was answered', {
       route: run.route.name,
-      record: run.id.slice(0, 12),
+      record: shortId(run.id),
       error: String(error),
     })
   void work.then(discard, failed).finally(() => ports.inFlight.count--)

@@ -131,7 +131,6 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     config,
     ports,
     upstream: passing,
-    budget,
     passed: (route, milliseconds) => {
       metrics.count('idempotency_requests_total', { route, outcome: 'passed' })
       metrics.observe(
@@ -143,7 +142,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     onBug: (error) => log.error({ err: error }, 'internal error'),
     draining: () => draining,
   })
-  const traffic = watchConnections(data.server)
+  const traffic = watchConnections(data)
   const admin = config.admin.listen === null ? null : adminServer(health, config.admin.token)
   const ops = config.ops.listen === null ? null : opsServer(health)
   const closeAll = async (): Promise<void> => {
@@ -165,9 +164,9 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   try {
     adminUrl = admin && config.admin.listen && (await listen(admin, 'admin.listen', config.admin.listen))
     opsUrl = ops && config.ops.listen && (await listen(ops, 'ops.listen', config.ops.listen))
-    url = await listen(data.server, 'listen', config.listen)
+    url = await listen(data, 'listen', config.listen)
   } catch (error) {
-    await closeServer(data.server)
+    await closeServer(data)
     await closeAll()
     throw error
   }
@@ -192,12 +191,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     const deadline = performance.now() + config.drain.timeout
     const left = (): number => Math.max(0, deadline - performance.now())
     traffic.end()
-    const closed = closeServer(data.server)
+    const closed = closeServer(data)
     const busy = (): boolean =>
       traffic.unanswered > 0 || inFlight.count > 0 || running.size > 0 || settler.size > 0
     while (busy() && left() > 0) {
       if (settler.size > 0 && running.size === 0) await settler.flush()
-      data.server.closeIdleConnections()
+      data.closeIdleConnections()
       await wait(Math.min(DRAIN_LOOK, left()))
     }
     // Their outcome will not be seen: said now, so that nobody waits for the lease.
@@ -220,6 +219,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 
 /** How often the drain looks whether everything has finished. */
 const DRAIN_LOOK = 20
+
 /** As the store will call itself, before it is there: `rediss:` is Redis, too. */
 function nameOf(storeUrl: string): string {
   const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
@@ -240,7 +240,7 @@ async function listen(server: Server, property: string, { host, port }: Address)
 interface Traffic {
   /** Requests that wait for the end of their answer, passed ones too; WebSockets, which have no end, do not count. */
   readonly unanswered: number
-  /** From now on every answer says that its connection closes. */
+  /** The answers under way say that their connections close; those that begin later say so by themselves. */
   end(): void
   cut(): void
 }
@@ -250,7 +250,6 @@ function watchConnections(server: Server): Traffic {
   const sockets = new Set<Socket>()
   const tunnels = new WeakSet<object>()
   const unanswered = new Map<ServerResponse, Socket>()
-  let ending = false
   server.on('connection', (socket: Socket) => {
     sockets.add(socket)
     socket.once('close', () => sockets.delete(socket))
@@ -259,7 +258,6 @@ function watchConnections(server: Server): Traffic {
   server.prependListener('request', (request, response) => {
     unanswered.set(response, request.socket)
     response.once('close', () => unanswered.delete(response))
-    if (ending) response.shouldKeepAlive = false
   })
   // Node's own, which `close` calls too, takes a connection for idle whose answer is handed over and has not left yet.
   server.closeIdleConnections = () => {
@@ -271,7 +269,6 @@ function watchConnections(server: Server): Traffic {
       return unanswered.size
     },
     end() {
-      ending = true
       for (const response of unanswered.keys()) response.shouldKeepAlive = false
     },
     cut() {

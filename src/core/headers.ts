@@ -19,7 +19,7 @@ export function firstOf(headers: RawHeaders, name: string): string | null {
  * Fields that belong to one connection (RFC 9110 §7.6.1), never forwarded and never stored. `proxy-*` credentials
  * are for the next proxy, which is this one.
  */
-const HOP_BY_HOP: ReadonlySet<string> = new Set([
+export const HOP_BY_HOP: ReadonlySet<string> = new Set([
   'connection',
   'keep-alive',
   'proxy-authenticate',

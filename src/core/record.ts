@@ -7,6 +7,11 @@ export type RecordId = string & { readonly [brand]: 'RecordId' }
 /** SHA-256 of the operation's content, 32 bytes (contract §5). */
 export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
 
+/** As much of an id as logs show (contract §14). */
+export function shortId(id: RecordId): string {
+  return id.slice(0, 12)
+}
+
 export const STATES = ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const
 export type State = (typeof STATES)[number]
 

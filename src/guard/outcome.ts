@@ -42,10 +42,7 @@ export function unknownBecause(reason: string, status: number | null): Outcome {
   return { kind: 'unknown', reason, status }
 }
 
-export function keptResult(
-  route: RoutePolicy,
-  response: StoredResponse,
-): Extract<Outcome, { kind: 'completed' }>['result'] {
+export function keptResult(route: RoutePolicy, response: StoredResponse): CompletedResponse {
   return route.keep === 'outcome'
     ? withoutBody(response, 'outcome_only')
     : { kept: true, response: replayable(route, response) }

@@ -1,5 +1,14 @@
 import { decide } from '../core/decide.ts'
-import type { Draft, IdempotencyRecord, Millis, Outcome, RecordId, Spans, State } from '../core/record.ts'
+import {
+  type Draft,
+  type IdempotencyRecord,
+  type Millis,
+  type Outcome,
+  type RecordId,
+  type Spans,
+  type State,
+  shortId,
+} from '../core/record.ts'
 import { judgeRefusal, outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../store/register.ts'
@@ -328,7 +337,7 @@ function resultOf(outcome: Outcome): CompletionResult {
 function describe(run: Run, outcome: Outcome): Record<string, unknown> {
   return {
     route: run.route.name,
-    record: run.id.slice(0, 12),
+    record: shortId(run.id),
     fence: run.attempt.fence,
     outcome: outcome.kind,
   }

@@ -1,8 +1,6 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
-import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
-import type { Budget } from '../core/budget.ts'
 import { linesOf } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
@@ -26,18 +24,10 @@ export interface DataOptions {
   readonly config: Config
   readonly ports: Ports
   readonly upstream: Upstream
-  readonly budget: Budget
   readonly passed: (route: string, milliseconds: number) => void
   readonly onBug: (error: unknown) => void
   /** While it drains, connections are not kept alive: clients move on to other replicas. */
   readonly draining: () => boolean
-}
-
-export interface DataServer {
-  /** Requests whose answers have not left whole, protected or not. */
-  readonly open: () => number
-  readonly server: Server
-  readonly app: FastifyInstance
 }
 
 type Way =
@@ -46,7 +36,7 @@ type Way =
   | { readonly kind: 'refuse' }
 
 /** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
-export async function dataServer(options: DataOptions): Promise<DataServer> {
+export async function dataServer(options: DataOptions): Promise<Server> {
   const { config, ports, upstream } = options
   const router = new Router(config.routes, normalisePath)
   const trusted = trustTester(config.trustProxy)
@@ -55,13 +45,11 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
   const guarded: GuardedOptions = {
     ports,
     writer,
-    budget: options.budget,
     upload: config.limits.upload,
     host: upstream.host,
     onBug: options.onBug,
   }
 
-  let open = 0
   const { connectTimeout, timeout, idleTimeout } = config.upstream
   const tunnelling = { upstream, writer, connectTimeout, timeout }
 
@@ -78,8 +66,6 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
         shouldUpgradeCallback: isWebSocket,
       },
       (request, response) => {
-        open++
-        response.once('close', () => open--)
         if (options.draining()) response.shouldKeepAlive = false
         const target = parseTarget(request.url as string)
         // Two `Host` lines are two opinions on whom the request is for (RFC 9112 §3.2).
@@ -139,7 +125,7 @@ export async function dataServer(options: DataOptions): Promise<DataServer> {
     makeServer,
     onBug: options.onBug,
   })
-  return { server: app.server, app, open: () => open }
+  return app.server
 }
 
 function noRoute(request: IncomingMessage, target: Target): Refusal {

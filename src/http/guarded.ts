@@ -1,5 +1,4 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { Budget } from '../core/budget.ts'
 import { firstOf } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
@@ -13,7 +12,6 @@ import type { Writer } from './write.ts'
 export interface GuardedOptions {
   readonly ports: Ports
   readonly writer: Writer
-  readonly budget: Budget
   readonly upload: Millis
   /** `Host` for the upstream; null keeps the client's. */
   readonly host: string | null
@@ -42,7 +40,7 @@ export async function handleGuarded(
     query: target.query,
     headers,
     traceId: traceIdOf(firstOf(headers, 'traceparent')),
-    readBody: () => readBody(request, route.limits.request, options.upload, options.budget),
+    readBody: () => readBody(request, route.limits.request, options.upload, options.ports.budget),
     upstreamHeaders: (id, key, fence) =>
       protectedLines(requestLines(headers, peer, options.host), route.key, key, id, fence),
     clientGone: () => gone,

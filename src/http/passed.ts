@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Dispatcher } from 'undici'
-import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
+import { filterLines, firstOf, HOP_BY_HOP, hopByHop } from '../core/headers.ts'
 import { reasonPhrase } from '../upstream/forward.ts'
 import { breakOff, chunkable, sendHead, type Writer } from './write.ts'
 
@@ -46,10 +46,10 @@ export function passedAnswer(
   body.pipe(response, { end: false })
 }
 
-const HOP = hopByHop([])
-
 function passes([name]: [string, unknown]): boolean {
-  return !HOP.has(name) && name !== 'idempotent-replayed' && name !== 'trailer' && name !== 'content-length'
+  return (
+    !HOP_BY_HOP.has(name) && name !== 'idempotent-replayed' && name !== 'trailer' && name !== 'content-length'
+  )
 }
 
 function pairsOf([name, value]: [string, string | string[]]): [string, string][] {

@@ -1,3 +1,4 @@
+import { shortId } from '../core/record.ts'
 import type { Observer, Trace } from '../guard/call.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
@@ -30,7 +31,7 @@ export function observer(metrics: Metrics, log: Logger): Observer {
 function line(trace: Trace, outcome: string, duration: number): Record<string, unknown> {
   return {
     route: trace.route,
-    record: trace.id?.slice(0, 12) ?? null,
+    record: trace.id === null ? null : shortId(trace.id),
     outcome,
     before: trace.before,
     after: trace.after,

@@ -1,6 +1,6 @@
 import type { Dispatcher, Pool } from 'undici'
 import type { Budget } from '../core/budget.ts'
-import { filterLines, firstOf, hopByHop, linesOf } from '../core/headers.ts'
+import { filterLines, firstOf, HOP_BY_HOP, hopByHop, linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { Collector } from './collect.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
@@ -131,10 +131,9 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(controller: Dispatcher.DispatchController): void {
-    const hop = hopByHop([])
     const trailers = filterLines(
       lines(controller.rawTrailers),
-      (name) => !hop.has(name) && !OWN.has(name) && !FRAMING.has(name),
+      (name) => !HOP_BY_HOP.has(name) && !OWN.has(name) && !FRAMING.has(name),
     )
     if (this.#live !== null) {
       this.#live.end(trailers)
