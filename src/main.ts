@@ -3,21 +3,28 @@ import { once } from 'node:events'
 import type { Server, ServerResponse } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import { setTimeout as wait } from 'node:timers/promises'
+import { verifier } from './callers/jwt.ts'
 import type { Address, Config } from './config/config.ts'
 import { Budget } from './core/budget.ts'
+import type { JwtPolicy } from './core/policy.ts'
 import type { RecordId } from './core/record.ts'
+import { ReplayGrants } from './guard/authorize.ts'
 import type { Run } from './guard/call.ts'
 import { Latency } from './guard/latency.ts'
 import { Leases } from './guard/leases.ts'
 import { unknownBecause } from './guard/outcome.ts'
+import type { Ports } from './guard/ports.ts'
+import { RegeneratedKeys } from './guard/regenerated.ts'
 import { Settler } from './guard/settler.ts'
-import type { Ports } from './guard.ts'
+import { Shadow } from './guard/shadow.ts'
+import { Waiters } from './guard/waiters.ts'
 import { adminServer, type Health, opsServer } from './http/admin.ts'
 import { dataServer } from './http/data.ts'
+import { Issuer } from './issuer/tokens.ts'
 import { type Fitness, watchFitness } from './observe/fitness.ts'
 import type { Logger } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
-import { observer } from './observe/observer.ts'
+import { observer, shadowTeller } from './observe/observer.ts'
 import { timed } from './observe/timed.ts'
 import type { BreakerState } from './store/breaker.ts'
 import { openStore } from './store/open.ts'
@@ -44,11 +51,14 @@ const TOKEN_BYTES = 16
 export async function start(config: Config, log: Logger): Promise<Proxy> {
   for (const warning of config.warnings) log.warn(warning)
   const budget = new Budget(config.limits.buffered)
+  // Shadow mode takes no room from the routes that protect.
+  const overheard = new Budget(config.limits.buffered)
   const inFlight = { count: 0 }
   const running = new Map<RecordId, Run>()
   const metrics = new Metrics({
     idempotency_in_flight: () => inFlight.count,
-    idempotency_buffered_bytes: () => budget.held,
+    idempotency_waiters: () => waiters.size,
+    idempotency_buffered_bytes: () => budget.held + overheard.held,
     idempotency_spooled: () => settler.size,
   })
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
@@ -90,10 +100,19 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     (items) => records.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
   )
+  const waiters = new Waiters(records, config.limits.waiters)
+  const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
+  const callers = verifier(jwtPolicies(config))
   const ports: Ports = {
     records,
     leases,
     settler,
+    waiters,
+    grants: new ReplayGrants(() => performance.now()),
+    regenerated: new RegeneratedKeys(() => performance.now()),
+    verifyToken: (policy, headers) => callers.verify(policy, headers),
+    // Configuration demands an issuer where keys must be issued.
+    checkIssued: async (key, now) => issuer?.check(key, now) ?? 'forged',
     running,
     inFlight,
     observer: events,
@@ -111,6 +130,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     maxInFlight: config.limits.inFlight,
   }
 
+  const shadow = new Shadow(ports, shadowTeller(metrics, log))
   let draining = false
   let started = false
   const health: Health = {
@@ -131,6 +151,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     config,
     ports,
     upstream: passing,
+    issuer,
+    shadow: { shadow, budget: overheard },
     passed: (route, milliseconds) => {
       metrics.count('idempotency_requests_total', { route, outcome: 'passed' })
       metrics.observe(
@@ -155,7 +177,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       server.closeAllConnections()
       await closed
     }
-    await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy()])
+    await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy(), callers.close()])
     await register.close()
   }
   let url: string
@@ -193,7 +215,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     traffic.end()
     const closed = closeServer(data)
     const busy = (): boolean =>
-      traffic.unanswered > 0 || inFlight.count > 0 || running.size > 0 || settler.size > 0
+      traffic.unanswered > 0 || inFlight.count + shadow.size > 0 || running.size > 0 || settler.size > 0
     while (busy() && left() > 0) {
       if (settler.size > 0 && running.size === 0) await settler.flush()
       data.closeIdleConnections()
@@ -209,6 +231,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
         ),
       ),
     )
+    // Who waits for a run elsewhere is answered that it is still running, and that leaves before the connections end.
+    if (waiters.size > 0) {
+      waiters.close()
+      await wait(DRAIN_LOOK)
+    }
+    shadow.close()
     traffic.cut()
     await closed
     await closeAll()
@@ -219,6 +247,10 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 
 /** How often the drain looks whether everything has finished. */
 const DRAIN_LOOK = 20
+
+function jwtPolicies({ routes, defaults }: Config): JwtPolicy[] {
+  return [...routes, defaults].map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
+}
 
 /** As the store will call itself, before it is there: `rediss:` is Redis, too. */
 function nameOf(storeUrl: string): string {

@@ -1,9 +1,14 @@
-import { readFileSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import t from 'tap'
+import { formatConfigError, loadConfig } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
+import { ALWAYS_DIFFERENT } from '../src/core/likeness.ts'
 import { PROFILES } from '../src/core/policy.ts'
 import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
+import { SHADOW_VERDICTS } from '../src/guard/call.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import { configurationDoc } from './support/configuration-doc.ts'
 
@@ -36,6 +41,15 @@ t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in
   t.same(rows('docs/metrics.md'), known)
 })
 
+t.test('docs/shadow.md says when every verdict is given, and what is not compared', async (t) => {
+  t.same(
+    rows('docs/shadow.md').map(([verdict]) => verdict),
+    SHADOW_VERDICTS,
+  )
+  const text = readFileSync(new URL('../docs/shadow.md', import.meta.url), 'utf8').toLowerCase()
+  for (const name of ALWAYS_DIFFERENT) t.ok(text.includes(`\`${name}\``), name)
+})
+
 t.test('docs/configuration.md is what the schema says', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
   t.equal(text, configurationDoc(), 'run: node scripts/docs.ts > docs/configuration.md')
@@ -62,6 +76,28 @@ t.test('docs/profiles.md says what every profile decides', async (t) => {
     }
   }
   t.equal(told.length, 23)
+})
+
+t.test('the configurations that documents show are accepted', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'docs-'))
+  t.teardown(() => rmSync(directory, { recursive: true }))
+  const secret = join(directory, 'secret')
+  writeFileSync(secret, 'x'.repeat(64))
+  let seen = 0
+  for (const file of ['docs/keys.md', 'docs/duplicates.md']) {
+    const text = readFileSync(new URL(`../${file}`, import.meta.url), 'utf8')
+    for (const [, yaml = ''] of text.matchAll(/```yaml\n(.*?)```/gs)) {
+      seen++
+      const loaded = loadConfig({
+        file,
+        text: yaml,
+        env: { ISSUER_SECRET_FILE: secret },
+        flags: { upstream: 'http://127.0.0.1:3000' },
+      })
+      t.ok(loaded.ok, loaded.ok ? yaml : loaded.errors.map(formatConfigError).join('\n'))
+    }
+  }
+  t.equal(seen, 8)
 })
 
 t.test('the documents that others point to are there', async (t) => {

@@ -5,15 +5,17 @@ import type { Findings } from './errors.ts'
 import { formatDuration, formatSize, isLoopback } from './units.ts'
 
 const MIN_LEASE = 1000
+/** Issued keys have some 170 characters. */
+const ISSUED_KEY = 200
 
-type Common = Pick<Config, 'upstream' | 'store' | 'limits'>
+type Common = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
 
 /** Values of one policy that do not go together. `base`: `defaults` or `routes[n]`. */
 export function checkPolicy(
   findings: Findings,
   base: string,
   policy: RoutePolicy,
-  { upstream, store, limits }: Common,
+  { upstream, store, limits, issuer }: Common,
 ): void {
   /** What a route only inherits was told at `defaults` already. */
   const rule = (
@@ -26,7 +28,7 @@ export function checkPolicy(
     if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) return
     findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
   }
-  const { lease, ttl, unresolvedTtl, respondWithin, key, fingerprint } = policy
+  const { lease, ttl, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } = policy
   const timeout = formatDuration(upstream.timeout)
 
   // A lease is renewed every third of it, and a renewal may take as long as the store's timeout.
@@ -61,6 +63,54 @@ export function checkPolicy(
     [],
     `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`,
   )
+  rule(
+    key.derive !== null && key.derive.json.length === 0 && key.derive.headers.length === 0,
+    ['key.derive'],
+    [],
+    'found nothing to derive a key from; allowed: `json` or `headers` that are not empty, or `derive: off`',
+  )
+  rule(
+    key.issuedOnly && issuer === null,
+    ['key.issuedOnly'],
+    ['issuer'],
+    'found issuedOnly without an issuer; allowed: it with `issuer` at the top',
+  )
+  rule(
+    key.issuedOnly && key.maxLength < ISSUED_KEY,
+    ['key.issuedOnly', 'key.maxLength'],
+    [],
+    `found issuedOnly with a maxLength of ${key.maxLength}; allowed: at least ${ISSUED_KEY}, since issued keys are that long`,
+  )
+  rule(
+    key.issuedOnly && key.derive !== null,
+    ['key.issuedOnly', 'key.derive'],
+    [],
+    'found issuedOnly with a key that is derived, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)',
+  )
+  rule(
+    key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'),
+    ['key.issuedOnly', 'key.from'],
+    [],
+    'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source',
+  )
+  rule(
+    scope.jwt !== null && scope.jwt.jwks === null && scope.jwt.keyFile === null,
+    ['scope.caller', 'scope.jwt'],
+    [],
+    'found the claim of a token that nothing verifies; allowed: it with `scope.jwt.jwks` or `scope.jwt.keyFile`',
+  )
+  rule(
+    scope.jwt !== null && scope.jwt.jwks !== null && scope.jwt.keyFile !== null,
+    ['scope.jwt.keyFile', 'scope.jwt.jwks'],
+    [],
+    'found both `jwks` and `keyFile`; allowed: one of them',
+  )
+  rule(
+    authorizeReplay !== null && authorizeReplay.path === undefined,
+    ['authorizeReplay'],
+    [],
+    'found authorizeReplay without a path; allowed: `path` where the upstream is asked, or `authorizeReplay: none`',
+  )
   const pointed = fingerprint.ignore.length > 0 || fingerprint.only.length > 0
   rule(
     fingerprint.ignore.length > 0 && fingerprint.only.length > 0,
@@ -69,7 +119,7 @@ export function checkPolicy(
     'found both `ignore` and `only`; allowed: one of them',
   )
   rule(
-    pointed && (fingerprint.body === 'raw' || fingerprint.body === 'none'),
+    pointed && fingerprint.body !== 'auto' && fingerprint.body !== 'json',
     ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
     [],
     `found JSON pointers with a body compared as ${fingerprint.body}; allowed: them with auto or json`,
@@ -89,7 +139,9 @@ export function isProtecting(policy: RoutePolicy): boolean {
 }
 
 export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {
-  if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !isProtecting(policy)) return
+  // Shadow decides as `enforce` will.
+  const decides = policy.mode !== 'off' && policy.key.presence !== 'ignored'
+  if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !decides) return
   findings.conflict(
     [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`],
     'found profile strict without a scope.caller; allowed: one that is set, on the route or in `defaults`',

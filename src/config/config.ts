@@ -11,6 +11,9 @@ export interface Config {
   readonly store: StoreConfig
   readonly limits: Limits
   readonly problems: { readonly baseUrl: string }
+  readonly issuer: IssuerConfig | null
+  /** Where clients ask for a record's state (contract §6); null: nowhere. */
+  readonly status: { readonly path: string | null }
   readonly drain: { readonly delay: Millis; readonly timeout: Millis }
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' | 'auto' }
   /** CIDRs whose `X-Forwarded-*` are believed. */
@@ -21,6 +24,13 @@ export interface Config {
   readonly routes: readonly RoutePolicy[]
   /** What gives up the promise by name, one sentence each: logged at start (contract, promise). */
   readonly warnings: readonly string[]
+}
+
+/** Makes signed keys that expire (contract §4). */
+export interface IssuerConfig {
+  readonly path: string
+  readonly secret: Buffer
+  readonly ttl: Millis
 }
 
 export type LogLevel = 'fatal' | 'error' | 'warn' | 'info' | 'debug' | 'trace' | 'silent'
@@ -62,5 +72,7 @@ export interface Limits {
   readonly response: number
   readonly buffered: number
   readonly inFlight: number
+  /** Duplicates held at once. */
+  readonly waiters: number
   readonly upload: Millis
 }

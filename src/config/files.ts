@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs'
+import { checkKeyText } from '../callers/key-text.ts'
 import type { ConfigError, Findings } from './errors.ts'
 import { quote } from './units.ts'
 
@@ -28,6 +29,7 @@ function whyUnreadable(error: unknown): string {
   return reasons[code] ?? `a file that cannot be read (${code})`
 }
 
+/** Its bytes; `null`: that failed, or there are none, which is then among the findings. */
 function readNamed(findings: Findings, path: string, file: string): Buffer | null {
   try {
     const bytes = readFileSync(file)
@@ -44,14 +46,13 @@ function withoutNewline(bytes: Buffer): Buffer {
   return bytes.subarray(0, /\r?\n$/.exec(bytes.toString('latin1'))?.index ?? bytes.length)
 }
 
-const MIN_SECRET = 16
-
-export function readSecret(findings: Findings, path: string, file: string): Buffer | null {
+/** `min`: in bytes. */
+export function readSecret(findings: Findings, path: string, file: string, min: number): Buffer | null {
   const bytes = readNamed(findings, path, file)
   if (bytes === null) return null
   const secret = withoutNewline(bytes)
-  if (secret.length >= MIN_SECRET) return secret
-  findings.add(path, `found ${secret.length} bytes in ${quote(file)}; allowed: at least ${MIN_SECRET}`)
+  if (secret.length >= min) return secret
+  findings.add(path, `found ${secret.length} bytes in ${quote(file)}; allowed: at least ${min}`)
   return null
 }
 
@@ -69,4 +70,13 @@ export function checkPem(findings: Findings, path: string, file: string): void {
   const bytes = readNamed(findings, path, file)
   if (bytes !== null && !bytes.includes('-----BEGIN '))
     findings.add(path, `found no PEM in ${quote(file)}; allowed: a PEM file`)
+}
+
+/** The text of a file of keys that verify tokens. */
+export function readKeyText(findings: Findings, path: string, file: string): string | null {
+  const text = readNamed(findings, path, file)?.toString('utf8') ?? null
+  const message = text === null ? null : checkKeyText(text)
+  if (message === null) return text
+  findings.add(path, message.replace('; allowed: ', ` in ${quote(file)}; allowed: `))
+  return null
 }

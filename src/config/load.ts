@@ -1,15 +1,21 @@
 import { isMap, isScalar, LineCounter, parseDocument } from 'yaml'
 import type { RouteMatch } from '../core/policy.ts'
 import { checkListeners, checkPolicy, checkRoutes, checkStrictCaller } from './check.ts'
-import type { Config } from './config.ts'
+import { checkOwnPaths, checkUses } from './check-uses.ts'
+import type { Config, IssuerConfig } from './config.ts'
 import type { Environment } from './env.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { checkPem, readSecret, readToken } from './files.ts'
+import { checkPem, readKeyText, readSecret, readToken } from './files.ts'
 import { readNode, readText, shapeOf } from './read.ts'
 import { explicit, fillFile, resolvePolicy } from './resolve.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
 import { METHODS, type PolicyConfig } from './schema-policy.ts'
 import { type Effective, warningsOf } from './warnings.ts'
+
+/** Bytes. Record ids are only kept from being guessed; */
+const MIN_SECRET = 16
+/** a signature has the strength of its key up to the length of the hash (RFC 2104 §3). */
+const MIN_SIGNING_SECRET = 32
 
 export interface Input {
   /** Its name, for the errors. */
@@ -92,16 +98,21 @@ function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings):
 }
 
 function resolve(file: FileConfig, findings: Findings): Config {
-  const { listen, admin, ops, upstream, store, drain, unmatched, ...rest } = fillFile(file)
+  const { listen, admin, ops, upstream, store, status, drain, unmatched, ...rest } = fillFile(file)
+  // A bound of routes: what the top says is what they start from.
+  const { newKeys: _, ...limits } = rest.limits
   const common = {
     upstream: upstreamOf({ ...upstream, url: file.upstream?.url ?? '' }, file.upstream?.tls ?? {}, findings),
     store: {
       url: store.url,
       timeout: store.timeout,
-      secret: named(file.store?.secretFile, (name) => readSecret(findings, 'store.secretFile', name)),
+      secret: named(file.store?.secretFile, (name) =>
+        readSecret(findings, 'store.secretFile', name, MIN_SECRET),
+      ),
       acceptRisk: store.acceptRisk,
     },
-    limits: rest.limits,
+    limits,
+    issuer: file.issuer === undefined ? null : issuerOf(rest.issuer, file.issuer.secretFile, findings),
   }
   const token = named(file.admin?.tokenFile, (name) => readToken(findings, 'admin.tokenFile', name))
   const listeners = { listen, admin: { listen: admin.listen, token }, ops }
@@ -118,30 +129,51 @@ function resolve(file: FileConfig, findings: Findings): Config {
     if (base !== 'defaults' || unmatched === 'protect') checkStrictCaller(findings, base, policy)
     return { policy, written: explicit(layers) }
   }
-  const shared = file.defaults ?? {}
+  const shared = withKeyText('defaults', file.defaults ?? {}, findings)
   const anywhere = { methods: METHODS, path: '/*', exact: false }
   const defaults = effective('defaults', 'default', anywhere, [shared])
-  const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) =>
-    effective(`routes[${i}]`, name, { methods: METHODS, path: '', exact: false, ...match }, [shared, own]),
-  )
-  checkRoutes(
-    findings,
-    routes.map(({ policy }) => policy),
-  )
+  const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
+    const base = `routes[${i}]`
+    const layers = [shared, withKeyText(base, own, findings)]
+    return effective(base, name, { methods: METHODS, path: '', exact: false, ...match }, layers)
+  })
+  const policies = routes.map(({ policy }) => policy)
+  checkRoutes(findings, policies)
+  checkUses(findings, defaults.policy, policies)
+  checkOwnPaths(findings, status.path, file.issuer?.path ?? null, policies)
 
   return {
     ...listeners,
     ...common,
     readiness: rest.readiness,
     problems: rest.problems,
+    status,
     drain: { delay: drain.delay, timeout: file.drain?.timeout ?? upstream.timeout + 5000 },
     log: rest.log,
     trustProxy: rest.trustProxy,
     unmatched,
     defaults: defaults.policy,
-    routes: routes.map(({ policy }) => policy),
+    routes: policies,
     warnings: warningsOf(unmatched === 'protect' ? [...routes, defaults] : routes, store.url),
   }
+}
+
+/** What `file` names is signed with; without it nothing is, and the findings say why. */
+function issuerOf(
+  { path, ttl }: Omit<IssuerConfig, 'secret'>,
+  file: string | undefined,
+  findings: Findings,
+): IssuerConfig | null {
+  const secret = named(file, (name) => readSecret(findings, 'issuer.secretFile', name, MIN_SIGNING_SECRET))
+  return secret === null ? null : { path, secret, ttl }
+}
+
+/** The layer with the text of its `scope.jwt.keyFile` in place of the name. */
+function withKeyText(base: string, layer: PolicyConfig, findings: Findings): PolicyConfig {
+  const file = layer.scope?.jwt?.keyFile ?? null
+  if (file === null) return layer
+  const keyFile = readKeyText(findings, `${base}.scope.jwt.keyFile`, file)
+  return { ...layer, scope: { ...layer.scope, jwt: { ...layer.scope?.jwt, keyFile } } }
 }
 
 function upstreamOf(

@@ -56,8 +56,11 @@ export function readNode(source: Source, shape: Shape, written: Node, path: stri
   if (isMap(node) && mapping !== undefined) return readMapping(source, mapping, node, path)
   if (isSeq(node) && list !== undefined) return readList(source, list, node.items as Node[], path)
   if (isScalar(node) && scalar !== undefined) {
-    const value = readScalar(source, scalar, node.value, path)
-    return mapping === undefined || value === undefined ? value : { [firstProperty(mapping)]: value }
+    const value = readScalar(source, scalar, node.value, path, mapping)
+    // `null`: the word that turns the whole mapping off.
+    return mapping === undefined || value === undefined || value === null
+      ? value
+      : { [firstProperty(mapping)]: value }
   }
   return source.findings.add(path, `found ${describe(node)}; allowed: ${allowed(shape)}`)
 }
@@ -115,29 +118,37 @@ function firstProperty(mapping: Shape): string {
   return Object.keys(mapping.properties ?? {})[0] as string
 }
 
-function readScalar(source: Source, shape: Shape, value: unknown, path: string): unknown {
+/** `mapping`: what might have stood there as well. */
+function readScalar(
+  source: Source,
+  shape: Shape,
+  value: unknown,
+  path: string,
+  mapping: Shape | undefined,
+): unknown {
+  const or = mapping === undefined ? '' : `; or ${allowedProperties(mapping)}`
   const { env, findings } = source
   const referring = typeof value === 'string' && hasReference(value)
   const text = referring ? substitute(value, env) : { ok: true as const, value: String(value) }
   if (!text.ok) return findings.add(path, text.message)
   const gap = unimplementedValue(path, text.value)
-  if (gap !== null) return findings.add(path, `${gap}; allowed: ${allowed(shape)}`)
+  if (gap !== null) return findings.add(path, `${gap}; allowed: ${allowed(shape)}${or}`)
   if (shape.enum !== undefined) {
     const found = shape.enum.find(
       (option) => String(option) === text.value && (referring || typeof option === typeof value),
     )
     if (found === undefined)
-      findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${allowed(shape)}`)
+      findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${allowed(shape)}${or}`)
     return found
   }
   const scalar = scalarOf(shape.$ref as string)
   if (!referring && !isTyped(scalar, value)) {
-    return findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${scalar.allowed}`)
+    return findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${scalar.allowed}${or}`)
   }
   const result = scalar.parse(text.value)
   if (result.ok) return result.value
   const from = referring ? ` (from ${quote(value)})` : ''
-  return findings.add(path, result.message.replace('; allowed: ', `${from}; allowed: `))
+  return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
 }
 
 function isTyped({ schema }: Scalar<unknown>, value: unknown): boolean {
@@ -242,7 +253,10 @@ function readList(source: Source, shape: Shape, items: readonly Node[], path: st
     const value = readNode(source, shape.items as Shape, item, at)
     const same = JSON.stringify(value)
     if (shape.uniqueItems === true && value !== undefined && seen.has(same))
-      source.findings.add(at, `found ${same} twice; allowed: once`)
+      source.findings.add(
+        at,
+        `found ${isScalar(item) ? quote(String(item.value)) : same} twice; allowed: once`,
+      )
     seen.add(same)
     if (value !== undefined) values.push(value)
     // What is no mapping keeps its place: the paths of later ones count on it.

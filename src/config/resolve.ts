@@ -1,16 +1,28 @@
-import type { Action, OutcomeTable, RouteMatch, RoutePolicy } from '../core/policy.ts'
+import type {
+  Action,
+  AuthorizeReplayPolicy,
+  DerivePolicy,
+  OutcomeTable,
+  RouteMatch,
+  RoutePolicy,
+} from '../core/policy.ts'
 import { profileDefaults } from '../core/profiles.ts'
 import { defaultsOf, shapeOf } from './read.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
-import { type PolicyConfig, policySchema } from './schema-policy.ts'
+import { authorizeReplay, derive, type PolicyConfig, policySchema } from './schema-policy.ts'
 
 type Leaf = string | number | boolean | null | RegExp | readonly unknown[] | { readonly header: string }
+type Written<N extends keyof PolicyConfig> = NonNullable<PolicyConfig[N]>
+
 /** Every property there: what has a default has been given it. */
 export type Filled<T> = T extends Leaf
   ? T
   : { [K in keyof T]-?: Filled<NonNullable<T[K]> | Extract<T[K], null>> }
 
 const BUILT_IN = defaultsOf(shapeOf(policySchema)) as PolicyConfig
+/** Of mappings that are off by default. */
+const DERIVE = defaultsOf(shapeOf(derive)) as DerivePolicy
+const AUTHORIZE_REPLAY = defaultsOf(shapeOf(authorizeReplay)) as Pick<AuthorizeReplayPolicy, 'cache'>
 const FILE_DEFAULTS = defaultsOf(shapeOf(fileSchema)) as FileConfig
 
 /** The file with the defaults of everything that has one, routes and `defaults` aside. */
@@ -38,10 +50,14 @@ export function resolvePolicy(
     ...identity,
     mode: rest.mode,
     profile,
-    key,
-    scope: { ...scope, callerIsDefault: written.scope?.caller === undefined },
+    key: { ...key, derive: key.derive === null ? null : { ...DERIVE, ...key.derive } },
+    scope: {
+      ...scope,
+      jwt: scope.caller.some(({ kind }) => kind === 'jwt') ? scope.jwt : null,
+      callerIsDefault: written.scope?.caller === undefined,
+    },
     fingerprint,
-    inFlightStatus: inFlight.status,
+    inFlight,
     misuseStatus: misuse.status,
     lease: rest.lease,
     ttl: rest.ttl,
@@ -55,7 +71,8 @@ export function resolvePolicy(
     keep: rest.keep,
     excludeHeaders: new Set(rest.replay.excludeHeaders),
     statusHeader: rest.statusHeader,
-    limits: { request: rest.limits.request, response: rest.limits.response },
+    authorizeReplay: rest.authorizeReplay === null ? null : { ...AUTHORIZE_REPLAY, ...rest.authorizeReplay },
+    limits: { request: rest.limits.request, response: rest.limits.response, newKeys: rest.limits.newKeys },
   }
 }
 
@@ -64,17 +81,31 @@ export function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
   return layers.map(selfContained).reduce(merge)
 }
 
-/** `ignore` and `only` replace each other, and a body that is not read as JSON has no use for either. */
+/** What a layer says in one of two ways replaces what the one below says in the other. */
 function selfContained(layer: PolicyConfig): PolicyConfig {
-  const { fingerprint } = layer
-  if (fingerprint === undefined) return layer
+  const { fingerprint, scope } = layer
+  return {
+    ...layer,
+    ...(fingerprint === undefined ? {} : { fingerprint: pointedOnce(fingerprint) }),
+    ...(scope?.jwt === undefined ? {} : { scope: { ...scope, jwt: keyedOnce(scope.jwt) } }),
+  }
+}
+
+/** `ignore` and `only` replace each other, and a body that is not read as JSON has no use for either. */
+function pointedOnce(fingerprint: Written<'fingerprint'>): Written<'fingerprint'> {
   const { body, ignore, only } = fingerprint
-  const opaque = body === 'raw' || body === 'none'
+  const opaque = body !== undefined && body !== 'auto' && body !== 'json'
   const cleared = {
     ...(opaque || (only?.length ?? 0) > 0 ? { ignore: [] } : {}),
     ...(opaque || (ignore?.length ?? 0) > 0 ? { only: [] } : {}),
   }
-  return { ...layer, fingerprint: { ...cleared, ...fingerprint } }
+  return { ...cleared, ...fingerprint }
+}
+
+/** Keys of another issuer: that of a URL in place of a file's, and the other way round. */
+function keyedOnce(jwt: NonNullable<Written<'scope'>['jwt']>): NonNullable<Written<'scope'>['jwt']> {
+  const { jwks = null, keyFile = null } = jwt
+  return { ...(jwks === null ? {} : { keyFile: null }), ...(keyFile === null ? {} : { jwks: null }), ...jwt }
 }
 
 function profileLayer(profile: RoutePolicy['profile']): PolicyConfig {

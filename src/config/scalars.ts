@@ -1,5 +1,5 @@
 import { isIP } from 'node:net'
-import type { CallerSource } from '../core/policy.ts'
+import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Address } from './config.ts'
 import {
@@ -14,7 +14,20 @@ import {
   parseSize,
   refused,
 } from './units.ts'
-import { PROBLEM_BASE, parseProblemBase, parseStoreUrl, parseUpstreamUrl, STORE, UPSTREAM } from './urls.ts'
+import {
+  JWKS,
+  OWN_PATH,
+  PROBE_TARGET,
+  PROBLEM_BASE,
+  parseJwksUrl,
+  parseOwnPath,
+  parseProbeTarget,
+  parseProblemBase,
+  parseStoreUrl,
+  parseUpstreamUrl,
+  STORE,
+  UPSTREAM,
+} from './urls.ts'
 
 /** A kind of scalar: how the JSON Schema tells it to an editor, in words, and how its text is read. */
 export interface Scalar<T> {
@@ -33,6 +46,8 @@ const DAY: Millis = 86_400_000
 /** Node's timers hold 31 bits: a longer one would fire at once. */
 const MAX_TIMER = 24 * DAY
 const MAX_RETENTION = 3650 * DAY
+/** Nobody holds a connection open longer for one answer. */
+const MAX_WAIT = 3_600_000
 /** Beyond it a header line would not fit what Node reads of a head (16 KiB for all of them). */
 const MAX_KEY = 8192
 /** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
@@ -112,13 +127,40 @@ function whole(min: number, max: number): Scalar<number> {
 }
 
 const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-const CALLER = `^(header|cookie):${TOKEN}$`
-const CALLERS = 'header:<name> or cookie:<name>'
+/** Names of claims are often URLs. */
+const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
+const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'
 
 function callerSource(text: string): CallerSource {
-  const [kind = '', name = ''] = text.split(':')
-  return kind === 'header' ? { kind, name: name.toLowerCase() } : { kind: 'cookie', name }
+  const colon = text.indexOf(':')
+  const kind = text.slice(0, colon)
+  const name = text.slice(colon + 1)
+  if (kind === 'header') return { kind, name: name.toLowerCase() }
+  return { kind: kind === 'cookie' ? kind : 'jwt', name }
 }
+
+const POINTER = '(/([^~/]|~[01])*)+'
+
+function keySource(text: string): KeySource {
+  const name = text.slice(text.indexOf(':') + 1)
+  return text.startsWith('json:')
+    ? { kind: 'json', pointer: name }
+    : { kind: 'header', name: name.toLowerCase() }
+}
+
+const RATE_UNITS: Readonly<Record<string, Millis>> = { s: 1000, m: 60_000, h: 3_600_000, d: DAY }
+
+function rate(text: string): Rate {
+  const [count = '', unit = ''] = text.split('/')
+  return { count: Number(count), per: RATE_UNITS[unit] as Millis }
+}
+
+/** What a token's claim is compared with. */
+const claimValue = byPattern(
+  '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
+  'a text other than none, without control characters',
+  (text) => text,
+)
 
 /** The key as a whole must match: a forgotten anchor would let anything longer through. */
 function parsePattern(text: string): Parsed<RegExp | null> {
@@ -154,6 +196,9 @@ function parseRoutePath(text: string): Parsed<string> {
 
 const address = byParser(ADDRESS, parseAddress, '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$')
 
+const ownPath = byParser(OWN_PATH, parseOwnPath, '^(/[^/:*?#][^/*?#]*)+$')
+const filePath = byPattern('^[^\\0]+$', 'the path of a file', (text) => text)
+
 const flag: Scalar<boolean> = {
   schema: { type: 'boolean' },
   allowed: 'true or false',
@@ -164,16 +209,25 @@ const flag: Scalar<boolean> = {
 export const SCALARS = {
   address,
   addressOrNone: orWord(address, 'none', null as Address | null),
+  audience: claimValue,
+  audiences: byPattern(
+    `^none$|${claimValue.schema.pattern}`,
+    'none, a text without control characters, or a list of texts',
+    (text) => (text === 'none' ? [] : [text]),
+  ),
+  bucket: orWord(bounded(DURATION, 1, MAX_RETENTION), 'none', null),
   caller: byPattern(CALLER, CALLERS, callerSource),
   callers: byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`, (text) =>
     text === 'none' ? [] : [callerSource(text)],
   ),
+  claimOrNone: orWord(claimValue, 'none', null),
   cidr: byParser(CIDR, parseCidr, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$'),
   bodySize: bounded(SIZE, 1, MAX_BODY),
   bufferSize: bounded(SIZE, 1, 1024 ** 4),
   count: whole(1, 1_000_000),
   delay: bounded(DURATION, 0, MAX_TIMER),
-  filePath: byPattern('^[^\\0]+$', 'the path of a file', (text) => text),
+  filePath,
+  filePathOrNone: orWord(filePath, 'none', null),
   flag,
   forward: byPattern(`^${TOKEN}$`, 'same, none, or the name of a header', (text) =>
     text === 'same' || text === 'none' ? text : { header: text },
@@ -182,22 +236,40 @@ export const SCALARS = {
   hostName: byParser('the name of a host', (text) =>
     isHost(text) ? parsed(text) : refused(text, 'the name of a host'),
   ),
-  jsonPointer: byPattern(
-    '^(/([^~/]|~[01])*)+$',
-    'a JSON pointer, such as /sentAt or /items/0/id',
-    (text) => text,
+  jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id', (text) => text),
+  jwksUrl: orWord(
+    byParser(JWKS, parseJwksUrl, '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$'),
+    'none',
+    null,
   ),
   keyLength: whole(1, MAX_KEY),
-  keySource: byPattern(`^header:${TOKEN}$`, 'header:<name>', (text) =>
-    text.slice('header:'.length).toLowerCase(),
+  keySource: byPattern(
+    `^(header:${TOKEN}|json:${POINTER})$`,
+    'header:<name> or json:<pointer>, such as json:/id',
+    keySource,
   ),
   method: byPattern(
     '^(?!CONNECT$)[A-Z][A-Z_-]*$',
     'a method in capital letters, other than CONNECT',
     (text) => text,
   ),
+  /** For a mapping that may be turned off as a whole. */
+  none: byPattern('^none$', 'none', () => null),
+  off: byPattern('^off$', 'off', () => null),
+  ownPath,
+  ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser('a regular expression', parsePattern, ''),
+  probeTarget: byParser(PROBE_TARGET, parseProbeTarget, '^/([^/#][^#]*)?$'),
   problemBase: byParser(PROBLEM_BASE, parseProblemBase, '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$'),
+  rateOrOff: orWord(
+    byPattern(
+      '^[1-9][0-9]{0,5}/[smhd]$',
+      'a rate: a whole number of 1 to 999999 per s, m, h or d, such as 100/m',
+      rate,
+    ),
+    'off',
+    null,
+  ),
   respondWithin: orWord(bounded(DURATION, 1, MAX_TIMER), 'none', null),
   retention: bounded(DURATION, 1, MAX_RETENTION),
   routeName: byPattern(
@@ -217,6 +289,7 @@ export const SCALARS = {
   ),
   timeout: bounded(DURATION, 1, MAX_TIMER),
   tombstone: orWord(bounded(DURATION, 0, MAX_RETENTION), 'off', 0),
+  wait: bounded(DURATION, 1, MAX_WAIT),
   upstreamUrl: byParser(UPSTREAM, parseUpstreamUrl, '^(https?://[^/?#@]+/?|unix:/[^/].*)$'),
 } satisfies Record<string, Scalar<unknown>>
 

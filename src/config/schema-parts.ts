@@ -57,3 +57,14 @@ export function orShort<T extends TSchema>(mapping: T, description: string) {
   const [first] = Object.values((mapping as unknown as { properties: Record<string, object> }).properties)
   return Type.Optional(Type.Unsafe<Static<T>>({ anyOf: [first, mapping], description }))
 }
+
+/** A mapping that a word turns off, so that a route can do without what `defaults` sets. Off by default. */
+export function orOff<T extends TSchema>(word: 'off' | 'none', mapping: T, description: string) {
+  return Type.Optional(
+    Type.Unsafe<Static<T> | null>({
+      anyOf: [{ $ref: `#/definitions/${word}` }, mapping],
+      description,
+      default: word,
+    }),
+  )
+}

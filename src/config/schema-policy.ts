@@ -1,18 +1,31 @@
 import { type Static, Type } from 'typebox'
 import type { ScalarValue } from './scalars.ts'
-import { choice, closed, ENVIRONMENT, list, orShort, scalar } from './schema-parts.ts'
+import { choice, closed, ENVIRONMENT, list, orOff, orShort, scalar } from './schema-parts.ts'
 
 /** What changes things and is not idempotent by itself (RFC 9110 §9.2.2). */
 export const METHODS = ['POST', 'PATCH']
 const ACTIONS = ['store', 'release', 'unknown'] as const
 const BY_PROFILE = 'Default: by profile.'
 
+export const derive = Type.Object(
+  {
+    json: list('jsonPointer', 'JSON pointers into the body, whose values belong to the derived key.', []),
+    headers: list('headerName', 'Headers that belong to it.', []),
+    bucket: scalar(
+      'bucket',
+      "The store's time divided by it, rounded down, belongs to the key; `none`: no time does. A retry in the next bucket executes again.",
+      'none',
+    ),
+  },
+  closed,
+)
+
 const key = Type.Object(
   {
     presence: choice(['required', 'optional', 'ignored'], 'Whether a request must carry a key.', 'optional'),
     from: list(
       'keySource',
-      'Headers that may carry the key, as `header:<name>`. Several that disagree: 400.',
+      'What may carry the key: `header:<name>`, or `json:<pointer>` into the body. `header:ce-id` takes `ce-source` in with it. Several that disagree: 400.',
       ['header:idempotency-key'],
       1,
     ),
@@ -38,8 +51,45 @@ const key = Type.Object(
       'Sends `Idempotency-Fence` and `Idempotency-Record` to the upstream.',
       false,
     ),
+    derive: orOff(
+      'off',
+      derive,
+      'Makes a key where the client sent none, of the caller and what is named here. `off`: it does not.',
+    ),
+    issuedOnly: scalar(
+      'flag',
+      'Accepts only keys that the `issuer` made, of some 170 characters. Not together with `derive`.',
+      false,
+    ),
   },
   closed,
+)
+
+const jwt = Type.Object(
+  {
+    jwks: scalar(
+      'jwksUrl',
+      '`https://` URL of the JWK Set (`http://` for a loopback host alone). This or `keyFile`.',
+      'none',
+    ),
+    keyFile: scalar(
+      'filePathOrNone',
+      'File of the key: a public one or a certificate as PEM, a JWK or a JWK Set. This or `jwks`.',
+      'none',
+    ),
+    issuer: scalar('claimOrNone', 'What `iss` must be; `none`: anything.', 'none'),
+    audience: Type.Optional(
+      Type.Unsafe<ScalarValue<'audiences'>>({
+        anyOf: [
+          { $ref: '#/definitions/audiences' },
+          { type: 'array', items: { $ref: '#/definitions/audience' }, uniqueItems: true, minItems: 1 },
+        ],
+        description: 'What must be among `aud`, or a list of which one must; `none`: anything.',
+        default: 'none',
+      }),
+    ),
+  },
+  { ...closed, description: 'How bearer tokens are verified, where `caller` names a claim.' },
 )
 
 const scope = Type.Object(
@@ -51,10 +101,11 @@ const scope = Type.Object(
           { type: 'array', items: { $ref: '#/definitions/caller' }, uniqueItems: true, minItems: 1 },
         ],
         description:
-          'What tells callers apart: `header:<name>`, `cookie:<name>`, a list of these joined, or `none`.',
+          'What tells callers apart: `header:<name>`, `cookie:<name>`, `jwt:<claim>` (of the bearer token, verified as `jwt` says), a list of these joined, or `none`.',
         default: 'header:authorization',
       }),
     ),
+    jwt: Type.Optional(jwt),
     path: choice(
       ['exact', 'route', 'none'],
       'Which part of the path belongs to the scope of a key.',
@@ -70,7 +121,11 @@ const scope = Type.Object(
 
 const fingerprint = Type.Object(
   {
-    body: choice(['auto', 'json', 'raw', 'none'], 'How bodies are compared; `auto` by media type.', 'auto'),
+    body: choice(
+      ['auto', 'json', 'form', 'multipart', 'raw', 'none'],
+      'How bodies are compared; `auto` by media type.',
+      'auto',
+    ),
     ignore: list('jsonPointer', 'JSON pointers left out. Not together with `only`.', []),
     only: list('jsonPointer', 'JSON pointers that alone count. Not together with `ignore`.', []),
     headers: list('headerName', 'Headers that count as well.', []),
@@ -85,8 +140,17 @@ const fingerprint = Type.Object(
 
 const inFlight = Type.Object(
   {
-    mode: choice(['reject'], 'What a retry gets while the first is still running.', 'reject'),
-    status: choice([409, 423, 425, 429, 202, 503], 'Status of that answer.', 409),
+    mode: choice(
+      ['reject', 'wait'],
+      'What a retry gets while the first is still running: an answer at once, or that of the first as soon as it is there.',
+      'reject',
+    ),
+    wait: scalar('wait', 'How long `mode: wait` holds it.', '10s'),
+    status: choice(
+      [409, 423, 425, 429, 202, 503],
+      'Status of the answer where it is not held (any longer).',
+      409,
+    ),
   },
   closed,
 )
@@ -104,18 +168,39 @@ const outcomes = Type.Unsafe<Readonly<Record<string, (typeof ACTIONS)[number]>>>
     'What the statuses of the upstream become, exact ("503") before class ("5xx"). Entries of a route go before those of `defaults`, these before the profile.',
 })
 
-export const sizes = {
+/** Bounds that a route may set, too. */
+export const routeLimits = {
   request: scalar('bodySize', 'Longest body of a protected request; beyond it 413.', '1MiB'),
   response: scalar(
     'bodySize',
     'Longest answer kept; a longer one is streamed and recorded as done without its body.',
     '5MiB',
   ),
+  newKeys: scalar(
+    'rateOrOff',
+    'How many new keys a caller may claim, such as `100/m` (s, m, h, d); beyond it 429. `off`: any number.',
+    'off',
+  ),
 }
+
+export const authorizeReplay = Type.Object(
+  {
+    path: scalar(
+      'probeTarget',
+      'Where the upstream is asked, by GET with the headers of the caller; needed.',
+    ),
+    cache: scalar('delay', 'How long a 2xx is remembered per caller; 0s: not at all.', '0s'),
+  },
+  closed,
+)
 
 /** What a route and `defaults` may both set. */
 const policyProperties = {
-  mode: choice(['enforce', 'off'], '`off`: everything streams through unprotected.', 'enforce'),
+  mode: choice(
+    ['enforce', 'shadow', 'off'],
+    '`shadow`: everything is forwarded, and what `enforce` would have done is counted; `off`: everything streams through unprotected.',
+    'enforce',
+  ),
   profile: choice(
     ['standard', 'strict', 'lenient', 'stripe'],
     'Values for what neither the route nor `defaults` sets.',
@@ -169,7 +254,14 @@ const policyProperties = {
     Type.Object({ excludeHeaders: list('headerName', 'Headers left out of a replay.', []) }, closed),
   ),
   statusHeader: scalar('flag', 'Adds `Idempotency-Status` and `Idempotency-Expires` to answers.', false),
-  limits: Type.Optional(Type.Object(sizes, { ...closed, description: 'Default: the `limits` at the top.' })),
+  authorizeReplay: orOff(
+    'none',
+    authorizeReplay,
+    'Asks the upstream before a replay whether the caller may still see it. `none`: does not.',
+  ),
+  limits: Type.Optional(
+    Type.Object(routeLimits, { ...closed, description: 'Default: the `limits` at the top.' }),
+  ),
 }
 
 const match = Type.Object(

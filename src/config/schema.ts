@@ -1,7 +1,7 @@
 import { type Static, Type } from 'typebox'
 import { SCALARS } from './scalars.ts'
 import { choice, closed, ENVIRONMENT, list, scalar } from './schema-parts.ts'
-import { policySchema, routeSchema, sizes } from './schema-policy.ts'
+import { policySchema, routeLimits, routeSchema } from './schema-policy.ts'
 
 const tls = Type.Object(
   {
@@ -84,9 +84,14 @@ export const fileSchema = Type.Object(
     limits: Type.Optional(
       Type.Object(
         {
-          ...sizes,
+          ...routeLimits,
           buffered: scalar('bufferSize', 'Bytes of bodies held at once.', '64MiB'),
           inFlight: scalar('count', 'Protected requests at once.', 2000),
+          waiters: scalar(
+            'count',
+            'Retries that `inFlight: wait` holds at once; the others are answered.',
+            1000,
+          ),
           upload: scalar('timeout', 'How long the body of a request may take to arrive.', '30s'),
         },
         { ...closed, description: 'Bounds of protected requests.' },
@@ -99,6 +104,32 @@ export const fileSchema = Type.Object(
             'problemBase',
             'What the `type` of an error begins with.',
             'urn:idempotency-proxy:',
+          ),
+        },
+        closed,
+      ),
+    ),
+    issuer: Type.Optional(
+      Type.Object(
+        {
+          path: scalar('ownPath', 'Where POST makes a key. It goes before every route.'),
+          secretFile: scalar('filePath', 'File of at least 32 bytes that signs the keys (HMAC-SHA-256).'),
+          ttl: scalar('retention', 'How long an issued key may claim.', '24h'),
+        },
+        {
+          ...closed,
+          required: ['path', 'secretFile'],
+          description: 'Makes signed keys that expire. Without it: none.',
+        },
+      ),
+    ),
+    status: Type.Optional(
+      Type.Object(
+        {
+          path: scalar(
+            'ownPathOrOff',
+            'Where GET asks for the state of a record. It goes before every route.',
+            'off',
           ),
         },
         closed,

@@ -9,10 +9,6 @@ interface Gap {
 const GAPS: readonly Gap[] = [
   { path: 'admin.hosts' },
   { path: 'audit' },
-  { path: 'issuer' },
-  { path: 'limits.newKeys' },
-  { path: 'limits.waiters' },
-  { path: 'status' },
   { path: 'store.cache' },
   { path: 'store.compression' },
   { path: 'store.encryption' },
@@ -20,19 +16,7 @@ const GAPS: readonly Gap[] = [
   { path: 'store.spool' },
   { path: 'store.url', value: /^(redis\+sentinel|redis\+cluster|postgres(ql)?|dynamodb|tiered):/i },
   { path: 'store.wait' },
-  { path: '*.authorizeReplay' },
-  { path: '*.fingerprint.body', value: /^(form|multipart)$/ },
-  { path: '*.inFlight', value: /^wait$/ },
-  { path: '*.inFlight.mode', value: /^wait$/ },
-  { path: '*.inFlight.wait' },
-  { path: '*.key.derive' },
-  { path: '*.key.from', value: /^(json:|header:ce-id$)/i },
-  { path: '*.key.issuedOnly' },
-  { path: '*.limits.newKeys' },
-  { path: '*.mode', value: /^shadow$/ },
   { path: '*.reconcile' },
-  { path: '*.scope.caller', value: /^jwt:/ },
-  { path: '*.scope.jwt' },
 ]
 
 export function unimplementedProperty(path: string): string | null {

@@ -1,4 +1,5 @@
-import { type Parsed, parsed, refused } from './units.ts'
+import { normalisePath } from '../core/target.ts'
+import { isLoopback, type Parsed, parsed, refused } from './units.ts'
 
 export const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'
 
@@ -41,4 +42,40 @@ export function parseProblemBase(text: string): Parsed<string> {
   const absolute =
     valid && (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text)))
   return absolute ? parsed(text) : refused(text, PROBLEM_BASE)
+}
+
+export const JWKS =
+  'the https:// URL of a JWK Set (http:// for a loopback host alone), without credentials and fragment'
+
+/** What comes from there decides who a caller is: nobody on the way may change it. */
+export function parseJwksUrl(text: string): Parsed<string> {
+  const url = /^https?:\/\/[^/]/i.test(text) && !/[#\s]/.test(text) ? URL.parse(text) : null
+  if (url === null || url.port === '0' || url.username !== '' || url.password !== '')
+    return refused(text, JWKS)
+  const local = isLoopback(url.hostname.replace(/^\[|\]$/g, ''))
+  return url.protocol === 'https:' || local ? parsed(url.href) : refused(text, JWKS)
+}
+
+const PATH_CHARACTERS = /^\/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/]|%[0-9A-Fa-f]{2})*$/
+export const OWN_PATH =
+  'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no slash at the end, no needless percent-encoding, no query'
+
+/** A path that the proxy answers itself. It is compared with normalised ones. */
+export function parseOwnPath(text: string): Parsed<string> {
+  const literal = PATH_CHARACTERS.test(text) && !text.includes('/:')
+  const valid = literal && text !== '/' && normalisePath(text) === text
+  return valid ? parsed(text) : refused(text, OWN_PATH)
+}
+
+export const PROBE_TARGET =
+  'a path that begins with one /, such as /v1/me or /v1/me?brief=1; other characters percent-encoded, no fragment'
+
+/** The target of a request of the proxy's own: origin form (RFC 9112 §3.2.1). */
+export function parseProbeTarget(text: string): Parsed<string> {
+  const [path = '', ...query] = text.split('?')
+  const valid = PATH_CHARACTERS.test(path) && !path.startsWith('//')
+  // A query is anything that a request line can carry.
+  return valid && /^[!-~]*$/.test(query.join('?')) && !text.includes('#')
+    ? parsed(text)
+    : refused(text, PROBE_TARGET)
 }

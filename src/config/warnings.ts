@@ -21,6 +21,15 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
       (routes) => `${routes}: mode off, so a retry executes again.`,
     ),
     ...sentence(
+      effective.filter(({ policy }) => policy.mode === 'shadow' && policy.key.presence !== 'ignored'),
+      (routes) => `${routes}: mode shadow, so a retry executes again.`,
+    ),
+    ...sentence(
+      guarded.filter(({ policy }) => policy.key.derive !== null && policy.key.derive.bucket !== null),
+      (routes) =>
+        `${routes}: key.derive with a bucket, so a retry that falls into the next bucket executes again.`,
+    ),
+    ...sentence(
       guarded.filter(({ policy }) => policy.profile === 'lenient'),
       (routes) =>
         `${routes}: profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.`,

@@ -27,7 +27,13 @@ export type Decision =
       readonly now: Millis
     }
   | { readonly kind: 'reused'; readonly read: State }
-  | { readonly kind: 'in_progress'; readonly leaseLeft: Millis; readonly age: Millis }
+  /** `fence`: of the attempt under way. */
+  | {
+      readonly kind: 'in_progress'
+      readonly fence: number
+      readonly leaseLeft: Millis
+      readonly age: Millis
+    }
   | { readonly kind: 'unknown'; readonly lookIn: Millis; readonly lapsed: boolean }
   | { readonly kind: 'expired' }
   /** Past its retention, no tombstone: as if it had never been. */
@@ -56,7 +62,12 @@ export function decide(
         now,
       }
     case 'in_progress':
-      return { kind: 'in_progress', leaseLeft: read.leaseUntil - now, age: now - read.updatedAt }
+      return {
+        kind: 'in_progress',
+        fence: read.fence,
+        leaseLeft: read.leaseUntil - now,
+        age: now - read.updatedAt,
+      }
     case 'failed_retryable':
       return { kind: 'take_over', from: record, read: read.state }
     case 'unknown':

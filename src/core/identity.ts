@@ -1,5 +1,6 @@
 import { createHmac, hash } from 'node:crypto'
 import { linesOf, type RawHeaders } from './headers.ts'
+import type { Qualifier } from './key.ts'
 import type { CallerSource, RoutePolicy, ScopePolicy } from './policy.ts'
 import type { RecordId } from './record.ts'
 
@@ -10,9 +11,17 @@ export type CallerReading =
 /** Credentials that tell callers apart although the default scope does not look at them (contract §5). */
 const OTHER_CREDENTIALS = ['cookie', 'x-api-key', 'api-key']
 
+/** What a verified token says; null: the request carries no token. */
+export type Claims = Readonly<Record<string, unknown>>
+
 /** Who asks, as far as the scope counts it. `null` parts are absent attributes. */
-export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReading {
-  const parts = scope.caller.map((source) => attribute(headers, source))
+export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Claims | null): CallerReading {
+  const unusable = claims === null ? undefined : scope.caller.find((source) => isUnusable(claims, source))
+  if (unusable !== undefined) {
+    const detail = `the claim ${unusable.name} of the token is absent, empty, or neither a string, a safe integer nor a boolean`
+    return { kind: 'missing', status: 401, detail }
+  }
+  const parts = scope.caller.map((source) => attribute(headers, claims, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }
   if (scope.callerIsDefault) {
     const other = OTHER_CREDENTIALS.find((name) => presentOf(linesOf(headers, name), ', ') !== null)
@@ -32,13 +41,30 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy): CallerReadi
   }
 }
 
-function attribute(headers: RawHeaders, source: CallerSource): string | null {
+function attribute(headers: RawHeaders, claims: Claims | null, source: CallerSource): string | null {
   switch (source.kind) {
     case 'header':
       return presentOf(linesOf(headers, source.name), ', ')
     case 'cookie':
       return presentOf(cookies(headers, source.name), '; ')
+    case 'jwt':
+      return claims === null ? null : claim(claims, source.name)
   }
+}
+
+/** A caller who says who they are, but not by this claim, is not anonymous: never shared. */
+function isUnusable(claims: Claims, source: CallerSource): boolean {
+  return source.kind === 'jwt' && claim(claims, source.name) === null
+}
+
+/** In JSON: "1" is not 1, and lone surrogates, which a hash would take for one another, are escaped. */
+function claim(claims: Claims, name: string): string | null {
+  const value = claims[name]
+  const counts =
+    typeof value === 'string'
+      ? value.trim() !== ''
+      : typeof value === 'boolean' || Number.isSafeInteger(value)
+  return counts ? JSON.stringify(value) : null
 }
 
 /** The values joined as received; `null` where none of them says anything. */
@@ -64,7 +90,8 @@ export function frame(parts: readonly (string | null)[]): string {
 
 /**
  * The record's only name: SHA-256, or HMAC-SHA-256 under `secret`, of the framed scope and key (contract §1).
- * `path` is the path that the route compares: normalised, or as sent where `match.exact` is set.
+ * `path` is the path that the route compares: normalised, or as sent where `match.exact` is set. An empty `qualifier` adds
+ * nothing: ids made before there were any stay.
  */
 export function recordId(
   policy: RoutePolicy,
@@ -73,6 +100,7 @@ export function recordId(
   path: string,
   key: string,
   secret: Buffer | null,
+  qualifier: Qualifier,
 ): RecordId {
   const scopePath = policy.scope.path === 'exact' ? path : policy.scope.path === 'route' ? policy.name : null
   const framed = frame([
@@ -83,10 +111,23 @@ export function recordId(
     policy.scope.path,
     scopePath,
     key,
+    ...qualifier,
   ])
-  return (
-    secret === null
-      ? hash('sha256', framed, 'base64url')
-      : createHmac('sha256', secret).update(framed).digest('base64url')
-  ) as RecordId
+  return digest(framed, secret) as RecordId
+}
+
+/** Names what a caller may still spend on a route (`limits.newKeys`), in the form of a record id. */
+export function callerBucket(
+  policy: Pick<RoutePolicy, 'name'>,
+  caller: readonly (string | null)[],
+  secret: Buffer | null,
+): string {
+  return digest(frame(['new-keys/1', policy.name, ...caller]), secret)
+}
+
+/** SHA-256, or HMAC-SHA-256 under `secret`, in base64url: 43 characters. */
+export function digest(framed: string, secret: Buffer | null): string {
+  return secret === null
+    ? hash('sha256', framed, 'base64url')
+    : createHmac('sha256', secret).update(framed).digest('base64url')
 }

@@ -9,11 +9,45 @@ export const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 's
 export type CallerSource =
   | { readonly kind: 'header'; readonly name: string }
   | { readonly kind: 'cookie'; readonly name: string }
+  /** A claim of the verified bearer token. */
+  | { readonly kind: 'jwt'; readonly name: string }
+
+/** Where a key may come from: a header (lower case), or a JSON pointer (RFC 6901) into the body. */
+export type KeySource =
+  | { readonly kind: 'header'; readonly name: string }
+  | { readonly kind: 'json'; readonly pointer: string }
+
+/** Makes a key where the client sent none (contract §4). At least one of `json` and `headers` is not empty. */
+export interface DerivePolicy {
+  /** JSON pointers. */
+  readonly json: readonly string[]
+  /** Lower-case header names. */
+  readonly headers: readonly string[]
+  /** The store's time divided by it, rounded down, belongs to the key; null: no time does. */
+  readonly bucket: Millis | null
+}
+
+/** How bearer tokens are verified (contract §5). Exactly one of `jwks` and `keyFile` is set. */
+export interface JwtPolicy {
+  /** URL of a JWK Set. */
+  readonly jwks: string | null
+  /** Text of the key file: PEM, a JWK or a JWK Set. */
+  readonly keyFile: string | null
+  readonly issuer: string | null
+  /** Any of them must be among the token's. Empty: not checked. */
+  readonly audience: readonly string[]
+}
+
+/** So many in a period: `100/m`. */
+export interface Rate {
+  readonly count: number
+  readonly per: Millis
+}
 
 export interface KeyPolicy {
   readonly presence: 'required' | 'optional' | 'ignored'
-  /** Lower-case header names, any of which may carry the key. */
-  readonly from: readonly string[]
+  /** Any of them may carry the key. */
+  readonly from: readonly KeySource[]
   readonly syntax: 'lenient' | 'strict'
   readonly minLength: number
   readonly maxLength: number
@@ -21,6 +55,9 @@ export interface KeyPolicy {
   /** The header line sent upstream: as received, none, or under another name. */
   readonly forward: 'same' | 'none' | { readonly header: string }
   readonly forwardFence: boolean
+  readonly derive: DerivePolicy | null
+  /** Only keys that this proxy's `issuer` made. */
+  readonly issuedOnly: boolean
 }
 
 export interface ScopePolicy {
@@ -30,16 +67,33 @@ export interface ScopePolicy {
   readonly callerIsDefault: boolean
   readonly path: 'exact' | 'route' | 'none'
   readonly anonymous: 'share' | 'reject'
+  /** Set where `caller` has a `jwt` source. */
+  readonly jwt: JwtPolicy | null
 }
 
 export interface FingerprintPolicy {
-  readonly body: 'auto' | 'json' | 'raw' | 'none'
+  readonly body: 'auto' | 'json' | 'form' | 'multipart' | 'raw' | 'none'
   /** JSON pointers (RFC 6901). At most one of `ignore` and `only` is not empty. */
   readonly ignore: readonly string[]
   readonly only: readonly string[]
   /** Lower-case header names. */
   readonly headers: readonly string[]
   readonly query: 'include' | 'ignore' | 'sorted'
+}
+
+/** What a duplicate gets while the first request is still running (contract §6). */
+export interface InFlightPolicy {
+  readonly mode: 'reject' | 'wait'
+  /** How long `wait` holds it. */
+  readonly wait: Millis
+  readonly status: 409 | 423 | 425 | 429 | 202 | 503
+}
+
+/** Before a replay the upstream is asked whether the caller may still see it (contract §6). */
+export interface AuthorizeReplayPolicy {
+  readonly path: string
+  /** How long a 2xx is remembered per caller; 0: not at all. */
+  readonly cache: Millis
 }
 
 /** A route's own entries: exact statuses ("503") before classes ("5xx"). */
@@ -55,17 +109,26 @@ export interface RouteMatch {
   readonly exact: boolean
 }
 
+export interface RouteLimits {
+  /** Bytes. */
+  readonly request: number
+  /** Bytes. */
+  readonly response: number
+  /** New keys per caller. */
+  readonly newKeys: Rate | null
+}
+
 /** Everything that decides about requests of one route, resolved: profile and defaults already applied. */
 export interface RoutePolicy extends Retention {
   /** Metric label; `default` for what no route matches. */
   readonly name: string
   readonly match: RouteMatch
-  readonly mode: 'enforce' | 'off'
+  readonly mode: 'enforce' | 'shadow' | 'off'
   readonly profile: Profile
   readonly key: KeyPolicy
   readonly scope: ScopePolicy
   readonly fingerprint: FingerprintPolicy
-  readonly inFlightStatus: 409 | 423 | 425 | 429 | 202 | 503
+  readonly inFlight: InFlightPolicy
   readonly misuseStatus: 400 | 409 | 422
   readonly respondWithin: Millis | null
   readonly outcomes: OutcomeTable
@@ -75,6 +138,6 @@ export interface RoutePolicy extends Retention {
   /** Lower-case header names left out of a replay. */
   readonly excludeHeaders: ReadonlySet<string>
   readonly statusHeader: boolean
-  /** Bytes. */
-  readonly limits: { readonly request: number; readonly response: number }
+  readonly authorizeReplay: AuthorizeReplayPolicy | null
+  readonly limits: RouteLimits
 }

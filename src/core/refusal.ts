@@ -39,6 +39,13 @@ export const REFUSALS = {
     title: 'The idempotency store is unavailable',
     retry: 'same-key',
   },
+  replay_forbidden: { status: 403, title: 'The caller may not see the stored answer', retry: 'no' },
+  replay_unauthorized_yet: {
+    status: 503,
+    title: 'Whether the caller may see the stored answer is not known yet',
+    retry: 'same-key',
+  },
+  rate_limited: { status: 429, title: 'Too many new keys', retry: 'same-key' },
   request_too_large: { status: 413, title: 'The request is too large', retry: 'no' },
   upstream_unreachable: { status: 502, title: 'The upstream could not be reached', retry: 'same-key' },
   upstream_failed: { status: 502, title: 'The upstream did not give a complete answer', retry: 'same-key' },

@@ -3,7 +3,7 @@ import { retryAfterSeconds } from '../core/decide.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
-import type { Answer, BodyReading, Call, Observer, RequestOutcome, Trace } from './call.ts'
+import type { Answer, BodyReading, Call, Observer, Problem, RequestOutcome, Trace } from './call.ts'
 import type { Met } from './claim.ts'
 import type { Latency } from './latency.ts'
 import { replayable } from './outcome.ts'
@@ -64,11 +64,13 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
       trace.before = trace.after = 'in_progress'
       const detail = 'a request with this key is still running; retry with the same key'
       const expected = ports.latency.remaining(route.name, met.age)
-      return refuse(trace, 'in_progress', 'idempotency_key_in_progress', detail, {
-        status: route.inFlightStatus,
+      const { status } = route.inFlight
+      const answer = refuse(trace, 'in_progress', 'idempotency_key_in_progress', detail, {
+        status,
         retryAfter: retryAfterSeconds(Math.min(met.leaseLeft, expected)),
         instance: id,
       })
+      return status === 202 ? { ...answer, marks: call.statusLink } : answer
     }
     case 'unknown': {
       observer.claimed(route.name, 'unknown')
@@ -110,12 +112,17 @@ export function refuse(
   code: RefusalCode,
   detail: string,
   more: Parameters<typeof refusal>[2] = {},
-): Answer {
+): Problem {
   trace.outcome = outcome
-  return { kind: 'problem', refusal: refusal(code, detail, more) }
+  return { kind: 'problem', refusal: refusal(code, detail, more), marks: [] }
 }
 
-export function storeUnavailable(ports: Teller, trace: Trace, id: RecordId, detail: string): Answer {
+export function storeUnavailable(
+  ports: Pick<Teller, 'observer'>,
+  trace: Trace,
+  id: RecordId | null,
+  detail: string,
+): Answer {
   ports.observer.claimed(trace.route, 'error')
   return refuse(trace, 'store_unavailable', 'idempotency_store_unavailable', detail, {
     retryAfter: 1,

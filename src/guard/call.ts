@@ -15,10 +15,21 @@ export interface Call {
   readonly query: string
   readonly headers: RawHeaders
   readonly traceId: string | null
+  /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
+  readonly statusLink: readonly string[]
   readBody(): Promise<BodyReading>
-  /** The lines sent upstream for this attempt. */
-  upstreamHeaders(id: RecordId, key: string, fence: number): string[]
+  /** The lines sent upstream: for that attempt, or, null, as a request that is not protected has them. */
+  upstreamHeaders(attempt: Sent | null): string[]
   clientGone(): boolean
+  /** Calls `left` once when the client leaves before its answer is whole; gives what ends that. */
+  onGone(left: () => void): () => void
+}
+
+/** What an attempt is called towards the upstream. */
+export interface Sent {
+  readonly id: RecordId
+  readonly key: string
+  readonly fence: number
 }
 
 export type BodyReading =
@@ -36,15 +47,22 @@ export type Answer =
       readonly release: () => void
     }
   | { readonly kind: 'live'; readonly live: LiveResponse; readonly marks: readonly string[] }
-  | { readonly kind: 'problem'; readonly refusal: Refusal }
+  | Problem
   /** The client is gone: nobody to answer. */
   | { readonly kind: 'none' }
 
-/** `outcome` of `idempotency_requests_total` (contract §13) as far as this version gives them. */
+export interface Problem {
+  readonly kind: 'problem'
+  readonly refusal: Refusal
+  readonly marks: readonly string[]
+}
+
+/** `outcome` of `idempotency_requests_total` (contract §13). */
 export const REQUEST_OUTCOMES = [
   'executed',
   'replayed',
   'in_progress',
+  'waited',
   'misuse',
   'key_missing',
   'key_invalid',
@@ -60,6 +78,8 @@ export const REQUEST_OUTCOMES = [
   'caller_missing',
   'request_too_large',
   'request_timeout',
+  'rate_limited',
+  'replay_forbidden',
   'overloaded',
   'passed',
 ] as const
@@ -86,6 +106,37 @@ export const COMPLETION_RESULTS = [
   'deferred',
 ] as const
 export type CompletionResult = (typeof COMPLETION_RESULTS)[number]
+
+/**
+ * `verdict` of `idempotency_shadow_total`: what `enforce` would have done with a request that shadow mode forwarded
+ * (docs/shadow.md says when each is given).
+ */
+export const SHADOW_VERDICTS = [
+  'first',
+  'retry',
+  'replay_same',
+  'replay_differs',
+  'not_compared',
+  'response_unavailable',
+  'in_progress',
+  'waited',
+  'unknown',
+  'misuse',
+  'expired',
+  'passed',
+  'key_missing',
+  'key_invalid',
+  'caller_missing',
+  'request_too_large',
+  'request_aborted',
+  'rate_limited',
+  'overloaded',
+  'store_unavailable',
+  'upstream_unreachable',
+  'upstream_failed',
+  'error',
+] as const
+export type Verdict = (typeof SHADOW_VERDICTS)[number]
 
 /** What the log line and the metrics of one protected request are made of. Filled in along the walk. */
 export interface Trace {
@@ -130,6 +181,8 @@ export interface Observer {
   retryAge(route: string, age: Millis): void
   leaseExpired(route: string): void
   leaseUse(route: string, ratio: number): void
+  /** The same caller sent the same operation under a new key within a minute. */
+  regenerated(route: string): void
   trouble(message: string, detail: Readonly<Record<string, unknown>>): void
 }
 

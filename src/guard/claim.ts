@@ -24,6 +24,13 @@ export interface Unclaimed {
   readonly over: IdempotencyRecord | null
 }
 
+/** This request is sent upstream. `unclaimed`: why there is no claim, where the route goes on without one. */
+export interface Execute {
+  readonly kind: 'execute'
+  readonly run: Run
+  readonly unclaimed: Unclaimed | null
+}
+
 export type Claimed =
   | {
       readonly kind: 'claimed'
@@ -35,10 +42,14 @@ export type Claimed =
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
+export function isMet(decision: Decision): decision is Met {
+  return decision.kind !== 'take_over' && decision.kind !== 'gone'
+}
+
 /** What `record` answers; null where there is none, or where it may be claimed over. For records without the store's clock. */
 export function met(record: IdempotencyRecord | null, asked: Asked, route: RoutePolicy): Met | null {
   const decision = record === null ? null : decide(record, asked, route, 0)
-  return decision === null || decision.kind === 'take_over' || decision.kind === 'gone' ? null : decision
+  return decision !== null && isMet(decision) ? decision : null
 }
 
 /** No claim was sent: the store does not even take what this replica has to tell it first. */
@@ -91,8 +102,8 @@ export async function claim(
           : claimed(reply.stamp, first, 'absent')
       }
       const decision = decide(reply.record, asked, route, reply.now)
+      if (isMet(decision)) return { kind: 'met', decision }
       if (decision.kind === 'gone') continue
-      if (decision.kind !== 'take_over') return { kind: 'met', decision }
       over = decision.from
       before = decision.read
       attempt = { fence: over.fence + 1, token, attempts: over.attempts + 1 }

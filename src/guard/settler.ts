@@ -14,7 +14,7 @@ import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../store/register.ts'
 import type { CompletionResult, Observer, Run } from './call.ts'
 import type { Unclaimed } from './claim.ts'
-import { heldRecord, withoutBody } from './outcome.ts'
+import { heldRecord, stateOf, withoutBody } from './outcome.ts'
 
 /** Pauses between tries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
@@ -42,6 +42,8 @@ export interface Settled {
   readonly state: State
   /** The store's time until which the response is kept; null where it is not, or not yet. */
   readonly expiresAt: Millis | null
+  /** The record as this outcome left it, for those who wait for it; null: look it up. */
+  readonly record: IdempotencyRecord | null
 }
 
 /**
@@ -133,7 +135,7 @@ export class Settler {
       error: String(cause),
     })
     this.#schedule()
-    return { state: stateOf(held.outcome), expiresAt: null }
+    return { state: stateOf(held.outcome), expiresAt: null, record: heldRecord(held.run, held.outcome) }
   }
 
   #drop(held: Held): void {
@@ -228,7 +230,7 @@ export class Settler {
           ...describe(run, outcome),
           error: String(error),
         })
-        return { state: draft.state, expiresAt: null }
+        return { state: draft.state, expiresAt: null, record: null }
       }
       throw error
     }
@@ -258,9 +260,14 @@ export class Settler {
     return this.#written(held, resultOf(outcome), draft.state, taken.now + spans.dueIn)
   }
 
-  #written({ run }: Held, result: CompletionResult, state: State, at: Millis | null): Settled {
+  #written({ run, outcome }: Held, result: CompletionResult, state: State, at: Millis | null): Settled {
     this.#observer.completed(run.route.name, result, run.id)
-    return { state, expiresAt: state === 'completed' ? at : null }
+    const expiresAt = state === 'completed' ? at : null
+    return {
+      state,
+      expiresAt,
+      record: state === stateOf(outcome) ? heldRecord(run, outcome, expiresAt) : null,
+    }
   }
 
   /** The store found the attempt no more, or in a state that takes no outcome (contract §2). */
@@ -276,7 +283,7 @@ export class Settler {
         foundFence: found.fence,
       })
     }
-    return { state: found.state, expiresAt: null }
+    return { state: found.state, expiresAt: null, record: null }
   }
 }
 
@@ -310,17 +317,6 @@ function remaining(record: IdempotencyRecord, now: Millis): Spans {
         ? record.nextLookAt
         : record.dropAt
   return { dueIn: due - now, dropIn: record.dropAt - now }
-}
-
-function stateOf(outcome: Outcome): State {
-  switch (outcome.kind) {
-    case 'completed':
-      return 'completed'
-    case 'not_executed':
-      return 'failed_retryable'
-    case 'unknown':
-      return 'unknown'
-  }
 }
 
 function resultOf(outcome: Outcome): CompletionResult {

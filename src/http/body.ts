@@ -46,3 +46,8 @@ export function readBody(
     request.on('data', onData).on('end', onEnd).on('close', onAbort).on('error', onAbort)
   })
 }
+
+/** Whether a body is announced (RFC 9112 §6.3). */
+export function hasBody({ headers }: IncomingMessage): boolean {
+  return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
+}

@@ -2,16 +2,20 @@ import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
 import type { Config } from '../config/config.ts'
 import { linesOf } from '../core/headers.ts'
-import { carriesKey } from '../core/key.ts'
+import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { Router } from '../core/route.ts'
 import { normalisePath, parseTarget, type Target } from '../core/target.ts'
-import type { Ports } from '../guard.ts'
+import type { KeyIssuer } from '../guard/issue.ts'
+import type { Ports } from '../guard/ports.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { type GuardedOptions, handleGuarded } from './guarded.ts'
+import type { Witness } from '../upstream/witness.ts'
+import { callOf, type GuardedOptions, handleGuarded } from './guarded.ts'
 import { type Peer, requestLines, trustTester } from './headers.ts'
+import { handleIssue, handleStatus } from './own.ts'
 import { type Passage, passthrough } from './passthrough.ts'
+import { overhear, type ShadowOptions } from './shadow.ts'
 import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
 import { Writer } from './write.ts'
 
@@ -24,6 +28,8 @@ export interface DataOptions {
   readonly config: Config
   readonly ports: Ports
   readonly upstream: Upstream
+  readonly issuer: KeyIssuer | null
+  readonly shadow: ShadowOptions
   readonly passed: (route: string, milliseconds: number) => void
   readonly onBug: (error: unknown) => void
   /** While it drains, connections are not kept alive: clients move on to other replicas. */
@@ -31,9 +37,13 @@ export interface DataOptions {
 }
 
 type Way =
-  | { readonly kind: 'guard'; readonly route: RoutePolicy }
+  /** `shadow`: it passes, and is looked at. */
+  | { readonly kind: 'guard' | 'shadow'; readonly route: RoutePolicy }
   | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
   | { readonly kind: 'refuse' }
+  /** At paths of the proxy's own: a key is made, or the state of a record is told. */
+  | { readonly kind: 'issue' }
+  | { readonly kind: 'status' }
 
 /** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
 export async function dataServer(options: DataOptions): Promise<Server> {
@@ -47,6 +57,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     writer,
     upload: config.limits.upload,
     host: upstream.host,
+    statusPath: config.status.path,
     onBug: options.onBug,
   }
 
@@ -56,6 +67,38 @@ export async function dataServer(options: DataOptions): Promise<Server> {
   const peerOf = (request: IncomingMessage): Peer => {
     const address = request.socket.remoteAddress ?? 'unknown'
     return { address, trusted: trusted(address) }
+  }
+  const own = (response: ServerResponse, answering: Promise<void>): void =>
+    void answering.catch((error: unknown) => {
+      options.onBug(error)
+      response.destroy()
+    })
+  const tellStatus = async (
+    asked: Target,
+    request: IncomingMessage,
+    response: ServerResponse,
+  ): Promise<void> => {
+    const query = new URLSearchParams(asked.query)
+    const method = query.get('method') ?? 'POST'
+    const target = parseTarget(query.get('path') ?? '')
+    const way = target === null ? null : policyOf(config, router, method, target)
+    if (target === null || way === null || way.mode !== 'enforce' || way.key.presence === 'ignored') {
+      const detail = `no protected route matches ${method} ${target?.path ?? 'without a path'}; ask with ?method=…&path=/…`
+      writer.problem(request, response, refusal('route_not_found', detail))
+      return
+    }
+    const call = callOf(guarded, way, method, target, peerOf(request), request, response)
+    await handleStatus(ports, writer, call, request, response)
+  }
+  const watch = (
+    route: RoutePolicy,
+    target: Target,
+    request: IncomingMessage,
+    response: ServerResponse,
+  ): Witness | null => {
+    const peer = peerOf(request)
+    const call = callOf(guarded, route, request.method as string, target, peer, request, response)
+    return overhear(options.shadow, options.onBug, call, request, response)
   }
   const makeServer = (pass: (request: IncomingMessage, response: ServerResponse) => void): Server => {
     const server = new TunnelServer(
@@ -80,14 +123,22 @@ export async function dataServer(options: DataOptions): Promise<Server> {
             void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
             return
           case 'refuse':
-            writer.problem(request, response, noRoute(request, target))
+            writer.problem(request, response, noRoute(request.method as string, target))
             return
+          case 'issue':
+            own(response, handleIssue(ports, writer, options.issuer as KeyIssuer, request, response))
+            return
+          case 'status':
+            own(response, tellStatus(target, request, response))
+            return
+          case 'shadow':
           case 'pass': {
             const startedAt = performance.now()
             const name = way.route?.name ?? config.defaults.name
             const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
-            const marks = way.ignored ? ['Idempotency-Status', 'ignored'] : []
-            passages.set(request, { target: target.origin, lines, response, marks })
+            const marks = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
+            const witness = way.kind === 'shadow' ? watch(way.route, target, request, response) : null
+            passages.set(request, { target: target.origin, lines, response, marks, witness })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
             delete request.headers['content-type']
@@ -107,7 +158,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
       }
       // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
       if (wayOf(config, router, request, target).kind === 'refuse') {
-        socket.end(writer.problemMessage(noRoute(request, target)))
+        socket.end(writer.problemMessage(noRoute(request.method as string, target)))
         return
       }
       const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
@@ -128,27 +179,45 @@ export async function dataServer(options: DataOptions): Promise<Server> {
   return app.server
 }
 
-function noRoute(request: IncomingMessage, target: Target): Refusal {
-  return refusal('route_not_found', `no route matches ${request.method} ${target.path}`)
+function noRoute(method: string, target: Target): Refusal {
+  return refusal('route_not_found', `no route matches ${method} ${target.path}`)
+}
+
+/** The policy of a request that carries a key; null: nothing is protected there. */
+function policyOf(config: Config, router: Router, method: string, target: Target): RoutePolicy | null {
+  const route = router.match(method, target)
+  if (route !== null) return route
+  const protectable = method === 'POST' || method === 'PATCH'
+  return config.unmatched === 'protect' && protectable ? config.defaults : null
+}
+
+/** What the head does not show may be in the body, or be made of it. */
+function mayHaveKey({ rawHeaders }: IncomingMessage, { key }: RoutePolicy): boolean {
+  return carriesKey(rawHeaders, key.from) || keyNeedsBody(key) || key.derive !== null
 }
 
 function wayOf(config: Config, router: Router, request: IncomingMessage, target: Target): Way {
   const method = request.method as string
+  const { issuer, status } = config
+  if (issuer !== null && method === 'POST' && target.path === normalisePath(issuer.path))
+    return { kind: 'issue' }
+  if (status.path !== null && method === 'GET' && target.path === normalisePath(status.path))
+    return { kind: 'status' }
   const route = router.match(method, target)
   if (route === null) {
     if (config.unmatched === 'reject') return { kind: 'refuse' }
-    const { defaults } = config
-    const protectable = method === 'POST' || method === 'PATCH'
-    const guards =
-      config.unmatched === 'protect' &&
-      protectable &&
-      defaults.mode === 'enforce' &&
+    const defaults = policyOf(config, router, method, target)
+    const looksAt =
+      defaults !== null &&
+      defaults.mode !== 'off' &&
       defaults.key.presence !== 'ignored' &&
-      carriesKey(request.rawHeaders, defaults.key.from)
-    return guards ? { kind: 'guard', route: defaults } : { kind: 'pass', route: null, ignored: false }
+      mayHaveKey(request, defaults)
+    return looksAt
+      ? { kind: defaults.mode === 'shadow' ? 'shadow' : 'guard', route: defaults }
+      : { kind: 'pass', route: null, ignored: false }
   }
   if (route.mode === 'off' || route.key.presence === 'ignored') return { kind: 'pass', route, ignored: false }
-  if (route.key.presence === 'required' || carriesKey(request.rawHeaders, route.key.from))
-    return { kind: 'guard', route }
+  if (route.key.presence === 'required' || mayHaveKey(request, route))
+    return { kind: route.mode === 'shadow' ? 'shadow' : 'guard', route }
   return { kind: 'pass', route, ignored: route.statusHeader }
 }

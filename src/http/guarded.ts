@@ -4,7 +4,8 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/target.ts'
 import type { Call } from '../guard/call.ts'
-import { guard, type Ports } from '../guard.ts'
+import type { Ports } from '../guard/ports.ts'
+import { guard } from '../guard.ts'
 import { readBody } from './body.ts'
 import { type Peer, protectedLines, requestLines } from './headers.ts'
 import type { Writer } from './write.ts'
@@ -15,6 +16,8 @@ export interface GuardedOptions {
   readonly upload: Millis
   /** `Host` for the upstream; null keeps the client's. */
   readonly host: string | null
+  /** Where clients ask for a record's state; null: nowhere. */
+  readonly statusPath: string | null
   readonly onBug: (error: unknown) => void
 }
 
@@ -27,29 +30,53 @@ export async function handleGuarded(
   request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {
-  const headers = request.rawHeaders
-  let gone = false
-  response.once('close', () => {
-    gone = !response.writableFinished
-  })
-  const call: Call = {
-    route,
-    method: request.method as string,
-    target: target.origin,
-    path: route.match.exact ? target.rawPath : target.path,
-    query: target.query,
-    headers,
-    traceId: traceIdOf(firstOf(headers, 'traceparent')),
-    readBody: () => readBody(request, route.limits.request, options.upload, options.ports.budget),
-    upstreamHeaders: (id, key, fence) =>
-      protectedLines(requestLines(headers, peer, options.host), route.key, key, id, fence),
-    clientGone: () => gone,
-  }
+  const call = callOf(options, route, request.method as string, target, peer, request, response)
   try {
     options.writer.write(request, response, await guard(options.ports, call))
   } catch (error) {
     options.onBug(error)
     response.destroy()
+  }
+}
+
+/** The request as the walk sees it. `method` and `target` are those of the operation that it is about. */
+export function callOf(
+  options: GuardedOptions,
+  route: RoutePolicy,
+  method: string,
+  target: Target,
+  peer: Peer,
+  request: IncomingMessage,
+  response: ServerResponse,
+): Call {
+  const headers = request.rawHeaders
+  const path = route.match.exact ? target.rawPath : target.path
+  let gone = false
+  response.once('close', () => {
+    gone = !response.writableFinished
+  })
+  return {
+    route,
+    method,
+    target: target.origin,
+    path,
+    query: target.query,
+    headers,
+    traceId: traceIdOf(firstOf(headers, 'traceparent')),
+    statusLink:
+      options.statusPath === null
+        ? []
+        : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path })}`],
+    readBody: () => readBody(request, route.limits.request, options.upload, options.ports.budget),
+    upstreamHeaders: (attempt) => {
+      const lines = requestLines(headers, peer, options.host)
+      return attempt === null ? lines : protectedLines(lines, route.key, attempt)
+    },
+    clientGone: () => gone,
+    onGone: (left) => {
+      response.once('close', left)
+      return () => response.off('close', left)
+    },
   }
 }
 

@@ -1,7 +1,7 @@
 import { BlockList, isIPv4, isIPv6 } from 'node:net'
 import { filterLines, firstOf, hopByHop, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { KeyPolicy } from '../core/policy.ts'
-import type { RecordId } from '../core/record.ts'
+import type { Sent } from '../guard/call.ts'
 
 /** Who is on the other side of the client's connection. */
 export interface Peer {
@@ -61,18 +61,17 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
 /** The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it. */
-export function protectedLines(
-  lines: string[],
-  policy: KeyPolicy,
-  key: string,
-  id: RecordId,
-  fence: number,
-): string[] {
+export function protectedLines(lines: string[], policy: KeyPolicy, { id, key, fence }: Sent): string[] {
   let sent = lines
   const { forward } = policy
   // A line of the other name is the proxy's to send: the client's own would be read first.
   const renamed = typeof forward === 'object' ? forward.header.toLowerCase() : null
-  if (forward !== 'same') sent = filterLines(sent, (name) => !policy.from.includes(name) && name !== renamed)
+  if (forward !== 'same')
+    sent = filterLines(
+      sent,
+      (name) =>
+        !policy.from.some((source) => source.kind === 'header' && source.name === name) && name !== renamed,
+    )
   if (typeof forward === 'object') sent.push(forward.header, key)
   if (policy.forwardFence) {
     // Without a claim (bypass) there is no attempt to number.

@@ -6,6 +6,8 @@ import type { Dispatcher } from 'undici'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
+import type { Witness } from '../upstream/witness.ts'
+import { hasBody } from './body.ts'
 import { passedAnswer } from './passed.ts'
 import type { Writer } from './write.ts'
 
@@ -16,6 +18,8 @@ export interface Passage {
   readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
   readonly marks: readonly string[]
+  /** Overhears the exchange, in shadow mode. */
+  readonly witness: Witness | null
   answer?: Dispatcher.ResponseData
 }
 
@@ -104,21 +108,19 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
     request({ headers }, done) {
       const raw = headers[kRequest] as IncomingMessage
       const passage = options.passages.get(raw) as Passage
-      const hasBody =
-        raw.headers['transfer-encoding'] !== undefined || Number(raw.headers['content-length'] ?? 0) > 0
+      const body = hasBody(raw)
       const length = raw.headers['content-length']
       const gone = new EventEmitter()
       passage.response.once('close', () => gone.emit('abort'))
-      if (hasBody) endIdleUpload(raw, passage.response, options)
-      pool.request(
+      if (body) endIdleUpload(raw, passage.response, options)
+      const dispatcher = passage.witness?.beside(pool) ?? pool
+      dispatcher.request(
         {
           method: raw.method as Dispatcher.HttpMethod,
           path: passage.target,
           headers:
-            hasBody && length !== undefined
-              ? [...passage.lines, 'Content-Length', length]
-              : [...passage.lines],
-          body: hasBody ? raw : null,
+            body && length !== undefined ? [...passage.lines, 'Content-Length', length] : [...passage.lines],
+          body: body ? raw : null,
           idempotent: false,
           responseHeaders: 'raw',
           signal: gone,
@@ -127,7 +129,10 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
           ...(tls.servername === undefined ? {} : { servername: tls.servername }),
         },
         (error: Error | null, data: Dispatcher.ResponseData) => {
-          if (error !== null) return done(error, null)
+          if (error !== null) {
+            passage.witness?.failed(error)
+            return done(error, null)
+          }
           passage.answer = data
           done(null, { ...data, statusCode: 200, headers: {} })
         },

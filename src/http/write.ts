@@ -29,15 +29,21 @@ export class Writer {
         else this.#live(request, response, answer.live, answer.marks)
         return
       case 'problem':
-        this.problem(request, response, answer.refusal)
+        this.problem(request, response, answer.refusal, answer.marks)
         return
       case 'none':
         response.destroy()
     }
   }
 
-  problem(request: IncomingMessage, response: ServerResponse, refused: Refusal): void {
+  problem(
+    request: IncomingMessage,
+    response: ServerResponse,
+    refused: Refusal,
+    marks: readonly string[] = [],
+  ): void {
     const { headers, body } = this.#problem(refused)
+    headers.push(...marks)
     if (!request.complete) headers.push('Connection', 'close')
     response.writeHead(refused.status, headers)
     response.end(body)

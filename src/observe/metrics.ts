@@ -1,16 +1,18 @@
-import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client'
+import { collectDefaultMetrics, Gauge, type Metric as PromMetric, Registry } from 'prom-client'
+import { Counts, Distributions, type Labels } from './series.ts'
 
 /** Upstream work and the proxy's own share of it: from half a millisecond to a minute. */
 const SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 const AGES = [1, 5, 30, 60, 300, 1800, 3600, 21_600, 86_400, 259_200, 604_800, 2_592_000]
 const RATIOS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3]
 
-interface Metric {
-  readonly kind: 'counter' | 'gauge' | 'histogram'
+interface Described {
   readonly labels: readonly string[]
   readonly help: string
-  readonly buckets?: readonly number[]
 }
+type Metric =
+  | (Described & { readonly kind: 'counter' | 'gauge' })
+  | (Described & { readonly kind: 'histogram'; readonly buckets: readonly number[] })
 
 /** Every metric of this version (contract §13). Documentation is tested against it. */
 export const METRICS = {
@@ -64,6 +66,7 @@ export const METRICS = {
   },
   idempotency_breaker_state: { kind: 'gauge', labels: ['store'], help: '0 closed, 1 half open, 2 open.' },
   idempotency_in_flight: { kind: 'gauge', labels: [], help: 'Protected requests under way.' },
+  idempotency_waiters: { kind: 'gauge', labels: [], help: 'Duplicates held until the first has finished.' },
   idempotency_buffered_bytes: { kind: 'gauge', labels: [], help: 'Bytes of bodies held.' },
   idempotency_spooled: { kind: 'gauge', labels: [], help: 'Outcomes that the store has not taken yet.' },
   idempotency_lease_expired_total: {
@@ -77,11 +80,21 @@ export const METRICS = {
     help: 'Age of a record when a retry came.',
     buckets: AGES,
   },
+  idempotency_shadow_total: {
+    kind: 'counter',
+    labels: ['route', 'verdict'],
+    help: 'Requests that shadow mode looked at, by what enforce would have done.',
+  },
   idempotency_lease_use_ratio: {
     kind: 'histogram',
     labels: ['route'],
     help: 'Upstream time by lease.',
     buckets: RATIOS,
+  },
+  idempotency_regenerated_keys_total: {
+    kind: 'counter',
+    labels: ['route'],
+    help: 'Operations that came again under a new key within a minute, on this replica.',
   },
   idempotency_store_grade: {
     kind: 'gauge',
@@ -95,43 +108,50 @@ export type MetricName = keyof typeof METRICS
 /** The registry of one process. Values are set by name; unknown names are a compile error. */
 export class Metrics {
   readonly registry = new Registry()
-  readonly #counters = new Map<string, Counter>()
-  readonly #gauges = new Map<string, Gauge>()
-  readonly #histograms = new Map<string, Histogram>()
+  readonly #counters = new Map<MetricName, Counts>()
+  readonly #gauges = new Map<MetricName, Gauge>()
+  readonly #histograms = new Map<MetricName, Distributions>()
 
   constructor(collect: Partial<Record<MetricName, () => number>>) {
     collectDefaultMetrics({ register: this.registry })
     for (const [name, metric] of Object.entries(METRICS) as [MetricName, Metric][]) {
-      const { kind, labels, help, buckets = [] } = metric
-      const base = { name, help, labelNames: [...labels], registers: [this.registry] }
-      const read = collect[name]
-      if (kind === 'counter') this.#counters.set(name, new Counter(base))
-      else if (kind === 'histogram')
-        this.#histograms.set(name, new Histogram({ ...base, buckets: [...buckets] }))
-      else
-        this.#gauges.set(
-          name,
-          new Gauge(
-            read === undefined
-              ? base
-              : {
-                  ...base,
-                  collect() {
-                    this.set(read())
-                  },
-                },
-          ),
-        )
+      switch (metric.kind) {
+        case 'counter':
+          this.#counters.set(name, this.#register(new Counts({ name, ...metric })))
+          break
+        case 'histogram':
+          this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
+          break
+        case 'gauge':
+          this.#gauges.set(name, this.#gauge(name, metric, collect[name]))
+      }
     }
   }
 
-  count(name: MetricName, labels: Record<string, string>): void {
-    this.#counters.get(name)?.inc(labels)
+  count(name: MetricName, labels: Labels): void {
+    this.#counters.get(name)?.increment(labels)
   }
-  set(name: MetricName, labels: Record<string, string>, value: number): void {
+  set(name: MetricName, labels: Labels, value: number): void {
     this.#gauges.get(name)?.set(labels, value)
   }
-  observe(name: MetricName, labels: Record<string, string>, value: number): void {
+  observe(name: MetricName, labels: Labels, value: number): void {
     this.#histograms.get(name)?.observe(labels, value)
+  }
+
+  /** All that the registry asks of a metric is its name and `get`. */
+  #register<M extends Counts | Distributions>(series: M): M {
+    this.registry.registerMetric(series as unknown as PromMetric)
+    return series
+  }
+
+  #gauge(name: string, { help, labels }: Metric, read: (() => number) | undefined): Gauge {
+    const base = { name, help, labelNames: [...labels], registers: [this.registry] }
+    if (read === undefined) return new Gauge(base)
+    return new Gauge({
+      ...base,
+      collect() {
+        this.set(read())
+      },
+    })
   }
 }

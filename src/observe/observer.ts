@@ -1,5 +1,5 @@
 import { shortId } from '../core/record.ts'
-import type { Observer, Trace } from '../guard/call.ts'
+import type { Observer, Trace, Verdict } from '../guard/call.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
@@ -24,7 +24,21 @@ export function observer(metrics: Metrics, log: Logger): Observer {
     retryAge: (route, age) => metrics.observe('idempotency_retry_age_seconds', { route }, age / 1000),
     leaseExpired: (route) => metrics.count('idempotency_lease_expired_total', { route }),
     leaseUse: (route, ratio) => metrics.observe('idempotency_lease_use_ratio', { route }, ratio),
+    regenerated: (route) => metrics.count('idempotency_regenerated_keys_total', { route }),
     trouble: (message, detail) => log.error(detail, message),
+  }
+}
+
+/** What shadow mode decided → a metric and one log line per request that it looked at. */
+export function shadowTeller(metrics: Metrics, log: Logger): (trace: Trace, verdict: Verdict) => void {
+  return ({ route, id, before, after, traceId, startedAt }, verdict) => {
+    metrics.count('idempotency_shadow_total', { route, verdict })
+    const record = id === null ? null : shortId(id)
+    const ms = round(performance.now() - startedAt)
+    log.info(
+      { route, record, verdict, before, after, ms, ...(traceId === null ? {} : { traceId }) },
+      'shadow',
+    )
   }
 }
 

@@ -2,12 +2,17 @@ import type { Register } from '../store/register.ts'
 import { StoreUnavailable } from '../store/register.ts'
 import type { Metrics } from './metrics.ts'
 
-const OPERATIONS = ['put', 'swap', 'get', 'renew', 'due', 'remove', 'ping', 'traits'] as const
+const OPERATIONS = ['put', 'swap', 'get', 'renew', 'due', 'remove', 'throttle', 'ping', 'traits'] as const
 
 /** Counts and times the operations of a store; changes nothing of them. */
 export function timed(register: Register, metrics: Metrics): Register {
   const store = register.name
-  const wrapped: Record<string, unknown> = { name: store, close: () => register.close() }
+  const wrapped: Record<string, unknown> = {
+    name: store,
+    // Says nothing about the store: it waits for it no longer than it must, and throws nothing.
+    watch: register.watch.bind(register),
+    close: () => register.close(),
+  }
   for (const operation of OPERATIONS) {
     const labels = { store, operation }
     const run = register[operation].bind(register) as (...args: unknown[]) => Promise<unknown>

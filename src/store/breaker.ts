@@ -1,3 +1,4 @@
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { type Condition, type Register, type Renewal, StoreFull, StoreUnavailable } from './register.ts'
 
@@ -56,6 +57,13 @@ class Breaker implements Register {
   }
   remove(id: RecordId, version: number) {
     return this.#guard(() => this.#register.remove(id, version))
+  }
+  /** Not counted, nor refused: it throws nothing, and says nothing about the store. */
+  watch(id: RecordId, changed: () => void) {
+    return this.#register.watch(id, changed)
+  }
+  throttle(bucket: string, rate: Rate, units: 1 | -1) {
+    return this.#guard(() => this.#register.throttle(bucket, rate, units))
   }
   ping() {
     return this.#guard(() => this.#register.ping())

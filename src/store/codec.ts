@@ -220,6 +220,11 @@ export function isUnresolved(bytes: Buffer): boolean {
   return code === stateCode('in_progress') || code === stateCode('unknown')
 }
 
+/** True for states that a watcher is told of (see `Register.watch`). */
+export function endsAttempt(bytes: Buffer): boolean {
+  return bytes[PREFIX.state] !== stateCode('in_progress')
+}
+
 /** Whether `condition` holds for the stored record. A record that is not of this schema meets none. */
 export function meets(bytes: Buffer, condition: Condition): boolean {
   if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA)

@@ -1,5 +1,6 @@
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import { isUnresolved, meets, readStamps } from './codec.ts'
+import { endsAttempt, isUnresolved, meets, readStamps } from './codec.ts'
 import { Heap, type Heaped } from './heap.ts'
 import {
   type Condition,
@@ -12,19 +13,25 @@ import {
   type SwapReply,
 } from './register.ts'
 import { prolonged, SMALL_RECORD, stamped } from './stamping.ts'
+import { type Bucket, drawn, fullAt } from './throttling.ts'
+import { Watchers } from './watchers.ts'
 
 /** Beside the default `limits.buffered` of the same size, it keeps a process well within the 200 MB that it may take. */
 export const MEMORY_BYTES = 64 * 1024 * 1024
 /** What an entry costs beside its bytes: key, objects, heap slots. Measured roughly; it bounds the number of small records. */
 const ENTRY_BYTES = 512
 
-interface Slot extends Heaped {
-  readonly id: RecordId
+interface Slot<Id = RecordId> extends Heaped {
+  readonly id: Id
 }
 interface Entry {
   bytes: Buffer
   readonly drop: Slot
   readonly due: Slot
+}
+interface KeptBucket {
+  bucket: Bucket
+  readonly full: Slot<string>
 }
 
 export interface MemoryOptions {
@@ -40,6 +47,9 @@ export class MemoryRegister implements Register {
   readonly #entries = new Map<RecordId, Entry>()
   readonly #byDrop = new Heap<Slot>()
   readonly #byDue = new Heap<Slot>()
+  readonly #buckets = new Map<string, KeptBucket>()
+  readonly #byFull = new Heap<Slot<string>>()
+  readonly #watchers = new Watchers()
   #used = 0
 
   constructor({ clock, maxBytes }: MemoryOptions) {
@@ -51,13 +61,13 @@ export class MemoryRegister implements Register {
     const now = this.#now()
     const entry = this.#entries.get(id)
     if (entry !== undefined) return { done: false, now, bytes: Buffer.from(entry.bytes) }
-    if (this.#used + bytes.length + ENTRY_BYTES > this.#maxBytes)
-      throw new StoreFull(`the memory store is full (${this.#used} of ${this.#maxBytes} bytes)`)
+    this.#makeSure(bytes.length + ENTRY_BYTES)
     const written = stamped(bytes, null, now, spans, false)
     const fresh = { bytes: written.bytes, drop: { id, key: 0, at: -1 }, due: { id, key: 0, at: -1 } }
     this.#entries.set(id, fresh)
     this.#used += written.bytes.length + ENTRY_BYTES
     this.#file(fresh)
+    if (endsAttempt(bytes)) this.#watchers.tell(id)
     return { done: true, now, stamp: written.stamp }
   }
 
@@ -73,12 +83,12 @@ export class MemoryRegister implements Register {
     if (entry === undefined) return { done: false, now, bytes: null }
     if (!meets(entry.bytes, condition)) return { done: false, now, bytes: Buffer.from(entry.bytes) }
     const growth = bytes.length - entry.bytes.length
-    if (this.#used + growth > this.#maxBytes && growth > 0 && bytes.length > SMALL_RECORD)
-      throw new StoreFull(`the memory store is full (${this.#used} of ${this.#maxBytes} bytes)`)
+    if (growth > 0 && bytes.length > SMALL_RECORD) this.#makeSure(growth)
     const written = stamped(bytes, entry.bytes, now, spans, nextFence)
     entry.bytes = written.bytes
     this.#used += growth
     this.#file(entry)
+    if (endsAttempt(bytes)) this.#watchers.tell(id)
     return { done: true, now, stamp: written.stamp }
   }
 
@@ -116,7 +126,34 @@ export class MemoryRegister implements Register {
     const entry = this.#entries.get(id)
     if (entry === undefined || !meets(entry.bytes, { version })) return false
     this.#forget(id, entry)
+    this.#watchers.tell(id)
     return true
+  }
+
+  async watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#watchers.add(id, changed)
+  }
+
+  /** Buckets count among what the store may hold; one that is full again is gone. */
+  async throttle(id: string, rate: Rate, units: 1 | -1): Promise<Millis> {
+    const now = this.#now()
+    const kept = this.#buckets.get(id)
+    const { wait, bucket } = drawn(kept?.bucket ?? null, now, rate, units)
+    if (bucket === null) {
+      if (kept !== undefined) this.#release(kept)
+    } else if (kept === undefined) {
+      this.#makeSure(ENTRY_BYTES)
+      const full = { id, key: fullAt(bucket), at: -1 }
+      this.#buckets.set(id, { bucket, full })
+      this.#byFull.add(full)
+      this.#used += ENTRY_BYTES
+    } else {
+      kept.bucket = bucket
+      this.#byFull.remove(kept.full)
+      kept.full.key = fullAt(bucket)
+      this.#byFull.add(kept.full)
+    }
+    return wait
   }
 
   async ping(): Promise<Millis> {
@@ -140,7 +177,21 @@ export class MemoryRegister implements Register {
     const now = this.#clock()
     for (let slot = this.#byDrop.peek(); slot !== undefined && slot.key <= now; slot = this.#byDrop.peek())
       this.#forget(slot.id, this.#entries.get(slot.id) as Entry)
+    for (let slot = this.#byFull.peek(); slot !== undefined && slot.key <= now; slot = this.#byFull.peek())
+      this.#release(this.#buckets.get(slot.id) as KeptBucket)
     return now
+  }
+
+  /** @throws {StoreFull} where there is no room for so many bytes more. */
+  #makeSure(growth: number): void {
+    if (this.#used + growth > this.#maxBytes)
+      throw new StoreFull(`the memory store is full (${this.#used} of ${this.#maxBytes} bytes)`)
+  }
+
+  #release({ full }: KeptBucket): void {
+    this.#byFull.remove(full)
+    this.#buckets.delete(full.id)
+    this.#used -= ENTRY_BYTES
   }
 
   #file(entry: Entry): void {

@@ -1,3 +1,4 @@
+import type { Rate } from '../core/policy.ts'
 import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
 import { ACCEPTING } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
@@ -98,6 +99,16 @@ export class Records {
 
   remove(id: RecordId, version: number): Promise<boolean> {
     return this.#register.remove(id, version)
+  }
+
+  /** As {@link Register.watch}: throws nothing. */
+  watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#register.watch(id, changed)
+  }
+
+  /** As {@link Register.throttle}. */
+  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis> {
+    return this.#register.throttle(bucket, rate, units)
   }
 
   ping(): Promise<Millis> {

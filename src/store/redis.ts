@@ -1,8 +1,11 @@
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { Command, Redis } from 'ioredis'
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { stateCode } from './codec.ts'
+import { Channels } from './redis-channels.ts'
+import { disconnect, settingsOf } from './redis-connection.ts'
 import { storeError, TIMED_OUT, traitsOf } from './redis-replies.ts'
 import {
   type Condition,
@@ -21,13 +24,23 @@ import { SMALL_RECORD } from './stamping.ts'
  *
  *   idempotency:{xx}:r:<id>   the record, a string that expires at dropAt
  *   idempotency:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
+ *   idempotency:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
+ *   idempotency:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
  *
- * xx is the first byte of the id in hex. Both keys of a record share that hash tag, so all of it lives in one slot.
+ * xx is the first byte of the id in hex. What belongs to an id shares that hash tag, so all of it lives in one slot.
  */
 const SHARDS = Array.from({ length: 256 }, (_, n) => n.toString(16).padStart(2, '0'))
 
 export function recordKey(id: RecordId): string {
   return `idempotency:{${shardOf(id)}}:r:${id}`
+}
+
+export function channelOf(id: RecordId): string {
+  return `idempotency:{${shardOf(id)}}:c:${id}`
+}
+
+export function bucketKey(bucket: string): string {
+  return `idempotency:{${shardOf(bucket)}}:n:${bucket}`
 }
 
 export function indexKey(id: RecordId): string {
@@ -38,16 +51,10 @@ function indexKeyOf(shard: string): string {
   return `idempotency:{${shard}}:u`
 }
 
-function shardOf(id: RecordId): string {
+function shardOf(id: string): string {
   return Buffer.from(id.slice(0, 2), 'base64url').toString('hex')
 }
 
-const CONNECT_TIMEOUT: Millis = 2000
-/** Short enough that traffic is served again soon after Redis is, long enough not to hammer a dead host. */
-const RECONNECT_FROM: Millis = 50
-const RECONNECT_TO: Millis = 2000
-/** How long a server that does not say goodbye is waited for. */
-const DISCONNECT_TIMEOUT: Millis = 250
 /** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
 const SILENT_COMMANDS = 5
 
@@ -69,6 +76,7 @@ const GET = script('get')
 const RENEW = script('renew')
 const REMOVE = script('remove')
 const DUE = script('due')
+const THROTTLE = script('throttle')
 
 export interface RedisRegisterOptions {
   /** `redis://` or `rediss://`, with user, password and database. */
@@ -85,6 +93,7 @@ type Arg = string | number | Buffer
 export class RedisRegister implements Register {
   readonly name = 'redis'
   readonly #client: Redis
+  readonly #channels: Channels
   readonly #onEvent: RedisRegisterOptions['onEvent']
   readonly #skew: () => Millis
   /** Why the last connection failed, until there is one. */
@@ -97,6 +106,13 @@ export class RedisRegister implements Register {
     this.#onEvent = options.onEvent
     this.#skew = options.skew ?? (() => 0)
     this.#client = this.#connect(options)
+    this.#channels = new Channels({
+      // Channels belong to no database.
+      open: () => new Redis({ ...settingsOf(options.url, options.timeoutMs), db: 0, autoResubscribe: false }),
+      channelOf,
+      timeoutMs: options.timeoutMs,
+      onRefused: (reason) => this.#onEvent('error', `channels are refused, nobody is woken: ${reason}`),
+    })
   }
 
   /** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
@@ -166,6 +182,14 @@ export class RedisRegister implements Register {
     return (await this.#run<number>(REMOVE, [recordKey(id), indexKey(id)], [id, version, this.#skew()])) === 1
   }
 
+  watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#channels.watch(id, changed)
+  }
+
+  throttle(bucket: string, { count, per }: Rate, units: 1 | -1): Promise<Millis> {
+    return this.#run(THROTTLE, [bucketKey(bucket)], [count, per, units, this.#skew()])
+  }
+
   async ping(): Promise<Millis> {
     const [seconds, micros] = (await this.#ask('time', [])) as [Buffer, Buffer]
     return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + this.#skew()
@@ -181,10 +205,7 @@ export class RedisRegister implements Register {
   }
 
   async close(): Promise<void> {
-    const connected = this.#client.status === 'ready'
-    const ended = new Promise<void>((done) => this.#client.once('end', done))
-    this.#client.disconnect()
-    if (connected) await ended
+    await Promise.all([disconnect(this.#client), this.#channels.close()])
   }
 
   async #run<T = [number, number, ...unknown[]]>(what: Script, keys: string[], args: Arg[]): Promise<T> {
@@ -230,27 +251,14 @@ export class RedisRegister implements Register {
   }
 
   #connect({ url, timeoutMs }: RedisRegisterOptions): Redis {
-    const address = addressOf(url)
-    const name = `${address.host}:${address.port}`
-    const client = new Redis({
-      ...address,
-      connectionName: 'idempotency-proxy',
-      disableClientInfo: true,
-      lazyConnect: true,
-      connectTimeout: CONNECT_TIMEOUT,
-      disconnectTimeout: DISCONNECT_TIMEOUT,
-      commandTimeout: timeoutMs,
-      enableOfflineQueue: false,
-      autoResendUnfulfilledCommands: false,
-      maxRetriesPerRequest: 0,
-      retryStrategy: (attempt) => Math.min(RECONNECT_FROM * 2 ** (attempt - 1), RECONNECT_TO),
-      // After a failover the old primary may still hold this connection; the name may lead to the new one.
-      reconnectOnError: (error) => error.message.startsWith('READONLY'),
-    })
+    const settings = settingsOf(url, timeoutMs)
+    const name = `${settings.host}:${settings.port}`
+    const client = new Redis(settings)
     client.on('ready', () => {
       if (this.#wrongDatabase) return
       this.#trouble = null
       this.#silentCommands = 0
+      this.#channels.renew()
       this.#onEvent('connected', name)
     })
     client.on('close', () => {
@@ -264,19 +272,6 @@ export class RedisRegister implements Register {
       this.#trouble = error.message
     })
     return client
-  }
-}
-
-/** What a URL says about the connection. */
-export function addressOf(url: string) {
-  const { protocol, hostname, port, username, password, pathname } = new URL(url)
-  return {
-    host: hostname.replace(/^\[|\]$/g, ''),
-    port: Number(port || 6379),
-    username: decodeURIComponent(username),
-    password: decodeURIComponent(password),
-    db: Number(pathname.slice(1)),
-    ...(protocol === 'rediss:' ? { tls: {} } : {}),
   }
 }
 

@@ -1,3 +1,4 @@
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 
 /**
@@ -36,6 +37,17 @@ export interface Register {
   due(limit: number): Promise<RecordId[]>
   /** Removes the record at exactly this version. False: another version, or none. */
   remove(id: RecordId, version: number): Promise<boolean>
+  /**
+   * Calls `changed` after writes of the record that end an attempt, by whichever replica, until the function that it
+   * resolves to is called. Resolved: from now on nothing is missed, where the store tells at all; some tell of nothing, and
+   * any may lose a message, so a look now and then stays necessary.
+   */
+  watch(id: RecordId, changed: () => void): Promise<() => void>
+  /**
+   * Takes one unit of `rate` from a bucket (1) or gives one back (-1): `rate.count` at once, then evenly over `rate.per`
+   * (GCRA). Answers how long until the next unit is free; 0: taken, or given back. `bucket` has the form of a record id.
+   */
+  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis>
   /** One cheap round trip. Answers the store's time; throws as all operations do. */
   ping(): Promise<Millis>
   /** What the store promises, as far as it tells (contract §9). Asked at start. */

@@ -1,3 +1,4 @@
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import type { Condition, Renewal } from './register.ts'
 
@@ -20,6 +21,7 @@ export type Operation =
   | { readonly op: 'renew'; readonly items: readonly Renewal[] }
   | { readonly op: 'due'; readonly limit: number }
   | { readonly op: 'remove'; readonly id: RecordId; readonly version: number }
+  | { readonly op: 'throttle'; readonly bucket: string; readonly rate: Rate; readonly units: 1 | -1 }
   | { readonly op: 'ping' }
 
 export interface Request {

@@ -14,6 +14,7 @@ import {
   type WorkerOptions,
 } from './sqlite-protocol.ts'
 import { prolonged, stamped } from './stamping.ts'
+import { type Bucket, drawn, fullAt } from './throttling.ts'
 
 /*
  * Runs SQLite off the event loop. What arrived together is one transaction with one fsync, and is answered after it.
@@ -47,6 +48,17 @@ const CREATE = `
   CREATE INDEX records_drop_at ON records (drop_at);
   PRAGMA user_version = ${SCHEMA};
 `
+/** Later than the rest, and no other schema: an earlier release does without it and can go on with the file. */
+const CREATE_BUCKETS = `
+  CREATE TABLE IF NOT EXISTS buckets (
+    id TEXT PRIMARY KEY NOT NULL,
+    at INTEGER NOT NULL,
+    debt INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    full_at INTEGER NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
+`
 
 function open(): DatabaseSync {
   const db = new DatabaseSync(options.file, { timeout: options.busyMs })
@@ -56,6 +68,7 @@ function open(): DatabaseSync {
     if (version > SCHEMA)
       throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
     if (version === 0) db.exec(CREATE)
+    db.exec(CREATE_BUCKETS)
     db.exec('COMMIT')
     if (options.maxPages > 0) db.exec(`PRAGMA max_page_count = ${options.maxPages}`)
     return db
@@ -97,6 +110,14 @@ function serve(db: DatabaseSync): void {
   )
   const prune = db.prepare(
     'DELETE FROM records WHERE id IN (SELECT id FROM records WHERE drop_at <= ? LIMIT ?)',
+  )
+  const selectBucket = db.prepare('SELECT at, debt, count FROM buckets WHERE id = ?')
+  const keepBucket = db.prepare(
+    'INSERT OR REPLACE INTO buckets (id, at, debt, count, full_at) VALUES (?, ?, ?, ?, ?)',
+  )
+  const dropBucket = db.prepare('DELETE FROM buckets WHERE id = ?')
+  const pruneBuckets = db.prepare(
+    'DELETE FROM buckets WHERE id IN (SELECT id FROM buckets WHERE full_at <= ? LIMIT ?)',
   )
 
   function read(id: string, at: Millis): Buffer | null {
@@ -146,6 +167,14 @@ function serve(db: DatabaseSync): void {
         erase.run(o.id)
         return true
       }
+      case 'throttle': {
+        const there = (selectBucket.get(o.bucket) as Bucket | undefined) ?? null
+        const { wait, bucket } = drawn(there, at, o.rate, o.units)
+        if (bucket === null) dropBucket.run(o.bucket)
+        else if (bucket !== there)
+          keepBucket.run(o.bucket, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
+        return wait
+      }
       case 'ping':
         return at
     }
@@ -174,7 +203,7 @@ function serve(db: DatabaseSync): void {
   function sweep(): void {
     let pruned = 0
     try {
-      pruned = Number(prune.run(now(), PRUNE_ROWS).changes)
+      pruned = Math.max(...[prune, pruneBuckets].map((one) => Number(one.run(now(), PRUNE_ROWS).changes)))
     } catch {
       // The next round tries again; operations report what is wrong.
     }

@@ -1,7 +1,9 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import { Worker } from 'node:worker_threads'
+import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
+import { endsAttempt } from './codec.ts'
 import {
   type Condition,
   type GetReply,
@@ -14,6 +16,7 @@ import {
   type SwapReply,
 } from './register.ts'
 import type { Message, Operation, Reply, WorkerOptions } from './sqlite-protocol.ts'
+import { Watchers } from './watchers.ts'
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
@@ -40,6 +43,7 @@ export class SqliteRegister implements Register {
   readonly #options: SqliteRegisterOptions
   readonly #file: string
   readonly #skew = new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT)
+  readonly #watchers = new Watchers()
   readonly #pending = new Map<number, Pending>()
   #worker: Worker | null = null
   #seq = 0
@@ -76,7 +80,9 @@ export class SqliteRegister implements Register {
   }
 
   async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
-    return buffered(await this.#ask<PutReply>({ op: 'put', id, bytes: unpooled(bytes), spans }))
+    const reply = await this.#ask<PutReply>({ op: 'put', id, bytes: unpooled(bytes), spans })
+    if (reply.done && endsAttempt(bytes)) this.#watchers.tell(id)
+    return buffered(reply)
   }
 
   async swap(
@@ -89,7 +95,9 @@ export class SqliteRegister implements Register {
     const own =
       'token' in condition ? { token: unpooled(condition.token), states: condition.states } : condition
     const operation = { op: 'swap', id, condition: own, bytes: unpooled(bytes), spans, nextFence } as const
-    return buffered(await this.#ask<SwapReply>(operation))
+    const reply = await this.#ask<SwapReply>(operation)
+    if (reply.done && endsAttempt(bytes)) this.#watchers.tell(id)
+    return buffered(reply)
   }
 
   async get(id: RecordId): Promise<GetReply> {
@@ -104,8 +112,19 @@ export class SqliteRegister implements Register {
     return this.#ask({ op: 'due', limit })
   }
 
-  remove(id: RecordId, version: number): Promise<boolean> {
-    return this.#ask({ op: 'remove', id, version })
+  async remove(id: RecordId, version: number): Promise<boolean> {
+    const removed = await this.#ask<boolean>({ op: 'remove', id, version })
+    if (removed) this.#watchers.tell(id)
+    return removed
+  }
+
+  /** Told of what goes through this register; not of what other processes write to the file. */
+  async watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#watchers.add(id, changed)
+  }
+
+  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis> {
+    return this.#ask({ op: 'throttle', bucket, rate, units })
   }
 
   ping(): Promise<Millis> {

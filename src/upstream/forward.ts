@@ -6,7 +6,7 @@ import { Collector } from './collect.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 
 export interface ForwardLimits {
-  /** Bounds the whole call, or up to the head of a streamed answer. */
+  /** Bounds the whole call, or up to the head of a streamed answer. Infinity: somebody else does. */
   readonly timeout: Millis
   /** Between two bytes of an answer. */
   readonly idleTimeout: Millis
@@ -43,13 +43,16 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
 /** Bytes of a live answer that wait while nobody has attached yet. */
 const LIVE_QUEUE = 64 * 1024
 
+/** What of a request counts for hearing its answer. */
+export type Heard = Pick<UpstreamRequest, 'method' | 'responseLimit'>
+
 /**
  * One exchange. The witness is `onRequestStart`: undici calls it on a connected (and, with TLS, authenticated) socket,
  * right before it writes the first byte. Error codes prove nothing: the same ones occur before and after.
  */
-class Exchange implements Dispatcher.DispatchHandler {
-  readonly #request: UpstreamRequest
-  readonly #limits: ForwardLimits
+export class Exchange implements Dispatcher.DispatchHandler {
+  readonly #request: Heard
+  readonly #limits: Pick<ForwardLimits, 'timeout' | 'budget'>
   #resolve: ((result: Forwarded) => void) | null
   #timer: NodeJS.Timeout | null
   #timedOut = false
@@ -63,11 +66,15 @@ class Exchange implements Dispatcher.DispatchHandler {
   #size = 0
   #live: Live | null = null
 
-  constructor(request: UpstreamRequest, limits: ForwardLimits, resolve: (result: Forwarded) => void) {
+  constructor(
+    request: Heard,
+    limits: Pick<ForwardLimits, 'timeout' | 'budget'>,
+    resolve: (result: Forwarded) => void,
+  ) {
     this.#request = request
     this.#limits = limits
     this.#resolve = resolve
-    this.#timer = setTimeout(() => this.#timeout(), limits.timeout)
+    this.#timer = Number.isFinite(limits.timeout) ? setTimeout(() => this.#timeout(), limits.timeout) : null
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {

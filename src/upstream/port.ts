@@ -59,3 +59,13 @@ export interface LiveSink {
 }
 
 export type Forward = (request: UpstreamRequest) => Promise<Forwarded>
+
+/** An exchange that somebody else conducts, overheard. */
+export interface Overheard {
+  /** What it proved; never rejects. */
+  readonly ended: Promise<Forwarded>
+  /** Nothing more is heard. */
+  readonly over: boolean
+  /** Lets go of what was heard, and of what is still to come; {@link ended} settles at once. */
+  ignore(): void
+}

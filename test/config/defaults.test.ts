@@ -1,7 +1,8 @@
+import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { fileSchema } from '../../src/config/schema.ts'
 import { policySchema, routeSchema } from '../../src/config/schema-policy.ts'
-import { load, routeFile, UPSTREAM } from './support.ts'
+import { FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
 const SECOND = 1000
 const HOUR = 3600 * SECOND
@@ -15,22 +16,25 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     profile: 'standard',
     key: {
       presence: 'optional',
-      from: ['idempotency-key'],
+      from: [{ kind: 'header', name: 'idempotency-key' }],
       syntax: 'lenient',
       minLength: 1,
       maxLength: 255,
       pattern: null,
       forward: 'same',
       forwardFence: false,
+      derive: null,
+      issuedOnly: false,
     },
     scope: {
       caller: [{ kind: 'header', name: 'authorization' }],
       callerIsDefault: true,
+      jwt: null,
       path: 'exact',
       anonymous: 'share',
     },
     fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
-    inFlightStatus: 409,
+    inFlight: { mode: 'reject', wait: 10 * SECOND, status: 409 },
     misuseStatus: 422,
     lease: 30 * SECOND,
     ttl: 24 * HOUR,
@@ -43,8 +47,9 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     onStoreUnavailable: 'reject',
     keep: 'response',
     excludeHeaders: new Set(),
+    authorizeReplay: null,
     statusHeader: false,
-    limits: { request: 1 * MiB, response: 5 * MiB },
+    limits: { request: 1 * MiB, response: 5 * MiB, newKeys: null },
   }
   t.strictSame(config, {
     listen: { host: '127.0.0.1', port: 8080 },
@@ -60,7 +65,16 @@ void t.test('every default of the property table (contract §10)', async (t) => 
       tls: { ca: null, cert: null, key: null, servername: null },
     },
     store: { url: 'sqlite:./idempotency.db', timeout: 500, secret: null, acceptRisk: false },
-    limits: { request: 1 * MiB, response: 5 * MiB, buffered: 64 * MiB, inFlight: 2000, upload: 30 * SECOND },
+    limits: {
+      request: 1 * MiB,
+      response: 5 * MiB,
+      buffered: 64 * MiB,
+      inFlight: 2000,
+      waiters: 1000,
+      upload: 30 * SECOND,
+    },
+    issuer: null,
+    status: { path: null },
     problems: { baseUrl: 'urn:idempotency-proxy:' },
     drain: { delay: 0, timeout: 65 * SECOND },
     log: { level: 'info', format: 'auto' },
@@ -73,19 +87,19 @@ void t.test('every default of the property table (contract §10)', async (t) => 
 
 void t.test('defaults that follow another value', async (t) => {
   const config = load(
-    'upstream: { url: http://a, timeout: 10s }\ndefaults: { ttl: 2d }\nlimits: { request: 2MiB }\n',
+    'upstream: { url: http://a, timeout: 10s }\ndefaults: { ttl: 2d }\nlimits: { request: 2MiB, newKeys: 5/s }\n',
   )
   t.equal(config.drain.timeout, 15 * SECOND, 'drain.timeout is upstream.timeout + 5s')
   t.equal(config.defaults.ttlFailed, 2 * DAY, 'ttlFailed is ttl')
   t.strictSame(
     config.defaults.limits,
-    { request: 2 * MiB, response: 5 * MiB },
+    { request: 2 * MiB, response: 5 * MiB, newKeys: { count: 5, per: SECOND } },
     'limits of a route are those at the top',
   )
 })
 
 void t.test(
-  '`key: required` is short for `key: { presence: required }`, likewise `inFlight: reject`',
+  '`key: required` is short for `key: { presence: required }`, likewise `inFlight: wait`',
   async (t) => {
     for (const presence of ['required', 'optional', 'ignored']) {
       t.strictSame(
@@ -93,10 +107,17 @@ void t.test(
         load(routeFile(`key: { presence: ${presence} }`)).routes,
       )
     }
-    t.strictSame(
-      load(routeFile('inFlight: reject')).routes,
-      load(routeFile('inFlight: { mode: reject }')).routes,
-    )
+    for (const mode of ['reject', 'wait']) {
+      t.strictSame(
+        load(routeFile(`inFlight: ${mode}`)).routes,
+        load(routeFile(`inFlight: { mode: ${mode} }`)).routes,
+      )
+    }
+    t.strictSame(load(routeFile('inFlight: wait')).routes[0]?.inFlight, {
+      mode: 'wait',
+      wait: 10 * SECOND,
+      status: 409,
+    })
   },
 )
 
@@ -112,14 +133,14 @@ routes:
   - { name: b, match: { path: /b }, key: optional, replay: { excludeHeaders: [] } }
 `)
   t.match(routes[0], {
-    key: { presence: 'required', minLength: 5, maxLength: 40, from: ['c'] },
+    key: { presence: 'required', minLength: 5, maxLength: 40, from: [{ kind: 'header', name: 'c' }] },
     scope: { caller: [{ kind: 'cookie', name: 'sid' }], callerIsDefault: false, path: 'none' },
     ttl: 2 * DAY,
   })
   t.strictSame(routes[0]?.excludeHeaders, new Set(['set-cookie']))
   t.match(routes[1], { key: { presence: 'optional', maxLength: 40 } })
   t.strictSame(routes[1]?.excludeHeaders, new Set())
-  t.match(defaults, { name: 'default', key: { presence: 'required', from: ['a', 'b'] } })
+  t.match(defaults, { name: 'default', key: { presence: 'required', from: [{ name: 'a' }, { name: 'b' }] } })
 })
 
 void t.test('route, else defaults, else the profile in force, else the built-in value', async (t) => {
@@ -154,8 +175,9 @@ defaults: { fingerprint: { ignore: [/sentAt], headers: [x-version] } }
 routes:
   - { name: a, match: { path: /a } }
   - { name: b, match: { path: /b }, fingerprint: { only: [/amount] } }
-  - { name: c, match: { path: /c }, fingerprint: { body: raw } }
-`)
+${['raw', 'none', 'form', 'multipart']
+  .map((body) => `  - { name: ${body}, match: { path: /${body} }, fingerprint: { body: ${body} } }\n`)
+  .join('')}`)
     t.match(routes[0]?.fingerprint, { ignore: ['/sentAt'], only: [] })
     t.strictSame(routes[1]?.fingerprint, {
       body: 'auto',
@@ -164,9 +186,104 @@ routes:
       headers: ['x-version'],
       query: 'include',
     })
-    t.strictSame(routes[2]?.fingerprint.ignore, [])
+    for (const { name, fingerprint } of routes.slice(2)) t.strictSame(fingerprint.ignore, [], name)
   },
 )
+
+void t.test('a word turns off what `defaults` turned on, and a route may set a part of it', async (t) => {
+  const { routes } = load(`${UPSTREAM}
+limits: { newKeys: 100/m }
+defaults:
+  key: { derive: { json: [/id], bucket: 1h } }
+  authorizeReplay: { path: /me, cache: 5s }
+routes:
+  - { name: a, match: { path: /a } }
+  - { name: b, match: { path: /b }, key: { derive: { headers: [X-Delivery], bucket: none } }, authorizeReplay: { cache: 0s } }
+  - { name: c, match: { path: /c }, key: { derive: off }, authorizeReplay: none, limits: { newKeys: off } }
+  - { name: d, match: { path: /d }, limits: { newKeys: 5/s } }
+`)
+  t.strictSame(
+    routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
+    [
+      [
+        { json: ['/id'], headers: [], bucket: HOUR },
+        { path: '/me', cache: 5 * SECOND },
+        { count: 100, per: 60 * SECOND },
+      ],
+      [
+        { json: ['/id'], headers: ['x-delivery'], bucket: null },
+        { path: '/me', cache: 0 },
+        { count: 100, per: 60 * SECOND },
+      ],
+      [null, null, null],
+      [
+        { json: ['/id'], headers: [], bucket: HOUR },
+        { path: '/me', cache: 5 * SECOND },
+        { count: 5, per: SECOND },
+      ],
+    ],
+  )
+})
+
+void t.test('`jwks` and `keyFile` replace each other, and a route without a claim has neither', async (t) => {
+  const { routes } = load(`${UPSTREAM}
+unmatched: pass
+defaults: { scope: { jwt: { jwks: "https://id.example.com/jwks", audience: payments } } }
+routes:
+  - { name: a, match: { path: /a }, scope: { caller: "jwt:sub" } }
+  - { name: b, match: { path: /b }, scope: { caller: ["header:X", "jwt:https://b/t:1"], jwt: { keyFile: ${FIXTURES}/files/public.pem, audience: none } } }
+  - { name: c, match: { path: /c } }
+`)
+  const keyFile = readFileSync(`${FIXTURES}/files/public.pem`, 'utf8')
+  t.strictSame(
+    routes.map(({ scope }) => scope.jwt),
+    [
+      { jwks: 'https://id.example.com/jwks', keyFile: null, issuer: null, audience: ['payments'] },
+      { jwks: null, keyFile, issuer: null, audience: [] },
+      null,
+    ],
+  )
+  t.strictSame(routes[1]?.scope.caller, [
+    { kind: 'header', name: 'x' },
+    { kind: 'jwt', name: 'https://b/t:1' },
+  ])
+})
+
+void t.test('what `defaults` says for some routes only is no mistake', async (t) => {
+  const { routes } = load(`${UPSTREAM}
+defaults: { inFlight: { wait: 3s } }
+routes:
+  - { name: a, match: { path: /a }, inFlight: wait }
+  - { name: b, match: { path: /b } }
+`)
+  t.strictSame(routes[0]?.inFlight, { mode: 'wait', wait: 3 * SECOND, status: 409 })
+})
+
+void t.test('the issuer and the status path', async (t) => {
+  const config = load(`${UPSTREAM}
+issuer: { path: /v1/keys, secretFile: ${FIXTURES}/files/signing-secret }
+status: { path: /v1/status }
+defaults: { key: { issuedOnly: true, from: ["json:/key", "header:X-Key"] } }
+routes:
+  - { name: wider, match: { path: /v1/* } }
+  - { name: others, match: { methods: [PUT], path: /v1/keys } }
+  - { name: post, match: { path: "/v2/:id" } }
+`)
+  t.strictSame(config.issuer, {
+    path: '/v1/keys',
+    secret: Buffer.from('0123456789abcdef0123456789abcdef'),
+    ttl: 24 * HOUR,
+  })
+  t.strictSame(config.status, { path: '/v1/status' })
+  t.match(config.defaults.key, {
+    issuedOnly: true,
+    from: [
+      { kind: 'json', pointer: '/key' },
+      { kind: 'header', name: 'x-key' },
+    ],
+  })
+  t.equal(load(`${UPSTREAM}status: { path: off }\n`).status.path, null)
+})
 
 void t.test(
   'names of headers are read in lower case, those of cookies as they are; the whole key must match a pattern',
@@ -179,7 +296,7 @@ void t.test(
       ),
     ).routes
     t.match(route, {
-      key: { from: ['x-key'], forward: { header: 'PayPal-Request-Id' } },
+      key: { from: [{ kind: 'header', name: 'x-key' }], forward: { header: 'PayPal-Request-Id' } },
       scope: { caller: [{ name: 'x-user' }, { name: 'Sid' }] },
     })
     t.ok(route?.excludeHeaders.has('set-cookie'))

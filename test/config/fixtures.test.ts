@@ -46,6 +46,39 @@ for (const name of files) {
   })
 }
 
+/** Paths of everything that may be written, lists and short forms aside. */
+function propertiesOf(schema: Schema, path = ''): string[] {
+  const mapping = schema.properties ?? schema.anyOf?.find((one) => one.properties !== undefined)?.properties
+  if (mapping === undefined) return [path]
+  return Object.entries(mapping).flatMap(([name, property]) =>
+    propertiesOf(property, path === '' ? name : `${path}.${name}`),
+  )
+}
+
+interface Schema {
+  readonly properties?: Readonly<Record<string, Schema>>
+  readonly anyOf?: readonly Schema[]
+  readonly items?: Schema
+}
+
+function isWritten(value: unknown, path: readonly string[]): boolean {
+  const [name, ...rest] = path
+  if (name === undefined) return true
+  return typeof value === 'object' && value !== null && name in value && isWritten(Object(value)[name], rest)
+}
+
+void t.test('the fixture of everything has everything', async (t) => {
+  const schema = JSON.parse(publishedSchema()) as Required<Schema>
+  const { routes: routeSchema, defaults: _, ...top } = schema.properties
+  const file = parse(readFileSync(`${FIXTURES}/good-everything.yaml`, 'utf8'), { merge: true })
+  for (const path of propertiesOf({ properties: top })) t.ok(isWritten(file, path.split('.')), path)
+  for (const path of propertiesOf(routeSchema?.items ?? {}))
+    t.ok(
+      file.routes.some((route: unknown) => isWritten(route, path.split('.'))),
+      `routes[].${path}`,
+    )
+})
+
 void t.test('the examples of config/ load, and the JSON Schema accepts them', async (t) => {
   const examples = readdirSync('config').filter((name) => name.endsWith('.yaml'))
   t.ok(

@@ -1,3 +1,6 @@
+import { generateKeyPairSync } from 'node:crypto'
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import t from 'tap'
 import { readConfigFile } from '../../src/config/files.ts'
 import { formatConfigError } from '../../src/config/load.ts'
@@ -162,6 +165,69 @@ void t.test('upstream addresses are an origin or a socket', async (t) => {
   t.equal(url('https://[::1]:3000'), 'https://[::1]:3000')
   t.equal(url('http://my_app:3000'), 'http://my_app:3000')
   t.equal(url('unix:/run/app.sock'), 'unix:/run/app.sock')
+})
+
+void t.test('a JWK Set comes by https, or from this machine', async (t) => {
+  const text = (url: string): string =>
+    routeFile(`scope: { caller: "jwt:sub", jwt: { jwks: ${JSON.stringify(url)} } }`)
+  for (const [url, kept] of Object.entries({
+    'https://id.example.com/jwks?version=1': 'https://id.example.com/jwks?version=1',
+    'HTTPS://ID.example.com': 'https://id.example.com/',
+    'http://localhost:8080/jwks': 'http://localhost:8080/jwks',
+    'http://127.0.0.1/jwks': 'http://127.0.0.1/jwks',
+    'http://[::1]:8080/jwks': 'http://[::1]:8080/jwks',
+  }))
+    t.equal(load(text(url)).routes[0]?.scope.jwt?.jwks, kept)
+  for (const url of [
+    'http://localhost.example.com/jwks',
+    'http://10.0.0.1/jwks',
+    'http://127.0.0.1@id.example.com/jwks',
+    'https://user@id.example.com/jwks',
+    'https://',
+    'https:///jwks',
+    'https://id.example.com:0/jwks',
+    'https://id.example.com/a b',
+    'file:///jwks',
+    'data:application/json,{}',
+  ])
+    t.match(
+      errorsOf(text(url)),
+      [/routes\[0\]\.scope\.jwt\.jwks: found .*; allowed: none, or the https:\/\/ URL/],
+      url,
+    )
+})
+
+void t.test('what is wrong with a file of keys is told with the place where it is named', async (t) => {
+  const file = join(t.testdir(), 'keys')
+  const { privateKey } = generateKeyPairSync('ed25519')
+  writeFileSync(file, privateKey.export({ type: 'pkcs8', format: 'pem' }))
+  const errors = errorsOf(routeFile(`scope: { caller: "jwt:sub", jwt: { keyFile: ${file} } }`))
+  t.equal(errors.length, 1)
+  t.match(errors[0], `c.yaml:5:49: routes[0].scope.jwt.keyFile: found a private key in "`)
+  t.match(errors[0], '; allowed: one public key or X.509 certificate in PEM, a JWK or a JWK Set')
+})
+
+void t.test('paths of the proxy itself are exact and normal', async (t) => {
+  const text = (path: string): string => `${UPSTREAM}status: { path: ${JSON.stringify(path)} }\n`
+  for (const path of ['/a', '/v1/caf%C3%A9:batch', '/~a/-']) t.equal(load(text(path)).status.path, path)
+  for (const path of [
+    '',
+    '/',
+    '//a',
+    '/a//b',
+    '/a/',
+    '/a/./b',
+    '/a/../b',
+    '/a%2e',
+    '/%2f',
+    '/a/:id',
+    '/a/*',
+    '/a?b',
+    '/a#b',
+    '/a b',
+    '/é',
+  ])
+    t.match(errorsOf(text(path)), [/status\.path: found .*; allowed: off, or one exact path/], path)
 })
 
 void t.test('stores that this version opens', async (t) => {

@@ -171,6 +171,12 @@ void t.test('every promise given up by name is warned of in a sentence with its 
     /^Route `a`: outcomes release 503, 4xx, .*\.$/,
   ])
   t.match(warnings('mode: off'), [/^Route `a`: mode off, .*\.$/])
+  t.match(warnings('mode: shadow'), [/^Route `a`: mode shadow, .*\.$/], 'nothing else is promised there')
+  t.match(warnings(`${caller}, key: { derive: { json: [/id], bucket: 1h } }`), [
+    /^Route `a`: key\.derive with a bucket, .*\.$/,
+  ])
+  t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
+  t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
   t.match(warnings('mode: enforce'), [/^Route `a`: anonymous share, so all callers without .*\.$/])
   t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
     /^The store is memory:, so .*\.$/,

@@ -79,8 +79,8 @@ const TABLE: readonly Row[] = [
     what: 'in_progress',
     record: running,
     cases: [
-      [NOW, { kind: 'in_progress', leaseLeft: 2000, age: 1000 }],
-      [BEFORE, { kind: 'in_progress', leaseLeft: 1, age: 2999 }],
+      [NOW, { kind: 'in_progress', fence: 7, leaseLeft: 2000, age: 1000 }],
+      [BEFORE, { kind: 'in_progress', fence: 7, leaseLeft: 1, age: 2999 }],
       [AT, lapsed(0), { kind: 'take_over', from: running, read: 'unknown' }],
       [LATER, lapsed(3999), { kind: 'take_over', from: running, read: 'unknown' }],
       [DROPPED, gone],

@@ -1,13 +1,8 @@
 import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
-import {
-  fingerprintOf,
-  mediaType,
-  type RequestContent,
-  rawDigestOf,
-  recipeOf,
-} from '../../src/core/fingerprint.ts'
+import { fingerprintOf, type RequestContent, rawDigestOf, recipeOf } from '../../src/core/fingerprint.ts'
+import { mediaType } from '../../src/core/media.ts'
 import type { FingerprintPolicy } from '../../src/core/policy.ts'
 import { FINGERPRINT, request } from './fixtures.ts'
 
@@ -134,6 +129,11 @@ t.test('a media type is taken apart at semicolons outside quotes', async (t) => 
   t.equal(mediaType(['Content-Type', 'a/b; x="1; charset=2']), 'a/b;x="1; charset=2')
   t.equal(mediaType(['Content-Type', 'a/b; x="\\']), 'a/b;x="\\')
   t.equal(mediaType(['Content-Type', 'a/b; charsets=1']), 'a/b;charsets=1')
+  t.equal(
+    mediaType(['Content-Type', 'A/B; Boundary="aB;C"; V=D']),
+    'a/b;boundary="aB;C";v=d',
+    'the letter case of a boundary counts (RFC 2046)',
+  )
 })
 
 t.test('auto reads JSON where the media type says so, and bytes elsewhere', async (t) => {

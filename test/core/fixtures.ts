@@ -13,13 +13,15 @@ import type {
 /** The defaults of contract §10. */
 export const KEY: KeyPolicy = {
   presence: 'optional',
-  from: ['idempotency-key'],
+  from: [{ kind: 'header', name: 'idempotency-key' }],
   syntax: 'lenient',
   minLength: 1,
   maxLength: 255,
   pattern: null,
   forward: 'same',
   forwardFence: false,
+  derive: null,
+  issuedOnly: false,
 }
 
 export const SCOPE: ScopePolicy = {
@@ -27,6 +29,7 @@ export const SCOPE: ScopePolicy = {
   callerIsDefault: true,
   path: 'exact',
   anonymous: 'share',
+  jwt: null,
 }
 
 export const FINGERPRINT: FingerprintPolicy = {
@@ -47,7 +50,7 @@ export const ROUTE: RoutePolicy = {
   key: KEY,
   scope: SCOPE,
   fingerprint: FINGERPRINT,
-  inFlightStatus: 409,
+  inFlight: { mode: 'reject', wait: 10_000, status: 409 },
   misuseStatus: 422,
   lease: 30_000,
   ttl: 24 * HOUR,
@@ -61,7 +64,8 @@ export const ROUTE: RoutePolicy = {
   keep: 'response',
   excludeHeaders: new Set(),
   statusHeader: false,
-  limits: { request: 1_048_576, response: 5_242_880 },
+  authorizeReplay: null,
+  limits: { request: 1_048_576, response: 5_242_880, newKeys: null },
 }
 
 export function routeOf(path: string, more: Partial<RoutePolicy> & { exact?: boolean } = {}): RoutePolicy {

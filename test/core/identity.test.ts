@@ -1,11 +1,21 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { frame, readCaller, recordId } from '../../src/core/identity.ts'
+import {
+  type Claims,
+  callerBucket,
+  frame,
+  readCaller as readCallerOf,
+  recordId,
+} from '../../src/core/identity.ts'
 import type { CallerSource, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
 import { ROUTE, SCOPE } from './fixtures.ts'
 
 const KEY = 'key-1'
 const PATH = '/v1/payments'
+
+/** … of a request without a token. */
+const readCaller = (headers: readonly string[], scope: ScopePolicy, claims: Claims | null = null) =>
+  readCallerOf(headers, scope, claims)
 
 function scoped(scope: Partial<ScopePolicy>, name = ROUTE.name): RoutePolicy {
   return { ...ROUTE, name, scope: { ...SCOPE, ...scope } }
@@ -20,6 +30,7 @@ interface Asked {
   readonly path?: string
   readonly key?: string
   readonly secret?: Buffer
+  readonly qualifier?: readonly (string | null)[]
 }
 function id({
   route = ROUTE,
@@ -28,8 +39,9 @@ function id({
   path = PATH,
   key = KEY,
   secret,
+  qualifier = [],
 }: Asked = {}): string {
-  return recordId(route, caller, method, path, key, secret ?? null)
+  return recordId(route, caller, method, path, key, secret ?? null, qualifier)
 }
 /** The id of a request with these headers; fails where the caller is missing. */
 function idOf(headers: readonly string[], scope: ScopePolicy): string {
@@ -238,4 +250,95 @@ t.test('a secret changes every id, and another secret changes it again', async (
   t.equal(new Set(ids).size, 3)
   t.match(ids[1], /^[A-Za-z0-9_-]{43}$/)
   t.equal(ids[1], id({ secret: Buffer.from('one') }))
+})
+
+t.test('the ids of existing records stay: what the version before qualifiers made', async (t) => {
+  const caller = ['Bearer t1', null]
+  t.equal(id({ caller }), 'fiFzdjoZv4NFEqXDBrU61bP63P3NXJHT4b7faTLY-A0')
+  t.equal(id({ caller, secret: Buffer.from('secret') }), 'MYSXX4DOJk0GGDlB_d3EWjJnvIgZQUnOQ7TsDYA-oJU')
+})
+
+t.test('equal ids of events from two sources are two records', async (t) => {
+  const ids = [
+    id(),
+    id({ qualifier: ['ce-source', null] }),
+    id({ qualifier: ['ce-source', ''] }),
+    id({ qualifier: ['ce-source', '/a'] }),
+    id({ qualifier: ['ce-source', '/b'] }),
+    id({ key: 'key-19:ce-source', qualifier: ['/a'] }),
+    id({ key: 'key-1-', qualifier: ['ce-source'] }),
+  ]
+  t.equal(new Set(ids).size, ids.length)
+  t.equal(ids[3], id({ qualifier: ['ce-source', '/a'] }))
+})
+
+t.test('a claim of the verified token tells callers apart', async (t) => {
+  const scope = explicit({ kind: 'jwt', name: 'sub' })
+  const parts = (claims: Claims | null): unknown => readCaller([], scope, claims)
+  const values = ['a', 'A', '1', 1, 0, -1, 'true', true, false, 'null', '\ud800', '\ud801', '\ufffd', 'a ']
+  const ids = values.map((sub) => {
+    const reading = readCaller([], scope, { sub, iss: 'x' })
+    return reading.kind === 'caller' ? id({ caller: reading.parts }) : 'missing'
+  })
+  t.equal(new Set(ids).size, values.length, 'by value and type')
+  t.notOk(ids.includes('missing'))
+  t.same(parts({ sub: 'a' }), parts({ sub: 'a', exp: 1 }), 'other claims do not count')
+  t.same(parts({ sub: -0 }), parts({ sub: 0 }))
+})
+
+t.test('a claim that is absent, empty or of another type is never shared', async (t) => {
+  for (const anonymous of ['share', 'reject'] as const) {
+    const scope = { ...explicit({ kind: 'header', name: 'x-a' }, { kind: 'jwt', name: 'sub' }), anonymous }
+    const claims = [null, undefined, ['a'], { a: 1 }, '', ' ', 1.5, Number.NaN, 2 ** 53].map((sub) => ({
+      sub,
+    }))
+    for (const claim of [...claims, {}, { Sub: 'a' }, JSON.parse('{"__proto__":{"sub":"a"}}') as Claims])
+      t.match(
+        readCaller(['X-A', 's3cret'], scope, claim),
+        { kind: 'missing', status: 401, detail: /claim sub/ },
+        JSON.stringify(claim),
+      )
+  }
+  const inherited = explicit({ kind: 'jwt', name: 'constructor' })
+  t.match(readCaller([], inherited, {}), { kind: 'missing', status: 401 })
+  t.notMatch(JSON.stringify(readCaller([], inherited, { constructor: ['s3cret'] })), /s3cret/)
+})
+
+t.test('a request without a token lacks the attribute: shared or refused as the route says', async (t) => {
+  const scope = explicit({ kind: 'jwt', name: 'sub' })
+  t.same(readCaller(['Cookie', 'a=b'], scope, null), { kind: 'caller', parts: [null] })
+  t.match(readCaller([], { ...scope, anonymous: 'reject' }, null), {
+    kind: 'missing',
+    status: 401,
+    detail: /jwt sub is missing/,
+  })
+  t.same(readCaller(['Authorization', 'a'], SCOPE, { sub: 'b' }), { kind: 'caller', parts: ['a'] })
+})
+
+t.test('claims are joined with other attributes', async (t) => {
+  const scope = explicit(
+    { kind: 'jwt', name: 'iss' },
+    { kind: 'header', name: 'x-a' },
+    { kind: 'jwt', name: 'sub' },
+  )
+  t.same(readCaller(['X-A', 'h'], scope, { sub: 's', iss: 'i' }), {
+    kind: 'caller',
+    parts: ['"i"', 'h', '"s"'],
+  })
+  t.same(readCaller([], scope, { sub: 's', iss: 'i' }), { kind: 'caller', parts: ['"i"', null, '"s"'] })
+})
+
+t.test('what a caller may spend is counted by route and caller, and shows neither', async (t) => {
+  const bucket = (name: string, caller: readonly (string | null)[], secret: Buffer | null = null): string =>
+    callerBucket({ name }, caller, secret)
+  const buckets = [
+    bucket('a', ['b']),
+    bucket('a', ['c']),
+    bucket('b', ['b']),
+    bucket('a', [null]),
+    bucket('a', ['b'], Buffer.from('secret')),
+  ]
+  t.equal(new Set(buckets).size, buckets.length)
+  for (const name of buckets) t.match(name, /^[A-Za-z0-9_-]{43}$/)
+  t.equal(bucket('a', ['b']), buckets[0])
 })

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { readAt, STATES } from '../../src/core/record.ts'
+import { type RecordId, readAt, STATES, shortId } from '../../src/core/record.ts'
 import { completed, expired, failedRetryable, inProgress, unknown } from './fixtures.ts'
 
 // In the fixtures the lease, the next look and the retention end at 5000, and the record is dropped at 9000.
@@ -52,4 +52,8 @@ t.test('every record is gone when it is dropped', async (t) => {
     for (const now of [9000, 9001]) t.equal(readAt(record, now), null, `${record.state} at ${now}`)
   }
   t.equal(readAt(inProgress({ leaseUntil: 20_000 }), 9000), null, 'even within a lease')
+})
+
+t.test('logs show the first 12 characters of an id', async (t) => {
+  t.equal(shortId('abcdefghijklmnopqrstuvwxyz'.repeat(2).slice(0, 43) as RecordId), 'abcdefghijkl')
 })

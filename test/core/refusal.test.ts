@@ -19,8 +19,11 @@ const TABLE: Readonly<Record<RefusalCode, readonly [status: number, retry: strin
   upstream_timeout: [504, 'same-key'],
   upstream_slow: [504, 'same-key'],
   request_timeout: [408, 'same-key'],
+  rate_limited: [429, 'same-key'],
   overloaded: [503, 'same-key'],
   route_not_found: [404, 'no'],
+  replay_forbidden: [403, 'no'],
+  replay_unauthorized_yet: [503, 'same-key'],
 }
 const URN = 'urn:idempotency-proxy:'
 const ID = 'A'.repeat(43) as RecordId

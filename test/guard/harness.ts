@@ -2,15 +2,20 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
 import { Budget } from '../../src/core/budget.ts'
-import type { Profile, RoutePolicy } from '../../src/core/policy.ts'
+import type { Verified } from '../../src/core/claims.ts'
+import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { profileDefaults } from '../../src/core/profiles.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
+import { ReplayGrants } from '../../src/guard/authorize.ts'
 import type { Answer, BodyReading, Call, Observer, Run, Trace } from '../../src/guard/call.ts'
 import { Latency } from '../../src/guard/latency.ts'
 import { Leases } from '../../src/guard/leases.ts'
+import type { Ports } from '../../src/guard/ports.ts'
+import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
 import { Settler } from '../../src/guard/settler.ts'
-import { guard, type Ports } from '../../src/guard.ts'
+import { Waiters } from '../../src/guard/waiters.ts'
+import { guard } from '../../src/guard.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
@@ -44,22 +49,25 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     profile,
     key: {
       presence: 'required',
-      from: ['idempotency-key'],
+      from: [{ kind: 'header', name: 'idempotency-key' }],
       syntax: 'lenient',
       minLength: 1,
       maxLength: 255,
       pattern: null,
       forward: 'same',
       forwardFence: true,
+      derive: null,
+      issuedOnly: false,
     },
     scope: {
       caller: [{ kind: 'header', name: 'authorization' }],
       callerIsDefault: true,
       path: 'exact',
       anonymous: 'share',
+      jwt: null,
     },
     fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
-    inFlightStatus: 409,
+    inFlight: { mode: 'reject', wait: 10 * SECOND, status: 409 },
     misuseStatus: defaults.misuseStatus,
     respondWithin: null,
     outcomes: { exact: new Map(), class: new Map() },
@@ -68,7 +76,8 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     keep: 'response',
     excludeHeaders: new Set(),
     statusHeader: false,
-    limits: { request: 1024 * 1024, response: 5 * 1024 * 1024 },
+    authorizeReplay: null,
+    limits: { request: 1024 * 1024, response: 5 * 1024 * 1024, newKeys: null },
     lease: LEASE,
     ttl: TTL,
     ttlFailed: TTL,
@@ -136,6 +145,10 @@ export class Store {
       renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
       due: (limit: number) => call('due', null, () => inner.due(limit)),
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
+      // No call that can fail: it throws nothing, and a store that cannot tell does not.
+      watch: (id: RecordId, changed: () => void) => inner.watch(id, changed),
+      throttle: (bucket: string, rate: Rate, units: 1 | -1) =>
+        call('throttle', null, () => inner.throttle(bucket, rate, units)),
       ping: () => call('ping', null, () => inner.ping()),
       traits: (): Promise<StoreTraits> => inner.traits(),
       close: () => inner.close(),
@@ -217,6 +230,9 @@ export interface Options {
   readonly maxInFlight?: number
   readonly secret?: Buffer | null
   readonly unfit?: boolean
+  readonly maxWaiters?: number
+  readonly verified?: Verified
+  readonly issued?: 'valid' | 'expired' | 'forged'
 }
 
 export type Event = readonly [string, ...unknown[]]
@@ -253,6 +269,7 @@ export class Replica {
       retryAge: say('retryAge'),
       leaseExpired: say('leaseExpired'),
       leaseUse: (name) => say('leaseUse')(name),
+      regenerated: say('regenerated'),
       trouble: say('trouble'),
     }
     this.ports = {
@@ -263,6 +280,11 @@ export class Replica {
         (error) => void this.renewalErrors.push(error),
       ),
       settler: new Settler(this.records, observer),
+      waiters: new Waiters(this.records, options.maxWaiters ?? 100),
+      grants: new ReplayGrants(() => this.store.now),
+      regenerated: new RegeneratedKeys(() => this.store.now),
+      verifyToken: async () => options.verified ?? { kind: 'absent' },
+      checkIssued: async () => options.issued ?? 'valid',
       running: new Map<RecordId, Run>(),
       secret: options.secret ?? null,
       unfitForStrict: () => options.unfit ?? false,
@@ -323,15 +345,16 @@ export class Replica {
         const body = Buffer.from(over.body ?? '{"amount":1}')
         return { kind: 'body', body, release: this.bytes.take(body.length) }
       },
-      upstreamHeaders: (id, sent, fence) => [
-        'Idempotency-Key',
-        sent,
-        'X-Fence',
-        String(fence),
-        'X-Record',
-        id,
-      ],
+      statusLink: ['Location', '/status'],
+      upstreamHeaders: (attempt) =>
+        attempt === null
+          ? [...own]
+          : ['Idempotency-Key', attempt.key, 'X-Fence', String(attempt.fence), 'X-Record', attempt.id],
       clientGone: over.gone ?? (() => false),
+      onGone: (left) => {
+        over.leaving?.then(left, () => {})
+        return () => {}
+      },
     }
   }
 
@@ -369,6 +392,7 @@ export class Replica {
   close(): void {
     this.ports.leases.close()
     this.ports.settler.close()
+    this.ports.waiters.close()
   }
 }
 
@@ -385,6 +409,8 @@ export interface Sent {
   readonly reading?: BodyReading
   readonly upload?: Promise<void>
   readonly gone?: () => boolean
+  /** Resolves when the client leaves, which `gone` says then. */
+  readonly leaving?: Promise<unknown>
 }
 
 export interface Seen {
@@ -417,7 +443,7 @@ export function seen(answer: Answer): Seen {
     case 'none':
       return nothing
     case 'problem':
-      return { ...nothing, ...answer.refusal }
+      return { ...nothing, ...answer.refusal, marks: answer.marks }
     case 'live':
       return { ...nothing, status: answer.live.status, marks: answer.marks, live: answer.live }
     case 'response': {

@@ -11,7 +11,18 @@ function scripted() {
     if (script.fail !== null) throw script.fail
     return name
   }
-  const names = ['put', 'swap', 'get', 'renew', 'due', 'remove', 'ping', 'traits'] as const
+  const names = [
+    'put',
+    'swap',
+    'get',
+    'renew',
+    'due',
+    'remove',
+    'watch',
+    'throttle',
+    'ping',
+    'traits',
+  ] as const
   const methods = Object.fromEntries(names.map((name) => [name, call(name)]))
   const close = async () => void script.calls.push('close')
   return { script, register: { name: 'scripted', close, ...methods } as unknown as Register }
@@ -39,10 +50,12 @@ void t.test('every operation goes through while it is closed', async (t) => {
     await breaker.renew([{ id, token: newToken(), dueIn: 1, dropIn: 0 }]),
     await breaker.due(1),
     await breaker.remove(id, 1),
+    await breaker.watch(id, () => {}),
+    await breaker.throttle(id, { count: 1, per: 1 }, 1),
     await breaker.ping(),
     await breaker.traits(),
   ]
-  t.same(replies, ['put', 'swap', 'get', 'renew', 'due', 'remove', 'ping', 'traits'])
+  t.same(replies, ['put', 'swap', 'get', 'renew', 'due', 'remove', 'watch', 'throttle', 'ping', 'traits'])
   t.same(script.calls, replies)
 })
 
@@ -77,6 +90,24 @@ void t.test(
     await breaker.close()
   },
 )
+
+void t.test('watching passes it by: not refused while it is open, and no sign of life', async (t) => {
+  const { script, register } = scripted()
+  const watch = async () => () => {}
+  const states: BreakerState[] = []
+  const onState = (state: BreakerState) => void states.push(state)
+  const options = { threshold: 2, probeAfter: 60_000, probeAtMost: 60_000, onState }
+  const breaker = withBreaker({ ...register, watch }, options)
+  t.teardown(() => breaker.close())
+  script.fail = down
+  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, 1), down)
+  await breaker.watch(id, () => {})
+  t.same(states, [])
+  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, 1), down)
+  t.same(states, ['open'], 'the watch in between was no success')
+  t.type(await breaker.watch(id, () => {}), Function)
+  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, -1), { message: /breaker open/ })
+})
 
 void t.test('errors that are answers do not open it', async (t) => {
   const { script, states, breaker } = setup()

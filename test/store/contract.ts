@@ -1,15 +1,29 @@
 import { randomBytes } from 'node:crypto'
+import fc from 'fast-check'
 import type { Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
 import type { Register } from '../../src/store/register.ts'
-import { ALL_BYTES, bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import {
+  ALL_BYTES,
+  bytesOf,
+  draft,
+  HOUR,
+  MINUTE,
+  newId,
+  newToken,
+  response,
+  SPANS,
+  until,
+} from './fixtures.ts'
 
 export interface Harness extends AsyncDisposable {
   readonly register: Register
   /** Another process on the same store, as far as the adapter knows any. */
   readonly peer: Register
-  /** Moves the store's clock forward, for both. */
+  /** Whether a watcher is told of what the peer writes. */
+  readonly tellsPeers: boolean
+  /** Moves the store's clock, for both. */
   advance(ms: number): void
 }
 
@@ -333,6 +347,199 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const seen = (await register.get(id)).bytes as Buffer
     await register.renew([{ id, token, dueIn: 1, dropIn: 0 }])
     t.ok(seen.equals(kept), 'a later write does not reach an earlier answer')
+  })
+
+  void test('watch: told of each end of an attempt, of nothing else', async (t, harness) => {
+    const { register } = harness
+    for (const writer of harness.tellsPeers ? [register, harness.peer] : [register]) {
+      const id = newId()
+      const token = newToken()
+      let told = 0
+      const stop = await register.watch(id, () => void told++)
+      const silent = async (what: Promise<unknown>, before: number) => {
+        await what
+        t.equal(told, before)
+      }
+      const own = { token, states: ['in_progress', 'unknown', 'failed_retryable'] } as const
+      const put = await writer.put(id, bytesOf('in_progress', token), SPANS)
+      await silent(writer.put(id, bytesOf('completed', token), SPANS), 0)
+      await silent(writer.renew([{ id, token, dueIn: HOUR, dropIn: 0 }]), 0)
+      const stranger = { token: newToken(), states: own.states }
+      await silent(writer.swap(id, stranger, bytesOf('completed', token), SPANS, false), 0)
+      await silent(writer.remove(id, put.now - 1), 0)
+      await writer.put(newId(), bytesOf('completed', token), SPANS)
+      let count = 0
+      for (const state of ['failed_retryable', 'unknown', 'completed'] as const) {
+        t.ok((await writer.swap(id, own, bytesOf(state, token), SPANS, false)).done)
+        // Messages of one record keep their order: had another write told, this were one more.
+        await until(() => told > count)
+        t.equal(told, ++count, state)
+      }
+      const version = readStamps((await register.get(id)).bytes as Buffer).version
+      t.ok(await writer.remove(id, version))
+      await until(() => told > count)
+      t.equal(told, ++count, 'removed')
+      t.ok((await writer.put(id, bytesOf('completed', token), SPANS)).done)
+      await until(() => told > count)
+      t.equal(told, ++count, 'written again after it had gone')
+      stop()
+    }
+  })
+
+  void test('watch: any number for one record, each until it is stopped', async (t, { register }) => {
+    const id = newId()
+    const told = Array.from({ length: 50 }, () => 0)
+    const stops = await Promise.all(
+      told.map((_, n) => register.watch(id, () => void (told[n] = (told[n] as number) + 1))),
+    )
+    const end = async (state: 'unknown' | 'completed') => {
+      await register.put(id, bytesOf(state, newToken()), SPANS)
+      const { bytes } = await register.get(id)
+      await register.remove(id, readStamps(bytes as Buffer).version)
+    }
+    await end('unknown')
+    await until(() => told.every((count) => count === 2))
+    for (const stop of stops.slice(1)) stop()
+    stops[1]?.()
+    await end('completed')
+    await until(() => told[0] === 4)
+    t.ok(told.slice(1).every((count) => count === 2))
+    stops[0]?.()
+    let again = 0
+    const stop = await register.watch(id, () => void again++)
+    await end('unknown')
+    await until(() => again === 2)
+    t.equal(told[0], 4)
+    stop()
+    stop()
+  })
+
+  void test('watch: stopped by another watcher in the same turn, it is not called any more', async (t, {
+    register,
+  }) => {
+    const id = newId()
+    let told = 0
+    const stops: (() => void)[] = []
+    const changed = () => {
+      told++
+      for (const stop of stops) stop()
+    }
+    stops.push(await register.watch(id, changed), await register.watch(id, changed))
+    await register.put(id, bytesOf('completed', newToken()), SPANS)
+    await until(() => told > 0)
+    await register.ping()
+    t.equal(told, 1)
+  })
+
+  void test('throttle: so many at once, then one after the other', async (t, { register, advance }) => {
+    const rate = { count: 7, per: HOUR }
+    const bucket = newId()
+    const take = () => register.throttle(bucket, rate, 1)
+    for (let n = 0; n < rate.count; n++) t.equal(await take(), 0)
+    const waits = [await take(), await take(), await take()]
+    const interval = Math.ceil(HOUR / 7)
+    for (const wait of waits) t.ok(wait > 0 && wait <= interval, 'asking in vain takes nothing')
+    t.equal(await register.throttle(newId(), rate, 1), 0, 'another bucket is another')
+    advance(waits[0] as number)
+    t.equal(await take(), 0)
+    const wait = await take()
+    t.ok(wait > interval - MINUTE && wait <= interval)
+    advance(HOUR)
+    for (let n = 0; n < rate.count; n++) t.equal(await take(), 0)
+    t.not(await take(), 0)
+  })
+
+  void test('throttle: a unit that is given back is one unit, and the bucket never more than full', async (t, {
+    register,
+  }) => {
+    const rate = { count: 3, per: 3 * HOUR }
+    const bucket = newId()
+    const take = () => register.throttle(bucket, rate, 1)
+    const giveBack = async () => t.equal(await register.throttle(bucket, rate, -1), 0)
+    await giveBack()
+    for (let n = 0; n < 3; n++) t.equal(await take(), 0)
+    t.not(await take(), 0)
+    await giveBack()
+    t.equal(await take(), 0)
+    t.not(await take(), 0)
+    for (let n = 0; n < 5; n++) await giveBack()
+    for (let n = 0; n < 3; n++) t.equal(await take(), 0)
+    t.not(await take(), 0)
+  })
+
+  void test('throttle: 50 takes at once, by two replicas: exactly as many as there are', async (t, {
+    register,
+    peer,
+  }) => {
+    const bucket = newId()
+    const rate = { count: 20, per: 24 * HOUR }
+    const waits = await Promise.all(
+      Array.from({ length: 50 }, (_, n) => (n % 2 ? register : peer).throttle(bucket, rate, 1)),
+    )
+    t.equal(waits.filter((wait) => wait === 0).length, 20)
+  })
+
+  void test('throttle: under another rate, what was taken counts as the time that it takes to come back', async (t, {
+    register,
+    advance,
+  }) => {
+    const bucket = newId()
+    for (let n = 0; n < 5; n++) await register.throttle(bucket, { count: 10, per: 10 * HOUR }, 1)
+    const twice = { count: 20, per: 10 * HOUR }
+    for (let n = 0; n < 10; n++) t.equal(await register.throttle(bucket, twice, 1), 0)
+    t.not(await register.throttle(bucket, twice, 1), 0)
+    const fast = { count: 2, per: HOUR }
+    const wait = await register.throttle(bucket, fast, 1)
+    t.ok(wait > 0 && wait <= HOUR / 2, 'never longer than a whole bucket of the new one takes')
+    advance(wait)
+    t.equal(await register.throttle(bucket, fast, 1), 0)
+  })
+
+  void test('throttle: a clock that goes back does not stop a bucket from filling', async (t, {
+    register,
+    advance,
+  }) => {
+    const bucket = newId()
+    const rate = { count: 2, per: 2 * HOUR }
+    for (let n = 0; n < 2; n++) t.equal(await register.throttle(bucket, rate, 1), 0)
+    advance(-5 * HOUR)
+    for (let n = 0; n < 2; n++) t.equal(await register.throttle(bucket, rate, 1), 0)
+    const wait = await register.throttle(bucket, rate, 1)
+    t.ok(wait > 0 && wait <= HOUR)
+  })
+
+  void test('throttle: as a plain count of units says, whatever is asked', async (t, {
+    register,
+    advance,
+  }) => {
+    const minutes = fc.integer({ min: 0, max: 90 })
+    const step = fc.oneof(
+      fc.record({ advance: minutes.map((n) => n * MINUTE) }),
+      fc.record({ units: fc.constantFrom(1, 1, 1, -1) }),
+    )
+    const rate = fc.record({ count: fc.integer({ min: 1, max: 6 }), every: fc.integer({ min: 1, max: 60 }) })
+    await fc.assert(
+      fc.asyncProperty(rate, fc.array(step, { maxLength: 40 }), async ({ count, every }, steps) => {
+        const bucket = newId()
+        const interval = every * MINUTE
+        // In milliseconds of refilling, of which the store's own clock adds a few: far from the next minute.
+        let filled = count * interval
+        for (const one of steps)
+          if ('advance' in one) {
+            advance(one.advance)
+            filled = Math.min(count * interval, filled + one.advance)
+          } else {
+            const wait = await register.throttle(bucket, { count, per: count * interval }, one.units)
+            const missing = one.units === 1 ? Math.max(0, interval - filled) : 0
+            if (missing === 0) filled = Math.min(count * interval, filled - one.units * interval)
+            t.ok(
+              missing === 0 ? wait === 0 : wait > missing - MINUTE && wait <= missing,
+              `${wait} ${missing}`,
+            )
+          }
+      }),
+      { numRuns: 60 },
+    )
   })
 
   void test("ping tells the store's time", async (t, { register, advance }) => {

@@ -1,3 +1,4 @@
+import fc from 'fast-check'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
@@ -11,6 +12,7 @@ registerContract(t, 'memory', async () => {
   return {
     register,
     peer: register,
+    tellsPeers: true,
     advance: (ms) => void (now += ms),
     [Symbol.asyncDispose]: () => register.close(),
   }
@@ -97,4 +99,72 @@ void t.test('expiry and due order hold over many records in any order', async (t
   )
   now = 2500
   for (const { id, dropIn } of records) t.equal((await register.get(id)).bytes !== null, dropIn > now)
+})
+
+void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
+  const step = fc.oneof(
+    fc.record({ pass: fc.integer({ min: 0, max: 3000 }) }),
+    fc.record({ units: fc.constantFrom<(1 | -1)[]>(1, 1, 1, -1) }),
+  )
+  const anyRate = fc.record({
+    count: fc.integer({ min: 1, max: 1000 }),
+    per: fc.integer({ min: 1, max: 10_000 }),
+  })
+  await fc.assert(
+    fc.asyncProperty(anyRate, fc.array(step, { maxLength: 100 }), async (rate, steps) => {
+      let now = 1_795_000_000_000
+      const register = new MemoryRegister({ clock: () => now, maxBytes: MEMORY_BYTES })
+      const [count, per] = [BigInt(rate.count), BigInt(rate.per)]
+      // Units that are there, times `per`.
+      let filled = count * per
+      for (const one of steps) {
+        if ('pass' in one) {
+          now += one.pass
+          const more = filled + BigInt(one.pass) * count
+          filled = more > count * per ? count * per : more
+          continue
+        }
+        const wait = await register.throttle('bucket', rate, one.units)
+        if (one.units === 1 && filled < per) {
+          t.equal(wait, Number((per - filled + count - 1n) / count))
+          continue
+        }
+        t.equal(wait, 0)
+        filled = one.units === 1 ? filled - per : filled + per > count * per ? count * per : filled + per
+      }
+    }),
+    { numRuns: 300 },
+  )
+})
+
+void t.test('buckets are bounded like records, and gone when they are full again', async (t) => {
+  let now = 1000
+  const register = new MemoryRegister({ clock: () => now, maxBytes: 64 * 1024 })
+  const rate = { count: 10, per: 10_000 }
+  const take = () => register.throttle(newId(), rate, 1)
+  for (let n = 0; n < 10_000; n++) {
+    t.equal(await take(), 0)
+    now += 10
+  }
+  let taken = 0
+  const fill = async (): Promise<void> => {
+    for (;;) {
+      await take()
+      taken++
+    }
+  }
+  await t.rejects(fill(), { name: 'StoreFull' })
+  await t.rejects(register.put(newId(), bytesOf('in_progress', newToken()), SPANS), { name: 'StoreFull' })
+  t.ok(taken > 20 && taken <= 128, `${taken} and those of the last second fit`)
+  now += 1000
+  t.equal(await take(), 0)
+  t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done, 'there is room again')
+
+  const mine = newId()
+  await register.throttle(mine, rate, 1)
+  await t.rejects(fill(), { name: 'StoreFull' })
+  t.equal(await register.throttle(mine, rate, 1), 0, 'one that is there goes on')
+  t.equal(await register.throttle(mine, rate, -1), 0)
+  t.equal(await register.throttle(mine, rate, -1), 0)
+  t.ok(await take().then(() => true), 'and makes room when it is full again')
 })

@@ -32,6 +32,7 @@ function memory(): Harness {
   return {
     register,
     peer: register,
+    tellsPeers: true,
     advance: (ms) => void (now += ms),
     [Symbol.asyncDispose]: () => register.close(),
   }
@@ -45,7 +46,13 @@ void t.test('sqlite: generated sequences end as the contract says', async (t) =>
   const register = await SqliteRegister.open({ path: join(dir.path, 'r.db'), timeoutMs: 10_000, onEvent })
   let skew = 0
   const advance = (ms: number) => void (register.skew = skew += ms)
-  await using harness = { register, peer: register, advance, [Symbol.asyncDispose]: () => register.close() }
+  await using harness = {
+    register,
+    peer: register,
+    tellsPeers: true,
+    advance,
+    [Symbol.asyncDispose]: () => register.close(),
+  }
   await fc.assert(
     fc.asyncProperty(sequences, (events) => follow(harness, events)),
     { numRuns: 100 },
@@ -58,7 +65,13 @@ void t.test('redis: generated sequences end as the contract says', async (t) => 
   let skew = 0
   const register = await RedisRegister.open({ url: server.url, timeoutMs: 10_000, onEvent, skew: () => skew })
   const advance = (ms: number) => void (skew += ms)
-  await using harness = { register, peer: register, advance, [Symbol.asyncDispose]: () => register.close() }
+  await using harness = {
+    register,
+    peer: register,
+    tellsPeers: true,
+    advance,
+    [Symbol.asyncDispose]: () => register.close(),
+  }
   await fc.assert(
     fc.asyncProperty(sequences, (events) => follow(harness, events)),
     { numRuns: 150 },

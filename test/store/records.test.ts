@@ -175,7 +175,11 @@ void t.test('the rest goes straight to the register', async (t) => {
   await records.claim(id, draft('in_progress', token), SPANS)
   t.same(await records.renew([{ id, token, dueIn: 0, dropIn: 0 }]), [true])
   t.same(await records.due(5), [id])
+  const rate = { count: 1, per: 10 }
+  t.same([await records.throttle(id, rate, 1), await records.throttle(id, rate, 1)], [0, 10])
+  const removed = new Promise<void>((told) => void records.watch(id, told))
   t.equal(await records.remove(id, clock.now + 1), true)
+  await removed
   t.match(await records.traits(), { durable: false, evicts: false })
   await records.close()
 })

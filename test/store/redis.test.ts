@@ -16,6 +16,7 @@ registerContract(t, 'redis', async () => {
   return {
     register,
     peer,
+    tellsPeers: true,
     advance: (ms) => void (skew += ms),
     [Symbol.asyncDispose]: async () => void (await Promise.all([register.close(), peer.close()])),
   }

@@ -41,6 +41,7 @@ registerContract(t, 'sqlite', async () => {
   return {
     register,
     peer,
+    tellsPeers: false,
     advance(ms) {
       skew += ms
       register.skew = skew
@@ -254,6 +255,46 @@ void t.test('expired rows are pruned', async (t) => {
   await until(() => count.get()?.['n'] === 1)
   reader.close()
   t.pass()
+})
+
+void t.test('a file of the first release is taken over, and that release can go on with it', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const id = newId()
+  const first = await open(file)
+  await first.put(id, bytesOf('completed', newToken()), SPANS)
+  await first.close()
+  const db = new DatabaseSync(file)
+  db.exec('DROP TABLE buckets')
+  db.close()
+  const register = await open(file)
+  t.ok((await register.get(id)).bytes)
+  t.equal(await register.throttle(newId(), { count: 1, per: HOUR }, 1), 0)
+  await register.close()
+  const after = new DatabaseSync(file, { readOnly: true })
+  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 1 })
+  after.close()
+})
+
+void t.test('buckets that are full again are pruned; what is taken outlives a restart', async (t) => {
+  const { file, register } = await opened(t)
+  const rate = { count: 2, per: 2 * HOUR }
+  await Promise.all(Array.from({ length: 700 }, () => register.throttle(newId(), rate, 1)))
+  const kept = newId()
+  for (let n = 0; n < 2; n++) t.equal(await register.throttle(kept, rate, 1), 0)
+  const given = newId()
+  await register.throttle(given, rate, 1)
+  await register.throttle(given, rate, -1)
+  const reader = new DatabaseSync(file, { readOnly: true })
+  const count = reader.prepare('SELECT count(*) AS n FROM buckets')
+  t.equal(count.get()?.['n'], 701, 'one whose last unit is given back is gone')
+  register.skew = HOUR + HOUR / 2
+  await until(() => count.get()?.['n'] === 1)
+  reader.close()
+  const peer = await open(file)
+  peer.skew = HOUR / 2
+  t.not(await peer.throttle(kept, rate, 1), 0)
+  await peer.close()
 })
 
 void t.test('a file that another process keeps locked: an answer in time, nothing applied', async (t) => {

@@ -24,6 +24,10 @@ One YAML file. Generated from the schema that also checks it (\`idempotency-prox
 - Unknown properties are errors, and so are those that this version does not implement. All errors are told at once, with
   file, line and column: \`idempotency-proxy check FILE\`.
 - A value is the route's, else that of \`defaults\`, else the profile's, else the default below.
+- \`key.derive: off\` and \`authorizeReplay: none\` turn off what \`defaults\` turned on, as \`none\` and \`off\` do elsewhere. Of
+  \`scope.jwt.jwks\` and \`keyFile\`, the one that a route sets takes the place of the other.
+- \`status.path\` (GET) and \`issuer.path\` (POST) are answered by the proxy before any route: a wider route gets the rest, and
+  one that has such a path alone is an error.
 - Paths: exact, \`:name\` for one segment, a trailing \`/*\`. Duplicate slashes, dot segments, a trailing slash and needless
   percent-encoding match the same route (\`match.exact: true\` turns that off); the upstream gets the target as sent.
 - \`fingerprint.ignore\` and \`only\` need JSON that is read: under \`auto\`, bodies over 64 KiB or nested deeper than 100 are compared
@@ -58,19 +62,21 @@ function walk(path: string, schema: Schema, rows: string[]): void {
   const object =
     schema.properties !== undefined ? schema : schema.anyOf?.find((one) => one.properties !== undefined)
   if (object?.properties !== undefined) {
+    // A mapping that a word turns off.
+    if (schema.default !== undefined) rows.push(row(path, schema))
     for (const [name, part] of Object.entries(object.properties))
       walk(path === '' ? name : `${path}.${name}`, part, rows)
     return
   }
+  rows.push(row(path, schema))
+}
+
+function row(path: string, schema: Schema): string {
   const value = schema.default === undefined ? '' : `\`${show(schema.default)}\``
   const choices = values(schema)
   const meaning = [schema.description ?? '', choices.length > 0 ? `One of ${choices.join(', ')}.` : '']
-  rows.push(
-    `| \`${path}\` | ${value} | ${meaning
-      .filter((text) => text !== '')
-      .join(' ')
-      .replaceAll('|', '\\|')} |`,
-  )
+  const text = meaning.filter((part) => part !== '').join(' ')
+  return `| \`${path}\` | ${value} | ${text.replaceAll('|', '\\|')} |`
 }
 
 function values(schema: Schema): string[] {

@@ -35,4 +35,6 @@ if state == 1 or state == 4 then
 elseif old then
   redis.call('ZREM', KEYS[2], ARGV[1])
 end
+-- Refused where the user has no right to channels, or an old server knows none: the write stands.
+if state ~= 1 then redis.pcall('SPUBLISH', KEYS[2]:sub(1, -2) .. 'c:' .. ARGV[1], '') end
 return {1, now, now, fence, created}

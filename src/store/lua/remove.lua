@@ -9,4 +9,6 @@ if #head < 56 or head:sub(1, 3) ~= 'IP\1' then return 0 end
 if struct.unpack('>I6', head, 5) ~= tonumber(ARGV[2]) or struct.unpack('>I6', head, 51) <= now then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
+-- Refused where the user has no right to channels, or an old server knows none: the write stands.
+redis.pcall('SPUBLISH', KEYS[2]:sub(1, -2) .. 'c:' .. ARGV[1], '')
 return 1

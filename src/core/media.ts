@@ -1,0 +1,79 @@
+import { linesOf, type RawHeaders } from './headers.ts'
+
+/** type/subtype and parameters without charset, in lower case but for a boundary's value (RFC 2046 §5.1.1). */
+export function mediaType(headers: RawHeaders): string {
+  return parametersOf(headers)
+    .filter((part) => part !== '' && !/^charset\s*=/i.test(part))
+    .map((part) => {
+      const value = /^boundary\s*=/i.test(part) ? part.indexOf('=') : part.length
+      return part.slice(0, value).toLowerCase() + part.slice(value)
+    })
+    .join(';')
+}
+
+/** type/subtype, in lower case. */
+export function essence(headers: RawHeaders): string {
+  return (parametersOf(headers)[0] as string).toLowerCase()
+}
+
+/** True where nothing names another character encoding than UTF-8. */
+export function isUtf8Named(headers: RawHeaders): boolean {
+  return parametersOf(headers).every(
+    (part) => !/^charset\s*=/i.test(part) || /^charset\s*=\s*("?)utf-?8\1$/i.test(part),
+  )
+}
+
+/** The boundary of a `multipart/form-data` that every parser reads alike, else null: one line, no other parameter. */
+export function formDataBoundary(headers: RawHeaders): string | null {
+  if (!isUtf8Named(headers)) return null
+  const [type = '', ...parts] = parametersOf(headers)
+  const others = parts.filter((part) => !/^charset\s*=/i.test(part))
+  if (type.toLowerCase() !== 'multipart/form-data') return null
+  const found = BOUNDARY.exec(others.join(';'))
+  return found?.[1] ?? found?.[2] ?? null
+}
+
+/** RFC 2046's characters without the blank, those that are no token (RFC 9110 §5.6.2) in quotes only. */
+const BOUNDARY = /^boundary=(?:([\w'+.-]{1,70})|"([\w'()+,./:=?-]{1,70})")$/i
+
+/** True where the body is not the content itself: it counts as sent. */
+export function isEncoded(headers: RawHeaders): boolean {
+  return linesOf(headers, 'content-encoding').some((line) => line.trim().toLowerCase() !== 'identity')
+}
+
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
+
+/** What a body says in UTF-8; null: encoded, or other bytes. A byte order mark stays. */
+export function textOf(headers: RawHeaders, body: Buffer): string | null {
+  return isEncoded(headers) ? null : decodeUtf8(body)
+}
+
+export function decodeUtf8(bytes: Buffer): string | null {
+  try {
+    return UTF8.decode(bytes)
+  } catch {
+    return null
+  }
+}
+
+/** Type and parameters of `Content-Type`, split at semicolons outside quoted strings; at least one, blanks taken off. */
+function parametersOf(headers: RawHeaders): string[] {
+  const value = linesOf(headers, 'content-type').join(', ')
+  return splitAtSemicolons(value).map((part) => part.trim())
+}
+
+function splitAtSemicolons(value: string): string[] {
+  if (!value.includes('"')) return value.split(';')
+  const parts: string[] = []
+  let quoted = false
+  let start = 0
+  for (let i = 0; i < value.length; i++) {
+    if (quoted && value[i] === '\\') i++
+    else if (value[i] === '"') quoted = !quoted
+    else if (value[i] === ';' && !quoted) {
+      parts.push(value.slice(start, i))
+      start = i + 1
+    }
+  }
+  return [...parts, value.slice(start)]
+}

@@ -1,0 +1,179 @@
+import { shared } from '../core/budget.ts'
+import { type Millis, type Outcome, shortId } from '../core/record.ts'
+import type { Forwarded } from '../upstream/port.ts'
+import { discard, marks, refuse } from './answers.ts'
+import type { Answer, Call, Run, Trace } from './call.ts'
+import type { Execute, Unclaimed } from './claim.ts'
+import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './outcome.ts'
+import type { Ports } from './ports.ts'
+import type { Settled } from './settler.ts'
+
+/** Writes an attempt's outcome, lets go of the attempt and tells the duplicates that wait for it. */
+export async function finish(
+  ports: Ports,
+  run: Run,
+  unclaimed: Unclaimed | null,
+  outcome: Outcome,
+  release: () => void,
+): Promise<Settled> {
+  const { id, attempt } = run
+  ports.leases.release(id, attempt.token)
+  let settled: Settled | null = null
+  try {
+    settled =
+      unclaimed === null
+        ? await ports.settler.settle(run, outcome, release)
+        : ports.settler.settleUnclaimed(run, outcome, release, unclaimed)
+    return settled
+  } finally {
+    if (ports.running.get(id) === run) ports.running.delete(id)
+    ports.waiters.tell(id, settled?.record ?? null)
+  }
+}
+
+/** Sends the request once and writes its outcome before the first byte of the answer leaves. */
+export async function execute(
+  ports: Ports,
+  call: Call,
+  trace: Trace,
+  { run, unclaimed }: Execute,
+  key: string,
+  body: Buffer,
+): Promise<Answer> {
+  const { route, id, attempt } = run
+  const sentAt = performance.now()
+  ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl)
+  const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
+    const startedAt = performance.now()
+    const settled = await finish(ports, run, unclaimed, outcome, release)
+    trace.storeMs += performance.now() - startedAt
+    return settled
+  }
+  let result: Forwarded
+  try {
+    result = await ports.forward({
+      method: call.method,
+      target: call.target,
+      headers: call.upstreamHeaders({ id, key, fence: attempt.fence }),
+      body,
+      responseLimit: route.limits.response,
+    })
+  } catch (error) {
+    // A bug: what it proves is not known.
+    await settle({ kind: 'unknown', reason: `internal error: ${String(error)}`, status: null })
+    throw error
+  }
+  trace.upstreamMs = performance.now() - sentAt
+  ports.observer.leaseUse(route.name, trace.upstreamMs / route.lease)
+  switch (result.proof) {
+    case 'not_sent':
+      trace.after = (await settle({ kind: 'not_executed', reason: result.reason })).state
+      return notSent(trace, result.reason, run)
+    case 'unknown':
+      trace.after = (await settle({ kind: 'unknown', reason: result.reason, status: result.status })).state
+      return brokenOff(trace, result, run)
+    case 'live': {
+      const { live, why } = result
+      trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
+      trace.after = 'in_progress'
+      ports.inFlight.count++
+      void live.done
+        .then((end) =>
+          settle(
+            end === 'complete'
+              ? outcomeOf(route, live.status, live.headers, result.said, withoutBody(live, why))
+              : unknownBecause('the upstream broke off its answer', live.status),
+          ),
+        )
+        .finally(() => ports.inFlight.count--)
+      return { kind: 'live', live, marks: marks(trace.outcome, route, null) }
+    }
+    case 'responded': {
+      const { response, said } = result
+      ports.latency.saw(route.name, trace.upstreamMs)
+      const outcome = outcomeOf(route, response.status, response.headers, said, keptResult(route, response))
+      // The body has up to two holders: the answer until it has left, the outcome that keeps it until it is written.
+      const share = shared(result.release)
+      const release = share()
+      const settled = await settle(outcome, keepsBody(outcome) ? share() : undefined)
+      trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
+      trace.after = settled.state
+      const own = marks(trace.outcome, route, settled.expiresAt)
+      return { kind: 'response', response, replayed: false, marks: own, release }
+    }
+  }
+}
+
+/** The work's answer, or null where it takes longer: the work goes on, and its outcome is stored (contract §3). */
+export async function within(
+  ports: Ports,
+  limit: Millis,
+  run: Run,
+  work: Promise<Answer>,
+): Promise<Answer | null> {
+  let timer: NodeJS.Timeout | undefined
+  const slow = new Promise<null>((resolve) => {
+    timer = setTimeout(resolve, limit, null)
+  })
+  const first = await Promise.race([work, slow]).finally(() => clearTimeout(timer))
+  if (first !== null) return first
+  ports.inFlight.count++
+  const failed = (error: unknown): void =>
+    ports.observer.trouble('internal error after the client was answered', {
+      route: run.route.name,
+      record: shortId(run.id),
+      error: String(error),
+    })
+  void work.then(discard, failed).finally(() => ports.inFlight.count--)
+  return null
+}
+
+/** A request whose body was read for a key that was not there: it goes on as one that is not protected (contract §3.1). */
+export async function passOn(
+  ports: Pick<Ports, 'forward'>,
+  call: Call,
+  trace: Trace,
+  body: Buffer,
+): Promise<Answer> {
+  const { route } = call
+  const sentAt = performance.now()
+  const result = await ports.forward({
+    method: call.method,
+    target: call.target,
+    headers: call.upstreamHeaders(null),
+    body,
+    responseLimit: route.limits.response,
+  })
+  trace.upstreamMs = performance.now() - sentAt
+  trace.outcome = 'passed'
+  const own = route.statusHeader ? ['Idempotency-Status', 'ignored'] : []
+  switch (result.proof) {
+    case 'not_sent':
+      return notSent(trace, result.reason, null)
+    case 'unknown':
+      return brokenOff(trace, result, null)
+    case 'live':
+      return { kind: 'live', live: result.live, marks: own }
+    case 'responded': {
+      const { response, release } = result
+      return { kind: 'response', response, replayed: false, marks: own, release }
+    }
+  }
+}
+
+function notSent(trace: Trace, reason: string, run: Run | null): Answer {
+  trace.cause = reason
+  const detail = 'no byte of the request was sent'
+  return refuse(trace, 'upstream_unreachable', 'upstream_unreachable', detail, { instance: run?.id ?? null })
+}
+
+function brokenOff(
+  trace: Trace,
+  { reason, timedOut }: Extract<Forwarded, { proof: 'unknown' }>,
+  run: Run | null,
+): Answer {
+  trace.cause = reason
+  const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
+  const detail = `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}; whether it was executed is not known`
+  return refuse(trace, code, code, detail, { instance: run?.id ?? null })
+}

@@ -1,0 +1,80 @@
+import { retryAfterSeconds } from '../core/decide.ts'
+import { recordId } from '../core/identity.ts'
+import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
+import { refuse, storeUnavailable } from './answers.ts'
+import { mayBeTold } from './authorize.ts'
+import { type Answer, type Call, newTrace } from './call.ts'
+import { introduce } from './name.ts'
+import { runningRecord } from './outcome.ts'
+import type { Ports } from './ports.ts'
+
+/** What a client learns that asks instead of retrying: never the stored body (contract §6, `status.path`). */
+export type Inquiry =
+  | {
+      readonly kind: 'found'
+      readonly id: RecordId
+      readonly state: IdempotencyRecord['state']
+      /** The store's time; null where only this replica knows of it yet. */
+      readonly since: Millis | null
+      /** Whole seconds; null where the state is final. */
+      readonly retryAfter: number | null
+    }
+  | { readonly kind: 'absent'; readonly id: RecordId }
+  | Answer
+
+/** Looks the record of `call` up as a request with its key and its credentials would find it. Changes nothing. */
+export async function inquire(ports: Ports, call: Call): Promise<Inquiry> {
+  const { route } = call
+  const trace = newTrace(route.name, call.traceId)
+  const introduced = await introduce(ports, call, trace)
+  if (introduced.kind !== 'introduced') return introduced
+  const { reading, caller } = introduced
+  if (reading.kind === 'missing')
+    return refuse(
+      trace,
+      'key_missing',
+      'idempotency_key_missing',
+      'send the key in the header that the route reads; a key in a body cannot be asked about here',
+    )
+  const id = recordId(route, caller, call.method, call.path, reading.key, ports.secret, reading.qualifier)
+  const refused = await mayBeTold(ports, call, trace)
+  if (refused !== null) return refused
+  const running = ports.running.get(id)
+  const own =
+    ports.settler.held(id) ??
+    (running !== undefined && running.attempt.fence === 0 ? runningRecord(running) : null)
+  if (own !== null) return found(id, own, 0)
+  try {
+    const { record, now } = await ports.records.get(id)
+    const read = record === null ? null : readAt(record, now)
+    return read === null || read.state === 'expired' ? { kind: 'absent', id } : found(id, read, now)
+  } catch (error) {
+    if (error instanceof CorruptRecord)
+      return storeUnavailable(ports, trace, id, 'the stored record cannot be read by this version')
+    if (error instanceof StoreUnavailable)
+      return storeUnavailable(ports, trace, id, 'the store does not answer')
+    throw error
+  }
+}
+
+/** `now` 0: this replica's own record, which knows no time of the store. */
+function found(id: RecordId, read: IdempotencyRecord, now: Millis): Inquiry {
+  const { state } = read
+  const since = now === 0 ? null : state === 'unknown' && read.leaseExpired ? read.nextLookAt : read.updatedAt
+  return { kind: 'found', id, state, since, retryAfter: retryAfterOf(read, now) }
+}
+
+function retryAfterOf(read: IdempotencyRecord, now: Millis): number | null {
+  switch (read.state) {
+    case 'in_progress':
+      return retryAfterSeconds(read.leaseUntil - now)
+    case 'unknown':
+      return retryAfterSeconds(read.nextLookAt - now)
+    case 'failed_retryable':
+      return 1
+    case 'completed':
+    case 'expired':
+      return null
+  }
+}

@@ -1,0 +1,226 @@
+import { type IdempotencyRecord, type Millis, type RecordId } from '../core/record.ts'
+import type { Records } from '../store/records.ts'
+import { StoreUnavailable } from '../store/register.ts'
+
+/** Looks at the store in case a message was lost, or the store sends none. */
+const LOOKS: Looks = { first: 100, most: 1000 }
+
+/** How long until the first look; each next one is twice as far, up to `most`. */
+export interface Looks {
+  readonly first: Millis
+  readonly most: Millis
+}
+
+/** A record as it is now. `now` is the store's time; 0 where this replica itself wrote the record a moment ago. */
+export interface News {
+  readonly record: IdempotencyRecord | null
+  readonly now: Millis
+}
+
+/** Duplicates that are held until the first request has finished (contract §6): one room for each record. */
+export class Waiters {
+  readonly #records: Pick<Records, 'get' | 'watch'>
+  readonly #most: number
+  readonly #looks: Looks
+  readonly #rooms = new Map<RecordId, Room>()
+  #size = 0
+
+  constructor(records: Pick<Records, 'get' | 'watch'>, most: number, looks: Looks = LOOKS) {
+    this.#records = records
+    this.#most = most
+    this.#looks = looks
+  }
+
+  get size(): number {
+    return this.#size
+  }
+
+  /** A seat; null where `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */
+  enter(id: RecordId, local: boolean): Seat | null {
+    if (this.#size >= this.#most) return null
+    this.#size++
+    let room = this.#rooms.get(id)
+    if (room === undefined) {
+      room = new Room(id, this.#records, this.#looks)
+      this.#rooms.set(id, room)
+    }
+    if (!local) room.listen()
+    const seat = new Seat(room, () => {
+      this.#size--
+      if (!room.left(seat)) return
+      room.close()
+      this.#rooms.delete(id)
+    })
+    room.entered(seat)
+    return seat
+  }
+
+  /** An attempt of this replica has ended; `record` is what it left behind, null where that has to be looked up. */
+  tell(id: RecordId, record: IdempotencyRecord | null): void {
+    const room = this.#rooms.get(id)
+    if (room === undefined) return
+    if (record === null) room.look()
+    else room.tell({ record, now: 0 })
+  }
+
+  /** Nobody waits any longer. */
+  close(): void {
+    for (const room of this.#rooms.values()) room.dismiss()
+  }
+}
+
+class Room {
+  readonly #id: RecordId
+  readonly #records: Pick<Records, 'get' | 'watch'>
+  readonly #seats = new Set<Seat>()
+  #offered = -1
+  readonly #looks: Looks
+  #pause: Millis
+  #timer: NodeJS.Timeout
+  #looking = false
+  #lookAgain = false
+  #listening = false
+  #closed = false
+  #unwatch: (() => void) | null = null
+
+  constructor(id: RecordId, records: Pick<Records, 'get' | 'watch'>, looks: Looks) {
+    this.#id = id
+    this.#records = records
+    this.#looks = looks
+    this.#pause = looks.first
+    this.#timer = this.#later()
+  }
+
+  entered(seat: Seat): void {
+    this.#seats.add(seat)
+  }
+
+  /** True: it was the last one. */
+  left(seat: Seat): boolean {
+    this.#seats.delete(seat)
+    return this.#seats.size === 0
+  }
+
+  tell(news: News): void {
+    for (const seat of this.#seats) seat.tell(news)
+  }
+
+  dismiss(): void {
+    for (const seat of this.#seats) seat.dismiss()
+  }
+
+  /** Hears of what other replicas write; looks once it does, for what it missed until then. */
+  listen(): void {
+    if (this.#listening) return
+    this.#listening = true
+    void this.#records
+      .watch(this.#id, () => this.look())
+      .then((unwatch) => {
+        if (this.#closed) return unwatch()
+        this.#unwatch = unwatch
+        this.look()
+      })
+  }
+
+  look(): void {
+    if (this.#looking) this.#lookAgain = true
+    else void this.#look()
+  }
+
+  /** True for the first who asks about that attempt: one of them takes over. */
+  offer(fence: number): boolean {
+    if (fence <= this.#offered) return false
+    this.#offered = fence
+    return true
+  }
+
+  /** Whoever had it did not get through: the next one may try. */
+  offerAgain(): void {
+    this.#offered = -1
+    this.look()
+  }
+
+  close(): void {
+    this.#closed = true
+    clearTimeout(this.#timer)
+    this.#unwatch?.()
+  }
+
+  #later(): NodeJS.Timeout {
+    return setTimeout(() => {
+      this.#pause = Math.min(this.#pause * 2, this.#looks.most)
+      this.#timer = this.#later()
+      this.look()
+    }, this.#pause).unref()
+  }
+
+  async #look(): Promise<void> {
+    this.#looking = true
+    try {
+      this.tell(await this.#records.get(this.#id))
+    } catch (error) {
+      // Down: the next look may succeed. A record that cannot be read: whoever claims is told.
+      if (!(error instanceof StoreUnavailable)) this.tell({ record: null, now: 0 })
+    } finally {
+      this.#looking = false
+      const again = this.#lookAgain && !this.#closed
+      this.#lookAgain = false
+      if (again) void this.#look()
+    }
+  }
+}
+
+/** One duplicate that is held. */
+export class Seat {
+  readonly #room: Room
+  readonly #leave: () => void
+  #news: News | null = null
+  #dismissed = false
+  #wake: (() => void) | null = null
+
+  constructor(room: Room, leave: () => void) {
+    this.#room = room
+    this.#leave = leave
+  }
+
+  /** What is new of the record; null after `time`, or once {@link dismiss} was called. */
+  async next(time: Millis): Promise<News | null> {
+    if (this.#news === null && !this.#dismissed) {
+      let timer: NodeJS.Timeout | undefined
+      await new Promise<void>((resolve) => {
+        this.#wake = resolve
+        timer = setTimeout(resolve, Math.max(0, time))
+      })
+      clearTimeout(timer)
+      this.#wake = null
+    }
+    const news = this.#dismissed ? null : this.#news
+    this.#news = null
+    return news
+  }
+
+  tell(news: News): void {
+    this.#news = news
+    this.#wake?.()
+  }
+
+  /** It has waited long enough: its client left, or the proxy stops. */
+  dismiss(): void {
+    this.#dismissed = true
+    this.#wake?.()
+  }
+
+  /** Whether this one takes over where the attempt `fence` did nothing: one of those that wait on this replica. */
+  takesOver(fence: number): boolean {
+    return this.#room.offer(fence)
+  }
+
+  /** It could not. */
+  passesOn(): void {
+    this.#room.offerAgain()
+  }
+
+  leave(): void {
+    this.#leave()
+  }
+}

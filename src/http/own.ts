@@ -1,0 +1,67 @@
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Call } from '../guard/call.ts'
+import { inquire } from '../guard/inquire.ts'
+import { issueKey, type KeyIssuer } from '../guard/issue.ts'
+import type { Ports } from '../guard/ports.ts'
+import type { Writer } from './write.ts'
+
+/** Answers a client that asks for the state of a record instead of retrying (contract §6, `status.path`). */
+export async function handleStatus(
+  ports: Ports,
+  writer: Writer,
+  call: Call,
+  request: IncomingMessage,
+  response: ServerResponse,
+): Promise<void> {
+  const inquiry = await inquire(ports, call)
+  switch (inquiry.kind) {
+    case 'found': {
+      const { id, state, since, retryAfter } = inquiry
+      const said = {
+        state,
+        since: since === null ? null : new Date(since).toISOString(),
+        retryAfter,
+        recordId: id,
+      }
+      json(response, 200, said, retryAfter === null ? [] : ['Retry-After', String(retryAfter)])
+      return
+    }
+    case 'absent':
+      json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: inquiry.id }, [])
+      return
+    case 'response':
+    case 'live':
+    case 'problem':
+    case 'none':
+      writer.write(request, response, inquiry)
+  }
+}
+
+/** Answers `POST <issuer.path>`: a signed key that expires. */
+export async function handleIssue(
+  ports: Pick<Ports, 'records'>,
+  writer: Writer,
+  issuer: KeyIssuer,
+  request: IncomingMessage,
+  response: ServerResponse,
+): Promise<void> {
+  request.resume()
+  const answer = await issueKey(ports, issuer)
+  if (answer.kind === 'problem') return writer.write(request, response, answer)
+  const { key, expiresAt } = answer
+  json(response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
+}
+
+function json(response: ServerResponse, status: number, content: object, lines: readonly string[]): void {
+  const body = Buffer.from(JSON.stringify(content))
+  response.writeHead(status, [
+    'Content-Type',
+    'application/json',
+    'Cache-Control',
+    'no-store',
+    'Content-Length',
+    String(body.length),
+    ...lines,
+  ])
+  response.end(body)
+}

@@ -1,0 +1,33 @@
+import type { RecordId } from '../core/record.ts'
+
+interface Watcher {
+  readonly changed: () => void
+}
+
+/** Who waits for the ends of which attempts, within this process. */
+export class Watchers {
+  readonly #byId = new Map<RecordId, Set<Watcher>>()
+
+  /** Until the function that it returns is called. */
+  add(id: RecordId, changed: () => void): () => void {
+    const watcher = { changed }
+    const watching = this.#byId.get(id) ?? new Set()
+    this.#byId.set(id, watching.add(watcher))
+    return () => {
+      if (watching.delete(watcher) && watching.size === 0) this.#byId.delete(id)
+    }
+  }
+
+  has(id: RecordId): boolean {
+    return this.#byId.has(id)
+  }
+
+  /** In a microtask each: a watcher that throws fails no write, and no other watcher. */
+  tell(id: RecordId): void {
+    const watching = this.#byId.get(id)
+    for (const watcher of watching ?? [])
+      queueMicrotask(() => {
+        if (watching?.has(watcher)) watcher.changed()
+      })
+  }
+}

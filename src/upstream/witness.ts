@@ -1,0 +1,131 @@
+import type { Dispatcher } from 'undici'
+import type { Budget } from '../core/budget.ts'
+import { Exchange, type Heard } from './forward.ts'
+import type { Forwarded, Overheard } from './port.ts'
+
+/** The four events of undici's handlers by which `request` hears of its exchange. */
+type Handler = Required<
+  Pick<Dispatcher.DispatchHandler, 'onConnect' | 'onHeaders' | 'onData' | 'onComplete' | 'onError'>
+>
+
+/**
+ * Hears an exchange that somebody else conducts, and says what it proved by the same rules as the guard's own: for
+ * shadow mode. It delays nothing, aborts nothing and holds nothing back; a bug of it ends the hearing, not the exchange.
+ */
+export class Witness implements Overheard {
+  readonly ended: Promise<Forwarded>
+  readonly #exchange: Exchange
+  readonly #onBug: (error: unknown) => void
+  readonly #controller: Dispatcher.DispatchController & { rawHeaders: Buffer[]; rawTrailers: Buffer[] }
+  #dispatched = false
+  #over = false
+
+  constructor(request: Heard, budget: Budget, onBug: (error: unknown) => void) {
+    this.#onBug = onBug
+    const { promise, resolve } = Promise.withResolvers<Forwarded>()
+    this.ended = promise
+    this.#exchange = new Exchange(request, { timeout: Number.POSITIVE_INFINITY, budget }, resolve)
+    this.#controller = {
+      aborted: false,
+      paused: false,
+      reason: null,
+      rawHeaders: [],
+      rawTrailers: [],
+      // The exchange is somebody else's: what it would break off here is just not listened to any longer.
+      abort: (reason) => this.#end(() => this.#exchange.failed(reason)),
+      pause: () => {},
+      resume: () => {},
+    }
+  }
+
+  get over(): boolean {
+    return this.#over
+  }
+
+  /** The dispatcher, heard. For one `request`. */
+  beside<D extends Dispatcher>(dispatcher: D): D {
+    const dispatch: Dispatcher['dispatch'] = (options, handler) =>
+      dispatcher.dispatch(options, this.#tee(handler as Handler))
+    return Object.create(dispatcher, { dispatch: { value: dispatch } }) as D
+  }
+
+  /** It ended with this error, if it has not ended otherwise. */
+  failed(error: Error): void {
+    this.#end(() => this.#exchange.failed(error))
+  }
+
+  /** The client has left. Where nobody has begun to send its request, somebody still may. */
+  gone(): void {
+    if (!this.#dispatched) this.#giveUp(new Error('the client left before its request was sent'))
+  }
+
+  /** Nobody asks any more what it proves: lets go of what was heard. */
+  ignore(): void {
+    this.#giveUp(new Error('nobody listens any more'))
+  }
+
+  #tee(handler: Handler): Handler {
+    this.#dispatched = true
+    const controller = this.#controller
+    const exchange = this.#exchange
+    return {
+      onConnect: (abort) => {
+        let aborted = false
+        handler.onConnect((error) => {
+          aborted = true
+          abort(error)
+        })
+        // Given up while it waited for a connection: not a byte leaves.
+        if (!aborted) this.#hear(() => exchange.onRequestStart(controller))
+      },
+      onHeaders: (status, headers, resume, reason) => {
+        const room = handler.onHeaders(status, headers, resume, reason)
+        this.#hear(() => {
+          controller.rawHeaders = headers
+          exchange.onResponseStart(controller, status, null, reason)
+        })
+        return room
+      },
+      onData: (chunk) => {
+        const room = handler.onData(chunk)
+        this.#hear(() => exchange.onResponseData(controller, chunk))
+        return room
+      },
+      onComplete: (trailers) => {
+        handler.onComplete(trailers)
+        this.#hear(() => {
+          controller.rawTrailers = (trailers ?? []) as unknown as Buffer[]
+          this.#end(() => exchange.onResponseEnd(controller))
+        })
+      },
+      onError: (error) => {
+        handler.onError(error)
+        this.#end(() => exchange.onResponseError(controller, error))
+      },
+    }
+  }
+
+  #end(how: () => void): void {
+    if (this.#over) return
+    this.#hear(how)
+    this.#over = true
+  }
+
+  #hear(event: () => void): void {
+    if (this.#over) return
+    try {
+      event()
+    } catch (error) {
+      this.#giveUp(error as Error)
+      this.#onBug(error)
+    }
+  }
+
+  /** What is not heard proves nothing: "not sent" least of all. */
+  #giveUp(error: Error): void {
+    if (this.#over) return
+    this.#over = true
+    this.#exchange.onRequestStart(this.#controller)
+    this.#exchange.failed(error)
+  }
+}

@@ -1,0 +1,145 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { deriveKey } from '../../src/core/derive.ts'
+import type { DerivePolicy } from '../../src/core/policy.ts'
+
+const POLICY: DerivePolicy = { json: ['/order'], headers: [], bucket: null }
+const BY_HEADER: DerivePolicy = { json: [], headers: ['x-order', 'x-shop'], bucket: null }
+const CALLER = ['Bearer t1']
+
+interface Asked {
+  readonly policy?: DerivePolicy
+  readonly headers?: readonly string[]
+  readonly caller?: readonly (string | null)[]
+  readonly now?: number
+}
+const derive = (
+  body: string | Buffer,
+  { policy = POLICY, headers = [], caller = CALLER, now = 0 }: Asked = {},
+): string | null => deriveKey(headers, Buffer.from(body as string), caller, policy, now)
+const distinct = (keys: readonly (string | null)[]): number =>
+  new Set(keys.filter((key) => key !== null)).size
+
+t.test('a derived key is a SHA-256 in base64url, the same for the same request', async (t) => {
+  const key = derive('{"order":1}')
+  t.match(key, /^[A-Za-z0-9_-]{43}$/)
+  t.equal(derive(' {"sent":"later", "order" : 1.0}'), key, 'only what is named counts, in canonical form')
+  t.equal(derive('{"order":{"a":1,"b":[2]}}'), derive('{"order":{ "b":[2], "a":1 }}'))
+  t.equal(derive('{"order":"\\u0061"}'), derive('{"order":"a"}'))
+})
+
+t.test('other values, types and callers give other keys', async (t) => {
+  const bodies = [
+    '1',
+    '"1"',
+    '2',
+    'true',
+    '"true"',
+    'false',
+    '0',
+    '[]',
+    '{}',
+    '[1]',
+    '"[1]"',
+    '"a"',
+    '"A"',
+    '"a "',
+  ]
+  t.equal(distinct(bodies.map((value) => derive(`{"order":${value}}`))), bodies.length)
+  const callers = [[], [null], [''], ['a'], ['a', null], ['a', 'b'], ['ab'], ['1:a']]
+  t.equal(distinct(callers.map((caller) => derive('{"order":1}', { caller }))), callers.length)
+})
+
+t.test('what has no canonical form counts as it is written', async (t) => {
+  const values = [
+    '9007199254740993',
+    '9007199254740992',
+    '"9007199254740993"',
+    '1e400',
+    '1e401',
+    '"\\ud800"',
+    '"\\ud801"',
+    '{"a":1,"a":2}',
+    '{"a":2}',
+  ]
+  t.equal(distinct(values.map((value) => derive(`{"order":${value}}`))), values.length)
+  t.equal(derive('{"order":9007199254740993}'), derive('{"x":1e400,"order" : 9007199254740993 }'))
+})
+
+t.test('without what tells a request apart there is no key', async (t) => {
+  for (const body of [
+    '',
+    'no JSON',
+    '{"order":1',
+    '{}',
+    '{"Order":1}',
+    '[1]',
+    '{"order":null}',
+    '{"order":""}',
+    '{"order":" "}',
+    '{"order":1,"order":1}',
+    '{"order":1}\ufeff',
+  ])
+    t.equal(derive(body), null, body)
+  t.equal(derive('{"order":1}', { headers: ['Content-Encoding', 'gzip'] }), null)
+  t.equal(derive(Buffer.from([0x22, 0xff, 0x22]), { policy: { ...POLICY, json: [''] } }), null)
+  const two = { ...POLICY, json: ['/order', '/shop'] }
+  t.equal(derive('{"order":1}', { policy: two }), null, 'one of two')
+  t.type(derive('{"order":1,"shop":1}', { policy: two }), 'string')
+})
+
+t.test('headers count line by line, and each of them must say something', async (t) => {
+  const keyed = (...headers: string[]): string | null => derive('no JSON', { policy: BY_HEADER, headers })
+  const rows = [
+    ['X-Order', '1', 'X-Shop', '2'],
+    ['X-Order', '2', 'X-Shop', '1'],
+    ['X-Order', '1', 'X-Order', '1', 'X-Shop', '2'],
+    ['X-Order', '1', 'X-Shop', '1', 'X-Shop', '2'],
+    ['X-Order', '1, 1', 'X-Shop', '2'],
+    ['X-Order', '12', 'X-Shop', ' '],
+    ['X-Order', '1', 'X-Order', '', 'X-Shop', '2'],
+  ]
+  const keys = rows.map((headers) => keyed(...headers))
+  t.equal(distinct(keys), rows.length - 1)
+  t.equal(keys[5], null, 'a blank line says nothing')
+  t.equal(keys[0], keyed('x-shop', '2', 'Other', '3', 'x-order', '1'))
+  for (const headers of [[], ['X-Order', '1'], ['X-Shop', '1'], ['X-Order', '', 'X-Shop', '1']])
+    t.equal(keyed(...headers), null)
+})
+
+t.test('pointers and headers do not run into each other', async (t) => {
+  const policy = { json: ['/a', '/b'], headers: ['c'], bucket: null }
+  const keys = [
+    derive('{"a":1,"b":23}', { policy, headers: ['C', '4'] }),
+    derive('{"a":12,"b":3}', { policy, headers: ['C', '4'] }),
+    derive('{"a":1,"b":2}', { policy, headers: ['C', '34'] }),
+    derive('{"a":23,"b":1}', { policy, headers: ['C', '4'] }),
+  ]
+  t.equal(distinct(keys), keys.length)
+})
+
+t.test('with a bucket the store’s time counts, rounded down', async (t) => {
+  const at = (now: number, bucket: number | null): string | null =>
+    derive('{"order":1}', { policy: { ...POLICY, bucket }, now })
+  t.equal(at(60_000, 60_000), at(119_999, 60_000))
+  t.not(at(59_999, 60_000), at(60_000, 60_000))
+  t.not(at(119_999, 60_000), at(120_000, 60_000))
+  t.equal(at(0, null), at(120_000, null), 'no bucket: no time')
+  t.not(at(0, null), at(0, 60_000))
+})
+
+t.test('two requests have one derived key exactly where what is named is equal', async () => {
+  const value = fc.oneof(fc.integer({ min: 0, max: 12 }), fc.constantFrom('1', '12', ',', 'null', true))
+  const asked = fc.record({ order: value, shop: value, who: fc.constantFrom('a', 'b', '1:a') })
+  const policy = { json: ['/order', '/shop'], headers: [], bucket: null }
+  const keyOf = ({ who, ...body }: { order: unknown; shop: unknown; who: string }): string | null =>
+    derive(JSON.stringify(body), { policy, caller: [who] })
+  fc.assert(
+    fc.property(
+      asked,
+      asked,
+      (a, b) => (keyOf(a) === keyOf(b)) === (JSON.stringify(a) === JSON.stringify(b)),
+    ),
+    { numRuns: 1000 },
+  )
+})

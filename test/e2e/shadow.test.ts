@@ -1,0 +1,488 @@
+import { once } from 'node:events'
+import { request as httpRequest, type IncomingMessage } from 'node:http'
+import { connect } from 'node:net'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { gate, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { metricIs, scriptedPeer } from '../support/exchange.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { post, rawRequest } from '../support/raw.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { type Respond, tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(60_000)
+
+const MIB = 1024 * 1024
+
+/** An upstream whose answers differ, but for those under `/same`. */
+async function counting(t: Test, more: Respond = () => {}): Promise<UpstreamStub> {
+  let n = 0
+  const upstream = await upstreamStub(async (seen, response, request) => {
+    const id = seen.target.startsWith('/same') ? 0 : ++n
+    await more(seen, response, request)
+    if (!response.writableEnded)
+      response.writeHead(201, ['Content-Type', 'text/plain', 'X-Id', String(id)]).end(`execution ${id}`)
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  return upstream
+}
+
+async function proxyOf(
+  t: Test,
+  upstream: { readonly url: string },
+  store: string,
+  route: string,
+  more = '',
+): Promise<TestProxy> {
+  const proxy = await proxyInProcess(
+    [
+      `upstream: { url: "${upstream.url}" }`,
+      `store: { url: "${store}" }`,
+      'drain: { timeout: 2s }',
+      `routes: [{ name: pay, match: { methods: [POST, PUT], path: "/*" }, ${route} }]`,
+      more,
+    ].join('\n'),
+  )
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  return proxy
+}
+
+const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
+  metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
+
+const sqlite = (t: Test): string => `sqlite:${join(tempDir(t), 'records.db')}`
+
+/** Every store with what makes a fresh one. */
+const STORES: Readonly<Record<string, (t: Test) => Promise<string>>> = {
+  memory: async () => 'memory:',
+  sqlite: async (t) => sqlite(t),
+  redis: async (t) => {
+    const redis = await RedisServer.start()
+    t.teardown(() => redis[Symbol.asyncDispose]())
+    return redis.url
+  },
+}
+
+for (const [name, fresh] of Object.entries(STORES))
+  void t.test(
+    `O06 ${name}: duplicates are forwarded, N=2, verdicts counted; enforce honours what shadow completed`,
+    async (t) => {
+      const store = await fresh(t)
+      const upstream = await counting(t)
+      const shadow = await proxyOf(t, upstream, store, 'mode: shadow, key: required')
+      const [differs, same, misuse] = [newKey(), newKey(), newKey()]
+      const first = await send(shadow, differs)
+      const second = await send(shadow, differs)
+      t.same([first.body, second.body], ['execution 1', 'execution 2'])
+      t.equal(upstream.seen.length, 2, 'N=2')
+      const kept = await send(shadow, same, { path: '/same' })
+      await send(shadow, same, { path: '/same' })
+      await send(shadow, misuse)
+      t.equal((await send(shadow, misuse, { body: '{"amount":2}' })).status, 201)
+      t.equal((await send(shadow, null)).status, 201, 'a missing key is not refused')
+      t.equal(upstream.seen.length, 7)
+      for (const reply of [first, second, kept]) t.notOk(reply.headers.has('idempotent-replayed'))
+      await verdict(shadow, 'first', 3)
+      await verdict(shadow, 'replay_differs')
+      await verdict(shadow, 'replay_same')
+      await verdict(shadow, 'misuse')
+      await verdict(shadow, 'key_missing')
+      t.equal(await shadow.metric('idempotency_requests_total{route="pay",outcome="passed"}'), 7)
+      t.equal(await shadow.metric('idempotency_buffered_bytes'), 0)
+
+      const lines = shadow.log.filter(({ msg }) => msg === 'shadow')
+      t.equal(lines.length, 7, 'one line for each')
+      const line = lines.find(({ verdict }) => verdict === 'replay_differs')
+      t.match(line, { route: 'pay', record: /^[\w-]{12}$/, before: 'completed' })
+      for (const key of [differs, same, misuse]) t.notOk(JSON.stringify(shadow.log).includes(key))
+      if (name === 'memory') return
+
+      await shadow.drain()
+      const enforce = await proxyOf(t, upstream, store, 'key: required')
+      const replay = await send(enforce, differs)
+      t.match(replay, { status: 201, body: 'execution 1', replayed: true })
+      t.equal(replay.headers.get('x-id'), first.headers.get('x-id'))
+      t.equal(replay.headers.get('date'), first.headers.get('date'), 'the first answer, its Date included')
+      t.match(await send(enforce, same, { path: '/same' }), { body: kept.body, replayed: true })
+      t.match(await send(enforce, misuse, { body: '{"amount":2}' }), { code: 'idempotency_key_reused' })
+      t.equal(upstream.seen.length, 7, 'nothing is executed again')
+    },
+  )
+
+void t.test('the request goes as it came, and the answer too', async (t) => {
+  const upstream = await counting(t, (_seen, response) => {
+    response.writeHead(299, 'Strange', ['X-A', '1', 'x-a', '2', 'Idempotency-Outcome', 'applied'])
+    response.end(Buffer.from([0, 255, 1]))
+  })
+  const key = '"a; b"'
+  const ask = post('/pay?x=1', key, '{"a": 1}', ['X-Twice: 1', 'x-twice: 2', 'Idempotency-Fence: 9'])
+  const answers = []
+  for (const mode of ['off', 'shadow'] as const) {
+    const proxy = await proxyOf(
+      t,
+      upstream,
+      'memory:',
+      `mode: ${mode}, key: { forward: none, forwardFence: true }`,
+    )
+    const { statusLine, headers, body } = await rawRequest(proxy.port, ask)
+    answers.push([
+      statusLine,
+      headers.filter((_, i) => !/^date$/i.test(headers[i - (i % 2)] as string)),
+      body,
+    ])
+  }
+  t.same(answers[1], answers[0])
+  const [off, shadow] = upstream.seen
+  t.same(shadow, off)
+  t.ok(shadow?.headers.includes(key), 'the key is forwarded as it came')
+})
+
+void t.test('two at the same time are both forwarded at once', async (t) => {
+  const work = gate()
+  const upstream = await counting(t, () => work.opened)
+  const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, inFlight: wait')
+  const key = newKey()
+  const replies = [send(proxy, key), send(proxy, key)]
+  await upstream.arrived(2)
+  await verdict(proxy, 'waited')
+  work.open()
+  t.same(
+    (await Promise.all(replies)).map(({ status }) => status),
+    [201, 201],
+  )
+  await verdict(proxy, 'first')
+})
+
+void t.test(
+  'O06 while Redis hangs every answer arrives; its verdicts say so; it is honoured afterwards',
+  async (t) => {
+    const redis = await RedisServer.start()
+    t.teardown(() => redis[Symbol.asyncDispose]())
+    const upstream = await counting(t)
+    const shadow = await proxyOf(t, upstream, redis.url, 'mode: shadow')
+    const keys = [newKey(), newKey(), newKey()]
+    await send(shadow, newKey())
+    await verdict(shadow, 'first')
+    redis.pause()
+    const replies: Reply[] = []
+    for (const key of keys) replies.push(await send(shadow, key))
+    t.same(
+      replies.map(({ status }) => status),
+      [201, 201, 201],
+      'answered although nothing else was',
+    )
+    await verdict(shadow, 'store_unavailable', 3)
+    redis.resume()
+    await until(async () => (await shadow.metric('idempotency_spooled')) === 0)
+    await shadow.drain()
+    const enforce = await proxyOf(t, upstream, redis.url, 'mode: enforce')
+    for (const [i, key] of keys.entries())
+      t.match(await send(enforce, key), { body: replies[i]?.body, replayed: true })
+    t.equal(upstream.seen.length, 4)
+  },
+)
+
+void t.test('O06 a Redis that is not there', async (t) => {
+  const upstream = await counting(t)
+  const proxy = await proxyOf(t, upstream, `redis://127.0.0.1:${await freePort()}`, 'mode: shadow')
+  t.equal((await send(proxy, newKey())).status, 201)
+  await verdict(proxy, 'store_unavailable')
+})
+
+void t.test(
+  'a stream is live: its first event arrives before its end, and it is recorded as done',
+  async (t) => {
+    const work = gate()
+    const upstream = await counting(t, async (_seen, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' })
+      response.write('data: 1\n\n')
+      await work.opened
+      response.end('data: 2\n\n')
+    })
+    const store = sqlite(t)
+    const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
+    const key = newKey()
+    const sent = httpRequest(`${shadow.url}/events`, {
+      method: 'POST',
+      headers: { 'idempotency-key': key },
+    }).end()
+    const [answer] = (await once(sent, 'response')) as [IncomingMessage]
+    const [first] = (await once(answer, 'data')) as [Buffer]
+    t.equal(first.toString(), 'data: 1\n\n')
+    work.open()
+    await once(answer.resume(), 'end')
+    await verdict(shadow, 'first')
+    await shadow.drain()
+    const enforce = await proxyOf(t, upstream, store, '')
+    const again = await fetch(`${enforce.url}/events`, {
+      method: 'POST',
+      headers: { 'idempotency-key': key },
+    })
+    t.match(await again.json(), { code: 'idempotency_response_unavailable', originalStatus: 200 })
+    t.equal(upstream.seen.length, 1)
+  },
+)
+
+void t.test('bodies over the limits flow, whole; what is looked at is whole, too', async (t) => {
+  const big = Buffer.alloc(8 * MIB, 'x')
+  const upstream = await counting(t, ({ target }, response) => {
+    if (target === '/big') response.end(big)
+  })
+  const store = sqlite(t)
+  const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
+  const upload = async (proxy: TestProxy, key: string, body: Buffer, chunked: boolean): Promise<string> => {
+    const framing = chunked ? {} : { 'content-length': body.length }
+    const sent = httpRequest(`${proxy.url}/up`, {
+      method: 'POST',
+      headers: { 'idempotency-key': key, ...framing },
+    })
+    for (let at = 0; at < body.length; at += 10_000)
+      if (!sent.write(body.subarray(at, at + 10_000))) await once(sent, 'drain')
+    sent.end()
+    const [answer] = (await once(sent, 'response')) as [IncomingMessage]
+    let text = ''
+    for await (const chunk of answer) text += String(chunk)
+    return text
+  }
+  for (const [i, chunked] of [false, true].entries()) {
+    await upload(shadow, newKey(), big, chunked)
+    t.ok(upstream.seen[i]?.body.equals(big))
+  }
+  await verdict(shadow, 'request_too_large', 2)
+
+  const [small, down] = [newKey(), newKey()]
+  const body = Buffer.from('0123456789'.repeat(90_000))
+  await upload(shadow, small, body, true)
+  t.equal((await send(shadow, down, { path: '/big' })).body.length, big.length)
+  await verdict(shadow, 'first', 2)
+  t.equal(await shadow.metric('idempotency_buffered_bytes'), 0)
+  await shadow.drain()
+  const enforce = await proxyOf(t, upstream, store, '')
+  t.equal(
+    await upload(enforce, small, body, false),
+    'execution 3',
+    'the same body: its fingerprint is of all of it',
+  )
+  const other = Buffer.from(body)
+  other[899_999] = 0
+  t.match(await upload(enforce, small, other, false), /idempotency_key_reused/)
+  t.match(await send(enforce, down, { path: '/big' }), { code: 'idempotency_response_unavailable' })
+  t.equal(upstream.seen.length, 4)
+})
+
+void t.test('without room to look, traffic flows', async (t) => {
+  const upstream = await counting(t)
+  const proxy = await proxyOf(
+    t,
+    upstream,
+    'memory:',
+    'mode: shadow',
+    'limits: { buffered: 1KiB, request: 1KiB, response: 1KiB }',
+  )
+  const { status } = await send(proxy, newKey(), { body: JSON.stringify('y'.repeat(1020)) })
+  t.equal(status, 201)
+  await verdict(proxy, 'first')
+  const work = gate()
+  const slow = await counting(t, () => work.opened)
+  const other = await proxyOf(
+    t,
+    slow,
+    'memory:',
+    'mode: shadow',
+    'limits: { buffered: 1KiB, request: 1KiB, response: 1KiB }',
+  )
+  const held = send(other, newKey(), { body: JSON.stringify('y'.repeat(1000)) })
+  await slow.arrived(1)
+  const second = send(other, newKey(), { body: JSON.stringify('y'.repeat(1000)) })
+  await verdict(other, 'overloaded')
+  work.open()
+  t.same([(await held).status, (await second).status], [201, 201])
+  await metricIs(other, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('what the upstream did is what enforce finds', async (t) => {
+  const store = sqlite(t)
+  let mode: 'reset' | 'truncate' | 'answer' = 'reset'
+  const peer = await scriptedPeer((socket) => {
+    if (mode === 'reset') socket.resetAndDestroy()
+    else if (mode === 'truncate') socket.end('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort')
+    else socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+  })
+  t.teardown(() => peer[Symbol.asyncDispose]())
+  const shadow = await proxyOf(t, peer, store, 'mode: shadow')
+  const nowhere = await proxyOf(t, { url: `http://127.0.0.1:${await freePort()}` }, store, 'mode: shadow')
+  const [reset, truncated, refused] = [newKey(), newKey(), newKey()]
+  t.match(await send(shadow, reset), { status: 502, code: 'upstream_failed' })
+  mode = 'truncate'
+  await t.rejects(send(shadow, truncated))
+  t.match(await send(nowhere, refused), { status: 502, code: 'upstream_unreachable' })
+  await verdict(shadow, 'upstream_failed', 2)
+  await verdict(nowhere, 'upstream_unreachable')
+  mode = 'answer'
+  const enforce = await proxyOf(t, peer, store, '')
+  t.match(await send(enforce, reset), { code: 'idempotency_outcome_unknown' })
+  t.match(await send(enforce, truncated), { code: 'idempotency_outcome_unknown' })
+  const n = peer.requests.length
+  t.match(await send(enforce, refused), { status: 200, replayed: false }, 'proven not sent: executed')
+  t.equal(peer.requests.length, n + 1)
+
+  // In shadow the retry is executed, and what it shows becomes the record's.
+  t.match(await send(shadow, reset), { status: 200 })
+  await verdict(shadow, 'unknown')
+  await until(async () => (await send(enforce, reset)).replayed)
+})
+
+void t.test(
+  'a client that leaves: the upstream call ends as it does without shadow, and nothing is promised',
+  async (t) => {
+    const store = sqlite(t)
+    const upstream = await counting(t, () => new Promise(() => {}))
+    const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
+    const key = newKey()
+    const sent = httpRequest(`${shadow.url}/pay`, {
+      method: 'POST',
+      headers: { 'idempotency-key': key, authorization: 'Bearer alice', 'content-type': 'application/json' },
+    })
+    sent.on('error', () => {})
+    sent.end('{"amount":1}')
+    await upstream.arrived(1)
+    sent.destroy()
+    await verdict(shadow, 'upstream_failed')
+    const enforce = await proxyOf(t, upstream, store, '')
+    t.match(await send(enforce, key), { code: 'idempotency_outcome_unknown' })
+
+    const half = connect(shadow.port, '127.0.0.1')
+    half.write(post('/pay', newKey(), '0123456789').slice(0, -5))
+    await once(half, 'connect')
+    await until(async () => (await connections(upstream)) > 0)
+    half.destroy()
+    await verdict(shadow, 'request_aborted')
+  },
+)
+
+function connections({ server }: UpstreamStub): Promise<number> {
+  return new Promise((resolve, reject) => {
+    server.getConnections((error, count) => (error === null ? resolve(count) : reject(error)))
+  })
+}
+
+void t.test(
+  'an upstream that answers before it has the body: nothing is decided on half a request',
+  async (t) => {
+    const peer = await scriptedPeerOnHead(
+      'HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
+    )
+    t.teardown(() => peer[Symbol.asyncDispose]())
+    const shadow = await proxyOf(t, peer, 'memory:', 'mode: shadow')
+    const client = connect(shadow.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(post('/pay', newKey(), 'x'.repeat(1000)).slice(0, -500))
+    const [answer] = (await once(client, 'data')) as [Buffer]
+    t.match(answer.toString(), /^HTTP\/1\.1 413 /)
+    client.destroy()
+    await verdict(shadow, 'request_aborted')
+  },
+)
+
+/** Answers as soon as a head has come. */
+async function scriptedPeerOnHead(bytes: string) {
+  return tcpStub((socket) => void socket.once('data', () => socket.write(bytes)))
+}
+
+void t.test(
+  'duplicates on two replicas, whatever the upstream makes of each: enforce executes no key that was done',
+  async (t) => {
+    const redis = await RedisServer.start()
+    t.teardown(() => redis[Symbol.asyncDispose]())
+    const done = new Set<string>()
+    const open = new Set<string>()
+    const makes = ['done', 'refused', 'busy', 'reset', 'slow'] as const
+    let n = 0
+    const upstream = await counting(t, async ({ headers }, response, request) => {
+      const key = headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1] as string
+      n++
+      // Spread evenly, and differently over the requests of one key.
+      const make = makes[(n * 7 + Math.floor(n / 3)) % makes.length]
+      if (make === 'slow') await new Promise((next) => setTimeout(next, 30))
+      if (make === 'done' || make === 'slow') done.add(key)
+      else if (make === 'reset') {
+        open.add(key)
+        request.socket.resetAndDestroy()
+      } else response.writeHead(make === 'refused' ? 401 : 503, { 'retry-after': '1' }).end()
+    })
+    const shadows = [0, 1].map(() => proxyOf(t, upstream, redis.url, 'mode: shadow'))
+    const keys = Array.from({ length: 50 }, newKey)
+    const asked: Promise<unknown>[] = []
+    for (let i = 0; i < 4; i++)
+      for (const key of keys) {
+        const proxy = (await shadows[i % 2]) as TestProxy
+        asked.push(send(proxy, key))
+      }
+    await Promise.all(asked)
+    t.equal(n, 200, 'each of them was forwarded')
+    for (const proxy of shadows) await (await proxy).drain()
+    const [wasDone, wasOpen] = [new Set(done), new Set(open)]
+    t.ok(wasDone.size > 0 && wasOpen.size > 0)
+
+    const enforce = await proxyOf(t, upstream, redis.url, '')
+    const again = await Promise.all(keys.map(async (key) => [key, await send(enforce, key)] as const))
+    const executed = upstream.seen.slice(200).map(({ headers }) => headers.join())
+    for (const [key, reply] of again) {
+      const times = executed.filter((lines) => lines.includes(key)).length
+      if (wasDone.has(key)) t.ok(reply.replayed && times === 0, 'done: replayed')
+      else if (wasOpen.has(key))
+        t.ok(reply.code === 'idempotency_outcome_unknown' && times === 0, 'open: refused')
+      else t.equal(times, 1, 'nothing was done: executed, once')
+    }
+  },
+)
+
+void t.test('the drain waits for what shadow records', async (t) => {
+  const work = gate()
+  const upstream = await counting(t, () => work.opened)
+  const store = sqlite(t)
+  const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
+  const key = newKey()
+  const reply = send(shadow, key)
+  await upstream.arrived(1)
+  const drained = shadow.drain()
+  await shadow.logged(({ msg }) => msg === 'draining')
+  work.open()
+  t.equal((await reply).body, 'execution 1')
+  await drained
+  const enforce = await proxyOf(t, upstream, store, '')
+  t.match(await send(enforce, key), { body: 'execution 1', replayed: true })
+})
+
+void t.test('a call that is longer than its lease keeps its record', async (t) => {
+  const work = gate()
+  const upstream = await counting(t, () => work.opened)
+  const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, lease: 1s')
+  const key = newKey()
+  const first = send(proxy, key)
+  await upstream.arrived(1)
+  await metricIs(proxy, 'idempotency_store_operation_seconds_count{store="memory",operation="renew"}', 4)
+  const second = send(proxy, key)
+  await verdict(proxy, 'in_progress')
+  work.open()
+  await Promise.all([first, second])
+  await verdict(proxy, 'first')
+})
+
+void t.test(
+  'what no route matches is looked at where defaults say so; keys may be in the body',
+  async (t) => {
+    const upstream = await counting(t)
+    const text = (defaults: string) =>
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { ${defaults} }`
+    const proxy = await proxyInProcess(text('mode: shadow, key: { from: ["json:/id"] }'))
+    t.teardown(() => proxy[Symbol.asyncDispose]())
+    const total = (name: string): string => `idempotency_shadow_total{route="default",verdict="${name}"}`
+    for (let i = 0; i < 2; i++)
+      t.equal((await send(proxy, null, { body: '{"id":"m1"}' })).body, `execution ${i + 1}`)
+    await metricIs(proxy, total('first'), 1)
+    await metricIs(proxy, total('replay_differs'), 1)
+    await send(proxy, null, { body: '{}' })
+    await metricIs(proxy, total('passed'), 1)
+  },
+)

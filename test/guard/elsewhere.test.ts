@@ -1,0 +1,515 @@
+import t from 'tap'
+import type { Rate } from '../../src/core/policy.ts'
+import { ReplayGrants } from '../../src/guard/authorize.ts'
+import type { Run } from '../../src/guard/call.ts'
+import { inquire } from '../../src/guard/inquire.ts'
+import { issueKey } from '../../src/guard/issue.ts'
+import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
+import { CorruptRecord } from '../../src/store/register.ts'
+import {
+  Gate,
+  HOUR,
+  LEASE,
+  MINUTE,
+  type Replica,
+  refused,
+  replica,
+  route,
+  SECOND,
+  Store,
+  Stream,
+  seen,
+  TTL,
+} from './harness.ts'
+
+const { key: KEY, scope: SCOPE, limits: LIMITS } = route()
+
+void t.test('§4 a key in the body', async (t) => {
+  const json = { kind: 'json', pointer: '/id' } as const
+  const required = route({ key: { ...KEY, from: [json] } })
+  const optional = route({ key: { ...KEY, from: [json], presence: 'optional' }, statusHeader: true })
+  await t.test('protects like any other', async (t) => {
+    const a = replica(t)
+    const sent = { key: null, route: required, body: '{"id":"evt_1"}' }
+    const first = await a.get(sent)
+    t.equal((await a.get(sent)).bytes, first.bytes)
+    t.match(await a.get({ ...sent, body: '{"id":"evt_1","more":1}' }), { code: 'idempotency_key_reused' })
+    t.match(await a.get({ ...sent, body: '{"id":"evt_2"}' }), { status: 201, replayed: false })
+    t.equal(a.n, 2)
+    t.same(a.asked[0]?.headers.slice(0, 2), ['Idempotency-Key', 'evt_1'])
+  })
+  await t.test('required and absent, or of a wrong kind: 400, and the body is let go of', async (t) => {
+    const a = replica(t)
+    t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
+      status: 400,
+    })
+    await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
+    t.equal(a.bytes.held, 0)
+  })
+  await t.test('optional and absent: goes on unprotected, every time, and nothing is recorded', async (t) => {
+    const a = replica(t)
+    const sent = { key: null, route: optional, body: '{"amount":1}' }
+    for (const n of [1, 2]) {
+      t.match(await a.get(sent), {
+        status: 201,
+        replayed: false,
+        marks: ['Idempotency-Status', 'ignored'],
+      })
+      t.equal(a.n, n)
+      t.match(a.trace, { outcome: 'passed', id: null })
+    }
+    t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
+    t.equal(a.store.calls, 0)
+    a.script.push({ proof: 'not_sent', reason: 'refused' })
+    t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
+    a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+    t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null })
+    a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
+    t.match(await a.get(sent), { status: 504, code: 'upstream_timeout' })
+    const stream = new Stream()
+    a.script.push(stream.reply())
+    t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
+      live: stream,
+      marks: [],
+    })
+    t.equal(a.store.calls, 0)
+    t.equal(a.bytes.held, 0)
+  })
+})
+
+void t.test('§4 derive makes a key where the client sent none', async (t) => {
+  const derive = { json: ['/order'], headers: [], bucket: HOUR }
+  const policy = route({ key: { ...KEY, derive } })
+  const sent = { key: null, route: policy, body: '{"order":1,"note":"a"}' }
+  await t.test('says so in every answer', async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send(sent)
+    await gate.reached
+    t.match(await a.get(sent), {
+      code: 'idempotency_key_in_progress',
+      marks: ['Idempotency-Key-Derived', 'true'],
+    })
+    gate.open()
+    t.same(seen(await first).marks.slice(-2), ['Idempotency-Key-Derived', 'true'])
+    t.same((await a.get(sent)).marks.slice(-2), ['Idempotency-Key-Derived', 'true'])
+    t.equal(a.n, 1)
+    t.match(await a.get({ ...sent, body: '{"order":1,"note":"b"}' }), { code: 'idempotency_key_reused' })
+    t.same((await a.get({ ...sent, key: 'own' })).marks, [], 'not of a key that the client sent')
+    t.match((await a.get({ ...sent, gone: () => true, body: '{"order":3}' })).status, null)
+  })
+  await t.test('the bucket is of the store’s time', async (t) => {
+    const a = replica(t)
+    a.store.now = 10 * HOUR
+    await a.get(sent)
+    a.store.now += HOUR - 1
+    t.equal((await a.get(sent)).replayed, true)
+    a.store.now += 1
+    t.equal((await a.get(sent)).replayed, false)
+  })
+  await t.test('nothing to derive it from: missing, or unprotected where no key is required', async (t) => {
+    const a = replica(t)
+    await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
+    const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
+    t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, marks: [] })
+    t.equal(a.trace.outcome, 'passed')
+  })
+  await t.test(
+    'the store is down: refused, or its bucket is that of this replica under bypass',
+    async (t) => {
+      const a = replica(t)
+      a.store.fault = () => 'down'
+      t.match(await a.get(sent), { code: 'idempotency_store_unavailable', instance: null })
+      t.equal(a.n, 0)
+      t.match(await a.get({ ...sent, route: route({ ...policy, onStoreUnavailable: 'bypass' }) }), {
+        status: 201,
+      })
+      const b = replica(t)
+      b.store.fault = () => new Error('a bug')
+      await t.rejects(b.get(sent), { message: 'a bug' })
+      t.equal(b.bytes.held, 0)
+    },
+  )
+})
+
+void t.test('§4 Repeatability-First-Sent', async (t) => {
+  const at = (time: number) => ['Repeatability-First-Sent', new Date(time).toUTCString()]
+  await t.test('T05 longer ago than ttl: 412, executed or not, by the store’s clock', async (t) => {
+    const a = replica(t)
+    a.store.now = Math.floor(a.store.now / SECOND) * SECOND
+    const headers = at(a.store.now)
+    t.match(await a.get({ headers }), { status: 201 })
+    a.store.now += TTL
+    t.match(await a.get({ headers, key: 'another' }), { status: 201 }, 'just not longer ago')
+    a.store.now += 1
+    t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), { status: 412 })
+    t.match(await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired'), { status: 412 })
+    t.equal(a.n, 2)
+  })
+  await t.test('no date: 400', async (t) => {
+    const a = replica(t)
+    const headers = ['Repeatability-First-Sent', 'yesterday']
+    await refused(t, a, { headers }, 'idempotency_key_invalid')
+    t.equal(a.n, 0)
+    const optional = route({
+      key: { ...KEY, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
+    })
+    t.match(
+      await a.get({ headers, key: null, route: optional }),
+      { status: 201 },
+      'no key, nothing to repeat',
+    )
+  })
+})
+
+void t.test('§4 issuedOnly', async (t) => {
+  const policy = route({ key: { ...KEY, issuedOnly: true } })
+  await t.test('forged: 400; expired: claims nothing new, and finds its record', async (t) => {
+    const store = new Store()
+    const good = replica(t, { store, issued: 'valid' })
+    const late = replica(t, { store, issued: 'expired' })
+    const forged = replica(t, { store, issued: 'forged' })
+    t.match(await refused(t, forged, { route: policy }, 'idempotency_key_invalid'), { status: 400 })
+    t.match(await refused(t, late, { route: policy }, 'idempotency_key_expired'), { status: 412 })
+    const first = await good.get({ route: policy })
+    t.equal((await late.get({ route: policy })).bytes, first.bytes)
+    t.match(await late.get({ route: policy, body: '{}' }), { code: 'idempotency_key_reused' })
+    good.script.push({ proof: 'not_sent', reason: 'x' })
+    await good.get({ route: policy, key: 'freed' })
+    t.match(await refused(t, late, { route: policy, key: 'freed' }, 'idempotency_key_expired'), {
+      status: 412,
+    })
+    t.equal(late.n + forged.n, 0)
+  })
+  await t.test('expired while the store is down: not even under bypass', async (t) => {
+    const late = replica(t, { issued: 'expired' })
+    late.store.fault = () => 'down'
+    const bypass = route({ ...policy, onStoreUnavailable: 'bypass' })
+    t.match(await late.get({ route: bypass }), { code: 'idempotency_store_unavailable' })
+    t.equal(late.n, 0)
+  })
+})
+
+void t.test('§10 limits.newKeys', async (t) => {
+  const newKeys: Rate = { count: 2, per: MINUTE }
+  const policy = route({ limits: { ...LIMITS, newKeys } })
+  const sent = { route: policy }
+  await t.test('per caller, before any claim; replays do not count', async (t) => {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
+    t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
+    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
+    t.equal(a.trace.outcome, 'rate_limited')
+    for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
+    t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
+    const other = route({ ...policy, name: 'refunds' })
+    t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
+    store.now += 30 * SECOND
+    t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
+    t.equal(a.n + b.n, 5)
+  })
+  await t.test('a retry of what was not executed does not count', async (t) => {
+    const a = replica(t)
+    for (const key of ['1', '2']) {
+      a.script.push({ proof: 'not_sent', reason: 'x' })
+      await a.get({ ...sent, key })
+    }
+    for (const key of ['1', '2']) t.match(await a.get({ ...sent, key }), { status: 201 })
+    await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
+  })
+  await t.test('of two at the same time the one that does not claim gives its unit back', async (t) => {
+    const a = replica(t)
+    const both = await Promise.all([a.get({ ...sent, key: '1' }), a.get({ ...sent, key: '1' })])
+    t.equal(both.filter(({ status }) => status === 201).length, 1)
+    t.match(await a.get({ ...sent, key: '2' }), { status: 201 })
+    await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
+  })
+  await t.test('the store fails at the look, at the count, or when a unit is given back', async (t) => {
+    for (const op of ['get', 'throttle'] as const) {
+      const a = replica(t)
+      a.store.next.push({ op, fault: 'down' })
+      t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+      t.equal(a.n, 0)
+    }
+    const a = replica(t)
+    a.store.next.push({ op: 'get', fault: new CorruptRecord('x') })
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+    a.store.next.push({ op: 'get', fault: new Error('a bug') })
+    await t.rejects(a.get(sent), { message: 'a bug' })
+    a.store.next.push({ op: 'throttle', fault: null }, { op: 'throttle', fault: 'down' })
+    a.store.next.push({ op: 'put', fault: 'down' })
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+  })
+})
+
+void t.test('§6 authorizeReplay', async (t) => {
+  const policy = route({ authorizeReplay: { path: '/me?full=1', cache: 0 } })
+  const sent = { route: policy, headers: ['Cookie', 'sid=1', 'X-Other', 'x'] }
+  /** A replica with a completed record, whose upstream then answers the probe like this. */
+  const probed = async (
+    status: number,
+    over = {},
+  ): Promise<[Replica, Awaited<ReturnType<Replica['get']>>]> => {
+    const a = replica(t)
+    await a.get(sent)
+    a.script.push(a.responded(status, 'the probe’s own'))
+    return [a, await a.get({ ...sent, ...over })]
+  }
+  await t.test('S05 asks with the caller’s credentials, and nothing else of the request', async (t) => {
+    const [a, answer] = await probed(204)
+    t.match(answer, { status: 201, replayed: true })
+    t.match(a.asked[1], { method: 'GET', target: '/me?full=1' })
+    t.same(a.asked[1]?.headers, ['Authorization', 'Bearer a', 'Cookie', 'sid=1'])
+    t.equal(a.asked[1]?.body.length, 0)
+    t.equal(a.bytes.held, 0)
+  })
+  await t.test('S05 a caller whom the upstream refuses reads nothing, not even a state', async (t) => {
+    const cases = [
+      [401, 401, 'replay_forbidden', null],
+      [403, 403, 'replay_forbidden', null],
+      [404, 403, 'replay_forbidden', null],
+      [302, 403, 'replay_forbidden', null],
+      [500, 503, 'replay_unauthorized_yet', 1],
+      [503, 503, 'replay_unauthorized_yet', 1],
+    ] as const
+    for (const [said, status, code, retryAfter] of cases) {
+      const [a, answer] = await probed(said)
+      t.match(answer, { status, code, retryAfter, instance: null, bytes: null })
+      t.equal(a.trace.outcome, 'replay_forbidden')
+      const [, misuse] = await probed(said, { body: '{"amount":2}' })
+      t.match(misuse, { status, code, instance: null }, 'misuse is a state, too')
+    }
+  })
+  await t.test('no answer: 503', async (t) => {
+    for (const reply of [
+      { proof: 'not_sent', reason: 'x' },
+      { proof: 'unknown', reason: 'x', timedOut: true, status: null },
+    ] as const) {
+      const a = replica(t)
+      await a.get(sent)
+      a.script.push(reply)
+      t.match(await a.get(sent), { status: 503, code: 'replay_unauthorized_yet' })
+    }
+  })
+  await t.test('a streamed answer to the probe is heard to its end', async (t) => {
+    const a = replica(t)
+    await a.get(sent)
+    const stream = new Stream()
+    a.script.push(stream.reply())
+    t.match(await a.get(sent), { replayed: true })
+    t.equal(stream.drained, 1)
+  })
+  await t.test('cache remembers a 2xx per credential, for its time', async (t) => {
+    const cached = { ...sent, route: route({ authorizeReplay: { path: '/me', cache: MINUTE } }) }
+    const a = replica(t)
+    await a.get(cached)
+    await a.get(cached)
+    t.equal(a.n, 2)
+    await a.get(cached)
+    t.equal(a.n, 2)
+    await a.get({ ...cached, headers: ['Cookie', 'sid=2'] })
+    t.equal(a.n, 3, 'another credential')
+    a.store.now += MINUTE
+    a.script.push(a.responded(401))
+    t.match(await a.get(cached), { status: 401 })
+    a.script.push(a.responded(500))
+    await a.get(cached)
+    t.equal(a.n, 5, 'a refusal is not remembered')
+  })
+  await t.test('remembers so many', async (t) => {
+    const grants = new ReplayGrants(() => 0)
+    for (let n = 0; n <= 10_000; n++) grants.add(String(n), MINUTE)
+    t.equal(grants.has('0'), false, 'the oldest is forgotten')
+    t.equal(grants.has('10000'), true)
+  })
+  await t.test('those who wait are asked about when they come and when they are answered', async (t) => {
+    const waits = route({ ...policy, inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send({ route: waits })
+    await gate.reached
+    a.script.push(a.responded(401))
+    t.match(await a.get({ route: waits }), { status: 401 })
+    a.script.push(a.responded(200), a.responded(401))
+    const held = a.get({ route: waits })
+    while (a.ports.waiters.size === 0) await new Promise(setImmediate)
+    gate.open()
+    seen(await first)
+    t.match(await held, { status: 401, code: 'replay_forbidden', bytes: null })
+    const brief = route({ ...policy, inFlight: { mode: 'wait', wait: 1, status: 409 } })
+    const b = replica(t)
+    const other = new Gate()
+    b.script.push(other.before(() => b.responded()))
+    const running = b.send({ route: brief })
+    await other.reached
+    t.match(await b.get({ route: brief }), { code: 'idempotency_key_in_progress' })
+    t.equal(b.n, 2, 'nothing new was told at the end of its wait')
+    other.open()
+    seen(await running)
+  })
+})
+
+void t.test('§5 callers by verified token', async (t) => {
+  const jwt = { jwks: null, keyFile: 'x', issuer: null, audience: [] }
+  const policy = route({
+    scope: { ...SCOPE, caller: [{ kind: 'jwt', name: 'sub' }], callerIsDefault: false, jwt },
+  })
+  const by = (sub: unknown) => ({ kind: 'claims', claims: { sub } }) as const
+  await t.test('S04 the same sub is the same caller, another one is not', async (t) => {
+    const store = new Store()
+    const [old, rotated, other] = [by('1'), by('1'), by('2')].map((verified) =>
+      replica(t, { store, verified }),
+    )
+    const first = await old?.get({ route: policy })
+    t.equal((await rotated?.get({ route: policy }))?.bytes, first?.bytes)
+    t.equal((await other?.get({ route: policy }))?.replayed, false)
+  })
+  await t.test('S04 a forged token reads nothing, also where anonymous callers share', async (t) => {
+    const forged = replica(t, { verified: { kind: 'refused', detail: 'the signature does not verify' } })
+    t.match(await refused(t, forged, { route: policy }, 'idempotency_caller_missing'), { status: 401 })
+    const none = replica(t, { verified: { kind: 'absent' } })
+    t.match(await none.get({ route: policy, anonymous: true }), { status: 201 }, 'no token at all: anonymous')
+    const basic = await refused(t, none, { route: policy }, 'idempotency_caller_missing')
+    t.match(basic, { status: 401 }, 'another scheme is no anonymous caller')
+  })
+  await t.test('the keys cannot be had: 503, to be retried', async (t) => {
+    const blind = replica(t, { verified: { kind: 'unavailable', detail: 'the key set does not answer' } })
+    const answer = await refused(t, blind, { route: policy }, 'idempotency_caller_missing')
+    t.match(answer, { status: 503, retryAfter: 1 })
+    t.equal(blind.n, 0)
+  })
+})
+
+void t.test('§4 issuer', async (t) => {
+  const issuer = { issue: async (now: number) => ({ key: 'k', expiresAt: now + HOUR }) }
+  const a = replica(t)
+  t.same(await issueKey(a.ports, issuer), { kind: 'issued', key: 'k', expiresAt: a.store.now + HOUR })
+  a.store.fault = () => 'down'
+  t.match(await issueKey(a.ports, issuer), {
+    refusal: { code: 'idempotency_store_unavailable', status: 503, retryAfter: 1 },
+  })
+  a.store.fault = () => new Error('a bug')
+  await t.rejects(issueKey(a.ports, issuer), { message: 'a bug' })
+})
+
+void t.test('§13 the same operation under a new key', async (t) => {
+  await t.test('is counted within a minute, for the same caller alone', async (t) => {
+    const a = replica(t)
+    const regenerated = () => a.events.filter(([event]) => event === 'regenerated').length
+    await a.get({ key: '1' })
+    await a.get({ key: '1' })
+    t.equal(regenerated(), 0, 'a replay')
+    await a.get({ key: '2' })
+    t.equal(regenerated(), 1)
+    await a.get({ key: '3', body: '{"amount":2}' })
+    await a.get({ key: '4', anonymous: true })
+    t.equal(regenerated(), 1)
+    a.store.now += MINUTE
+    await a.get({ key: '5' })
+    t.equal(regenerated(), 1)
+  })
+  await t.test('remembers so many', async (t) => {
+    const seenKeys = new RegeneratedKeys(() => 0)
+    const run = (id: string, body: string) =>
+      ({ id, operation: { route: 'r', fingerprint: Buffer.from(body) } }) as unknown as Run
+    seenKeys.saw(run('first', 'x'), ['a'])
+    for (let n = 0; n < 10_000; n++) seenKeys.saw(run('a', String(n)), ['a'])
+    t.equal(seenKeys.saw(run('second', 'x'), ['a']), false, 'the oldest is forgotten')
+    t.equal(seenKeys.saw(run('b', '9999'), ['a']), true)
+  })
+})
+
+void t.test('§6 status.path', async (t) => {
+  const ask = async (a: Replica, over: Parameters<Replica['call']>[0] = {}) => inquire(a.ports, a.call(over))
+  await t.test('tells the state and changes nothing', async (t) => {
+    const a = replica(t)
+    t.match(await ask(a), { kind: 'absent' })
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send()
+    await gate.reached
+    const before = await a.store.dump()
+    const since = a.store.now
+    t.match(await ask(a), {
+      kind: 'found',
+      id: a.id,
+      state: 'in_progress',
+      since,
+      retryAfter: LEASE / SECOND,
+    })
+    a.store.now += LEASE
+    t.match(await ask(a), { state: 'unknown', since: since + LEASE, retryAfter: 1 })
+    t.same(await a.store.dump(), before)
+    gate.open()
+    seen(await first)
+    t.match(await ask(a), { state: 'completed', since: a.store.now, retryAfter: null })
+    a.store.now += TTL
+    t.match(await ask(a), { kind: 'absent' })
+    t.equal(a.traces.length, 1, 'no request of the metrics')
+  })
+  await t.test('after ttl it is absent, tombstone or not', async (t) => {
+    const a = replica(t)
+    const policy = route({ tombstone: HOUR })
+    await a.get({ route: policy })
+    a.store.now += TTL
+    t.match(await ask(a, { route: policy }), { kind: 'absent' })
+  })
+  await t.test('what did nothing, and what is not known', async (t) => {
+    const a = replica(t)
+    a.script.push({ proof: 'not_sent', reason: 'x' })
+    await a.get()
+    t.match(await ask(a), { state: 'failed_retryable', retryAfter: 1 })
+    a.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
+    await a.get()
+    t.match(await ask(a), { state: 'unknown', since: a.store.now })
+  })
+  await t.test('what only this replica knows', async (t) => {
+    const a = replica(t)
+    const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
+    a.store.fault = () => 'down'
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send(bypass)
+    await gate.reached
+    t.match(await ask(a, bypass), { kind: 'found', state: 'in_progress', since: null })
+    gate.open()
+    seen(await first)
+    t.match(await ask(a, bypass), { kind: 'found', state: 'completed', since: null, retryAfter: null })
+    a.store.fault = () => null
+    await a.ports.settler.flush()
+  })
+  await t.test('needs the key and the credentials', async (t) => {
+    const a = replica(t)
+    const code = async (over: Parameters<Replica['call']>[0]) => {
+      const answer = await ask(a, over)
+      return answer.kind === 'problem' ? answer.refusal.code : answer.kind
+    }
+    t.equal(await code({ key: null }), 'idempotency_key_missing')
+    t.equal(await code({ key: '' }), 'idempotency_key_invalid')
+    const fromBody = route({ key: { ...KEY, from: [{ kind: 'json', pointer: '/id' }] } })
+    t.equal(await code({ key: null, route: fromBody }), 'idempotency_key_missing')
+    const authorized = route({ authorizeReplay: { path: '/me', cache: 0 } })
+    a.script.push(a.responded(403))
+    t.equal(await code({ route: authorized }), 'replay_forbidden')
+    a.store.fault = () => 'down'
+    t.equal(await code({}), 'idempotency_store_unavailable')
+    a.store.fault = () => new CorruptRecord('x')
+    t.equal(await code({}), 'idempotency_store_unavailable')
+    a.store.fault = () => new Error('a bug')
+    await t.rejects(ask(a), { message: 'a bug' })
+  })
+  await t.test('where in-progress is answered 202, Location points there', async (t) => {
+    const policy = route({ inFlight: { mode: 'reject', wait: 0, status: 202 } })
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send({ route: policy })
+    await gate.reached
+    t.match(await a.get({ route: policy }), { status: 202, marks: ['Location', '/status'] })
+    gate.open()
+    seen(await first)
+  })
+})

@@ -1,0 +1,378 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { Waiters } from '../../src/guard/waiters.ts'
+import { CorruptRecord } from '../../src/store/register.ts'
+import { Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store, seen } from './harness.ts'
+
+const WAIT = route({ inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
+const waiting = { route: WAIT }
+
+async function until(holds: () => boolean): Promise<void> {
+  while (!holds()) await turn()
+}
+
+/** A first request that is under way, and what ends it. */
+async function running(a: Replica, reply = () => a.responded()) {
+  const gate = new Gate()
+  a.script.push(gate.before(reply))
+  const answer = a.send(waiting)
+  await gate.reached
+  return { gate, answer }
+}
+
+void t.test('I02 a duplicate is held and gets the same answer, without asking the store again', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  const held = Array.from({ length: 50 }, () => a.get(waiting))
+  await until(() => a.ports.waiters.size === 50)
+  const before = a.store.calls
+  gate.open()
+  const first = seen(await answer)
+  for (const duplicate of await Promise.all(held)) {
+    t.equal(duplicate.bytes, first.bytes)
+    t.equal(duplicate.replayed, true)
+  }
+  t.equal(a.n, 1)
+  t.equal(a.store.calls, before + 1, 'the completion alone')
+  t.equal(a.traces.filter((trace) => trace.outcome === 'waited').length, 50)
+  t.equal(a.said('prevented').length, 50)
+  t.equal(a.ports.waiters.size, 0)
+  t.equal(a.bytes.held, 0)
+  t.equal(a.ports.budget.held, 0)
+})
+
+void t.test('P16 I02 the held duplicate is told the same expiry as the first', async (t) => {
+  const policy = { ...WAIT, statusHeader: true }
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const answer = a.send({ route: policy })
+  await gate.reached
+  const held = a.get({ route: policy })
+  await until(() => a.ports.waiters.size === 1)
+  gate.open()
+  const expires = (marks: readonly string[]) => marks[marks.indexOf('Idempotency-Expires') + 1]
+  const first = seen(await answer)
+  const second = await held
+  t.match(expires(first.marks), /^\d{4}-/)
+  t.equal(expires(second.marks), expires(first.marks))
+  t.match(second.marks, ['Idempotent-Replayed', 'true', 'Idempotency-Status', 'replayed'])
+})
+
+void t.test(
+  'I03 beyond its limit the duplicate is answered as in progress; the original is unaffected',
+  async (t) => {
+    const a = replica(t)
+    const { gate, answer } = await running(a)
+    const brief = route({ inFlight: { mode: 'wait', wait: 20, status: 425 } })
+    const late = await a.get({ route: brief })
+    t.match(late, { status: 425, code: 'idempotency_key_in_progress', retryAfter: LEASE / SECOND })
+    t.equal(a.trace.outcome, 'in_progress')
+    gate.open()
+    t.match(seen(await answer), { status: 201 })
+    t.equal(a.n, 1)
+  },
+)
+
+void t.test('I04 a duplicate on another replica is woken by the completion', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  const { gate, answer } = await running(a)
+  const held = b.get(waiting)
+  await until(() => b.ports.waiters.size === 1)
+  // Looks at once, and then nothing but the completion makes it look.
+  await until(() => store.calls >= 3)
+  gate.open()
+  t.equal((await held).bytes, seen(await answer).bytes)
+  t.equal(b.trace.outcome, 'waited')
+  t.equal(a.n + b.n, 1)
+})
+
+void t.test('I05 a client that leaves frees its seat; the original goes on', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  let left = false
+  const leaving = Promise.withResolvers<void>()
+  const held = a.get({ ...waiting, gone: () => left, leaving: leaving.promise })
+  await until(() => a.ports.waiters.size === 1)
+  left = true
+  leaving.resolve()
+  t.match(await held, { status: null, code: null })
+  t.equal(a.ports.waiters.size, 0)
+  gate.open()
+  t.match(seen(await answer), { status: 201 })
+  t.equal(a.n, 1)
+})
+
+void t.test('I05 beyond limits.waiters the excess is answered at once', async (t) => {
+  const a = replica(t, { maxWaiters: 2 })
+  const { gate, answer } = await running(a)
+  const held = [a.get(waiting), a.get(waiting)]
+  await until(() => a.ports.waiters.size === 2)
+  t.match(await a.get(waiting), { status: 409, code: 'idempotency_key_in_progress' })
+  gate.open()
+  seen(await answer)
+  for (const one of held) t.equal((await one).replayed, true)
+})
+
+void t.test('§6 misuse is never held', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  t.match(await a.get({ ...waiting, body: '{"amount":2}' }), { status: 422 })
+  gate.open()
+  seen(await answer)
+})
+
+void t.test(
+  '§6 where the first did nothing one of those that wait takes over, and the others get its answer',
+  async (t) => {
+    for (const where of ['the same replica', 'another replica'] as const)
+      await t.test(where, async (t) => {
+        const store = new Store()
+        const a = replica(t, { store })
+        const b = where === 'the same replica' ? a : replica(t, { store })
+        const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+        const second = new Gate()
+        b.script.push(second.before(() => b.responded(201, '{"second":true}')))
+        const held = Array.from({ length: 10 }, () => b.get(waiting))
+        await until(() => b.ports.waiters.size === 10)
+        gate.open()
+        t.match(seen(await answer), { code: 'upstream_unreachable' })
+        await second.reached
+        t.equal(b.ports.waiters.size, 9, 'one executes')
+        second.open()
+        const answers = await Promise.all(held)
+        t.equal(answers.filter(({ replayed }) => replayed).length, 9)
+        t.equal(new Set(answers.map(({ bytes }) => bytes)).size, 1)
+        t.equal(where === 'the same replica' ? a.n : a.n + b.n, 2)
+        t.equal(a.bytes.held + b.bytes.held, 0)
+      })
+  },
+)
+
+void t.test(
+  '§6 once per original: where the second did nothing either, the others are answered as in progress',
+  async (t) => {
+    const a = replica(t)
+    const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+    const second = new Gate()
+    a.script.push(second.before(() => ({ proof: 'not_sent', reason: 'refused again' })))
+    const held = Array.from({ length: 5 }, () => a.get(waiting))
+    await until(() => a.ports.waiters.size === 5)
+    gate.open()
+    seen(await answer)
+    await second.reached
+    second.open()
+    const codes = (await Promise.all(held)).map(({ code }) => code)
+    t.equal(codes.filter((code) => code === 'idempotency_key_in_progress').length, 4)
+    t.equal(codes.filter((code) => code === 'upstream_unreachable').length, 1)
+    t.equal(a.n, 2)
+  },
+)
+
+void t.test('§6 the turn of one that cannot claim passes to the next', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+  const held = [a.get(waiting), a.get(waiting)]
+  await until(() => a.ports.waiters.size === 2)
+  // The claim of the first one that tries; nothing was applied.
+  a.store.next.push({ op: 'put', fault: 'down' })
+  gate.open()
+  seen(await answer)
+  const answers = await Promise.all(held)
+  t.strictSame(
+    new Set(answers.map(({ code, status }) => code ?? status)),
+    new Set([201, 'idempotency_store_unavailable']),
+  )
+  t.equal(a.n, 2)
+})
+
+void t.test('§6 a client that left before its turn does not take over', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+  let left = false
+  const gone = a.get({ ...waiting, gone: () => left })
+  await until(() => a.ports.waiters.size === 1)
+  const there = a.get(waiting)
+  await until(() => a.ports.waiters.size === 2)
+  left = true
+  gate.open()
+  seen(await answer)
+  t.match(await gone, { status: null })
+  t.match(await there, { status: 201, replayed: false })
+  t.equal(a.n, 2)
+})
+
+void t.test('§2 §6 an outcome that is not known wakes, too: honest, and nothing executes', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a, () => ({
+    proof: 'unknown',
+    reason: 'x',
+    timedOut: false,
+    status: null,
+  }))
+  const held = [a.get(waiting), a.get(waiting)]
+  await until(() => a.ports.waiters.size === 2)
+  gate.open()
+  t.match(seen(await answer), { code: 'upstream_failed' })
+  for (const one of held) t.match(await one, { status: 409, code: 'idempotency_outcome_unknown' })
+  t.equal(a.n, 1)
+})
+
+void t.test(
+  'R04 the store is down at the completion: those that wait get the answer that is held',
+  async (t) => {
+    const a = replica(t)
+    const { gate, answer } = await running(a)
+    const held = a.get(waiting)
+    await until(() => a.ports.waiters.size === 1)
+    a.store.fault = () => 'down'
+    gate.open()
+    t.equal((await held).bytes, seen(await answer).bytes)
+    a.store.fault = () => null
+    t.equal(await a.ports.settler.flush(), true)
+  },
+)
+
+void t.test('§2 the outcome of a stale owner wakes nobody with what was refused', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  const retry = route({ ...WAIT, onLeaseExpired: 'retry' })
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded(201, 'stale')))
+  const first = a.send({ route: retry })
+  await gate.reached
+  const held = a.get({ route: retry })
+  await until(() => a.ports.waiters.size === 1)
+  store.now += LEASE
+  b.script.push(b.responded(201, 'newer'))
+  t.match(await b.get({ route: retry }), { status: 201 })
+  gate.open()
+  t.match(seen(await first).bytes, /stale/, 'its own client gets its answer')
+  t.match((await held).bytes, /newer/)
+  t.equal(a.said('completed').at(-1), 'stale')
+})
+
+void t.test(
+  'L08 an owner that died is noticed by looking: unknown, or one takes over where the route retries',
+  async (t) => {
+    for (const onLeaseExpired of ['unknown', 'retry'] as const) {
+      const store = new Store()
+      const [dead, b] = [replica(t, { store }), replica(t, { store })]
+      const policy = route({ ...WAIT, onLeaseExpired })
+      const gate = new Gate()
+      dead.script.push(gate.before(() => dead.responded()))
+      const lost = dead.send({ route: policy })
+      await gate.reached
+      const held = Array.from({ length: 20 }, () => b.get({ route: policy }))
+      await until(() => b.ports.waiters.size === 20)
+      store.now += LEASE
+      const answers = await Promise.all(held)
+      if (onLeaseExpired === 'unknown')
+        for (const one of answers) t.match(one, { code: 'idempotency_outcome_unknown' })
+      else t.equal(answers.filter(({ replayed }) => !replayed).length, 1)
+      t.equal(b.n, onLeaseExpired === 'unknown' ? 0 : 1)
+      gate.open()
+      seen(await lost)
+    }
+  },
+)
+
+void t.test('§2 a record that vanished is asked for like by any retry', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  const { gate, answer } = await running(a)
+  const held = a.get(waiting)
+  await until(() => a.ports.waiters.size === 1)
+  const { record } = await b.records.get(a.id)
+  await store.inner.remove(a.id, record?.version ?? 0)
+  // The look finds nothing; the claim is given back to the run, which goes on.
+  a.ports.waiters.tell(a.id, null)
+  await until(() => a.troubles().length === 1)
+  gate.open()
+  t.equal((await held).bytes, seen(await answer).bytes)
+  t.equal(a.n, 1)
+})
+
+void t.test('§2 a record that cannot be read any more is refused', async (t) => {
+  const store = new Store()
+  const a = replica(t, { store })
+  const { gate, answer } = await running(a)
+  const held = a.get(waiting)
+  await until(() => a.ports.waiters.size === 1)
+  store.next.push({ op: 'get', fault: new CorruptRecord('x') })
+  store.next.push({ op: 'put', fault: new CorruptRecord('x') })
+  a.ports.waiters.tell(a.id, null)
+  t.match(await held, { status: 503, code: 'idempotency_store_unavailable' })
+  gate.open()
+  seen(await answer)
+})
+
+void t.test('§11 when the proxy stops, those that wait are answered as in progress', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  const held = a.get(waiting)
+  await until(() => a.ports.waiters.size === 1)
+  a.ports.waiters.close()
+  t.match(await held, { code: 'idempotency_key_in_progress' })
+  gate.open()
+  seen(await answer)
+})
+
+void t.test('the room', async (t) => {
+  const id = 'id' as RecordId
+  await t.test('watches for others once, tells of looks one after the other, and stops', async (t) => {
+    const watched = Promise.withResolvers<() => void>()
+    let watches = 0
+    let stopped = 0
+    let changed = (): void => {}
+    const looks: PromiseWithResolvers<{ now: number; record: null }>[] = []
+    const waiters = new Waiters(
+      {
+        watch: (_id, call) => {
+          watches++
+          changed = call
+          return watched.promise
+        },
+        get: () => {
+          const look = Promise.withResolvers<{ now: number; record: null }>()
+          looks.push(look)
+          return look.promise
+        },
+      },
+      10,
+    )
+    const one = waiters.enter(id, false)
+    const two = waiters.enter(id, false)
+    t.equal(watches, 1)
+    watched.resolve(() => stopped++)
+    await until(() => looks.length === 1)
+    changed()
+    changed()
+    looks[0]?.resolve({ now: 1, record: null })
+    t.same(await one?.next(MINUTE), { now: 1, record: null })
+    await until(() => looks.length === 2)
+    one?.leave()
+    t.equal(stopped, 0)
+    two?.leave()
+    t.equal(stopped, 1)
+    t.equal(waiters.size, 0)
+    changed()
+    looks[1]?.resolve({ now: 2, record: null })
+    waiters.tell(id, null)
+  })
+  await t.test('a watch that came too late is ended', async (t) => {
+    const watched = Promise.withResolvers<() => void>()
+    const waiters = new Waiters(
+      { watch: () => watched.promise, get: async () => ({ now: 0, record: null }) },
+      1,
+    )
+    const seat = waiters.enter(id, false)
+    t.equal(waiters.enter(id, false), null)
+    t.equal(await seat?.next(1), null, 'the time is up')
+    seat?.leave()
+    const stopped = new Promise<void>((resolve) => watched.resolve(resolve))
+    await stopped
+  })
+})

@@ -1,0 +1,293 @@
+import { once } from 'node:events'
+import { type AddressInfo, createServer, type Socket } from 'node:net'
+import t, { type Test } from 'tap'
+import type { Millis, RecordId } from '../../src/core/record.ts'
+import { bucketKey, channelOf, RedisRegister, recordKey } from '../../src/store/redis.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+
+const FAST: Millis = 300
+const PATIENT: Millis = 10_000
+
+async function open(t: Test, url: string, timeoutMs = PATIENT) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const register = await RedisRegister.open({ url, timeoutMs, onEvent })
+  t.teardown(() => register.close())
+  return { register, events }
+}
+
+/** A watcher that counts. */
+async function watch(register: RedisRegister, id: RecordId) {
+  const watcher = { told: 0, stop: () => {} }
+  watcher.stop = await register.watch(id, () => void watcher.told++)
+  return watcher
+}
+
+/** An end of an attempt, as another replica writes it. */
+async function end(register: RedisRegister, id: RecordId): Promise<void> {
+  const { bytes } = await register.get(id)
+  const write = bytesOf('unknown', newToken())
+  const reply =
+    bytes === null
+      ? await register.put(id, write, SPANS)
+      : await register.swap(id, { version: bytes.readUIntBE(4, 6) }, write, SPANS, false)
+  if (!reply.done) throw new Error('not written')
+}
+
+const answers = (register: RedisRegister) => () =>
+  register.ping().then(
+    () => true,
+    () => false,
+  )
+
+async function connections(server: RedisServer): Promise<number> {
+  const list = String(await server.command('CLIENT', 'LIST'))
+  return list.split('name=idempotency-proxy').length - 1
+}
+
+async function channels(server: RedisServer): Promise<string[]> {
+  return ((await server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).toSorted()
+}
+
+void t.test('one connection for all watchers, from the first on; one subscription per record', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  t.equal(await connections(server), 1, 'none before somebody watches')
+  const [a, b] = [newId(), newId()]
+  const watchers = await Promise.all([a, a, a, b].map((id) => watch(register, id)))
+  t.equal(await connections(server), 2)
+  t.same(await channels(server), [channelOf(a), channelOf(b)].toSorted())
+  for (const { stop } of watchers.slice(1)) stop()
+  await until(async () => (await channels(server)).length === 1)
+  t.same(await channels(server), [channelOf(a)])
+  watchers[0]?.stop()
+  await until(async () => (await channels(server)).length === 0)
+  const again = await watch(register, a)
+  t.equal(await connections(server), 2, 'it stays')
+  await end(register, a)
+  await until(() => again.told === 1)
+})
+
+void t.test('a record that is watched again while its last watcher leaves stays subscribed', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const id = newId()
+  let last = await watch(register, id)
+  for (let n = 0; n < 50; n++) {
+    const next = watch(register, id)
+    last.stop()
+    last = await next
+    if (n % 2) {
+      last.stop()
+      last = await watch(register, id)
+    }
+  }
+  await end(register, id)
+  await until(() => last.told === 1)
+  t.same(await channels(server), [channelOf(id)])
+})
+
+void t.test(
+  'the channel is that of the layout, in the slot of the record, whatever the database',
+  async (t) => {
+    const id = Buffer.alloc(32, 0xaf).toString('base64url') as RecordId
+    t.equal(channelOf(id), `idempotency:{af}:c:${id}`)
+    t.equal(bucketKey(id), `idempotency:{af}:n:${id}`)
+    await using server = await RedisServer.start()
+    const [one, two] = [await open(t, `${server.url}/3`), await open(t, `${server.url}/3`)]
+    const watcher = await watch(one.register, id)
+    await end(two.register, id)
+    await until(() => watcher.told === 1)
+  },
+)
+
+void t.test(
+  'the connection is killed: watched again when there is one, and everybody told once',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const [{ register, events }, peer] = [await open(t, server.url), await open(t, server.url)]
+    const watchers = await Promise.all(Array.from({ length: 20 }, newId).map((id) => watch(register, id)))
+    for (let n = 1; n <= 3; n++) {
+      t.equal(await server.command('CLIENT', 'KILL', 'TYPE', 'pubsub'), 1)
+      await until(() => watchers.every(({ told }) => told === n))
+    }
+    const id = newId()
+    const watcher = await watch(register, id)
+    await end(peer.register, id)
+    await until(() => watcher.told === 1)
+    t.ok(watchers.every(({ told }) => told === 3))
+    t.equal(events.length, 1, 'operations noticed nothing')
+  },
+)
+
+void t.test('what ended while the server was away is told when it is back', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const [early, late] = [newId(), newId()]
+  const first = await watch(register, early)
+  await server.stop()
+  const second = await watch(register, late)
+  const third = await watch(register, early)
+  t.same([first.told, second.told, third.told], [0, 0, 0])
+  await server.start()
+  await until(() => first.told === 1 && second.told === 1 && third.told === 1)
+  await until(answers(register))
+  await end(register, late)
+  await until(() => second.told === 2)
+})
+
+void t.test('a watch while there is no server throws nothing, and works when there is one', async (t) => {
+  await using server = await RedisServer.start()
+  await server.stop()
+  const { register } = await open(t, server.url)
+  const id = newId()
+  const watcher = await watch(register, id)
+  const other = await watch(register, newId())
+  other.stop()
+  await server.start()
+  await until(() => watcher.told === 1)
+  await until(answers(register))
+  await end(register, id)
+  await until(() => watcher.told === 2)
+  t.equal(other.told, 0)
+  t.same(await channels(server), [channelOf(id)])
+})
+
+for (const connected of [false, true])
+  void t.test(
+    `a server that hangs ${connected ? 'afterwards' : 'from the first watch on'}: no watch takes longer than a command`,
+    async (t) => {
+      await using server = await RedisServer.start()
+      const { register } = await open(t, server.url, FAST)
+      const id = newId()
+      const before = connected ? await watch(register, newId()) : null
+      server.pause()
+      const begun = performance.now()
+      const watchers = await Promise.all([watch(register, id), watch(register, id)])
+      t.ok(performance.now() - begun < 10 * FAST)
+      server.resume()
+      await until(() => [...watchers, ...(before ? [before] : [])].every(({ told }) => told > 0))
+      await until(answers(register))
+      const told = watchers.map((watcher) => watcher.told)
+      await end(register, id)
+      await until(() => watchers.every((watcher, n) => watcher.told > (told[n] as number)))
+    },
+  )
+
+void t.test('a connection that does not come about is not waited for longer than a command', async (t) => {
+  // TCP is accepted, and the TLS handshake never answered.
+  const sockets: Socket[] = []
+  const silent = createServer((socket) => void sockets.push(socket.on('error', () => {}))).listen(
+    0,
+    '127.0.0.1',
+  )
+  await once(silent, 'listening')
+  t.teardown(() => silent.close())
+  const { port } = silent.address() as AddressInfo
+  const { register } = await open(t, `rediss://127.0.0.1:${port}`, FAST)
+  const before = sockets.length
+  const watching = watch(register, newId())
+  await until(() => sockets.length > before)
+  const socket = sockets[before] as Socket
+  let closed = false
+  socket.on('close', () => (closed = true))
+  socket.resume()
+  const watcher = await watching
+  t.notOk(closed, 'it was still being tried')
+  watcher.stop()
+})
+
+void t.test(
+  'a user without a right to channels: writes are done, watches are silent, it is told once',
+  async (t) => {
+    await using server = await RedisServer.start()
+    await server.command('ACL', 'SETUSER', 'app', 'on', '>secret', '~idempotency:*', '+@all', 'resetchannels')
+    const { register, events } = await open(t, `redis://app:secret@127.0.0.1:${server.port}`)
+    const told = () => events.filter((event) => event.includes('channels are refused'))
+    const [id, other] = [newId(), newId()]
+    const watchers = [await watch(register, id), await watch(register, other)]
+    await end(register, id)
+    await end(register, id)
+    const token = newToken()
+    const put = await register.put(other, bytesOf('completed', token), SPANS)
+    t.ok(put.done)
+    t.ok(await register.remove(other, put.now))
+    t.match(told(), [/^error: .*NOPERM/])
+    watchers[0]?.stop()
+    t.ok(watchers.every((watcher) => watcher.told === 0))
+
+    await server.command('ACL', 'SETUSER', 'app', '-spublish', '-ssubscribe', '-sunsubscribe')
+    await end(register, id)
+    const silent = await watch(register, newId())
+    silent.stop()
+    t.equal(told().length, 1)
+
+    await server.command('ACL', 'SETUSER', 'app', '+@all', '&idempotency:*')
+    const third = newId()
+    const watcher = await watch(register, third)
+    await end(register, third)
+    await until(() => watcher.told === 1)
+    await server.command('ACL', 'SETUSER', 'app', 'resetchannels')
+    await until(() => told().length === 2)
+  },
+)
+
+void t.test('operations connect anew, to another server perhaps: so does the watching', async (t) => {
+  await using server = await RedisServer.start()
+  const { register, events } = await open(t, server.url)
+  const id = newId()
+  const watcher = await watch(register, id)
+  await server.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await until(() => watcher.told === 1)
+  t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+  await end(register, id)
+  await until(() => watcher.told === 2)
+})
+
+void t.test('close ends the watching, too', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const watcher = await watch(register, newId())
+  const pending = watch(register, newId())
+  await register.close()
+  ;(await pending).stop()
+  watcher.stop()
+  const after = await watch(register, newId())
+  after.stop()
+  const never = await open(t, server.url)
+  await never.register.close()
+  ;(await watch(never.register, newId())).stop()
+  await until(async () => (await connections(server)) === 0)
+  const down = await open(t, `redis://127.0.0.1:${await freePort()}`)
+  ;(await watch(down.register, newId())).stop()
+  await down.register.close()
+})
+
+void t.test(
+  'a bucket expires by itself when it is full again, and goes when the last unit is given back',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const { register } = await open(t, server.url)
+    const [id, short] = [newId(), newId()]
+    const rate = { count: 10, per: 10 * HOUR }
+    await register.throttle(id, rate, 1)
+    const expires = async () => Number(await server.command('PTTL', bucketKey(id)))
+    t.ok((await expires()) > 0 && (await expires()) <= HOUR)
+    await register.throttle(id, rate, 1)
+    t.ok((await expires()) > HOUR && (await expires()) <= 2 * HOUR)
+    await register.throttle(id, rate, -1)
+    t.ok((await expires()) > 0 && (await expires()) <= HOUR)
+    await register.throttle(id, rate, -1)
+    t.equal(await server.command('EXISTS', bucketKey(id)), 0)
+    await register.throttle(short, { count: 2, per: 100 }, 1)
+    await until(async () => (await server.command('EXISTS', bucketKey(short))) === 0)
+    t.equal(await server.command('DBSIZE'), 0)
+
+    await server.command('SET', bucketKey(id), 'of a later release')
+    t.equal(await register.throttle(id, rate, 1), 0)
+    await server.command('CONFIG', 'SET', 'maxmemory', '1')
+    await t.rejects(register.throttle(newId(), rate, 1), { name: 'StoreFull' })
+    t.equal(await server.command('EXISTS', recordKey(id)), 0)
+  },
+)
