@@ -2,7 +2,8 @@
  * `npm test` runs this first. The tests start servers of their own, so they need two programs that npm does not
  * bring: `redis-server` (7 or newer) and `openssl` (certificates for the TLS tests). What is missing is installed
  * where that is possible without asking anybody: as root, with apt-get. Elsewhere one sentence says what to do.
- * The tests find Redis as `redis-server` on the PATH, or as what REDIS_SERVER names.
+ * The tests find Redis as `redis-server` on the PATH, or as what REDIS_SERVER names. Those of the operators' page look for
+ * Chromium at `/usr/bin/chromium`, or where CHROMIUM says; without one they are skipped, and nothing fails.
  */
 import { spawnSync } from 'node:child_process'
 import { existsSync, rmSync, writeFileSync } from 'node:fs'
@@ -14,6 +15,8 @@ const POLICY = '/usr/sbin/policy-rc.d'
 interface Need {
   readonly name: string
   readonly debian: string
+  /** Tests go without it, and say so. */
+  readonly optional?: true
   /** Null where it is there and good; else what was found. */
   missing(): string | null
 }
@@ -35,6 +38,15 @@ const needs: readonly Need[] = [
     name: 'openssl',
     debian: 'openssl',
     missing: () => (output('openssl', ['version']) === null ? 'openssl is not there' : null),
+  },
+  {
+    name: 'chromium',
+    debian: 'chromium',
+    optional: true,
+    missing: () =>
+      process.env.CHROMIUM !== undefined || existsSync('/usr/bin/chromium')
+        ? null
+        : '/usr/bin/chromium is not there',
   },
 ]
 
@@ -83,6 +95,12 @@ if (apt && installable.length > 0) {
   process.stdout.write(`installing ${packages.join(' and ')} for the tests\n`)
   aptInstall(packages)
   lacking = find()
+}
+if (lacking.some(({ need }) => need.optional)) {
+  process.stdout.write(
+    'no Chromium: the tests of the operators’ page are skipped (CHROMIUM names one elsewhere)\n',
+  )
+  lacking = lacking.filter(({ need }) => !need.optional)
 }
 if (lacking.length > 0) {
   const what = lacking.map(({ need, found }) => `${need.name} (${found})`).join(' and ')

@@ -1,10 +1,11 @@
 import { shared } from './core/budget.ts'
+import type { RoutePolicy } from './core/policy.ts'
 import { admit } from './guard/admit.ts'
-import { refuse, refuseBody, statusOf } from './guard/answers.ts'
+import { overloaded, refuse, refuseBody, statusOf } from './guard/answers.ts'
 import { type Answer, type Call, newTrace, type Trace } from './guard/call.ts'
 import { duplicate } from './guard/duplicate.ts'
 import { execute, passOn, within } from './guard/execute.ts'
-import { introduce, type Named, name } from './guard/name.ts'
+import { DERIVED_MARK, introduce, type Named, name } from './guard/name.ts'
 import type { Ports } from './guard/ports.ts'
 
 /** Everything that happens to a protected request: claim → forward → settle (contract §3). */
@@ -13,7 +14,7 @@ export async function guard(ports: Ports, call: Call): Promise<Answer> {
   ports.inFlight.count++
   let answer: Answer
   try {
-    answer = await walk(ports, call, trace)
+    answer = asSpokenBy(call.route, await walk(ports, call, trace))
   } catch (error) {
     // A bug; nobody is answered, and the request is told of all the same.
     ports.observer.answered(trace)
@@ -26,14 +27,17 @@ export async function guard(ports: Ports, call: Call): Promise<Answer> {
   return answer
 }
 
+/** Clients of Stripe's know a failure by the member `error`, whatever the status (docs/adr/0015). */
+function asSpokenBy({ profile }: RoutePolicy, answer: Answer): Answer {
+  if (profile !== 'stripe' || answer.kind !== 'problem') return answer
+  return { ...answer, refusal: { ...answer.refusal, stripeError: true } }
+}
+
 /** THE WALK. Each step answers, or gives what the next one needs. */
 async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
   const introduced = await introduce(ports, call, trace)
   if (introduced.kind !== 'introduced') return introduced
-  if (ports.inFlight.count > ports.maxInFlight) {
-    const detail = `more than ${ports.maxInFlight} protected requests are in flight`
-    return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1 })
-  }
+  if (ports.inFlight.count > ports.maxInFlight) return overloaded(ports, trace)
   const received = await call.readBody()
   if (received.kind !== 'body') return refuseBody(trace, call, received.kind)
 
@@ -85,5 +89,5 @@ async function serve(
 /** Says of every answer that the proxy made the key, where it did (contract §4). */
 function marked(answer: Answer, { derived }: Named): Answer {
   if (!derived || answer.kind === 'none') return answer
-  return { ...answer, marks: [...answer.marks, 'Idempotency-Key-Derived', 'true'] }
+  return { ...answer, marks: [...answer.marks, ...DERIVED_MARK] }
 }

@@ -1,10 +1,8 @@
-import { randomBytes } from 'node:crypto'
-import { once } from 'node:events'
-import type { Server, ServerResponse } from 'node:http'
-import type { AddressInfo, Socket } from 'node:net'
+import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
+import { openAdmin } from './admin/open.ts'
 import { verifier } from './callers/jwt.ts'
-import type { Address, Config } from './config/config.ts'
+import type { Config } from './config/config.ts'
 import { Budget } from './core/budget.ts'
 import type { JwtPolicy } from './core/policy.ts'
 import type { RecordId } from './core/record.ts'
@@ -15,20 +13,29 @@ import { Leases } from './guard/leases.ts'
 import { unknownBecause } from './guard/outcome.ts'
 import type { Ports } from './guard/ports.ts'
 import { RegeneratedKeys } from './guard/regenerated.ts'
-import { Settler } from './guard/settler.ts'
+import { Settler, spoolRoom } from './guard/settler.ts'
 import { Shadow } from './guard/shadow.ts'
+import { Turns } from './guard/turns.ts'
 import { Waiters } from './guard/waiters.ts'
 import { adminServer, type Health, opsServer } from './http/admin.ts'
 import { dataServer } from './http/data.ts'
+import { closeServer, listen } from './http/listening.ts'
+import { watchConnections } from './http/traffic.ts'
 import { Issuer } from './issuer/tokens.ts'
+import { countersOf } from './observe/counters.ts'
 import { type Fitness, watchFitness } from './observe/fitness.ts'
+import { History } from './observe/history.ts'
 import type { Logger } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
-import { observer, shadowTeller } from './observe/observer.ts'
+import { observer, reconcileObserver, shadowTeller } from './observe/observer.ts'
 import { timed } from './observe/timed.ts'
+import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
+import { Reconciler } from './reconcile/reconciler.ts'
 import type { BreakerState } from './store/breaker.ts'
 import { openStore } from './store/open.ts'
+import { type Left, Outbox } from './store/outbox.ts'
 import { Records } from './store/records.ts'
+import { tokens } from './store/tokens.ts'
 import { forwarder } from './upstream/forward.ts'
 import { openUpstream } from './upstream/pool.ts'
 import { VERSION } from './version.ts'
@@ -42,13 +49,13 @@ export interface Proxy {
 }
 
 const BREAKER_GAUGE: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
-const TOKEN_BYTES = 16
 
 /**
  * Composes and starts a proxy: store → upstream → servers → listen.
- * @throws where the embedded store cannot be opened, a TLS file cannot be read, or an address cannot be listened on.
+ * @throws where the spool or the embedded store cannot be opened, a TLS file cannot be read, or an address cannot be listened on.
  */
 export async function start(config: Config, log: Logger): Promise<Proxy> {
+  const startedAt = Date.now()
   for (const warning of config.warnings) log.warn(warning)
   const budget = new Budget(config.limits.buffered)
   // Shadow mode takes no room from the routes that protect.
@@ -63,6 +70,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   })
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
 
+  const { outbox, left: unwritten } = await openOutbox(config, log)
   const storeName = nameOf(config.store.url)
   let down = false
   let fitness: Fitness | null = null
@@ -94,8 +102,14 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const upstream = openUpstream(config.upstream)
   // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
   const passing = openUpstream(config.upstream)
-  const events = observer(metrics, log)
-  const settler = new Settler(records, events)
+  const history = new History({
+    note: (id, notes) => records.note(id, notes),
+    replica: `${hostname()}:${process.pid}`,
+    onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
+  })
+  const events = observer(metrics, log, history)
+  const settler = new Settler(records, events, outbox)
+  settler.restore(unwritten, (bytes) => budget.hold(bytes) ?? (() => {}))
   const leases = new Leases(
     (items) => records.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
@@ -103,11 +117,13 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const waiters = new Waiters(records, config.limits.waiters)
   const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
   const callers = verifier(jwtPolicies(config))
+  const forwarding = { ...config.upstream, budget, servername: upstream.tls.servername ?? null }
   const ports: Ports = {
     records,
     leases,
     settler,
     waiters,
+    turns: new Turns(),
     grants: new ReplayGrants(() => performance.now()),
     regenerated: new RegeneratedKeys(() => performance.now()),
     verifyToken: (policy, headers) => callers.verify(policy, headers),
@@ -118,18 +134,26 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     observer: events,
     latency: new Latency(),
     budget,
-    forward: forwarder(upstream.pool, {
-      ...config.upstream,
-      budget,
-      servername: upstream.tls.servername ?? null,
-    }),
+    forward: forwarder(upstream.pool, forwarding),
     secret: config.store.secret,
     unfitForStrict: () => watched.mayEvict() && !config.store.acceptRisk,
     pause: wait,
-    newToken: () => randomBytes(TOKEN_BYTES),
+    newToken: tokens(),
     maxInFlight: config.limits.inFlight,
   }
 
+  const policies = new Map([...config.routes, config.defaults].map((policy) => [policy.name, policy]))
+  const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
+  const reconciler = new Reconciler({
+    records,
+    forward: forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }),
+    questionTimeout,
+    policyOf: (route) => policies.get(route) ?? null,
+    isOwn: (id) => running.has(id) || settler.held(id) !== null,
+    tell: (id) => waiters.tell(id, null),
+    observer: reconcileObserver(metrics, log, history),
+    random: Math.random,
+  })
   const shadow = new Shadow(ports, shadowTeller(metrics, log))
   let draining = false
   let started = false
@@ -165,12 +189,24 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     draining: () => draining,
   })
   const traffic = watchConnections(data)
-  const admin = config.admin.listen === null ? null : adminServer(health, config.admin.token)
+  const door = await openAdmin(config, {
+    records,
+    waiters,
+    history,
+    announceDrain: () => void (draining = true),
+    counters: async () => ({ since: startedAt, samples: await countersOf(metrics) }),
+    version: VERSION,
+    // Whatever the log's level: a change that is not written down is not made.
+    onAudit: (line) => log.child({}, { level: 'info' }).info({ audit: line }, 'audit'),
+    onBug: (error) => log.error({ err: error }, 'internal error'),
+  })
+  const admin = config.admin.listen === null ? null : adminServer(health, door)
   const ops = config.ops.listen === null ? null : opsServer(health)
   const closeAll = async (): Promise<void> => {
     leases.close()
-    settler.close()
     watched.stop()
+    await settler.close()
+    await outbox?.close()
     for (const server of [admin, ops]) {
       if (server === null) continue
       const closed = closeServer(server)
@@ -178,7 +214,17 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       await closed
     }
     await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy(), callers.close()])
+    await history.close()
+    await door?.[Symbol.asyncDispose]()
     await register.close()
+  }
+  if (unwritten.length > 0) {
+    log.warn(
+      { outcomes: unwritten.length },
+      'outcomes of an earlier process are in the spool; they are held again',
+    )
+    // What the store takes now is not answered from here; while it is down, retries are.
+    await Promise.race([settler.flush(), wait(WRITE_FIRST, undefined, { ref: false })])
   }
   let url: string
   let adminUrl: string | null
@@ -193,6 +239,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     throw error
   }
   started = true
+  reconciler.start()
   log.info(
     {
       url,
@@ -208,10 +255,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   let ending: Promise<void> | null = null
   const end = async (): Promise<void> => {
     draining = true
+    const reconciled = reconciler.stop()
     log.info({ inFlight: inFlight.count, unsettled: settler.size }, 'draining')
     await wait(config.drain.delay)
     const deadline = performance.now() + config.drain.timeout
     const left = (): number => Math.max(0, deadline - performance.now())
+    waiters.drain()
     traffic.end()
     const closed = closeServer(data)
     const busy = (): boolean =>
@@ -239,10 +288,32 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     shadow.close()
     traffic.cut()
     await closed
+    // A question that is cut off is asked again by another replica.
+    await Promise.race([reconciled, wait(left(), undefined, { ref: false })])
     await closeAll()
     log.info('stopped')
   }
   return { url, adminUrl, opsUrl, drain: () => (ending ??= end()) }
+}
+
+/** How long what an earlier process left may keep the start waiting, where there is much of it. */
+const WRITE_FIRST = 2000
+
+/** Where outcomes that the store does not take outlive this process, and those of an earlier one. */
+async function openOutbox(
+  { store, limits }: Config,
+  log: Logger,
+): Promise<{ outbox: Outbox | null; left: readonly Left[] }> {
+  if (store.spool === null) return { outbox: null, left: [] }
+  try {
+    return await Outbox.open({
+      directory: store.spool,
+      maxBytes: spoolRoom(limits.buffered),
+      say: (message, detail) => log.warn(detail, message),
+    })
+  } catch (error) {
+    throw new Error(`store.spool: ${(error as Error).message}`, { cause: error })
+  }
 }
 
 /** How often the drain looks whether everything has finished. */
@@ -256,63 +327,4 @@ function jwtPolicies({ routes, defaults }: Config): JwtPolicy[] {
 function nameOf(storeUrl: string): string {
   const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
   return scheme === 'rediss' ? 'redis' : scheme
-}
-
-async function listen(server: Server, property: string, { host, port }: Address): Promise<string> {
-  server.listen({ host, port })
-  try {
-    await once(server, 'listening')
-  } catch (error) {
-    throw new Error(`${property}: ${(error as Error).message}`, { cause: error })
-  }
-  const { address, port: chosen, family } = server.address() as AddressInfo
-  return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
-}
-
-interface Traffic {
-  /** Requests that wait for the end of their answer, passed ones too; WebSockets, which have no end, do not count. */
-  readonly unanswered: number
-  /** The answers under way say that their connections close; those that begin later say so by themselves. */
-  end(): void
-  cut(): void
-}
-
-/** Knows what the server itself does not tell: silent connections, tunnels, and which answers are still leaving. */
-function watchConnections(server: Server): Traffic {
-  const sockets = new Set<Socket>()
-  const tunnels = new WeakSet<object>()
-  const unanswered = new Map<ServerResponse, Socket>()
-  server.on('connection', (socket: Socket) => {
-    sockets.add(socket)
-    socket.once('close', () => sockets.delete(socket))
-  })
-  server.on('upgrade', (_request, socket) => tunnels.add(socket))
-  server.prependListener('request', (request, response) => {
-    unanswered.set(response, request.socket)
-    response.once('close', () => unanswered.delete(response))
-  })
-  // Node's own, which `close` calls too, takes a connection for idle whose answer is handed over and has not left yet.
-  server.closeIdleConnections = () => {
-    const busy = new Set(unanswered.values())
-    for (const socket of sockets) if (!busy.has(socket) && !tunnels.has(socket)) socket.destroy()
-  }
-  return {
-    get unanswered() {
-      return unanswered.size
-    },
-    end() {
-      for (const response of unanswered.keys()) response.shouldKeepAlive = false
-    },
-    cut() {
-      for (const socket of sockets) socket.destroy()
-    },
-  }
-}
-
-function closeServer(server: Server): Promise<void> {
-  return new Promise((resolve) => {
-    if (!server.listening) return resolve()
-    server.close(() => resolve())
-    server.closeIdleConnections()
-  })
 }

@@ -42,7 +42,7 @@ function layerOf(path: string): string {
 }
 
 /** Ports and values that everybody may name; the adapters behind them are main's to choose. */
-const PORTS = new Set(['store/records.ts', 'store/register.ts', 'upstream/port.ts'])
+const PORTS = new Set(['store/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
 
 /** What the modules of a layer may import of the others, beside core: layers, or single modules. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
@@ -54,10 +54,26 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   // What a key file may hold is known where it is used, and checked when the configuration is read.
   config: ['callers/key-text.ts'],
   guard: [...PORTS],
-  http: ['guard', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
-  observe: ['guard/call.ts', 'store/register.ts', 'config/config.ts'],
-  main: ['guard', 'http', 'store', 'upstream', 'callers', 'issuer', 'config', 'observe', 'version'],
-  cli: ['main', 'config', 'observe', 'version'],
+  reconcile: [...PORTS],
+  admin: ['guard', ...PORTS, 'config/config.ts', 'config/units.ts', 'observe/audit.ts', 'observe/history.ts'],
+  http: ['guard', 'admin', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
+  observe: ['guard/call.ts', 'reconcile/reconciler.ts', 'store/register.ts', 'config/config.ts'],
+  main: [
+    'admin',
+    'guard',
+    'reconcile',
+    'http',
+    'store',
+    'upstream',
+    'callers',
+    'issuer',
+    'config',
+    'observe',
+    'version',
+  ],
+  // Of main its `serve` alone; the rest look from outside.
+  commands: ['main', 'admin', 'store', 'config', 'observe', 'version'],
+  cli: ['commands'],
   version: [],
 }
 
@@ -145,6 +161,13 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   t.strictSame(
     users('jose').filter((path) => !/^(?:callers|issuer)\//.test(path)),
     [],
+  )
+})
+
+void t.test('of the commands serve alone starts a proxy', async (t) => {
+  t.strictSame(
+    modules.filter(({ own }) => own.includes('main.ts')).map(({ path }) => path),
+    ['commands/serve.ts'],
   )
 })
 

@@ -36,15 +36,30 @@ async function run(
   return { code, out, err }
 }
 
-void t.test('everything answers --help, and exits 0', async (t) => {
-  const ways = [['--help'], ['-h'], ['serve', '--help'], ['check', '--help'], ['schema', '--help']]
-  const runs = await Promise.all(ways.map(async (args) => ({ args, ...(await run(args)) })))
-  for (const { args, code, out, err } of runs) {
-    t.strictSame([code, err], [0, ''], args.join(' '))
-    for (const word of ['--config', '--upstream', '--listen', '--store', 'check', 'schema', 'Exit codes'])
-      t.ok(out.includes(word), `${args.join(' ')} tells of ${word}`)
-  }
-})
+void t.test(
+  'the help of all names the commands, and each answers --help (test/commands/usage.test.ts)',
+  async (t) => {
+    const ways = [['--help'], ['-h'], ['serve', '--help'], ['check', '--help'], ['--config', 'x', '--help']]
+    const runs = await Promise.all(ways.map(async (args) => ({ args, ...(await run(args)) })))
+    for (const { args, code, out, err } of runs) {
+      t.strictSame([code, err], [0, ''], args.join(' '))
+      for (const word of ['--config', '--upstream', '--listen', '--store'])
+        t.ok(out.includes(word), `${args.join(' ')} tells of ${word}`)
+    }
+    for (const word of [
+      'check',
+      'schema',
+      'doctor',
+      'list',
+      'inspect',
+      'resolve',
+      'report',
+      'drain',
+      'Exit codes',
+    ])
+      t.ok(runs[0]?.out.includes(word), word)
+  },
+)
 
 void t.test('--version prints the release of package.json', async (t) => {
   const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'))

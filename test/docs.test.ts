@@ -10,6 +10,7 @@ import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { SHADOW_VERDICTS } from '../src/guard/call.ts'
 import { METRICS } from '../src/observe/metrics.ts'
+import { RECONCILE_RESULTS } from '../src/reconcile/ports.ts'
 import { configurationDoc } from './support/configuration-doc.ts'
 
 /** The rows of a Markdown file's tables, cells without backticks. */
@@ -50,6 +51,11 @@ t.test('docs/shadow.md says when every verdict is given, and what is not compare
   for (const name of ALWAYS_DIFFERENT) t.ok(text.includes(`\`${name}\``), name)
 })
 
+t.test('docs/reconciliation.md says when every result is counted', async (t) => {
+  const told = rows('docs/reconciliation.md').flatMap(([results = '']) => results.split(', '))
+  t.same(told, RECONCILE_RESULTS)
+})
+
 t.test('docs/configuration.md is what the schema says', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
   t.equal(text, configurationDoc(), 'run: node scripts/docs.ts > docs/configuration.md')
@@ -84,7 +90,7 @@ t.test('the configurations that documents show are accepted', async (t) => {
   const secret = join(directory, 'secret')
   writeFileSync(secret, 'x'.repeat(64))
   let seen = 0
-  for (const file of ['docs/keys.md', 'docs/duplicates.md']) {
+  for (const file of ['docs/keys.md', 'docs/duplicates.md', 'docs/reconciliation.md']) {
     const text = readFileSync(new URL(`../${file}`, import.meta.url), 'utf8')
     for (const [, yaml = ''] of text.matchAll(/```yaml\n(.*?)```/gs)) {
       seen++
@@ -97,7 +103,7 @@ t.test('the configurations that documents show are accepted', async (t) => {
       t.ok(loaded.ok, loaded.ok ? yaml : loaded.errors.map(formatConfigError).join('\n'))
     }
   }
-  t.equal(seen, 8)
+  t.equal(seen, 9)
 })
 
 t.test('the documents that others point to are there', async (t) => {

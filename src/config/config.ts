@@ -4,7 +4,14 @@ import type { Millis } from '../core/record.ts'
 /** The effective configuration of a process: resolved, defaulted and checked. What `load.ts` makes. */
 export interface Config {
   readonly listen: Address
-  readonly admin: { readonly listen: Address | null; readonly token: string | null }
+  readonly admin: {
+    readonly listen: Address | null
+    readonly token: string | null
+    /** What `Host` may name: lower case, without a port, IPv6 in brackets. */
+    readonly hosts: readonly string[]
+  }
+  /** Where changes by operators are written down; null: in the log. */
+  readonly audit: { readonly file: string | null }
   readonly ops: { readonly listen: Address | null }
   readonly readiness: { readonly store: boolean }
   readonly upstream: UpstreamConfig
@@ -63,6 +70,8 @@ export interface StoreConfig {
   readonly timeout: Millis
   /** The secret's bytes, where `store.secretFile` names one: record ids are keyed with it. */
   readonly secret: Buffer | null
+  /** The directory of the spool; null: outcomes that the store does not take are held in memory alone. */
+  readonly spool: string | null
   readonly acceptRisk: boolean
 }
 

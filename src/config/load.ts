@@ -7,6 +7,7 @@ import type { Environment } from './env.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
 import { checkPem, readKeyText, readSecret, readToken } from './files.ts'
 import { readNode, readText, shapeOf } from './read.ts'
+import { checkReconcile } from './reconcile.ts'
 import { explicit, fillFile, resolvePolicy } from './resolve.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
 import { METHODS, type PolicyConfig } from './schema-policy.ts'
@@ -109,13 +110,14 @@ function resolve(file: FileConfig, findings: Findings): Config {
       secret: named(file.store?.secretFile, (name) =>
         readSecret(findings, 'store.secretFile', name, MIN_SECRET),
       ),
+      spool: store.spool,
       acceptRisk: store.acceptRisk,
     },
     limits,
     issuer: file.issuer === undefined ? null : issuerOf(rest.issuer, file.issuer.secretFile, findings),
   }
   const token = named(file.admin?.tokenFile, (name) => readToken(findings, 'admin.tokenFile', name))
-  const listeners = { listen, admin: { listen: admin.listen, token }, ops }
+  const listeners = { listen, admin: { listen: admin.listen, token, hosts: admin.hosts }, ops }
   checkListeners(findings, listeners)
 
   const effective = (
@@ -124,10 +126,13 @@ function resolve(file: FileConfig, findings: Findings): Config {
     match: RouteMatch,
     layers: readonly PolicyConfig[],
   ): Effective => {
-    const policy = resolvePolicy({ name, match }, layers, file.limits)
+    const policy = resolvePolicy({ name, match }, layers, file.limits, upstream.timeout)
+    const written = explicit(layers)
     checkPolicy(findings, base, policy, common)
+    const fromEvents = policy.key.from.some((from) => from.kind === 'header' && from.name === 'ce-id')
+    checkReconcile(findings, base, written.reconcile, policy.reconcile, fromEvents)
     if (base !== 'defaults' || unmatched === 'protect') checkStrictCaller(findings, base, policy)
-    return { policy, written: explicit(layers) }
+    return { policy, written }
   }
   const shared = withKeyText('defaults', file.defaults ?? {}, findings)
   const anywhere = { methods: METHODS, path: '/*', exact: false }
@@ -145,6 +150,7 @@ function resolve(file: FileConfig, findings: Findings): Config {
   return {
     ...listeners,
     ...common,
+    audit: rest.audit,
     readiness: rest.readiness,
     problems: rest.problems,
     status,

@@ -26,6 +26,8 @@ export interface Shape {
   readonly minItems?: number
   readonly properties?: Readonly<Record<string, Shape>>
   readonly patternProperties?: Readonly<Record<string, Shape>>
+  /** What the names under `patternProperties` are, in words. */
+  readonly $comment?: string
   readonly required?: readonly string[]
   readonly default?: string | number | boolean | readonly string[]
 }
@@ -278,7 +280,7 @@ function allowed(shape: Shape): string {
 }
 
 function allowedProperties(mapping: Shape): string {
-  if (mapping.patternProperties !== undefined) return 'statuses (200 to 599) and classes (2xx to 5xx)'
+  if (mapping.$comment !== undefined) return mapping.$comment
   return `a mapping of ${Object.keys(mapping.properties ?? {}).join(', ')}`
 }
 

@@ -7,7 +7,9 @@ import type {
   RoutePolicy,
 } from '../core/policy.ts'
 import { profileDefaults } from '../core/profiles.ts'
+import type { Millis } from '../core/record.ts'
 import { defaultsOf, shapeOf } from './read.ts'
+import { reconcilePolicy } from './reconcile.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
 import { authorizeReplay, derive, type PolicyConfig, policySchema } from './schema-policy.ts'
 
@@ -33,12 +35,13 @@ export function fillFile(file: FileConfig): Filled<Omit<FileConfig, 'defaults' |
 /**
  * A value comes from the route, else from `defaults`, else from the profile that is in force (the route's own, else that
  * of `defaults`), else it is the built-in one. So what `defaults` says outright also beats the profile of a route: a
- * profile is a set of defaults, not of commands. `layers`: `defaults` first, then the route.
+ * profile is a set of defaults, not of commands. `layers`: `defaults` first, then the route; `timeout`: of the upstream.
  */
 export function resolvePolicy(
   identity: { readonly name: string; readonly match: RouteMatch },
   layers: readonly PolicyConfig[],
   limits: PolicyConfig['limits'],
+  timeout: Millis,
 ): RoutePolicy {
   const written = explicit(layers)
   const profile = written.profile ?? 'standard'
@@ -71,6 +74,7 @@ export function resolvePolicy(
     keep: rest.keep,
     excludeHeaders: new Set(rest.replay.excludeHeaders),
     statusHeader: rest.statusHeader,
+    reconcile: reconcilePolicy(written.reconcile ?? null, timeout),
     authorizeReplay: rest.authorizeReplay === null ? null : { ...AUTHORIZE_REPLAY, ...rest.authorizeReplay },
     limits: { request: rest.limits.request, response: rest.limits.response, newKeys: rest.limits.newKeys },
   }

@@ -23,8 +23,10 @@ import {
   parseOwnPath,
   parseProbeTarget,
   parseProblemBase,
+  parseQuestionTarget,
   parseStoreUrl,
   parseUpstreamUrl,
+  QUESTION_TARGET,
   STORE,
   UPSTREAM,
 } from './urls.ts'
@@ -148,6 +150,10 @@ function keySource(text: string): KeySource {
     : { kind: 'header', name: name.toLowerCase() }
 }
 
+/** Blanks around it would be taken off on the way. */
+const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
+const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without blanks around it'
+
 const RATE_UNITS: Readonly<Record<string, Millis>> = { s: 1000, m: 60_000, h: 3_600_000, d: DAY }
 
 function rate(text: string): Rate {
@@ -181,6 +187,14 @@ function parseCidr(text: string): Parsed<string> {
   return Number(prefix ?? 0) <= bits ? parsed(`${address}/${prefix ?? bits}`) : refused(text, CIDR)
 }
 
+const HOST_LINE = 'the name of a host or its address without a port, IPv6 in brackets'
+
+function parseHostLine(text: string): Parsed<string> {
+  const bracketed = /^\[([^\]]*)\]$/.exec(text)?.[1]
+  const valid = bracketed === undefined ? isHost(text) : isIP(bracketed) === 6
+  return valid ? parsed(text.toLowerCase()) : refused(text, HOST_LINE)
+}
+
 const ROUTE_PATH =
   'a path: /exact, /with/:name, or /below/* (`*` at the end alone); other characters percent-encoded, no query'
 
@@ -198,6 +212,7 @@ const address = byParser(ADDRESS, parseAddress, '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+
 
 const ownPath = byParser(OWN_PATH, parseOwnPath, '^(/[^/:*?#][^/*?#]*)+$')
 const filePath = byPattern('^[^\\0]+$', 'the path of a file', (text) => text)
+const directoryPath = byPattern('^[^\\0]+$', 'the path of a directory', (text) => text)
 
 const flag: Scalar<boolean> = {
   schema: { type: 'boolean' },
@@ -208,6 +223,7 @@ const flag: Scalar<boolean> = {
 /** Every kind of scalar by the name it has among the schema's definitions. */
 export const SCALARS = {
   address,
+  answerStatus: whole(200, 599),
   addressOrNone: orWord(address, 'none', null as Address | null),
   audience: claimValue,
   audiences: byPattern(
@@ -226,17 +242,35 @@ export const SCALARS = {
   bufferSize: bounded(SIZE, 1, 1024 ** 4),
   count: whole(1, 1_000_000),
   delay: bounded(DURATION, 0, MAX_TIMER),
+  directoryPathOrOff: orWord(directoryPath, 'off', null),
   filePath,
   filePathOrNone: orWord(filePath, 'none', null),
   flag,
   forward: byPattern(`^${TOKEN}$`, 'same, none, or the name of a header', (text) =>
     text === 'same' || text === 'none' ? text : { header: text },
   ),
+  /** As a `Host` line has it, without the port. */
+  hostLine: byParser(HOST_LINE, parseHostLine, '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$'),
   headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
+  headerText: {
+    schema: { type: 'string', pattern: HEADER_TEXT.source },
+    allowed: HEADER_TEXT_ALLOWED,
+    // It may be a credential: the error does not show it.
+    parse: (text) =>
+      HEADER_TEXT.test(text)
+        ? parsed(text)
+        : { ok: false, message: `found something else; allowed: ${HEADER_TEXT_ALLOWED}` },
+  } satisfies Scalar<string>,
   hostName: byParser('the name of a host', (text) =>
     isHost(text) ? parsed(text) : refused(text, 'the name of a host'),
   ),
   jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id', (text) => text),
+  jsonPart: byPattern(`^(${POINTER})?$`, 'a JSON pointer, such as /data/0; empty: all of it', (text) => text),
+  jsonText: {
+    schema: { type: ['string', 'number', 'boolean'], pattern: '^[^\\0]+$' },
+    allowed: 'a text, a number, true or false',
+    parse: (text) => (text === '' ? refused(text, 'a text, a number, true or false') : parsed(text)),
+  } satisfies Scalar<string>,
   jwksUrl: orWord(
     byParser(JWKS, parseJwksUrl, '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$'),
     'none',
@@ -259,6 +293,8 @@ export const SCALARS = {
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser('a regular expression', parsePattern, ''),
+  questions: whole(1, 1000),
+  questionTarget: byParser(QUESTION_TARGET, parseQuestionTarget, '^/([^/#][^#]*)?$'),
   probeTarget: byParser(PROBE_TARGET, parseProbeTarget, '^/([^/#][^#]*)?$'),
   problemBase: byParser(PROBLEM_BASE, parseProblemBase, '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$'),
   rateOrOff: orWord(

@@ -1,6 +1,7 @@
 import { type Static, Type } from 'typebox'
 import type { ScalarValue } from './scalars.ts'
 import { choice, closed, ENVIRONMENT, list, orOff, orShort, scalar } from './schema-parts.ts'
+import { reconcile } from './schema-reconcile.ts'
 
 /** What changes things and is not idempotent by itself (RFC 9110 §9.2.2). */
 export const METHODS = ['POST', 'PATCH']
@@ -164,6 +165,7 @@ const outcomes = Type.Unsafe<Readonly<Record<string, (typeof ACTIONS)[number]>>>
   type: 'object',
   patternProperties: { '^([2-5][0-9]{2}|[2-5]xx)$': { anyOf: [{ enum: ACTIONS }, ENVIRONMENT] } },
   additionalProperties: false,
+  $comment: 'statuses (200 to 599) and classes (2xx to 5xx)',
   description:
     'What the statuses of the upstream become, exact ("503") before class ("5xx"). Entries of a route go before those of `defaults`, these before the profile.',
 })
@@ -258,6 +260,11 @@ const policyProperties = {
     'none',
     authorizeReplay,
     'Asks the upstream before a replay whether the caller may still see it. `none`: does not.',
+  ),
+  reconcile: orOff(
+    'none',
+    reconcile,
+    'Asks the upstream what became of a request whose outcome is unknown (docs/reconciliation.md). `none`: a person finds out.',
   ),
   limits: Type.Optional(
     Type.Object(routeLimits, { ...closed, description: 'Default: the `limits` at the top.' }),

@@ -26,7 +26,24 @@ export const fileSchema = Type.Object(
           ),
           tokenFile: scalar(
             'filePath',
-            'File with the bearer token of everything but the open paths. This version serves nothing else yet.',
+            'File with the bearer token of everything but the open paths. Without it: these alone.',
+          ),
+          hosts: list(
+            'hostLine',
+            'What the `Host` of a request may name beside the address that it came to.',
+            ['localhost', '127.0.0.1', '[::1]'],
+          ),
+        },
+        closed,
+      ),
+    ),
+    audit: Type.Optional(
+      Type.Object(
+        {
+          file: scalar(
+            'filePathOrNone',
+            'File of this process alone, to which every change by an operator is added. `none`: the log.',
+            'none',
           ),
         },
         closed,
@@ -75,6 +92,11 @@ export const fileSchema = Type.Object(
           secretFile: scalar(
             'filePath',
             'File of at least 16 bytes that keys the record ids (HMAC-SHA-256).',
+          ),
+          spool: scalar(
+            'directoryPathOrOff',
+            'Directory, of this process alone, where outcomes that the store does not take outlive a restart.',
+            'off',
           ),
           acceptRisk: scalar('flag', 'Serves `strict` routes on a store that may evict.', false),
         },

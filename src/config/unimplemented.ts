@@ -7,16 +7,12 @@ interface Gap {
 
 /** What the contract names and this version does not do: an error that says so, never ignored (contract §10). */
 const GAPS: readonly Gap[] = [
-  { path: 'admin.hosts' },
-  { path: 'audit' },
   { path: 'store.cache' },
   { path: 'store.compression' },
   { path: 'store.encryption' },
   { path: 'store.primary' },
-  { path: 'store.spool' },
   { path: 'store.url', value: /^(redis\+sentinel|redis\+cluster|postgres(ql)?|dynamodb|tiered):/i },
   { path: 'store.wait' },
-  { path: '*.reconcile' },
 ]
 
 export function unimplementedProperty(path: string): string | null {

@@ -70,6 +70,14 @@ export function parseOwnPath(text: string): Parsed<string> {
 export const PROBE_TARGET =
   'a path that begins with one /, such as /v1/me or /v1/me?brief=1; other characters percent-encoded, no fragment'
 
+export const QUESTION_TARGET = `${PROBE_TARGET}; {key} and {record} stand in it`
+
+/** A target into which the key or the id of a record is put, percent-encoded. */
+export function parseQuestionTarget(text: string): Parsed<string> {
+  const example = text.replaceAll(/\{(?:key|record)\}/g, 'x')
+  return /[{}]/.test(example) || !parseProbeTarget(example).ok ? refused(text, QUESTION_TARGET) : parsed(text)
+}
+
 /** The target of a request of the proxy's own: origin form (RFC 9112 §3.2.1). */
 export function parseProbeTarget(text: string): Parsed<string> {
   const [path = '', ...query] = text.split('?')

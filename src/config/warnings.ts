@@ -1,4 +1,5 @@
 import type { RoutePolicy } from '../core/policy.ts'
+import type { ReconcilePolicy } from '../core/reconcile.ts'
 import { isProtecting } from './check.ts'
 import type { PolicyConfig } from './schema-policy.ts'
 
@@ -43,6 +44,19 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
       guarded.filter(({ written }) => written.onStoreUnavailable === 'bypass'),
       (routes) => `${routes}: onStoreUnavailable bypass, so nothing is protected while the store is down.`,
     ),
+    ...sentence(
+      guarded.filter(({ policy }) => policy.reconcile !== null && policy.reconcile.identity.length === 0),
+      (routes) =>
+        `${routes}: reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.`,
+    ),
+    ...sentence(
+      guarded.filter(
+        ({ policy }) =>
+          policy.reconcile !== null && policy.scope.caller.length > 0 && !tellsCallersApart(policy.reconcile),
+      ),
+      (routes) =>
+        `${routes}: reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does.`,
+    ),
     ...guarded.flatMap((route) => {
       const released = releasedBy(route.policy)
       return released.length === 0
@@ -60,6 +74,11 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
       : []),
   ]
+}
+
+/** The id of a record is that of one caller. */
+function tellsCallersApart({ request, identity }: ReconcilePolicy): boolean {
+  return [request.path, ...identity.map(({ value }) => value)].some((text) => text.includes('{record}'))
 }
 
 function releasedBy({ outcomes }: RoutePolicy): string[] {

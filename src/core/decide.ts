@@ -34,7 +34,7 @@ export type Decision =
       readonly leaseLeft: Millis
       readonly age: Millis
     }
-  | { readonly kind: 'unknown'; readonly lookIn: Millis; readonly lapsed: boolean }
+  | { readonly kind: 'unknown'; readonly lookIn: Millis }
   | { readonly kind: 'expired' }
   /** Past its retention, no tombstone: as if it had never been. */
   | { readonly kind: 'gone' }
@@ -73,7 +73,7 @@ export function decide(
     case 'unknown':
       return read.leaseExpired && policy.onLeaseExpired === 'retry'
         ? { kind: 'take_over', from: record, read: read.state }
-        : { kind: 'unknown', lookIn: nextLook(read.nextLookAt, now), lapsed: read.leaseExpired }
+        : { kind: 'unknown', lookIn: nextLook(read.nextLookAt, now) }
     case 'expired':
       return { kind: 'expired' }
   }

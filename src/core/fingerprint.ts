@@ -105,7 +105,8 @@ function bodyContent({ headers, body }: RequestContent, policy: FingerprintPolic
     case 'raw':
       return raw
     case 'form': {
-      const content = formContent(headers, body)
+      // What is no form would lose information if it were read as one.
+      const content = essence(headers) === FORM ? formContent(headers, body) : null
       return content === null ? raw : { mode, type, content: [content] }
     }
     case 'multipart': {

@@ -12,14 +12,42 @@ export type Pointed =
 /** A body's text where it is JSON (RFC 8259), however lossy for a double or a map; else null. */
 export function jsonTextOf(headers: RawHeaders, body: Buffer): string | null {
   const text = textOf(headers, body)
+  if (text === null || isDeep(text)) return null
   try {
     // Asked whether it is JSON, not what it says: V8 13.6 misnames members whose names have escapes.
-    JSON.parse(text ?? '')
+    JSON.parse(text)
     return text
   } catch {
     return null
   }
 }
+
+/** Parsers of services give up far earlier, and a megabyte of brackets would keep this one busy for a fifth of a second. */
+const MAX_DEPTH = 1000
+
+/** Whether brackets nest deeper than anything that is meant. Looks at each character once. */
+function isDeep(text: string): boolean {
+  let depth = 0
+  let quoted = false
+  for (let at = 0; at < text.length; at++) {
+    const code = text.charCodeAt(at)
+    if (quoted) {
+      if (code === BACKSLASH) at++
+      else if (code === QUOTE) quoted = false
+    } else if (code === QUOTE) quoted = true
+    else if (code === BRACKET || code === BRACE) {
+      if (++depth > MAX_DEPTH) return true
+    } else if (code === BRACKET_END || code === BRACE_END) depth--
+  }
+  return false
+}
+
+const QUOTE = 0x22
+const BACKSLASH = 0x5c
+const BRACKET = 0x5b
+const BRACKET_END = 0x5d
+const BRACE = 0x7b
+const BRACE_END = 0x7d
 
 /**
  * The literal that an RFC 6901 pointer names. Only what stands on the way there is looked at: neither numbers beyond a

@@ -1,3 +1,4 @@
+import type { ReconcilePolicy } from './reconcile.ts'
 import type { Millis } from './record.ts'
 import type { Retention } from './settle.ts'
 
@@ -139,5 +140,7 @@ export interface RoutePolicy extends Retention {
   readonly excludeHeaders: ReadonlySet<string>
   readonly statusHeader: boolean
   readonly authorizeReplay: AuthorizeReplayPolicy | null
+  /** How the truth about unknown records is found out; null: by a person. */
+  readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
 }

@@ -7,6 +7,9 @@ export type RecordId = string & { readonly [brand]: 'RecordId' }
 /** SHA-256 of the operation's content, 32 bytes (contract §5). */
 export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
 
+/** What one looks like. */
+export const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
+
 /** As much of an id as logs show (contract §14). */
 export function shortId(id: RecordId): string {
   return id.slice(0, 12)
@@ -48,6 +51,8 @@ export interface Operation {
   readonly rawDigest: Buffer
   /** Names the algorithm version and settings that made `fingerprint`. */
   readonly recipe: string
+  /** The client's key: kept only where the route's `reconcile` asks by it (contract §1), else null. */
+  readonly key: string | null
 }
 
 /** An attempt's name: `fence` orders attempts, `token` is the owner's secret (16 random bytes). Fence 0: not yet known. */
@@ -79,8 +84,26 @@ export interface Completed extends Common {
 export interface FailedRetryable extends Common {
   readonly state: 'failed_retryable'
 }
+/** How far the sweeper has come with an unknown record (contract §10 `reconcile`). */
+export interface Reconciliation {
+  /** Since when it is unknown: looks move `updatedAt`. */
+  readonly since: Millis
+  /** Questions asked about it. */
+  readonly asked: number
+  /** How many answers in a row, up to the last one, said "not found". */
+  readonly notFound: number
+  /** Asked as often as the route allows, and still unknown: a person has to decide. */
+  readonly deadLettered: boolean
+  /** It was said that the record will be dropped unresolved. */
+  readonly reported: boolean
+  /** What the last answer said, for people: statuses and pointers, nothing of its body. */
+  readonly answer: string | null
+}
+
 export interface Unknown extends Common {
   readonly state: 'unknown'
+  /** Null until the sweeper has looked at it. */
+  readonly reconciliation: Reconciliation | null
   /** When somebody looks again: what `Retry-After` counts to. */
   readonly nextLookAt: Millis
   /** True where silence of the owner made it unknown: what `onLeaseExpired: retry` may hand out. */
@@ -103,13 +126,25 @@ export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecor
   if (now >= record.dropAt) return null
   if (record.state === 'in_progress' && now >= record.leaseUntil) {
     const { leaseUntil, ...common } = record
-    return { ...common, state: 'unknown', nextLookAt: leaseUntil, leaseExpired: true, status: null }
+    return {
+      ...common,
+      state: 'unknown',
+      nextLookAt: leaseUntil,
+      leaseExpired: true,
+      status: null,
+      reconciliation: newReconciliation(leaseUntil),
+    }
   }
   if (record.state === 'completed' && now >= record.expiresAt) {
     const { expiresAt: _e, result: _r, ...common } = record
     return { ...common, state: 'expired' }
   }
   return record
+}
+
+/** Of a record that became unknown then. */
+export function newReconciliation(since: Millis): Reconciliation {
+  return { since, asked: 0, notFound: 0, deadLettered: false, reported: false, answer: null }
 }
 
 /** What an attempt, or somebody who decides for it, says about it. */
@@ -128,7 +163,12 @@ export type Draft = Operation &
     | { readonly state: 'in_progress' }
     | { readonly state: 'completed'; readonly result: CompletedResponse }
     | { readonly state: 'failed_retryable' }
-    | { readonly state: 'unknown'; readonly leaseExpired: boolean; readonly status: number | null }
+    | {
+        readonly state: 'unknown'
+        readonly leaseExpired: boolean
+        readonly status: number | null
+        readonly reconciliation: Reconciliation | null
+      }
     | { readonly state: 'expired' }
   )
 

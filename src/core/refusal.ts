@@ -63,6 +63,9 @@ export interface Refusal {
   readonly code: RefusalCode
   readonly status: number
   readonly detail: string
+  readonly retry: RetryAdvice
+  /** Adds the member `error` of Stripe's errors: its clients take any JSON without one for what they asked for. */
+  readonly stripeError: boolean
   /** Whole seconds, at least 1. */
   readonly retryAfter: number | null
   readonly instance: RecordId | null
@@ -73,11 +76,15 @@ export interface Refusal {
 export function refusal(
   code: RefusalCode,
   detail: string,
-  more: Partial<Pick<Refusal, 'status' | 'retryAfter' | 'instance' | 'original'>> = {},
+  more: Partial<
+    Pick<Refusal, 'status' | 'retry' | 'stripeError' | 'retryAfter' | 'instance' | 'original'>
+  > = {},
 ): Refusal {
   return {
     code,
     status: REFUSALS[code].status,
+    retry: REFUSALS[code].retry,
+    stripeError: false,
     detail,
     retryAfter: null,
     instance: null,
@@ -88,7 +95,7 @@ export function refusal(
 
 /** The body of RFC 9457, with the members of contract §6. */
 export function problemBody(refused: Refusal, baseUrl: string): string {
-  const { title, retry } = REFUSALS[refused.code]
+  const { title } = REFUSALS[refused.code]
   return JSON.stringify({
     type: `${baseUrl}${refused.code}`,
     title,
@@ -96,12 +103,19 @@ export function problemBody(refused: Refusal, baseUrl: string): string {
     detail: refused.detail,
     ...(refused.instance === null ? {} : { instance: refused.instance }),
     code: refused.code,
-    retry,
+    retry: refused.retry,
     ...(refused.original === null
       ? {}
       : {
           originalStatus: refused.original.status,
           ...(refused.original.location === null ? {} : { location: refused.original.location }),
         }),
+    ...(refused.stripeError ? { error: stripeErrorOf(refused) } : {}),
   })
+}
+
+/** As Stripe's API errors are made: type, code, message. */
+function stripeErrorOf({ code, detail }: Refusal): object {
+  const type = code.startsWith('idempotency_') ? 'idempotency_error' : 'api_error'
+  return { type, code, message: detail }
 }

@@ -17,6 +17,8 @@ export interface Retention {
   readonly ttlFailed: Millis
   readonly tombstone: Millis
   readonly unresolvedTtl: Millis
+  /** Where unknown records are asked about: how soon for the first time. */
+  readonly reconcile: { readonly every: Millis } | null
 }
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
@@ -31,13 +33,16 @@ export function claimSpans(retention: Retention): Spans {
   return { dueIn: retention.lease, dropIn: retention.unresolvedTtl }
 }
 
+/** The record of an outcome. */
+export type OutcomeDraft = Extract<Draft, { state: 'completed' | 'failed_retryable' | 'unknown' }>
+
 /** The record that an outcome of `attempt` writes, where §2 accepts it. */
 export function outcomeDraft(
   operation: Operation,
   attempt: Attempt,
   outcome: Outcome,
   createdAt: Millis,
-): Draft {
+): OutcomeDraft {
   const base = { ...operation, ...attempt, createdAt }
   switch (outcome.kind) {
     case 'completed':
@@ -50,6 +55,7 @@ export function outcomeDraft(
         state: 'unknown',
         leaseExpired: false,
         status: outcome.status,
+        reconciliation: null,
         lastError: outcome.reason,
       }
   }
@@ -64,7 +70,7 @@ export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
     case 'not_executed':
       return { dueIn: retention.ttl, dropIn: retention.ttl }
     case 'unknown':
-      return { dueIn: retention.lease, dropIn: retention.unresolvedTtl }
+      return { dueIn: retention.reconcile?.every ?? retention.lease, dropIn: retention.unresolvedTtl }
   }
 }
 
@@ -83,9 +89,8 @@ function isSuccess(status: number): boolean {
  */
 export function judgeRefusal(
   current: IdempotencyRecord,
-  attempt: Attempt,
-  outcome: Outcome,
+  { token, state }: Pick<OutcomeDraft, 'token' | 'state'>,
 ): 'duplicate' | 'stale' {
-  const own = current.token.equals(attempt.token)
-  return own && current.state === 'completed' && outcome.kind === 'completed' ? 'duplicate' : 'stale'
+  const own = current.token.equals(token)
+  return own && current.state === 'completed' && state === 'completed' ? 'duplicate' : 'stale'
 }

@@ -1,14 +1,12 @@
-import { decide } from '../core/decide.ts'
-import { callerBucket } from '../core/identity.ts'
-import { type Millis, shortId } from '../core/record.ts'
-import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
+import { shortId } from '../core/record.ts'
 import { refuse, storeUnavailable } from './answers.ts'
 import type { Answer, Call, Run, Trace } from './call.ts'
-import { claim, type Execute, giveBack, isMet, type Met, met, notAsked } from './claim.ts'
+import { type Claimed, claim, type Execute, giveBack, type Met, met, notAsked } from './claim.ts'
 import { finish } from './execute.ts'
 import type { Named } from './name.ts'
 import { runningRecord } from './outcome.ts'
 import type { Ports } from './ports.ts'
+import { isScreened, screened } from './screen.ts'
 
 /** A record answers; or this request executes; or neither is possible, and the answer says why. */
 export type Admitted = { readonly kind: 'met'; readonly met: Met } | Execute | Answer
@@ -31,16 +29,13 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
     )
 
   const token = ports.newToken()
-  const screened: Screened = settled ? await screen(ports, call, named) : { kind: 'unavailable' }
-  const claimed =
-    screened.kind === 'pass'
-      ? await claim(ports.records, route, id, operation, asked, token, ports.pause)
-      : screened.kind === 'unavailable'
-        ? notAsked(token)
-        : screened
+  const asking = (): Promise<Claimed> => claim(ports.records, route, id, operation, asked, token, ports.pause)
+  const claimed = !settled
+    ? notAsked(token)
+    : isScreened(route, named)
+      ? await screened(ports, route, named, token, asking)
+      : await asking()
   trace.storeMs += performance.now() - askedAt
-  if (screened.kind === 'pass' && (claimed.kind !== 'claimed' || claimed.before !== 'absent'))
-    screened.giveBack()
   switch (claimed.kind) {
     case 'met':
       return { kind: 'met', met: claimed.decision }
@@ -50,7 +45,7 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
         instance: id,
       })
     case 'expired': {
-      const detail = 'the issued key has expired, and nothing is known under it'
+      const detail = 'the issued key has expired: it claims nothing any more'
       return refuse(trace, 'expired', 'idempotency_key_expired', detail, { status: 412, instance: id })
     }
     case 'corrupt':
@@ -69,6 +64,7 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
         ports.running.set(id, run)
+        ports.observer.began(run, trace.before)
         return { kind: 'execute', run, unclaimed: claimed }
       }
       if (claimed.lost) ports.settler.withdraw(run, claimed)
@@ -95,10 +91,11 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
         })
         return { kind: 'met', met: own }
       }
-      if (before === 'unknown') ports.observer.leaseExpired(route.name)
+      if (claimed.lapsed) ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
       if (!call.clientGone()) {
         ports.running.set(id, run)
+        ports.observer.began(run, trace.before)
         return { kind: 'execute', run, unclaimed: null }
       }
       const reason = 'the client left before the request was sent'
@@ -117,38 +114,4 @@ export function meets(ports: Ports, { route }: Call, { id, asked }: Named, alone
   const running = ports.running.get(id)
   if (held !== null || running === undefined) return held
   return alone || running.attempt.fence === 0 ? met(runningRecord(running), asked, route) : null
-}
-
-type Screened =
-  /** `giveBack` returns the unit that a new key takes from the caller's rate, if one was taken. */
-  | { readonly kind: 'pass'; readonly giveBack: () => void }
-  | { readonly kind: 'met'; readonly decision: Met }
-  | { readonly kind: 'limited'; readonly wait: Millis }
-  | { readonly kind: 'expired' }
-  | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
-  | { readonly kind: 'unavailable' }
-
-const PASS: Screened = { kind: 'pass', giveBack: () => {} }
-
-/** Where not every key may make a record: looks whether there is one before it claims (contract §4 `issuedOnly`, §10 `newKeys`). */
-async function screen(ports: Ports, { route }: Call, named: Named): Promise<Screened> {
-  const { newKeys } = route.limits
-  if (newKeys === null && named.mayClaim) return PASS
-  try {
-    const { record, now } = await ports.records.get(named.id)
-    const decision = record === null ? null : decide(record, named.asked, route, now)
-    if (decision !== null && isMet(decision)) return { kind: 'met', decision }
-    if (!named.mayClaim) return { kind: 'expired' }
-    if (newKeys === null || decision?.kind === 'take_over') return PASS
-    const bucket = callerBucket(route, named.caller, ports.secret)
-    const wait = await ports.records.throttle(bucket, newKeys, 1)
-    if (wait > 0) return { kind: 'limited', wait }
-    // Lost where the store is: one key fewer for the caller, no more.
-    const giveBack = (): void => void ports.records.throttle(bucket, newKeys, -1).catch(() => {})
-    return { kind: 'pass', giveBack }
-  } catch (error) {
-    if (error instanceof CorruptRecord) return { kind: 'corrupt', error }
-    if (error instanceof StoreUnavailable) return { kind: 'unavailable' }
-    throw error
-  }
 }

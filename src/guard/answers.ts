@@ -75,7 +75,6 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
     case 'unknown': {
       observer.claimed(route.name, 'unknown')
       observer.prevented(route.name)
-      if (met.lapsed) observer.leaseExpired(route.name)
       trace.before = trace.after = 'unknown'
       const detail =
         'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
@@ -115,6 +114,11 @@ export function refuse(
 ): Problem {
   trace.outcome = outcome
   return { kind: 'problem', refusal: refusal(code, detail, more), marks: [] }
+}
+
+export function overloaded({ maxInFlight }: { readonly maxInFlight: number }, trace: Trace): Problem {
+  const detail = `more than ${maxInFlight} protected requests are in flight`
+  return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1 })
 }
 
 export function storeUnavailable(

@@ -58,10 +58,8 @@ export async function mayBeTold(
   const caller = digest(frame([policy.path, ...shown]), null)
   if (ports.grants.has(caller)) return null
   const startedAt = performance.now()
-  const lines = filterLines(
-    call.upstreamHeaders(null),
-    (name) => credentials.has(name) || ADDRESSING.has(name),
-  )
+  // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.
+  const lines = [...shown, ...filterLines(call.upstreamHeaders(null), (name) => ADDRESSING.has(name))]
   const status = await probe(ports.forward, policy.path, lines)
   trace.upstreamMs += performance.now() - startedAt
   if (status === null || status >= 500)

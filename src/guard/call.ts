@@ -176,6 +176,8 @@ export function newTrace(route: string, traceId: string | null): Trace {
 export interface Observer {
   answered(trace: Trace): void
   claimed(route: string, result: ClaimResult): void
+  /** An attempt is about to be sent upstream. `before`: what its claim found; null where there is no claim. */
+  began(run: Run, before: State | 'absent' | null): void
   completed(route: string, result: CompletionResult, id: RecordId): void
   prevented(route: string): void
   retryAge(route: string, age: Millis): void

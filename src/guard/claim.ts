@@ -36,6 +36,8 @@ export type Claimed =
       readonly kind: 'claimed'
       readonly run: Run
       readonly before: State | 'absent'
+      /** It ended a lapsed lease that nobody had written down yet. */
+      readonly lapsed: boolean
       readonly version: number
     }
   | { readonly kind: 'met'; readonly decision: Met }
@@ -78,16 +80,18 @@ export async function claim(
   let over: IdempotencyRecord | null = null
   let lost = false
   const reconnect = [...RECONNECT_PAUSES]
-  let error: unknown = new Error('other claims kept moving the record on')
+  let error: unknown = null
   const claimed = ({ version, fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
     kind: 'claimed',
     before: was,
+    lapsed: was === 'unknown' && over?.state === 'in_progress',
     version,
     run: { id, route, operation, attempt: { ...own, fence }, createdAt },
   })
   const unavailable = (): Unclaimed => ({
     kind: 'unavailable',
-    error,
+    // Made only here: an error takes its stack, which costs more than the rest of a claim.
+    error: error ?? new Error('other claims kept moving the record on'),
     attempt: { ...attempt, fence: 0 },
     lost,
     over,

@@ -3,7 +3,7 @@ import { type Admitted, admit } from './admit.ts'
 import { answerMet } from './answers.ts'
 import { mayBeTold } from './authorize.ts'
 import type { Answer, Call, Trace } from './call.ts'
-import { type Execute, isMet, type Met } from './claim.ts'
+import type { Execute, Met } from './claim.ts'
 import type { Named } from './name.ts'
 import type { Ports } from './ports.ts'
 import type { Seat } from './waiters.ts'
@@ -22,6 +22,7 @@ export async function duplicate(
   if (refused !== null) return refused
   if (found.kind !== 'in_progress' || call.route.inFlight.mode === 'reject')
     return answerMet(ports, call, trace, named.id, found)
+  if (call.clientGone()) return { kind: 'none' }
   const seat = ports.waiters.enter(named.id, ports.running.has(named.id))
   if (seat === null) return answerMet(ports, call, trace, named.id, found)
   const stop = call.onGone(() => seat.dismiss())
@@ -58,21 +59,23 @@ async function wait(
     const news = await seat.next(until - performance.now())
     if (call.clientGone()) return { kind: 'none' }
     if (news === null) return { kind: 'met', met: running }
-    const decision = news.record === null ? null : decide(news.record, named.asked, route, news.now)
-    if (decision !== null && isMet(decision)) {
-      if (decision.kind !== 'in_progress') return { kind: 'met', met: decision }
-      running = decision
-      continue
-    }
-    // Nothing is there any more: like any retry, it asks for it.
+    // The store may have lost the record of a run that goes on: only a client that asks again may claim over that.
+    if (news.kind === 'absent') continue
+    const decision = news.kind === 'corrupt' ? null : decide(news.record, named.asked, route, news.now)
+    if (decision?.kind === 'gone') continue
     if (decision?.kind === 'take_over') {
       // The one that took over did nothing, either.
       if (decision.from.fence !== original) return { kind: 'met', met: running }
       if (!seat.takesOver(original)) continue
+    } else if (decision !== null) {
+      if (decision.kind !== 'in_progress') return { kind: 'met', met: decision }
+      running = decision
+      continue
     }
     const admitted = await admit(ports, call, trace, named)
     if (admitted.kind === 'met' && admitted.met.kind === 'in_progress') {
       running = admitted.met
+      if (!ports.running.has(named.id)) seat.listen()
       continue
     }
     if (admitted.kind !== 'execute') seat.passesOn()

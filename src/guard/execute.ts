@@ -6,7 +6,7 @@ import type { Answer, Call, Run, Trace } from './call.ts'
 import type { Execute, Unclaimed } from './claim.ts'
 import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './outcome.ts'
 import type { Ports } from './ports.ts'
-import type { Settled } from './settler.ts'
+import type { Settled } from './writing.ts'
 
 /** Writes an attempt's outcome, lets go of the attempt and tells the duplicates that wait for it. */
 export async function finish(
@@ -20,10 +20,9 @@ export async function finish(
   ports.leases.release(id, attempt.token)
   let settled: Settled | null = null
   try {
-    settled =
-      unclaimed === null
-        ? await ports.settler.settle(run, outcome, release)
-        : ports.settler.settleUnclaimed(run, outcome, release, unclaimed)
+    settled = await (unclaimed === null
+      ? ports.settler.settle(run, outcome, release)
+      : ports.settler.settleUnclaimed(run, outcome, release, unclaimed))
     return settled
   } finally {
     if (ports.running.get(id) === run) ports.running.delete(id)

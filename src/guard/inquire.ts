@@ -2,9 +2,10 @@ import { retryAfterSeconds } from '../core/decide.ts'
 import { recordId } from '../core/identity.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
-import { refuse, storeUnavailable } from './answers.ts'
+import { overloaded, refuse, storeUnavailable } from './answers.ts'
 import { mayBeTold } from './authorize.ts'
-import { type Answer, type Call, newTrace } from './call.ts'
+import { type Answer, type Call, newTrace, type Trace } from './call.ts'
+import { refuseStranger } from './caller.ts'
 import { introduce } from './name.ts'
 import { runningRecord } from './outcome.ts'
 import type { Ports } from './ports.ts'
@@ -25,11 +26,24 @@ export type Inquiry =
 
 /** Looks the record of `call` up as a request with its key and its credentials would find it. Changes nothing. */
 export async function inquire(ports: Ports, call: Call): Promise<Inquiry> {
+  const trace = newTrace(call.route.name, call.traceId)
+  ports.inFlight.count++
+  try {
+    // It may ask the upstream: it takes a place like any request that does.
+    return ports.inFlight.count > ports.maxInFlight
+      ? overloaded(ports, trace)
+      : await look(ports, call, trace)
+  } finally {
+    ports.inFlight.count--
+  }
+}
+
+async function look(ports: Ports, call: Call, trace: Trace): Promise<Inquiry> {
   const { route } = call
-  const trace = newTrace(route.name, call.traceId)
   const introduced = await introduce(ports, call, trace)
   if (introduced.kind !== 'introduced') return introduced
   const { reading, caller } = introduced
+  if (caller.kind === 'stranger') return refuseStranger(trace, caller)
   if (reading.kind === 'missing')
     return refuse(
       trace,
@@ -37,7 +51,16 @@ export async function inquire(ports: Ports, call: Call): Promise<Inquiry> {
       'idempotency_key_missing',
       'send the key in the header that the route reads; a key in a body cannot be asked about here',
     )
-  const id = recordId(route, caller, call.method, call.path, reading.key, ports.secret, reading.qualifier)
+  const id = recordId(
+    route,
+    caller.parts,
+    call.method,
+    call.path,
+    reading.key,
+    ports.secret,
+    reading.qualifier,
+  )
+  if (call.clientGone()) return { kind: 'none' }
   const refused = await mayBeTold(ports, call, trace)
   if (refused !== null) return refused
   const running = ports.running.get(id)
@@ -61,7 +84,8 @@ export async function inquire(ports: Ports, call: Call): Promise<Inquiry> {
 /** `now` 0: this replica's own record, which knows no time of the store. */
 function found(id: RecordId, read: IdempotencyRecord, now: Millis): Inquiry {
   const { state } = read
-  const since = now === 0 ? null : state === 'unknown' && read.leaseExpired ? read.nextLookAt : read.updatedAt
+  const since =
+    now === 0 ? null : ((state === 'unknown' ? read.reconciliation?.since : null) ?? read.updatedAt)
   return { kind: 'found', id, state, since, retryAfter: retryAfterOf(read, now) }
 }
 

@@ -1,14 +1,16 @@
 import type { Asked } from '../core/decide.ts'
 import { deriveKey } from '../core/derive.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from '../core/fingerprint.ts'
-import { linesOf } from '../core/headers.ts'
-import { readCaller, recordId } from '../core/identity.ts'
+import { recordId } from '../core/identity.ts'
 import { type KeyReading, keyNeedsBody, readKey, sourceName } from '../core/key.ts'
+import type { DerivePolicy } from '../core/policy.ts'
+import { asksByKey } from '../core/reconcile.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { readFirstSent } from '../core/repeatability.ts'
 import { StoreUnavailable } from '../store/register.ts'
 import { refuse, storeUnavailable } from './answers.ts'
 import type { Answer, Call, Trace } from './call.ts'
+import { type Caller, refuseStranger, whoCalls } from './caller.ts'
 import type { Ports } from './ports.ts'
 
 /** What a request is called and what it asks for: everything that a claim needs. */
@@ -28,7 +30,7 @@ export interface Named {
 /** Who calls, and the key as far as the head of the request says it. */
 export interface Introduced {
   readonly kind: 'introduced'
-  readonly caller: readonly (string | null)[]
+  readonly caller: Caller
   readonly reading: Exclude<KeyReading, { kind: 'invalid' }>
 }
 
@@ -37,56 +39,24 @@ type NamingPorts = Pick<Ports, 'records' | 'secret' | 'verifyToken' | 'checkIssu
 /** Reads what stands in the head, before the body is asked for and before the store is. */
 export async function introduce(ports: NamingPorts, call: Call, trace: Trace): Promise<Introduced | Answer> {
   const { route, headers } = call
+  const { presence } = route.key
   const reading = readKey(headers, route.key, null)
   if (reading.kind === 'invalid') return refuseKey(trace, reading.detail)
-  if (reading.kind === 'missing' && route.key.presence === 'required' && !mayFollow(call))
-    return refuseMissing(call, trace)
-  const verified =
-    route.scope.jwt === null
-      ? ({ kind: 'absent' } as const)
-      : await ports.verifyToken(route.scope.jwt, headers)
-  switch (verified.kind) {
-    case 'refused':
-      return refuse(trace, 'caller_missing', 'idempotency_caller_missing', verified.detail)
-    case 'unavailable':
-      return refuse(
-        trace,
-        'caller_missing',
-        'idempotency_caller_missing',
-        `who calls cannot be verified now: ${verified.detail}; nothing was executed`,
-        { status: 503, retryAfter: 1 },
-      )
-    case 'absent':
-      // Another scheme's credential is one all the same: its callers must not share the keys of those without any.
-      if (route.scope.jwt !== null && linesOf(headers, 'authorization').length > 0)
-        return refuse(
-          trace,
-          'caller_missing',
-          'idempotency_caller_missing',
-          'Authorization carries no bearer token, which is what tells callers apart here',
-        )
-      return callerOf(call, trace, reading, null)
-    case 'claims':
-      return callerOf(call, trace, reading, verified.claims)
-  }
+  const mayFollow = keyNeedsBody(route.key) || route.key.derive !== null
+  if (reading.kind === 'missing' && presence === 'required' && !mayFollow) return refuseMissing(call, trace)
+  const caller = await whoCalls(ports, call)
+  // Without a key nobody needs to know, and where none is required the request may go on without one.
+  const needed = reading.kind === 'key' || presence === 'required'
+  return caller.kind === 'stranger' && needed
+    ? refuseStranger(trace, caller)
+    : { kind: 'introduced', caller, reading }
 }
 
-function callerOf(
-  { route, headers }: Call,
-  trace: Trace,
-  reading: Introduced['reading'],
-  claims: Readonly<Record<string, unknown>> | null,
-): Introduced | Answer {
-  const caller = readCaller(headers, route.scope, claims)
-  if (caller.kind === 'caller') return { kind: 'introduced', caller: caller.parts, reading }
-  const { detail, status } = caller
-  return refuse(trace, 'caller_missing', 'idempotency_caller_missing', detail, { status })
-}
+/** Says of an answer that the proxy made the key (contract §4). */
+export const DERIVED_MARK: readonly string[] = ['Idempotency-Key-Derived', 'true']
 
-/** The key may still come: from the body, or made of what the request carries. */
-function mayFollow({ route }: Call): boolean {
-  return keyNeedsBody(route.key) || route.key.derive !== null
-}
+/** In no key that a client sends: a derived one can be computed by anybody. */
+const DERIVED = ['derived']
 
 /** `unnamed`: no key, and none is required. */
 export async function name(
@@ -97,12 +67,17 @@ export async function name(
   body: Buffer,
 ): Promise<Named | Answer | { readonly kind: 'unnamed' }> {
   const { route, method, path, headers } = call
-  const { derive } = route.key
   const reading = keyNeedsBody(route.key) ? readKey(headers, route.key, body) : head
   if (reading.kind === 'invalid') return refuseKey(trace, reading.detail)
+  const derive = reading.kind === 'missing' ? route.key.derive : null
+  if (reading.kind === 'missing' && (derive === null || deriveKey(headers, body, [], derive, 0) === null))
+    return route.key.presence === 'required' ? refuseMissing(call, trace) : { kind: 'unnamed' }
+  if (caller.kind === 'stranger') return refuseStranger(trace, caller)
   const sent = readFirstSent(headers)
-  const timed = sent.kind === 'sent' || (route.key.issuedOnly && reading.kind === 'key')
-  const now = timed || (derive !== null && derive.bucket !== null) ? await storeTime(ports, call) : 0
+  if (sent.kind === 'invalid') return refuseKey(trace, sent.detail)
+
+  const timed = sent.kind === 'sent' || route.key.issuedOnly || (derive !== null && derive.bucket !== null)
+  const now = timed ? await storeTime(ports, call) : 0
   if (now === null)
     return storeUnavailable(
       ports,
@@ -110,22 +85,19 @@ export async function name(
       null,
       'the store does not tell the time; nothing was executed for this request',
     )
-
-  const derived =
-    reading.kind === 'missing' && derive !== null ? deriveKey(headers, body, caller, derive, now) : null
-  const found = reading.kind === 'key' ? reading : derived === null ? null : { key: derived, qualifier: [] }
-  if (found === null)
-    return route.key.presence === 'required' ? refuseMissing(call, trace) : { kind: 'unnamed' }
-  const { key, qualifier } = found
-  if (sent.kind === 'invalid') return refuseKey(trace, sent.detail)
-  if (sent.kind === 'sent' && now - sent.at > route.ttl)
-    return refuse(
-      trace,
-      'expired',
-      'idempotency_key_expired',
-      `the request was first sent at ${new Date(sent.at).toISOString()}, longer ago than answers are kept (${route.ttl} ms); whether it was executed then is not known here`,
-      { status: 412 },
-    )
+  const { parts } = caller
+  const { key, qualifier } =
+    reading.kind === 'key'
+      ? reading
+      : {
+          key: deriveKey(headers, body, parts, derive as DerivePolicy, now) as string,
+          qualifier: DERIVED,
+        }
+  if (sent.kind === 'sent' && now - sent.at > route.ttl) {
+    const detail = `the request was first sent at ${new Date(sent.at).toISOString()}, longer ago than answers are kept (${route.ttl} ms); whether it was executed then is not known here`
+    const answer = refuse(trace, 'expired', 'idempotency_key_expired', detail, { status: 412 })
+    return derive === null ? answer : { ...answer, marks: DERIVED_MARK }
+  }
   const issued = route.key.issuedOnly ? await ports.checkIssued(key, now) : 'valid'
   if (issued === 'forged') return refuseKey(trace, 'not a key that the issuer of this proxy made')
 
@@ -138,15 +110,16 @@ export async function name(
     fingerprint: fingerprintOf(content, route.fingerprint),
     rawDigest: rawDigestOf(content, recipe),
     recipe,
+    key: route.reconcile !== null && asksByKey(route.reconcile) ? key : null,
   }
-  const id = recordId(route, caller, method, path, key, ports.secret, qualifier)
+  const id = recordId(route, parts, method, path, key, ports.secret, qualifier)
   trace.id = id
   return {
     kind: 'named',
     id,
     key,
-    derived: derived !== null,
-    caller,
+    derived: derive !== null,
+    caller: parts,
     operation,
     asked: { ...operation, rawDigestUnder: (other) => rawDigestOf(content, other) },
     mayClaim: issued === 'valid',

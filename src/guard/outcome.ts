@@ -8,10 +8,9 @@ import type {
   Millis,
   NotKept,
   Outcome,
-  State,
   StoredResponse,
 } from '../core/record.ts'
-import { claimDraft, outcomeDraft } from '../core/settle.ts'
+import { claimDraft, type OutcomeDraft } from '../core/settle.ts'
 import type { Run } from './call.ts'
 
 /** What a complete answer means: the upstream's own word first, else its status (contract §7). */
@@ -63,25 +62,13 @@ export function withoutBody(
   return { kept: false, why, status: response.status, location: firstOf(response.headers, 'location') }
 }
 
-/** What the outcome makes of the record. */
-export function stateOf(outcome: Outcome): State {
-  switch (outcome.kind) {
-    case 'completed':
-      return 'completed'
-    case 'not_executed':
-      return 'failed_retryable'
-    case 'unknown':
-      return 'unknown'
-  }
-}
-
 export function keepsBody(outcome: Outcome): boolean {
   return outcome.kind === 'completed' && outcome.result.kept
 }
 
 /** The record as this replica knows it, without asking the store. Its time is 0: it does not expire by itself. */
-export function heldRecord(run: Run, outcome: Outcome, expiresAt: Millis | null = null): IdempotencyRecord {
-  const record = asRecord(outcomeDraft(run.operation, run.attempt, outcome, run.createdAt), 0)
+export function heldRecord(draft: OutcomeDraft, expiresAt: Millis | null = null): IdempotencyRecord {
+  const record = asRecord(draft, 0)
   return record.state === 'completed' && expiresAt !== null ? { ...record, expiresAt } : record
 }
 

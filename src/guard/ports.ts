@@ -10,6 +10,7 @@ import type { Run } from './call.ts'
 import type { Leases } from './leases.ts'
 import type { RegeneratedKeys } from './regenerated.ts'
 import type { Settler } from './settler.ts'
+import type { Turns } from './turns.ts'
 import type { Waiters } from './waiters.ts'
 
 /** What the walk needs of the world. */
@@ -19,6 +20,7 @@ export interface Ports extends Teller {
   readonly leases: Leases
   readonly settler: Settler
   readonly waiters: Waiters
+  readonly turns: Turns
   readonly grants: ReplayGrants
   readonly regenerated: RegeneratedKeys
   /** Attempts under way; the drain waits for them. */

@@ -11,11 +11,12 @@ export interface Looks {
   readonly most: Millis
 }
 
-/** A record as it is now. `now` is the store's time; 0 where this replica itself wrote the record a moment ago. */
-export interface News {
-  readonly record: IdempotencyRecord | null
-  readonly now: Millis
-}
+export type News =
+  /** A record as it is now. `now` is the store's time; 0 where this replica itself wrote the record a moment ago. */
+  | { readonly kind: 'record'; readonly record: IdempotencyRecord; readonly now: Millis }
+  | { readonly kind: 'absent' }
+  /** It cannot be decoded. */
+  | { readonly kind: 'corrupt' }
 
 /** Duplicates that are held until the first request has finished (contract §6): one room for each record. */
 export class Waiters {
@@ -24,6 +25,7 @@ export class Waiters {
   readonly #looks: Looks
   readonly #rooms = new Map<RecordId, Room>()
   #size = 0
+  #draining = false
 
   constructor(records: Pick<Records, 'get' | 'watch'>, most: number, looks: Looks = LOOKS) {
     this.#records = records
@@ -37,7 +39,7 @@ export class Waiters {
 
   /** A seat; null where `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */
   enter(id: RecordId, local: boolean): Seat | null {
-    if (this.#size >= this.#most) return null
+    if (this.#size >= this.#most || (this.#draining && !local)) return null
     this.#size++
     let room = this.#rooms.get(id)
     if (room === undefined) {
@@ -60,11 +62,18 @@ export class Waiters {
     const room = this.#rooms.get(id)
     if (room === undefined) return
     if (record === null) room.look()
-    else room.tell({ record, now: 0 })
+    else room.tell({ kind: 'record', record, now: 0 })
+  }
+
+  /** The proxy stops: those that wait for what runs here may stay, for other replicas nobody waits any longer. */
+  drain(): void {
+    this.#draining = true
+    for (const room of this.#rooms.values()) if (room.listens) room.dismiss()
   }
 
   /** Nobody waits any longer. */
   close(): void {
+    this.#draining = true
     for (const room of this.#rooms.values()) room.dismiss()
   }
 }
@@ -93,6 +102,10 @@ class Room {
 
   entered(seat: Seat): void {
     this.#seats.add(seat)
+  }
+
+  get listens(): boolean {
+    return this.#listening
   }
 
   /** True: it was the last one. */
@@ -157,10 +170,11 @@ class Room {
   async #look(): Promise<void> {
     this.#looking = true
     try {
-      this.tell(await this.#records.get(this.#id))
+      const { record, now } = await this.#records.get(this.#id)
+      this.tell(record === null ? { kind: 'absent' } : { kind: 'record', record, now })
     } catch (error) {
-      // Down: the next look may succeed. A record that cannot be read: whoever claims is told.
-      if (!(error instanceof StoreUnavailable)) this.tell({ record: null, now: 0 })
+      // Down: the next look may succeed.
+      if (!(error instanceof StoreUnavailable)) this.tell({ kind: 'corrupt' })
     } finally {
       this.#looking = false
       const again = this.#lookAgain && !this.#closed
@@ -213,6 +227,11 @@ export class Seat {
   /** Whether this one takes over where the attempt `fence` did nothing: one of those that wait on this replica. */
   takesOver(fence: number): boolean {
     return this.#room.offer(fence)
+  }
+
+  /** The attempt that is waited for runs elsewhere now. */
+  listen(): void {
+    this.#room.listen()
   }
 
   /** It could not. */

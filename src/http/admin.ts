@@ -1,6 +1,13 @@
-import { createHash, timingSafeEqual } from 'node:crypto'
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
+import { type AdminAnswer, problem } from '../admin/answers.ts'
+import type { AdminApi } from '../admin/api.ts'
+import { readPage } from '../admin/page.ts'
+import { Budget } from '../core/budget.ts'
+import type { Millis } from '../core/record.ts'
 import type { Metrics } from '../observe/metrics.ts'
+import { type Gate, refusedAt } from './admin-gate.ts'
+import { sendPage } from './admin-page.ts'
+import { hasBody, readBody } from './body.ts'
 
 /** What the open paths tell (contract §12). */
 export interface Health {
@@ -47,15 +54,71 @@ export function opsServer(health: Health): Server {
   })
 }
 
-/** The admin listener: the open paths, and everything else behind the bearer token. */
-export function adminServer(health: Health, token: string | null): Server {
+/** What stands behind the token. */
+export interface Door extends Gate {
+  readonly api: AdminApi
+}
+
+/** The admin listener: the open paths, the operators' page, and the API behind the bearer token; without a token only the first. */
+export function adminServer(health: Health, door: Door | null): Server {
+  const page = readPage()
   return createServer((request, response) => {
     if (open(health, request, response)) return
-    if (token !== null && !bears(request, token)) {
-      response.setHeader('www-authenticate', 'Bearer')
-      json(response, 401, { error: 'a bearer token is needed' })
-    } else json(response, 404, { error: 'not found', paths: Object.keys(OPEN) })
+    if (door !== null && sendPage(page, request, response)) return
+    if (door === null) return answer(response, problem('not_found', 'admin.tokenFile is not set'))
+    void enter(door, request).then(
+      (given) => (given === null ? response.destroy() : answer(response, given)),
+      () => response.destroy(),
+    )
   })
+}
+
+/** A response that nobody waits for is only a few KiB; what people send is no larger than an answer that is kept. */
+const MAX_BODY = 8 * 1024 ** 2
+const UPLOAD: Millis = 30_000
+
+/** Null: the client has gone, or is too slow. */
+async function enter(door: Door, request: IncomingMessage): Promise<AdminAnswer | null> {
+  const refused = refusedAt(door, request)
+  if (refused !== null) return refused
+  const url = request.url as string
+  const [path = '', query = ''] = url.split(/\?(.*)/s, 2)
+  const found = door.api.find(request.method as string, path)
+  if (found.kind === 'refused') return found.answer
+  const { endpoint, id } = found
+  let body: unknown
+  if (hasBody(request)) {
+    if (endpoint.body === undefined) return problem('invalid_request', 'a body is not read here')
+    if (!/^application\/json\s*(?:;|$)/i.test(request.headers['content-type'] ?? ''))
+      return problem('unsupported_media_type', 'send Content-Type: application/json')
+    const reading = await readBody(request, MAX_BODY, UPLOAD, new Budget(MAX_BODY))
+    if (reading.kind === 'too_large' || reading.kind === 'no_room')
+      return problem('body_too_large', `at most ${MAX_BODY} bytes`, { headers: { connection: 'close' } })
+    if (reading.kind !== 'body') return null
+    try {
+      body = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(reading.body))
+    } catch {
+      return problem('invalid_request', 'the body is no JSON in UTF-8')
+    }
+  }
+  return door.api.run(endpoint, {
+    id,
+    query: new URLSearchParams(query),
+    ifMatch: request.headers['if-match'] ?? null,
+    body,
+    address: request.socket.remoteAddress ?? 'unknown',
+  })
+}
+
+function answer(response: ServerResponse, { status, headers, body }: AdminAnswer): void {
+  const text = body === null ? '' : `${JSON.stringify(body)}\n`
+  response.writeHead(status, {
+    ...(body === null ? {} : { 'content-type': 'application/json' }),
+    'cache-control': 'no-store',
+    'x-content-type-options': 'nosniff',
+    ...headers,
+  })
+  response.end(text)
 }
 
 function open(health: Health, request: IncomingMessage, response: ServerResponse): boolean {
@@ -70,13 +133,6 @@ function open(health: Health, request: IncomingMessage, response: ServerResponse
     json(response, 500, { error: String(error) }),
   )
   return true
-}
-
-/** Compared by digest, so that neither length nor content of the token shows in the time it takes. */
-function bears(request: IncomingMessage, token: string): boolean {
-  const given = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1] ?? ''
-  const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
-  return timingSafeEqual(digest(given), digest(token))
 }
 
 function json(response: ServerResponse, status: number, body: unknown): void {

@@ -14,6 +14,8 @@ export function readBody(
   timeout: Millis,
   budget: Budget,
 ): Promise<BodyReading> {
+  // Closed while something else was waited for: `close` has been emitted, and nobody would say so again.
+  if (request.destroyed) return Promise.resolve({ kind: 'aborted' })
   const announced = Number(request.headers['content-length'] ?? 0)
   if (announced > limit) return Promise.resolve({ kind: 'too_large' })
   return new Promise((resolve) => {

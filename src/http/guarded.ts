@@ -1,5 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { firstOf } from '../core/headers.ts'
+import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/target.ts'
@@ -64,9 +65,10 @@ export function callOf(
     headers,
     traceId: traceIdOf(firstOf(headers, 'traceparent')),
     statusLink:
-      options.statusPath === null
+      // A key in the body, or none, cannot be asked about.
+      options.statusPath === null || !carriesKey(headers, route.key.from)
         ? []
-        : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path })}`],
+        : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path }).toString()}`],
     readBody: () => readBody(request, route.limits.request, options.upload, options.ports.budget),
     upstreamHeaders: (attempt) => {
       const lines = requestLines(headers, peer, options.host)

@@ -34,7 +34,12 @@ export function passedAnswer(
     response.end()
     return
   }
+  // A head whose body came with it leaves with it, in one write; one that waits for its body leaves in this turn, too.
+  // The connection's cork: the answer's own changes how Node ends a chunked one.
+  const { socket } = response
+  socket?.cork()
   sendHead(response)
+  setImmediate(() => socket?.uncork())
   response.once('close', () => {
     if (!body.readableEnded) body.on('error', () => {}).destroy()
   })

@@ -1,5 +1,6 @@
+import { createRequire } from 'node:module'
 import { type Logger, pino } from 'pino'
-import pretty from 'pino-pretty'
+import type pretty from 'pino-pretty'
 import type { Config } from '../config/config.ts'
 
 export type { Logger }
@@ -15,7 +16,17 @@ export function openLog(config: Config['log']): Logger {
   return forPeople
     ? pino(
         options,
-        pretty({ destination: lines, sync: true, colorize: process.stdout.isTTY, singleLine: true }),
+        forPeopleToRead()({
+          destination: lines,
+          sync: true,
+          colorize: process.stdout.isTTY,
+          singleLine: true,
+        }),
       )
     : pino({ ...options, formatters: { level: (level) => ({ level }) } }, lines)
+}
+
+/** Loaded where it is used: not in production. */
+function forPeopleToRead(): typeof pretty {
+  return createRequire(import.meta.url)('pino-pretty') as typeof pretty
 }

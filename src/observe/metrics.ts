@@ -68,11 +68,30 @@ export const METRICS = {
   idempotency_in_flight: { kind: 'gauge', labels: [], help: 'Protected requests under way.' },
   idempotency_waiters: { kind: 'gauge', labels: [], help: 'Duplicates held until the first has finished.' },
   idempotency_buffered_bytes: { kind: 'gauge', labels: [], help: 'Bytes of bodies held.' },
-  idempotency_spooled: { kind: 'gauge', labels: [], help: 'Outcomes that the store has not taken yet.' },
+  idempotency_spooled: {
+    kind: 'gauge',
+    labels: [],
+    help: 'Outcomes that the store has not taken yet: held in memory, and on disk with store.spool.',
+  },
   idempotency_lease_expired_total: {
     kind: 'counter',
     labels: ['route'],
-    help: 'Requests that met a lapsed lease.',
+    help: 'Leases that lapsed, each once.',
+  },
+  idempotency_records: {
+    kind: 'gauge',
+    labels: ['state'],
+    help: 'Records whose outcome is unknown; dead-lettered ones apart.',
+  },
+  idempotency_reconcile_total: {
+    kind: 'counter',
+    labels: ['route', 'result'],
+    help: 'Unknown records that the upstream is asked about, by what came of it.',
+  },
+  idempotency_unresolved_expiring_total: {
+    kind: 'counter',
+    labels: ['route'],
+    help: 'Unknown records that are about to be dropped unresolved.',
   },
   idempotency_retry_age_seconds: {
     kind: 'histogram',

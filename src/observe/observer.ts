@@ -1,10 +1,15 @@
 import { shortId } from '../core/record.ts'
 import type { Observer, Trace, Verdict } from '../guard/call.ts'
+import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
+import type { History } from './history.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
-/** The walk's events → metrics and one log line per protected request (contract §13, §14). Never a key or a credential. */
-export function observer(metrics: Metrics, log: Logger): Observer {
+/**
+ * The walk's events → metrics, one log line per protected request (contract §13, §14), and the records' histories. Never a
+ * key or a credential.
+ */
+export function observer(metrics: Metrics, log: Logger, history: History): Observer {
   return {
     answered(trace) {
       const { route } = trace
@@ -17,14 +22,52 @@ export function observer(metrics: Metrics, log: Logger): Observer {
         metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
       }
       log.info(line(trace, outcome, duration), 'request')
+      history.answered(trace)
     },
+    began: (run, before) => history.began(run, before),
     claimed: (route, result) => metrics.count('idempotency_claims_total', { route, result }),
-    completed: (route, result) => metrics.count('idempotency_completions_total', { route, result }),
+    completed: (route, result, id) => {
+      metrics.count('idempotency_completions_total', { route, result })
+      history.completed(result, id)
+    },
     prevented: (route) => metrics.count('idempotency_duplicates_prevented_total', { route }),
     retryAge: (route, age) => metrics.observe('idempotency_retry_age_seconds', { route }, age / 1000),
     leaseExpired: (route) => metrics.count('idempotency_lease_expired_total', { route }),
     leaseUse: (route, ratio) => metrics.observe('idempotency_lease_use_ratio', { route }, ratio),
     regenerated: (route) => metrics.count('idempotency_regenerated_keys_total', { route }),
+    trouble: (message, detail) => log.error(detail, message),
+  }
+}
+
+/** What becomes of unresolved records → metrics, their histories, and a log line where something changes or needs a person. */
+export function reconcileObserver(
+  metrics: Metrics,
+  log: Logger,
+  history: History,
+): ReconcilerPorts['observer'] {
+  return {
+    counted(counted) {
+      for (const [state, count] of Object.entries(counted))
+        metrics.set('idempotency_records', { state }, count)
+    },
+    leaseExpired: (route, id) => {
+      metrics.count('idempotency_lease_expired_total', { route })
+      history.add(id, 'lease_expired', '', {})
+      log.warn({ route, record: shortId(id) }, 'a lease lapsed: the outcome is unknown')
+    },
+    reconciled: (route, result, id) => {
+      metrics.count('idempotency_reconcile_total', { route, result })
+      history.add(id, 'reconciled', result, { result })
+      const level = result === 'completed' || result === 'retryable' ? 'info' : 'debug'
+      log[level]({ route, record: shortId(id), result }, 'reconciled')
+    },
+    expiring: (route, id, dropAt) => {
+      metrics.count('idempotency_unresolved_expiring_total', { route })
+      log.error(
+        { route, record: shortId(id), until: new Date(dropAt).toISOString() },
+        'an unresolved record will be dropped; nobody will know then whether it was executed',
+      )
+    },
     trouble: (message, detail) => log.error(detail, message),
   }
 }

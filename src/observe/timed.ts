@@ -2,7 +2,19 @@ import type { Register } from '../store/register.ts'
 import { StoreUnavailable } from '../store/register.ts'
 import type { Metrics } from './metrics.ts'
 
-const OPERATIONS = ['put', 'swap', 'get', 'renew', 'due', 'remove', 'throttle', 'ping', 'traits'] as const
+const OPERATIONS = [
+  'put',
+  'swap',
+  'get',
+  'renew',
+  'due',
+  'remove',
+  'list',
+  'notes',
+  'throttle',
+  'ping',
+  'traits',
+] as const
 
 /** Counts and times the operations of a store; changes nothing of them. */
 export function timed(register: Register, metrics: Metrics): Register {
@@ -11,24 +23,38 @@ export function timed(register: Register, metrics: Metrics): Register {
     name: store,
     // Says nothing about the store: it waits for it no longer than it must, and throws nothing.
     watch: register.watch.bind(register),
+    // Off the path of requests, and done without where it fails.
+    note: register.note.bind(register),
     close: () => register.close(),
+  }
+  // Set once per change: the store is asked twice per protected request. The breaker may have set it to 1 meanwhile.
+  let up = false
+  const say = (answered: boolean): void => {
+    if (answered && up) return
+    up = answered
+    metrics.set('idempotency_store_up', { store }, answered ? 1 : 0)
   }
   for (const operation of OPERATIONS) {
     const labels = { store, operation }
     const run = register[operation].bind(register) as (...args: unknown[]) => Promise<unknown>
-    wrapped[operation] = async (...args: unknown[]) => {
+    wrapped[operation] = (...args: unknown[]) => {
       const startedAt = performance.now()
-      try {
-        const reply = await run(...args)
-        metrics.set('idempotency_store_up', { store }, 1)
-        return reply
-      } catch (error) {
-        metrics.count('idempotency_store_errors_total', { store })
-        if (error instanceof StoreUnavailable) metrics.set('idempotency_store_up', { store }, 0)
-        throw error
-      } finally {
+      const reply = run(...args)
+      const took = (): void =>
         metrics.observe('idempotency_store_operation_seconds', labels, (performance.now() - startedAt) / 1000)
-      }
+      // Beside the operation, not between it and its caller: each promise in between costs a turn of the microtasks.
+      void reply.then(
+        () => {
+          say(true)
+          took()
+        },
+        (error: unknown) => {
+          metrics.count('idempotency_store_errors_total', { store })
+          if (error instanceof StoreUnavailable) say(false)
+          took()
+        },
+      )
+      return reply
     }
   }
   return wrapped as unknown as Register

@@ -1,6 +1,14 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import { type Condition, type Register, type Renewal, StoreFull, StoreUnavailable } from './register.ts'
+import {
+  type Condition,
+  type Listing,
+  type Note,
+  type Register,
+  type Renewal,
+  StoreFull,
+  StoreUnavailable,
+} from './register.ts'
 
 export type BreakerState = 'closed' | 'half_open' | 'open'
 
@@ -58,6 +66,16 @@ class Breaker implements Register {
   remove(id: RecordId, version: number) {
     return this.#guard(() => this.#register.remove(id, version))
   }
+  /** These are refused while it is open, and not counted: what people look at must not take the store from the traffic. */
+  list(which: Listing, cursor: string | null, limit: number) {
+    return this.#pass(() => this.#register.list(which, cursor, limit))
+  }
+  note(id: RecordId, notes: readonly Note[]) {
+    return this.#pass(() => this.#register.note(id, notes))
+  }
+  notes(id: RecordId) {
+    return this.#pass(() => this.#register.notes(id))
+  }
   /** Not counted, nor refused: it throws nothing, and says nothing about the store. */
   watch(id: RecordId, changed: () => void) {
     return this.#register.watch(id, changed)
@@ -78,18 +96,31 @@ class Breaker implements Register {
     await this.#register.close()
   }
 
-  async #guard<T>(operation: () => Promise<T>): Promise<T> {
+  async #pass<T>(operation: () => Promise<T>): Promise<T> {
+    this.#refuseWhileOpen()
+    return operation()
+  }
+
+  #refuseWhileOpen(): void {
     if (this.#state !== 'closed')
       throw new StoreUnavailable(`the store ${this.name} is down (breaker open)`, false)
+  }
+
+  #guard<T>(operation: () => Promise<T>): Promise<T> {
+    if (this.#state !== 'closed')
+      return Promise.reject(new StoreUnavailable(`the store ${this.name} is down (breaker open)`, false))
     const opening = this.#openings
-    try {
-      const reply = await operation()
-      if (opening === this.#openings) this.#failures = 0
-      return reply
-    } catch (error) {
-      if (opening === this.#openings) this.#count(error)
-      throw error
-    }
+    const reply = operation()
+    // Beside the operation, not between it and its caller: each promise in between costs a turn of the microtasks.
+    void reply.then(
+      () => {
+        if (opening === this.#openings) this.#failures = 0
+      },
+      (error: unknown) => {
+        if (opening === this.#openings) this.#count(error)
+      },
+    )
+    return reply
   }
 
   #count(error: unknown): void {

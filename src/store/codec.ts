@@ -5,9 +5,12 @@ import {
   type IdempotencyRecord,
   type Millis,
   NOT_KEPT,
+  newReconciliation,
+  type Reconciliation,
   STATES,
   type State,
 } from '../core/record.ts'
+import { Reader, U48, Writer } from './octets.ts'
 import { type Condition, CorruptRecord } from './register.ts'
 
 /*
@@ -36,9 +39,8 @@ export const PREFIX = {
 } as const
 export const SCHEMA = 1
 const HEAD_AT = 60
-/** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
-const U48 = 6
 const FLAG_LEASE_EXPIRED = 1
+const FLAG_DEAD_LETTERED = 2
 /** Where the count stops: a client may retry for ever. */
 const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
@@ -63,7 +65,7 @@ export function encodeDraft(draft: Draft): Buffer {
   w.zeros(3 * U48)
   const lengthAt = w.at
   w.u32(0)
-  w.u8(draft.state === 'unknown' && draft.leaseExpired ? FLAG_LEASE_EXPIRED : 0)
+  w.u8(flagsOf(draft))
   w.u16(Math.min(draft.attempts, MAX_ATTEMPTS))
   w.bytes(draft.fingerprint)
   w.bytes(draft.rawDigest)
@@ -73,8 +75,12 @@ export function encodeDraft(draft: Draft): Buffer {
   w.text(draft.path)
   w.text(draft.lastError ?? '')
   w.u16(draft.state === 'unknown' ? (draft.status ?? 0) : 0)
-  // Room for what later releases keep in the head, read by this one and passed over: count of named extensions.
-  w.u8(0)
+  const extensions = extensionsOf(draft)
+  w.u8(extensions.length)
+  for (const [name, value] of extensions) {
+    w.text(name)
+    w.text(value)
+  }
   encodeResultHead(w, response)
   w.u32At(lengthAt, w.at - HEAD_AT)
   if (response?.kept) {
@@ -84,6 +90,42 @@ export function encodeDraft(draft: Draft): Buffer {
     w.bytes(response.response.body)
   }
   return w.done()
+}
+
+function flagsOf(draft: Draft): number {
+  if (draft.state !== 'unknown') return 0
+  const { leaseExpired, reconciliation } = draft
+  return (leaseExpired ? FLAG_LEASE_EXPIRED : 0) | (reconciliation?.deadLettered ? FLAG_DEAD_LETTERED : 0)
+}
+
+/**
+ * What the first release did not know, by name: one that does not know a name passes it over. Nothing to say is nothing
+ * written.
+ */
+function extensionsOf(draft: Draft): [name: string, value: string][] {
+  const named: [string, string][] = []
+  if (draft.key !== null) named.push(['key', draft.key])
+  const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
+  if (reconciliation === null) return named
+  named.push(['since', String(reconciliation.since)])
+  if (reconciliation.asked > 0) named.push(['asked', String(reconciliation.asked)])
+  if (reconciliation.notFound > 0) named.push(['not-found', String(reconciliation.notFound)])
+  if (reconciliation.reported) named.push(['reported', ''])
+  if (reconciliation.answer !== null) named.push(['answer', reconciliation.answer])
+  return named
+}
+
+function reconciliationOf(named: ReadonlyMap<string, string>, deadLettered: boolean): Reconciliation | null {
+  const since = named.get('since')
+  if (since === undefined) return null
+  return {
+    ...newReconciliation(Number(since)),
+    asked: Number(named.get('asked') ?? 0),
+    notFound: Number(named.get('not-found') ?? 0),
+    deadLettered,
+    reported: named.has('reported'),
+    answer: named.get('answer') ?? null,
+  }
 }
 
 function encodeResultHead(w: Writer, result: CompletedResponse | null): void {
@@ -119,7 +161,7 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   const r = new Reader(bytes.subarray(0, head), HEAD_AT)
   if (head > bytes.length) throw new CorruptRecord(`the stored record is cut off at ${bytes.length} bytes`)
   const flags = r.u8()
-  const common = {
+  const fixed = {
     version: u48(bytes, PREFIX.version),
     fence: u48(bytes, PREFIX.fence),
     token: bytes.subarray(PREFIX.token, PREFIX.createdAt),
@@ -136,10 +178,9 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
     lastError: r.text() || null,
   }
   const status = r.u16() || null
-  for (let extensions = r.u8(); extensions > 0; extensions--) {
-    r.text()
-    r.text()
-  }
+  const named = new Map<string, string>()
+  for (let extensions = r.u8(); extensions > 0; extensions--) named.set(r.text(), r.text())
+  const common = { ...fixed, key: named.get('key') ?? null }
   const payload = new Reader(bytes, head)
   const result = decodeResult(r, payload)
   r.end()
@@ -148,7 +189,14 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
     case 'in_progress':
       return { ...common, state, leaseUntil: due }
     case 'unknown':
-      return { ...common, state, nextLookAt: due, leaseExpired: (flags & FLAG_LEASE_EXPIRED) !== 0, status }
+      return {
+        ...common,
+        state,
+        nextLookAt: due,
+        leaseExpired: (flags & FLAG_LEASE_EXPIRED) !== 0,
+        status,
+        reconciliation: reconciliationOf(named, (flags & FLAG_DEAD_LETTERED) !== 0),
+      }
     case 'failed_retryable':
     case 'expired':
       return { ...common, state }
@@ -240,109 +288,4 @@ export function meets(bytes: Buffer, condition: Condition): boolean {
 
 function u48(bytes: Buffer, at: number): number {
   return bytes.readUIntBE(at, U48)
-}
-
-class Writer {
-  #buffer: Buffer
-  at = 0
-  constructor(size: number) {
-    this.#buffer = Buffer.allocUnsafe(size)
-  }
-  #room(n: number): void {
-    if (this.at + n <= this.#buffer.length) return
-    const larger = Buffer.allocUnsafe(Math.max(this.#buffer.length * 2, this.at + n))
-    this.#buffer.copy(larger, 0, 0, this.at)
-    this.#buffer = larger
-  }
-  zeros(n: number): void {
-    this.#room(n)
-    this.#buffer.fill(0, this.at, this.at + n)
-    this.at += n
-  }
-  u8(v: number): void {
-    this.#room(1)
-    this.at = this.#buffer.writeUInt8(v, this.at)
-  }
-  u16(v: number): void {
-    this.#room(2)
-    this.at = this.#buffer.writeUInt16BE(v, this.at)
-  }
-  u32(v: number): void {
-    this.#room(4)
-    this.at = this.#buffer.writeUInt32BE(v, this.at)
-  }
-  u32At(at: number, v: number): void {
-    this.#buffer.writeUInt32BE(v, at)
-  }
-  u48(v: number): void {
-    this.#room(U48)
-    this.at = this.#buffer.writeUIntBE(v, this.at, U48)
-  }
-  ascii(v: string): void {
-    this.#room(v.length)
-    this.at += this.#buffer.write(v, this.at, 'latin1')
-  }
-  bytes(v: Buffer): void {
-    this.#room(v.length)
-    this.at += v.copy(this.#buffer, this.at)
-  }
-  /** Header material: bytes as the wire had them. */
-  latin1(v: string): void {
-    this.u32(v.length)
-    this.ascii(v)
-  }
-  text(v: string): void {
-    const length = Buffer.byteLength(v)
-    this.u32(length)
-    this.#room(length)
-    this.at += this.#buffer.write(v, this.at, 'utf8')
-  }
-  lines(v: readonly string[]): void {
-    this.u32(v.length)
-    for (const line of v) this.latin1(line)
-  }
-  done(): Buffer {
-    return this.#buffer.subarray(0, this.at)
-  }
-}
-
-class Reader {
-  readonly #buffer: Buffer
-  #at: number
-  constructor(buffer: Buffer, at: number) {
-    this.#buffer = buffer
-    this.#at = at
-  }
-  take(n: number): Buffer {
-    const end = this.#at + n
-    if (end > this.#buffer.length)
-      throw new CorruptRecord(`the stored record is cut off at ${this.#buffer.length} bytes`)
-    const part = this.#buffer.subarray(this.#at, end)
-    this.#at = end
-    return part
-  }
-  u8(): number {
-    return this.take(1).readUInt8()
-  }
-  u16(): number {
-    return this.take(2).readUInt16BE()
-  }
-  u32(): number {
-    return this.take(4).readUInt32BE()
-  }
-  latin1(): string {
-    return this.take(this.u32()).toString('latin1')
-  }
-  text(): string {
-    return this.take(this.u32()).toString('utf8')
-  }
-  lines(): string[] {
-    const lines: string[] = []
-    for (let n = this.u32(); n > 0; n--) lines.push(this.latin1())
-    return lines
-  }
-  end(): void {
-    if (this.#at !== this.#buffer.length)
-      throw new CorruptRecord('the stored record has bytes that this version does not know')
-  }
 }

@@ -9,6 +9,11 @@ export interface Heaped {
 export class Heap<T extends Heaped> {
   readonly #items: T[] = []
 
+  /** In no order. */
+  get all(): readonly T[] {
+    return this.#items
+  }
+
   peek(): T | undefined {
     return this.#items[0]
   }

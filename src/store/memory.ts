@@ -2,9 +2,15 @@ import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { endsAttempt, isUnresolved, meets, readStamps } from './codec.ts'
 import { Heap, type Heaped } from './heap.ts'
+import { inOrder, pageOf, placeOf } from './listing.ts'
+import { noted, readNote } from './noting.ts'
 import {
   type Condition,
   type GetReply,
+  type KeptNote,
+  type Listing,
+  type Note,
+  type Page,
   type PutReply,
   type Register,
   type Renewal,
@@ -20,12 +26,17 @@ import { Watchers } from './watchers.ts'
 export const MEMORY_BYTES = 64 * 1024 * 1024
 /** What an entry costs beside its bytes: key, objects, heap slots. Measured roughly; it bounds the number of small records. */
 const ENTRY_BYTES = 512
+/** Likewise a string of a history. */
+const LINE_BYTES = 32
 
 interface Slot<Id = RecordId> extends Heaped {
   readonly id: Id
 }
 interface Entry {
   bytes: Buffer
+  history: readonly string[]
+  /** Of the records so far: the order in which the map gives them. */
+  readonly seq: number
   readonly drop: Slot
   readonly due: Slot
 }
@@ -51,6 +62,7 @@ export class MemoryRegister implements Register {
   readonly #byFull = new Heap<Slot<string>>()
   readonly #watchers = new Watchers()
   #used = 0
+  #seq = 0
 
   constructor({ clock, maxBytes }: MemoryOptions) {
     this.#clock = clock
@@ -63,7 +75,8 @@ export class MemoryRegister implements Register {
     if (entry !== undefined) return { done: false, now, bytes: Buffer.from(entry.bytes) }
     this.#makeSure(bytes.length + ENTRY_BYTES)
     const written = stamped(bytes, null, now, spans, false)
-    const fresh = { bytes: written.bytes, drop: { id, key: 0, at: -1 }, due: { id, key: 0, at: -1 } }
+    const slot = (): Slot => ({ id, key: 0, at: -1 })
+    const fresh = { bytes: written.bytes, history: [], seq: ++this.#seq, drop: slot(), due: slot() }
     this.#entries.set(id, fresh)
     this.#used += written.bytes.length + ENTRY_BYTES
     this.#file(fresh)
@@ -128,6 +141,41 @@ export class MemoryRegister implements Register {
     this.#forget(id, entry)
     this.#watchers.tell(id)
     return true
+  }
+
+  async list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+    this.#now()
+    if (which === 'unresolved') {
+      const from = placeOf(cursor)
+      const places = this.#byDue.all.map(({ key, id }) => ({ due: key, id }))
+      const after = places.filter((place) => inOrder(place, from) > 0).sort(inOrder)
+      return pageOf(after.slice(0, limit), limit)
+    }
+    if (cursor !== null && !/^\d{1,16}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+    const ids: RecordId[] = []
+    for (const [id, { seq }] of this.#entries) {
+      if (seq <= Number(cursor)) continue
+      if (ids.push(id) === limit) return { ids, next: String(seq) }
+    }
+    return { ids, next: null }
+  }
+
+  /** Counted like records; where there is no room, nothing is noted. */
+  async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+    const now = this.#now()
+    const entry = this.#entries.get(id)
+    if (entry === undefined) return false
+    const history = noted(entry.history, notes, now)
+    const growth = lengthOf(history) - lengthOf(entry.history)
+    if (growth > 0) this.#makeSure(growth)
+    entry.history = history
+    this.#used += growth
+    return true
+  }
+
+  async notes(id: RecordId): Promise<KeptNote[]> {
+    this.#now()
+    return (this.#entries.get(id)?.history ?? []).map(readNote)
   }
 
   async watch(id: RecordId, changed: () => void): Promise<() => void> {
@@ -208,6 +256,10 @@ export class MemoryRegister implements Register {
     this.#byDrop.remove(entry.drop)
     this.#byDue.remove(entry.due)
     this.#entries.delete(id)
-    this.#used -= entry.bytes.length + ENTRY_BYTES
+    this.#used -= entry.bytes.length + ENTRY_BYTES + lengthOf(entry.history)
   }
+}
+
+function lengthOf(lines: readonly string[]): number {
+  return lines.reduce((sum, line) => sum + line.length + LINE_BYTES, 0)
 }

@@ -2,7 +2,17 @@ import type { Rate } from '../core/policy.ts'
 import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
 import { ACCEPTING } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
-import type { Condition, Register, Renewal, Stamp, StoreTraits } from './register.ts'
+import type {
+  Condition,
+  KeptNote,
+  Listing,
+  Note,
+  Page,
+  Register,
+  Renewal,
+  Stamp,
+  StoreTraits,
+} from './register.ts'
 
 /** `recognised`: the record was there already and is this very attempt's own, whose reply had been lost (contract §3.4). */
 export interface Claimed {
@@ -99,6 +109,21 @@ export class Records {
 
   remove(id: RecordId, version: number): Promise<boolean> {
     return this.#register.remove(id, version)
+  }
+
+  /** As {@link Register.list}. */
+  list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+    return this.#register.list(which, cursor, limit)
+  }
+
+  /** As {@link Register.note}. */
+  note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+    return this.#register.note(id, notes)
+  }
+
+  /** As {@link Register.notes}. */
+  notes(id: RecordId): Promise<KeptNote[]> {
+    return this.#register.notes(id)
   }
 
   /** As {@link Register.watch}: throws nothing. */

@@ -1,15 +1,23 @@
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
-import { Command, Redis } from 'ioredis'
+import { Redis } from 'ioredis'
 import type { Rate } from '../core/policy.ts'
-import type { Millis, RecordId, Spans } from '../core/record.ts'
+import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 import { stateCode } from './codec.ts'
+import { readNote } from './noting.ts'
 import { Channels } from './redis-channels.ts'
+import { type Arg, command } from './redis-command.ts'
 import { disconnect, settingsOf } from './redis-connection.ts'
+import { bucketKey, channelOf, historyKey, indexKey, indexKeyOf, recordKey, SHARDS } from './redis-keys.ts'
+import { listRecords, listUnresolved, scored } from './redis-listing.ts'
 import { storeError, TIMED_OUT, traitsOf } from './redis-replies.ts'
 import {
   type Condition,
   type GetReply,
+  type KeptNote,
+  type Listing,
+  type Note,
+  type Page,
   type PutReply,
   type Register,
   type Renewal,
@@ -18,42 +26,6 @@ import {
   type SwapReply,
 } from './register.ts'
 import { SMALL_RECORD } from './stamping.ts'
-
-/*
- * The layout of keys, fixed for good: a change would orphan live records.
- *
- *   idempotency:{xx}:r:<id>   the record, a string that expires at dropAt
- *   idempotency:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
- *   idempotency:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
- *   idempotency:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
- *
- * xx is the first byte of the id in hex. What belongs to an id shares that hash tag, so all of it lives in one slot.
- */
-const SHARDS = Array.from({ length: 256 }, (_, n) => n.toString(16).padStart(2, '0'))
-
-export function recordKey(id: RecordId): string {
-  return `idempotency:{${shardOf(id)}}:r:${id}`
-}
-
-export function channelOf(id: RecordId): string {
-  return `idempotency:{${shardOf(id)}}:c:${id}`
-}
-
-export function bucketKey(bucket: string): string {
-  return `idempotency:{${shardOf(bucket)}}:n:${bucket}`
-}
-
-export function indexKey(id: RecordId): string {
-  return indexKeyOf(shardOf(id))
-}
-
-function indexKeyOf(shard: string): string {
-  return `idempotency:{${shard}}:u`
-}
-
-function shardOf(id: string): string {
-  return Buffer.from(id.slice(0, 2), 'base64url').toString('hex')
-}
 
 /** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
 const SILENT_COMMANDS = 5
@@ -77,6 +49,8 @@ const RENEW = script('renew')
 const REMOVE = script('remove')
 const DUE = script('due')
 const THROTTLE = script('throttle')
+const NOTE = script('note')
+const NOTES = script('notes')
 
 export interface RedisRegisterOptions {
   /** `redis://` or `rediss://`, with user, password and database. */
@@ -88,7 +62,6 @@ export interface RedisRegisterOptions {
 }
 
 type Written = [1, number, number, number, number]
-type Arg = string | number | Buffer
 
 export class RedisRegister implements Register {
   readonly name = 'redis'
@@ -139,9 +112,7 @@ export class RedisRegister implements Register {
     nextFence: boolean,
   ): Promise<SwapReply> {
     const expected =
-      'version' in condition
-        ? [condition.version, '', '']
-        : ['', condition.token, Buffer.from(condition.states.map(stateCode))]
+      'version' in condition ? [condition.version, '', ''] : ['', condition.token, codesOf(condition.states)]
     const reply = await this.#run(
       bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
       [recordKey(id), indexKey(id)],
@@ -179,7 +150,29 @@ export class RedisRegister implements Register {
   }
 
   async remove(id: RecordId, version: number): Promise<boolean> {
-    return (await this.#run<number>(REMOVE, [recordKey(id), indexKey(id)], [id, version, this.#skew()])) === 1
+    const keys = [recordKey(id), indexKey(id), historyKey(id)]
+    return (await this.#run<number>(REMOVE, keys, [id, version, this.#skew()])) === 1
+  }
+
+  list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+    const list = which === 'all' ? listRecords : listUnresolved
+    return list((command, args) => this.#ask(command, args), cursor, limit)
+  }
+
+  async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+    const args = notes.flatMap(({ tag, count, firstAgo, lastAgo, text }) => [
+      Buffer.from(tag),
+      count,
+      Math.round(firstAgo),
+      Math.round(lastAgo),
+      Buffer.from(text),
+    ])
+    return (await this.#run<number>(NOTE, [recordKey(id), historyKey(id)], [this.#skew(), ...args])) === 1
+  }
+
+  async notes(id: RecordId): Promise<KeptNote[]> {
+    const lines = await this.#run<Buffer[]>(NOTES, [recordKey(id), historyKey(id)], [this.#skew()])
+    return lines.map((line) => readNote(String(line)))
   }
 
   watch(id: RecordId, changed: () => void): Promise<() => void> {
@@ -226,9 +219,11 @@ export class RedisRegister implements Register {
     }
   }
 
-  async #send(name: string, args: Arg[]): Promise<unknown> {
+  #send(name: string, args: Arg[]): Promise<unknown> {
     if (this.#client.status !== 'ready' || this.#wrongDatabase)
-      throw new StoreUnavailable(`Redis is not connected: ${this.#trouble ?? this.#client.status}`, false)
+      return Promise.reject(
+        new StoreUnavailable(`Redis is not connected: ${this.#trouble ?? this.#client.status}`, false),
+      )
     const { stream } = this.#client
     // Commands of one turn of the event loop leave in one write.
     if (stream.writableCorked === 0) {
@@ -236,18 +231,22 @@ export class RedisRegister implements Register {
       setImmediate(() => stream.uncork())
     }
     const heard = stream.bytesRead
-    try {
-      const reply = await this.#client.sendCommand(new Command(name, args, { replyEncoding: null }))
-      this.#silentCommands = 0
-      return reply
-    } catch (error) {
-      const timedOut = (error as Error).message === TIMED_OUT
-      const silent = timedOut && stream.bytesRead === heard
-      this.#silentCommands = silent ? this.#silentCommands + 1 : 0
-      // Replies are matched by their order: where others came and this one did not, none that follows can be trusted.
-      if (this.#silentCommands >= SILENT_COMMANDS || (timedOut && !silent)) stream.destroy()
-      throw error
-    }
+    const sent = command(name, args)
+    void this.#client.sendCommand(sent)
+    const reply: Promise<unknown> = sent.promise
+    void reply.then(
+      () => {
+        this.#silentCommands = 0
+      },
+      (error: unknown) => {
+        const timedOut = (error as Error).message === TIMED_OUT
+        const silent = timedOut && stream.bytesRead === heard
+        this.#silentCommands = silent ? this.#silentCommands + 1 : 0
+        // Replies are matched by their order: where others came and this one did not, none that follows can be trusted.
+        if (this.#silentCommands >= SILENT_COMMANDS || (timedOut && !silent)) stream.destroy()
+      },
+    )
+    return reply
   }
 
   #connect({ url, timeoutMs }: RedisRegisterOptions): Redis {
@@ -275,18 +274,22 @@ export class RedisRegister implements Register {
   }
 }
 
+/** The bytes of a list of states. The walk has one list, which it passes with every outcome. */
+function codesOf(states: readonly State[]): Buffer {
+  let codes = stateCodes.get(states)
+  if (codes === undefined) {
+    codes = Buffer.from(states.map(stateCode))
+    stateCodes.set(states, codes)
+  }
+  return codes
+}
+
+const stateCodes = new WeakMap<readonly State[], Buffer>()
+
 function done([, now, version, fence, createdAt]: Written): {
   done: true
   now: Millis
   stamp: { version: number; fence: number; createdAt: Millis }
 } {
   return { done: true, now, stamp: { version, fence, createdAt } }
-}
-
-/** Pairs of a reply WITHSCORES. */
-function scored(reply: Buffer[]): { id: RecordId; due: Millis }[] {
-  const pairs = []
-  for (let n = 0; n + 1 < reply.length; n += 2)
-    pairs.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
-  return pairs
 }

@@ -35,8 +35,22 @@ export interface Register {
   renew(items: readonly Renewal[]): Promise<boolean[]>
   /** Ids of unresolved records whose `due` instant has come, oldest first within what one step of the index gives. */
   due(limit: number): Promise<RecordId[]>
-  /** Removes the record at exactly this version. False: another version, or none. */
+  /** Removes the record at exactly this version, and its history. False: another version, or none. */
   remove(id: RecordId, version: number): Promise<boolean>
+  /**
+   * Ids a page at a time, about `limit` of them: of `all` records in no order, where one that is there from the first page
+   * to the last is on some page; or of the `unresolved` ones, oldest `due` instant first. Some ids may come twice, and some
+   * records may have gone. `cursor`: null, then what the page before gave.
+   * @throws {RangeError} for a cursor that no page gave.
+   */
+  list(which: Listing, cursor: string | null, limit: number): Promise<Page>
+  /**
+   * Adds to the history that lies beside the record and goes with it, at most so long as {@link file://./noting.ts} says.
+   * False: there is no such record, and nothing was added.
+   */
+  note(id: RecordId, notes: readonly Note[]): Promise<boolean>
+  /** The record's history, oldest first; empty where there is no record. */
+  notes(id: RecordId): Promise<KeptNote[]>
   /**
    * Calls `changed` after writes of the record that end an attempt, by whichever replica, until the function that it
    * resolves to is called. Resolved: from now on nothing is missed, where the store tells at all; some tell of nothing, and
@@ -79,6 +93,26 @@ export interface Renewal {
   readonly token: Buffer
   readonly dueIn: Millis
   readonly dropIn: Millis
+}
+export type Listing = 'all' | 'unresolved'
+export interface Page {
+  readonly ids: readonly RecordId[]
+  /** Null: this was the last one. */
+  readonly next: string | null
+}
+/** What happened to a record, `count` times in a row. Times are told by how long ago they were, by any clock. */
+export interface Note {
+  /** Without blanks. Where the newest note has the same one, both become one. */
+  readonly tag: string
+  readonly count: number
+  readonly firstAgo: Millis
+  readonly lastAgo: Millis
+  /** One line. */
+  readonly text: string
+}
+export interface KeptNote extends Pick<Note, 'tag' | 'count' | 'text'> {
+  readonly first: Millis
+  readonly last: Millis
 }
 export interface StoreTraits {
   /** Survives a restart of the store. `null`: it does not tell. */

@@ -1,6 +1,7 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import type { Condition, Renewal } from './register.ts'
+import type { Place } from './listing.ts'
+import type { Condition, Note, Renewal } from './register.ts'
 
 export const BUSY = 5
 const READONLY = 8
@@ -21,6 +22,10 @@ export type Operation =
   | { readonly op: 'renew'; readonly items: readonly Renewal[] }
   | { readonly op: 'due'; readonly limit: number }
   | { readonly op: 'remove'; readonly id: RecordId; readonly version: number }
+  | { readonly op: 'list'; readonly after: string; readonly limit: number }
+  | { readonly op: 'unresolved'; readonly after: Place; readonly limit: number }
+  | { readonly op: 'note'; readonly id: RecordId; readonly notes: readonly Note[] }
+  | { readonly op: 'notes'; readonly id: RecordId }
   | { readonly op: 'throttle'; readonly bucket: string; readonly rate: Rate; readonly units: 1 | -1 }
   | { readonly op: 'ping' }
 

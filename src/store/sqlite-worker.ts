@@ -1,7 +1,8 @@
 import { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
 import type { Millis } from '../core/record.ts'
-import { isUnresolved, meets } from './codec.ts'
+import { isUnresolved, meets, readStamps } from './codec.ts'
+import { noted } from './noting.ts'
 import type { GetReply, PutReply, SwapReply } from './register.ts'
 import {
   BUSY,
@@ -59,6 +60,18 @@ const CREATE_BUCKETS = `
   ) STRICT, WITHOUT ROWID;
   CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
 `
+/** Likewise. `created_at` says of which record under that id; the trigger lives in the file, so an earlier release clears up, too. */
+const CREATE_NOTES = `
+  CREATE TABLE IF NOT EXISTS notes (
+    id TEXT PRIMARY KEY NOT NULL,
+    created_at INTEGER NOT NULL,
+    lines TEXT NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
+    BEGIN DELETE FROM notes WHERE id = OLD.id; END;
+`
+/** What needs no lock of the file for writing. */
+const READS: readonly Operation['op'][] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
 
 function open(): DatabaseSync {
   const db = new DatabaseSync(options.file, { timeout: options.busyMs })
@@ -69,6 +82,7 @@ function open(): DatabaseSync {
       throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
     if (version === 0) db.exec(CREATE)
     db.exec(CREATE_BUCKETS)
+    db.exec(CREATE_NOTES)
     db.exec('COMMIT')
     if (options.maxPages > 0) db.exec(`PRAGMA max_page_count = ${options.maxPages}`)
     return db
@@ -111,6 +125,13 @@ function serve(db: DatabaseSync): void {
   const prune = db.prepare(
     'DELETE FROM records WHERE id IN (SELECT id FROM records WHERE drop_at <= ? LIMIT ?)',
   )
+  const selectIds = db.prepare('SELECT id FROM records WHERE id > ? AND drop_at > ? ORDER BY id LIMIT ?')
+  const selectPlaces = db.prepare(
+    `SELECT due, id FROM records WHERE unresolved = 1 AND (due, id) > (?, ?) AND drop_at > ?
+     ORDER BY due, id LIMIT ?`,
+  )
+  const selectNotes = db.prepare('SELECT lines FROM notes WHERE id = ? AND created_at = ?')
+  const keepNotes = db.prepare('INSERT OR REPLACE INTO notes (id, created_at, lines) VALUES (?, ?, ?)')
   const selectBucket = db.prepare('SELECT at, debt, count FROM buckets WHERE id = ?')
   const keepBucket = db.prepare(
     'INSERT OR REPLACE INTO buckets (id, at, debt, count, full_at) VALUES (?, ?, ?, ?, ?)',
@@ -127,6 +148,15 @@ function serve(db: DatabaseSync): void {
 
   function write(id: string, written: ReturnType<typeof stamped>): void {
     upsert.run(id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
+  }
+
+  /** `kept`: of this record, not of one before it under the same id. */
+  function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
+    const there = read(id, at)
+    if (there === null) return null
+    const { createdAt } = readStamps(there)
+    const row = selectNotes.get(id, createdAt) as { lines: string } | undefined
+    return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
   }
 
   function perform(o: Operation): unknown {
@@ -167,6 +197,18 @@ function serve(db: DatabaseSync): void {
         erase.run(o.id)
         return true
       }
+      case 'list':
+        return selectIds.all(o.after, at, o.limit).map((row) => row['id'])
+      case 'unresolved':
+        return selectPlaces.all(o.after.due, o.after.id, at, o.limit)
+      case 'note': {
+        const history = historyOf(o.id, at)
+        if (history === null) return false
+        keepNotes.run(o.id, history.createdAt, noted(history.kept, o.notes, at).join('\n'))
+        return true
+      }
+      case 'notes':
+        return historyOf(o.id, at)?.kept ?? []
       case 'throttle': {
         const there = (selectBucket.get(o.bucket) as Bucket | undefined) ?? null
         const { wait, bucket } = drawn(there, at, o.rate, o.units)
@@ -182,7 +224,7 @@ function serve(db: DatabaseSync): void {
 
   /** Runs a batch in one transaction. Where an operation fails, each is tried alone, so that it fails no other. */
   function transact(batch: readonly Request[]): Reply[] {
-    const writes = batch.some(({ operation }) => !['get', 'due', 'ping'].includes(operation.op))
+    const writes = batch.some(({ operation }) => !READS.includes(operation.op))
     let began = false
     let committing = false
     try {

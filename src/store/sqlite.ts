@@ -4,9 +4,15 @@ import { Worker } from 'node:worker_threads'
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { endsAttempt } from './codec.ts'
+import { type Place, pageOf, placeOf } from './listing.ts'
+import { readNote } from './noting.ts'
 import {
   type Condition,
   type GetReply,
+  type KeptNote,
+  type Listing,
+  type Note,
+  type Page,
   type PutReply,
   type Register,
   type Renewal,
@@ -116,6 +122,24 @@ export class SqliteRegister implements Register {
     const removed = await this.#ask<boolean>({ op: 'remove', id, version })
     if (removed) this.#watchers.tell(id)
     return removed
+  }
+
+  async list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+    if (which === 'unresolved') {
+      const found = await this.#ask<Place[]>({ op: 'unresolved', after: placeOf(cursor), limit })
+      return pageOf(found, limit)
+    }
+    if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+    const ids = await this.#ask<RecordId[]>({ op: 'list', after: cursor ?? '', limit })
+    return { ids, next: ids[limit - 1] ?? null }
+  }
+
+  note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+    return this.#ask({ op: 'note', id, notes })
+  }
+
+  async notes(id: RecordId): Promise<KeptNote[]> {
+    return (await this.#ask<string[]>({ op: 'notes', id })).map(readNote)
   }
 
   /** Told of what goes through this register; not of what other processes write to the file. */

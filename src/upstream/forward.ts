@@ -266,6 +266,10 @@ class Live implements LiveResponse {
     this.attach({ start() {}, write: () => true, end() {}, abort() {} })
   }
 
+  abandon(): void {
+    this.#controller.abort(new Error('nobody reads the answer'))
+  }
+
   push(chunk: Buffer): void {
     if (this.#sink !== null) {
       if (!this.#sink.write(chunk)) this.#controller.pause()

@@ -36,7 +36,7 @@ export type Forwarded =
       readonly status: number | null
     }
 
-/** An answer that leaves while it arrives. Exactly one of `attach` and `drain` is called. */
+/** An answer that leaves while it arrives. Exactly one of `attach`, `drain` and `abandon` is called. */
 export interface LiveResponse {
   readonly status: number
   readonly reason: string
@@ -44,6 +44,8 @@ export interface LiveResponse {
   attach(sink: LiveSink): void
   /** Nobody reads: the upstream is heard to its end all the same. */
   drain(): void
+  /** Nobody reads, and the rest is not wanted: the connection is given up. Instead of `attach` and `drain`. */
+  abandon(): void
   /** Settles when the upstream's answer has ended; never rejects. */
   readonly done: Promise<'complete' | 'broken'>
 }

@@ -48,12 +48,18 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     keep: 'response',
     excludeHeaders: new Set(),
     authorizeReplay: null,
+    reconcile: null,
     statusHeader: false,
     limits: { request: 1 * MiB, response: 5 * MiB, newKeys: null },
   }
   t.strictSame(config, {
     listen: { host: '127.0.0.1', port: 8080 },
-    admin: { listen: { host: '127.0.0.1', port: 9464 }, token: null },
+    admin: {
+      listen: { host: '127.0.0.1', port: 9464 },
+      token: null,
+      hosts: ['localhost', '127.0.0.1', '[::1]'],
+    },
+    audit: { file: null },
     ops: { listen: null },
     readiness: { store: false },
     upstream: {
@@ -64,7 +70,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
       connections: 128,
       tls: { ca: null, cert: null, key: null, servername: null },
     },
-    store: { url: 'sqlite:./idempotency.db', timeout: 500, secret: null, acceptRisk: false },
+    store: { url: 'sqlite:./idempotency.db', timeout: 500, secret: null, spool: null, acceptRisk: false },
     limits: {
       request: 1 * MiB,
       response: 5 * MiB,

@@ -190,3 +190,63 @@ void t.test('every promise given up by name is warned of in a sentence with its 
   t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
   t.match(warnings('profile: standard', ''), [/^Routes `a`, `default`: anonymous share/])
 })
+
+void t.test('reconcile: `after` is upstream.timeout, and a route adds to what `defaults` says', async (t) => {
+  const { routes, defaults, warnings } = load(`upstream: { url: http://127.0.0.1:3000, timeout: 20s }
+defaults:
+  reconcile:
+    request: { path: "/a/{record}", headers: { Authorization: "Bearer a" } }
+    identity: { /record: "{record}" }
+    completed: { status: 200, json: /a }
+    notFound: { status: 404 }
+routes:
+  - { name: own, match: { path: /own }, reconcile: { request: { path: "/b?k={key}" }, identity: { /key: "{key}" }, notFound: none, completed: [{ status: 201, when: { /n: 1 } }], pending: { status: 202 }, after: 1m, every: 1s, attempts: 3 } }
+  - { name: none, match: { path: /none }, reconcile: none }
+  - { name: believed, match: { path: /believed }, reconcile: { identity: none } }
+`)
+  t.strictSame(defaults.reconcile, {
+    request: { method: 'GET', path: '/a/{record}', headers: ['Authorization', 'Bearer a'] },
+    identity: [{ pointer: '/record', value: '{record}' }],
+    completed: [{ status: 200, when: [], json: '/a', response: { status: null, headers: [] } }],
+    notFound: { status: 404, when: [] },
+    pending: null,
+    after: 20_000,
+    every: 5_000,
+    attempts: 20,
+  })
+  t.strictSame(routes[0]?.reconcile, {
+    request: { method: 'GET', path: '/b?k={key}', headers: ['Authorization', 'Bearer a'] },
+    identity: [
+      { pointer: '/record', value: '{record}' },
+      { pointer: '/key', value: '{key}' },
+    ],
+    completed: [
+      {
+        status: 201,
+        when: [{ pointer: '/n', value: '1' }],
+        json: '',
+        response: { status: null, headers: [] },
+      },
+    ],
+    notFound: null,
+    pending: { status: 202, when: [] },
+    after: 60_000,
+    every: 1_000,
+    attempts: 3,
+  })
+  t.equal(routes[1]?.reconcile, null)
+  t.strictSame(routes[2]?.reconcile?.identity, [])
+  t.match(warnings.join('\n'), 'Route `believed`: reconcile with identity none')
+  t.notMatch(warnings.join('\n'), 'by the key alone', '{record} is that of one caller')
+})
+
+void t.test('reconcile by the key alone is warned of, unless there is one set of keys', async (t) => {
+  const reconcile =
+    'reconcile: { request: { path: "/a?k={key}" }, identity: { /key: "{key}" }, completed: { status: 200 } }'
+  const by = (scope: string) =>
+    load(`upstream: { url: http://127.0.0.1:3000 }
+routes: [{ name: a, match: { path: /a }, ${scope}${reconcile} }]
+`).warnings.join('\n')
+  t.match(by(''), 'Route `a`: reconcile asks by the key alone')
+  t.notMatch(by('scope: { caller: none }, '), 'reconcile asks by the key alone')
+})

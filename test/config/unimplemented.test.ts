@@ -8,12 +8,9 @@ const validate = new Ajv({ allowUnionTypes: true }).compile(JSON.parse(published
 
 /** What contract §10 names and this version does not do, as it would be written. */
 const AT_TOP: Record<string, string> = {
-  'admin.hosts': 'admin: { hosts: [a.internal] }',
-  audit: 'audit: { file: /var/log/audit }',
   'store.wait': 'store: { wait: { replicas: 1, timeout: 1s } }',
   'store.encryption': 'store: { encryption: { keys: [] } }',
   'store.compression': 'store: { compression: zstd }',
-  'store.spool': 'store: { spool: /var/spool }',
   'store.primary': 'store: { primary: { url: "redis://h" } }',
   'store.cache': 'store: { cache: { url: "redis://h" } }',
   'store.url: redis+sentinel:': 'store: { url: "redis+sentinel://u:p@h1:26379,h2:26379/m/0" }',
@@ -21,10 +18,6 @@ const AT_TOP: Record<string, string> = {
   'store.url: postgres:': 'store: { url: "postgres://u:p@h/d" }',
   'store.url: dynamodb:': 'store: { url: "dynamodb://eu-central-1/t" }',
   'store.url: tiered:': 'store: { url: "tiered:" }',
-}
-
-const OF_A_ROUTE: Record<string, string> = {
-  reconcile: 'reconcile: { request: { method: GET, path: /a } }',
 }
 
 function refused(t: Test, what: string, text: string): void {
@@ -39,11 +32,4 @@ for (const [what, line] of Object.entries(AT_TOP)) {
   void t.test(`${what} is not implemented, and says so`, async (t) =>
     refused(t, what, `${UPSTREAM}${line}\n`),
   )
-}
-
-for (const [what, line] of Object.entries(OF_A_ROUTE)) {
-  void t.test(`${what} is not implemented, and says so`, async (t) => {
-    refused(t, what, `${UPSTREAM}defaults: { ${line} }\n`)
-    refused(t, what, `${UPSTREAM}routes: [{ name: a, match: { path: /a }, ${line} }]\n`)
-  })
 }

@@ -42,7 +42,9 @@ t.test('F15 + and needless escapes do not count', async (t) => {
     ['a=1%2b1', 'a=1%2B1'],
   ] as const) {
     t.equal(form(one), form(two), `${one} ${two}`)
-    t.equal(sent(one, 'text/plain', { body: 'form' }), sent(two, 'text/plain', { body: 'form' }), 'in form')
+    t.equal(sent(one, FORM, { body: 'form' }), sent(two, FORM, { body: 'form' }), 'in form')
+    for (const type of ['text/plain', 'application/json'])
+      t.not(sent(one, type, { body: 'form' }), sent(two, type, { body: 'form' }), `no form: ${type}`)
     t.not(sent(one, FORM, { body: 'raw' }), sent(two, FORM, { body: 'raw' }), 'in raw')
     t.not(sent(one, 'text/plain'), sent(two, 'text/plain'), 'of another media type')
   }
@@ -156,7 +158,7 @@ t.test('a body with Content-Encoding counts as sent, whatever it is', async (t) 
 
 t.test('no mode passes for another', async (t) => {
   const modes = ['raw', 'form', 'json', 'none'] as const
-  t.equal(new Set(modes.map((body) => sent('1', 'a/b', { body }))).size, modes.length)
+  t.equal(new Set(modes.map((body) => sent('1', FORM, { body }))).size, modes.length)
   t.equal(sent('1', FORM, { body: 'multipart' }), sent('1', FORM, { body: 'raw' }), 'no multipart: bytes')
 })
 

@@ -62,7 +62,7 @@ interface Row {
 }
 
 const gone = { kind: 'gone' }
-const lapsed = (lookIn: Millis): object => ({ kind: 'unknown', lookIn, lapsed: true })
+const lapsed = (lookIn: Millis): object => ({ kind: 'unknown', lookIn })
 const replay = (now: Millis): object => ({
   kind: 'replay',
   result: RESULT,
@@ -118,9 +118,9 @@ const TABLE: readonly Row[] = [
     what: 'unknown by its outcome',
     record: unknown({ status: 502 }),
     cases: [
-      [NOW, { kind: 'unknown', lookIn: 2000, lapsed: false }],
-      [AT, { kind: 'unknown', lookIn: 0, lapsed: false }],
-      [LATER, { kind: 'unknown', lookIn: 3999, lapsed: false }],
+      [NOW, { kind: 'unknown', lookIn: 2000 }],
+      [AT, { kind: 'unknown', lookIn: 0 }],
+      [LATER, { kind: 'unknown', lookIn: 3999 }],
       [DROPPED, gone],
     ],
   },

@@ -65,6 +65,7 @@ export const ROUTE: RoutePolicy = {
   excludeHeaders: new Set(),
   statusHeader: false,
   authorizeReplay: null,
+  reconcile: null,
   limits: { request: 1_048_576, response: 5_242_880, newKeys: null },
 }
 
@@ -112,6 +113,7 @@ export const COMMON = {
   fingerprint: FIRST,
   rawDigest: bytes(3),
   recipe: 'recipe',
+  key: null,
   fence: 7,
   token: bytes(4, 16),
   attempts: 1,
@@ -147,6 +149,7 @@ export const unknown = (more: Partial<Unknown> = {}): Unknown => ({
   nextLookAt: DUE,
   leaseExpired: false,
   status: null,
+  reconciliation: null,
   ...more,
 })
 export const expired = (more: Partial<Expired> = {}): Expired => ({ ...COMMON, state: 'expired', ...more })

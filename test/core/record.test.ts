@@ -15,6 +15,14 @@ t.test('a lapsed lease reads as unknown, at once', async (t) => {
       nextLookAt: leaseUntil,
       leaseExpired: true,
       status: null,
+      reconciliation: {
+        since: leaseUntil,
+        asked: 0,
+        notFound: 0,
+        deadLettered: false,
+        reported: false,
+        answer: null,
+      },
     })
   }
   t.equal(record.state, 'in_progress', 'reading writes nothing')

@@ -85,6 +85,17 @@ t.test('a response that was not kept is told by its status and location', async 
   t.notOk('originalStatus' in body('idempotency_response_unavailable', ''))
 })
 
+t.test('for clients of Stripe’s there is the member that they know an error by', async (t) => {
+  const told = (code: RefusalCode) => body(code, 'why', { stripeError: true })['error']
+  t.same(told('idempotency_outcome_unknown'), {
+    type: 'idempotency_error',
+    code: 'idempotency_outcome_unknown',
+    message: 'why',
+  })
+  t.match(told('upstream_failed'), { type: 'api_error', code: 'upstream_failed' })
+  t.notOk('error' in body('upstream_failed', ''))
+})
+
 t.test('whatever the detail holds, the body is JSON', async (t) => {
   const detail = 'a "quoted"\n\\ line \u2028 \ud800'
   t.equal(body('upstream_failed', detail)['detail'], detail)

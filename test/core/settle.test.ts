@@ -22,7 +22,14 @@ import {
   unknown,
 } from './fixtures.ts'
 
-const RETENTION: Retention = { lease: 30, ttl: 1000, ttlFailed: 200, tombstone: 0, unresolvedTtl: 9000 }
+const RETENTION: Retention = {
+  lease: 30,
+  ttl: 1000,
+  ttlFailed: 200,
+  tombstone: 0,
+  unresolvedTtl: 9000,
+  reconcile: null,
+}
 const OPERATION = {
   route: 'r',
   method: 'POST',
@@ -30,6 +37,7 @@ const OPERATION = {
   fingerprint: FIRST,
   rawDigest: bytes(3),
   recipe: 'recipe',
+  key: null,
 }
 const ATTEMPT = { fence: 7, token: bytes(4, 16), attempts: 2 }
 
@@ -80,6 +88,7 @@ t.test('an outcome becomes a record that keeps operation, attempt and age', asyn
     state: 'unknown',
     leaseExpired: false,
     status: 200,
+    reconciliation: null,
     lastError: 'reset',
   })
 })
@@ -130,17 +139,19 @@ t.test('an outcome is accepted in progress, unknown and unclaimed failed_retryab
 })
 
 t.test('a refused outcome is a duplicate where this attempt completed the record, else stale', async (t) => {
-  const attempt = { fence: COMMON.fence, token: Buffer.from(COMMON.token), attempts: 1 }
-  const other = { ...attempt, token: bytes(5, 16) }
-  t.equal(judgeRefusal(completed(), attempt, DONE), 'duplicate')
-  t.equal(judgeRefusal(completed(), other, DONE), 'stale', 'a newer attempt, or an operator, completed it')
-  for (const outcome of [NOT_EXECUTED, UNKNOWN]) {
-    t.equal(judgeRefusal(completed(), attempt, outcome), 'stale', outcome.kind)
-    t.equal(judgeRefusal(completed(), other, outcome), 'stale', outcome.kind)
+  const token = Buffer.from(COMMON.token)
+  const other = bytes(5, 16)
+  const states = ['completed', 'failed_retryable', 'unknown'] as const
+  for (const state of states) {
+    const judged = judgeRefusal(completed(), { token, state })
+    t.equal(judged, state === 'completed' ? 'duplicate' : 'stale', state)
+    t.equal(
+      judgeRefusal(completed(), { token: other, state }),
+      'stale',
+      `${state}: a newer attempt, or an operator, completed it`,
+    )
+    for (const record of [inProgress(), unknown(), failedRetryable(), expired()])
+      t.equal(judgeRefusal(record, { token: other, state }), 'stale', `${record.state} ${state}`)
   }
-  for (const record of [inProgress(), unknown(), failedRetryable(), expired()]) {
-    for (const outcome of [DONE, NOT_EXECUTED, UNKNOWN])
-      t.equal(judgeRefusal(record, other, outcome), 'stale', `${record.state} ${outcome.kind}`)
-  }
-  t.equal(judgeRefusal(expired(), attempt, DONE), 'stale')
+  t.equal(judgeRefusal(expired(), { token, state: 'completed' }), 'stale')
 })

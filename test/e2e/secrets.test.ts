@@ -88,7 +88,9 @@ void t.test(
       const record = key.includes(':r:')
       const value = record
         ? ((await client.getBuffer(key)) as Buffer).toString('latin1')
-        : (await client.zrange(key, 0, -1)).join('\n')
+        : await (key.includes(':h:') ? client.lrange(key, 0, -1) : client.zrange(key, 0, -1)).then((all) =>
+            all.join('\n'),
+          )
       if (value.includes(ANSWER)) kept++
       quiet(t, value, 'a value', [BODY])
     }

@@ -5,6 +5,7 @@ import type { Run } from '../../src/guard/call.ts'
 import { inquire } from '../../src/guard/inquire.ts'
 import { issueKey } from '../../src/guard/issue.ts'
 import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
+import { guard } from '../../src/guard.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
   Gate,
@@ -97,6 +98,8 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     t.equal(a.n, 1)
     t.match(await a.get({ ...sent, body: '{"order":1,"note":"b"}' }), { code: 'idempotency_key_reused' })
     t.same((await a.get({ ...sent, key: 'own' })).marks, [], 'not of a key that the client sent')
+    const derived = a.asked[0]?.headers[1] as string
+    t.match(await a.get({ ...sent, key: derived, body: '{}' }), { status: 201 }, 'another record')
     t.match((await a.get({ ...sent, gone: () => true, body: '{"order":3}' })).status, null)
   })
   await t.test('the bucket is of the store’s time', async (t) => {
@@ -145,6 +148,11 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     a.store.now += 1
     t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), { status: 412 })
     t.match(await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired'), { status: 412 })
+    const derive = { json: ['/amount'], headers: [], bucket: null }
+    const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
+    t.match(await refused(t, a, derived, 'idempotency_key_expired'), {
+      marks: ['Idempotency-Key-Derived', 'true'],
+    })
     t.equal(a.n, 2)
   })
   await t.test('no date: 400', async (t) => {
@@ -219,12 +227,31 @@ void t.test('§10 limits.newKeys', async (t) => {
     for (const key of ['1', '2']) t.match(await a.get({ ...sent, key }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
-  await t.test('of two at the same time the one that does not claim gives its unit back', async (t) => {
-    const a = replica(t)
-    const both = await Promise.all([a.get({ ...sent, key: '1' }), a.get({ ...sent, key: '1' })])
-    t.equal(both.filter(({ status }) => status === 201).length, 1)
+  await t.test('L01 duplicates of one new key spend one unit, on one replica or several', async (t) => {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const gate = new Gate()
+    for (const one of [a, b]) one.script.push(gate.before(() => one.responded()))
+    const all = Array.from({ length: 20 }, (_, n) => (n % 2 === 0 ? a : b).get({ ...sent, key: '1' }))
+    await gate.reached
+    gate.open()
+    const answers = await Promise.all(all)
+    t.equal(answers.filter(({ status, replayed }) => status === 201 && !replayed).length, 1)
+    t.notOk(answers.some(({ code }) => code === 'rate_limited'))
     t.match(await a.get({ ...sent, key: '2' }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
+  })
+  await t.test('over the rate, and claimed on another replica just then: not new', async (t) => {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    await b.get({ ...sent, key: '1' })
+    store.gate = async ({ op, by }) => {
+      if (op !== 'throttle' || by !== a) return
+      store.gate = null
+      await b.get({ ...sent, key: '2' })
+    }
+    t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: true })
+    t.equal(a.n, 0)
   })
   await t.test('the store fails at the look, at the count, or when a unit is given back', async (t) => {
     for (const op of ['get', 'throttle'] as const) {
@@ -281,6 +308,15 @@ void t.test('§6 authorizeReplay', async (t) => {
       const [, misuse] = await probed(said, { body: '{"amount":2}' })
       t.match(misuse, { status, code, instance: null }, 'misuse is a state, too')
     }
+  })
+  await t.test('S05 what Connection names away is shown to the upstream all the same', async (t) => {
+    const a = replica(t)
+    const trick = { ...sent, headers: [...sent.headers, 'Connection', 'close, authorization'] }
+    a.forwarded = (lines) => lines.filter((_, n) => lines[n - (n % 2)]?.toLowerCase() !== 'authorization')
+    await a.get(trick)
+    a.script.push(a.responded(401))
+    t.match(await a.get(trick), { status: 401, bytes: null })
+    t.match(a.asked[1]?.headers, ['Authorization', 'Bearer a'])
   })
   await t.test('no answer: 503', async (t) => {
     for (const reply of [
@@ -378,8 +414,37 @@ void t.test('§5 callers by verified token', async (t) => {
   await t.test('the keys cannot be had: 503, to be retried', async (t) => {
     const blind = replica(t, { verified: { kind: 'unavailable', detail: 'the key set does not answer' } })
     const answer = await refused(t, blind, { route: policy }, 'idempotency_caller_missing')
-    t.match(answer, { status: 503, retryAfter: 1 })
+    t.match(answer, { status: 503, retryAfter: 1, retry: 'same-key' })
     t.equal(blind.n, 0)
+  })
+  await t.test('§3.1 who calls does not matter where there is no key and none is required', async (t) => {
+    const from = [
+      { kind: 'header', name: 'idempotency-key' } as const,
+      { kind: 'json', pointer: '/id' } as const,
+    ]
+    const optional = route({ ...policy, key: { ...KEY, from, presence: 'optional' } })
+    const blind = replica(t, { verified: { kind: 'unavailable', detail: 'x' } })
+    const keyless = { key: null, route: optional, body: '{}' }
+    t.match(await blind.get(keyless), { status: 201 })
+    t.equal(blind.trace.outcome, 'passed')
+    t.match(await blind.get({ ...keyless, body: '{"id":"1"}' }), { status: 503 })
+    t.match(await blind.get({ ...keyless, key: 'k' }), { status: 503 })
+    const derive = { json: ['/id'], headers: [], bucket: MINUTE }
+    const derived = {
+      ...keyless,
+      route: route({ ...optional, key: { ...KEY, derive, presence: 'optional' } }),
+    }
+    t.match(await blind.get(derived), { status: 201 })
+    t.match(await blind.get({ ...derived, body: '{"id":"1"}' }), { status: 503 })
+    t.equal(blind.store.calls, 0)
+    const strange = await inquire(blind.ports, blind.call(keyless))
+    t.match(strange, { kind: 'problem', refusal: { code: 'idempotency_caller_missing' } })
+  })
+  await t.test('an empty Authorization is none', async (t) => {
+    const none = replica(t, { verified: { kind: 'absent' } })
+    const call = none.call({ route: policy })
+    const headers = ['Idempotency-Key', 'k', 'Authorization', ' ']
+    t.match(seen(await guard(none.ports, { ...call, headers })), { status: 201 })
   })
 })
 
@@ -500,6 +565,14 @@ void t.test('§6 status.path', async (t) => {
     t.equal(await code({}), 'idempotency_store_unavailable')
     a.store.fault = () => new Error('a bug')
     await t.rejects(ask(a), { message: 'a bug' })
+  })
+  await t.test('takes a place, and asks nobody for a client that left', async (t) => {
+    const a = replica(t, { maxInFlight: 0 })
+    t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
+    t.equal(a.ports.inFlight.count, 0)
+    const b = replica(t)
+    t.same(await ask(b, { gone: () => true }), { kind: 'none' })
+    t.equal(b.store.calls, 0)
   })
   await t.test('where in-progress is answered 202, Location points there', async (t) => {
     const policy = route({ inFlight: { mode: 'reject', wait: 0, status: 202 } })

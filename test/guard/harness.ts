@@ -14,14 +14,18 @@ import { Leases } from '../../src/guard/leases.ts'
 import type { Ports } from '../../src/guard/ports.ts'
 import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
 import { Settler } from '../../src/guard/settler.ts'
+import { Turns } from '../../src/guard/turns.ts'
 import { Waiters } from '../../src/guard/waiters.ts'
 import { guard } from '../../src/guard.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
   type Condition,
   type GetReply,
+  type Listing,
+  type Note,
   type PutReply,
   type Register,
   type Renewal,
@@ -77,6 +81,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     excludeHeaders: new Set(),
     statusHeader: false,
     authorizeReplay: null,
+    reconcile: null,
     limits: { request: 1024 * 1024, response: 5 * 1024 * 1024, newKeys: null },
     lease: LEASE,
     ttl: TTL,
@@ -145,6 +150,10 @@ export class Store {
       renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
       due: (limit: number) => call('due', null, () => inner.due(limit)),
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
+      list: (which: Listing, cursor: string | null, limit: number) =>
+        call('list', null, () => inner.list(which, cursor, limit)),
+      note: (id: RecordId, notes: readonly Note[]) => call('note', null, () => inner.note(id, notes)),
+      notes: (id: RecordId) => call('notes', null, () => inner.notes(id)),
       // No call that can fail: it throws nothing, and a store that cannot tell does not.
       watch: (id: RecordId, changed: () => void) => inner.watch(id, changed),
       throttle: (bucket: string, rate: Rate, units: 1 | -1) =>
@@ -227,6 +236,7 @@ export type Reply = Forwarded | Error | ((request: UpstreamRequest) => Forwarded
 export interface Options {
   readonly store?: Store
   readonly forward?: Forward
+  readonly outbox?: Outbox
   readonly maxInFlight?: number
   readonly secret?: Buffer | null
   readonly unfit?: boolean
@@ -253,6 +263,8 @@ export class Replica {
   readonly script: Reply[] = []
   readonly renewalErrors: unknown[] = []
   onToken: (token: Buffer) => void = () => {}
+  /** What of a request's lines is forwarded where no attempt is named. */
+  forwarded: (lines: readonly string[]) => string[] = (lines) => [...lines]
 
   constructor(options: Options = {}) {
     this.store = options.store ?? new Store()
@@ -264,6 +276,7 @@ export class Replica {
     const observer: Observer = {
       answered: (trace) => void this.traces.push(trace),
       claimed: say('claimed'),
+      began: () => {},
       completed: (name, result) => say('completed')(name, result),
       prevented: say('prevented'),
       retryAge: say('retryAge'),
@@ -279,8 +292,9 @@ export class Replica {
         (items) => this.records.renew(items),
         (error) => void this.renewalErrors.push(error),
       ),
-      settler: new Settler(this.records, observer),
+      settler: new Settler(this.records, observer, options.outbox ?? null),
       waiters: new Waiters(this.records, options.maxWaiters ?? 100),
+      turns: new Turns(),
       grants: new ReplayGrants(() => this.store.now),
       regenerated: new RegeneratedKeys(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
@@ -348,7 +362,7 @@ export class Replica {
       statusLink: ['Location', '/status'],
       upstreamHeaders: (attempt) =>
         attempt === null
-          ? [...own]
+          ? this.forwarded(own)
           : ['Idempotency-Key', attempt.key, 'X-Fence', String(attempt.fence), 'X-Record', attempt.id],
       clientGone: over.gone ?? (() => false),
       onGone: (left) => {
@@ -391,7 +405,7 @@ export class Replica {
 
   close(): void {
     this.ports.leases.close()
-    this.ports.settler.close()
+    void this.ports.settler.close()
     this.ports.waiters.close()
   }
 }
@@ -477,6 +491,9 @@ export class Stream implements LiveResponse {
   }
   drain(): void {
     this.drained++
+  }
+  abandon(): void {
+    this.end('broken')
   }
   reply(why: 'streamed' | 'too_large' | 'no_room' = 'streamed', said: string | null = null): Forwarded {
     return { proof: 'live', why, live: this, said }

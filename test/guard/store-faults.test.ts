@@ -798,7 +798,7 @@ async function resolve(a: Replica, outcome: 'retryable' | 'completed' | 'lapsed'
     outcome === 'retryable'
       ? ({ ...record, state: 'failed_retryable' } as const)
       : outcome === 'lapsed'
-        ? ({ ...record, state: 'unknown', leaseExpired: true, status: null } as const)
+        ? ({ ...record, state: 'unknown', leaseExpired: true, status: null, reconciliation: null } as const)
         : ({ ...record, state: 'completed', result, token: Buffer.alloc(16) } as const)
   const done = await a.store.inner.swap(a.id, { version: record.version }, encodeDraft(draft), spans, false)
   if (!done.done) throw new Error('not resolved')
@@ -966,7 +966,7 @@ async function closing(t: Test, fault: Fault | null): Promise<void> {
   const flushing = a.ports.settler.flush()
   await wire.reached
   a.store.fault = () => fault
-  a.close()
+  await a.ports.settler.close()
   t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
   t.equal(a.bytes.held, 0)
   t.equal(a.ports.settler.size, 0)

@@ -216,7 +216,12 @@ void t.test('§2 §6 an outcome that is not known wakes, too: honest, and nothin
   await until(() => a.ports.waiters.size === 2)
   gate.open()
   t.match(seen(await answer), { code: 'upstream_failed' })
-  for (const one of held) t.match(await one, { status: 409, code: 'idempotency_outcome_unknown' })
+  for (const one of held)
+    t.match(await one, {
+      status: 409,
+      code: 'idempotency_outcome_unknown',
+      retryAfter: LEASE / SECOND,
+    })
   t.equal(a.n, 1)
 })
 
@@ -279,20 +284,22 @@ void t.test(
   },
 )
 
-void t.test('§2 a record that vanished is asked for like by any retry', async (t) => {
+void t.test('§2 a record that vanished is claimed over by nobody who waits: the run goes on', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   const { gate, answer } = await running(a)
-  const held = a.get(waiting)
-  await until(() => a.ports.waiters.size === 1)
+  const held = [a.get(waiting), b.get(waiting)]
+  await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
   const { record } = await b.records.get(a.id)
   await store.inner.remove(a.id, record?.version ?? 0)
-  // The look finds nothing; the claim is given back to the run, which goes on.
+  const calls = store.calls
   a.ports.waiters.tell(a.id, null)
-  await until(() => a.troubles().length === 1)
+  await until(() => store.calls >= calls + 2)
   gate.open()
-  t.equal((await held).bytes, seen(await answer).bytes)
-  t.equal(a.n, 1)
+  const first = seen(await answer)
+  for (const one of held) t.equal((await one).bytes, first.bytes)
+  t.equal(a.n + b.n, 1)
+  t.equal(a.said('completed').at(-1), 'recovered')
 })
 
 void t.test('§2 a record that cannot be read any more is refused', async (t) => {
@@ -318,6 +325,69 @@ void t.test('§11 when the proxy stops, those that wait are answered as in progr
   t.match(await held, { code: 'idempotency_key_in_progress' })
   gate.open()
   seen(await answer)
+})
+
+void t.test('§6 a record whose retention ends at that moment is claimed by nobody who waits', async (t) => {
+  const a = replica(t)
+  const brief = route({ ...WAIT, inFlight: { mode: 'wait', wait: 50, status: 409 } })
+  const { gate, answer } = await running(a)
+  const held = a.get({ route: brief })
+  await until(() => a.ports.waiters.size === 1)
+  const { record } = await a.records.get(a.id)
+  const seat = a.ports.waiters
+  if (record !== null) seat.tell(a.id, { ...record, dropAt: 0 })
+  t.match(await held, { code: 'idempotency_key_in_progress' })
+  t.equal(a.n, 1)
+  gate.open()
+  seen(await answer)
+})
+
+void t.test('§6 where another replica took over, those who wait hear from it', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+  const held = a.get(waiting)
+  await until(() => a.ports.waiters.size === 1)
+  const second = new Gate()
+  b.script.push(second.before(() => b.responded()))
+  // Between the outcome and the claim of the one that waits here, b claims.
+  const taken: Promise<unknown>[] = []
+  store.gate = async ({ op, by }) => {
+    if (op !== 'put' || by !== a || taken.length > 0) return
+    taken.push(b.send(waiting))
+    await second.reached
+  }
+  gate.open()
+  seen(await answer)
+  await second.reached
+  await until(() => a.ports.waiters.size === 1)
+  second.open()
+  t.match(await held, { status: 201, replayed: true })
+  await Promise.all(taken)
+  t.equal(a.n + b.n, 2)
+})
+
+void t.test('I05 a client that left before it could sit takes no seat', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  t.match(await a.get({ ...waiting, gone: () => true }), { status: null })
+  t.equal(a.ports.waiters.size, 0)
+  gate.open()
+  seen(await answer)
+})
+
+void t.test('§11 a replica that drains keeps those who wait for its own run alone', async (t) => {
+  const store = new Store()
+  const [a, b] = [replica(t, { store }), replica(t, { store })]
+  const { gate, answer } = await running(a)
+  const [here, there] = [a.get(waiting), b.get(waiting)]
+  await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
+  a.ports.waiters.drain()
+  b.ports.waiters.drain()
+  t.match(await there, { code: 'idempotency_key_in_progress' })
+  t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'nobody sits down any more')
+  gate.open()
+  t.equal((await here).bytes, seen(await answer).bytes)
 })
 
 void t.test('the room', async (t) => {
@@ -351,7 +421,7 @@ void t.test('the room', async (t) => {
     changed()
     changed()
     looks[0]?.resolve({ now: 1, record: null })
-    t.same(await one?.next(MINUTE), { now: 1, record: null })
+    t.same(await one?.next(MINUTE), { kind: 'absent' })
     await until(() => looks.length === 2)
     one?.leave()
     t.equal(stopped, 0)

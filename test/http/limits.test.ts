@@ -2,6 +2,7 @@ import { connect, type Socket } from 'node:net'
 import t from 'tap'
 import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
@@ -78,4 +79,34 @@ void t.test('X02 no room for a response: it goes live and is recorded as done', 
   t.equal(peer.requests.length, 1)
   client.destroy()
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('X02 clients that leave while their token is verified take no place', async (t) => {
+  await using peer = await answering(OK)
+  const asked = Promise.withResolvers<void>()
+  const letGo = Promise.withResolvers<void>()
+  await using keys = await upstreamStub(async (_seen, response) => {
+    asked.resolve()
+    await letGo.promise
+    response.writeHead(200, { 'content-type': 'application/json' }).end('{"keys":[]}')
+  })
+  await using proxy = await proxyBefore(peer, {
+    routes: `{ name: r, match: { path: /p }, scope: { caller: "jwt:sub", jwt: { jwks: "${keys.url}/jwks" } } }`,
+  })
+  const token = 'eyJhbGciOiJSUzI1NiIsImtpZCI6ImEifQ.eyJzdWIiOiIxIn0.AAAA'
+  const clients = Array.from({ length: 5 }, (_, i) => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(
+      `POST /p HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${token}\r\nIdempotency-Key: k${i}\r\nContent-Length: 9\r\n\r\n`,
+    )
+    return client
+  })
+  await asked.promise
+  await metricIs(proxy, 'idempotency_in_flight', 5)
+  for (const client of clients) client.destroy()
+  letGo.resolve()
+  // Without waiting for limits.upload, which is 30 s.
+  await metricIs(proxy, 'idempotency_in_flight', 0)
+  t.equal(peer.requests.length, 0)
 })

@@ -39,7 +39,13 @@ void tap.test('npm pack makes a tarball of what a user needs and nothing else', 
   const listed = JSON.parse(packed.stdout)
   const [tarball] = Array.isArray(listed) ? listed : Object.values(listed)
   const files: string[] = tarball.files.map(({ path }: { path: string }) => path)
-  for (const wanted of ['package.json', 'dist/cli.js']) t.ok(files.includes(wanted), wanted)
+  for (const wanted of [
+    'package.json',
+    'dist/cli.js',
+    'dist/admin/page/index.html',
+    'dist/admin/page/page.js',
+  ])
+    t.ok(files.includes(wanted), wanted)
   t.ok(
     files.some((file) => /^dist\/store\/lua\/.+\.lua$/.test(file)),
     'the Lua scripts',

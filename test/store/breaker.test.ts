@@ -18,6 +18,9 @@ function scripted() {
     'renew',
     'due',
     'remove',
+    'list',
+    'note',
+    'notes',
     'watch',
     'throttle',
     'ping',
@@ -50,13 +53,16 @@ void t.test('every operation goes through while it is closed', async (t) => {
     await breaker.renew([{ id, token: newToken(), dueIn: 1, dropIn: 0 }]),
     await breaker.due(1),
     await breaker.remove(id, 1),
+    await breaker.list('all', null, 1),
+    await breaker.note(id, []),
+    await breaker.notes(id),
     await breaker.watch(id, () => {}),
     await breaker.throttle(id, { count: 1, per: 1 }, 1),
     await breaker.ping(),
     await breaker.traits(),
   ]
-  t.same(replies, ['put', 'swap', 'get', 'renew', 'due', 'remove', 'watch', 'throttle', 'ping', 'traits'])
   t.same(script.calls, replies)
+  t.equal(new Set(replies).size, 13)
 })
 
 void t.test(
@@ -107,6 +113,22 @@ void t.test('watching passes it by: not refused while it is open, and no sign of
   t.same(states, ['open'], 'the watch in between was no success')
   t.type(await breaker.watch(id, () => {}), Function)
   await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, -1), { message: /breaker open/ })
+})
+
+void t.test('what people look at does not open it, and is refused while it is open', async (t) => {
+  const { script, states, breaker } = setup({ probeAfter: 60_000, probeAtMost: 60_000 })
+  t.teardown(() => breaker.close())
+  const looks: readonly (() => Promise<unknown>)[] = [
+    () => breaker.list('all', null, 1),
+    () => breaker.note(id, []),
+    () => breaker.notes(id),
+  ]
+  script.fail = down
+  for (let n = 0; n < 4; n++) for (const look of looks) await t.rejects(look(), down)
+  t.same(states, [])
+  for (let n = 0; n < 5; n++) await t.rejects(breaker.get(id), down)
+  t.same(states, ['open'])
+  for (const look of looks) await t.rejects(look(), { message: /breaker open/ })
 })
 
 void t.test('errors that are answers do not open it', async (t) => {

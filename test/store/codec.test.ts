@@ -38,6 +38,14 @@ const result = fc.oneof(
     location: fc.option(latin1),
   }),
 )
+const reconciliation = record({
+  since: u48,
+  asked: u16,
+  notFound: u16,
+  deadLettered: fc.boolean(),
+  reported: fc.boolean(),
+  answer: fc.option(text),
+})
 const variant = fc.oneof(
   fc.constantFrom({ state: 'in_progress' }, { state: 'failed_retryable' }, { state: 'expired' }),
   record({ state: fc.constant('completed'), result }),
@@ -45,6 +53,7 @@ const variant = fc.oneof(
     state: fc.constant('unknown'),
     leaseExpired: fc.boolean(),
     status: fc.option(fc.integer({ min: 1, max: 999 })),
+    reconciliation: fc.option(reconciliation),
   }),
 )
 const common = record({
@@ -54,6 +63,7 @@ const common = record({
   recipe: text,
   fingerprint: octets(32) as fc.Arbitrary<Fingerprint>,
   rawDigest: octets(32),
+  key: fc.option(text),
   token: octets(16),
   fence: u48,
   createdAt: u48,
@@ -108,6 +118,36 @@ void t.test('the prefix is where docs/record-format.md says, big-endian', async 
       'ffffffffffff',
     ].join(''),
   )
+})
+
+void t.test('a record with nothing more to keep has the bytes of the first release', async (t) => {
+  const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
+  const bytes = bytesOf('unknown', token, { leaseExpired: true, status: 502, lastError: 'reset' })
+  t.equal(
+    bytes.toString('hex'),
+    [
+      '49500104000000000000000000000000',
+      token.toString('hex'),
+      '000000000000000000000000000000000000000000000000',
+      '00000088010001',
+      'ab'.repeat(32),
+      'cd'.repeat(32),
+      '0000000776313a6a736f6e0000000e6372656174652d7061796d656e7400000004504f5354',
+      '0000000f2f76312f7061796d656e74732fc3bc000000057265736574',
+      '01f60000',
+    ].join(''),
+  )
+  t.match(decodeRecord(bytes), { key: null, leaseExpired: true, status: 502, reconciliation: null })
+})
+
+void t.test('an extension that this version does not know is passed over', async (t) => {
+  const bytes = bytesOf('unknown', newToken(), { key: 'k' })
+  const at = bytes.indexOf(Buffer.from('00000003key', 'latin1').subarray(8)) - 4
+  const more = Buffer.from('\0\0\0\x05later\0\0\0\x02me', 'latin1')
+  const later = Buffer.concat([bytes.subarray(0, at), more, bytes.subarray(at)])
+  later.writeUInt8(2, at - 1)
+  later.writeUInt32BE(later.readUInt32BE(PREFIX.end) + more.length, PREFIX.end)
+  t.match(decodeRecord(later), { key: 'k' })
 })
 
 void t.test('every truncation of a record, and every addition to it, is a corrupt record', async (t) => {

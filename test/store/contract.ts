@@ -431,6 +431,139 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.equal(told, 1)
   })
 
+  void test('list: every record that is there from first page to last, whatever comes and goes', async (t, {
+    register,
+    peer,
+  }) => {
+    const states = ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const
+    const ids: RecordId[] = []
+    for (let n = 0; n < 300; n++) {
+      const id = newId()
+      ids.push(id)
+      await register.put(id, bytesOf(states[n % 5] as 'unknown', newToken()), SPANS)
+    }
+    await register.throttle(newId(), { count: 1, per: HOUR }, 1)
+    const removed = ids.splice(0, 50)
+    const seen = new Set<RecordId>()
+    let cursor: string | null = null
+    let pages = 0
+    do {
+      const page = await register.list('all', cursor, 20)
+      for (const id of page.ids) seen.add(id)
+      cursor = page.next
+      const gone = removed.pop()
+      const { bytes } = gone === undefined ? { bytes: null } : await peer.get(gone)
+      if (gone !== undefined && bytes !== null) await peer.remove(gone, readStamps(bytes).version)
+      await peer.put(newId(), bytesOf('completed', newToken()), SPANS)
+      pages++
+    } while (cursor !== null)
+    for (const id of ids) if (!seen.has(id)) t.fail(`${id} was missed`)
+    t.ok(pages > 5, `${pages} pages`)
+    await t.rejects(register.list('all', 'no cursor', 10), RangeError)
+  })
+
+  void test('list: an empty store, and a record that is gone', async (t, { register, advance }) => {
+    for (const which of ['all', 'unresolved'] as const)
+      t.same(await register.list(which, null, 10), { ids: [], next: null })
+    await register.put(newId(), bytesOf('unknown', newToken()), SPANS)
+    advance(SPANS.dropIn)
+    for (const which of ['all', 'unresolved'] as const)
+      for (const id of (await register.list(which, null, 10)).ids)
+        t.equal((await register.get(id)).bytes, null)
+  })
+
+  void test('list: the unresolved ones, oldest instant first, page after page', async (t, { register }) => {
+    const ids: RecordId[] = []
+    for (let n = 0; n < 45; n++) {
+      const id = newId()
+      ids.push(id)
+      const state = n % 2 ? 'unknown' : 'in_progress'
+      await register.put(id, bytesOf(state, newToken()), { dueIn: (45 - n) * MINUTE, dropIn: 24 * HOUR })
+      await register.put(newId(), bytesOf('completed', newToken()), SPANS)
+    }
+    const seen: RecordId[] = []
+    let cursor: string | null = null
+    do {
+      const page = await register.list('unresolved', cursor, 10)
+      t.ok(page.ids.length <= 10)
+      seen.push(...page.ids)
+      cursor = page.next
+    } while (cursor !== null)
+    t.same(seen, ids.reverse())
+    for (const wrong of ['', 'x', '1', '1 ', '-1 a', '1 {a}', `${'9'.repeat(17)} a`])
+      await t.rejects(register.list('unresolved', wrong, 10), RangeError)
+  })
+
+  void test('notes: what is noted of a record, oldest first, equal ones in a row as one', async (t, {
+    register,
+    peer,
+  }) => {
+    const id = newId()
+    const note = (tag: string, text: string, ago = 0, count = 1) => ({
+      tag,
+      count,
+      firstAgo: ago,
+      lastAgo: ago / 2,
+      text,
+    })
+    t.equal(await register.note(id, [note('a', '{}')]), false, 'there is no such record')
+    t.same(await register.notes(id), [])
+    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    t.same(await register.notes(id), [])
+    t.equal(await register.note(id, [note('claimed:1', '{"ü":"a b"}', 100.4)]), true)
+    t.equal(await peer.note(id, [note('replayed:x', 'first'), note('replayed:x', 'second', 0, 3)]), true)
+    t.equal(await register.note(id, [note('replayed:x', 'third')]), true)
+    t.equal(await register.note(id, [note('misuse:x', 'a 1 2 3 b'), note('replayed:x', 'last')]), true)
+    const notes = await peer.notes(id)
+    t.same(
+      notes.map(({ tag, count, text }) => [tag, count, text]),
+      [
+        ['claimed:1', 1, '{"ü":"a b"}'],
+        ['replayed:x', 5, 'third'],
+        ['misuse:x', 1, 'a 1 2 3 b'],
+        ['replayed:x', 1, 'last'],
+      ],
+    )
+    const [claimed] = notes
+    t.equal((claimed?.last ?? 0) - (claimed?.first ?? 0), 50)
+    for (const { first, last } of notes) t.ok(first <= last && first >= put.now - 100)
+    const before = (await register.get(id)).bytes as Buffer
+    await register.note(id, [note('b', '')])
+    t.ok((await register.get(id)).bytes?.equals(before), 'the record is what it was')
+    t.match((await register.notes(id)).at(-1), { tag: 'b', text: '' })
+  })
+
+  void test('notes are capped: the first ten and the newest forty stay', async (t, { register }) => {
+    const id = newId()
+    await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    for (let n = 0; n < 120; n += 3)
+      await register.note(
+        id,
+        [n, n + 1, n + 2].map((m) => ({ tag: `t${m}`, count: 1, firstAgo: 0, lastAgo: 0, text: String(m) })),
+      )
+    const texts = (await register.notes(id)).map(({ text }) => Number(text))
+    const numbers = Array.from({ length: 120 }, (_, n) => n)
+    t.same(texts, [...numbers.slice(0, 10), ...numbers.slice(80)])
+  })
+
+  void test('notes go with their record: none after it was removed or has expired, nor in one made anew', async (t, {
+    register,
+    advance,
+  }) => {
+    const id = newId()
+    const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    await register.note(id, [note])
+    t.ok(await register.remove(id, put.now))
+    t.same(await register.notes(id), [])
+    await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    t.same(await register.notes(id), [])
+    await register.note(id, [note])
+    advance(SPANS.dropIn)
+    t.same(await register.notes(id), [])
+    t.equal(await register.note(id, [note]), false)
+  })
+
   void test('throttle: so many at once, then one after the other', async (t, { register, advance }) => {
     const rate = { count: 7, per: HOUR }
     const bucket = newId()

@@ -40,6 +40,7 @@ const OPERATION = {
   fingerprint: Buffer.alloc(32, 0xab) as Fingerprint,
   rawDigest: Buffer.alloc(32, 0xcd),
   recipe: 'v1:json',
+  key: null,
 }
 
 type State = Draft extends infer D ? (D extends { state: infer S } ? S : never) : never
@@ -50,7 +51,7 @@ export function draft(state: State, token: Buffer, over: Partial<Draft> = {}): D
     in_progress: {},
     completed: { result: response() },
     failed_retryable: {},
-    unknown: { leaseExpired: false, status: null },
+    unknown: { leaseExpired: false, status: null, reconciliation: null },
     expired: {},
   }[state]
   return {

@@ -168,3 +168,20 @@ void t.test('buckets are bounded like records, and gone when they are full again
   t.equal(await register.throttle(mine, rate, -1), 0)
   t.ok(await take().then(() => true), 'and makes room when it is full again')
 })
+
+void t.test(
+  'histories count among what the store may hold, and are given up with their record',
+  async (t) => {
+    const room = bytesOf('in_progress', newToken()).length + 600
+    const register = new MemoryRegister({ clock: () => 1000, maxBytes: room })
+    const id = newId()
+    await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x'.repeat(20) }
+    t.ok(await register.note(id, [note]))
+    await t.rejects(register.note(id, [{ ...note, tag: 'b', text: 'x'.repeat(100) }]), { name: 'StoreFull' })
+    t.match(await register.notes(id), [{ tag: 'a' }])
+    t.ok(await register.note(id, [{ ...note, text: '' }]), 'what grows nothing is taken')
+    t.ok(await register.remove(id, 1000))
+    t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
+  },
+)

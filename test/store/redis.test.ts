@@ -1,5 +1,6 @@
 import t from 'tap'
-import { indexKey, RedisRegister, recordKey } from '../../src/store/redis.ts'
+import { RedisRegister } from '../../src/store/redis.ts'
+import { historyKey, indexKey, recordKey } from '../../src/store/redis-keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
@@ -80,3 +81,59 @@ void t.test('a value of another type is a corrupt record', async (t) => {
   await t.rejects(register.get(id), { name: 'CorruptRecord' })
   t.equal(await server.command('TYPE', recordKey(id)), 'list')
 })
+
+void t.test(
+  'a history expires with its record, to the millisecond, as far as the last note knows',
+  async (t) => {
+    const register = await open()
+    t.teardown(() => register.close())
+    const id = newId()
+    const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+    const expiries = async () =>
+      Promise.all([recordKey(id), historyKey(id)].map((key) => server.command('PEXPIRETIME', key)))
+    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    await register.note(id, [note])
+    const [first, history] = await expiries()
+    t.ok(Number(first) > 0)
+    t.equal(history, first)
+    await register.swap(
+      id,
+      { version: put.now },
+      bytesOf('completed', newToken()),
+      { dueIn: 1, dropIn: HOUR },
+      false,
+    )
+    await register.note(id, [note])
+    const [second, later] = await expiries()
+    t.not(second, first)
+    t.equal(later, second)
+    t.equal(historyKey(id).slice(0, 16), recordKey(id).slice(0, 16), 'in the slot of the record')
+  },
+)
+
+void t.test(
+  'list passes over what is no record, and over more of one instant than a page holds',
+  async (t) => {
+    const register = await open()
+    t.teardown(() => register.close())
+    await server.command('FLUSHALL')
+    await server.command('SET', 'idempotency:{ff}:r:not-an-id', 'x')
+    await server.command('SET', 'other', 'x')
+    t.same(await register.list('all', null, 1000), { ids: [], next: null })
+    const ids = Array.from({ length: 25 }, () => newId()).sort()
+    for (const id of ids) await server.command('ZADD', 'idempotency:{00}:u', 1000, id)
+    const seen: string[] = []
+    let cursor: string | null = null
+    do {
+      const page: { ids: readonly string[]; next: string | null } = await register.list(
+        'unresolved',
+        cursor,
+        4,
+      )
+      seen.push(...page.ids)
+      cursor = page.next
+    } while (cursor !== null)
+    t.same(seen, ids)
+    await server.command('FLUSHALL')
+  },
+)

@@ -378,3 +378,29 @@ void t.test('the file of stored answers is its owner’s alone', async (t) => {
   await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
   for (const part of [file, `${file}-wal`]) t.equal(statSync(part).mode & 0o077, 0, part)
 })
+
+void t.test('a record made anew where an expired one still lies has no history of it', async (t) => {
+  const { register } = await opened(t)
+  const id = newId()
+  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  await register.note(id, [note])
+  register.skew = SPANS.dropIn
+  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  t.same(await register.notes(id), [])
+  await register.note(id, [note, note])
+  t.match(await register.notes(id), [{ count: 2 }])
+})
+
+void t.test('what is pruned takes its history along', async (t) => {
+  const { file, register } = await opened(t)
+  const id = newId()
+  await register.put(id, bytesOf('completed', newToken()), SPANS)
+  await register.note(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
+  const reader = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => reader.close())
+  const count = reader.prepare('SELECT count(*) AS n FROM notes')
+  t.same({ ...count.get() }, { n: 1 })
+  register.skew = SPANS.dropIn
+  await until(() => count.get()?.['n'] === 0)
+})

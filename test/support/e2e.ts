@@ -70,7 +70,8 @@ let files = 0
 /** A configuration file for a process: `yaml`, and free ports to listen on. */
 export function configFile(dir: string, yaml: string): string {
   const file = join(dir, `config-${++files}.yaml`)
-  writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml}`)
+  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
+  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${yaml}`)
   return file
 }
 
@@ -90,12 +91,13 @@ export function gate(): Gate {
   return { opened: promise, open: resolve }
 }
 
-/** Everything in the database: the bytes of every record with its expiry, every index. */
+/** Everything in the database but histories, which come later: the bytes of every record with its expiry, every index. */
 export async function redisSnapshot(server: RedisServer): Promise<Map<string, string>> {
   const client = new Redis(server.port, '127.0.0.1')
   try {
     const found = new Map<string, string>()
     for (const key of (await client.keys('*')).sort()) {
+      if (key.includes(':h:')) continue
       const value = key.includes(':r:')
         ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.pexpiretime(key)}`
         : (await client.zrange(key, 0, -1, 'WITHSCORES')).join(' ')

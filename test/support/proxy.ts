@@ -20,9 +20,10 @@ export interface TestProxy extends AsyncDisposable {
   metric(sample: string): Promise<number>
 }
 
-/** Everything of a configuration file, as YAML text; `listen` and `admin.listen` are set to free ports. */
+/** Everything of a configuration file, as YAML text; `listen` and, without an `admin`, `admin.listen` are set to free ports. */
 export async function proxyInProcess(yaml: string): Promise<TestProxy> {
-  const text = `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml}`
+  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
+  const text = `listen: 127.0.0.1:0\n${admin}${yaml}`
   const loaded = loadConfig({ file: 'test.yaml', text, env: process.env, flags: {} })
   if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
   const lines = new Lines()

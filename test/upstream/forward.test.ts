@@ -197,3 +197,25 @@ void t.test('P21 a live answer that was whole before its reader came ends all th
   t.equal(sink.text, 'abc')
   t.equal(sink.how, 'end')
 })
+
+void t.test(
+  'an answer that is abandoned gives its connection up, and the next request gets another',
+  async (t) => {
+    const sockets: Socket[] = []
+    await using peer = await scriptedPeer((socket, _, n) => {
+      sockets.push(socket)
+      socket.write(
+        n === 1
+          ? 'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: for ever\n\n'
+          : 'HTTP/1.1 204 No Content\r\n\r\n',
+      )
+    })
+    await using one = rig(peer.url)
+    const { live } = liveOf(t, await one.forward(REQUEST))
+    live.abandon()
+    t.equal(await live.done, 'broken')
+    t.match(await one.forward(REQUEST), { proof: 'responded', response: { status: 204 } })
+    t.equal(sockets.length, 2)
+    t.equal(one.budget.held, 0)
+  },
+)

@@ -1,0 +1,145 @@
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import { setTimeout as wait } from 'node:timers/promises'
+
+/** How long a round may take beyond its time until the last answer is in. */
+const STRAGGLERS = 15_000
+/** After the last answer: what the candidate still does for it counts, too. */
+const SETTLE = 20
+
+export interface Load {
+  readonly port: number
+  /** Keep-alive connections, each with one request at a time. */
+  readonly connections: number
+  readonly milliseconds: number
+  /** It ends earlier after so many requests. */
+  readonly most?: number
+  /** The n-th request of the round, whole. */
+  readonly request: (n: number) => Buffer
+  /** What every answer must have, or the figures mean nothing. */
+  readonly status: number
+  /** CPU time of the candidate so far, in microseconds. */
+  readonly cpu: () => number
+}
+
+export interface LoadResult {
+  readonly requests: number
+  readonly cpuPerRequest: number
+  readonly perSecond: number
+  /** Milliseconds from the request's first byte to the answer's last. */
+  readonly p50: number
+  readonly p99: number
+}
+
+/** Keeps every connection busy for the time, waits for the answers under way, and checks each status. */
+export async function load(options: Load): Promise<LoadResult> {
+  const { port, connections, milliseconds, request, status, cpu, most = Number.POSITIVE_INFINITY } = options
+  const clients = await Promise.all(Array.from({ length: connections }, () => Client.open(port)))
+  const latencies: number[] = []
+  let sent = 0
+  const cpuBefore = cpu()
+  const startedAt = performance.now()
+  const until = startedAt + milliseconds
+  const drive = async (client: Client): Promise<void> => {
+    for (;;) {
+      const askedAt = performance.now()
+      if (askedAt >= until || sent >= most) return
+      const got = await client.exchange(request(sent++))
+      if (got !== status) throw new Error(`answered ${got} instead of ${status}: ${client.last}`)
+      latencies.push(performance.now() - askedAt)
+    }
+  }
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error('answers are missing')), milliseconds + STRAGGLERS)
+  })
+  try {
+    await Promise.race([Promise.all(clients.map(drive)), late])
+    const seconds = (performance.now() - startedAt) / 1000
+    await wait(SETTLE)
+    const micros = cpu() - cpuBefore
+    latencies.sort((a, b) => a - b)
+    const at = (share: number): number => latencies[Math.floor(latencies.length * share)] ?? Number.NaN
+    return {
+      requests: latencies.length,
+      cpuPerRequest: micros / latencies.length,
+      perSecond: latencies.length / seconds,
+      p50: at(0.5),
+      p99: at(0.99),
+    }
+  } finally {
+    clearTimeout(timer)
+    for (const client of clients) client.close()
+  }
+}
+
+/** As little HTTP as the answers need: a length or chunks, one answer at a time. */
+export class Client {
+  readonly #socket: Socket
+  #answered: ((status: number) => void) | null = null
+  #failed: ((error: Error) => void) | null = null
+  #status = 0
+  /** Bytes of the answer still to come; -1: the head is not whole; Infinity: chunked. */
+  #missing = -1
+  #head = ''
+  #tail = ''
+
+  private constructor(socket: Socket) {
+    this.#socket = socket
+    socket.setNoDelay(true)
+    socket.on('data', (chunk: Buffer) => this.#take(chunk))
+    socket.on('error', (error) => this.#failed?.(error))
+    socket.on('close', () => this.#failed?.(new Error(`the connection was closed: ${this.last}`)))
+  }
+
+  static async open(port: number): Promise<Client> {
+    const socket = connect(port, '127.0.0.1')
+    await once(socket, 'connect')
+    return new Client(socket)
+  }
+
+  /** The last answer's head, for error messages. */
+  get last(): string {
+    return this.#head.slice(0, 400)
+  }
+
+  /** Sends a whole request; resolves with the answer's status when the answer is whole. */
+  exchange(request: Buffer): Promise<number> {
+    return new Promise((resolve, reject) => {
+      this.#answered = resolve
+      this.#failed = reject
+      this.#head = ''
+      this.#missing = -1
+      this.#socket.write(request)
+    })
+  }
+
+  close(): void {
+    this.#socket.destroy()
+  }
+
+  #take(chunk: Buffer): void {
+    let body = chunk.length
+    if (this.#missing < 0) {
+      this.#head += chunk.toString('latin1')
+      const end = this.#head.indexOf('\r\n\r\n')
+      if (end < 0) return
+      body = this.#head.length - end - 4
+      this.#status = Number(this.#head.slice(9, 12))
+      const length = /\ncontent-length: *(\d+)/i.exec(this.#head.slice(0, end))?.[1]
+      this.#missing = length === undefined ? Number.POSITIVE_INFINITY : Number(length)
+      this.#tail = this.#head.slice(end + 4)
+    } else if (this.#missing === Number.POSITIVE_INFINITY) this.#tail += chunk.toString('latin1')
+    if (this.#missing === Number.POSITIVE_INFINITY) {
+      this.#tail = this.#tail.slice(-7)
+      if (!this.#tail.endsWith('0\r\n\r\n')) return
+    } else {
+      this.#missing -= body
+      if (this.#missing > 0) return
+    }
+    const answered = this.#answered
+    this.#answered = null
+    this.#failed = null
+    answered?.(this.#status)
+  }
+}

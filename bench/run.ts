@@ -1,0 +1,113 @@
+/**
+ * `npm run bench`: what the proxy costs, beside others that do the same job, in one run. See docs/performance.md.
+ *
+ *   --quick          one short round each: does everything work, not how fast it is
+ *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts (start records)
+ *   --candidates …   these candidates
+ *   --rounds N --seconds S
+ *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
+ *   --write          puts the result into docs/performance.md
+ */
+import { spawnSync } from 'node:child_process'
+import { cpSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
+import { freePort } from '../test/support/redis.ts'
+import { CANDIDATES, type CandidateName, startCandidate, TITLES, type World } from './candidates.ts'
+import { Child } from './child.ts'
+import { pinCores } from './machine.ts'
+import { type Cell, measure, type Plan } from './measure.ts'
+import { liveRecords } from './records.ts'
+import { report, write } from './report.ts'
+import { SCENARIOS } from './scenarios.ts'
+import { startUp } from './start.ts'
+
+const ROOT = fileURLToPath(new URL('..', import.meta.url))
+const { values: flags } = parseArgs({
+  options: {
+    quick: { type: 'boolean', default: false },
+    only: { type: 'string' },
+    candidates: { type: 'string' },
+    rounds: { type: 'string' },
+    seconds: { type: 'string' },
+    dist: { type: 'string', default: join(ROOT, '.bench/dist') },
+    'no-build': { type: 'boolean', default: false },
+    write: { type: 'boolean', default: false },
+  },
+})
+const plan: Plan = {
+  rounds: Number(flags.rounds ?? (flags.quick ? 1 : 5)),
+  milliseconds: Number(flags.seconds ?? (flags.quick ? 0.1 : 0.7)) * 1000,
+  warmUp: flags.quick ? 100 : 8000,
+  connections: flags.quick ? 8 : 64,
+}
+const only = flags.only?.split(',') ?? null
+const wants = (id: string): boolean => only === null || only.includes(id)
+const say = (text: string): void => void process.stderr.write(`${text}\n`)
+
+const dist = resolve(flags.dist)
+if (!flags['no-build']) build(dist)
+const cores = pinCores()
+say(cores.said)
+const folder = mkdtempSync(join(tmpdir(), 'bench-'))
+process.once('exit', () => rmSync(folder, { recursive: true, force: true }))
+
+await using upstream = await serve('upstream', [
+  process.execPath,
+  fileURLToPath(new URL('servers/upstream.ts', import.meta.url)),
+])
+await using redis = await serve('redis', [process.env['REDIS_SERVER'] ?? 'redis-server'])
+const world: World = { folder, dist, cores, upstreamPort: upstream.port, redisPort: redis.port }
+
+const cells: Cell[] = []
+const skipped: string[] = []
+{
+  await using candidates = new AsyncDisposableStack()
+  const running = new Map<CandidateName, Child>()
+  const wanted = flags.candidates?.split(',') ?? CANDIDATES
+  for (const name of CANDIDATES.filter((name) => wanted.includes(name))) {
+    const child = await startCandidate(world, name)
+    if (typeof child === 'string') {
+      skipped.push(`${TITLES[name]} is left out: ${child}.`)
+      say(skipped.at(-1) ?? '')
+    } else running.set(name, candidates.use(child))
+  }
+  for (const scenario of SCENARIOS.filter(({ id }) => wants(id))) {
+    say(scenario.title)
+    cells.push(...(await measure(scenario, running, upstream.port, plan)))
+  }
+}
+const start = wants('start') ? await startUp(world, flags.quick) : null
+const records = wants('records') ? await liveRecords(world, flags.quick, plan) : null
+
+const text = report({ cells, start, records, skipped, cores, plan })
+process.stdout.write(`${text}\n`)
+if (flags.write) write(text)
+
+function build(into: string): void {
+  rmSync(into, { recursive: true, force: true })
+  const tsc = spawnSync(process.execPath, [
+    join(ROOT, 'node_modules/typescript/bin/tsc'),
+    '-p',
+    join(ROOT, 'tsconfig.build.json'),
+    '--outDir',
+    into,
+  ])
+  if (tsc.status !== 0) {
+    process.stderr.write(tsc.stdout)
+    process.exit(1)
+  }
+  for (const folder of ['store/lua', 'admin/page'])
+    cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
+}
+
+async function serve(what: 'upstream' | 'redis', command: string[]): Promise<Child> {
+  const port = await freePort()
+  const args =
+    what === 'upstream'
+      ? [String(port)]
+      : ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', folder]
+  return Child.spawn(port, [...command, ...args], folder)
+}

@@ -1,0 +1,158 @@
+import { LARGE, SMALL } from './bodies.ts'
+import type { CandidateName } from './candidates.ts'
+import { Client } from './load.ts'
+
+export interface Round {
+  readonly candidate: CandidateName
+  readonly port: number
+  readonly upstreamPort: number
+  /** Different in every round, so that keys are. */
+  readonly name: string
+}
+
+export interface Scenario {
+  readonly id: string
+  readonly title: string
+  readonly candidates: readonly CandidateName[]
+  readonly status: number
+  /** Of what the round sends, the share that reaches the upstream. Checked: a replay that executes is no replay. */
+  readonly executes: 0 | 1
+  /** Milliseconds that the round which does not count takes at most, where not those of the plan. */
+  readonly warmUp?: number
+  readonly request: (round: Round, n: number) => Buffer
+  /** What must be there before the round; undone by what it returns. */
+  readonly prepare?: (round: Round) => Promise<() => Promise<void>>
+}
+
+const PROTECTING = ['proxy-redis', 'proxy-sqlite', 'proxy-memory', 'nginx-lua', 'node-idempotency'] as const
+/** Finished keys that replays go round in, and running ones that duplicates do. */
+const KEYS = 500
+const LARGE_KEYS = 100
+const HELD_KEYS = 16
+
+const BODIES = { small: Buffer.from(SMALL), large: Buffer.from(LARGE) }
+type Size = keyof typeof BODIES
+
+/** The head of a request as a payment client sends it. */
+function head(line: string, lines: readonly string[]): string {
+  return [
+    `${line} HTTP/1.1`,
+    'Host: api.example.com',
+    'User-Agent: bench/1',
+    'Accept: application/json',
+    'Accept-Encoding: gzip, deflate',
+    'Authorization: Bearer sk_test_4eC39HqLyjWDarjtT1zdp7dc',
+    ...lines,
+    '\r\n',
+  ].join('\r\n')
+}
+
+function post(path: string, size: Size, key: string | null): Buffer {
+  const body = BODIES[size]
+  const lines = ['Content-Type: application/json', `Content-Length: ${body.length}`]
+  if (key !== null) lines.push(`Idempotency-Key: ${key}`)
+  return Buffer.concat([Buffer.from(head(`POST ${path}`, lines), 'latin1'), body])
+}
+
+function keyOf(round: Round, n: number): string {
+  return `${round.name}-${String(n).padStart(10, '0')}`
+}
+
+const KEPT = { small: '/v1/payments', large: '/v1/large' }
+
+function replay(size: Size, keys: number): Pick<Scenario, 'request' | 'prepare'> {
+  return {
+    request: (round, n) => post(KEPT[size], size, keyOf(round, n % keys)),
+    async prepare(round) {
+      const client = await Client.open(round.port)
+      for (let n = 0; n < keys; n++) {
+        const status = await client.exchange(post(KEPT[size], size, keyOf(round, n)))
+        if (status !== 201) throw new Error(`the first execution was answered ${status}: ${client.last}`)
+      }
+      client.close()
+      return async () => {}
+    },
+  }
+}
+
+export const SCENARIOS: readonly Scenario[] = [
+  {
+    id: 'get',
+    title: 'pass-through GET',
+    candidates: ['proxy-redis', 'http-proxy', 'nginx'],
+    status: 200,
+    executes: 1,
+    request: () => Buffer.from(head('GET /v1/payments/pay_1', [])),
+  },
+  {
+    id: 'post',
+    title: 'pass-through POST, 300 bytes',
+    candidates: ['proxy-redis', 'unprotected', 'http-proxy', 'nginx'],
+    status: 201,
+    executes: 1,
+    request: () => post('/v1/plain', 'small', null),
+  },
+  {
+    id: 'first',
+    title: 'first execution, JSON of 300 bytes',
+    candidates: [...PROTECTING, 'unprotected'],
+    status: 201,
+    executes: 1,
+    request: (round, n) =>
+      post(round.candidate === 'proxy-memory' ? '/v1/short' : '/v1/payments', 'small', keyOf(round, n)),
+  },
+  {
+    id: 'replay',
+    title: 'replay, JSON of 300 bytes',
+    candidates: PROTECTING,
+    status: 201,
+    executes: 0,
+    ...replay('small', KEYS),
+  },
+  {
+    id: 'in-flight',
+    title: 'duplicate in flight, JSON of 300 bytes',
+    candidates: PROTECTING,
+    status: 409,
+    executes: 0,
+    // What is held meanwhile must not be held for longer than a round.
+    warmUp: 500,
+    request: (round, n) => post('/v1/hold', 'small', keyOf(round, n % HELD_KEYS)),
+    async prepare(round) {
+      const clients = await Promise.all(Array.from({ length: HELD_KEYS }, () => Client.open(round.port)))
+      const answers = clients.map((client, n) => client.exchange(post('/v1/hold', 'small', keyOf(round, n))))
+      while ((await control(round.upstreamPort, 'held')) < HELD_KEYS);
+      return async () => {
+        await control(round.upstreamPort, 'release')
+        for (const status of await Promise.all(answers))
+          if (status !== 201) throw new Error(`the held request was answered ${status}`)
+        for (const client of clients) client.close()
+      }
+    },
+  },
+  {
+    id: 'first-large',
+    warmUp: 2000,
+    title: 'first execution, JSON of 64 KiB both ways',
+    // The memory store would be full of them in half a second.
+    candidates: [...PROTECTING.filter((name) => name !== 'proxy-memory'), 'unprotected'],
+    status: 201,
+    executes: 1,
+    request: (round, n) => post('/v1/large', 'large', keyOf(round, n)),
+  },
+  {
+    id: 'replay-large',
+    warmUp: 2000,
+    title: 'replay, JSON of 64 KiB both ways',
+    candidates: PROTECTING,
+    status: 201,
+    executes: 0,
+    ...replay('large', LARGE_KEYS),
+  },
+]
+
+/** Asks the upstream itself: how many requests it has had, how many it holds; or to let them go. */
+export async function control(port: number, what: 'count' | 'held' | 'release'): Promise<number> {
+  const reply = await fetch(`http://127.0.0.1:${port}/control/${what}`)
+  return Number(await reply.text())
+}

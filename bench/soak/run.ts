@@ -1,0 +1,66 @@
+/**
+ * `npm run soak`: an hour of mixed traffic (100 requests in a second), as fast as this machine takes it, and what it leaves
+ * behind. Exit 1 where something has grown, was executed twice or is left unexplained. See docs/soak.md.
+ *
+ *   --quick          a twentieth of it: does everything work
+ *   --requests N --samples N --warm-up N --lanes N
+ *   --snapshots DIR  two heap snapshots to compare, after the warm-up and at the end
+ *   --no-build       takes the JavaScript that was built before
+ */
+import { spawnSync } from 'node:child_process'
+import { cpSync, rmSync } from 'node:fs'
+import { join, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
+import { proxyCommand } from '../candidates.ts'
+import { tableHead, tableRow, told, verdict } from './report.ts'
+import { soak } from './soak.ts'
+import { growth } from './verdict.ts'
+
+const ROOT = fileURLToPath(new URL('../..', import.meta.url))
+const HOUR = 360_000
+
+const { values: flags } = parseArgs({
+  options: {
+    quick: { type: 'boolean', default: false },
+    requests: { type: 'string' },
+    samples: { type: 'string' },
+    'warm-up': { type: 'string' },
+    lanes: { type: 'string', default: '96' },
+    snapshots: { type: 'string' },
+    'no-build': { type: 'boolean', default: false },
+  },
+})
+
+const dist = join(ROOT, '.bench/soak')
+if (!flags['no-build']) build(dist)
+const samples = Number(flags.samples ?? (flags.quick ? 6 : 16))
+const warmUp = Number(flags['warm-up'] ?? Math.floor(samples / 4))
+const snapshots = flags.snapshots === undefined ? null : resolve(flags.snapshots)
+const result = await soak({
+  requests: Number(flags.requests ?? (flags.quick ? HOUR / 20 : HOUR)),
+  samples,
+  lanes: Number(flags.lanes),
+  command: proxyCommand(dist, []),
+  snapshot: (n) =>
+    snapshots !== null && (n === warmUp + 1 || n === samples)
+      ? join(snapshots, `soak-${n}.heapsnapshot`)
+      : null,
+  say: (sample) => void process.stderr.write(`${tableRow(sample)}\n`),
+})
+process.stdout.write(`${tableHead()}\n${result.samples.map(tableRow).join('\n')}\n\n${told(result)}\n\n`)
+const findings = [...growth(result.samples, warmUp), ...result.findings]
+process.stdout.write(`${verdict(result.samples, warmUp, findings)}\n`)
+process.exitCode = findings.length === 0 ? 0 : 1
+
+/** The built JavaScript. */
+function build(into: string): void {
+  rmSync(into, { recursive: true, force: true })
+  const tsc = join(ROOT, 'node_modules/typescript/bin/tsc')
+  const made = spawnSync(process.execPath, [tsc, '-p', join(ROOT, 'tsconfig.build.json'), '--outDir', into])
+  if (made.status !== 0) {
+    process.stderr.write(made.stdout)
+    process.exit(1)
+  }
+  cpSync(join(ROOT, 'src/store/lua'), join(into, 'store/lua'), { recursive: true })
+}

@@ -1,0 +1,173 @@
+import { median } from '../machine.ts'
+
+/** What was measured at one quiet point. Bytes, or counts. */
+export interface Sample {
+  /** Sent so far. */
+  readonly requests: number
+  /** Executions that the upstream has seen so far. */
+  readonly executed: number
+  readonly minutes: number
+  readonly resident: number
+  readonly descriptors: number
+  readonly heapUsed: number
+  readonly external: number
+  readonly arrayBuffers: number
+  readonly resources: Readonly<Record<string, number>>
+  readonly objects: Readonly<Record<string, number>>
+  /** The proxy's own gauges, all of which must be 0. */
+  readonly gauges: Readonly<Record<string, number>>
+  readonly store: {
+    readonly records: number
+    /** Unresolved ones, as the driver counted them at the upstream. */
+    readonly expected: number
+    /** Members of the indexes of unresolved records. */
+    readonly indexed: number
+    /** Members whose record is gone. */
+    readonly orphans: number
+    readonly memory: number
+    readonly channels: number
+    readonly clients: number
+  }
+}
+
+export interface Finding {
+  readonly what: string
+  readonly detail: string
+}
+
+/** What lies between the halves, from median to median. */
+interface Between {
+  readonly requests: number
+  readonly records: number
+  /** Operations that the proxy has come to remember (`RegeneratedKeys`), up to its bound. */
+  readonly remembered: number
+}
+
+interface Measure {
+  readonly what: string
+  readonly of: (sample: Sample) => number
+  /** What the later half may have more than the earlier one. */
+  readonly allowed: (between: Between) => number
+}
+
+const MIB = 1024 * 1024
+/** docs/soak.md argues these. */
+const HELD_PER_REQUEST = 2
+const HELD_NOISE = MIB / 2
+const RESIDENT_PER_REQUEST = 32
+const RESIDENT_NOISE = 16 * MIB
+const STORED_PER_RECORD = 2048
+const STORED_NOISE = MIB
+/** A leak of one in each segment is more between the halves of eight samples or more. */
+const COUNT_NOISE = 2
+
+/** `MOST` of src/guard/regenerated.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
+const REMEMBERED_MOST = 10_000
+const REMEMBERED_BYTES = 400
+
+/** Objects of a kind that come and go with connections to the upstream and their timers. */
+const OBJECT_NOISE = 16
+
+const few = (): number => COUNT_NOISE
+
+function measures(samples: readonly Sample[]): Measure[] {
+  const kinds = new Set(samples.flatMap(({ resources }) => Object.keys(resources)))
+  const objects = new Set(samples.flatMap((sample) => Object.keys(sample.objects)))
+  return [
+    {
+      what: 'heap and external memory',
+      of: ({ heapUsed, external }) => heapUsed + external,
+      allowed: ({ requests, remembered }) =>
+        Math.max(HELD_NOISE, requests * HELD_PER_REQUEST) + remembered * REMEMBERED_BYTES,
+    },
+    {
+      what: 'resident memory',
+      of: ({ resident }) => resident,
+      allowed: ({ requests }) => Math.max(RESIDENT_NOISE, requests * RESIDENT_PER_REQUEST),
+    },
+    { what: 'file descriptors', of: ({ descriptors }) => descriptors, allowed: few },
+    ...[...kinds].map((kind) => ({
+      what: `active ${kind}`,
+      of: ({ resources }: Sample) => resources[kind] ?? 0,
+      allowed: few,
+    })),
+    ...[...objects].map((kind) => ({
+      what: `objects ${kind}`,
+      of: (sample: Sample) => sample.objects[kind] ?? 0,
+      allowed: () => OBJECT_NOISE,
+    })),
+    {
+      what: 'memory of Redis',
+      of: ({ store }) => store.memory,
+      allowed: ({ records }) => STORED_NOISE + records * STORED_PER_RECORD,
+    },
+    { what: 'channels of Redis', of: ({ store }) => store.channels, allowed: few },
+    { what: 'connections of Redis', of: ({ store }) => store.clients, allowed: few },
+    {
+      what: 'index entries of Redis without a record',
+      of: ({ store }) => store.orphans,
+      allowed: () => 0,
+    },
+  ]
+}
+
+export interface Judged {
+  readonly what: string
+  readonly earlier: number
+  readonly later: number
+  readonly allowed: number
+}
+
+/**
+ * Compares the medians of the two halves of what comes after the warm-up, each with as many samples. A slope would lean on
+ * single points; a median of half of them does not.
+ *
+ * @throws where fewer than two samples are left.
+ */
+export function compare(samples: readonly Sample[], warmUp: number): Judged[] {
+  const warm = samples.slice(warmUp)
+  const half = warm.length >> 1
+  if (half === 0) throw new Error('two samples after the warm-up are the least that can be compared')
+  const earlier = warm.slice(0, half)
+  const later = warm.slice(-half)
+  const grown = (of: (sample: Sample) => number): number => median(later.map(of)) - median(earlier.map(of))
+  const between = {
+    requests: grown((sample) => sample.requests),
+    records: Math.max(
+      0,
+      grown(({ store }) => store.records),
+    ),
+    remembered: grown(({ executed }) => Math.min(executed, REMEMBERED_MOST)),
+  }
+  return measures(samples).map(({ what, of, allowed }) => ({
+    what,
+    earlier: median(earlier.map(of)),
+    later: median(later.map(of)),
+    allowed: allowed(between),
+  }))
+}
+
+/** What grew more than it may, and what was not at rest at a quiet point. Empty: nothing. */
+export function growth(samples: readonly Sample[], warmUp: number): Finding[] {
+  const grew = compare(samples, warmUp)
+    .filter(({ earlier, later, allowed }) => later - earlier > allowed)
+    .map(({ what, earlier, later, allowed }) => ({
+      what: `${what} grew`,
+      detail: `from ${earlier.toFixed(0)} to ${later.toFixed(0)}, where ${allowed.toFixed(0)} more would be noise`,
+    }))
+  const busy = samples.flatMap(({ requests, gauges }) =>
+    Object.entries(gauges)
+      .filter(([, value]) => value !== 0)
+      .map(([name, value]) => ({
+        what: `${name} is not 0 at rest`,
+        detail: `${value} after ${requests} requests`,
+      })),
+  )
+  const kept = samples
+    .filter(({ store }) => store.records !== store.indexed - store.orphans)
+    .map(({ requests, store }) => ({
+      what: 'records other than unresolved ones are kept beyond their retention',
+      detail: `${store.records}, where ${store.indexed - store.orphans} are unresolved, after ${requests} requests`,
+    }))
+  return [...grew, ...busy, ...kept]
+}

@@ -1,0 +1,62 @@
+import { STATUS_CODES } from 'node:http'
+import { Value } from 'typebox/value'
+import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
+import type { StoredResponse } from '../core/record.ts'
+import { type Resolving, SCHEMAS, type SchemaName } from './schemas.ts'
+
+export type Input<T> =
+  | { readonly ok: true; readonly value: T }
+  | { readonly ok: false; readonly detail: string }
+
+/** `body` as the schema of that name has it, or what is wrong with it: names of members, never their values. */
+export function read<T>(name: SchemaName, body: unknown): Input<T> {
+  const schema = SCHEMAS[name]
+  if (Value.Check(schema, body)) return { ok: true, value: body as T }
+  const [error] = Value.Errors(schema, body)
+  return {
+    ok: false,
+    detail: `${error?.instancePath || 'the body'}: ${error?.message ?? 'not as described'}`,
+  }
+}
+
+/** Of one connection, of one message, or of the proxy's own: no part of what is stored (contract §8). */
+const OWN = new Set([
+  'content-length',
+  'trailer',
+  'idempotent-replayed',
+  'idempotency-status',
+  'idempotency-expires',
+  'idempotency-key-derived',
+  'idempotency-outcome',
+])
+const NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/
+const VALUE = /^[\t\x20-\x7e\x80-\xff]*$/
+
+/** What retries will be answered, as somebody wrote it down. */
+export function responseOf({ outcome, response }: Resolving): Input<StoredResponse | null> {
+  if (outcome === 'retryable')
+    return response === undefined
+      ? { ok: true, value: null }
+      : { ok: false, detail: '/response: nothing was done, so there is none; leave it out' }
+  if (response === undefined)
+    return {
+      ok: false,
+      detail: '/response: what retries will be answered is needed: {"status", "headers", "body"}',
+    }
+  const { status, headers = [], body = '', bodyBase64 } = response
+  if (bodyBase64 !== undefined && response.body !== undefined)
+    return { ok: false, detail: '/response: body and bodyBase64; one of them is allowed' }
+  const bytes = bodyBase64 === undefined ? Buffer.from(body) : Buffer.from(bodyBase64, 'base64')
+  if (bytes.length > 0 && [204, 205, 304].includes(status))
+    return { ok: false, detail: `/response/body: an answer with status ${status} has none` }
+  const wrong = headers.findIndex(
+    ([name = '', value = '']) => !NAME.test(name) || !VALUE.test(value) || value !== value.trim(),
+  )
+  if (wrong >= 0) return { ok: false, detail: `/response/headers/${wrong}: not a header line` }
+  const lines = headers.flat()
+  const hop = hopByHop(lines)
+  const kept = filterLines(lines, (name) => !hop.has(name) && !OWN.has(name))
+  if (firstOf(kept, 'date') === null) kept.push('Date', new Date().toUTCString())
+  const reason = STATUS_CODES[status] ?? ''
+  return { ok: true, value: { status, reason, headers: kept, body: bytes, trailers: [] } }
+}

@@ -1,0 +1,40 @@
+import type { Config } from '../config/config.ts'
+import { Audit, type AuditSink } from '../observe/audit.ts'
+import { AdminApi } from './api.ts'
+import type { AdminPorts } from './ports.ts'
+import { Subjects } from './subject.ts'
+
+/** The admin API with what it is entered by. */
+export interface Admin extends AsyncDisposable {
+  readonly token: string
+  readonly hosts: readonly string[]
+  readonly api: AdminApi
+}
+
+export interface AdminOptions
+  extends Pick<AdminPorts, 'records' | 'waiters' | 'history' | 'announceDrain' | 'counters'> {
+  readonly version: string
+  /** Hears of every change. */
+  readonly onAudit: AuditSink
+  readonly onBug: (error: unknown) => void
+}
+
+/**
+ * Null: there is none, for want of a token or of a listener.
+ * @throws where the audit log cannot be opened.
+ */
+export async function openAdmin(config: Config, options: AdminOptions): Promise<Admin | null> {
+  const { listen, token, hosts } = config.admin
+  if (listen === null || token === null) return null
+  const { version, onAudit, onBug, ...rest } = options
+  const audit = await Audit.open(config.audit.file, onAudit).catch((error: unknown) => {
+    throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
+  })
+  const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
+  return {
+    token,
+    hosts: [...hosts, bracketed.toLowerCase()],
+    api: new AdminApi({ ...rest, config, audit, subjects: new Subjects(config) }, version, onBug),
+    [Symbol.asyncDispose]: () => audit.close(),
+  }
+}

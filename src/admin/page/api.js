@@ -1,0 +1,127 @@
+/** The admin API, asked with the token of this tab. */
+
+const KEPT_AS = 'idempotency-proxy-token'
+const PATIENCE = 20_000
+
+/** What went wrong, in words for the person before the page. `code` is the API's, or `unreachable`. */
+export class Refused extends Error {
+  /**
+   * @param {number} status
+   * @param {string} code
+   * @param {string} words
+   * @param {RecordView | null} record what the decision met, where the API tells
+   */
+  constructor(status, code, words, record = null) {
+    super(words)
+    this.status = status
+    this.code = code
+    this.record = record
+  }
+}
+
+/** @typedef {import('../schemas.ts').RecordView} RecordView */
+/** @typedef {import('../schemas.ts').FullView} FullView */
+
+/** @type {Readonly<Record<string, string>>} */
+const WORDS = {
+  unauthorized: 'The proxy does not take this token.',
+  origin_not_allowed:
+    'The proxy takes this page for one of another origin. Open it under the proxy’s own address.',
+  host_not_allowed: `The proxy does not know itself by the name “${location.host}”. Open the page by its address, or add the name to admin.hosts.`,
+  record_not_found: 'There is no such record: no request has made it, or it has expired.',
+  store_unavailable: 'The store does not answer, so the proxy can neither read nor change records.',
+  audit_unavailable: 'The audit log cannot be written, so nothing was changed.',
+  record_unreadable:
+    'The record is stored in a form that this version cannot read. It is never executed again nor overwritten.',
+  not_unknown: 'The outcome is not unknown any more: there is nothing to resolve.',
+  still_running: 'The request is still running. Without its record, a retry would execute beside it.',
+  version_mismatch: 'The record has changed since it was shown.',
+  body_too_large: 'The body is too large.',
+  internal_error: 'Something is broken in the proxy; its log says what.',
+}
+/** Where the API's own detail says more than the code. */
+const DETAILED = new Set([
+  'invalid_request',
+  'store_unavailable',
+  'audit_unavailable',
+  'record_unreadable',
+  'still_running',
+])
+
+export function token() {
+  return sessionStorage.getItem(KEPT_AS)
+}
+
+/** @param {string | null} value */
+export function keepToken(value) {
+  if (value === null) sessionStorage.removeItem(KEPT_AS)
+  else sessionStorage.setItem(KEPT_AS, value)
+}
+
+/**
+ * @param {'GET' | 'POST' | 'DELETE'} method
+ * @param {string} path relative to the page
+ * @param {{ body?: object, version?: number }} [what] `version` goes in `If-Match`
+ * @returns {Promise<any>} the JSON of the answer; null where it has none
+ * @throws {Refused}
+ */
+export async function call(method, path, { body, version } = {}) {
+  const response = await send(path, {
+    method,
+    headers: {
+      // A header is bytes: what is none cannot be the token.
+      authorization: `Bearer ${(token() ?? '').replace(/[^\x20-\x7e\x80-\xff]/g, '?')}`,
+      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      ...(version === undefined ? {} : { 'if-match': `"${version}"` }),
+    },
+    body: body === undefined ? null : JSON.stringify(body),
+  })
+  const text = await response.text().catch(() => '')
+  let json = null
+  try {
+    json = text === '' ? null : JSON.parse(text)
+  } catch {
+    throw new Refused(
+      response.status,
+      'unreadable',
+      `The answer (${response.status}) is not the admin API’s. Is something in between?`,
+    )
+  }
+  if (response.ok) return json
+  const code = typeof json?.code === 'string' ? json.code : 'unknown'
+  const detail = typeof json?.detail === 'string' ? json.detail : ''
+  const known = WORDS[code]
+  const words =
+    known === undefined
+      ? `The proxy refused (${response.status}): ${detail || code}.`
+      : DETAILED.has(code) && detail !== ''
+        ? `${known} (${detail})`
+        : known
+  throw new Refused(response.status, code, words, json?.record ?? null)
+}
+
+/**
+ * The open paths: no token.
+ * @param {string} path
+ */
+export async function open(path) {
+  const response = await send(path, {})
+  return { status: response.status, text: await response.text() }
+}
+
+/**
+ * @param {string} path
+ * @param {RequestInit} init
+ */
+async function send(path, init) {
+  try {
+    return await fetch(path, {
+      ...init,
+      cache: 'no-store',
+      credentials: 'omit',
+      signal: AbortSignal.timeout(PATIENCE),
+    })
+  } catch {
+    throw new Refused(0, 'unreachable', 'The proxy does not answer.')
+  }
+}

@@ -1,0 +1,59 @@
+/** Text goes in as text: nothing here, nor anywhere on the page, reads markup out of a string. */
+
+/**
+ * The element of that id, which must be of that class.
+ * @template {HTMLElement} T
+ * @param {string} id
+ * @param {new () => T} [type]
+ * @returns {T}
+ */
+export function byId(id, type) {
+  const found = document.getElementById(id)
+  if (!(found instanceof (type ?? HTMLElement))) throw new Error(`#${id} is not what it should be`)
+  return /** @type {T} */ (found)
+}
+
+/**
+ * A new element. `class`, `dataset` and what begins with `aria-` or is no property are attributes.
+ * @param {string} tag
+ * @param {Readonly<Record<string, string | number | boolean | null | undefined | EventListener>>} [attributes]
+ * @param {...(Node | string | null)} children
+ */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag)
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue
+    if (typeof value === 'function') element.addEventListener(name, value)
+    else element.setAttribute(name, value === true ? '' : String(value))
+  }
+  element.append(...children.filter((child) => child !== null))
+  return element
+}
+
+/**
+ * Writes the text only where it differs: what has not changed is not touched, so that nothing moves and no selection is lost.
+ * @param {Element | null | undefined} element none: nothing is written
+ * @param {string} text
+ */
+export function write(element, text) {
+  if (element && element.textContent !== text) element.textContent = text
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {boolean} shown
+ */
+export function show(element, shown) {
+  if (element.hidden === shown) element.hidden = !shown
+}
+
+/** @param {string} text */
+export function announce(text) {
+  const toast = byId('toast')
+  toast.textContent = text
+  toast.classList.add('seen')
+  clearTimeout(fading)
+  fading = setTimeout(() => toast.classList.remove('seen'), 8000)
+}
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let fading

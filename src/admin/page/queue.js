@@ -1,0 +1,240 @@
+import { call } from './api.js'
+import { counted as tally } from './counters.js'
+import { byId, make, show, write } from './dom.js'
+import { routeOf } from './routes.js'
+import { ago, counted, moment, setClock, times, until } from './words.js'
+
+/** @typedef {import('../schemas.ts').RecordView} RecordView */
+/** @typedef {import('../schemas.ts').FullView} FullView */
+/** @typedef {'unknown' | 'dead' | 'running'} Tab */
+
+const STEP = 50
+/** Most that the API gives at once. */
+const MOST = 1000
+/** Questions at once about the details of rows. */
+const AT_ONCE = 4
+
+/** @type {Readonly<Record<Tab, { name: string, query: string, about: string, empty: string, next: string }>>} */
+const TABS = {
+  unknown: {
+    name: 'Unknown',
+    query: 'state=unknown&deadLettered=false',
+    about: 'Nobody knows whether the upstream did these. None of them is executed again by itself.',
+    empty: 'Nothing is unknown. Every outcome is settled.',
+    next: 'Next look',
+  },
+  dead: {
+    name: 'Dead-lettered',
+    query: 'deadLettered=true',
+    about:
+      'The upstream was asked as often as the route allows, and did not settle these. A person has to decide.',
+    empty: 'Nothing waits for a person.',
+    next: 'Asked',
+  },
+  running: {
+    name: 'Running',
+    query: 'state=in_progress',
+    about: 'Requests that the upstream is working on, on all replicas.',
+    empty: 'Nothing is running.',
+    next: 'Lease',
+  },
+}
+const ORDER = /** @type {Tab[]} */ (Object.keys(TABS))
+
+/** @type {Tab} */
+let tab = 'unknown'
+let limit = STEP
+/** @type {RecordView[]} */
+let shown = []
+/**
+ * What one look at a record told, and of what: nothing of it changes without the version or the state.
+ * @type {Map<string, { of: string, told: FullView['reconciliation'] }>}
+ */
+let details = new Map()
+
+/** @param {() => void} refresh */
+export function openQueue(refresh) {
+  const change = () => {
+    limit = STEP
+    shown = []
+    draw(false)
+    refresh()
+  }
+  byId('tabs').replaceChildren(
+    ...ORDER.map((one) =>
+      make(
+        'button',
+        { id: `tab-${one}`, type: 'button', role: 'tab', 'aria-controls': 'panel', click: () => choose(one) },
+        TABS[one].name,
+        make('span', { class: 'count' }),
+      ),
+    ),
+  )
+  byId('tabs').addEventListener('keydown', (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key]
+    if (step === undefined) return
+    event.preventDefault()
+    choose(ORDER[(ORDER.indexOf(tab) + step + ORDER.length) % ORDER.length] ?? tab)
+    byId(`tab-${tab}`).focus()
+  })
+  /** @param {Tab} one */
+  const choose = (one) => {
+    if (tab === one) return
+    tab = one
+    mark()
+    change()
+  }
+  const mark = () => {
+    for (const one of ORDER) {
+      const button = byId(`tab-${one}`)
+      button.setAttribute('aria-selected', String(one === tab))
+      button.tabIndex = one === tab ? 0 : -1
+    }
+    byId('panel').setAttribute('aria-labelledby', `tab-${tab}`)
+    write(byId('about'), TABS[tab].about)
+    write(byId('next-title'), TABS[tab].next)
+  }
+  byId('queue-route').addEventListener('change', change)
+  byId('more').addEventListener('click', () => {
+    limit = Math.min(MOST, limit + STEP)
+    refresh()
+  })
+  tab = 'unknown'
+  shown = []
+  details = new Map()
+  mark()
+  draw(false)
+}
+
+/** Asks anew for what is shown, and how much there is under the other tab. @throws {import('./api.js').Refused} */
+export async function refreshQueue() {
+  const of = tab
+  const route = byId('queue-route', HTMLSelectElement).value
+  const more = route === '' ? '' : `&route=${encodeURIComponent(route)}`
+  const others = ORDER.filter((one) => one !== of && one !== 'running')
+  const [page, ...rest] = await Promise.all(
+    [of, ...others].map((one) =>
+      call('GET', `v1/records?${TABS[one].query}${more}&limit=${one === of ? limit : STEP}`),
+    ),
+  )
+  if (of !== tab || route !== byId('queue-route', HTMLSelectElement).value) return
+  setClock(page.now)
+  shown = page.records.sort((/** @type {RecordView} */ a, /** @type {RecordView} */ b) =>
+    a.createdAt < b.createdAt ? -1 : a.createdAt > b.createdAt ? 1 : a.id < b.id ? -1 : 1,
+  )
+  for (const [n, { records, next }] of [page, ...rest].entries()) {
+    const name = [of, ...others][n] ?? of
+    write(byId(`tab-${name}`).querySelector('.count'), `${records.length}${next === null ? '' : '+'}`)
+    if (route === '' && name !== 'running') tally(name, records.length, next !== null)
+  }
+  if (of !== 'running') write(byId('tab-running').querySelector('.count'), '')
+  show(byId('more'), page.next !== null && limit < MOST)
+  write(
+    byId('unreadable'),
+    page.unreadable.length === 0
+      ? ''
+      : `${counted(page.unreadable.length, 'record is', 'records are')} stored in a form that this version cannot read: ${page.unreadable.join(', ')}`,
+  )
+  draw(true)
+}
+
+/** Looks at the rows that the list does not tell all of: only those that have changed since. */
+export async function lookAtRows() {
+  const of = tab
+  if (of === 'running') return
+  const ids = new Set(shown.map(({ id }) => id))
+  details = new Map([...details].filter(([id]) => ids.has(id)))
+  const wanted = shown.filter(
+    (record) => routeOf(record.route)?.reconcile && details.get(record.id)?.of !== nameOf(record),
+  )
+  for (let at = 0; at < wanted.length; at += AT_ONCE) {
+    if (of !== tab || byId('queue').hidden) return
+    const found = await Promise.allSettled(
+      wanted.slice(at, at + AT_ONCE).map(({ id }) => call('GET', `v1/records/${id}`)),
+    )
+    for (const one of found)
+      if (one.status === 'fulfilled')
+        details.set(one.value.id, { of: nameOf(one.value), told: one.value.reconciliation })
+    draw(true)
+  }
+}
+
+/** @param {RecordView} record */
+function nameOf({ id, version, state }) {
+  return `${id} ${version} ${state}`
+}
+
+/** @param {boolean} known whether the list has been read, so that none means none */
+function draw(known) {
+  const body = byId('rows').querySelector('tbody')
+  if (body === null) return
+  const names = new Set(shown.map(({ id }) => `row-${id}`))
+  // First, so that what stays stands where it stood: a row that is moved would lose the focus.
+  for (const row of body.querySelectorAll('tr')) if (!names.has(row.id)) row.remove()
+  const rows = new Map([...body.children].map((row) => [row.id, row]))
+  for (const [n, record] of shown.entries()) {
+    const name = `row-${record.id}`
+    const row = rows.get(name) ?? newRow(name, record)
+    fill(row, record)
+    if (body.children[n] !== row) body.insertBefore(row, body.children[n] ?? null)
+  }
+  show(byId('rows'), shown.length > 0 || !known)
+  show(byId('empty'), known && shown.length === 0)
+  write(byId('empty'), TABS[tab].empty)
+}
+
+/** @param {string} name @param {RecordView} record */
+function newRow(name, { id, method, path }) {
+  const cell = (/** @type {string} */ kind, /** @type {string} */ label) =>
+    make('td', { role: 'cell', class: kind, 'data-label': label }, make('span', {}))
+  return make(
+    'tr',
+    { id: name, role: 'row' },
+    cell('c-age', 'Age'),
+    cell('c-what', 'Request'),
+    cell('c-route', 'Route'),
+    cell('c-error', 'Last error'),
+    cell('c-next', ''),
+    make(
+      'td',
+      { role: 'cell', class: 'c-id', 'data-label': 'Record' },
+      make(
+        'a',
+        { href: `#/records/${id}`, 'aria-label': `Record ${id.slice(0, 12)}: ${method} ${path}` },
+        id.slice(0, 12),
+      ),
+    ),
+  )
+}
+
+/** @param {Element} row @param {RecordView} record */
+function fill(row, record) {
+  const texts = [
+    ago(record.createdAt),
+    `${record.method} ${record.path}`,
+    record.route,
+    record.lastError ??
+      (record.leaseUntil === null || tab === 'running' ? '–' : 'the owner fell silent: its lease has lapsed'),
+    nextOf(record),
+  ]
+  for (const [n, text] of texts.entries()) {
+    const cell = /** @type {HTMLElement} */ (row.children[n])
+    write(cell.firstElementChild, text)
+    // What is cut off can be read all the same.
+    if (n > 0 && cell.title !== text) cell.title = text
+  }
+  const age = /** @type {HTMLElement} */ (row.firstElementChild)
+  age.title = `first claimed ${moment(record.createdAt)}`
+  const next = /** @type {HTMLElement} */ (row.children[4])
+  next.dataset['label'] = TABS[tab].next
+}
+
+/** @param {RecordView} record */
+function nextOf(record) {
+  if (tab === 'running') return record.leaseUntil === null ? '–' : until(record.leaseUntil)
+  const known = details.get(record.id)?.told
+  if (tab === 'dead') return known ? times(known.asked) : '…'
+  if (!routeOf(record.route)?.reconcile) return 'nobody asks'
+  if (known === undefined) return '…'
+  return known === null ? 'now' : `${until(known.nextLookAt)} · asked ${known.asked}×`
+}

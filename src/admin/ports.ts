@@ -1,0 +1,39 @@
+import type { Config } from '../config/config.ts'
+import type { Millis } from '../core/record.ts'
+import type { Waiters } from '../guard/waiters.ts'
+import type { Audit } from '../observe/audit.ts'
+import type { History } from '../observe/history.ts'
+import type { Records } from '../store/records.ts'
+import type { Subjects } from './subject.ts'
+
+/** What the admin API needs of the process. */
+export interface AdminPorts {
+  readonly config: Config
+  readonly records: Records
+  readonly subjects: Subjects
+  readonly waiters: Pick<Waiters, 'tell'>
+  readonly audit: Audit
+  readonly history: Pick<History, 'add'>
+  /** Readiness fails from now on; everything is still served. */
+  readonly announceDrain: () => void
+  /** What this process has counted since it started; without it a report tells of the store alone. */
+  readonly counters?: () => Promise<{ readonly since: Millis; readonly samples: readonly CounterSample[] }>
+}
+
+export interface CounterSample {
+  readonly name: string
+  readonly labels: Readonly<Record<string, string>>
+  readonly value: number
+}
+
+/** A request that has passed the gate: token, host, origin. */
+export interface AdminRequest {
+  /** Of a path that names one. */
+  readonly id: string
+  readonly query: URLSearchParams
+  readonly ifMatch: string | null
+  /** Parsed JSON; undefined: there was none. */
+  readonly body: unknown
+  /** Where it came from. */
+  readonly address: string
+}

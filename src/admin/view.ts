@@ -1,0 +1,86 @@
+import {
+  type CompletedResponse,
+  type IdempotencyRecord,
+  type Millis,
+  type RecordId,
+  readAt,
+} from '../core/record.ts'
+import type { KeptNote } from '../store/register.ts'
+import type { FullView, HistoryView, RecordView } from './schemas.ts'
+
+const MASK = '***'
+/** Header lines whose values are credentials. */
+const CREDENTIAL =
+  /^(?:set-cookie2?|(?:proxy-)?authorization|.*(?:token|secret|password|api-?key|session).*)$/i
+
+/** A record as contract §12 shows it at `now`: neither its body nor a credential. Null: it is no longer there. */
+export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis): RecordView | null {
+  const record = readAt(stored, now)
+  if (record === null) return null
+  return {
+    id,
+    route: record.route,
+    state: record.state,
+    fence: record.fence,
+    version: record.version,
+    createdAt: time(record.createdAt),
+    updatedAt: time(record.updatedAt),
+    leaseUntil: stored.state === 'in_progress' ? time(stored.leaseUntil) : null,
+    expiresAt: time(record.state === 'completed' ? record.expiresAt : record.dropAt),
+    attempts: record.attempts,
+    method: record.method,
+    path: record.path,
+    fingerprint: record.fingerprint.toString('base64url'),
+    response: record.state === 'completed' ? responseView(record.result) : null,
+    lastError: record.lastError,
+  }
+}
+
+export function responseView(result: CompletedResponse): RecordView['response'] {
+  if (!result.kept) {
+    const headers = result.location === null ? [] : [['Location', result.location]]
+    return { status: result.status, headers, size: null }
+  }
+  const { status, headers, body } = result.response
+  return { status, headers: pairs(headers), size: body.length }
+}
+
+function pairs(lines: readonly string[]): string[][] {
+  const all: string[][] = []
+  for (let n = 0; n + 1 < lines.length; n += 2) {
+    const name = lines[n] as string
+    all.push([name, CREDENTIAL.test(name) ? MASK : (lines[n + 1] as string)])
+  }
+  return all
+}
+
+export function fullView(
+  id: RecordId,
+  stored: IdempotencyRecord,
+  now: Millis,
+  notes: readonly KeptNote[],
+): FullView | null {
+  const view = recordView(id, stored, now)
+  return view && { ...view, reconciliation: reconciliationView(stored, now), history: notes.map(historyView) }
+}
+
+function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['reconciliation'] {
+  const record = readAt(stored, now)
+  if (record?.state !== 'unknown' || record.reconciliation === null) return null
+  const { since, asked, deadLettered, answer } = record.reconciliation
+  return { since: time(since), nextLookAt: time(record.nextLookAt), asked, deadLettered, answer }
+}
+
+function historyView({ tag, count, first, last, text }: KeptNote): HistoryView {
+  const [event = ''] = tag.split(':', 1)
+  return { event, first: time(first), last: time(last), count, detail: JSON.parse(text) }
+}
+
+/** What `If-Match` must carry. */
+export function etag({ version }: Pick<RecordView, 'version'>): string {
+  return `"${version}"`
+}
+
+export function time(at: Millis): string {
+  return new Date(at).toISOString()
+}

@@ -1,0 +1,146 @@
+import { parseArgs } from 'node:util'
+import { RECORD_ID } from '../core/record.ts'
+
+/** Exit codes (contract §11). A finding is also what was asked for and could not be done. */
+export const FINE = 0
+export const FINDING = 1
+export const USAGE = 2
+
+/** What a command has of the world. */
+export interface Io {
+  readonly out: (text: string) => void
+  readonly err: (text: string) => void
+  readonly env: Readonly<Record<string, string | undefined>>
+  /** Asks the person at the terminal; null where there is none. */
+  readonly ask: ((question: string) => Promise<string>) | null
+}
+
+export interface Option {
+  /** What stands for its value in the help; null: it takes none. */
+  readonly value: string | null
+  readonly help: string
+  readonly repeated?: true
+  readonly short?: string
+}
+export type Options = Readonly<Record<string, Option>>
+
+export interface Command {
+  readonly name: string
+  /** One for each way to call it, without the name of the program. */
+  readonly usage: readonly string[]
+  /** What it does: one line for each element. */
+  readonly about: readonly string[]
+  readonly options: Options
+  readonly run: (args: Args, io: Io) => Promise<number> | number
+}
+
+/** The words of a command line, told apart. */
+export class Args {
+  readonly positionals: readonly string[]
+  readonly #values: Readonly<Record<string, unknown>>
+
+  constructor(positionals: readonly string[], values: Readonly<Record<string, unknown>>) {
+    this.positionals = positionals
+    this.#values = values
+  }
+
+  /** The value of an option that takes one. */
+  text(name: string): string | undefined {
+    const value = this.#values[name]
+    return typeof value === 'string' ? value : undefined
+  }
+
+  /** Those of one that may be repeated. */
+  all(name: string): readonly string[] {
+    return (this.#values[name] as string[] | undefined) ?? []
+  }
+
+  has(name: string): boolean {
+    return this.#values[name] !== undefined
+  }
+}
+
+const HELP: Options = { help: { value: null, help: 'says this', short: 'h' } }
+
+/** Runs a command: help and what cannot be read of its words are the same for all. */
+export async function run(command: Command, words: readonly string[], io: Io): Promise<number> {
+  const parsed = parse({ ...command.options, ...HELP }, words)
+  if (typeof parsed === 'string') return usage(io, parsed)
+  if (parsed.has('help')) {
+    io.out(helpOf(command))
+    return FINE
+  }
+  return command.run(parsed, io)
+}
+
+/** One record id in 64 begins as an option does. No option is as long. */
+function idsBehind(words: readonly string[]): string[] {
+  const end = words.indexOf('--')
+  const before = end < 0 ? words : words.slice(0, end)
+  const isId = (word: string): boolean => word.startsWith('-') && RECORD_ID.test(word)
+  return [
+    ...before.filter((word) => !isId(word)),
+    '--',
+    ...before.filter(isId),
+    ...(end < 0 ? [] : words.slice(end + 1)),
+  ]
+}
+
+/** A sentence: what is wrong with the words. */
+function parse(options: Options, words: readonly string[]): Args | string {
+  try {
+    const { positionals, values, tokens } = parseArgs({
+      args: idsBehind(words),
+      allowPositionals: true,
+      tokens: true,
+      options: Object.fromEntries(
+        Object.entries(options).map(([name, { value, repeated, short }]) => [
+          name,
+          {
+            type: value === null ? 'boolean' : 'string',
+            multiple: repeated === true,
+            ...(short === undefined ? {} : { short }),
+          },
+        ]),
+      ),
+    })
+    const seen = tokens.flatMap((token) => (token.kind === 'option' ? [token.name] : []))
+    const twice = seen.find((name, n) => options[name]?.repeated !== true && seen.indexOf(name) < n)
+    return twice === undefined
+      ? new Args(positionals, values)
+      : `--${twice} is given more than once; allowed: once`
+  } catch (error) {
+    return (error as Error).message
+  }
+}
+
+export function usage(io: Io, message: string): typeof USAGE {
+  io.err(`idempotency-proxy: ${message}\nTry --help.\n`)
+  return USAGE
+}
+
+/** What could not be done, or what was found. */
+export function finding(io: Io, message: string): typeof FINDING {
+  io.err(`idempotency-proxy: ${message}\n`)
+  return FINDING
+}
+
+export function helpOf({
+  usage: ways,
+  about,
+  options,
+}: Pick<Command, 'usage' | 'about' | 'options'>): string {
+  const rows = Object.entries({ ...options, ...HELP }).map(([name, { value, help, repeated, short }]) => [
+    `--${name}${value === null ? '' : ` ${value}`}${short === undefined ? '' : `, -${short}`}`,
+    repeated === true ? `${help}; may be repeated` : help,
+  ])
+  const width = Math.max(...rows.map(([flag = '']) => flag.length))
+  return [
+    ...ways.map((way) => `idempotency-proxy ${way}`),
+    '',
+    ...about.map((line) => `  ${line}`),
+    '',
+    ...rows.map(([flag = '', help]) => `  ${flag.padEnd(width)}  ${help}`),
+    '',
+  ].join('\n')
+}

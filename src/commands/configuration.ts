@@ -1,0 +1,38 @@
+import { readConfigFile } from '../config/files.ts'
+import { type ConfigError, formatConfigError, type Loaded, loadConfig } from '../config/load.ts'
+import { type Args, FINDING, type Io, type Options } from './command.ts'
+
+/** What `serve` takes of a configuration; `check` reads a file as if it were served with them. */
+export const SERVING: Options = {
+  config: { value: 'FILE', help: 'YAML configuration' },
+  upstream: { value: 'URL', help: 'the API behind it: http://, https:// or unix:/path' },
+  listen: {
+    value: 'ADDR',
+    help: 'host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)',
+  },
+  store: {
+    value: 'URL',
+    help: 'memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)',
+  },
+}
+
+/** The configuration of `file`, null: of flags alone; flags go over it. */
+export function configOf(
+  file: string | null,
+  flags: Readonly<Record<'upstream' | 'listen' | 'store', string | undefined>>,
+  env: Io['env'],
+): Loaded {
+  if (file === null) return loadConfig({ text: '', env, flags })
+  const read = readConfigFile(file)
+  return read.ok ? loadConfig({ file, text: read.text, env, flags }) : { ok: false, errors: [read.error] }
+}
+
+export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
+  return { upstream: args.text('upstream'), listen: args.text('listen'), store: args.text('store') }
+}
+
+/** All at once, one line each. */
+export function tellErrors(io: Io, errors: readonly ConfigError[]): typeof FINDING {
+  for (const error of errors) io.err(`${formatConfigError(error)}\n`)
+  return FINDING
+}

@@ -1,0 +1,78 @@
+import type { Config } from '../config/config.ts'
+import { openStore } from '../store/open.ts'
+import { Records } from '../store/records.ts'
+import { type Checked, finding } from './checked.ts'
+import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
+import { auditChecks, configChecks, spoolChecks } from './doctor-files.ts'
+import { proxyChecks } from './doctor-proxy.ts'
+import { recordChecks, storeChecks } from './doctor-store.ts'
+import { json, table } from './plain.ts'
+import { openAdmin, storeConfig, WHERE } from './where.ts'
+
+export const doctor: Command = {
+  name: 'doctor',
+  usage: ['doctor [--config FILE] [--store URL] [--admin URL --token-file FILE]'],
+  about: [
+    'looks at the configuration, the store, its records, the spool, the audit log, and with --admin at a running proxy;',
+    'exit 1 where something is wrong. It changes nothing but one bucket of a rate limit, which is gone a second later.',
+  ],
+  options: {
+    json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
+    ...WHERE,
+  },
+  run: runDoctor,
+}
+
+async function runDoctor(args: Args, io: Io): Promise<number> {
+  if (args.positionals.length > 0)
+    return usage(io, `doctor takes no argument, found ${args.positionals.length}`)
+  const own = args.has('config') || args.has('store')
+  if (!own && !args.has('admin'))
+    return usage(
+      io,
+      'where to look? Give --config FILE or --store URL, or --admin URL --token-file FILE, or both',
+    )
+  if (args.has('token-file') && !args.has('admin')) return usage(io, 'found --token-file without --admin URL')
+  const checked: Checked[] = []
+  if (own) {
+    const config = storeConfig(args, io)
+    if (!config.ok) return config.code
+    if (args.has('config')) checked.push(...configChecks(config.value))
+    checked.push(...(await storeSide(config.value)))
+    checked.push(...(await spoolChecks(config.value)), ...(await auditChecks(config.value)))
+  }
+  if (args.has('admin')) {
+    const admin = openAdmin(args, io)
+    if (!admin.ok) return admin.code
+    await using source = admin.value
+    checked.push(...(await proxyChecks(source, new URL(args.text('admin') as string).origin)))
+  }
+  if (args.has('json')) io.out(json(checked))
+  else
+    io.out(
+      table(
+        checked.map(({ check, found, detail }) => [found === 'finding' ? 'FINDING' : found, check, detail]),
+      ),
+    )
+  return checked.some(({ found }) => found === 'finding') ? FINDING : FINE
+}
+
+async function storeSide(config: Config): Promise<Checked[]> {
+  let store: Awaited<ReturnType<typeof openStore>>
+  try {
+    store = await openStore(config.store, { onEvent: () => {}, onBreaker: () => {} })
+  } catch (error) {
+    return [finding('store', (error as Error).message)]
+  }
+  const records = new Records(store)
+  try {
+    const { up, checked } = await storeChecks(records, config)
+    if (!up) return checked
+    const looked = await recordChecks(records).catch((error: unknown) => [
+      finding('records', (error as Error).message),
+    ])
+    return [...checked, ...looked]
+  } finally {
+    await records.close()
+  }
+}

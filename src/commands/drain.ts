@@ -1,0 +1,40 @@
+import { tellRefusal } from './asking.ts'
+import { type Args, type Command, FINE, type Io, usage } from './command.ts'
+import { json } from './plain.ts'
+import { ADMIN, openAdmin } from './where.ts'
+import { thisUser } from './who.ts'
+
+export const drain: Command = {
+  name: 'drain',
+  usage: ['drain --admin URL --token-file FILE'],
+  about: [
+    'makes a running proxy fail its readiness, while it keeps serving: for hooks before SIGTERM.',
+    'written to its audit log',
+  ],
+  options: {
+    reason: { value: 'TEXT', help: 'why, for the audit log' },
+    by: { value: 'NAME', help: 'who, for the audit log (default: the user of this process)' },
+    json: { value: null, help: 'for programs: {"draining": true}' },
+    ...ADMIN,
+  },
+  run: runDrain,
+}
+
+async function runDrain(args: Args, io: Io): Promise<number> {
+  if (args.positionals.length > 0)
+    return usage(io, `drain takes no argument, found ${args.positionals.length}`)
+  if (!args.has('admin')) return usage(io, 'drain needs the running proxy: --admin URL --token-file FILE')
+  const opened = openAdmin(args, io)
+  if (!opened.ok) return opened.code
+  await using source = opened.value
+  const reason = args.text('reason')
+  const body = { by: args.text('by') ?? thisUser(), ...(reason === undefined ? {} : { reason }) }
+  const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
+  if (!reply.ok) return tellRefusal(io, source, reply)
+  io.out(
+    args.has('json')
+      ? json(reply.body)
+      : `${source.name} is draining: it fails its readiness and keeps serving\n`,
+  )
+  return FINE
+}

@@ -1,0 +1,193 @@
+import { readFileSync } from 'node:fs'
+import type { FullView, HistoryView, Lookup } from '../admin/schemas.ts'
+import { quote } from '../config/units.ts'
+import { RECORD_ID } from '../core/record.ts'
+import { type Call, type Source, tellRefusal } from './asking.ts'
+import { type Args, type Command, FINE, type Io, usage } from './command.ts'
+import { json, plain, table } from './plain.ts'
+import { type RouteFacts, storyOf } from './story.ts'
+import { openSource, WHERE } from './where.ts'
+
+const BY_KEY = ['caller', 'method', 'path', 'route']
+
+export const inspect: Command = {
+  name: 'inspect',
+  usage: [
+    'inspect ID (--admin URL --token-file FILE | --config FILE | --store URL)',
+    'inspect KEY --caller LINE --method M --path P (--admin URL --token-file FILE | --config FILE | --store URL)',
+  ],
+  about: [
+    'tells what happened to one record: was it executed, how often, and what to do next; exit 1 where there is none.',
+    'ID: 43 characters, the "instance" of a problem answer, or of list. KEY: as the client sent it.',
+  ],
+  options: {
+    caller: {
+      value: 'LINE',
+      help: 'who sent it: a header line "Name: value" that the route tells callers apart by, claims of a token as JSON {"sub": "u1"}, or @FILE with such lines',
+      repeated: true,
+    },
+    method: { value: 'M', help: 'method of the request' },
+    path: { value: 'P', help: 'path of the request' },
+    route: { value: 'NAME', help: 'in place of --method and --path, where it has one of each' },
+    json: { value: null, help: 'for programs: the record as the admin API gives it' },
+    ...WHERE,
+  },
+  run: runInspect,
+}
+
+async function runInspect(args: Args, io: Io): Promise<number> {
+  const call = callOf(args)
+  if (typeof call === 'string') return usage(io, call)
+  const opened = await openSource(args, io)
+  if (!opened.ok) return opened.code
+  await using source = opened.value
+  const reply = await source.ask(call)
+  if (!reply.ok) {
+    const code = tellRefusal(io, source, reply)
+    if (reply.code === 'record_not_found' && call.method === 'POST') io.err(hint(args))
+    return code
+  }
+  const record = reply.body as FullView
+  if (args.has('json')) io.out(json(record))
+  else io.out(page(record, await factsOf(source, record.route)))
+  return FINE
+}
+
+/** A key lies in many places: one wrong word, and another one is looked at. */
+function hint(args: Args): string {
+  const built = args.has('store') && !args.has('config')
+  return [
+    'No record is no proof: the key, the caller, the method and the path must be those of the request, byte for byte.',
+    ...(built
+      ? ['--store alone looks as a proxy without a configuration file files; else give --config.']
+      : []),
+    '',
+  ].join('\n')
+}
+
+/** What to ask, or what is wrong with the words. The key stands in none of them. */
+function callOf(args: Args): Call | string {
+  const [subject, ...more] = args.positionals
+  if (subject === undefined) return 'inspect needs the id of a record, or a key'
+  if (more.length > 0) return `inspect takes one id or key, found ${args.positionals.length} arguments`
+  if (!BY_KEY.some((name) => args.has(name))) {
+    if (RECORD_ID.test(subject)) return { method: 'GET', path: `/v1/records/${subject}` }
+    return 'found no record id, which is 43 characters of A-Z a-z 0-9 - _; a key needs --method, --path and --caller, or --route'
+  }
+  const caller = callerOf(args.all('caller'))
+  if (typeof caller === 'string') return caller
+  const body: Lookup = { key: subject, caller }
+  for (const name of ['method', 'path', 'route'] as const) {
+    const value = args.text(name)
+    if (value !== undefined) body[name] = value
+  }
+  return { method: 'POST', path: '/v1/records/lookup', body }
+}
+
+type Caller = NonNullable<Lookup['caller']>
+const LINE = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t ]*(.*?)[\t ]*$/
+
+/** Header lines and claims by their names. Their values are credentials: no message has them. */
+function callerOf(given: readonly string[]): Caller | string {
+  const caller: Record<string, Caller[string]> = {}
+  const lines: string[] = []
+  for (const one of given) {
+    if (!one.startsWith('@')) lines.push(one)
+    else
+      try {
+        lines.push(
+          ...readFileSync(one.slice(1), 'utf8')
+            .split(/\r?\n/)
+            .filter((line) => line !== ''),
+        )
+      } catch (error) {
+        return `--caller: found a file that cannot be read at ${quote(one.slice(1))} (${(error as NodeJS.ErrnoException).code})`
+      }
+  }
+  for (const line of lines) {
+    if (line.startsWith('{')) {
+      const claims = claimsOf(line)
+      if (claims === null)
+        return '--caller: found no JSON object of texts, numbers and booleans, such as {"sub": "u1"}'
+      Object.assign(caller, claims)
+      continue
+    }
+    const [, name, value] = LINE.exec(line) ?? []
+    if (name === undefined || value === undefined)
+      return '--caller: found neither "Name: value", nor a JSON object, nor @FILE'
+    const before = caller[name.toLowerCase()]
+    caller[name.toLowerCase()] = before === undefined ? value : [...[before].flat().map(String), value]
+  }
+  return caller
+}
+
+function claimsOf(text: string): Record<string, string | number | boolean> | null {
+  try {
+    const claims: Record<string, unknown> = JSON.parse(text)
+    const simple = Object.values(claims).every((one) => ['string', 'number', 'boolean'].includes(typeof one))
+    return simple ? (claims as Record<string, string | number | boolean>) : null
+  } catch {
+    return null
+  }
+}
+
+/** Of a route, as the configuration in force has it; null: it says nothing of it. */
+async function factsOf(source: Source, route: string): Promise<RouteFacts | null> {
+  const reply = await source.ask({ method: 'GET', path: '/v1/config' })
+  if (!reply.ok) return null
+  const { routes, defaults } = reply.body as {
+    readonly routes: readonly (RouteFacts & { readonly name: string })[]
+    readonly defaults: RouteFacts & { readonly name: string }
+  }
+  return [...routes, defaults].find(({ name }) => name === route) ?? null
+}
+
+function page(record: FullView, facts: RouteFacts | null): string {
+  const {
+    id,
+    route,
+    state,
+    fence,
+    version,
+    createdAt,
+    updatedAt,
+    attempts,
+    method,
+    path,
+    response,
+    history,
+  } = record
+  const known = [
+    ['record', id],
+    ['request', `${method} ${path}`],
+    ['route', route],
+    ['state', state],
+    ['attempts', `${attempts} (the latest is fence ${fence})`],
+    ['answer', response === null ? 'none' : String(response.status)],
+    ['created', createdAt],
+    ['updated', updatedAt],
+    ['version', String(version)],
+  ]
+  const { told, next } = storyOf(record, facts)
+  const sections = [
+    table(known),
+    lines(told),
+    history.length === 0
+      ? 'No history.\n'
+      : table([['WHEN', 'EVENT', 'COUNT', 'DETAIL'], ...history.map(entry)]),
+    `What to do:\n${lines(next)}`,
+  ]
+  return sections.join('\n')
+}
+
+function lines(texts: readonly string[]): string {
+  return texts.map((text) => `${plain(text)}\n`).join('')
+}
+
+function entry({ event, first, last, count, detail }: HistoryView): string[] {
+  const when = count > 1 && last !== first ? `${first} to ${last}` : first
+  const told = Object.entries(detail).map(
+    ([name, value]) => `${name}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
+  )
+  return [when, event, String(count), told.join(' ')]
+}

@@ -1,0 +1,99 @@
+import type { PageView, RecordView } from '../admin/schemas.ts'
+import { RECORD_ID, STATES } from '../core/record.ts'
+import { type Source, tellRefusal } from './asking.ts'
+import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
+import { json, plain, span, table } from './plain.ts'
+import { openSource, WHERE } from './where.ts'
+
+const MAX_PAGE = 1000
+
+export const list: Command = {
+  name: 'list',
+  usage: [
+    'list [--state S,S] [--route NAME] [--age 1h] (--admin URL --token-file FILE | --config FILE | --store URL)',
+  ],
+  about: [
+    'lists records; of in_progress and unknown alone the longest due first, else in no order;',
+    'exit 1 where some cannot be read',
+  ],
+  options: {
+    state: { value: 'S,S', help: `of these states alone: ${STATES.join(', ')}` },
+    route: { value: 'NAME', help: 'of this route alone' },
+    age: { value: 'DURATION', help: 'created at least so long ago, such as 90s, 1h, 7d' },
+    'dead-lettered': { value: null, help: 'those that stay unknown until a person decides' },
+    limit: { value: 'N', help: 'at most about so many (default 100)' },
+    cursor: { value: 'CURSOR', help: 'goes on where a listing with the same filter ended' },
+    json: { value: null, help: 'for programs: {"records", "unreadable", "next", "now"}' },
+    ...WHERE,
+  },
+  run: runList,
+}
+
+async function runList(args: Args, io: Io): Promise<number> {
+  if (args.positionals.length > 0)
+    return usage(io, `list takes no argument, found ${args.positionals.length}; one record: inspect`)
+  const limit = args.text('limit') ?? '100'
+  if (!/^[1-9]\d{0,6}$/.test(limit))
+    return usage(io, `--limit: found ${JSON.stringify(limit)}; allowed: a whole number from 1 to 9999999`)
+  const opened = await openSource(args, io)
+  if (!opened.ok) return opened.code
+  await using source = opened.value
+  const listing = await pages(source, queryOf(args), Number(limit))
+  if (!listing.ok) return tellRefusal(io, source, listing)
+  const { page } = listing
+  if (args.has('json')) io.out(json(page))
+  else tell(io, page)
+  return page.unreadable.length === 0 ? FINE : FINDING
+}
+
+function queryOf(args: Args): Record<string, string> {
+  const query: Record<string, string> = {}
+  for (const name of ['state', 'route', 'age', 'cursor']) {
+    const value = args.text(name)
+    if (value !== undefined) query[name] = value
+  }
+  return args.has('dead-lettered') ? { ...query, deadLettered: 'true' } : query
+}
+
+/** Pages until there are `limit` records, or no more. */
+async function pages(
+  source: Source,
+  query: Readonly<Record<string, string>>,
+  limit: number,
+): Promise<
+  { readonly ok: true; readonly page: PageView } | Exclude<Awaited<ReturnType<Source['ask']>>, { ok: true }>
+> {
+  const records = new Map<string, RecordView>()
+  const unreadable = new Set<string>()
+  let cursor = query['cursor']
+  for (;;) {
+    const rest = String(Math.min(MAX_PAGE, limit - records.size))
+    const more = { ...query, limit: rest, ...(cursor === undefined ? {} : { cursor }) }
+    const reply = await source.ask({ method: 'GET', path: '/v1/records', query: more })
+    if (!reply.ok) return reply
+    const page = reply.body as PageView
+    for (const record of page.records) records.set(record.id, record)
+    for (const id of page.unreadable) unreadable.add(id)
+    if (page.next !== null && records.size < limit) cursor = page.next
+    else return { ok: true, page: { ...page, records: [...records.values()], unreadable: [...unreadable] } }
+  }
+}
+
+const HEAD = ['RECORD', 'STATE', 'ROUTE', 'REQUEST', 'AGE', 'ATTEMPTS', 'ANSWER', 'WHY']
+
+function tell(io: Io, { records, unreadable, next, now }: PageView): void {
+  if (records.length === 0) io.out('no records\n')
+  else io.out(table([HEAD, ...records.map((record) => row(record, Date.parse(now)))]))
+  for (const id of unreadable)
+    io.err(`unreadable: ${RECORD_ID.test(id) ? id : plain(id)}: this version cannot read it\n`)
+  if (next !== null) io.err(`there are more: --cursor ${plain(next)}\n`)
+}
+
+function row(
+  { id, state, route, method, path, createdAt, attempts, response, lastError }: RecordView,
+  now: number,
+): string[] {
+  const answer = response === null ? '-' : String(response.status)
+  const age = span(now - Date.parse(createdAt))
+  return [id, state, route, `${method} ${path}`, age, String(attempts), answer, lastError ?? '']
+}

@@ -1,0 +1,136 @@
+import { readFileSync } from 'node:fs'
+import { read, responseOf } from '../admin/input.ts'
+import type { FullView, RecordView, Resolving } from '../admin/schemas.ts'
+import { quote } from '../config/units.ts'
+import { RECORD_ID } from '../core/record.ts'
+import { tellRefusal } from './asking.ts'
+import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
+import { json, plain } from './plain.ts'
+import { type Opened, openSource, WHERE } from './where.ts'
+import { thisUser } from './who.ts'
+
+export const resolve: Command = {
+  name: 'resolve',
+  usage: [
+    'resolve ID --completed FILE --reason TEXT (--admin URL --token-file FILE | --config FILE)',
+    'resolve ID --retryable --reason TEXT (--admin URL --token-file FILE | --config FILE)',
+  ],
+  about: [
+    'decides about a record whose outcome is unknown; written to the audit log, with who and why.',
+    'FILE: JSON {"status": 201, "headers": [["Content-Type", "application/json"]], "body": "{}"}, or "bodyBase64".',
+    'exit 1 where it is not unknown, or somebody else has written it meanwhile',
+  ],
+  options: {
+    completed: { value: 'FILE', help: 'it was done; FILE says what retries are answered' },
+    retryable: { value: null, help: 'nothing was done; a retry with the same key is executed' },
+    reason: { value: 'TEXT', help: 'why, for the audit log; needed' },
+    by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
+    version: {
+      value: 'N',
+      help: 'decides about this version of the record alone (default: the one that is there)',
+    },
+    yes: { value: null, help: 'does not ask for confirmation; needed where there is no terminal' },
+    json: { value: null, help: 'for programs: the record as it is then' },
+    ...WHERE,
+  },
+  run: runResolve,
+}
+
+async function runResolve(args: Args, io: Io): Promise<number> {
+  const [id = '', ...more] = args.positionals
+  if (more.length > 0)
+    return usage(io, `resolve takes one record id, found ${args.positionals.length} arguments`)
+  if (!RECORD_ID.test(id))
+    return usage(
+      io,
+      `resolve: found ${id === '' ? 'nothing' : 'no record id'}; allowed: a record id of 43 characters; inspect KEY tells it`,
+    )
+  const version = args.text('version')
+  if (version !== undefined && !/^\d{1,15}$/.test(version))
+    return usage(io, `--version: found ${quote(version)}; allowed: a whole number`)
+  const resolving = resolvingOf(args, io)
+  if (!resolving.ok) return resolving.code
+  if (io.ask === null && !args.has('yes'))
+    return usage(io, 'there is no terminal to confirm at; allowed: --yes')
+  const opened = await openSource(args, io, true)
+  if (!opened.ok) return opened.code
+  await using source = opened.value
+
+  const shown = await source.ask({ method: 'GET', path: `/v1/records/${id}` })
+  if (!shown.ok) return tellRefusal(io, source, shown)
+  const record = shown.body as FullView
+  if (record.state !== 'unknown')
+    return finding(
+      io,
+      `${source.name}: not_unknown: the record is ${record.state}; there is nothing to decide`,
+    )
+  if (!args.has('yes') && !(await confirmed(record, resolving.value, io)))
+    return finding(io, 'not confirmed: nothing was changed')
+  const reply = await source.ask({
+    method: 'POST',
+    path: `/v1/records/${id}/resolve`,
+    version: version === undefined ? record.version : Number(version),
+    body: resolving.value,
+  })
+  if (!reply.ok) return tellRefusal(io, source, reply)
+  const written = reply.body as RecordView
+  io.out(args.has('json') ? json(written) : `${id} is ${written.state} now. ${meaning(resolving.value)}\n`)
+  return FINE
+}
+
+function meaning({ response }: Resolving): string {
+  return response === undefined
+    ? 'A retry with its key is executed.'
+    : `Retries with its key are answered ${response.status}; nothing is executed.`
+}
+
+/** What a file of `--completed` holds. */
+const FILE = '{"status", "headers", "body" | "bodyBase64"}'
+
+/** What is decided, checked as the API would, before anything is asked. */
+function resolvingOf(args: Args, io: Io): Opened<Resolving> {
+  const wrong = (message: string): { readonly ok: false; readonly code: number } => ({
+    ok: false,
+    code: usage(io, message),
+  })
+  const file = args.text('completed')
+  if ((file !== undefined) === args.has('retryable'))
+    return wrong(`found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`)
+  const reason = args.text('reason') ?? ''
+  if (reason.trim() === '') return wrong('--reason is needed: the audit log keeps why')
+  const decider = { reason, by: args.text('by') ?? thisUser() }
+  let resolving: unknown = { outcome: 'retryable', ...decider }
+  if (file !== undefined) {
+    let response: unknown
+    try {
+      response = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(readFileSync(file)))
+    } catch (error) {
+      const why =
+        error instanceof SyntaxError || error instanceof TypeError
+          ? 'no JSON in UTF-8'
+          : (error as Error).message
+      return wrong(`--completed: ${quote(file)}: found ${why}; allowed: ${FILE}`)
+    }
+    resolving = { outcome: 'completed', response, ...decider }
+  }
+  const checked = read<Resolving>('Resolution', resolving)
+  const sound = checked.ok ? responseOf(checked.value) : checked
+  if (checked.ok && sound.ok) return checked
+  const detail = sound.ok ? '' : sound.detail
+  return wrong(file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
+}
+
+async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {
+  const { method, path, route, createdAt, attempts, lastError } = record
+  io.err(
+    [
+      `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, sent upstream in ${attempts} attempt${attempts === 1 ? '' : 's'}`,
+      `unknown${lastError === null ? '' : `: ${plain(lastError)}`}`,
+      resolving.response === undefined
+        ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'
+        : `You say that it WAS executed, and that retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`,
+      '',
+    ].join('\n'),
+  )
+  return (await io.ask?.('Type yes to decide so: '))?.trim() === 'yes'
+}

@@ -1,0 +1,53 @@
+import { start } from '../main.ts'
+import { openLog } from '../observe/log.ts'
+import { VERSION } from '../version.ts'
+import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
+import { configOf, SERVING, servingFlags, tellErrors } from './configuration.ts'
+
+export const serve: Command = {
+  name: 'serve',
+  usage: ['[serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]'],
+  about: ['serves; flags go over the file, with only --upstream it runs on the embedded store'],
+  options: { ...SERVING, version: { value: null, help: 'prints the release' } },
+  run: runServe,
+}
+
+async function runServe(args: Args, io: Io): Promise<number> {
+  if (args.has('version')) {
+    io.out(`${VERSION}\n`)
+    return FINE
+  }
+  if (args.positionals.length > 0) return usage(io, `unexpected argument "${args.positionals[0]}"`)
+  if (!args.has('config') && !args.has('upstream'))
+    return usage(io, 'nothing to serve: give --config FILE or --upstream URL')
+  const loaded = configOf(args.text('config') ?? null, servingFlags(args), io.env)
+  if (!loaded.ok) return tellErrors(io, loaded.errors)
+  const log = openLog(loaded.config.log)
+  const { promise: asked, resolve: ask } = Promise.withResolvers<void>()
+  const stop = (signal: NodeJS.Signals): void => {
+    log.info({ signal }, 'stopping')
+    ask()
+  }
+  // Before the start, so that a signal during it ends in a drain, too.
+  process.on('SIGTERM', stop)
+  process.on('SIGINT', stop)
+  // Its default would end the process in mid-request; it is what people send to reload.
+  process.on('SIGHUP', () =>
+    log.warn('SIGHUP does nothing: this version reads its configuration at start only'),
+  )
+  let proxy: Awaited<ReturnType<typeof start>>
+  try {
+    proxy = await start(loaded.config, log)
+  } catch (error) {
+    log.fatal(`cannot start: ${(error as Error).message}`)
+    return FINDING
+  }
+  await asked
+  try {
+    await proxy.drain()
+  } catch (error) {
+    log.fatal({ err: error }, 'the drain failed')
+    return FINDING
+  }
+  return FINE
+}

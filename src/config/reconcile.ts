@@ -1,0 +1,131 @@
+import type { AnswerPattern, CompletedPattern, Expected, ReconcilePolicy } from '../core/reconcile.ts'
+import { asksByKey } from '../core/reconcile.ts'
+import type { Millis } from '../core/record.ts'
+import type { Findings } from './errors.ts'
+import { defaultsOf, shapeOf } from './read.ts'
+import { type ReconcileConfig, reconcile } from './schema-reconcile.ts'
+
+const DEFAULTS = defaultsOf(shapeOf(reconcile)) as Pick<ReconcilePolicy, 'every' | 'attempts'> & {
+  readonly request: { readonly method: string }
+}
+
+/** What lacks is found by {@link checkReconcile}. */
+export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis): ReconcilePolicy | null {
+  if (written === null) return null
+  const { request, identity, completed, notFound, pending, after } = written
+  return {
+    request: {
+      method: request?.method ?? DEFAULTS.request.method,
+      path: request?.path ?? '',
+      headers: Object.entries(request?.headers ?? {}).flat(),
+    },
+    identity: expected(identity ?? {}),
+    completed: completedForms(completed).map(
+      ({ json, response, ...pattern }): CompletedPattern => ({
+        ...patternOf(pattern),
+        json: json ?? '',
+        response: {
+          status: response?.status ?? null,
+          headers: Object.entries(response?.headers ?? {}).flat(),
+        },
+      }),
+    ),
+    notFound: notFound == null ? null : patternOf(notFound),
+    pending: pending == null ? null : patternOf(pending),
+    after: after ?? timeout,
+    every: written.every ?? DEFAULTS.every,
+    attempts: written.attempts ?? DEFAULTS.attempts,
+  }
+}
+
+type Form = Exclude<NonNullable<ReconcileConfig['completed']>, readonly unknown[]>
+
+function completedForms(completed: ReconcileConfig['completed']): readonly Form[] {
+  return completed === undefined ? [] : [completed].flat()
+}
+
+function patternOf({ status, when }: Pick<Form, 'status' | 'when'>): AnswerPattern {
+  return { status: status ?? 0, when: expected(when ?? {}) }
+}
+
+function expected(entries: Readonly<Record<string, string>>): Expected[] {
+  return Object.entries(entries).map(([pointer, value]) => ({ pointer, value }))
+}
+
+/** Lines that the connection makes: undici refuses a request that has them. */
+const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
+
+/** `written`: what the route and `defaults` say together; `source`: where the keys of the route come from. */
+export function checkReconcile(
+  findings: Findings,
+  base: string,
+  written: ReconcileConfig | null | undefined,
+  policy: ReconcilePolicy | null,
+  fromEvents: boolean,
+): void {
+  if (written == null || policy === null) return
+  /** Told where it is written: on the route, else in `defaults`. */
+  const refuse = (property: string, message: string, also: readonly string[] = []): void => {
+    const inner = `reconcile.${property}`
+    const own = [`${base}.reconcile`, ...also]
+    if (base !== 'defaults' && !own.some((path) => findings.isWritten(path))) return
+    findings.conflict(
+      [`${base}.${inner}`, ...also, `defaults.${inner}`, own[0] as string, 'defaults.reconcile'],
+      message,
+    )
+  }
+  const forms = completedForms(written.completed)
+  if (written.request?.path === undefined)
+    refuse('request', 'found no path to ask at; allowed: `request.path`, or `reconcile: none`')
+  if (written.identity === undefined)
+    refuse(
+      'identity',
+      'found no identity; allowed: JSON pointers whose values show that an answer is about this record, or `none`, which believes any answer',
+    )
+  else if (written.identity !== null && Object.keys(written.identity).length === 0)
+    refuse('identity', 'found an empty identity; allowed: at least one JSON pointer, or `none`')
+  else if (
+    written.identity !== null &&
+    !policy.identity.some(({ value }) => /\{(?:key|record)\}/.test(value))
+  )
+    refuse(
+      'identity',
+      'found an identity that every record has; allowed: {key} or {record} in one of its values, or `none`',
+    )
+  if (forms.length === 0 || forms.some(({ status }) => status === undefined))
+    refuse('completed', 'found no status of a completed answer; allowed: `completed.status`')
+  for (const name of ['notFound', 'pending'] as const) {
+    if (written[name] != null && written[name].status === undefined)
+      refuse(name, `found no status; allowed: \`${name}.status\`, or \`${name}: none\``)
+  }
+  for (const [i, name] of policy.request.headers.entries())
+    if (i % 2 === 0 && FRAMING.test(name))
+      refuse('request.headers', `found ${name}, which the connection makes; allowed: other headers`)
+  const { notFound, completed, pending } = policy
+  if (
+    notFound !== null &&
+    notFound.when.length === 0 &&
+    completed.some(({ status }) => status === notFound.status)
+  )
+    refuse(
+      'notFound',
+      `found status ${notFound.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that tells them apart`,
+    )
+  if (
+    pending !== null &&
+    pending.when.length === 0 &&
+    [...completed, ...(notFound === null ? [] : [notFound])].some(({ status }) => status === pending.status)
+  )
+    refuse(
+      'pending',
+      `found status ${pending.status} for \`pending\` and another answer; allowed: another status, or a \`when\` that tells them apart`,
+    )
+  if (notFound !== null && policy.attempts < 2)
+    refuse('attempts', 'found 1 attempt with `notFound`, which counts twice in a row; allowed: at least 2')
+  if (fromEvents && asksByKey(policy))
+    refuse(
+      'request',
+      'found {key} with header:ce-id, whose keys are told apart by ce-source, too; allowed: {record}',
+      [`${base}.key.from`],
+    )
+}

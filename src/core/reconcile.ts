@@ -1,0 +1,200 @@
+import { firstOf, linesOf, type RawHeaders } from './headers.ts'
+import { jsonTextOf, pointedAt } from './pointed.ts'
+import type { CompletedResponse, RecordId, StoredResponse } from './record.ts'
+
+/** What stands at a JSON pointer (RFC 6901). A JSON string is its value; everything else is as it is written. */
+export interface Expected {
+  readonly pointer: string
+  readonly value: string
+}
+
+/** Answers that mean one thing: by status, and by all of what `when` expects in them. */
+export interface AnswerPattern {
+  readonly status: number
+  readonly when: readonly Expected[]
+}
+
+export interface CompletedPattern extends AnswerPattern {
+  /** What of the answer is kept: a JSON pointer; empty: all of it. */
+  readonly json: string
+  readonly response: {
+    /** null: that of the answer. */
+    readonly status: number | null
+    /** Flat name–value list. */
+    readonly headers: RawHeaders
+  }
+}
+
+/** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
+export interface ReconcilePolicy {
+  /** `{key}` and `{record}` stand in the path (percent-encoded) and in the values of headers. */
+  readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
+  /** What shows that the answer is about this record; `{key}` and `{record}` stand in the values. Empty: `none`. */
+  readonly identity: readonly Expected[]
+  /** The first that fits counts. */
+  readonly completed: readonly CompletedPattern[]
+  readonly notFound: AnswerPattern | null
+  /** Goes before the others. */
+  readonly pending: AnswerPattern | null
+  /** Milliseconds from the claim: "not found" before is pending. */
+  readonly after: number
+  /** Milliseconds until the first question; the pauses double. */
+  readonly every: number
+  /** Questions before the record is dead-lettered. */
+  readonly attempts: number
+}
+
+/** A question to the upstream, as it is sent. */
+export interface Question {
+  readonly method: string
+  readonly target: string
+  readonly headers: readonly string[]
+}
+
+/** What an answer says. `why` is for people: pointers and statuses, nothing of the body. */
+export type Verdict =
+  | { readonly kind: 'completed'; readonly result: CompletedResponse }
+  | { readonly kind: 'not_found' }
+  | { readonly kind: 'pending'; readonly why: string }
+  /** It may be another operation's: a wrong replay is worse than waiting. */
+  | { readonly kind: 'mismatch'; readonly why: string }
+  /** Nothing can be read from it. */
+  | { readonly kind: 'unusable'; readonly why: string }
+
+/** The record's part in what is asked: it must be kept in the record (contract §1). */
+export function asksByKey({ request, identity }: ReconcilePolicy): boolean {
+  const texts = [request.path, ...request.headers, ...identity.map(({ value }) => value)]
+  return texts.some((text) => text.includes('{key}'))
+}
+
+/** The question, or, as a text, why the record cannot be asked about. */
+export function questionOf(policy: ReconcilePolicy, id: RecordId, key: string | null): Question | string {
+  if (key === null && asksByKey(policy))
+    return 'cannot be asked: the key was not kept, as the record is older than `reconcile`'
+  const { method, path, headers } = policy.request
+  const target = filled(path, id, key, percentEncoded)
+  // However dots are encoded, a path that ends in them is another path (RFC 3986 §5.2.4, WHATWG URL): "not found" there says nothing.
+  if (/^[^?]*\/\.\.?(?:[/?]|$)/.test(target))
+    return 'cannot be asked: the key would be a dot segment of the path'
+  const own = headers.map((part, i) => (i % 2 === 0 ? part : filled(part, id, key)))
+  const defaults = DEFAULTS.filter(([name]) => linesOf(headers, name.toLowerCase()).length === 0)
+  return { method, target, headers: [...defaults.flat(), ...own] }
+}
+
+const DEFAULTS: readonly (readonly [string, string])[] = [
+  ['Accept', 'application/json'],
+  // A coding would have to be undone before anything could be read.
+  ['Accept-Encoding', 'identity'],
+]
+
+/**
+ * What an answer says of the record. The order matters: what is said to be pending is; what is completed is so for this
+ * very record alone; "not found" beside a completed form of the same status must be told apart by its `when`.
+ */
+export function readAnswer(
+  policy: ReconcilePolicy,
+  keep: 'response' | 'outcome',
+  id: RecordId,
+  key: string | null,
+  answer: StoredResponse,
+): Verdict {
+  const { status } = answer
+  const json = jsonTextOf(answer.headers, answer.body)
+  const fits = (pattern: AnswerPattern): boolean =>
+    pattern.status === status &&
+    pattern.when.every(({ pointer, value }) => json !== null && textAt(json, pointer) === value)
+  const { pending, notFound } = policy
+  if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
+  const completed = policy.completed.find(fits)
+  const missing = notFound !== null && fits(notFound)
+  if (completed === undefined)
+    return missing
+      ? { kind: 'not_found' }
+      : status >= 500 || json === null
+        ? { kind: 'unusable', why: `status ${status}, which says nothing` }
+        : { kind: 'pending', why: `status ${status}, which no pattern fits` }
+  if (json === null) return { kind: 'unusable', why: `status ${status}, and no JSON in UTF-8` }
+  const found = policy.identity.map(({ pointer, value }) => {
+    const literal = literalAt(json, pointer)
+    // An empty list is no key, though a key may be written like one.
+    const holds = literal !== null && !/^[[{]/.test(literal) && textOf(literal) === filled(value, id, key)
+    return { pointer, literal, holds }
+  })
+  const kept = completed.json === '' ? json : literalAt(json, completed.json)
+  const other = found.find(({ holds }) => !holds)
+  if (other === undefined && kept !== null)
+    return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
+  // Both fit. That nothing is there is believed where nothing of this record or of another is shown.
+  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null))
+    return { kind: 'not_found' }
+  return other !== undefined && other.literal !== null
+    ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not that of this record` }
+    : { kind: 'pending', why: `status ${status}, and nothing at ${other?.pointer ?? completed.json}` }
+}
+
+/** Where a body has no place (RFC 9110 §6.4.1). */
+const BODILESS: ReadonlySet<number> = new Set([204, 205, 304])
+
+function resultOf(
+  { response }: CompletedPattern,
+  keep: 'response' | 'outcome',
+  json: string,
+  answer: StoredResponse,
+): CompletedResponse {
+  const status = response.status ?? answer.status
+  const { headers } = response
+  if (keep === 'outcome')
+    return { kept: false, why: 'outcome_only', status, location: firstOf(headers, 'location') }
+  const bodiless = BODILESS.has(status)
+  const typed = bodiless || linesOf(headers, 'content-type').length > 0
+  const dated = linesOf(headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
+  return {
+    kept: true,
+    response: {
+      status,
+      reason: status === answer.status ? answer.reason : '',
+      headers: [
+        ...(typed ? [] : ['Content-Type', 'application/json']),
+        ...headers,
+        ...dated.flatMap((date) => ['Date', date]),
+      ],
+      body: bodiless ? Buffer.alloc(0) : Buffer.from(json),
+      trailers: [],
+    },
+  }
+}
+
+/** null: nothing there, `null` (which says that there is nothing), or two things. */
+function literalAt(json: string, pointer: string): string | null {
+  const found = pointedAt(json, pointer)
+  return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
+}
+
+function textAt(json: string, pointer: string): string | null {
+  const literal = literalAt(json, pointer)
+  return literal === null ? null : textOf(literal)
+}
+
+function textOf(literal: string): string {
+  if (literal.startsWith('"')) return JSON.parse(literal) as string
+  // An empty list is what a search that finds nothing answers.
+  return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
+}
+
+function filled(
+  template: string,
+  id: RecordId,
+  key: string | null,
+  encode: (text: string) => string = (text) => text,
+): string {
+  // A function: `$&` in a key is data.
+  return template.replaceAll(/\{(key|record)\}/g, (_, name) => encode(name === 'key' ? (key as string) : id))
+}
+
+/** RFC 3986: everything but the unreserved characters. */
+function percentEncoded(text: string): string {
+  return encodeURIComponent(text).replaceAll(
+    /[!'()*]/g,
+    (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`,
+  )
+}

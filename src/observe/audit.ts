@@ -1,0 +1,185 @@
+import { createHash } from 'node:crypto'
+import { type FileHandle, open, readFile } from 'node:fs/promises'
+
+/** Before the first line. */
+const NOTHING = '0'.repeat(64)
+/** Nobody else's to read. */
+const MODE = 0o600
+/** Longer than any line. */
+const TAIL = 64 * 1024
+
+/** What somebody decided about a record, or about the process. Nothing of it is secret. */
+export interface Change {
+  readonly who: { readonly address: string; readonly by: string | null }
+  readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'withdrawn'
+  /** Record id; null where the change is about none. */
+  readonly record: string | null
+  /** What it was and what it becomes. */
+  readonly before: unknown
+  readonly after: unknown
+  readonly reason: string | null
+}
+
+export interface AuditLine extends Change {
+  readonly time: string
+  /** Hash of the line before; zeros: there is none. */
+  readonly prev: string
+  readonly hash: string
+}
+
+/** Where the lines go. The log as well as a file: a file that lost its end differs from the log. */
+export type AuditSink = (line: AuditLine) => void
+
+/**
+ * Every change is one line of JSON that carries the hash of the line before, so that a line that was removed or edited
+ * shows. SHA-256 over the line without its own hash.
+ */
+export class Audit {
+  readonly #file: FileHandle | null
+  readonly #sink: AuditSink
+  /** Hash of the last line; null: it has none to go on from. */
+  #prev: string | null
+  /** Bytes of the file, as far as this process wrote it. */
+  #size: number
+  #last: Promise<unknown> = Promise.resolve()
+
+  private constructor(file: FileHandle | null, sink: AuditSink, prev: string | null, size: number) {
+    this.#file = file
+    this.#sink = sink
+    this.#prev = prev
+    this.#size = size
+  }
+
+  /**
+   * Goes on with the chain of `file`; without one the lines go to the sink alone, one chain for each process. A file whose last
+   * line is none of a chain takes no line ({@link Audit.write} throws): the traffic is served all the same.
+   * @throws where the file cannot be opened.
+   */
+  static async open(file: string | null, sink: AuditSink): Promise<Audit> {
+    if (file === null) return new Audit(null, sink, NOTHING, 0)
+    const handle = await open(file, 'a+', MODE)
+    try {
+      const { size, line } = await lastLine(handle)
+      return new Audit(handle, sink, line === null ? NOTHING : hashIn(line), size)
+    } catch (error) {
+      await handle.close()
+      throw error
+    }
+  }
+
+  /**
+   * Resolves when the line is on the disk; the change may be made then. One after the other.
+   * @throws where it cannot be written: the change must not be made.
+   */
+  write(change: Change): Promise<AuditLine> {
+    const written = this.#last.then(() => this.#append(change))
+    this.#last = written.catch(() => {})
+    return written
+  }
+
+  async close(): Promise<void> {
+    await this.#last
+    await this.#file?.close()
+  }
+
+  async #append(change: Change): Promise<AuditLine> {
+    const { who, what, record, before, after, reason } = change
+    if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
+    if (this.#file !== null) await this.#catchUp(this.#file, this.#prev)
+    const time = new Date().toISOString()
+    const content = { time, who, what, record, before, after, reason, prev: this.#prev }
+    const line: AuditLine = { ...content, hash: hashOf(content) }
+    if (this.#file !== null) await this.#store(this.#file, `${JSON.stringify(line)}\n`)
+    this.#prev = line.hash
+    this.#sink(line)
+    return line
+  }
+
+  /** Goes on from what the command line added meanwhile, if it is a chain from here on. */
+  async #catchUp(file: FileHandle, prev: string): Promise<void> {
+    const { size } = await file.stat()
+    if (size === this.#size) return
+    const added = Buffer.alloc(Math.max(0, size - this.#size))
+    await file.read(added, 0, added.length, this.#size)
+    const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
+    // Somebody else writes to it, or cut it: what is added now would look like their doing.
+    if (checked === null || !checked.ok)
+      throw new Error(
+        `the audit file has ${size} bytes where ${this.#size} were written; it is not this process's alone`,
+      )
+    this.#prev = checked.head
+    this.#size = size
+  }
+
+  async #store(file: FileHandle, text: string): Promise<void> {
+    try {
+      await file.appendFile(text)
+      await file.datasync()
+      this.#size += Buffer.byteLength(text)
+    } catch (error) {
+      // What came through of it is no line.
+      await file.truncate(this.#size).catch(() => {})
+      throw error
+    }
+  }
+}
+
+export type Verified =
+  | { readonly ok: true; readonly lines: number /** Hash of the last line. */; readonly head: string }
+  | { readonly ok: false /** From 1. */; readonly line: number; readonly problem: string }
+
+/** Finds the first line that was edited, or before which lines were removed or added. Lines missing at the end show in the log. */
+export async function verifyAudit(file: string): Promise<Verified> {
+  return check(await readFile(file, 'utf8'))
+}
+
+function check(text: string, from = NOTHING): Verified {
+  const lines = text.split('\n')
+  const rest = lines.pop()
+  let head = from
+  for (const [n, line] of lines.entries()) {
+    const problem = problemOf(line, head)
+    if (problem !== null) return { ok: false, line: n + 1, problem }
+    head = (JSON.parse(line) as AuditLine).hash
+  }
+  if (rest !== '') return { ok: false, line: lines.length + 1, problem: 'the line is not whole' }
+  return { ok: true, lines: lines.length, head }
+}
+
+function problemOf(line: string, prev: string): string | null {
+  let parsed: Partial<AuditLine>
+  try {
+    parsed = JSON.parse(line)
+  } catch {
+    return 'the line is no JSON'
+  }
+  const { hash, ...content } = parsed
+  if (hash !== hashOf(content) || line !== JSON.stringify({ ...content, hash }))
+    return 'the line was edited: its hash is another'
+  return content.prev === prev
+    ? null
+    : 'the line does not follow the one before: lines were removed, added or moved'
+}
+
+function hashOf(content: object): string {
+  return createHash('sha256').update(JSON.stringify(content)).digest('hex')
+}
+
+/** The hash of a line that has the one it should have; null: it has not. */
+function hashIn(line: string): string | null {
+  const prev = /"prev":"([0-9a-f]{64})"/.exec(line)?.[1] ?? ''
+  return problemOf(line, prev) === null ? (JSON.parse(line) as AuditLine).hash : null
+}
+
+/** The last whole line; null: there is none. What a crash cut off stands for a change that was not made: it goes. */
+async function lastLine(file: FileHandle): Promise<{ size: number; line: string | null }> {
+  const { size } = await file.stat()
+  const from = Math.max(0, size - TAIL)
+  const { buffer, bytesRead } = await file.read(Buffer.alloc(size - from), 0, size - from, from)
+  const tail = buffer.subarray(0, bytesRead)
+  const end = tail.lastIndexOf(0x0a) + 1
+  if (end < tail.length) await file.truncate(from + end)
+  if (end === 0) return { size: from, line: from === 0 ? null : '' }
+  const begin = tail.lastIndexOf(0x0a, end - 2) + 1
+  return { size: from + end, line: tail.toString('utf8', begin, end - 1) }
+}

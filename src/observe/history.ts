@@ -1,0 +1,166 @@
+import type { Millis, RecordId, State } from '../core/record.ts'
+import type { CompletionResult, Run, Trace } from '../guard/call.ts'
+import type { Note } from '../store/register.ts'
+
+/** Long enough that a usual request is one line, short enough that a crash leaves the claims of what took long. */
+const FLUSH_EVERY: Millis = 250
+/** Records with something to note that waits: about 300 bytes each. */
+const MAX_RECORDS = 2000
+/** Of one record between two flushes: what comes then is more of the same. */
+const MAX_ENTRIES = 20
+/** Bounds what is asked of the store at once. */
+const BATCH = 50
+/** How often it is said that entries are lost: a store that is down for long takes none of them. */
+const TELL_EVERY: Millis = 60_000
+/** Of a text from outside, such as a reason. */
+const MAX_TEXT = 200
+
+interface Entry {
+  readonly event: string
+  /** Equal events in a row are one where this is equal, too. */
+  readonly of: string | number
+  readonly first: Millis
+  last: Millis
+  count: number
+  detail: Readonly<Record<string, unknown>>
+}
+
+export interface HistoryOptions {
+  readonly note: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
+  /** Who writes: without blanks. */
+  readonly replica: string
+  /** So many entries are lost: the store did not take them, or there were too many at once. */
+  readonly onDropped: (count: number) => void
+}
+
+/**
+ * What happens to records, noted beside them in the store: for the people who will ask. Off the path of requests: written
+ * now and then in batches, and done without where the store does not take it.
+ */
+export class History {
+  readonly #options: HistoryOptions
+  #waiting = new Map<RecordId, Entry[]>()
+  #timer: NodeJS.Timeout | null = null
+  #flushing: Promise<void> | null = null
+  #dropped = 0
+  #toldAt = Number.NEGATIVE_INFINITY
+  #closed = false
+
+  constructor(options: HistoryOptions) {
+    this.#options = options
+  }
+
+  began({ id, attempt }: Run, before: State | 'absent' | null): void {
+    const { fence, attempts } = attempt
+    this.add(id, 'claimed', fence, { fence, attempts, before })
+  }
+
+  completed(result: CompletionResult, id: RecordId): void {
+    this.add(id, 'settled', result, { result })
+  }
+
+  answered({ id, outcome, before, after, fence, status, upstreamMs, cause }: Trace): void {
+    if (id === null) return
+    const detail =
+      fence === null
+        ? { status, state: after }
+        : { fence, status, upstreamMs: Math.round(upstreamMs), before, after, cause }
+    this.add(id, outcome ?? 'aborted', fence ?? this.#options.replica, detail)
+  }
+
+  /** `detail`: nothing secret, nothing of a request's content. */
+  add(id: RecordId, event: string, of: string | number, detail: Entry['detail']): void {
+    const now = performance.now()
+    let entries = this.#waiting.get(id)
+    if (entries === undefined) {
+      if (this.#waiting.size >= MAX_RECORDS || this.#closed) {
+        this.#dropped++
+        return
+      }
+      entries = []
+      this.#waiting.set(id, entries)
+      this.#schedule()
+    }
+    const newest = entries.at(-1)
+    if (newest !== undefined && newest.event === event && newest.of === of) {
+      newest.count++
+      newest.last = now
+      newest.detail = detail
+    } else if (entries.length < MAX_ENTRIES)
+      entries.push({ event, of, first: now, last: now, count: 1, detail })
+    else this.#dropped++
+  }
+
+  /** Resolves when what waited is written, or given up. */
+  flush(): Promise<void> {
+    this.#flushing ??= this.#flush().finally(() => {
+      this.#flushing = null
+      this.#schedule()
+    })
+    return this.#flushing
+  }
+
+  /** Writes what waits, and takes no more. */
+  async close(): Promise<void> {
+    await this.flush()
+    this.#closed = true
+    if (this.#timer !== null) clearTimeout(this.#timer)
+    await this.flush()
+  }
+
+  #schedule(): void {
+    if (this.#timer !== null || this.#waiting.size === 0 || this.#flushing !== null) return
+    this.#timer = setTimeout(() => {
+      this.#timer = null
+      void this.flush()
+    }, FLUSH_EVERY).unref()
+  }
+
+  async #flush(): Promise<void> {
+    const all = [...this.#waiting]
+    this.#waiting = new Map()
+    for (let at = 0; at < all.length; at += BATCH) {
+      const now = performance.now()
+      const batch = all.slice(at, at + BATCH)
+      const written = await Promise.allSettled(
+        batch.map(async ([id, entries]) => this.#options.note(id, this.#notes(entries, now))),
+      )
+      const failed = written.filter(({ status }) => status === 'rejected').length
+      this.#dropped += failed
+      if (failed < batch.length) continue
+      // A store that takes nothing keeps nobody waiting, least of all a shutdown.
+      this.#dropped += all.length - at - batch.length
+      break
+    }
+    if (this.#dropped === 0 || (performance.now() - this.#toldAt < TELL_EVERY && !this.#closed)) return
+    this.#toldAt = performance.now()
+    this.#options.onDropped(this.#dropped)
+    this.#dropped = 0
+  }
+
+  #notes(entries: readonly Entry[], now: Millis): Note[] {
+    const { replica } = this.#options
+    return whole(entries).map(({ event, of, count, first, last, detail }) => ({
+      tag: `${event}:${of}`,
+      count,
+      firstAgo: now - first,
+      lastAgo: now - last,
+      text: JSON.stringify({ replica, ...detail }, short),
+    }))
+  }
+}
+
+/** A request that was claimed, stored and answered since the last flush is one line: the answer tells the rest. */
+function whole(entries: readonly Entry[]): readonly Entry[] {
+  const [claimed, settled, executed, ...rest] = entries
+  if (claimed?.event !== 'claimed' || executed?.event !== 'executed' || executed.of !== claimed.of)
+    return entries
+  if (settled?.event !== 'settled' || settled.detail['result'] !== 'stored') return entries
+  return [{ ...executed, first: claimed.first }, ...rest]
+}
+
+/** Nothing that is not known, and of a text from outside its beginning. */
+function short(_name: string, value: unknown): unknown {
+  if (value === null) return undefined
+  return typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
+}

@@ -1,0 +1,115 @@
+import { claimedAt, deadLettered, type Heard, pauseAfter, type Step, stepOf } from '../core/looks.ts'
+import { type Question, questionOf, readAnswer } from '../core/reconcile.ts'
+import { type Millis, shortId } from '../core/record.ts'
+import { type Resolution, resolvedDraft } from '../core/resolve.ts'
+import { outcomeSpans } from '../core/settle.ts'
+import type { Forwarded } from '../upstream/port.ts'
+import { type Askable, write } from './look.ts'
+import type { ReconcilePorts } from './ports.ts'
+
+/** Between the last moment of a question and the next one, which may be another replica's. */
+const MARGIN: Millis = 5_000
+
+/**
+ * Asks the upstream about a record, once, and writes what the answer makes of it. The question is taken first, by a write
+ * that counts it and moves the next look on: of several replicas one asks, and one that dies over it costs a pause. What it
+ * learns is written where the record is still as it was taken: an owner or an operator who was faster stands.
+ */
+export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
+  const { id, record, reconciliation: before, policy } = due
+  const question = questionOf(policy, id, record.key)
+  if (typeof question === 'string') {
+    await keep(ports, due, deadLettered({ ...before, answer: question }))
+    return
+  }
+  if (before.asked >= policy.attempts) {
+    await keep(ports, due, deadLettered(before))
+    return
+  }
+  const counted = { ...before, asked: before.asked + 1, notFound: 0 }
+  const pause = Math.max(pauseAfter(counted.asked, policy), ports.questionTimeout + MARGIN)
+  const taken = await write(ports, due, counted, pause)
+  if (taken === null) return
+  if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
+
+  const { heard, release } = await hear(ports, due, question)
+  try {
+    const known = { ...before, reported: taken.reconciliation.reported }
+    const step = stepOf(policy, known, claimedAt(record, before), taken.now, heard)
+    const now = { ...due, record: { ...record, version: taken.version }, now: taken.now }
+    if (heard.kind === 'mismatch' && before.answer !== heard.why)
+      ports.observer.trouble('the answer about an unknown record is not that of this record', {
+        ...said(due),
+        answer: heard.why,
+      })
+    if (step.kind === 'unknown') await keep(ports, now, step)
+    else await resolve(ports, now, step.resolution)
+  } finally {
+    release()
+  }
+}
+
+async function keep(
+  ports: ReconcilePorts,
+  due: Askable,
+  { reconciliation, pause, result }: Extract<Step, { kind: 'unknown' }>,
+): Promise<void> {
+  if ((await write(ports, due, reconciliation, pause)) === null) return
+  ports.observer.reconciled(due.record.route, result, due.id)
+  if (result === 'dead_lettered')
+    ports.observer.trouble('a record stays unknown: it is dead-lettered, and a person has to decide', {
+      ...said(due),
+      asked: reconciliation.asked,
+      answer: reconciliation.answer,
+    })
+}
+
+async function resolve(ports: ReconcilePorts, due: Askable, resolution: Resolution): Promise<void> {
+  const { id, record, route } = due
+  const draft = resolvedDraft(record, resolution)
+  const reply = await ports.records.replace(id, record.version, draft, outcomeSpans(resolution, route))
+  if (reply?.kind !== 'written') return
+  const result = resolution.kind === 'completed' ? 'completed' : 'retryable'
+  ports.observer.reconciled(record.route, result, id)
+  ports.tell(id)
+}
+
+const NO_BODY = Buffer.alloc(0)
+const nothing = (): void => {}
+
+async function hear(
+  ports: ReconcilePorts,
+  { id, record, route, policy }: Askable,
+  question: Question,
+): Promise<{ readonly heard: Heard; readonly release: () => void }> {
+  const unusable = (why: string) => ({ heard: { kind: 'unusable', why } as const, release: nothing })
+  let result: Forwarded
+  try {
+    result = await ports.forward({ ...question, body: NO_BODY, responseLimit: route.limits.response })
+  } catch (error) {
+    return unusable(`internal error: ${String(error)}`)
+  }
+  switch (result.proof) {
+    case 'responded': {
+      const heard = readAnswer(policy, route.keep, id, record.key, result.response)
+      return { heard, release: result.release }
+    }
+    case 'live':
+      result.live.abandon()
+      return unusable(`status ${result.live.status}, which ${WHY_LIVE[result.why]}`)
+    case 'not_sent':
+      return { heard: { kind: 'not_sent', why: 'the upstream could not be reached' }, release: nothing }
+    case 'unknown':
+      return unusable(result.timedOut ? 'no whole answer came in time' : 'the upstream broke its answer off')
+  }
+}
+
+const WHY_LIVE = {
+  streamed: 'is a stream',
+  too_large: 'is longer than `limits.response`',
+  no_room: 'there is no room for',
+} as const
+
+function said({ id, record }: Askable): Readonly<Record<string, unknown>> {
+  return { route: record.route, record: shortId(id) }
+}

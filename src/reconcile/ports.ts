@@ -1,0 +1,45 @@
+import type { RoutePolicy } from '../core/policy.ts'
+import type { Millis, RecordId } from '../core/record.ts'
+import type { Records } from '../store/records.ts'
+import type { Forward } from '../upstream/port.ts'
+
+/** `result` of `idempotency_reconcile_total` (contract §13; docs/reconciliation.md says when each is counted). */
+export const RECONCILE_RESULTS = [
+  'scheduled',
+  'completed',
+  'retryable',
+  'pending',
+  'failed',
+  'dead_lettered',
+] as const
+export type ReconcileResult = (typeof RECONCILE_RESULTS)[number]
+
+/** Hears what becomes of unresolved records; must not throw. */
+export interface ReconcileObserver {
+  /** A lapsed lease was written down. */
+  leaseExpired(route: string, id: RecordId): void
+  reconciled(route: string, result: ReconcileResult, id: RecordId): void
+  /** The record will be dropped unresolved at `dropAt`. Said once. */
+  expiring(route: string, id: RecordId, dropAt: Millis): void
+  trouble(message: string, detail: Readonly<Record<string, unknown>>): void
+}
+
+/** No question takes longer, though a request may (`upstream.timeout`): it is asked again. */
+export const QUESTION_TIMEOUT: Millis = 10_000
+
+/** What the workers that look after unresolved records need of the world. */
+export interface ReconcilePorts {
+  readonly records: Pick<Records, 'get' | 'replace' | 'due'>
+  readonly forward: Forward
+  /** How long `forward` may take. */
+  readonly questionTimeout: Millis
+  /** Null: the configuration has no such route any more. */
+  readonly policyOf: (route: string) => RoutePolicy | null
+  /** This replica runs the attempt, or holds its outcome: it will tell the store by itself. */
+  readonly isOwn: (id: RecordId) => boolean
+  /** Wakes the duplicates that wait on this replica. */
+  readonly tell: (id: RecordId) => void
+  readonly observer: ReconcileObserver
+  /** 0 to below 1. */
+  readonly random: () => number
+}

@@ -1,0 +1,231 @@
+import t, { type Test } from 'tap'
+import type { AdminAnswer } from '../../src/admin/answers.ts'
+import { AdminApi } from '../../src/admin/api.ts'
+import { Subjects } from '../../src/admin/subject.ts'
+import type { RecordId } from '../../src/core/record.ts'
+import { Audit, type AuditLine } from '../../src/observe/audit.ts'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { Records } from '../../src/store/records.ts'
+import { type Register, StoreUnavailable } from '../../src/store/register.ts'
+import { load, UPSTREAM } from '../config/support.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
+
+/** Others who write at the worst moment: called before the change reaches the store. */
+type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
+
+async function world(t: Test, meanwhile: Meanwhile, route = '') {
+  const register = new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const between = Object.assign(Object.create(register) as Register, {
+    name: 'memory',
+    swap: async (...args: Parameters<Register['swap']>) => {
+      await meanwhile(register, args[0])
+      return register.swap(...args)
+    },
+    remove: async (...args: Parameters<Register['remove']>) => {
+      await meanwhile(register, args[0])
+      return register.remove(...args)
+    },
+  })
+  for (const name of ['put', 'get', 'list', 'note', 'notes', 'ping'] as const)
+    Object.assign(between, { [name]: register[name].bind(register) })
+  const lines: AuditLine[] = []
+  const told: RecordId[] = []
+  const bugs: unknown[] = []
+  const config = load(`${UPSTREAM}defaults: { ${route} }\n`)
+  const audit = await Audit.open(null, (line) => void lines.push(line))
+  t.teardown(() => audit.close())
+  const api = new AdminApi(
+    {
+      config,
+      records: new Records(between),
+      subjects: new Subjects(config),
+      waiters: { tell: (id) => void told.push(id) },
+      audit,
+      history: { add: () => {} },
+      announceDrain: () => {
+        throw new Error('a bug')
+      },
+    },
+    '0',
+    (error) => void bugs.push(error),
+  )
+  const ask = async (
+    method: string,
+    path: string,
+    ifMatch: string | null,
+    body?: unknown,
+  ): Promise<AdminAnswer> => {
+    const found = api.find(method, path)
+    if (found.kind === 'refused') return found.answer
+    const { endpoint, id } = found
+    return api.run(endpoint, { id, query: new URLSearchParams(), ifMatch, body, address: '::1' })
+  }
+  return { register, ask, lines, told, bugs }
+}
+
+async function unknown(register: Register, id = newId()): Promise<{ id: RecordId; tag: string }> {
+  const put = await register.put(id, bytesOf('unknown', newToken()), SPANS)
+  return { id, tag: `"${put.now}"` }
+}
+
+/** As the sweeper, or the owner, does. */
+async function touch(
+  register: Register,
+  id: RecordId,
+  state: 'unknown' | 'completed' = 'unknown',
+): Promise<void> {
+  const { bytes } = await register.get(id)
+  if (bytes === null) return
+  const version = bytes.readUIntBE(4, 6)
+  await register.swap(id, { version }, bytesOf(state, newToken()), SPANS, false)
+}
+
+const RETRYABLE = { outcome: 'retryable' }
+const codeOf = ({ body }: AdminAnswer): unknown => (body !== null && 'code' in body ? body.code : undefined)
+
+void t.test(
+  'a record that moves on between the look and the decision stays as it is: 412, and so it is written',
+  async (t) => {
+    const { register, ask, lines, told } = await world(t, (register, id) => touch(register, id, 'completed'))
+    for (const [method, suffix, body] of [
+      ['POST', '/resolve', RETRYABLE],
+      ['DELETE', '', undefined],
+    ] as const) {
+      const { id, tag } = await unknown(register)
+      const answer = await ask(method, `/v1/records/${id}${suffix}`, tag, body)
+      t.same([answer.status, codeOf(answer)], [412, 'version_mismatch'])
+      t.match(answer.body, { record: { id, state: 'completed' } })
+      t.ok((await register.get(id)).bytes)
+    }
+    t.match(
+      lines.map(({ what }) => what),
+      ['resolve', 'withdrawn', 'delete', 'withdrawn'],
+    )
+    t.same(told, [])
+  },
+)
+
+void t.test('a record that goes between the look and the decision: 404', async (t) => {
+  const gone: Meanwhile = async (register, id) => {
+    const { bytes } = await register.get(id)
+    await register.remove(id, bytes?.readUIntBE(4, 6) ?? 0)
+  }
+  const { register, ask, lines } = await world(t, gone)
+  for (const [method, suffix, body] of [
+    ['POST', '/resolve', RETRYABLE],
+    ['DELETE', '', undefined],
+  ] as const) {
+    const { id, tag } = await unknown(register)
+    t.equal(codeOf(await ask(method, `/v1/records/${id}${suffix}`, tag, body)), 'record_not_found')
+  }
+  t.equal(lines.filter(({ what }) => what === 'withdrawn').length, 2)
+})
+
+void t.test('a report from outside looks again where others write, and gives up in the end', async (t) => {
+  let times = 3
+  const { register, ask, lines, told } = await world(t, async (register, id) => {
+    if (times-- > 0) await touch(register, id)
+  })
+  const subject = { key: 'k', method: 'POST', path: '/p', ...RETRYABLE }
+  const lookup = await ask('POST', '/v1/records/lookup', null, { key: 'k', method: 'POST', path: '/p' })
+  const { instance } = lookup.body as { instance: RecordId }
+  await unknown(register, instance)
+  const answer = await ask('POST', '/v1/outcomes', null, subject)
+  t.match(answer, { status: 200, body: { state: 'failed_retryable' } })
+  t.same(told, [instance])
+  t.same(
+    lines.map(({ what }) => what),
+    ['outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome'],
+  )
+  const { bytes } = await register.get(instance)
+  await register.remove(instance, bytes?.readUIntBE(4, 6) ?? 0)
+  await unknown(register, instance)
+  times = Number.POSITIVE_INFINITY
+  t.same(codeOf(await ask('POST', '/v1/outcomes', null, subject)), 'store_unavailable')
+})
+
+void t.test(
+  'a store that does not answer: 503, and the audit log says that it may have been done',
+  async (t) => {
+    const { register, ask, lines } = await world(t, async () => {
+      throw new StoreUnavailable('no answer in time', true)
+    })
+    const { id, tag } = await unknown(register)
+    t.equal(codeOf(await ask('POST', `/v1/records/${id}/resolve`, tag, RETRYABLE)), 'store_unavailable')
+    t.match(lines.at(-1), {
+      what: 'withdrawn',
+      record: id,
+      reason: /whether it was done shows in the record/,
+    })
+  },
+)
+
+void t.test('a bug is 500, told to the log alone', async (t) => {
+  const { ask, bugs } = await world(t, async () => {})
+  t.match(await ask('POST', '/v1/drain', null), {
+    status: 500,
+    body: { code: 'internal_error', detail: 'see the log' },
+  })
+  t.match(bugs, [{ message: 'a bug' }])
+})
+
+void t.test(
+  'keep: outcome keeps no body of a resolution either; what is of one message is left out',
+  async (t) => {
+    const { register, ask } = await world(t, async () => {}, 'keep: outcome')
+    const { id, tag } = await unknown(register)
+    const response = {
+      status: 201,
+      headers: [
+        ['Location', '/p/1'],
+        ['Content-Length', '99'],
+        ['Connection', 'x-hop'],
+        ['X-Hop', '1'],
+        ['Idempotent-Replayed', 'true'],
+      ],
+      bodyBase64: 'c2VjcmV0',
+    }
+    const body = { outcome: 'completed', response }
+    t.match(await ask('POST', `/v1/records/${id}/resolve`, tag, body), {
+      status: 200,
+      body: { response: { status: 201, headers: [['Location', '/p/1']], size: null } },
+    })
+    t.notOk((await register.get(id)).bytes?.includes('secret'))
+    const kept = await world(t, async () => {})
+    const second = await unknown(kept.register)
+    const { body: shown } = await kept.ask('POST', `/v1/records/${second.id}/resolve`, second.tag, body)
+    const { headers } = (shown as { response: { headers: string[][] } }).response
+    t.same(
+      headers.map(([name]) => name),
+      ['Location', 'Date'],
+    )
+  },
+)
+
+void t.test('a tombstone shows as expired, and can be deleted', async (t) => {
+  const { register, ask } = await world(t, async () => {})
+  const id = newId()
+  const put = await register.put(id, bytesOf('completed', newToken()), { dueIn: 0, dropIn: HOUR })
+  const shown = await ask('GET', `/v1/records/${id}`, null)
+  t.match(shown.body, { state: 'expired', response: null, leaseUntil: null })
+  t.equal(codeOf(await ask('POST', `/v1/records/${id}/resolve`, `"${put.now}"`, RETRYABLE)), 'not_unknown')
+  t.equal((await ask('DELETE', `/v1/records/${id}`, `"${put.now}"`)).status, 204)
+})
+
+void t.test('what was not kept has no size; a lapsed lease says since when', async (t) => {
+  const { register, ask } = await world(t, async () => {})
+  const id = newId()
+  const result = { kept: false, why: 'too_large', status: 303, location: null } as const
+  const bytes = bytesOf('completed', newToken(), { result })
+  await register.put(id, bytes, SPANS)
+  t.match((await ask('GET', `/v1/records/${id}`, null)).body, {
+    response: { status: 303, headers: [], size: null },
+  })
+  const lapsed = newId()
+  const put = await register.put(lapsed, bytesOf('in_progress', newToken()), { dueIn: 0, dropIn: HOUR })
+  t.match((await ask('GET', `/v1/records/${lapsed}`, null)).body, {
+    state: 'unknown',
+    leaseUntil: new Date(put.now).toISOString(),
+    reconciliation: { asked: 0, deadLettered: false },
+  })
+})

@@ -1,0 +1,76 @@
+import t from 'tap'
+import type { AdminPorts } from '../../src/admin/ports.ts'
+import { list } from '../../src/admin/records.ts'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { Records } from '../../src/store/records.ts'
+import type { Page } from '../../src/store/register.ts'
+import { bytesOf, newId, newToken, SPANS } from '../store/fixtures.ts'
+
+interface Listed {
+  readonly records: readonly { readonly id: string; readonly state: string }[]
+  readonly next: string | null
+}
+
+async function page(records: Partial<Records>, query: Record<string, string>): Promise<Listed> {
+  const answer = await list({ records } as AdminPorts, {
+    id: '',
+    query: new URLSearchParams(query),
+    ifMatch: null,
+    body: undefined,
+    address: '',
+  })
+  t.equal(answer.status, 200)
+  return answer.body as Listed
+}
+
+void t.test('few that fit among many: page after page finds each of them once', async (t) => {
+  const register = new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  for (let n = 0; n < 12_000; n++)
+    await register.put(
+      newId(),
+      bytesOf(n % 4000 === 3999 ? 'completed' : 'failed_retryable', newToken()),
+      SPANS,
+    )
+  let lists = 0
+  const records = new Records(register)
+  const counted: Partial<Records> = {
+    ping: () => records.ping(),
+    get: (id) => records.get(id),
+    list: (...args) => {
+      lists++
+      return records.list(...args)
+    },
+  }
+  const found: string[] = []
+  let next: string | null = null
+  let pages = 0
+  do {
+    const one: Listed = await page(counted, {
+      state: 'completed',
+      limit: '1',
+      ...(next === null ? {} : { cursor: next }),
+    })
+    found.push(...one.records.map(({ id }) => id))
+    next = one.next
+    pages++
+  } while (next !== null)
+  t.equal(new Set(found).size, 3)
+  t.equal(found.length, 3)
+  t.ok(pages <= 6, `${pages} pages`)
+  t.ok(lists < 100, `${lists} questions of the store`)
+
+  const none = await page(counted, { route: 'nobody', limit: '10' })
+  t.same(none.records, [])
+  t.type(none.next, 'string', 'it looks at so many, and says where to go on')
+})
+
+void t.test('a store with much else in it: a page comes to an end', async (t) => {
+  let asked = 0
+  const empty: Partial<Records> = {
+    ping: async () => 1,
+    list: async (): Promise<Page> => ({ ids: [], next: String(++asked) }),
+  }
+  const one = await page(empty, {})
+  t.type(one.next, 'string')
+  t.equal(asked, 500)
+})

@@ -1,0 +1,222 @@
+import t from 'tap'
+import { Value } from 'typebox/value'
+import { AdminApi } from '../../src/admin/api.ts'
+import type { CounterSample } from '../../src/admin/ports.ts'
+import type { Report } from '../../src/admin/report-schema.ts'
+import { SCHEMAS } from '../../src/admin/schemas.ts'
+import { Subjects } from '../../src/admin/subject.ts'
+import { newReconciliation, type RecordId } from '../../src/core/record.ts'
+import { Audit } from '../../src/observe/audit.ts'
+import { countersOf } from '../../src/observe/counters.ts'
+import { Metrics } from '../../src/observe/metrics.ts'
+import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { Records } from '../../src/store/records.ts'
+import { load, UPSTREAM } from '../config/support.ts'
+import { bytesOf, HOUR, newId, newToken } from '../store/fixtures.ts'
+
+const DAY = 24 * HOUR
+const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
+
+async function world(samples?: () => Promise<readonly CounterSample[]>) {
+  const at = { now: 1_795_000_000_000 }
+  const register = new MemoryRegister({ clock: () => at.now, maxBytes: MEMORY_BYTES })
+  const config = load(UPSTREAM)
+  const api = new AdminApi(
+    {
+      config,
+      records: new Records(register),
+      subjects: new Subjects(config),
+      waiters: { tell: () => {} },
+      audit: await Audit.open(null, () => {}),
+      history: { add: () => {} },
+      announceDrain: () => {},
+      ...(samples === undefined
+        ? {}
+        : { counters: async () => ({ since: at.now, samples: await samples() }) }),
+    },
+    '0',
+    (error) => {
+      throw error
+    },
+  )
+  const put = async (
+    state: Parameters<typeof bytesOf>[0],
+    route: string,
+    over: object = {},
+    spans = LONG,
+  ): Promise<RecordId> => {
+    const id = newId()
+    await register.put(id, bytesOf(state, newToken(), { route, ...over }), spans)
+    return id
+  }
+  const note = (id: RecordId, tag: string, count = 1) =>
+    register.note(id, [{ tag, count, firstAgo: 0, lastAgo: 0, text: '{}' }])
+  const report = async (since: string): Promise<Report> => {
+    const found = api.find('GET', '/v1/report')
+    if (found.kind === 'refused') throw new Error('no such endpoint')
+    const query = new URLSearchParams({ since })
+    const answer = await api.run(found.endpoint, {
+      id: '',
+      query,
+      ifMatch: null,
+      body: undefined,
+      address: 'a',
+    })
+    t.strictSame([...Value.Errors(SCHEMAS.Report, answer.body)], [], 'as it is described')
+    return answer.body as Report
+  }
+  return { at, register, put, note, report }
+}
+
+void t.test('O05 unknown records by route and age, whenever they were created', async (t) => {
+  const { at, put, report } = await world()
+  const reconciliation = { ...newReconciliation(at.now), deadLettered: true }
+  await put('unknown', 'a', { reconciliation })
+  await put('unknown', 'b')
+  // Reads unknown when its lease has lapsed.
+  await put('in_progress', 'b', {}, { dueIn: HOUR, dropIn: 60 * DAY })
+  await put('in_progress', 'c')
+  at.now += 6 * DAY
+  await put('unknown', 'a')
+  at.now += 1.5 * DAY
+  await put('unknown', 'a')
+  at.now += HOUR
+  await put('unknown', 'a')
+  const { unknown, period } = await report('1h')
+  t.strictSame(unknown, [
+    { route: 'a', under1h: 1, under1d: 1, under7d: 1, older: 1, deadLettered: 1 },
+    { route: 'b', under1h: 0, under1d: 0, under7d: 0, older: 2, deadLettered: 0 },
+  ])
+  t.match(period, [{ route: 'a', records: 2, unknown: 2 }], 'created exactly an hour ago counts')
+})
+
+void t.test('O05 the period: states, and what the histories tell', async (t) => {
+  const { at, put, note, report, register } = await world()
+  await put('completed', 'old')
+  at.now += DAY
+  const done = await put('completed', 'a', { attempts: 2 })
+  for (const [tag, count] of [
+    ['replayed:r', 3],
+    ['waited:r', 2],
+    ['in_progress:r', 1],
+    ['response_unavailable:r', 1],
+    ['unknown:r', 1],
+    ['expired:r', 1],
+    ['misuse:r', 4],
+    ['executed:7', 1],
+    ['settled:stale', 2],
+    ['settled:recovered', 1],
+    ['settled:stored', 1],
+    ['reconciled:completed', 1],
+    ['reconciled:pending', 5],
+    ['resolved:9', 1],
+    ['lease_expired:', 1],
+  ] as const)
+    t.ok(await note(done, tag, count))
+  await put('completed', 'a', {}, { dueIn: 1000, dropIn: DAY })
+  await put('failed_retryable', 'a')
+  await put('in_progress', 'a')
+  await put('in_progress', 'b', {}, { dueIn: 1000, dropIn: DAY })
+  await register.put(
+    'broken' as RecordId,
+    Buffer.concat([bytesOf('completed', newToken()), Buffer.from('x')]),
+    LONG,
+  )
+  at.now += 1000
+  const { period, looked, unreadable, complete, counted } = await report('1h')
+  t.strictSame([looked, unreadable, complete, counted], [7, 1, true, null])
+  t.strictSame(period, [
+    {
+      route: 'a',
+      records: 4,
+      executed: 2,
+      expired: 1,
+      notExecuted: 1,
+      running: 1,
+      unknown: 0,
+      attempts: 5,
+      replayed: 5,
+      prevented: 9,
+      misuse: 4,
+      lapsed: 1,
+      recovered: 1,
+      stale: 2,
+      reconciled: 1,
+      resolved: 1,
+    },
+    {
+      route: 'b',
+      records: 1,
+      executed: 0,
+      expired: 0,
+      notExecuted: 0,
+      running: 0,
+      unknown: 1,
+      attempts: 1,
+      replayed: 0,
+      prevented: 0,
+      misuse: 0,
+      lapsed: 1,
+      recovered: 0,
+      stale: 0,
+      reconciled: 0,
+      resolved: 0,
+    },
+  ])
+  t.equal((await report('2d')).period.length, 3)
+})
+
+void t.test('what the process has counted, by route', async (t) => {
+  const metrics = new Metrics({})
+  const { report } = await world(() => countersOf(metrics))
+  const count = (name: Parameters<Metrics['count']>[0], labels: Record<string, string>) =>
+    metrics.count(name, { route: 'a', ...labels })
+  for (const outcome of ['executed', 'replayed', 'waited', 'waited', 'misuse', 'in_progress'])
+    count('idempotency_requests_total', { outcome })
+  for (const result of ['unknown', 'recovered', 'stale', 'stored'])
+    count('idempotency_completions_total', { result })
+  count('idempotency_duplicates_prevented_total', {})
+  count('idempotency_lease_expired_total', {})
+  count('idempotency_unresolved_expiring_total', {})
+  for (const result of ['dead_lettered', 'completed']) count('idempotency_reconcile_total', { result })
+  metrics.count('idempotency_requests_total', { route: 'b', outcome: 'executed' })
+  metrics.count('idempotency_store_errors_total', { store: 'redis' })
+  const { counted } = await report('24h')
+  t.equal(counted?.since, new Date(1_795_000_000_000).toISOString())
+  const zeros = {
+    replayed: 0,
+    prevented: 0,
+    misuse: 0,
+    unknown: 0,
+    lapsed: 0,
+    recovered: 0,
+    stale: 0,
+    deadLettered: 0,
+    expiring: 0,
+  }
+  t.strictSame(counted?.routes, [
+    {
+      route: 'a',
+      executed: 1,
+      replayed: 3,
+      prevented: 1,
+      misuse: 1,
+      unknown: 1,
+      lapsed: 1,
+      recovered: 1,
+      stale: 1,
+      deadLettered: 1,
+      expiring: 1,
+    },
+    { route: 'b', ...zeros, executed: 1 },
+  ])
+})
+
+void t.test('a store with more records than one report looks at says so', async (t) => {
+  const { put, report } = await world()
+  for (let n = 0; n < 50_600; n++) await put('failed_retryable', 'a')
+  const { complete, looked, period } = await report('24h')
+  t.equal(complete, false)
+  t.ok(looked >= 50_000 && looked < 50_600)
+  t.equal(period[0]?.records, looked)
+})

@@ -1,0 +1,227 @@
+import { once } from 'node:events'
+import { appendFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import type { Checked } from '../../src/commands/checked.ts'
+import type { RecordId } from '../../src/core/record.ts'
+import { indexKey } from '../../src/store/redis-keys.ts'
+import { Spool } from '../../src/store/spool.ts'
+import { damagedName, newSegmentName } from '../../src/store/spool-file.ts'
+import { TOKEN } from '../support/admin.ts'
+import { command, operated } from '../support/commands.ts'
+import { newKey, send, tempDir } from '../support/e2e.ts'
+import { RedisServer } from '../support/redis.ts'
+import { storeUrl } from '../support/replicas.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+
+/** Findings and notes by the check, and everything that was looked at. */
+async function examine(t: Test, words: readonly string[]) {
+  const { code, out, err } = await command(['doctor', '--json', ...words])
+  t.equal(err, '')
+  const checked = JSON.parse(out) as Checked[]
+  const findings = checked
+    .filter(({ found }) => found === 'finding')
+    .map(({ check, detail }) => `${check}: ${detail}`)
+  t.equal(code, findings.length === 0 ? 0 : 1)
+  return {
+    checked,
+    findings,
+    of: (check: string) =>
+      checked
+        .filter((one) => one.check === check)
+        .map(({ detail }) => detail)
+        .join('\n'),
+  }
+}
+
+for (const kind of ['sqlite', 'redis'] as const)
+  void t.test(`${kind}: a healthy deployment has no findings`, async (t) => {
+    await redis.command('FLUSHALL')
+    const { proxy, where, unknown } = await operated(
+      t,
+      storeUrl(t, kind, redis),
+      'defaults: { scope: { anonymous: reject } }',
+    )
+    await send(proxy, newKey())
+    const id = await unknown()
+    await command(['resolve', id, '--retryable', '--reason', 'x', '--yes', ...where.config])
+    await unknown()
+    const { checked, findings, of } = await examine(t, [...where.config, ...where.admin])
+    t.strictSame(findings, [])
+    t.strictSame(
+      checked.map(({ check }) => check),
+      [
+        'configuration',
+        'store',
+        'promises',
+        'round trip',
+        'clock',
+        'writing',
+        'records',
+        'index',
+        'spool',
+        'audit log',
+        'proxy',
+        'proxy token',
+        'proxy readiness',
+        'proxy version',
+      ],
+    )
+    t.match(
+      of('promises'),
+      /version, persistence and eviction of \w+ are as needed: strict routes may run on it/,
+    )
+    t.match(of('round trip'), /^[\d.]+ ms in the middle, [\d.]+ ms at worst of 20; store.timeout is 500 ms$/)
+    t.match(of('records'), '3 records looked at; 1 unknown')
+    t.match(of('index'), 'has all 1 unresolved record')
+    t.match(of('spool'), /store.spool is off/)
+    t.match(of('audit log'), /audit\.log: 1 line, one chain; the last is [0-9a-f]{12}/)
+    const text = await command(['doctor', ...where.config])
+    t.match(text.out, /^fine +configuration +gives up no promise\nfine +store +/)
+  })
+
+void t.test('redis: volatile, evicting, read-only and unreachable', async (t) => {
+  await using weak = await RedisServer.start({
+    args: ['--appendonly', 'no', '--maxmemory-policy', 'allkeys-lru'],
+  })
+  const { findings } = await examine(t, ['--store', weak.url])
+  t.match(findings, [/promises: appendonly is off/, /promises: maxmemory-policy is allkeys-lru/])
+  const dir = tempDir(t)
+  const risk = join(dir, 'risk.yaml')
+  writeFileSync(
+    risk,
+    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${weak.url}", acceptRisk: true }\n`,
+  )
+  const accepted = await examine(t, ['--config', risk])
+  t.strictSame(accepted.findings, [], 'what was accepted is a note')
+  t.match(accepted.of('promises'), /appendonly is off/)
+  await weak.command('REPLICAOF', '127.0.0.1', '1')
+  const replica = await examine(t, ['--store', weak.url])
+  t.match(replica.findings.join('\n'), /promises: The server is a read-only replica[^]*writing: .*READONLY/)
+  await weak.kill()
+  t.match((await examine(t, ['--store', weak.url])).findings, [
+    /store: redis:.* does not answer: .*ECONNREFUSED/,
+  ])
+})
+
+void t.test('redis: an unresolved record that the index has lost, and one that cannot be read', async (t) => {
+  await redis.command('FLUSHALL')
+  const { where, unknown, proxy } = await operated(t, redis.url)
+  const [lost, kept] = [await unknown(), await unknown()]
+  await redis.command('ZREM', indexKey(lost as RecordId), lost)
+  await send(proxy, newKey())
+  await redis.command('SET', `idempotency:{00}:r:${'A'.repeat(43)}`, 'no record')
+  const { findings, of } = await examine(t, where.config)
+  t.match(findings, [
+    /unreadable: A{43}: this version cannot read them/,
+    /index: lacks 1 unresolved record, which no sweeper will find: /,
+  ])
+  t.ok(of('index').endsWith(lost))
+  t.notMatch(of('index'), kept)
+  t.match(of('records'), '4 records looked at; 2 unknown')
+})
+
+void t.test(
+  'files: a spool that holds outcomes, an audit log that was edited, warnings of the configuration',
+  async (t) => {
+    const store = storeUrl(t, 'sqlite', redis)
+    const { dir, where, unknown } = await operated(t, store)
+    await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
+    await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
+    const audit = join(dir, 'audit.log')
+    const spool = join(dir, 'spool')
+    const file = join(dir, 'doctor.yaml')
+    writeFileSync(
+      file,
+      `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${store}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
+    )
+    const fresh = await examine(t, ['--config', file])
+    t.strictSame(fresh.findings, [])
+    t.match(fresh.of('configuration'), /onLeaseExpired retry/)
+    t.match(fresh.of('spool'), /is not there yet: a proxy makes it/)
+    mkdirSync(spool)
+    t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
+    const { spool: open } = await Spool.open({ directory: spool, maxBytes: 1024 ** 2, say: () => {} })
+    await open.append(Buffer.from('an outcome')).done
+    t.match((await examine(t, ['--config', file])).findings, [
+      /spool: 1 outcome in .* that the store has not taken/,
+    ])
+    await open.close()
+    writeFileSync(join(spool, damagedName(newSegmentName(1).name)), 'x')
+    t.match((await examine(t, ['--config', file])).findings, [
+      /spool: 1 outcome in /,
+      /spool: 1 damaged file kept aside in .*: look at them, and remove them/,
+    ])
+    rmSync(spool, { recursive: true })
+
+    const whole = readFileSync(audit, 'utf8')
+    writeFileSync(audit, whole.replace('retryable', 'completed'))
+    t.match((await examine(t, ['--config', file])).findings, [
+      /audit log: .*audit\.log:1: the line was edited/,
+    ])
+    writeFileSync(audit, whole.split('\n').slice(1).join('\n'))
+    t.match((await examine(t, ['--config', file])).findings, [
+      /audit\.log:1: the line does not follow the one before/,
+    ])
+    writeFileSync(audit, whole)
+    appendFileSync(audit, '{"torn')
+    t.match((await examine(t, ['--config', file])).findings, [/audit\.log:3: the line is not whole/])
+  },
+)
+
+void t.test(
+  'a running proxy: a wrong token, one that drains, another version, trouble with its store, none',
+  async (t) => {
+    const { dir, where } = await operated(t, storeUrl(t, 'sqlite', redis))
+    const wrong = join(dir, 'wrong')
+    writeFileSync(wrong, 'wrong-token')
+    const [, url = '', , token = ''] = where.admin
+    t.match((await examine(t, ['--admin', url, '--token-file', wrong])).findings, [
+      /proxy token: unauthorized/,
+    ])
+    t.equal((await command(['drain', ...where.admin])).code, 0)
+    t.match((await examine(t, where.admin)).findings, [/proxy readiness: not ready: .*draining/])
+
+    const answers: Record<string, string> = {
+      '/v1/config': '{}',
+      '/readyz': '{}',
+      '/metrics': [
+        '# HELP idempotency_build_info x',
+        'idempotency_build_info{version="0.0.9",node="v1"} 1',
+        'idempotency_store_up{store="redis"} 0',
+        'idempotency_breaker_state{store="redis"} 2',
+        'idempotency_store_grade{store="redis"} 0',
+        'idempotency_spooled 3',
+      ].join('\n'),
+    }
+    const other = createServer(({ url: path = '', headers }, response) => {
+      response.writeHead(
+        headers.authorization === undefined || headers.authorization === `Bearer ${TOKEN}` ? 200 : 401,
+      )
+      response.end(answers[path])
+    }).listen(0, '127.0.0.1')
+    await once(other, 'listening')
+    t.teardown(() => void other.close())
+    const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
+    const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
+    t.match(findings, [
+      /proxy store: the store does not answer it/,
+      /proxy store: its breaker is open/,
+      /proxy store: its store is graded unfit, not strict/,
+      /proxy spool: 3 outcomes wait for the store/,
+    ])
+    t.match(of('proxy version'), /^0\.0\.9; this command is /)
+    other.close()
+    other.closeAllConnections()
+    t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
+      /proxy: http:.* does not answer: /,
+    ])
+  },
+)

@@ -1,0 +1,290 @@
+import { readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
+import { verifyAudit } from '../../src/observe/audit.ts'
+import { command, operated } from '../support/commands.ts'
+import { newKey, send, tempDir, until } from '../support/e2e.ts'
+import { RedisServer } from '../support/redis.ts'
+import { storeUrl } from '../support/replicas.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+
+const NOBODY = 'A'.repeat(43)
+const CALLER = ['--caller', 'Authorization: Bearer alice', '--method', 'POST', '--path']
+
+for (const kind of ['sqlite', 'redis'] as const)
+  for (const way of ['admin', 'config'] as const)
+    void t.test(`${kind}, by --${way}: list, inspect, resolve`, async (t) => {
+      await redis.command('FLUSHALL')
+      const { proxy, upstream, dir, where, audit, unknown } = await operated(t, storeUrl(t, kind, redis))
+      const there = where[way]
+      const run = async (...words: string[]) => command([...words, ...there])
+      t.strictSame(await run('list'), { code: 0, out: 'no records\n', err: '' })
+
+      const [paid, lost] = [newKey(), newKey()]
+      await send(proxy, paid)
+      await send(proxy, paid)
+      await send(proxy, paid)
+      await send(proxy, paid, { body: '{"amount":2}' })
+      const id = await unknown(lost)
+      t.equal((await send(proxy, lost, { path: '/break' })).code, 'idempotency_outcome_unknown')
+
+      const listed = await run('list')
+      t.equal(listed.code, 0)
+      const [head, ...rows] = listed.out.trimEnd().split('\n')
+      t.match(head, /^RECORD +STATE +ROUTE +REQUEST +AGE +ATTEMPTS +ANSWER +WHY$/)
+      t.equal(rows.length, 2)
+      t.ok(rows.some((row) => /^[\w-]{43} +completed +pay +POST \/pay +\ds +1 +201$/.test(row)))
+      t.ok(rows.some((row) => new RegExp(`^${id} +unknown +break +POST /break +\\ds +1 +- +\\S`).test(row)))
+      const queue = JSON.parse((await run('list', '--state', 'unknown', '--json')).out) as PageView
+      t.strictSame([queue.records.map((one) => one.id), queue.next], [[id], null])
+      t.equal((await run('list', '--state', 'completed,expired', '--route', 'break')).out, 'no records\n')
+      t.equal((await run('list', '--age', '1h')).out, 'no records\n')
+      t.equal((await run('list', '--dead-lettered')).out, 'no records\n')
+
+      // Histories are written beside the requests.
+      const byKey = (...more: string[]) => run('inspect', paid, ...CALLER, '/pay', ...more)
+      await until(async () => (await byKey()).out.includes('misuse'))
+      const told = await byKey()
+      t.equal(told.code, 0)
+      t.match(
+        told.out,
+        /^record {4}[\w-]{43}\nrequest {3}POST \/pay\nroute {5}pay\nstate {5}completed\nattempts {2}1 \(the latest is fence \d+\)\nanswer {4}201\n/,
+      )
+      for (const sentence of [
+        'It was executed once.\n',
+        'The answer was 201; 11 bytes are kept.\n',
+        '2 retries were answered without executing: 2 with the stored answer.\n',
+        '1 request with this key and another content was refused.\n',
+        'What to do:\nNothing. A retry with the same key is not executed.\n',
+      ])
+        t.ok(told.out.includes(sentence), sentence)
+      t.notMatch(`${told.out}${told.err}`, paid, 'the key is not said')
+      t.notMatch(told.out, /stored-body|sid=secret/)
+      const full = JSON.parse((await byKey('--json')).out) as FullView
+      t.match(full, { route: 'pay', state: 'completed', attempts: 1, response: { status: 201, size: 11 } })
+      t.strictSame(
+        JSON.parse((await run('inspect', full.id, '--json')).out),
+        full,
+        'by its id the same as by its key',
+      )
+
+      const asked = await run('inspect', id)
+      t.equal(asked.code, 0)
+      for (const sentence of [
+        'Nobody knows whether it was executed: ',
+        'It was sent upstream once, so it was done once or not at all.',
+        `idempotency-proxy resolve ${id} --completed FILE --reason TEXT`,
+        'Until then retries are refused, and a new key is not safe.',
+      ])
+        t.ok(asked.out.includes(sentence), sentence)
+
+      const other = await run(
+        'inspect',
+        paid,
+        '--caller',
+        'authorization: Bearer bob',
+        '--method',
+        'POST',
+        '--path',
+        '/pay',
+      )
+      t.strictSame([other.code, other.out], [1, ''])
+      t.match(
+        other.err,
+        /record_not_found: .*\nNo record is no proof: the key, the caller, the method and the path/,
+      )
+      t.notMatch(other.err, paid)
+      t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
+      const wrong = await run('inspect', paid, ...CALLER, '/nowhere', '--route', 'none')
+      t.match(wrong, { code: 2, out: '', err: /does not take that: \/route: there is no route "none"/ })
+
+      const file = join(dir, 'answer.json')
+      writeFileSync(file, JSON.stringify({ status: 200, headers: [['X-By', 'hand']], bodyBase64: 'aGk=' }))
+      const decide = ['--reason', 'seen in the ledger', '--by', 'ada', '--yes']
+      const stale = await run('resolve', id, '--retryable', '--version', '7', ...decide)
+      t.match(stale, { code: 1, out: '', err: /version_mismatch: it is at version \d+ now/ })
+      t.match(await run('resolve', full.id, '--retryable', ...decide), {
+        code: 1,
+        out: '',
+        err: /not_unknown: the record is completed; there is nothing to decide/,
+      })
+      t.match(await run('resolve', NOBODY, '--retryable', ...decide), { code: 1, err: /record_not_found/ })
+      const done = await run('resolve', id, '--completed', file, ...decide)
+      t.strictSame(done, {
+        code: 0,
+        out: `${id} is completed now. Retries with its key are answered 200; nothing is executed.\n`,
+        err: '',
+      })
+      const replay = await send(proxy, lost, { path: '/break' })
+      t.strictSame(
+        [replay.status, replay.body, replay.headers.get('x-by'), replay.replayed],
+        [200, 'hi', 'hand', true],
+      )
+      await until(async () => (await run('inspect', id)).out.includes('replayed'))
+      const after = await run('inspect', id)
+      t.ok(after.out.includes('It was done, as ada decided; it was sent upstream once.\n'))
+      t.match(after.out, /resolved +1 +.*outcome=completed .*by=ada reason=seen in the ledger/)
+
+      const second = await unknown(newKey())
+      const freed = await run('resolve', second, '--retryable', '--json', ...decide)
+      t.match(JSON.parse(freed.out) as RecordView, { id: second, state: 'failed_retryable' })
+      const counts = 'It counts as not executed, as ada decided.\n'
+      await until(async () => (await run('inspect', second)).out.includes(counts))
+      t.equal(upstream.seen.length, 3, 'nothing of this was executed')
+
+      t.match(await verifyAudit(audit), { ok: true, lines: 2 })
+      const lines = readFileSync(audit, 'utf8')
+        .trimEnd()
+        .split('\n')
+        .map((line) => JSON.parse(line) as object)
+      t.match(lines[0], {
+        what: 'resolve',
+        record: id,
+        who: { by: 'ada' },
+        before: { state: 'unknown' },
+        after: { state: 'completed', status: 200 },
+        reason: 'seen in the ledger',
+      })
+    })
+
+void t.test('the command line and a proxy write one audit log, one after the other', async (t) => {
+  const { where, audit, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
+  const decide = ['--retryable', '--reason', 'why', '--yes']
+  for (const way of ['admin', 'config', 'admin', 'config'] as const)
+    t.match(await command(['resolve', await unknown(), ...decide, ...where[way]]), { code: 0, err: '' })
+  t.match(await verifyAudit(audit), { ok: true, lines: 4 })
+})
+
+void t.test('without audit.file the line of a direct decision goes to standard error', async (t) => {
+  const { dir, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
+  const plain = join(dir, 'plain.yaml')
+  const whole = readFileSync(join(dir, 'proxy.yaml'), 'utf8')
+  writeFileSync(plain, whole.replace(/^audit:.*\n/, ''))
+  const id = await unknown()
+  const { code, err } = await command([
+    'resolve',
+    id,
+    '--retryable',
+    '--reason',
+    'why',
+    '--yes',
+    '--config',
+    plain,
+  ])
+  t.equal(code, 0)
+  t.match(JSON.parse(err), { audit: { what: 'resolve', record: id, reason: 'why' } })
+})
+
+void t.test('a decision is confirmed at the terminal: yes, and nothing else', async (t) => {
+  const { where, dir, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
+  const id = await unknown()
+  const file = join(dir, 'a.json')
+  writeFileSync(file, '{"status":204}')
+  const retryable = ['resolve', id, '--retryable', '--reason', 'x', ...where.config]
+  for (const answer of ['', 'y', 'no', 'YES']) {
+    const { code, out, err } = await command(retryable, [answer])
+    t.strictSame([code, out], [1, ''], answer)
+    t.match(
+      err,
+      /POST \/break, route break, of .*\nunknown: .*\nYou say that it was NOT executed\. .*\nType yes to decide so: .*not confirmed: nothing was changed/,
+    )
+  }
+  const done = await command(
+    ['resolve', id, '--completed', file, '--reason', 'x', ...where.config],
+    [' yes '],
+  )
+  t.equal(done.code, 0)
+  t.match(done.err, /You say that it WAS executed, and that retries are answered 204/)
+})
+
+void t.test('a listing goes on by its cursor, and ends where it is told to', async (t) => {
+  const { proxy, where } = await operated(t, storeUrl(t, 'sqlite', redis))
+  for (let n = 0; n < 7; n++) await send(proxy, newKey())
+  for (const way of ['admin', 'config'] as const) {
+    const ids = new Set<string>()
+    let cursor: string[] = []
+    for (let pages = 0; pages < 7; pages++) {
+      const { out } = await command(['list', '--limit', '3', '--json', ...cursor, ...where[way]])
+      const page = JSON.parse(out) as PageView
+      for (const { id } of page.records) ids.add(id)
+      if (page.next === null) break
+      cursor = ['--cursor', page.next]
+    }
+    t.equal(ids.size, 7)
+    const first = await command(['list', '--limit', '3', ...where[way]])
+    t.match(first, { code: 0, err: /^there are more: --cursor \S+\n$/ })
+    t.match(await command(['list', '--cursor', 'x', ...where[way]]), {
+      code: 2,
+      err: /\?cursor: not the `next`/,
+    })
+    t.match(await command(['list', '--state', 'lost', ...where[way]]), {
+      code: 2,
+      err: /\?state: a list of in_progress,/,
+    })
+  }
+})
+
+void t.test('who sent it: header lines, several, a file of them, claims', async (t) => {
+  const more = 'defaults: { scope: { caller: ["header:authorization", "header:x-tenant"] } }'
+  const { proxy, where } = await operated(t, storeUrl(t, 'sqlite', redis), more)
+  const key = newKey()
+  await send(proxy, key, { headers: { 'x-tenant': 't1' } })
+  const ask = (...caller: string[]) =>
+    command([
+      'inspect',
+      key,
+      '--route',
+      'pay',
+      '--method',
+      'POST',
+      ...caller.flatMap((one) => ['--caller', one]),
+      ...where.config,
+    ])
+  t.equal((await ask('authorization: Bearer alice', 'X-Tenant:t1')).code, 0)
+  const file = join(tempDir(t), 'caller')
+  writeFileSync(file, 'Authorization: Bearer alice\r\nX-Tenant: t1\n')
+  t.equal((await ask(`@${file}`)).code, 0)
+  t.equal((await ask('{"authorization": "Bearer alice", "x-tenant": "t1"}')).code, 0)
+  t.equal((await ask('authorization: Bearer alice', 'x-tenant: t2')).code, 1)
+  t.equal((await ask('authorization: Bearer alice')).code, 1)
+  t.equal((await ask('authorization: Bearer alice', 'x-tenant: t1', 'x-tenant: t1')).code, 1)
+})
+
+void t.test(
+  'a store alone finds records by id, and by key those of a proxy without a configuration',
+  async (t) => {
+    const store = storeUrl(t, 'sqlite', redis)
+    const { proxy, where } = await operated(t, store)
+    const key = newKey()
+    await send(proxy, key, { path: '/other' })
+    const alone = ['--store', store]
+    t.equal((await command(['inspect', key, ...CALLER, '/other', ...alone])).code, 0)
+    const page = JSON.parse((await command(['list', '--json', ...where.config])).out) as PageView
+    t.equal((await command(['inspect', page.records[0]?.id ?? '', ...alone])).code, 0)
+    const lost = await command(['inspect', newKey(), ...CALLER, '/other', ...alone])
+    t.match(lost, {
+      code: 1,
+      err: /--store alone looks as a proxy without a configuration file files; else give --config/,
+    })
+  },
+)
+
+void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) => {
+  const { proxy, upstream, where, dir } = await operated(t, storeUrl(t, 'sqlite', redis))
+  const wrong = join(dir, 'wrong')
+  writeFileSync(wrong, 'wrong-token')
+  const ask = (url: string, token: string) => command(['list', '--admin', url, '--token-file', token])
+  const right = where.admin[3] as string
+  t.match(await ask(proxy.adminUrl, wrong), { code: 1, out: '', err: /the proxy at http:.*: unauthorized: / })
+  t.notMatch((await ask(proxy.adminUrl, wrong)).err, /wrong-token/)
+  t.match(await ask(upstream.url, right), {
+    code: 1,
+    err: /unexpected: status 201 and no JSON; is it an admin listener\?/,
+  })
+  t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
+})

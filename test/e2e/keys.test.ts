@@ -1,0 +1,449 @@
+import { randomBytes } from 'node:crypto'
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import type { TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import {
+  essenceOf,
+  heldUpstream,
+  recordsIn,
+  refusalOf,
+  replicas,
+  STORES,
+  storeUrl,
+} from '../support/replicas.ts'
+import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+
+/** An upstream whose every answer is another one. */
+async function countingUpstream(t: Test): Promise<UpstreamStub> {
+  let n = 0
+  const stub = await upstreamStub((_seen, response) => {
+    response.writeHead(201, { 'X-Execution': String(++n) }).end(`execution ${n}`)
+  })
+  t.teardown(() => stub[Symbol.asyncDispose]())
+  return stub
+}
+
+async function proxyWith(t: Test, upstream: UpstreamStub, store: string, more: string): Promise<TestProxy> {
+  const yaml = `upstream: { url: "${upstream.url}", timeout: 5s }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
+  return (await replicas(t, 1, yaml))[0] as TestProxy
+}
+
+function linesNamed({ headers }: { readonly headers: readonly string[] }, name: string): string[] {
+  return headers.filter((_, i) => i % 2 === 1 && headers[i - 1]?.toLowerCase() === name)
+}
+
+const HOOKS =
+  '{ name: hooks, match: { path: /hooks }, statusHeader: true, key: { from: ["json:/id"], presence: required } }'
+
+for (const kind of STORES)
+  void t.test(`§4 the id of a webhook's body is its key: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), `routes: [${HOOKS}]`)
+    const hook = (body: string) => send(proxy, null, { path: '/hooks', body })
+    const ids = [
+      '"evt_1"',
+      '"EVT_1"',
+      '"evt{1}:*/\\u0041"',
+      '9007199254740992',
+      '9007199254740993',
+      '-9223372036854775808',
+      '18446744073709551615',
+    ]
+    for (const [i, id] of ids.entries()) {
+      const body = `{ "type":"paid" , "id" : ${id} }`
+      const first = await hook(body)
+      t.match(first, { status: 201, body: `execution ${i + 1}`, replayed: false }, id)
+      const retry = await hook(body)
+      t.ok(retry.replayed)
+      t.same(retry.body, first.body)
+      t.equal(upstream.seen[i]?.body.toString(), body, 'the upstream gets the bytes as sent')
+      t.equal((await hook(`{"id":${id},"type":"refunded"}`)).code, 'idempotency_key_reused')
+    }
+    t.equal(upstream.seen.length, ids.length)
+  })
+
+void t.test('§4 K02 K03 a pointed-at value that is no key', async (t) => {
+  const upstream = await countingUpstream(t)
+  const proxy = await proxyWith(t, upstream, redis.url, `routes: [${HOOKS}]`)
+  const hook = (body: string | null, headers = {}) => send(proxy, null, { path: '/hooks', body, headers })
+  for (const body of ['{}', '{"ID":"a"}', '[{"id":"a"}]', '"id"', '{"id":"a"', 'id=a', '', null]) {
+    const refused = await hook(body)
+    t.strictSame(refusalOf(refused), [400, 'idempotency_key_missing'], String(body))
+  }
+  for (const id of [
+    'null',
+    'true',
+    '1.0',
+    '1.5',
+    '1e3',
+    '{}',
+    '["a"]',
+    '""',
+    '"  "',
+    '"caf\\u00e9"',
+    '"a\\nb"',
+    `"${'x'.repeat(256)}"`,
+  ])
+    t.strictSame(refusalOf(await hook(`{"id":${id}}`)), [400, 'idempotency_key_invalid'], id.slice(0, 20))
+  t.equal((await hook('{"id":"a","id":"b"}')).code, 'idempotency_key_invalid', 'named twice')
+  t.equal(upstream.seen.length, 0)
+  t.strictSame(await recordsIn(redis.url), [], 'nothing is recorded')
+  t.equal((await hook(`{"id":"${'x'.repeat(255)}"}`)).status, 201)
+})
+
+for (const kind of STORES)
+  void t.test(`§4 K01 optional and absent: passes with its body intact: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const store = storeUrl(t, kind, redis)
+    const proxy = await proxyWith(
+      t,
+      upstream,
+      store,
+      `limits: { request: 64KiB }
+routes: [{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["header:idempotency-key", "json:/id"] } }]`,
+    )
+    const before = await recordsIn(store)
+    const binary = randomBytes(60_000)
+    for (const n of [1, 2]) {
+      const response = await fetch(`${proxy.url}/r?q=1`, {
+        method: 'POST',
+        headers: { authorization: 'a', 'content-type': 'application/octet-stream', 'x-own': 'yes' },
+        body: binary,
+      })
+      t.equal(await response.text(), `execution ${n}`, 'executed each time')
+      t.equal(response.headers.get('idempotency-status'), 'ignored')
+      t.equal(response.headers.get('idempotent-replayed'), null)
+      const seen = upstream.seen[n - 1]
+      t.ok(seen?.body.equals(binary))
+      t.equal(seen?.target, '/r?q=1')
+      t.strictSame(linesNamed(seen ?? { headers: [] }, 'x-own'), ['yes'])
+      t.strictSame(linesNamed(seen ?? { headers: [] }, 'idempotency-record'), [])
+    }
+    t.strictSame(await recordsIn(store), before)
+
+    // F17: such a route has to read the body.
+    for (const id of ['"big"', 'null'])
+      for (const key of [null, newKey()]) {
+        const body = `{"id":${id},"x":"${'x'.repeat(64 * 1024)}"}`
+        t.strictSame(refusalOf(await send(proxy, key, { path: '/r', body })), [413, 'request_too_large'])
+      }
+    t.equal(upstream.seen.length, 2)
+    t.strictSame(await recordsIn(store), before)
+  })
+
+for (const kind of STORES)
+  void t.test(`K12 header and body must say the same: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const store = storeUrl(t, kind, redis)
+    const proxy = await proxyWith(
+      t,
+      upstream,
+      store,
+      'routes: [{ name: r, match: { path: /r }, key: { from: ["header:idempotency-key", "json:/id"] } }]',
+    )
+    const body = '{"id":"k-1"}'
+    const before = await recordsIn(store)
+    const refused = await send(proxy, 'k-2', { path: '/r', body })
+    t.strictSame(refusalOf(refused), [400, 'idempotency_key_invalid'])
+    t.notOk(refused.body.includes('k-1') || refused.body.includes('k-2'), 'names no key')
+    t.equal(upstream.seen.length, 0)
+    t.strictSame(await recordsIn(store), before)
+    t.match(await send(proxy, '"k-1"', { path: '/r', body }), { status: 201, replayed: false })
+    for (const key of [null, 'k-1']) t.ok((await send(proxy, key, { path: '/r', body })).replayed)
+    t.equal((await send(proxy, 'k-1', { path: '/r', body: '{}' })).code, 'idempotency_key_reused')
+    t.equal(upstream.seen.length, 1)
+  })
+
+for (const kind of STORES)
+  void t.test(`§4 CloudEvents: an id is unique within its source: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const proxy = await proxyWith(
+      t,
+      upstream,
+      storeUrl(t, kind, redis),
+      'routes: [{ name: e, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"], presence: required } }]',
+    )
+    const binary = (source: string, id: string) =>
+      send(proxy, null, { path: '/events', body: '{}', headers: { 'ce-id': id, 'ce-source': source } })
+    const structured = (source: string, id: string) =>
+      send(proxy, null, {
+        path: '/events',
+        body: JSON.stringify({ specversion: '1.0', id, source }),
+        headers: { 'content-type': 'application/cloudevents+json; charset=utf-8' },
+      })
+    let n = 0
+    for (const ask of [binary, structured]) {
+      // The last two are one string when put together.
+      for (const [source, id] of [
+        ['/a', '1'],
+        ['/b', '1'],
+        ['/a', '2'],
+        ['s', 'ource1'],
+        ['so', 'urce1'],
+      ] as const) {
+        const named = `${ask.name}-${source}`
+        const first = await ask(named, id)
+        t.match(first, { status: 201, body: `execution ${++n}`, replayed: false }, `${named} ${id}`)
+        t.match(await ask(named, id), { replayed: true, body: `execution ${n}` })
+      }
+    }
+    t.equal(upstream.seen.length, n)
+    const differ = await send(proxy, null, {
+      path: '/events',
+      body: '{"id":"9","source":"/y"}',
+      headers: { 'content-type': 'application/cloudevents+json', 'ce-id': '9', 'ce-source': '/x' },
+    })
+    t.strictSame(refusalOf(differ), [400, 'idempotency_key_invalid'])
+    const [seen] = upstream.seen
+    t.strictSame(linesNamed(seen ?? { headers: [] }, 'ce-id'), ['1'], 'forwarded')
+  })
+
+const DERIVE =
+  '{ name: d, match: { path: "/d/*" }, key: { derive: { json: [/to, /amount], headers: [x-request] } } }'
+
+for (const kind of STORES)
+  void t.test(`§4 derive: a key where the client sent none, and the answers say so: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const store = storeUrl(t, kind, redis)
+    const proxy = await proxyWith(t, upstream, store, `routes: [${DERIVE}]`)
+    const body = '{"to":"bob","amount":10}'
+    const ask = (more: Parameters<typeof send>[2] = {}, key: string | null = null) =>
+      send(proxy, key, { path: '/d/fast', body, ...more, headers: { 'x-request': 'r-1', ...more.headers } })
+    const derived = ({ headers }: Reply) => headers.get('idempotency-key-derived')
+
+    const slow = ask({ path: '/d/slow' })
+    await upstream.arrived(1)
+    const running = await ask({ path: '/d/slow' })
+    t.strictSame([...refusalOf(running), derived(running)], [409, 'idempotency_key_in_progress', 'true'])
+    upstream.finish(1)
+    const first = await slow
+    t.strictSame([first.status, first.replayed, derived(first)], [201, false, 'true'])
+    const retry = await ask({ path: '/d/slow', body: '{ "amount": 10, "to": "bob" }' })
+    t.strictSame([retry.replayed, derived(retry)], [true, 'true'])
+    t.same(essenceOf(retry), essenceOf(first))
+    const misuse = await ask({ path: '/d/slow', body: '{"to":"bob","amount":10,"note":"x"}' })
+    t.strictSame([...refusalOf(misuse), derived(misuse)], [422, 'idempotency_key_reused', 'true'])
+    t.equal(upstream.seen.length, 1)
+
+    // What else tells two requests apart.
+    let n = 1
+    for (const other of [
+      { body: '{"to":"bob","amount":11}' },
+      { body: '{"to":"bo","amount":10}' },
+      { headers: { 'x-request': 'r-2' } },
+      { headers: { authorization: 'Bearer mallory' } },
+    ]) {
+      upstream.finish(++n)
+      const executed = await ask({ path: '/d/slow', ...other })
+      t.strictSame([executed.body, derived(executed)], [`execution ${n}`, 'true'], JSON.stringify(other))
+      t.ok((await ask({ path: '/d/slow', ...other })).replayed)
+    }
+    // A key of the client's own is taken as it is.
+    upstream.finish(++n)
+    const own = await ask({ path: '/d/slow' }, newKey())
+    t.strictSame([own.body, derived(own)], [`execution ${n}`, null])
+    // Without a part that tells it apart there is no key, and none is required.
+    const before = await recordsIn(store)
+    for (const body of ['{"to":"bob"}', 'to=bob', '{"to":null,"amount":10}']) {
+      upstream.finish(++n)
+      const passed = await ask({ path: '/d/slow', body })
+      t.strictSame([passed.body, derived(passed)], [`execution ${n}`, null])
+    }
+    t.strictSame(await recordsIn(store), before)
+    t.equal(upstream.seen.length, n)
+  })
+
+void t.test('§4 derive: refusals and answers of the proxy say so as well', async (t) => {
+  const upstream = await countingUpstream(t)
+  const proxy = await proxyWith(
+    t,
+    upstream,
+    redis.url,
+    `routes:
+  - { name: d, match: { path: /d }, ttl: 1m, key: { derive: { json: [/to] }, presence: required } }
+  - { name: b, match: { path: /b }, key: { derive: { json: [/to], bucket: 1s } } }`,
+  )
+  const body = '{"to":"bob"}'
+  t.strictSame(refusalOf(await send(proxy, null, { path: '/d', body: '{}' })), [
+    400,
+    'idempotency_key_missing',
+  ])
+  t.equal(upstream.seen.length, 0)
+
+  const first = await send(proxy, null, { path: '/b', body })
+  t.equal(first.body, 'execution 1')
+  await until(async () => {
+    const next = await send(proxy, null, { path: '/b', body })
+    t.equal(next.headers.get('idempotency-key-derived'), 'true')
+    if (next.replayed) t.equal(next.body, 'execution 1')
+    return !next.replayed
+  })
+  t.equal(upstream.seen.length, 2, 'in the next bucket it executes again')
+
+  await upstream[Symbol.asyncDispose]()
+  const unreachable = await send(proxy, null, { path: '/d', body: '{"to":"eve"}' })
+  t.strictSame(refusalOf(unreachable), [502, 'upstream_unreachable'])
+  t.equal(unreachable.headers.get('idempotency-key-derived'), 'true')
+})
+
+void t.test('§4 T05 derive: so does the refusal of what was first sent too long ago', async (t) => {
+  const upstream = await countingUpstream(t)
+  const proxy = await proxyWith(t, upstream, redis.url, `routes: [${DERIVE}]`)
+  const old = await send(proxy, null, {
+    path: '/d/x',
+    body: '{"to":"bob","amount":1}',
+    headers: { 'x-request': 'r-1', 'repeatability-first-sent': 'Sun, 06 Nov 1994 08:49:37 GMT' },
+  })
+  t.strictSame(refusalOf(old), [412, 'idempotency_key_expired'])
+  t.equal(old.headers.get('idempotency-key-derived'), 'true')
+  t.equal(upstream.seen.length, 0)
+})
+
+interface Issued {
+  readonly idempotencyKey: string
+  readonly expiresAt: string
+}
+
+async function issue(proxy: TestProxy): Promise<Issued> {
+  const reply = await send(proxy, null, { path: '/idempotency-keys', body: null })
+  if (reply.status !== 201) throw new Error(`${reply.status} ${reply.body}`)
+  return JSON.parse(reply.body) as Issued
+}
+
+function issuer(
+  t: Test,
+  store: string,
+  upstream: UpstreamStub,
+  ttl: string,
+  secret = 's'.repeat(32),
+): string {
+  const file = join(tempDir(t), 'secret')
+  writeFileSync(file, secret)
+  return `upstream: { url: "${upstream.url}", timeout: 5s }
+store: { url: "${store}" }
+drain: { timeout: 3s }
+issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: ${ttl} }
+routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]`
+}
+
+for (const kind of STORES)
+  void t.test(`§4 issuer: a key of its own is accepted, no other one: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const store = storeUrl(t, kind, redis)
+    const [a] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
+    const [b] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
+    const [stranger] = await replicas(t, 1, issuer(t, store, upstream, '24h', 'z'.repeat(32)))
+    if (!a || !b || !stranger) throw new Error('three are started')
+    const asked = Date.now()
+    const reply = await send(a, null, { path: '/idempotency-keys/', body: null })
+    t.equal(reply.status, 201)
+    t.match(reply.headers.get('content-type'), /^application\/json/)
+    t.equal(reply.headers.get('cache-control'), 'no-store')
+    const { idempotencyKey: key, expiresAt } = JSON.parse(reply.body) as Issued
+    t.match(expiresAt, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/, 'RFC 3339')
+    t.ok(Math.abs(Date.parse(expiresAt) - asked - 24 * 3_600_000) < 60_000)
+    t.not((await issue(a)).idempotencyKey, key)
+    t.equal(upstream.seen.length, 0, 'the upstream is not asked')
+
+    t.match(await send(a, key), { status: 201, body: 'execution 1', replayed: false })
+    t.match(await send(a, `"${key}"`), { body: 'execution 1', replayed: true })
+    // Replicas with the same secret know each other's keys (memory: each has records of its own).
+    t.match(await send(b, key), { status: 201, replayed: kind !== 'memory' })
+    const n = upstream.seen.length
+    const before = await recordsIn(store)
+    const last = key.at(-1) as string
+    for (const forged of [
+      newKey(),
+      `${key.slice(0, -1)}${last === 'A' ? 'B' : 'A'}`,
+      key.slice(0, -1),
+      `${key}x`,
+      `${key.split('.')[0]}.${key.split('.')[1]}.`,
+      key.replace(/^[^.]+/, Buffer.from('{"alg":"none"}').toString('base64url')),
+      (await issue(stranger)).idempotencyKey,
+    ])
+      t.strictSame(refusalOf(await send(a, forged)), [400, 'idempotency_key_invalid'], forged.slice(-12))
+    t.strictSame(refusalOf(await send(stranger, key)), [400, 'idempotency_key_invalid'])
+    t.strictSame(refusalOf(await send(a, null)), [400, 'idempotency_key_missing'])
+    t.equal(upstream.seen.length, n)
+    t.strictSame(await recordsIn(store), before)
+    // Other methods of the path are the upstream's.
+    t.equal((await send(a, null, { method: 'GET', path: '/idempotency-keys', body: null })).status, 201)
+    t.strictSame([upstream.seen[n]?.method, upstream.seen[n]?.target], ['GET', '/idempotency-keys'])
+  })
+
+void t.test('§4 issuer: an expired key finds its record and claims nothing new', async (t) => {
+  const upstream = await countingUpstream(t)
+  const each = await Promise.all(
+    STORES.map(async (kind) => {
+      const store = storeUrl(t, kind, redis)
+      const [proxy] = await replicas(t, 1, issuer(t, store, upstream, '1s'))
+      if (!proxy) throw new Error('one is started')
+      return { store, proxy, used: await issue(proxy), unused: await issue(proxy) }
+    }),
+  )
+  const answers = new Map<TestProxy, string>()
+  for (const { proxy, used } of each) {
+    const first = await send(proxy, used.idempotencyKey)
+    t.equal(first.status, 201)
+    answers.set(proxy, first.body)
+  }
+  const latest = Math.max(...each.map(({ unused }) => Date.parse(unused.expiresAt)))
+  await until(() => Date.now() > latest + 50)
+  for (const { store, proxy, used, unused } of each) {
+    const before = await recordsIn(store)
+    const replay = await send(proxy, used.idempotencyKey)
+    t.strictSame([replay.status, replay.body, replay.replayed], [201, answers.get(proxy), true], store)
+    const misuse = await send(proxy, used.idempotencyKey, { body: '{"amount":2}' })
+    t.strictSame(refusalOf(misuse), [422, 'idempotency_key_reused'])
+    const expired = await send(proxy, unused.idempotencyKey)
+    t.strictSame(refusalOf(expired), [412, 'idempotency_key_expired'])
+    t.match(JSON.parse(expired.body), { retry: 'no' })
+    t.strictSame(await recordsIn(store), before)
+  }
+  t.equal(upstream.seen.length, STORES.length)
+})
+
+for (const kind of STORES)
+  void t.test(`T05 first sent longer ago than ttl: 412, N=0: ${kind}`, async (t) => {
+    const upstream = await countingUpstream(t)
+    const store = storeUrl(t, kind, redis)
+    const proxy = await proxyWith(
+      t,
+      upstream,
+      store,
+      'routes: [{ name: r, match: { path: /pay }, ttl: 1h, key: { from: ["header:repeatability-request-id", "header:idempotency-key"] } }]',
+    )
+    const sent = (ago: number) => new Date(Date.now() - ago).toUTCString()
+    const ask = (id: string, first: string | null) =>
+      send(proxy, null, {
+        headers: {
+          'repeatability-request-id': id,
+          ...(first === null ? {} : { 'repeatability-first-sent': first }),
+        },
+      })
+    const before = await recordsIn(store)
+    const id = newKey()
+    const late = await ask(id, sent(3_700_000))
+    t.strictSame(refusalOf(late), [412, 'idempotency_key_expired'])
+    t.match(JSON.parse(late.body), { retry: 'no', status: 412 })
+    t.strictSame(refusalOf(await ask(id, 'yesterday')), [400, 'idempotency_key_invalid'])
+    t.equal(upstream.seen.length, 0)
+    t.strictSame(await recordsIn(store), before)
+    t.match(await ask(id, sent(3_500_000)), { status: 201, body: 'execution 1', replayed: false })
+    t.ok((await ask(id, sent(3_500_000))).replayed)
+    t.ok((await ask(id, null)).replayed)
+    t.strictSame(refusalOf(await ask(id, sent(3_700_000))), [412, 'idempotency_key_expired'])
+    const [seen] = upstream.seen
+    t.strictSame(linesNamed(seen ?? { headers: [] }, 'repeatability-request-id'), [id], 'forwarded')
+    t.equal(linesNamed(seen ?? { headers: [] }, 'repeatability-first-sent').length, 1)
+    t.equal(upstream.seen.length, 1)
+  })

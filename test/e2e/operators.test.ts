@@ -1,0 +1,228 @@
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { outcomeDraft } from '../../src/core/settle.ts'
+import { openStore } from '../../src/store/open.ts'
+import { Records } from '../../src/store/records.ts'
+import { draft, HOUR, newToken, response } from '../store/fixtures.ts'
+import { type AdminReply, adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
+import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
+import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { heldUpstream, storeUrl } from '../support/replicas.ts'
+
+t.setTimeout(240_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+
+const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } } as const
+const RETRYABLE = { outcome: 'retryable' } as const
+
+/** Resolves a record that reads unknown, at whatever version it is. */
+async function resolved(proxy: TestProxy, id: string, body: object): Promise<AdminReply> {
+  for (;;) {
+    const shown = await ask(proxy, `/v1/records/${id}`)
+    const headers = { 'if-match': shown.headers.get('etag') as string }
+    const reply = await ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })
+    // The sweeper has written down that it is unknown.
+    if (reply.code !== 'version_mismatch') return reply
+  }
+}
+
+for (const body of [COMPLETED, RETRYABLE])
+  void t.test(
+    `O04 an owner is stopped past its lease, its record resolved as ${body.outcome}, and goes on`,
+    async (t) => {
+      await redis.command('FLUSHALL')
+      const upstream = await heldUpstream(t)
+      const yaml = [
+        `upstream: { url: "${upstream.url}" }`,
+        `store: { url: "${redis.url}" }`,
+        'defaults: { lease: 1s }',
+      ]
+      const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
+      t.teardown(() => owner[Symbol.asyncDispose]())
+      const other = await proxyInProcess([adminYaml(t), ...yaml].join('\n'))
+      t.teardown(() => other.drain())
+      const key = newKey()
+      const asked = send(owner, key)
+      await upstream.arrived(1)
+      const { json } = await ask(other, '/v1/records')
+      const [{ id = '' } = {}] = json['records'] as { id?: string }[]
+      const shown = async () => fullOf(await ask(other, `/v1/records/${id}`))
+      t.equal((await shown()).state, 'in_progress')
+      t.equal((await resolved(other, id, body)).code, 'not_unknown', 'it is still running')
+      await until(async () => (await shown()).history.some(({ event }) => event === 'claimed'))
+      t.match((await shown()).history[0], {
+        event: 'claimed',
+        detail: { replica: new RegExp(`:${owner.child.pid}$`) },
+      })
+
+      owner.kill('SIGSTOP')
+      await until(async () => (await shown()).state === 'unknown')
+      t.equal((await send(other, key)).code, 'idempotency_outcome_unknown')
+      t.equal((await resolved(other, id, body)).status, 200)
+      upstream.finish(1)
+      owner.kill('SIGCONT')
+      const answer = await asked
+      t.same(
+        [answer.status, answer.body, answer.replayed],
+        [201, 'execution 1', false],
+        'its own client gets its answer',
+      )
+
+      const retry = await send(other, key)
+      t.ok(retry.replayed)
+      t.equal(upstream.seen.length, 1)
+      if (body.outcome === 'completed') {
+        t.same([retry.status, retry.body], [200, 'by hand'], 'completed is final, for the owner too')
+        t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
+      } else {
+        t.same([retry.status, retry.body], [201, 'execution 1'], 'a late proof beats "not executed"')
+        t.equal(await owner.metric('idempotency_completions_total{route="default",result="stored"}'), 1)
+      }
+      await until(async () => (await shown()).history.some(({ event }) => event === 'executed'))
+      const { history } = await shown()
+      t.ok(history.findIndex(({ event }) => event === 'resolved') > 0)
+      t.ok(
+        history.some(
+          ({ detail }) => detail['result'] === (body.outcome === 'completed' ? 'stale' : 'stored'),
+        ),
+      )
+    },
+  )
+
+void t.test(
+  'O04 resolved as retryable, a retry executes; what the stopped owner brings is stale',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const upstream = await heldUpstream(t)
+    const yaml = [
+      `upstream: { url: "${upstream.url}" }`,
+      `store: { url: "${redis.url}" }`,
+      'defaults: { lease: 1s }',
+    ]
+    const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
+    t.teardown(() => owner[Symbol.asyncDispose]())
+    const other = await proxyInProcess([adminYaml(t), ...yaml].join('\n'))
+    t.teardown(() => other.drain())
+    const key = newKey()
+    const asked = send(owner, key)
+    await upstream.arrived(1)
+    const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
+    owner.kill('SIGSTOP')
+    await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+    t.equal((await resolved(other, id, RETRYABLE)).status, 200)
+    upstream.finish(2)
+    t.same(
+      [(await send(other, key)).body, upstream.seen.length],
+      ['execution 2', 2],
+      'an operator decided so',
+    )
+    upstream.finish(1)
+    owner.kill('SIGCONT')
+    t.equal((await asked).body, 'execution 1')
+    t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
+    t.equal((await send(other, key)).body, 'execution 2')
+  },
+)
+
+void t.test('a duplicate that waits is told of what an operator decides, on whichever replica', async (t) => {
+  await redis.command('FLUSHALL')
+  const upstream = await heldUpstream(t)
+  const yaml = [`upstream: { url: "${upstream.url}" }`, `store: { url: "${redis.url}" }`]
+  const waits = 'defaults: { inFlight: { mode: wait, wait: 60s }, lease: 2s }'
+  const owner = await proxyProcess(configFile(tempDir(t), [...yaml, waits].join('\n')))
+  t.teardown(() => owner[Symbol.asyncDispose]())
+  const other = await proxyInProcess([adminYaml(t), ...yaml, waits].join('\n'))
+  t.teardown(() => other.drain())
+  const key = newKey()
+  const first = send(owner, key)
+  await upstream.arrived(1)
+  const waiting = send(other, key)
+  await until(async () => (await other.metric('idempotency_waiters')) === 1)
+  const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
+  owner.kill('SIGSTOP')
+  await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+  t.equal((await resolved(other, id, COMPLETED)).status, 200)
+  const told = await waiting
+  // Where it looked between the lapse and the decision, it was told that nobody knows.
+  t.ok(told.body === 'by hand' || told.code === 'idempotency_outcome_unknown', told.body)
+  t.equal((await send(other, key)).body, 'by hand')
+  owner.kill('SIGCONT')
+  upstream.finish(1)
+  t.equal((await first).status, 201)
+})
+
+/** Who decides and the owner's late completion at the same moment, on a store that both write to. */
+async function race(t: Test, kind: 'sqlite' | 'redis'): Promise<void> {
+  const url = storeUrl(t, kind, redis)
+  const audit = join(tempDir(t), 'audit.log')
+  await using proxy = await proxyInProcess(
+    [
+      adminYaml(t),
+      `audit: { file: ${audit} }`,
+      'upstream: { url: "http://127.0.0.1:9" }',
+      `store: { url: "${url}" }`,
+    ].join('\n'),
+  )
+  const store = { url, timeout: 5000, secret: null, spool: null, acceptRisk: false }
+  const register = await openStore(store, { onEvent: () => {}, onBreaker: () => {} })
+  t.teardown(() => register.close())
+  const records = new Records(register)
+  const won = { operator: 0, owner: 0 }
+  for (let n = 0; n < 60; n++) {
+    const token = newToken()
+    const id = newToken().toString('hex').padEnd(43, 'A') as RecordId
+    const body = n % 2 === 0 ? COMPLETED : RETRYABLE
+    const claimed = draft('in_progress', token)
+    const claim = await records.claim(id, claimed, { dueIn: 0, dropIn: HOUR })
+    if (claim.kind !== 'claimed') throw new Error('claimed before')
+    const headers = { 'if-match': `"${claim.stamp.version}"` }
+    const own = outcomeDraft(
+      claimed,
+      { token, attempts: 1, fence: claim.stamp.fence },
+      { kind: 'completed', result: response() },
+      0,
+    )
+    const resolve = () => ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })
+    const late = () =>
+      new Promise((next) => setTimeout(next, n % 5)).then(() =>
+        records.settle(id, own, { dueIn: HOUR, dropIn: HOUR }),
+      )
+    const [reply, settled] = await Promise.all([resolve(), late()])
+    const { status, state } = {
+      status: reply.status,
+      state: recordOf(await ask(proxy, `/v1/records/${id}`)).state,
+    }
+    t.equal(state, 'completed', 'one of them stands')
+    const { body: kept } = await stored(records, id)
+    if (reply.status === 200 && body.outcome === 'completed') {
+      t.equal(settled.kind, 'refused')
+      t.equal(kept, 'by hand')
+      won.operator++
+    } else {
+      t.ok([200, 409, 412].includes(status), String(status))
+      t.equal(
+        settled.kind,
+        'written',
+        'a late proof beats "not executed", and whoever comes after it is refused',
+      )
+      t.not(kept, 'by hand')
+      won.owner++
+    }
+  }
+  t.comment(`${kind}: operator ${won.operator}, owner ${won.owner}`)
+  t.ok(linesOf(audit).length > 0)
+}
+
+async function stored(records: Records, id: RecordId): Promise<{ body: string | null }> {
+  const { record } = await records.get(id)
+  return {
+    body: record?.state === 'completed' && record.result.kept ? record.result.response.body.toString() : null,
+  }
+}
+
+for (const kind of ['sqlite', 'redis'] as const)
+  void t.test(`O04 ${kind}: an operator and a late completion race: one winner`, (t) => race(t, kind))

@@ -1,0 +1,173 @@
+import t, { type Test } from 'tap'
+import { newKey, type Reply, send, tempDir } from '../support/e2e.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { heldUpstream, recordsIn, refusalOf, replicas, STORES, storeUrl } from '../support/replicas.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+
+function yamlOf(upstream: { readonly url: string }, store: string, fingerprint = '{}'): string {
+  return `upstream: { url: "${upstream.url}" }
+store: { url: "${store}" }
+drain: { timeout: 3s }
+defaults: { fingerprint: ${fingerprint} }`
+}
+
+interface Part {
+  readonly name: string
+  readonly filename?: string
+  readonly type?: string
+  readonly content: string
+}
+
+const PARTS: readonly Part[] = [
+  { name: 'amount', content: '10' },
+  { name: 'note', content: 'line one\r\n--not-the-boundary\r\nline two' },
+  { name: 'receipt', filename: 'r.pdf', type: 'application/pdf', content: '%PDF-1.7\x01\x02' },
+]
+
+function multipart(boundary: string, parts: readonly Part[]) {
+  const lines = parts.map(({ name, filename, type, content }) => {
+    const file = filename === undefined ? '' : `; filename="${filename}"`
+    const media = type === undefined ? '' : `\r\nContent-Type: ${type}`
+    return `--${boundary}\r\nContent-Disposition: form-data; name="${name}"${file}${media}\r\n\r\n${content}\r\n`
+  })
+  return {
+    path: '/fast',
+    body: `${lines.join('')}--${boundary}--\r\n`,
+    headers: { 'content-type': `multipart/form-data; boundary=${boundary}` },
+  }
+}
+
+function reused(t: Test, reply: Reply, what: string): void {
+  t.strictSame(refusalOf(reply), [422, 'idempotency_key_reused'], what)
+}
+
+for (const kind of STORES)
+  void t.test(`F14 multipart: the boundary does not count, the parts do: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    const key = newKey()
+    const first = await send(proxy, key, multipart('boundary-1', PARTS))
+    t.equal(first.status, 201)
+    for (const boundary of ['boundary-2', 'XYZ', '----WebKitFormBoundaryAbC123'])
+      t.match(await send(proxy, key, multipart(boundary, PARTS)), { body: first.body, replayed: true })
+    const [amount, note, receipt] = PARTS as [Part, Part, Part]
+    for (const [what, parts] of Object.entries({
+      content: [{ ...amount, content: '11' }, note, receipt],
+      'a name': [{ ...amount, name: 'sum' }, note, receipt],
+      'a filename': [amount, note, { ...receipt, filename: 'other.pdf' }],
+      'a type': [amount, note, { ...receipt, type: 'text/plain' }],
+      order: [note, amount, receipt],
+      'one more': [...PARTS, amount],
+      'one less': [amount, note],
+      // The same text, were the parts put together.
+      'where a part ends': [{ ...amount, content: '1' }, { ...note, content: `0${note.content}` }, receipt],
+    }))
+      reused(t, await send(proxy, key, multipart('boundary-3', parts)), what)
+    t.equal(upstream.seen.length, 1)
+
+    // A client that makes a new boundary each time.
+    const another = newKey()
+    const boundaries = new Set<string | null>()
+    const post = async (amount: string): Promise<Response> => {
+      const form = new FormData()
+      form.set('amount', amount)
+      form.set('receipt', new Blob(['%PDF-1.7'], { type: 'application/pdf' }), 'r.pdf')
+      const request = new Request(`${proxy.url}/fast`, { method: 'POST', body: form })
+      boundaries.add(request.headers.get('content-type'))
+      request.headers.set('authorization', 'Bearer alice')
+      request.headers.set('idempotency-key', another)
+      const response = await fetch(request)
+      await response.text()
+      return response
+    }
+    t.equal((await post('10')).status, 201)
+    t.equal((await post('10')).headers.get('idempotent-replayed'), 'true')
+    t.equal((await post('11')).status, 422)
+    t.equal(boundaries.size, 3)
+    t.equal(upstream.seen.length, 2)
+  })
+
+for (const kind of STORES)
+  void t.test(`F15 forms: spelling does not count, pairs and their order do: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    const key = newKey()
+    const ask = (body: string, type = 'application/x-www-form-urlencoded') =>
+      send(proxy, key, { path: '/fast', body, headers: { 'content-type': type } })
+    const first = await ask('to=b%C3%B6b&note=x+y&n=1%262&n=2')
+    t.equal(first.status, 201)
+    for (const same of [
+      'to=b%C3%B6b&note=x%20y&n=1%262&n=2',
+      '%74o=b%c3%b6b&note=%78+%79&n=%31%262&n=2',
+      'to=b%C3%B6b&note=x+y&n=1%262&n=2',
+    ])
+      t.match(await ask(same), { body: first.body, replayed: true }, same)
+    t.ok(
+      (await ask('to=b%C3%B6b&note=x+y&n=1%262&n=2', 'Application/X-WWW-Form-Urlencoded; charset=utf-8'))
+        .replayed,
+    )
+    for (const other of [
+      'note=x+y&to=b%C3%B6b&n=1%262&n=2',
+      'to=b%C3%B6b&note=x+y&n=2&n=1%262',
+      'to=b%C3%B6b&note=x%2By&n=1%262&n=2',
+      'to=b%C3%B6b&note=x+y&n=1&2&n=2',
+      'to=b%C3%B6b&note=x+y&n=1%262',
+      'to=bob&note=x+y&n=1%262&n=2',
+      'to=b%C3%B6b&note=X+y&n=1%262&n=2',
+    ])
+      reused(t, await ask(other), other)
+    t.equal(upstream.seen.length, 1)
+  })
+
+const BODY = '{"amount":10, "sentAt":"12:00"}'
+const CHANGES: readonly (readonly [what: string, before: string, after: string])[] = [
+  ['ignore added', '{}', '{ ignore: [/sentAt] }'],
+  ['ignore to only', '{ ignore: [/sentAt] }', '{ only: [/amount] }'],
+  ['the mode of the body', '{ body: json }', '{ body: raw }'],
+  ['the body no longer counts', '{}', '{ body: none }'],
+  ['a header counts', '{}', '{ headers: [x-version] }'],
+  ['another header counts', '{ headers: [x-version] }', '{ headers: [x-tenant] }'],
+  ['the order of the query does not count', '{}', '{ query: sorted }'],
+  ['all at once', '{}', '{ body: json, ignore: [/sentAt], headers: [x-version], query: ignore }'],
+]
+
+for (const kind of ['sqlite', 'redis'] as const)
+  for (const [what, one, two] of CHANGES)
+    for (const [before, after] of [
+      [one, two],
+      [two, one],
+    ] as const)
+      void t.test(`F20 between deployments, ${what}: ${kind}, ${before} → ${after}`, async (t) => {
+        const upstream = await heldUpstream(t)
+        const store = kind === 'redis' ? redis.url : `sqlite:${tempDir(t)}/store.db`
+        const [old] = await replicas(t, 1, yamlOf(upstream, store, before))
+        const [fresh] = await replicas(t, 1, yamlOf(upstream, store, after))
+        if (!old || !fresh) throw new Error('two are started')
+        const key = newKey()
+        const ask = (proxy: TestProxy, more: { body?: string; path?: string; headers?: object } = {}) =>
+          send(proxy, key, {
+            path: more.path ?? '/slow?a=1&b=2',
+            body: more.body ?? BODY,
+            headers: { 'x-version': '1', 'x-tenant': 'acme', ...more.headers },
+          })
+        const first = ask(old)
+        await upstream.arrived(1)
+        t.strictSame(refusalOf(await ask(fresh)), [409, 'idempotency_key_in_progress'], 'in flight, as well')
+        upstream.finish(1)
+        const { body } = await first
+        t.match(await ask(fresh), { status: 201, body, replayed: true })
+        const snapshot = await recordsIn(store)
+        // Under both recipes another request, whatever of it counts.
+        reused(t, await ask(fresh, { body: '{"amount":11, "sentAt":"12:00"}' }), 'the amount')
+        reused(t, await ask(fresh, { path: '/slow?a=1&b=3' }), 'the query')
+        reused(t, await ask(fresh, { headers: { 'content-type': 'text/plain' } }), 'the media type')
+        t.strictSame(await recordsIn(store), snapshot, 'refused requests change nothing')
+        for (const proxy of [old, fresh]) t.match(await ask(proxy), { body, replayed: true })
+        t.equal(upstream.seen.length, 1)
+      })

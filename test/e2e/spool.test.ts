@@ -1,0 +1,173 @@
+import { readdirSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { configFile, gate, newKey, onlyRecord, STATE, send, stateOf, tempDir, until } from '../support/e2e.ts'
+import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(120_000)
+
+/** A Redis of the test's own, an upstream whose answers wait, and proxies as processes that share a spool's directory. */
+async function world(t: Test) {
+  const redis = await RedisServer.start()
+  t.teardown(() => redis[Symbol.asyncDispose]())
+  const work = gate()
+  let n = 0
+  const upstream = await upstreamStub(async (_, response) => {
+    const answer = `execution ${++n}`
+    await work.opened
+    response.writeHead(201).end(answer)
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const dir = tempDir(t)
+  const spool = join(dir, 'spool')
+  const yaml = (more = '', directory = spool): string =>
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}", spool: "${directory}" }\ndrain: { timeout: 100ms }\n${more}`
+  const start = async (more?: string): Promise<ChildProxy> => {
+    const proxy = await proxyProcess(configFile(dir, yaml(more)))
+    t.teardown(() => proxy[Symbol.asyncDispose]())
+    return proxy
+  }
+  return { redis, upstream, work, dir, spool, yaml, start }
+}
+
+/** Answered by a proxy whose Redis was killed between claim and completion. */
+async function answeredWithout(
+  { redis, upstream, work }: Pick<Awaited<ReturnType<typeof world>>, 'redis' | 'upstream' | 'work'>,
+  proxy: ChildProxy,
+  key: string,
+): Promise<string> {
+  const asked = send(proxy, key)
+  await upstream.arrived(1)
+  await redis.kill()
+  await proxy.logged(({ msg }) => /store (disconnected|error)/.test(String(msg)))
+  work.open()
+  const { status, body, replayed } = await asked
+  if (status !== 201 || replayed) throw new Error(`answered ${status}`)
+  return body
+}
+
+async function killed(proxy: ChildProxy): Promise<void> {
+  proxy.kill('SIGKILL')
+  await proxy.exited
+}
+
+void t.test(
+  'R04 R05 Redis killed between claim and completion, then the proxy; both back: replayed',
+  async (t) => {
+    const w = await world(t)
+    const key = newKey()
+    const proxy = await w.start()
+    const body = await answeredWithout(w, proxy, key)
+    await killed(proxy)
+    for (const name of readdirSync(w.spool)) t.equal(statSync(join(w.spool, name)).mode & 0o077, 0, name)
+    await w.redis.start()
+    t.equal(stateOf((await onlyRecord(w.redis)).bytes), STATE.in_progress)
+
+    const next = await w.start()
+    const retry = await send(next, key)
+    t.strictSame([retry.status, retry.body, retry.replayed], [201, body, true])
+    await until(async () => (await next.metric('idempotency_spooled')) === 0)
+    t.equal(stateOf((await onlyRecord(w.redis)).bytes), STATE.completed)
+    await until(() => readdirSync(w.spool).length === 1)
+    await killed(next)
+    const third = await w.start()
+    t.ok((await send(third, key)).replayed, 'from Redis')
+    t.equal(w.upstream.seen.length, 1)
+  },
+)
+
+void t.test('R04 Redis stays down: the restarted proxy answers the retry from the spool', async (t) => {
+  const w = await world(t)
+  const key = newKey()
+  const proxy = await w.start()
+  const body = await answeredWithout(w, proxy, key)
+  await killed(proxy)
+
+  for (let restart = 0; restart < 2; restart++) {
+    const next = await w.start()
+    const retry = await send(next, key)
+    t.strictSame([retry.status, retry.body, retry.replayed], [201, body, true])
+    t.equal((await send(next, key, { body: '{"amount":2}' })).code, 'idempotency_key_reused')
+    t.equal((await send(next, newKey())).code, 'idempotency_store_unavailable')
+    t.equal(await next.metric('idempotency_spooled'), 1)
+    await killed(next)
+  }
+  await w.redis.start()
+  const last = await w.start()
+  await until(async () => (await last.metric('idempotency_spooled')) === 0)
+  t.strictSame((await send(last, key)).body, body)
+  t.equal(w.upstream.seen.length, 1)
+})
+
+void t.test('a clean shutdown with the store down keeps the outcome on disk, and says so', async (t) => {
+  const w = await world(t)
+  const key = newKey()
+  const proxy = await w.start()
+  const body = await answeredWithout(w, proxy, key)
+  await proxy.drain()
+  t.equal(await proxy.exited, 0)
+  t.match(await proxy.logged(({ msg }) => /kept on disk/.test(String(msg))), {
+    level: 'error',
+    outcome: 'completed',
+  })
+  t.notOk(proxy.log.some(({ msg }) => /is lost/.test(String(msg))))
+  await w.redis.start()
+  t.strictSame((await send(await w.start(), key)).body, body)
+  t.equal(w.upstream.seen.length, 1)
+})
+
+void t.test('a call that is cut off by the drain is unknown, on disk, too', async (t) => {
+  const w = await world(t)
+  const key = newKey()
+  const proxy = await w.start()
+  const asked = send(proxy, key).catch(() => null)
+  await w.upstream.arrived(1)
+  await w.redis.kill()
+  await proxy.drain()
+  await asked
+  const next = await w.start()
+  t.equal((await send(next, key)).code, 'idempotency_outcome_unknown')
+  await w.redis.start()
+  await until(async () => (await next.metric('idempotency_spooled')) === 0)
+  t.equal(stateOf((await onlyRecord(w.redis)).bytes), STATE.unknown)
+  t.equal(w.upstream.seen.length, 1)
+})
+
+void t.test(
+  'the outcome of a route that the configuration no longer has is written all the same',
+  async (t) => {
+    const w = await world(t)
+    const key = newKey()
+    const proxy = await w.start('routes: [{ name: pay, match: { path: /pay }, ttl: 3d }]')
+    await answeredWithout(w, proxy, key)
+    await killed(proxy)
+    await w.redis.start()
+    const next = await w.start('unmatched: pass')
+    await until(async () => (await next.metric('idempotency_spooled')) === 0)
+    t.equal(await next.metric('idempotency_completions_total{route="pay",result="stored"}'), 1)
+    const { key: name, bytes } = await onlyRecord(w.redis)
+    t.equal(stateOf(bytes), STATE.completed)
+    const left = Number(await w.redis.command('PTTL', name))
+    t.ok(left > 2.9 * 86_400_000 && left <= 3 * 86_400_000, 'kept as long as its route said')
+  },
+)
+
+void t.test(
+  'two proxies on one directory, and a directory that is none: the process does not start',
+  async (t) => {
+    const w = await world(t)
+    await w.start()
+    await t.rejects(proxyProcess(configFile(w.dir, w.yaml())), {
+      message: new RegExp(
+        `ended with 1: .*cannot start: store\\.spool: the directory ${w.spool} cannot be used: another process uses it`,
+      ),
+    })
+    const file = join(w.dir, 'file')
+    writeFileSync(file, '')
+    await t.rejects(proxyProcess(configFile(w.dir, w.yaml('', file))), {
+      message: new RegExp(`cannot start: store\\.spool: the directory ${file} cannot be used: EEXIST`),
+    })
+  },
+)

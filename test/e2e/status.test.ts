@@ -1,0 +1,298 @@
+import t, { type Test } from 'tap'
+import { jwksServer, type Pair, pair, token } from '../callers/support.ts'
+import { newKey, type Reply, send, until } from '../support/e2e.ts'
+import type { TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import {
+  type HeldUpstream,
+  heldUpstream,
+  recordsIn,
+  refusalOf,
+  replicas,
+  STORES,
+  storeUrl,
+} from '../support/replicas.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+
+const STATUS = '/.idempotency/status'
+
+async function proxyWith(t: Test, upstream: HeldUpstream, store: string, more = ''): Promise<TestProxy> {
+  const yaml = `upstream: { url: "${upstream.url}", timeout: 1s }
+store: { url: "${store}" }
+drain: { timeout: 3s }
+status: { path: "${STATUS}" }
+${more}`
+  return (await replicas(t, 1, yaml))[0] as TestProxy
+}
+
+interface Said {
+  readonly state: string
+  readonly since: string
+  readonly retryAfter: number | null
+  readonly recordId: string
+}
+
+/** Asks about POST /pay, or what `query` says. */
+function ask(
+  proxy: TestProxy,
+  key: string | null,
+  {
+    query = 'method=POST&path=/pay',
+    headers = {},
+  }: { query?: string; headers?: Record<string, string> } = {},
+): Promise<Reply> {
+  return send(proxy, key, { method: 'GET', path: `${STATUS}?${query}`, body: null, headers })
+}
+
+function said(t: Test, reply: Reply, state: string): Said {
+  t.equal(reply.status, 200)
+  t.match(reply.headers.get('content-type'), /^application\/json/)
+  t.equal(reply.headers.get('cache-control'), 'no-store')
+  t.equal(reply.headers.get('idempotent-replayed'), null)
+  const body = JSON.parse(reply.body) as Said
+  t.strictSame(Object.keys(body).sort(), ['recordId', 'retryAfter', 'since', 'state'])
+  t.equal(body.state, state)
+  t.match(body.recordId, /^[\w-]{43}$/)
+  t.match(body.since, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/)
+  t.notOk(reply.body.includes('execution'), 'never the stored body')
+  return body
+}
+
+for (const kind of STORES)
+  void t.test(`§6 status.path tells the state and changes nothing: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
+    const store = storeUrl(t, kind, redis)
+    const proxy = await proxyWith(t, upstream, store)
+    const key = newKey()
+    const before = await recordsIn(store)
+    t.equal((await ask(proxy, key)).status, 404, 'no record')
+    t.strictSame(await recordsIn(store), before, 'nor is there one now')
+
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = await recordsIn(store)
+    const running = said(t, await ask(proxy, key), 'in_progress')
+    t.ok(Number.isInteger(running.retryAfter) && Number(running.retryAfter) >= 1)
+    t.ok(Number(running.retryAfter) <= 30)
+    t.ok(Math.abs(Date.parse(running.since) - Date.now()) < 60_000)
+    const duplicate = await send(proxy, key)
+    t.equal((JSON.parse(duplicate.body) as { instance: string }).instance, running.recordId)
+    t.strictSame(await recordsIn(store), held)
+    upstream.finish(1)
+    t.equal((await first).status, 201)
+
+    const kept = await recordsIn(store)
+    const done = said(t, await ask(proxy, `"${key}"`), 'completed')
+    t.strictSame([done.recordId, done.retryAfter], [running.recordId, null])
+    // In any spelling that matches the same route.
+    said(t, await ask(proxy, key, { query: 'path=%2Fpay&method=POST' }), 'completed')
+    said(t, await ask(proxy, key, { query: 'method=POST&path=//p%2561y/' }), 'completed')
+
+    // The key and the credentials are needed, those of the request.
+    const absent: readonly [string, Promise<Reply>][] = [
+      ['another caller', ask(proxy, key, { headers: { authorization: 'Bearer mallory' } })],
+      ['no caller', ask(proxy, key, { headers: { authorization: '' } })],
+      ['another key', ask(proxy, newKey())],
+      ['another path', ask(proxy, key, { query: 'method=POST&path=/pay/more' })],
+      ['another method', ask(proxy, key, { query: 'method=PATCH&path=/pay' })],
+    ]
+    for (const [what, asking] of absent) {
+      const reply = await asking
+      t.equal(reply.status, 404, what)
+      t.notOk(reply.body.includes(done.recordId), what)
+    }
+    t.equal((await ask(proxy, null)).status, 400, 'no key')
+    t.equal((await ask(proxy, '"x')).status, 400, 'an invalid key')
+    t.equal((await ask(proxy, key, { query: '' })).status, 404, 'no path')
+    t.equal(
+      (await ask(proxy, key, { query: 'method=GET&path=/pay' })).status,
+      404,
+      'nothing is protected there',
+    )
+    t.strictSame(await recordsIn(store), kept, 'no record, no expiry is changed')
+    t.equal(upstream.seen.length, 1, 'the upstream is not asked')
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+
+    const refused = newKey()
+    upstream.finish(2)
+    t.equal((await send(proxy, refused, { path: '/refused' })).status, 401)
+    said(t, await ask(proxy, refused, { query: 'method=POST&path=/refused' }), 'failed_retryable')
+    const slow = newKey()
+    t.equal((await send(proxy, slow, { path: '/slow' })).status, 504)
+    const unknown = said(t, await ask(proxy, slow, { query: 'method=POST&path=/slow' }), 'unknown')
+    t.ok(Number.isInteger(unknown.retryAfter) && Number(unknown.retryAfter) >= 1)
+    t.equal((await send(proxy, slow, { path: '/slow' })).code, 'idempotency_outcome_unknown')
+    t.equal(upstream.seen.length, 3)
+  })
+
+void t.test('§6 after ttl it is 404, with a tombstone as well', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWith(t, upstream, redis.url, 'defaults: { ttl: 1s, tombstone: 1h }')
+  const key = newKey()
+  const query = { query: 'method=POST&path=/fast' }
+  t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
+  t.equal((await ask(proxy, key, query)).status, 200)
+  await until(async () => (await ask(proxy, key, query)).status === 404)
+  t.equal((await send(proxy, key, { path: '/fast' })).code, 'idempotency_key_expired')
+  t.equal(upstream.seen.length, 1)
+})
+
+const ACCEPTED = `defaults: { inFlight: { status: 202 } }
+routes:
+  - { name: exact, match: { path: "/exact/*", exact: true, methods: [POST, PUT, DELETE] }, inFlight: { status: 202 } }
+  - { name: events, match: { path: /events }, key: { from: ["header:ce-id"] }, inFlight: { status: 202 } }`
+
+const TARGETS = [
+  '/pay',
+  '/pay?a=1&method=GET&path=/x',
+  '/pay/caf%C3%A9/%E2%82%AC',
+  '/pay/a%2Fb',
+  '/pay/a%252Fb',
+  '/pay/a+b%20c',
+  '/pay//double///slash/',
+  '/pay/%7Etilde%2e',
+  "/pay/a;b=c&d,e=f!$'()*:@",
+  '/exact//double/',
+  '/exact/%7Etilde',
+]
+
+for (const kind of STORES)
+  void t.test(`§6 I07 the Location of a 202 leads to the state when it is followed: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), ACCEPTED)
+    let n = 0
+    const asks = [
+      ...TARGETS.map((path) => ({ method: 'POST', path, headers: {} })),
+      { method: 'PATCH', path: '/pay', headers: {} },
+      { method: 'PUT', path: '/exact/a', headers: {} },
+      { method: 'DELETE', path: '/exact/a', headers: {} },
+      { method: 'POST', path: '/events', headers: { 'ce-id': '1', 'ce-source': '/a b' } },
+    ]
+    for (const { method, path, headers } of asks) {
+      const key = 'ce-id' in headers ? null : newKey()
+      const first = send(proxy, key, { method, path, headers })
+      const seen = await upstream.arrived(++n)
+      t.equal(seen.target, path, 'as sent')
+      const duplicate = await send(proxy, key, { method, path, headers })
+      t.strictSame(refusalOf(duplicate), [202, 'idempotency_key_in_progress'], path)
+      const { instance } = JSON.parse(duplicate.body) as { instance: string }
+      const location = duplicate.headers.get('location')
+      t.type(location, 'string')
+      const followed = new URL(location as string, `${proxy.url}${path}`)
+      t.equal(followed.origin, proxy.url)
+      // The same headers, that of a body included.
+      const follow = () =>
+        send(proxy, key, {
+          method: 'GET',
+          path: `${followed.pathname}${followed.search}`,
+          body: null,
+          headers: { 'content-type': 'application/json', ...headers },
+        })
+      t.equal(said(t, await follow(), 'in_progress').recordId, instance)
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+      t.equal(said(t, await follow(), 'completed').recordId, instance)
+      t.equal(upstream.seen.length, n)
+    }
+  })
+
+void t.test('§6 I07 no 202 has a Location that nobody can follow', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWith(
+    t,
+    upstream,
+    'memory:',
+    `routes:
+  - { name: hooks, match: { path: /hooks }, key: { from: ["header:idempotency-key", "json:/id"] }, inFlight: { status: 202 } }
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/id] } }, inFlight: { status: 202 } }`,
+  )
+  let n = 0
+  for (const path of ['/hooks', '/derived'])
+    for (const key of [null, 'k-1']) {
+      const body = `{"id":"${key ?? 'k-2'}"}`
+      const first = send(proxy, key, { path, body })
+      await upstream.arrived(++n)
+      const duplicate = await send(proxy, key, { path, body })
+      t.equal(duplicate.status, 202)
+      const location = duplicate.headers.get('location')
+      if (key !== null) t.type(location, 'string', 'a key in a header can be asked about')
+      if (location !== null) {
+        const followed = await send(proxy, key, { method: 'GET', path: location, body: null })
+        t.equal(followed.status, 200, `${path} with the key ${key}`)
+      }
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+    }
+})
+
+void t.test('§6 other methods of the path are the upstream’s; without status.path so is GET', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWith(t, upstream, redis.url)
+  for (let n = 1; n <= 20; n++) upstream.finish(n)
+  const target = `${STATUS}?method=POST&path=/pay`
+  for (const method of ['HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS']) {
+    const body = ['POST', 'PUT'].includes(method) ? '{}' : null
+    const reply = await send(proxy, null, { method, path: target, body })
+    t.equal(reply.status, 201, method)
+    t.match(upstream.seen.at(-1), { method, target })
+  }
+  // A POST with a key is one like any other.
+  const key = newKey()
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: false })
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: true })
+  t.equal((await ask(proxy, key)).status, 404)
+  const [plain] = await replicas(t, 1, `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }`)
+  if (!plain) throw new Error('one is started')
+  t.equal((await ask(plain, key)).status, 201)
+  t.match(upstream.seen.at(-1), { method: 'GET', target })
+})
+
+function tokenOf(by: Pair, sub: string): Promise<string> {
+  return token(by, { sub, exp: Math.floor(Date.now() / 1000) + 3600, jti: newKey() })
+}
+
+void t.test('§6 S04 S05 who may not read the answer does not read the state', async (t) => {
+  const [own, mallory] = [await pair('ES256'), await pair('ES256')]
+  await using jwks = await jwksServer(own)
+  let revoked = false
+  const upstream = await heldUpstream(t, (_, { method }) =>
+    method === 'GET' ? { status: revoked ? 401 : 204, body: '' } : {},
+  )
+  for (let n = 1; n <= 20; n++) upstream.finish(n)
+  const proxy = await proxyWith(
+    t,
+    upstream,
+    redis.url,
+    `defaults: { scope: { caller: "jwt:sub", jwt: { jwks: "${jwks.url}" } }, authorizeReplay: { path: /me } }`,
+  )
+  const key = newKey()
+  const as = async (by: Pair, sub: string) => ({
+    headers: { authorization: `Bearer ${await tokenOf(by, sub)}` },
+  })
+  t.equal((await send(proxy, key, await as(own, 'alice'))).status, 201)
+  said(t, await ask(proxy, key, await as(own, 'alice')), 'completed')
+  t.equal((await ask(proxy, key, await as(own, 'bob'))).status, 404)
+  const forged = await ask(proxy, key, await as(mallory, 'alice'))
+  t.strictSame(refusalOf(forged), [401, 'idempotency_caller_missing'])
+  revoked = true
+  const refused = await ask(proxy, key, await as(own, 'alice'))
+  t.strictSame(refusalOf(refused), [401, 'replay_forbidden'])
+  for (const reply of [forged, refused]) t.notMatch(reply.body, /completed|execution/)
+})
+
+void t.test('§6 R01 the store is down: the state is not known, and not absent', async (t) => {
+  await using server = await RedisServer.start()
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWith(t, upstream, server.url)
+  const key = newKey()
+  t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
+  await server.kill()
+  const reply = await ask(proxy, key, { query: 'method=POST&path=/fast' })
+  t.strictSame(refusalOf(reply), [503, 'idempotency_store_unavailable'])
+  t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
+})

@@ -1,0 +1,264 @@
+import { readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { Redis } from 'ioredis'
+import t, { type Test } from 'tap'
+import { jwksServer, pair, token } from '../callers/support.ts'
+import { configFile, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { metricIs } from '../support/exchange.ts'
+import { type ChildProxy, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { heldUpstream, replicas, STORES, storeUrl, waitersAre } from '../support/replicas.ts'
+
+t.setTimeout(60_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+
+const FAST = { path: '/fast' }
+
+for (const kind of STORES)
+  void t.test(`§13 what this version counts of waiting, rates, refusals and keys: ${kind}`, async (t) => {
+    let maySee = true
+    const upstream = await heldUpstream(t, (_, { method }) =>
+      method === 'GET' ? { status: maySee ? 200 : 403 } : {},
+    )
+    const [proxy] = await replicas(
+      t,
+      1,
+      `upstream: { url: "${upstream.url}" }
+store: { url: "${storeUrl(t, kind, redis)}" }
+drain: { timeout: 3s }
+routes:
+  - { name: held, match: { path: /held }, inFlight: { mode: wait, wait: 20s } }
+  - { name: rated, match: { path: /fast/rated }, limits: { newKeys: 1/h } }
+  - { name: asked, match: { path: /fast/asked }, authorizeReplay: { path: /fast/may-see } }
+  - { name: plain, match: { path: /fast }, lease: 1s }`,
+    )
+    if (!proxy) throw new Error('one is started')
+    const outcome = (route: string, name: string) =>
+      proxy.metric(`idempotency_requests_total{route="${route}",outcome="${name}"}`)
+
+    const key = newKey()
+    const first = send(proxy, key, { path: '/held' })
+    await upstream.arrived(1)
+    const held = Array.from({ length: 3 }, () => send(proxy, key, { path: '/held' }))
+    await waitersAre([proxy], 3)
+    upstream.finish(1)
+    await Promise.all([first, ...held])
+    t.equal((await send(proxy, key, { path: '/held' })).replayed, true)
+    t.strictSame(
+      [await outcome('held', 'executed'), await outcome('held', 'waited'), await outcome('held', 'replayed')],
+      [1, 3, 1],
+    )
+    t.equal(await proxy.metric('idempotency_waiters'), 0)
+    t.equal(await proxy.metric('idempotency_duplicates_prevented_total{route="held"}'), 4)
+
+    t.equal((await send(proxy, newKey(), { path: '/fast/rated' })).status, 201)
+    for (let i = 0; i < 2; i++) t.equal((await send(proxy, newKey(), { path: '/fast/rated' })).status, 429)
+    t.equal(await outcome('rated', 'rate_limited'), 2)
+
+    const seen = newKey()
+    t.equal((await send(proxy, seen, { path: '/fast/asked' })).status, 201)
+    maySee = false
+    t.equal((await send(proxy, seen, { path: '/fast/asked' })).status, 403)
+    t.equal(await outcome('asked', 'replay_forbidden'), 1)
+    t.equal(await outcome('asked', 'replayed'), 0)
+
+    // A client that makes a new key for each attempt is not protected: same caller, same operation.
+    const regenerated = () => proxy.metric('idempotency_regenerated_keys_total{route="plain"}')
+    const one = newKey()
+    for (let i = 0; i < 3; i++) await send(proxy, one, FAST)
+    t.equal(await regenerated(), 0, 'a retry with its key')
+    await send(proxy, newKey(), { ...FAST, body: '{"amount":2}' })
+    await send(proxy, newKey(), { ...FAST, headers: { authorization: 'Bearer bob' } })
+    t.equal(await regenerated(), 0, 'another operation, another caller')
+    await send(proxy, newKey(), FAST)
+    t.equal(await regenerated(), 1)
+
+    const sample = (name: string, suffix: string) => proxy.metric(`${name}_${suffix}{route="plain"}`)
+    t.equal(await sample('idempotency_retry_age_seconds', 'count'), 2, 'the two replays')
+    const age = await sample('idempotency_retry_age_seconds', 'sum')
+    t.ok(age >= 0 && age < 60, `${age} s`)
+    t.equal(await sample('idempotency_lease_use_ratio', 'count'), 4, 'the four executions')
+    t.ok((await sample('idempotency_lease_use_ratio', 'sum')) > 0)
+    const text = await (await fetch(`${proxy.adminUrl}/metrics`)).text()
+    for (const [name, type] of Object.entries({
+      idempotency_waiters: 'gauge',
+      idempotency_regenerated_keys_total: 'counter',
+      idempotency_retry_age_seconds: 'histogram',
+      idempotency_lease_use_ratio: 'histogram',
+    }))
+      t.ok(text.includes(`# TYPE ${name} ${type}\n`), `${name} is a ${type}`)
+  })
+
+const HOOK = 'hook-id-6c2f-do-not-tell'
+const EVENT = 'event-id-55b0-do-not-tell'
+const PART = 'derived-part-9d31-do-not-tell'
+const SUBJECT = 'subject-7a10-do-not-tell'
+const CLAIM = 'claim-3f8e-do-not-tell'
+
+async function startAll(t: Test, upstream: string, store: string, jwks: string): Promise<ChildProxy> {
+  const dir = tempDir(t)
+  writeFileSync(join(dir, 'secret'), 's'.repeat(32))
+  const yaml = `upstream: { url: "${upstream}" }
+store: { url: "${store}" }
+log: { level: trace, format: json }
+issuer: { path: /keys, secretFile: "${join(dir, 'secret')}", ttl: 1s }
+status: { path: /status }
+defaults:
+  inFlight: { mode: wait, wait: 100ms }
+  scope: { caller: "jwt:sub", jwt: { jwks: "${jwks}" } }
+  limits: { newKeys: 100/h }
+routes:
+  - { name: hooks, match: { path: /fast/hooks }, key: { from: ["json:/id"], presence: required } }
+  - { name: events, match: { path: /fast/events }, key: { from: ["header:ce-id", "json:/id"] } }
+  - { name: derived, match: { path: /fast/derived }, key: { derive: { json: [/part], headers: [x-part] } } }
+  - { name: issued, match: { path: /fast/issued }, key: { issuedOnly: true, presence: required } }
+  - { name: rated, match: { path: /fast/rated }, limits: { newKeys: 1/h } }
+  - { name: asked, match: { path: /fast/asked }, authorizeReplay: { path: /fast/may-see } }`
+  const proxy = await proxyProcess(configFile(dir, yaml))
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  return proxy
+}
+
+/** Each form in which a secret could leak: as it is, encoded, and the parts of a token. */
+function formsOf(secret: string): string[] {
+  const parts = secret.split('.')
+  return [secret, ...(parts.length === 3 ? parts.slice(1) : [])].flatMap((text) => [
+    text,
+    encodeURIComponent(text),
+    Buffer.from(text).toString('base64').replace(/=+$/, ''),
+    Buffer.from(text).toString('base64url'),
+    Buffer.from(text).toString('hex'),
+  ])
+}
+
+function quiet(t: Test, text: string, secrets: readonly string[], where: string): void {
+  for (const secret of secrets)
+    t.notOk(
+      formsOf(secret).find((form) => text.includes(form)),
+      `${secret.slice(0, 24)}… is not in ${where}`,
+    )
+}
+
+for (const kind of ['sqlite', 'redis'] as const)
+  void t.test(`K22 keys, tokens and claims of every source are told to nobody: ${kind}`, async (t) => {
+    const [own, mallory] = [await pair('ES256'), await pair('ES256')]
+    await using jwks = await jwksServer(own)
+    const upstream = await heldUpstream(t, (_, { method }) => (method === 'GET' ? { status: 401 } : {}))
+    const store = storeUrl(t, kind, redis)
+    const proxy = await startAll(t, upstream.url, store, jwks.url)
+    const claims = { sub: SUBJECT, exp: Math.floor(Date.now() / 1000) + 3600, own: CLAIM, aud: CLAIM }
+    const good = await token(own, claims)
+    const forged = await token(mallory, claims)
+    const stale = await token(own, { ...claims, exp: 1_000_000_000 })
+    const { idempotencyKey: issued, expiresAt } = JSON.parse(
+      (await send(proxy, null, { path: '/keys', body: null })).body,
+    ) as { idempotencyKey: string; expiresAt: string }
+    const later = JSON.parse((await send(proxy, null, { path: '/keys', body: null })).body) as {
+      idempotencyKey: string
+    }
+    const secrets = [HOOK, EVENT, PART, SUBJECT, CLAIM, good, forged, stale, issued, later.idempotencyKey]
+    const answers: number[] = []
+    const ask = async (key: string | null, more: Parameters<typeof send>[2]): Promise<Reply> => {
+      const reply = await send(proxy, key, {
+        ...more,
+        headers: { authorization: `Bearer ${good}`, ...more?.headers },
+      })
+      answers.push(reply.status)
+      if (reply.code !== null) quiet(t, JSON.stringify([reply.body, ...reply.headers]), secrets, reply.code)
+      return reply
+    }
+    const everything = async (): Promise<void> => {
+      for (const body of [
+        `{"id":"${HOOK}"}`,
+        `{"id":"${HOOK}","x":1}`,
+        `{"id":["${HOOK}"]}`,
+        `{"id":"${HOOK}\\n"}`,
+      ])
+        for (let i = 0; i < 2; i++) await ask(null, { path: '/fast/hooks', body })
+      const source = { 'ce-id': EVENT, 'ce-source': EVENT }
+      for (let i = 0; i < 2; i++) await ask(null, { path: '/fast/events', headers: source, body: '{}' })
+      await ask(null, { path: '/fast/events', headers: source, body: `{"id":"${HOOK}"}` })
+      for (const body of [`{"part":"${PART}"}`, `{"part":"${PART}","x":1}`, `{"part":null,"x":"${PART}"}`])
+        await ask(null, { path: '/fast/derived', headers: { 'x-part': PART }, body })
+      for (const key of [issued, issued, `${issued}x`, later.idempotencyKey]) {
+        await ask(key, { path: '/fast/issued' })
+        await ask(key, { path: '/fast/issued', body: '{}' })
+      }
+      for (const bad of [forged, stale, `${good}x`])
+        await ask(HOOK, { path: '/fast/hooks', headers: { authorization: `Bearer ${bad}` } })
+      for (const key of [HOOK, EVENT]) await ask(key, { path: '/fast/rated' })
+      for (let i = 0; i < 2; i++) await ask(HOOK, { path: '/fast/asked' })
+      await ask(EVENT, { method: 'GET', path: '/status?method=POST&path=/fast/asked', body: null })
+      await ask(`"${EVENT}`, { path: '/fast/other' })
+    }
+    await everything()
+    const slow = ask(HOOK, { path: '/slow' })
+    await upstream.arrived(upstream.seen.length + 1)
+    t.equal((await ask(HOOK, { path: '/slow' })).status, 409)
+    upstream.finish(upstream.seen.length)
+    await slow
+    await until(() => Date.now() > Date.parse(expiresAt) + 50)
+    t.equal((await ask(later.idempotencyKey, { path: '/fast/issued', body: '{"x":1}' })).status, 422)
+    await everything()
+    // Where the store or the key server is away, errors of libraries are told of.
+    await jwks.stop()
+    if (kind === 'redis') {
+      redis.pause()
+      await everything()
+      redis.resume()
+    }
+    for (const status of [201, 400, 401, 409, 422, 429])
+      t.ok(answers.includes(status), `there was a ${status}`)
+
+    const log = JSON.stringify(proxy.log)
+    t.ok(proxy.log.filter(({ msg }) => msg === 'request').length > 50)
+    quiet(t, log, secrets, 'a log line')
+    quiet(t, await (await fetch(`${proxy.adminUrl}/metrics`)).text(), secrets, 'a metric')
+    if (kind === 'sqlite') {
+      const file = store.slice('sqlite:'.length)
+      for (const one of [file, `${file}-wal`]) quiet(t, readFileSync(one, 'latin1'), secrets, one)
+      return
+    }
+    const client = new Redis(store)
+    t.teardown(() => client.disconnect())
+    const names = await client.keys('*')
+    t.ok(names.length > 5)
+    quiet(t, names.join('\n'), secrets, 'a Redis key')
+    for (const name of names) {
+      const dump = await client.dumpBuffer(name)
+      const value = (await client.type(name)) === 'string' ? ((await client.getBuffer(name)) as Buffer) : dump
+      quiet(t, value.toString('latin1'), secrets, 'a value')
+    }
+  })
+
+void t.test(
+  '§13 a waiter that is told of failure, or of nothing, is counted as what it was answered',
+  async (t) => {
+    const upstream = await heldUpstream(t, () => ({
+      status: 200,
+      headers: { 'Idempotency-Outcome': 'not-applied' },
+    }))
+    const [proxy] = (await replicas(
+      t,
+      1,
+      `upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+defaults: { inFlight: { mode: wait, wait: 20s } }`,
+    )) as [TestProxy]
+    const key = newKey()
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = Array.from({ length: 3 }, () => send(proxy, key))
+    await waitersAre([proxy], 3)
+    upstream.finish(1)
+    await upstream.arrived(2)
+    upstream.finish(2)
+    await Promise.all([first, ...held])
+    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="executed"}', 2)
+    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="in_progress"}', 2)
+    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="waited"}', 0)
+  },
+)

@@ -1,0 +1,465 @@
+import { once } from 'node:events'
+import { createServer } from 'node:https'
+import type { AddressInfo } from 'node:net'
+import { connect } from 'node:net'
+import { setTimeout as wait } from 'node:timers/promises'
+import t, { type Test } from 'tap'
+import { certificate } from '../support/certificates.ts'
+import { newKey, type Reply, send, until } from '../support/e2e.ts'
+import { metricIs } from '../support/exchange.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { post } from '../support/raw.ts'
+import { RedisServer } from '../support/redis.ts'
+import { relay } from '../support/relay.ts'
+import {
+  essenceOf,
+  heldUpstream,
+  processes,
+  recordsIn,
+  refusalOf,
+  replicas,
+  STORES,
+  storeUrl,
+  waitersAre,
+} from '../support/replicas.ts'
+
+t.setTimeout(90_000)
+
+const redis = await RedisServer.start()
+t.teardown(() => redis[Symbol.asyncDispose]())
+t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+
+const WAIT = 'defaults: { lease: 20s, inFlight: { mode: wait, wait: 30s } }\ndrain: { timeout: 3s }'
+
+function yamlOf(upstream: { readonly url: string }, store: string, more = WAIT): string {
+  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${more}`
+}
+
+function many(count: number, ask: (i: number) => Promise<Reply>): Promise<Reply>[] {
+  return Array.from({ length: count }, (_, i) => ask(i))
+}
+
+/** All got the bytes of one execution, exactly one of them as the live answer. */
+function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
+  t.equal(
+    replies.filter(({ replayed }) => !replayed).length,
+    live,
+    'live answers; all others say that they are replays',
+  )
+  for (const reply of replies) t.same(essenceOf(reply), essenceOf(replies[0] as Reply))
+  t.equal(replies[0]?.status, 201)
+}
+
+for (const kind of STORES)
+  void t.test(`I02 50 duplicates are held and get the answer of the first: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, () => ({
+      headers: { 'Set-Cookie': 'a=b; Expires=Mon, 01 Jan 2035 00:00:00 GMT' },
+    }))
+    const store = storeUrl(t, kind, redis)
+    await using proxy = await proxyInProcess(yamlOf(upstream, store))
+    const key = newKey()
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = many(50, () => send(proxy, key))
+    await waitersAre([proxy], 50)
+    const misused = await send(proxy, key, { body: '{"amount":2}' })
+    t.strictSame(refusalOf(misused), [422, 'idempotency_key_reused'], 'another payload is not held')
+    upstream.finish(1)
+    oneAnswer(t, [await first, ...(await Promise.all(held))])
+    t.equal(upstream.seen.length, 1)
+    const counted = (outcome: string) =>
+      proxy.metric(`idempotency_requests_total{route="default",outcome="${outcome}"}`)
+    t.strictSame([await counted('executed'), await counted('waited'), await counted('misuse')], [1, 50, 1])
+    await metricIs(proxy, 'idempotency_waiters', 0)
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    await metricIs(proxy, 'idempotency_in_flight', 0)
+  })
+
+void t.test('I02 I04 L02 the same over three replicas on one Redis, and two on one file', async (t) => {
+  const upstream = await heldUpstream(t)
+  const stores = [
+    { count: 3, store: redis.url },
+    { count: 2, store: storeUrl(t, 'sqlite', redis) },
+  ]
+  let n = 0
+  for (const { count, store } of stores) {
+    const all = await processes(t, count, yamlOf(upstream, store))
+    const on = (i: number) => all[i % count] as TestProxy
+    const key = newKey()
+    n++
+    const replies = many(50, (i) => send(on(i), key))
+    await upstream.arrived(n)
+    await waitersAre(all, 49)
+    upstream.finish(n)
+    oneAnswer(t, await Promise.all(replies))
+    t.equal(upstream.seen.length, n)
+    await waitersAre(all, 0)
+    const later = await Promise.all(all.map((one) => send(one, key)))
+    oneAnswer(t, later, 0)
+  }
+})
+
+/** How often that replica has looked records up. */
+function looks(proxy: TestProxy): Promise<number> {
+  return proxy.metric('idempotency_store_operation_seconds_count{store="redis",operation="get"}')
+}
+
+void t.test(
+  'I04 a duplicate elsewhere is woken by the completion; a user without channels looks for it',
+  async (t) => {
+    const upstream = await heldUpstream(t)
+    await redis.command('ACL', 'SETUSER', 'quiet', 'on', '>secret', '~*', 'resetchannels', '+@all')
+    const quiet = redis.url.replace('//', '//quiet:secret@')
+    const [owner, woken] = (await replicas(t, 2, yamlOf(upstream, redis.url))) as [TestProxy, TestProxy]
+    const [polling] = (await replicas(t, 1, yamlOf(upstream, quiet))) as [TestProxy]
+    const order: string[] = []
+    const held = (proxy: TestProxy, name: string, key: string) =>
+      send(proxy, key).then((reply) => {
+        order.push(name)
+        return reply
+      })
+    const key = newKey()
+    const first = send(owner, key)
+    await upstream.arrived(1)
+    // The one that looks is there first, so that of two that look it would be answered first.
+    const replies = [held(polling, 'polling', key)]
+    await waitersAre([polling], 1)
+    await wait(50)
+    replies.push(held(woken, 'woken', key))
+    await waitersAre([woken], 1)
+    // Looks are 1 s apart by then; right after one, the next is far away.
+    await until(async () => (await looks(woken)) >= 5)
+    upstream.finish(1)
+    oneAnswer(t, [await first, ...(await Promise.all(replies))])
+    t.strictSame(order, ['woken', 'polling'])
+
+    const another = newKey()
+    const second = send(polling, another)
+    await upstream.arrived(2)
+    const waiting = [woken, owner, polling].map((proxy) => send(proxy, another))
+    await waitersAre([woken, owner, polling], 3)
+    upstream.finish(2)
+    oneAnswer(t, [await second, ...(await Promise.all(waiting))])
+    t.equal(upstream.seen.length, 2)
+  },
+)
+
+for (const status of [425, 202])
+  void t.test(`I03 beyond the limit of the wait: ${status} and Retry-After`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const policy = `defaults: { inFlight: { mode: wait, wait: 300ms, status: ${status} } }`
+    const [owner, other] = await replicas(t, 2, yamlOf(upstream, redis.url, policy))
+    if (!owner || !other) throw new Error('two are started')
+    const key = newKey()
+    const first = send(owner, key)
+    await upstream.arrived(1)
+    for (const reply of await Promise.all([send(owner, key), send(other, key)])) {
+      t.strictSame(refusalOf(reply), [status, 'idempotency_key_in_progress'])
+      t.match(JSON.parse(reply.body), { retry: 'same-key', status })
+      t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
+      t.ok(Number(reply.headers.get('retry-after')) <= 30)
+      t.notOk(reply.replayed)
+    }
+    for (const proxy of [owner, other])
+      t.equal(await proxy.metric('idempotency_requests_total{route="default",outcome="in_progress"}'), 1)
+    upstream.finish(1)
+    t.match(await first, { status: 201, body: 'execution 1', replayed: false })
+    t.ok((await send(other, key)).replayed)
+    t.equal(upstream.seen.length, 1)
+  })
+
+/** A request on a connection of its own, that can be cut. */
+function rawSend(proxy: TestProxy, key: string, body = '{"amount":1}') {
+  const socket = connect(proxy.port, '127.0.0.1')
+  socket.on('error', () => {})
+  socket.write(post('/pay', key, body, ['Authorization: Bearer alice']))
+  return socket
+}
+
+for (const kind of STORES)
+  void t.test(`I05 X01 clients that leave free their seats, the original goes on: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    const key = newKey()
+    const owner = rawSend(proxy, key)
+    await upstream.arrived(1)
+    const leaving = Array.from({ length: 5 }, () => rawSend(proxy, key))
+    await waitersAre([proxy], 5)
+    const stays = send(proxy, key)
+    await waitersAre([proxy], 6)
+    for (const socket of leaving) socket.destroy()
+    owner.destroy()
+    await waitersAre([proxy], 1)
+    // What was held for the original and for the one that stays.
+    await metricIs(proxy, 'idempotency_buffered_bytes', 2 * '{"amount":1}'.length)
+    upstream.finish(1)
+    t.match(await stays, { status: 201, body: 'execution 1', replayed: true })
+    t.equal(upstream.seen.length, 1)
+    await waitersAre([proxy], 0)
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    await metricIs(proxy, 'idempotency_in_flight', 0)
+  })
+
+void t.test('I05 beyond limits.waiters a duplicate is answered at once', async (t) => {
+  const upstream = await heldUpstream(t)
+  await using proxy = await proxyInProcess(yamlOf(upstream, 'memory:', `${WAIT}\nlimits: { waiters: 2 }`))
+  const key = newKey()
+  const first = send(proxy, key)
+  await upstream.arrived(1)
+  const held = many(2, () => send(proxy, key))
+  await waitersAre([proxy], 2)
+  for (const excess of await Promise.all(many(3, () => send(proxy, key)))) {
+    t.strictSame(refusalOf(excess), [409, 'idempotency_key_in_progress'])
+    t.match(excess.headers.get('retry-after'), /^[1-9]\d*$/)
+  }
+  const another = newKey()
+  const other = send(proxy, another)
+  await upstream.arrived(2)
+  t.equal((await send(proxy, another)).status, 409, 'the bound is one for all keys')
+  upstream.finish(1)
+  upstream.finish(2)
+  oneAnswer(t, [await first, ...(await Promise.all(held))])
+  t.equal((await other).body, 'execution 2')
+  t.equal(upstream.seen.length, 2)
+})
+
+void t.test('I05 bodies of those that wait count in limits.buffered', async (t) => {
+  const upstream = await heldUpstream(t)
+  await using proxy = await proxyInProcess(
+    yamlOf(upstream, redis.url, `${WAIT}\nlimits: { buffered: 350KiB, request: 200KiB, response: 100KiB }`),
+  )
+  const body = JSON.stringify('x'.repeat(100 * 1024 - 2))
+  const key = newKey()
+  const first = send(proxy, key, { body })
+  await upstream.arrived(1)
+  const held = many(2, () => send(proxy, key, { body }))
+  await waitersAre([proxy], 2)
+  t.equal(await proxy.metric('idempotency_buffered_bytes'), 300 * 1024)
+  const before = await recordsIn(redis.url)
+  const another = newKey()
+  for (const one of [key, another]) {
+    const refused = await send(proxy, one, { body })
+    t.strictSame(refusalOf(refused), [503, 'overloaded'])
+    t.match(refused.headers.get('retry-after'), /^[1-9]\d*$/)
+    t.match(JSON.parse(refused.body), { retry: 'same-key' })
+  }
+  t.strictSame(await recordsIn(redis.url), before, 'nothing is claimed')
+  upstream.finish(1)
+  oneAnswer(t, [await first, ...(await Promise.all(held))])
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  t.equal(upstream.seen.length, 1)
+  upstream.finish(2)
+  t.match(await send(proxy, another, { body }), { status: 201, body: 'execution 2', replayed: false })
+})
+
+const FREED = {
+  'the upstream said not-applied': {
+    status: 200,
+    headers: { 'Idempotency-Outcome': 'not-applied' },
+    body: 'nothing done',
+  },
+  'a status that releases': { status: 401, body: 'who are you' },
+} as const
+
+for (const kind of STORES)
+  for (const [how, answer] of Object.entries(FREED))
+    void t.test(`I02 one of those that wait takes over where ${how}: ${kind}`, async (t) => {
+      const upstream = await heldUpstream(t, (n) => (n === 1 ? answer : {}))
+      await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+      const key = newKey()
+      const first = send(proxy, key)
+      await upstream.arrived(1)
+      const gone = rawSend(proxy, key)
+      await waitersAre([proxy], 1)
+      const held = many(10, () => send(proxy, key))
+      await waitersAre([proxy], 11)
+      gone.destroy()
+      await waitersAre([proxy], 10)
+      upstream.finish(1)
+      t.match(await first, { status: answer.status, body: answer.body, replayed: false })
+      t.equal((await first).headers.get('idempotency-outcome'), null, 'removed')
+      await upstream.arrived(2)
+      await waitersAre([proxy], 9)
+      upstream.finish(2)
+      const replies = await Promise.all(held)
+      oneAnswer(t, replies)
+      t.equal(replies[0]?.body, 'execution 2')
+      t.equal(upstream.seen.length, 2)
+      t.match(await send(proxy, key), { body: 'execution 2', replayed: true })
+      await waitersAre([proxy], 0)
+    })
+
+for (const kind of ['sqlite', 'redis'] as const)
+  void t.test(`I02 exactly one takes over, wherever they wait: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, (n) => (n === 1 ? { status: 429 } : {}))
+    const all = await replicas(t, 3, yamlOf(upstream, storeUrl(t, kind, redis)))
+    const on = (i: number) => all[i % 3] as TestProxy
+    const key = newKey()
+    const first = send(on(0), key)
+    await upstream.arrived(1)
+    const held = many(12, (i) => send(on(i), key))
+    await waitersAre(all, 12)
+    upstream.finish(1)
+    t.equal((await first).status, 429)
+    await upstream.arrived(2)
+    await waitersAre(all, 11)
+    upstream.finish(2)
+    oneAnswer(t, await Promise.all(held))
+    t.equal(upstream.seen.length, 2)
+  })
+
+void t.test('I02 U12 one takes over where the first was never sent', async (t) => {
+  using cert = certificate('IP:127.0.0.1')
+  let n = 0
+  const https = createServer({ cert: cert.cert, key: cert.key }, (request, response) => {
+    request.resume().on('end', () => response.writeHead(201).end(`execution ${++n}`))
+  }).listen(0, '127.0.0.1')
+  await once(https, 'listening')
+  t.teardown(() => https.close())
+  await using between = await relay((https.address() as AddressInfo).port)
+  between.holdReplies = true
+  let hello = false
+  between.onReply = () => {
+    hello = true
+  }
+  await using proxy = await proxyInProcess(
+    `upstream: { url: "https://127.0.0.1:${between.port}", connectTimeout: 20s, tls: { ca: "${cert.certFile}" } }
+store: { url: "memory:" }
+${WAIT}`,
+  )
+  const key = newKey()
+  const first = send(proxy, key)
+  await until(() => hello)
+  const held = many(10, () => send(proxy, key))
+  await waitersAre([proxy], 10)
+  between.holdReplies = false
+  between.cut()
+  t.strictSame(refusalOf(await first), [502, 'upstream_unreachable'])
+  const replies = await Promise.all(held)
+  oneAnswer(t, replies)
+  t.equal(n, 1, 'of two attempts one was sent')
+})
+
+for (const kind of STORES)
+  void t.test(`I02 once per original: after a second failure the others are answered: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, (n) => (n <= 2 ? { status: 429, body: `refused ${n}` } : {}))
+    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    const key = newKey()
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = many(10, () => send(proxy, key))
+    await waitersAre([proxy], 10)
+    upstream.finish(1)
+    t.match(await first, { status: 429, body: 'refused 1' })
+    await upstream.arrived(2)
+    await waitersAre([proxy], 9)
+    upstream.finish(2)
+    const replies = await Promise.all(held)
+    t.equal(replies.filter(({ body }) => body === 'refused 2').length, 1, 'the one that took over')
+    const others = replies.filter(({ body }) => body !== 'refused 2')
+    for (const reply of others) {
+      t.strictSame(refusalOf(reply), [409, 'idempotency_key_in_progress'])
+      t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
+    }
+    t.equal(upstream.seen.length, 2)
+    upstream.finish(3)
+    t.match(await send(proxy, key), { status: 201, body: 'execution 3', replayed: false })
+  })
+
+for (const policy of ['unknown', 'retry'] as const)
+  void t.test(
+    `I02 L08 the owner is killed while others wait elsewhere; onLeaseExpired: ${policy}`,
+    async (t) => {
+      const upstream = await heldUpstream(t)
+      const settings = `defaults: { lease: 1s, onLeaseExpired: ${policy}, inFlight: { mode: wait, wait: 30s } }`
+      const [owner] = await processes(t, 1, yamlOf(upstream, redis.url, settings))
+      const others = await replicas(t, 2, yamlOf(upstream, redis.url, `${settings}\ndrain: { timeout: 3s }`))
+      if (!owner) throw new Error('one is started')
+      const key = newKey()
+      const lost = send(owner, key).catch((error: unknown) => error)
+      await upstream.arrived(1)
+      const held = many(10, (i) => send(others[i % 2] as TestProxy, key))
+      await waitersAre(others, 10)
+      owner.kill('SIGKILL')
+      t.ok((await lost) instanceof Error)
+      if (policy === 'unknown') {
+        for (const reply of await Promise.all(held)) {
+          t.strictSame(refusalOf(reply), [409, 'idempotency_outcome_unknown'])
+          t.match(JSON.parse(reply.body), { retry: 'same-key' })
+          t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
+        }
+        t.equal(upstream.seen.length, 1)
+        return
+      }
+      await upstream.arrived(2)
+      upstream.finish(2)
+      oneAnswer(t, await Promise.all(held))
+      t.equal(upstream.seen.length, 2)
+    },
+  )
+
+void t.test('X04 SIGTERM: those that wait get the answer before the process ends', async (t) => {
+  const upstream = await heldUpstream(t)
+  const [proxy] = await processes(t, 1, yamlOf(upstream, redis.url))
+  if (!proxy) throw new Error('one is started')
+  const key = newKey()
+  const replies = [send(proxy, key)]
+  await upstream.arrived(1)
+  replies.push(...many(10, () => send(proxy, key)))
+  await waitersAre([proxy], 10)
+  proxy.kill('SIGTERM')
+  await proxy.logged(({ msg }) => msg === 'draining')
+  upstream.finish(1)
+  oneAnswer(t, await Promise.all(replies))
+  t.equal(await proxy.exited, 0)
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('X05 SIGTERM of a replica whose duplicates wait for another one ends in time', async (t) => {
+  const upstream = await heldUpstream(t)
+  const [owner] = await replicas(t, 1, yamlOf(upstream, redis.url))
+  const short = WAIT.replace('3s', '300ms')
+  const [stopped] = await processes(t, 1, yamlOf(upstream, redis.url, short))
+  if (!owner || !stopped) throw new Error('two are started')
+  const key = newKey()
+  const first = send(owner, key)
+  await upstream.arrived(1)
+  const held = Promise.allSettled(many(5, () => send(stopped, key)))
+  await waitersAre([stopped], 5)
+  stopped.kill('SIGTERM')
+  t.equal(await stopped.exited, 0, 'while the original still runs elsewhere')
+  t.equal(upstream.seen.length, 1)
+  for (const result of await held) {
+    if (result.status === 'rejected') throw result.reason
+    t.strictSame(refusalOf(result.value), [409, 'idempotency_key_in_progress'])
+    t.match(result.value.headers.get('retry-after'), /^[1-9]\d*$/)
+  }
+  upstream.finish(1)
+  t.match(await first, { status: 201, body: 'execution 1' })
+  t.ok((await send(owner, key)).replayed)
+  t.equal(upstream.seen.length, 1)
+})
+
+for (const when of ['before', 'after'] as const)
+  void t.test(`R04 Redis is killed while duplicates wait, and is back ${when} the first ends`, async (t) => {
+    await using server = await RedisServer.start()
+    const upstream = await heldUpstream(t)
+    const all = await replicas(t, 3, yamlOf(upstream, server.url))
+    const on = (i: number) => all[i % 3] as TestProxy
+    const key = newKey()
+    const first = send(on(0), key)
+    await upstream.arrived(1)
+    const held = many(12, (i) => send(on(i), key))
+    await waitersAre(all, 12)
+    await server.kill()
+    if (when === 'after') {
+      upstream.finish(1)
+      t.match(await first, { status: 201, body: 'execution 1', replayed: false })
+      t.equal((await send(on(1), key)).code, 'idempotency_store_unavailable')
+    }
+    await server.start()
+    if (when === 'before') upstream.finish(1)
+    oneAnswer(t, [await first, ...(await Promise.all(held))])
+    t.equal(upstream.seen.length, 1)
+    await waitersAre(all, 0)
+  })

@@ -1,0 +1,234 @@
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import {
+  appendFileSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { Audit, type AuditLine, type Change, verifyAudit } from '../../src/observe/audit.ts'
+
+function fileIn(t: Test): string {
+  const dir = mkdtempSync(join(tmpdir(), 'audit-'))
+  t.teardown(() => rmSync(dir, { recursive: true }))
+  return join(dir, 'audit.log')
+}
+
+function change(n: number): Change {
+  const who = { address: '127.0.0.1', by: n % 2 ? 'ann' : null }
+  const before = { state: 'unknown', version: n }
+  return {
+    who,
+    what: 'resolve',
+    record: `r${n}`,
+    before,
+    after: { state: 'completed' },
+    reason: `line ${n}\n ü`,
+  }
+}
+
+async function written(file: string, count: number): Promise<void> {
+  const audit = await Audit.open(file, () => {})
+  await Promise.all(Array.from({ length: count }, (_, n) => audit.write(change(n))))
+  await audit.close()
+}
+
+void t.test('each line carries the hash of the one before, across restarts', async (t) => {
+  const file = fileIn(t)
+  await written(file, 3)
+  await written(file, 2)
+  const lines = readFileSync(file, 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line) as AuditLine)
+  t.equal(lines.length, 5)
+  t.equal(lines[0]?.prev, '0'.repeat(64))
+  for (const [n, line] of lines.entries()) {
+    t.match(line.hash, /^[0-9a-f]{64}$/)
+    if (n > 0) t.equal(line.prev, lines[n - 1]?.hash)
+  }
+  t.match(lines[1], { ...change(1), time: /^\d{4}-.*Z$/ })
+  t.same(await verifyAudit(file), { ok: true, lines: 5, head: lines[4]?.hash })
+  t.equal(statSync(file).mode & 0o777, 0o600)
+})
+
+void t.test('a line that was removed, edited, moved, added or cut shows', async (t) => {
+  const file = fileIn(t)
+  await written(file, 6)
+  const text = readFileSync(file, 'utf8')
+  const lines = text.trimEnd().split('\n')
+  const expect = async (changed: readonly string[], line: number, title: string): Promise<void> => {
+    writeFileSync(file, `${changed.join('\n')}\n`)
+    t.match(await verifyAudit(file), { ok: false, line }, title)
+  }
+  for (let n = 0; n < 5; n++) await expect(lines.toSpliced(n, 1), n + 1, `line ${n + 1} removed`)
+  for (let n = 0; n < 6; n++) {
+    const line = lines[n] as string
+    for (const edited of [
+      line.replace('completed', 'retryable'),
+      line.replace('"127.0.0.1"', '"10.0.0.1"'),
+      line.replace(/"time":"\d/, '"time":"1'),
+      `${line} `,
+      line.replace('{', '{ '),
+      '{}',
+      'x',
+    ])
+      await expect(lines.with(n, edited), n + 1, `line ${n + 1} edited`)
+  }
+  await expect(
+    [...lines.slice(0, 2), lines[3] as string, lines[2] as string, ...lines.slice(4)],
+    3,
+    'two lines moved',
+  )
+  await expect([...lines.slice(0, 3), lines[2] as string, ...lines.slice(3)], 4, 'a line twice')
+  await expect([...lines, lines[5] as string], 7, 'the last line twice')
+  // Every byte counts.
+  const bytes = Buffer.from(text)
+  for (let at = 0; at < bytes.length; at += 7) {
+    const flipped = Buffer.from(bytes)
+    flipped[at] = (flipped[at] as number) ^ 1
+    writeFileSync(file, flipped)
+    t.equal((await verifyAudit(file)).ok, false, `byte ${at}`)
+  }
+  writeFileSync(file, text.slice(0, -10))
+  t.match(await verifyAudit(file), { ok: false, line: 6, problem: 'the line is not whole' })
+})
+
+void t.test('a file whose last line was edited takes no line, and keeps nobody from starting', async (t) => {
+  const file = fileIn(t)
+  await written(file, 3)
+  const text = readFileSync(file, 'utf8')
+  for (const edited of [
+    text.replace('line 2', 'line 9'),
+    `${text}x\n`,
+    `${text}\n`,
+    `${'x'.repeat(70_000)}\n`,
+  ]) {
+    writeFileSync(file, edited)
+    const audit = await Audit.open(file, () => {})
+    await t.rejects(audit.write(change(4)), { message: /move the file away/ })
+    await audit.close()
+    t.equal(readFileSync(file, 'utf8'), edited)
+  }
+})
+
+void t.test('a long file is gone on with', async (t) => {
+  const file = fileIn(t)
+  await written(file, 500)
+  await written(file, 1)
+  t.match(await verifyAudit(file), { ok: true, lines: 501 })
+})
+
+void t.test('lines missing at the end show by the hash that the log has', async (t) => {
+  const file = fileIn(t)
+  const heads: string[] = []
+  const audit = await Audit.open(file, ({ hash }) => void heads.push(hash))
+  for (let n = 0; n < 3; n++) await audit.write(change(n))
+  await audit.close()
+  const text = readFileSync(file, 'utf8')
+  writeFileSync(file, `${text.trimEnd().split('\n').slice(0, 2).join('\n')}\n`)
+  const verified = await verifyAudit(file)
+  t.match(verified, { ok: true, lines: 2, head: heads[1] })
+  t.not(heads.at(-1), heads[1])
+})
+
+void t.test('a line that a crash cut off stands for no change, and goes', async (t) => {
+  const file = fileIn(t)
+  await written(file, 2)
+  const whole = readFileSync(file, 'utf8')
+  for (const torn of ['{"time":"20', '{', whole.slice(0, 50)]) {
+    writeFileSync(file, `${whole}${torn}`)
+    const audit = await Audit.open(file, () => {})
+    t.equal(readFileSync(file, 'utf8'), whole)
+    await audit.close()
+  }
+  truncateSync(file)
+  writeFileSync(file, 'torn')
+  await written(file, 1)
+  t.match(await verifyAudit(file), { ok: true, lines: 1 })
+})
+
+void t.test('a file that somebody else writes to takes no line', async (t) => {
+  const file = fileIn(t)
+  const told: AuditLine[] = []
+  const audit = await Audit.open(file, (line) => void told.push(line))
+  t.teardown(() => audit.close())
+  const first = await audit.write(change(0))
+  appendFileSync(file, 'x\n')
+  await t.rejects(audit.write(change(1)), { message: /not this process's alone/ })
+  truncateSync(file)
+  await t.rejects(audit.write(change(1)), { message: /not this process's alone/ })
+  t.same(told, [first])
+  // Given back as it was, the chain goes on where it was.
+  writeFileSync(file, `${JSON.stringify(first)}\n`)
+  t.equal((await audit.write(change(2))).prev, first.hash)
+  t.match(await verifyAudit(file), { ok: true, lines: 2 })
+})
+
+void t.test('what the command line added to the chain meanwhile is gone on from', async (t) => {
+  const file = fileIn(t)
+  const audit = await Audit.open(file, () => {})
+  t.teardown(() => audit.close())
+  await audit.write(change(0))
+  await written(file, 2)
+  const { prev } = await audit.write(change(3))
+  t.equal(prev, JSON.parse(readFileSync(file, 'utf8').split('\n')[2] ?? '').hash)
+  await audit.write(change(4))
+  t.match(await verifyAudit(file), { ok: true, lines: 5 })
+})
+
+void t.test('without a file the lines go to the sink, chained', async (t) => {
+  const told: AuditLine[] = []
+  const audit = await Audit.open(null, (line) => void told.push(line))
+  await Promise.all([audit.write(change(0)), audit.write(change(1))])
+  await audit.close()
+  t.equal(told[1]?.prev, told[0]?.hash)
+})
+
+void t.test('a line is on the disk before the change is answered: kill -9 loses none', async (t) => {
+  const file = fileIn(t)
+  const module = new URL('../../src/observe/audit.ts', import.meta.url).href
+  const program = `
+    import { Audit } from ${JSON.stringify(module)}
+    const audit = await Audit.open(${JSON.stringify(file)}, () => {})
+    for (let n = 0; ; n++) {
+      const { hash } = await audit.write({ who: { address: 'a', by: null }, what: 'drain', record: null, before: n, after: null, reason: null })
+      process.stdout.write(hash + '\\n')
+    }`
+  const child = spawn(process.execPath, ['--input-type=module', '-e', program], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+    env: { ...process.env, NODE_V8_COVERAGE: '' },
+  })
+  let said = ''
+  for await (const chunk of child.stdout) {
+    said += String(chunk)
+    if (said.split('\n').length > 20 && !child.killed) child.kill('SIGKILL')
+  }
+  if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
+  const hashes = said.split('\n').filter((line) => line.length === 64)
+  t.ok(hashes.length >= 19)
+  const audit = await Audit.open(file, () => {})
+  await audit.close()
+  const kept = readFileSync(file, 'utf8')
+    .trimEnd()
+    .split('\n')
+    .map((line) => (JSON.parse(line) as AuditLine).hash)
+  t.same(kept.slice(0, hashes.length), hashes)
+})
+
+void t.test('what cannot be opened says why', async (t) => {
+  await t.rejects(
+    Audit.open(join(tmpdir(), 'there-is-no-such-folder', 'a'), () => {}),
+    { code: 'ENOENT' },
+  )
+  await t.rejects(
+    Audit.open(tmpdir(), () => {}),
+    { code: 'EISDIR' },
+  )
+})

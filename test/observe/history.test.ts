@@ -1,0 +1,149 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { newTrace, type Run, type Trace } from '../../src/guard/call.ts'
+import { History } from '../../src/observe/history.ts'
+import type { Note } from '../../src/store/register.ts'
+
+const id = 'a'.repeat(43) as RecordId
+
+function setup(note?: (id: RecordId, notes: readonly Note[]) => Promise<boolean>) {
+  const written: [RecordId, readonly Note[]][] = []
+  const lost: number[] = []
+  const history = new History({
+    note: note ?? (async (id, notes) => written.push([id, notes]) > 0),
+    replica: 'host:1',
+    onDropped: (count) => void lost.push(count),
+  })
+  t.teardown(() => history.close())
+  return { history, written, lost }
+}
+
+function run(fence: number): Run {
+  return { id, attempt: { fence, attempts: 1 } } as unknown as Run
+}
+
+function trace(over: Partial<Trace>): Trace {
+  return Object.assign(newTrace('r', null), { id, status: 201, after: 'completed' }, over)
+}
+
+const EXECUTED = { outcome: 'executed', before: 'absent', fence: 7, upstreamMs: 12.6 } as const
+
+void t.test('a usual request is one line, whatever it did before it was answered', async (t) => {
+  const { history, written } = setup()
+  history.began(run(7), 'absent')
+  history.completed('stored', id)
+  history.answered(trace(EXECUTED))
+  history.answered(trace({ outcome: 'replayed' }))
+  await history.flush()
+  t.equal(written.length, 1)
+  const notes = written[0]?.[1] ?? []
+  t.match(
+    notes.map(({ tag, count }) => [tag, count]),
+    [
+      ['executed:7', 1],
+      ['replayed:host:1', 1],
+    ],
+  )
+  t.same(JSON.parse(notes[0]?.text ?? ''), {
+    replica: 'host:1',
+    fence: 7,
+    status: 201,
+    upstreamMs: 13,
+    before: 'absent',
+    after: 'completed',
+  })
+  t.ok((notes[0]?.firstAgo ?? 0) >= (notes[0]?.lastAgo ?? 0))
+})
+
+void t.test('what is not usual keeps every line', async (t) => {
+  const { history, written } = setup()
+  history.began(run(7), null)
+  history.completed('deferred', id)
+  history.answered(trace(EXECUTED))
+  history.completed('stale', id)
+  await history.flush()
+  history.began(run(8), 'failed_retryable')
+  history.answered(trace({ ...EXECUTED, fence: 9 }))
+  await history.flush()
+  t.match(
+    written.flatMap(([, notes]) => notes.map(({ tag }) => tag)),
+    ['claimed:7', 'settled:deferred', 'executed:7', 'settled:stale', 'claimed:8', 'executed:9'],
+  )
+})
+
+void t.test('replays in a row are one line; a request without a record is none', async (t) => {
+  const { history, written } = setup()
+  for (let n = 0; n < 1000; n++) history.answered(trace({ outcome: 'replayed' }))
+  history.answered(trace({ outcome: 'key_missing', id: null }))
+  history.answered(trace({ outcome: null, status: null, after: null }))
+  await history.flush()
+  const [[, notes] = [id, []]] = written
+  t.match(
+    notes.map(({ tag, count }) => [tag, count]),
+    [
+      ['replayed:host:1', 1000],
+      ['aborted:host:1', 1],
+    ],
+  )
+})
+
+void t.test('K22 a long text from outside is cut, and a line stays a line', async (t) => {
+  const { history, written } = setup()
+  history.add(id, 'resolved', 1, { reason: 'x\n'.repeat(500), by: null })
+  await history.flush()
+  const text = written[0]?.[1][0]?.text ?? ''
+  t.ok(text.length < 600 && !text.includes('\n'))
+})
+
+void t.test('bounded: of a record, and of records; told once in a while', async (t) => {
+  const { history, written, lost } = setup()
+  for (let n = 0; n < 100; n++) history.add(id, 'claimed', n, {})
+  for (let n = 0; n < 3000; n++) history.add(String(n) as RecordId, 'claimed', 1, {})
+  await history.flush()
+  t.equal(written.length, 2000)
+  t.equal(written[0]?.[1].length, 20)
+  t.same(lost, [80 + 1001])
+  for (let n = 0; n < 30; n++) history.add(id, 'claimed', n, {})
+  await history.flush()
+  t.equal(lost.length, 1)
+  await history.close()
+  t.same(lost[1], 10)
+  history.add(id, 'claimed', 1, {})
+  await history.close()
+  t.equal(written.length, 2001)
+})
+
+void t.test('a store that fails loses lines, and fails nobody', async (t) => {
+  let asked = 0
+  const { history, lost } = setup(async () => {
+    asked++
+    throw new Error('down')
+  })
+  for (let n = 0; n < 1000; n++) history.answered(trace({ ...EXECUTED, id: String(n) as RecordId }))
+  await history.flush()
+  t.same(lost, [1000])
+  t.equal(asked, 50, 'a store that takes nothing is not asked for all of them')
+})
+
+void t.test('written by itself after a while; one flush at a time', async (t) => {
+  const { promise, resolve } = Promise.withResolvers<void>()
+  let at = 0
+  const first = Promise.withResolvers<void>()
+  const { history } = setup(async () => {
+    at++
+    first.resolve()
+    await promise
+    return true
+  })
+  const alive = setInterval(() => {}, 1000)
+  history.answered(trace(EXECUTED))
+  await first.promise
+  history.answered(trace(EXECUTED))
+  const flushing = history.flush()
+  t.equal(at, 1)
+  resolve()
+  await flushing
+  await history.close()
+  t.equal(at, 2)
+  clearInterval(alive)
+})

@@ -1,0 +1,138 @@
+import type { Test } from 'tap'
+import type { RoutePolicy } from '../../src/core/policy.ts'
+import type { ReconcilePolicy } from '../../src/core/reconcile.ts'
+import { type IdempotencyRecord, type RecordId, readAt, type Unknown } from '../../src/core/record.ts'
+import type { ReconcileObserver } from '../../src/reconcile/ports.ts'
+import { Sweeper } from '../../src/reconcile/sweeper.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { Records } from '../../src/store/records.ts'
+import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
+import { Bytes, MINUTE, type Replica, route, SECOND, type Store } from '../guard/harness.ts'
+
+export const QUESTION_TIMEOUT = 10 * SECOND
+export const AFTER = MINUTE
+export const EVERY = 5 * SECOND
+
+export const RECONCILE: ReconcilePolicy = {
+  request: { method: 'GET', path: '/payments?key={key}', headers: ['Authorization', 'Bearer own'] },
+  identity: [{ pointer: '/key', value: '{key}' }],
+  completed: [
+    { status: 200, when: [], json: '/payment', response: { status: 201, headers: [] } },
+    { status: 402, when: [], json: '', response: { status: null, headers: [] } },
+  ],
+  notFound: { status: 404, when: [] },
+  pending: { status: 202, when: [] },
+  after: AFTER,
+  every: EVERY,
+  attempts: 20,
+}
+
+/** The key that the guard's harness sends. */
+export const KEY = 'key-0123456789abcdef'
+
+export function asking(more: Partial<ReconcilePolicy> = {}, over: Partial<RoutePolicy> = {}): RoutePolicy {
+  return route({ reconcile: { ...RECONCILE, ...more }, ...over })
+}
+
+export type Told = readonly [string, ...unknown[]]
+export type Say = Forwarded | Error | ((request: UpstreamRequest) => Forwarded | Promise<Forwarded>)
+
+/** The sweeper of one process on a store, and the upstream as it is asked. */
+export class Worker {
+  readonly store: Store
+  readonly sweeper: Sweeper
+  readonly told: Told[] = []
+  readonly asked: UpstreamRequest[] = []
+  readonly bytes = new Bytes()
+  /** Answers one after the other, then {@link done}. */
+  readonly script: Say[] = []
+  readonly woken: RecordId[] = []
+  isOwn: (id: RecordId) => boolean = () => false
+  random = 0
+
+  constructor(store: Store, policies: readonly RoutePolicy[], by: unknown = null) {
+    this.store = store
+    const say =
+      (name: string) =>
+      (...args: unknown[]): void =>
+        void this.told.push([name, ...args])
+    const observer: ReconcileObserver = {
+      leaseExpired: say('leaseExpired'),
+      reconciled: (_route, result) => say('reconciled')(result),
+      expiring: (_route, _id, dropAt) => say('expiring')(dropAt),
+      trouble: say('trouble'),
+    }
+    this.sweeper = new Sweeper({
+      records: new Records(store.wire(by ?? this)),
+      forward: (request) => this.#answer(request),
+      questionTimeout: QUESTION_TIMEOUT,
+      policyOf: (name) => policies.find((policy) => policy.name === name) ?? null,
+      isOwn: (id) => this.isOwn(id),
+      tell: (id) => void this.woken.push(id),
+      observer,
+      random: () => this.random,
+    })
+  }
+
+  /** One sweep, and the questions that it begins. */
+  async round(): Promise<void> {
+    await this.sweeper.sweep()
+    await this.sweeper.idle()
+  }
+
+  /** The `result` labels so far. */
+  get results(): unknown[] {
+    return this.told.filter(([name]) => name === 'reconciled').map(([, result]) => result)
+  }
+
+  said(name: string): unknown[] {
+    return this.told.filter(([one]) => one === name).map(([, first]) => first)
+  }
+
+  says(status: number, body: unknown = { key: KEY, payment: { id: 'p1' } }): Forwarded {
+    const bytes = Buffer.from(JSON.stringify(body))
+    return {
+      proof: 'responded',
+      said: null,
+      response: { status, reason: 'Said', headers: ['Content-Type', 'text/json'], body: bytes, trailers: [] },
+      release: this.bytes.take(bytes.length),
+    }
+  }
+
+  async #answer(request: UpstreamRequest): Promise<Forwarded> {
+    this.asked.push(request)
+    const next = this.script.shift() ?? this.says(200)
+    if (next instanceof Error) throw next
+    return typeof next === 'function' ? await next(request) : next
+  }
+}
+
+export function worker(t: Test, store: Store, ...policies: readonly RoutePolicy[]): Worker {
+  const made = new Worker(store, policies)
+  t.teardown(async () => {
+    await made.sweeper.stop()
+    if (made.bytes.held !== 0) throw new Error(`${made.bytes.held} bytes are not given back`)
+  })
+  return made
+}
+
+/** The record as it is stored. */
+export async function stored(store: Store, id?: RecordId): Promise<IdempotencyRecord> {
+  const { bytes } = await store.inner.get(id ?? ([...store.ids][0] as RecordId))
+  if (bytes === null) throw new Error('no record')
+  return decodeRecord(bytes)
+}
+
+export async function unknownIn(store: Store): Promise<Unknown> {
+  const record = await stored(store)
+  const read = readAt(record, store.now)
+  if (read?.state !== 'unknown') throw new Error(`the record is ${read?.state}`)
+  return read
+}
+
+/** A request whose connection broke after it was sent. */
+export async function broken(replica: Replica, policy: RoutePolicy): Promise<void> {
+  replica.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+  const { code } = await replica.get({ route: policy })
+  if (code !== 'upstream_failed') throw new Error(`answered ${code}`)
+}

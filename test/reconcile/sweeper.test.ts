@@ -1,0 +1,657 @@
+import t from 'tap'
+import { newReconciliation, type Unknown } from '../../src/core/record.ts'
+import { resolvedDraft } from '../../src/core/resolve.ts'
+import { outcomeSpans } from '../../src/core/settle.ts'
+import { encodeDraft } from '../../src/store/codec.ts'
+import {
+  Gate,
+  HOUR,
+  LEASE,
+  MINUTE,
+  refused,
+  replica,
+  route,
+  SECOND,
+  Store,
+  Stream,
+  seen,
+  TTL,
+  until,
+} from '../guard/harness.ts'
+import { draft, newId, newToken } from '../store/fixtures.ts'
+import { asking, broken, EVERY, KEY, QUESTION_TIMEOUT, stored, unknownIn, worker } from './harness.ts'
+
+const DAY = 24 * HOUR
+
+void t.test('a lapsed lease is written down, once, and stays what it read as', async (t) => {
+  for (const policy of [route(), asking()]) {
+    const store = new Store()
+    const owner = replica(t, { store })
+    const gate = new Gate()
+    owner.script.push(gate.before(() => owner.responded(201, 'late')))
+    const first = owner.send({ route: policy })
+    await gate.reached
+    const workers = [worker(t, store, policy), worker(t, store, policy)]
+    store.now += LEASE - 1
+    await Promise.all(workers.map((one) => one.round()))
+    t.equal((await stored(store)).state, 'in_progress', 'not before')
+    store.now += 1
+    const { dropAt } = await stored(store)
+    await Promise.all(workers.map((one) => one.round()))
+    const record = (await stored(store)) as Unknown
+    t.match(record, {
+      state: 'unknown',
+      leaseExpired: true,
+      dropAt,
+      lastError: 'the owner fell silent: its lease expired',
+      reconciliation: newReconciliation(store.now),
+      nextLookAt: store.now + EVERY,
+    })
+    t.equal(workers.flatMap((one) => one.said('leaseExpired')).length, 1)
+    t.same(
+      workers.flatMap((one) => one.results),
+      policy.reconcile === null ? [] : ['scheduled'],
+    )
+    t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+    gate.open()
+    seen(await first)
+    const retry = await owner.get({ route: policy })
+    t.ok(retry.replayed, 'the owner’s own late outcome is accepted')
+    t.match(retry.bytes, /late/)
+  }
+})
+
+void t.test('a lease that is renewed between the index and the look has not lapsed', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  const gate = new Gate()
+  owner.script.push(gate.before(() => owner.responded()))
+  const first = owner.send({ route: route() })
+  await gate.reached
+  const { token } = await stored(store)
+  store.now += LEASE
+  store.fault = ({ op, id }) => {
+    if (op === 'get' && id !== null) void store.inner.renew([{ id, token, dueIn: LEASE, dropIn: DAY }])
+    return null
+  }
+  const one = worker(t, store, route())
+  await one.round()
+  t.equal((await stored(store)).state, 'in_progress')
+  t.same(one.told, [])
+  gate.open()
+  seen(await first)
+})
+
+void t.test('a record that nobody asks about is looked at ever more seldom', async (t) => {
+  const store = new Store()
+  const policy = route()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const since = store.now
+  const one = worker(t, store, policy)
+  const { dropAt } = await stored(store)
+  for (const [pause, next] of [
+    [LEASE, LEASE],
+    [LEASE, 2 * LEASE],
+    [2 * LEASE, 4 * LEASE],
+    [4 * LEASE, 8 * LEASE],
+    [10 * HOUR, HOUR],
+  ] as const) {
+    store.now += pause
+    await one.round()
+    const record = await unknownIn(store)
+    t.match(record, { dropAt, lastError: 'reset', reconciliation: { since, asked: 0 } })
+    t.equal(record.nextLookAt - store.now, next)
+    t.same(await store.inner.due(10), [], 'the index is empty until then')
+    t.equal(
+      (await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter,
+      next / SECOND,
+      'Retry-After is the time to the next look',
+    )
+  }
+  t.same(one.told, [])
+  one.random = 0.5
+  store.now += HOUR
+  await one.round()
+  t.equal((await unknownIn(store)).nextLookAt - store.now, HOUR + 6 * MINUTE, 'looks are spread')
+})
+
+void t.test('O02 completed: stored under the route’s retention, replayed, waiters woken', async (t) => {
+  const store = new Store()
+  const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+  const one = worker(t, store, policy)
+  await one.round()
+  t.equal(one.asked.length, 0, 'not before it is due')
+  store.now += EVERY
+  await one.round()
+  t.match(one.asked, [
+    { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
+  ])
+  t.equal(one.asked[0]?.body.length, 0)
+  t.match(await stored(store), {
+    state: 'completed',
+    key: KEY,
+    token: Buffer.alloc(16),
+    expiresAt: store.now + 2 * TTL,
+    dropAt: store.now + 2 * TTL + HOUR,
+  })
+  t.same(one.results, ['scheduled', 'completed'])
+  t.same(one.woken, [owner.id])
+  const retry = await owner.get({ route: policy })
+  t.equal(retry.bytes, JSON.stringify([201, '', ['Content-Type', 'application/json'], '{"id":"p1"}', []]))
+  t.ok(retry.replayed)
+  t.equal(owner.n, 1)
+  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+})
+
+void t.test('O02 a found refusal is completed, too, for `ttlFailed`', async (t) => {
+  const store = new Store()
+  const policy = asking({}, { ttlFailed: HOUR })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  one.script.push(one.says(402, { key: KEY, declined: true }))
+  store.now += EVERY
+  await one.round()
+  t.match(await stored(store), { state: 'completed', expiresAt: store.now + HOUR })
+  t.match(await owner.get({ route: policy }), { status: 402, replayed: true })
+})
+
+void t.test('O03 not found twice in a row, not before `after`: exactly one retry executes', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  const claimed = store.now
+  const states: [number, number, string][] = []
+  while ((await stored(store)).state === 'unknown') {
+    store.now = (await unknownIn(store)).nextLookAt
+    one.script.push(one.says(404, {}))
+    await one.round()
+    const record = await stored(store)
+    const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
+    states.push([(store.now - claimed) / SECOND, streak, record.state])
+  }
+  t.same(states, [
+    [5, 0, 'unknown'],
+    [15, 0, 'unknown'],
+    [35, 0, 'unknown'],
+    [60, 1, 'unknown'],
+    [65, 2, 'failed_retryable'],
+  ])
+  t.same(one.results, ['scheduled', 'pending', 'pending', 'pending', 'pending', 'retryable'])
+  t.match(await stored(store), { lastError: 'the upstream does not know of it', key: KEY })
+  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+  const retries = await Promise.all(Array.from({ length: 10 }, () => owner.get({ route: policy })))
+  t.equal(owner.n, 2, 'exactly one')
+  t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
+})
+
+void t.test('O03 the owner’s late proof before that claim wins', async (t) => {
+  const store = new Store()
+  const policy = asking({ after: 1 })
+  const owner = replica(t, { store })
+  const gate = new Gate()
+  owner.script.push(gate.before(() => owner.responded(201, 'late')))
+  const first = owner.send({ route: policy })
+  await gate.reached
+  const one = worker(t, store, policy)
+  store.now += LEASE
+  await one.round()
+  for (let n = 0; n < 2; n++) {
+    store.now = (await unknownIn(store)).nextLookAt
+    one.script.push(one.says(404, {}))
+    await one.round()
+  }
+  t.equal((await stored(store)).state, 'failed_retryable')
+  gate.open()
+  t.match(seen(await first), { status: 201 })
+  t.match(await owner.get({ route: policy }), { replayed: true })
+  t.same([owner.n, owner.said('completed')], [1, ['stored']])
+})
+
+void t.test('completed is final: the late owner is stale, its client gets its own answer', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  const owner = replica(t, { store })
+  const gate = new Gate()
+  owner.script.push(gate.before(() => owner.responded(201, 'late')))
+  const first = owner.send({ route: policy })
+  await gate.reached
+  const one = worker(t, store, policy)
+  store.now += LEASE
+  await one.round()
+  store.now += EVERY
+  await one.round()
+  gate.open()
+  t.match(seen(await first).bytes, /late/)
+  t.same(owner.said('completed'), ['stale'])
+  t.match((await owner.get({ route: policy })).bytes, /p1/)
+})
+
+void t.test('who is faster than the answer stands: the owner, an operator, another claim', async (t) => {
+  const policy = asking()
+  for (const who of ['owner', 'operator completes', 'operator frees', 'next attempt'] as const) {
+    const store = new Store()
+    const owner = replica(t, { store })
+    const late = new Gate()
+    owner.script.push(late.before(() => owner.responded(201, 'late')))
+    const first = owner.send({ route: policy })
+    await late.reached
+    const one = worker(t, store, policy)
+    store.now += LEASE
+    await one.round()
+    store.now += EVERY
+    const gate = new Gate()
+    one.script.push(gate.before(() => one.says(200)))
+    const asking = one.round()
+    await gate.reached
+    if (who === 'owner') {
+      late.open()
+      await first
+    } else {
+      const record = await unknownIn(store)
+      const result = { kept: false, why: 'outcome_only', status: 200, location: null } as const
+      const resolution =
+        who === 'operator completes'
+          ? ({ kind: 'completed', result } as const)
+          : ({ kind: 'not_executed', reason: 'said so' } as const)
+      const draft = encodeDraft(resolvedDraft(record, resolution))
+      const { version } = record
+      await store.inner.swap(owner.id, { version }, draft, outcomeSpans(resolution, policy), false)
+      if (who === 'next attempt') t.equal((await owner.get({ route: policy })).status, 201)
+    }
+    const before = await store.dump()
+    gate.open()
+    await asking
+    t.same(await store.dump(), before, `${who}: nothing is written`)
+    t.same(one.results, ['scheduled'], 'and nothing counted')
+    late.open()
+    await first
+  }
+})
+
+void t.test('after exactly `attempts` questions: dead-lettered, still unknown, asked no more', async (t) => {
+  const store = new Store()
+  const policy = asking({ attempts: 4 })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const workers = [worker(t, store, policy), worker(t, store, policy)]
+  for (const one of workers) for (let n = 0; n < 9; n++) one.script.push(() => one.says(202, {}))
+  for (let n = 0; n < 4; n++) {
+    store.now = (await unknownIn(store)).nextLookAt
+    await Promise.all(workers.map((one) => one.round()))
+  }
+  const asked = (): number => workers.reduce((sum, one) => sum + one.asked.length, 0)
+  t.equal(asked(), 4)
+  t.match(await stored(store), {
+    state: 'unknown',
+    lastError: 'reset',
+    nextLookAt: store.now + HOUR,
+    reconciliation: { asked: 4, deadLettered: true, answer: 'status 202, still pending' },
+  })
+  t.same(workers.flatMap((one) => one.results.map(String)).toSorted(), [
+    'dead_lettered',
+    'pending',
+    'pending',
+    'pending',
+    'scheduled',
+  ])
+  t.match(workers.flatMap((one) => one.said('trouble')).join(), 'dead-lettered')
+  for (let n = 0; n < 5; n++) {
+    store.now += HOUR
+    await Promise.all(workers.map((one) => one.round()))
+  }
+  t.equal(asked(), 4)
+  t.match(await stored(store), { state: 'unknown', reconciliation: { deadLettered: true } })
+  await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
+})
+
+void t.test('fewer attempts by a new configuration: no further question', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, asking())
+  const before = worker(t, store, asking())
+  before.script.push(before.says(202))
+  store.now += EVERY
+  await before.round()
+  const one = worker(t, store, asking({ attempts: 1 }))
+  store.now += 10 * MINUTE
+  await one.round()
+  t.equal(one.asked.length, 0)
+  t.same(one.results, ['dead_lettered'])
+})
+
+void t.test('the key was not kept: a person has to decide', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, route())
+  t.equal((await stored(store)).key, null, 'nor is it where nobody asks by it')
+  const one = worker(t, store, asking())
+  store.now += LEASE
+  await one.round()
+  t.same([one.asked.length, one.results], [0, ['dead_lettered']])
+  t.match(await stored(store), {
+    reconciliation: { asked: 0, deadLettered: true, answer: /key was not kept/ },
+  })
+})
+
+void t.test('{record} needs no key, and none is kept', async (t) => {
+  const store = new Store()
+  const policy = asking({
+    request: { method: 'GET', path: '/by-record/{record}', headers: [] },
+    identity: [{ pointer: '/record', value: '{record}' }],
+  })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  t.equal((await stored(store)).key, null)
+  const one = worker(t, store, policy)
+  one.script.push(() => one.says(200, { record: owner.id, payment: 1 }))
+  store.now += EVERY
+  await one.round()
+  t.equal(one.asked[0]?.target, `/by-record/${owner.id}`)
+  t.same(one.results, ['scheduled', 'completed'])
+})
+
+void t.test('an answer that cannot be used is no answer', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  const stream = new Stream(200)
+  const answers = [
+    [stream.reply('too_large'), 'status 200, which is longer than `limits.response`'],
+    [new Stream(200).reply('streamed'), 'status 200, which is a stream'],
+    [new Stream(200).reply('no_room'), 'status 200, which there is no room for'],
+    [{ proof: 'unknown', reason: 'x', timedOut: true, status: null }, 'no whole answer came in time'],
+    [{ proof: 'unknown', reason: 'x', timedOut: false, status: 200 }, 'the upstream broke its answer off'],
+    [new Error('a bug'), 'internal error: Error: a bug'],
+    [one.says(503), 'status 503, which says nothing'],
+    [one.says(200, { key: 'another', payment: 1 }), 'status 200, and /key is not that of this record'],
+    [one.says(200, { key: 'another', payment: 1 }), 'status 200, and /key is not that of this record'],
+  ] as const
+  for (const [said, answer] of answers) {
+    one.script.push(said)
+    store.now = (await unknownIn(store)).nextLookAt
+    await one.round()
+    t.match(await stored(store), { state: 'unknown', reconciliation: { answer, notFound: 0 } })
+  }
+  t.same(
+    one.results.slice(1),
+    answers.map(() => 'failed'),
+  )
+  t.equal(await stream.done, 'broken', 'the rest of the answer is given up')
+  t.same(one.said('trouble'), ['the answer about an unknown record is not that of this record'], 'said once')
+  t.match(await stored(store), { reconciliation: { asked: answers.length } })
+})
+
+void t.test('a question that did not reach the upstream is not counted', async (t) => {
+  const policy = asking({ attempts: 2 })
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  for (let n = 0; n < 5; n++) {
+    one.script.push({ proof: 'not_sent', reason: 'connect ECONNREFUSED 10.0.0.1:80' })
+    store.now += EVERY
+    await one.round()
+    t.match(await stored(store), {
+      nextLookAt: store.now + EVERY,
+      reconciliation: { asked: 0, answer: 'the upstream could not be reached' },
+    })
+  }
+  store.now += EVERY
+  await one.round()
+  t.same(one.results, ['scheduled', 'failed', 'failed', 'failed', 'failed', 'failed', 'completed'])
+})
+
+void t.test('while a question is under way, no other is asked; a lost replica costs a pause', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const lost = worker(t, store, policy)
+  const other = worker(t, store, policy)
+  const gate = new Gate()
+  lost.script.push(gate.before(() => lost.says(200)))
+  store.now += EVERY
+  const asking_ = lost.round()
+  await gate.reached
+  t.equal(lost.sweeper.asking, 1)
+  t.equal((await unknownIn(store)).nextLookAt - store.now, QUESTION_TIMEOUT + 5 * SECOND)
+  store.now += QUESTION_TIMEOUT
+  await Promise.all([lost.sweeper.sweep(), other.round()])
+  t.equal(other.asked.length, 0)
+  store.now += 5 * SECOND
+  await Promise.all([lost.sweeper.sweep(), other.round()])
+  t.equal(other.asked.length, 1)
+  t.same(other.results, ['completed'])
+  gate.open()
+  await asking_
+  t.same(lost.results, ['scheduled'])
+})
+
+void t.test('what this replica runs, or holds, is left to it', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  one.isOwn = (id) => id === owner.id
+  store.now += EVERY
+  await one.round()
+  t.same([one.asked.length, one.told], [0, []])
+  one.isOwn = () => false
+  await one.round()
+  t.same(one.results, ['scheduled', 'completed'])
+})
+
+void t.test('shadow, a route that is gone, and one that is off are not asked about', async (t) => {
+  for (const policies of [[], [asking({}, { mode: 'shadow' })], [asking({}, { mode: 'off' })]]) {
+    const store = new Store()
+    await broken(replica(t, { store }), asking())
+    const one = worker(t, store, ...policies)
+    store.now += EVERY
+    await one.round()
+    t.same([one.asked.length, one.told], [0, []])
+    t.ok((await unknownIn(store)).nextLookAt > store.now)
+  }
+})
+
+void t.test('`keep: outcome` keeps nothing of the answer', async (t) => {
+  const store = new Store()
+  const policy = asking({}, { keep: 'outcome' })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  store.now += EVERY
+  await one.round()
+  t.match(await owner.get({ route: policy }), {
+    code: 'idempotency_response_unavailable',
+    original: { status: 201 },
+  })
+  t.notMatch(Object.values(await store.dump()).join(), 'p1')
+})
+
+void t.test('what will be dropped unresolved is reported before, once', async (t) => {
+  for (const policy of [
+    route({ unresolvedTtl: 30 * DAY }),
+    asking({ attempts: 2 }, { unresolvedTtl: 30 * DAY }),
+  ]) {
+    const store = new Store()
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    const workers = [worker(t, store, policy), worker(t, store, policy)]
+    for (const one of workers) for (let n = 0; n < 9; n++) one.script.push(() => one.says(202, {}))
+    const { dropAt } = await stored(store)
+    const expiring = (): unknown[] => workers.flatMap((one) => one.said('expiring'))
+    store.now = dropAt - DAY - 1
+    await Promise.all(workers.map((one) => one.round()))
+    t.same(expiring(), [])
+    store.now = (await unknownIn(store)).nextLookAt
+    t.equal(store.now, dropAt - DAY, 'looked at just then')
+    for (let n = 0; n < 30; n++) {
+      await Promise.all(workers.map((one) => one.round()))
+      t.same(expiring(), [dropAt])
+      store.now = Math.min((await unknownIn(store)).nextLookAt, dropAt - 1)
+    }
+    t.equal((await stored(store)).dropAt, dropAt, 'looks prolong no life')
+    store.now = dropAt
+    await Promise.all(workers.map((one) => one.round()))
+    t.same(await store.dump(), {})
+  }
+})
+
+void t.test('a record that cannot be read is told of once and left as it is; others go on', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const bytes = Buffer.from((await store.dump())[owner.id] as string, 'latin1')
+  const corrupt = Buffer.concat([bytes, Buffer.from('x')])
+  await store.inner.put('AAcorrupt' as typeof owner.id, corrupt, { dueIn: 0, dropIn: DAY })
+  const one = worker(t, store, policy)
+  store.now += EVERY
+  await one.round()
+  await one.round()
+  t.same(one.results, ['scheduled', 'completed'])
+  t.same(one.said('trouble'), ['an unresolved record cannot be read; it is left as it is'])
+})
+
+void t.test('a bug over one record keeps no other from being looked at', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, asking())
+  const one = worker(t, store, asking())
+  one.isOwn = () => {
+    throw new Error('a bug')
+  }
+  store.now += EVERY
+  await one.round()
+  await one.round()
+  t.same(one.said('trouble'), ['internal error over an unresolved record'])
+})
+
+void t.test('many records, more questions than at once: each is asked about once', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  const keys = Array.from({ length: 100 }, (_, n) => `key-of-record-number-${n}`)
+  for (const key of keys) {
+    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    await owner.get({ route: policy, key })
+  }
+  const workers = [1, 2, 3].map(() => worker(t, store, policy))
+  for (const one of workers) {
+    one.random = 0.3
+    one.script.push(
+      ...keys.map(() => ({ target }: { readonly target: string }) => {
+        const key = new URLSearchParams(target.split('?')[1]).get('key')
+        return one.says(200, { key, payment: key })
+      }),
+    )
+  }
+  store.now += EVERY
+  await Promise.all(workers.map((one) => one.round()))
+  const asked = workers.flatMap((one) => one.asked.map(({ target }) => target))
+  t.same(asked.toSorted(), keys.map((key) => `/payments?key=${key}`).toSorted())
+  for (const key of keys) t.match((await owner.get({ route: policy, key })).bytes, key)
+  t.equal(owner.n, keys.length)
+})
+
+void t.test('it sweeps by itself, outlasts the store’s outages, and stops', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  store.now += EVERY
+  store.next.push({ op: 'due', fault: 'down' }, { op: 'due', fault: new Error('a bug') })
+  const gate = new Gate()
+  one.script.push(gate.before(() => one.says(200)))
+  // Its own timers keep no process alive.
+  const alive = setInterval(() => {}, 1000)
+  t.teardown(() => clearInterval(alive))
+  one.sweeper.start()
+  await gate.reached
+  t.same(one.said('trouble'), ['internal error of the sweeper'])
+  const stopped = one.sweeper.stop()
+  let ended = false
+  void stopped.then(() => {
+    ended = true
+  })
+  store.now += HOUR
+  t.notOk(ended, 'a question under way is waited for')
+  gate.open()
+  await stopped
+  t.equal(one.sweeper.asking, 0)
+  t.same(one.results, ['scheduled', 'completed'])
+  const { calls } = store
+  await one.sweeper.sweep()
+  one.sweeper.start()
+  await one.sweeper.stop()
+  t.equal(store.calls, calls + 1, 'nothing is begun any more')
+})
+
+void t.test('more than one look at the index takes is looked at soon', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  const spans = { dueIn: EVERY, dropIn: DAY }
+  for (let n = 0; n < 300; n++)
+    await store.inner.put(
+      newId(),
+      encodeDraft(draft('unknown', newToken(), { key: KEY, route: policy.name })),
+      spans,
+    )
+  const one = worker(t, store, policy)
+  one.script.push(...Array.from({ length: 300 }, () => () => one.says(202)))
+  store.now += EVERY
+  const alive = setInterval(() => {}, 1000)
+  t.teardown(() => clearInterval(alive))
+  one.sweeper.start()
+  await until(() => one.asked.length === 300 && one.sweeper.asking === 0)
+  t.equal(one.results.filter((result) => result === 'pending').length, 300)
+})
+
+void t.test('an operator who is faster than the last answer: no dead letter', async (t) => {
+  const store = new Store()
+  const policy = asking({ attempts: 1 })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  one.script.push(async () => {
+    const record = await unknownIn(store)
+    await store.inner.remove(owner.id, record.version)
+    return one.says(202)
+  })
+  store.now += EVERY
+  await one.round()
+  t.same([one.results, one.said('trouble')], [['scheduled'], []])
+  t.same(await store.dump(), {}, 'what was deleted stays deleted')
+})
+
+void t.test('what waits for its turn when it stops is not asked', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  for (let n = 0; n < 40; n++) {
+    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    await owner.get({ route: policy, key: `key-of-record-number-${n}` })
+  }
+  const one = worker(t, store, policy)
+  const gate = new Gate()
+  for (let n = 0; n < 40; n++) one.script.push(gate.before(() => one.says(202)))
+  store.now += EVERY
+  await one.sweeper.sweep()
+  await until(() => one.asked.length === 16)
+  t.equal(one.sweeper.asking, 40)
+  const stopped = one.sweeper.stop()
+  gate.open()
+  await stopped
+  t.equal(one.asked.length, 16)
+})

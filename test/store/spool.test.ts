@@ -1,0 +1,637 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { createHash, randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import {
+  copyFileSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
+import { type FileHandle, open } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { text } from 'node:stream/consumers'
+import { fileURLToPath } from 'node:url'
+import t, { type Test } from 'tap'
+import { Spool } from '../../src/store/spool.ts'
+import { entryFrame, frameBytes, parseSegmentName, readSegment } from '../../src/store/spool-file.ts'
+import type { Entry, Kept } from '../../src/store/spool-read.ts'
+
+t.setTimeout(120_000)
+
+const MiB = 1024 ** 2
+
+function folder(t: Test): string {
+  const path = mkdtempSync(join(tmpdir(), 'spool-'))
+  t.teardown(() => rmSync(path, { recursive: true, force: true }))
+  return path
+}
+
+interface Opened {
+  readonly spool: Spool
+  /** What was found, as text. */
+  readonly found: string[]
+  readonly entries: readonly Entry[]
+  readonly said: string[]
+  append(text: string | Buffer): Entry
+}
+
+async function opened(directory: string, maxBytes = MiB): Promise<Opened> {
+  const said: string[] = []
+  const { spool, found } = await Spool.open({
+    directory,
+    maxBytes,
+    say: (message) => void said.push(message),
+  })
+  return {
+    spool,
+    found: found.map(({ payload }) => payload.toString()),
+    entries: found.map(({ entry }) => entry),
+    said,
+    append: (text) => spool.append(Buffer.from(text)),
+  }
+}
+
+/** Opens, looks and closes. */
+async function lookInto(directory: string): Promise<Pick<Opened, 'found' | 'said'>> {
+  const { spool, found, said } = await opened(directory)
+  await spool.close()
+  return { found, said }
+}
+
+async function keptAll(entries: readonly Entry[]): Promise<Kept[]> {
+  return await Promise.all(entries.map(({ done }) => done))
+}
+
+/** Its segments, oldest first. */
+function segments(directory: string): string[] {
+  return readdirSync(directory)
+    .filter((name) => parseSegmentName(name) !== null)
+    .sort()
+}
+
+function aside(directory: string): string[] {
+  return readdirSync(directory).filter((name) => name.endsWith('.damaged'))
+}
+
+/** A folder with one segment that holds these, left by a process that has ended. */
+async function left(t: Test, texts: readonly string[]): Promise<{ directory: string; file: string }> {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  await keptAll(texts.map(append))
+  await spool.close()
+  return { directory, file: join(directory, segments(directory)[0] as string) }
+}
+
+const CUT = 'a part of the spool cannot be read; it is skipped, and kept aside'
+
+void t.test('what is kept is found again, in order, until it is dropped', async (t) => {
+  const directory = join(folder(t), 'made', 'where', 'missing')
+  const first = await opened(directory)
+  t.same(first.found, [])
+  t.equal(statSync(directory).mode & 0o777, 0o700)
+  const [a, b, c] = ['a', '', 'c'].map(first.append)
+  t.same(await keptAll([a, b, c] as Entry[]), ['kept', 'kept', 'kept'])
+  for (const name of readdirSync(directory))
+    t.equal(statSync(join(directory, name)).mode & 0o777, 0o600, name)
+  first.spool.drop(a as Entry)
+  first.spool.drop(a as Entry)
+  await first.spool.close()
+
+  const second = await opened(directory)
+  t.same(second.found, ['', 'c'])
+  t.same(await keptAll(second.entries), ['kept', 'kept'])
+  t.equal(await second.append('d').done, 'kept')
+  second.spool.drop(second.entries[1] as Entry)
+  await second.spool.close()
+
+  const third = await opened(directory)
+  t.same(third.found, ['', 'd'])
+  for (const entry of third.entries) third.spool.drop(entry)
+  await third.spool.close()
+  t.same(segments(directory), [], 'nothing is left over')
+  t.same(await lookInto(directory), { found: [], said: [] })
+  t.same([first.said, second.said, third.said], [[], [], []])
+})
+
+void t.test('payloads are bytes, whatever they look like', async (t) => {
+  const { directory, file } = await left(t, ['x'])
+  const { marker } = parseSegmentName(file.slice(directory.length + 1)) ?? { marker: Buffer.alloc(0) }
+  const forged = entryFrame(marker, 99, Buffer.from('forged'))
+  const payloads = [randomBytes(300_000), forged, Buffer.concat([Buffer.alloc(9), forged])]
+  const { spool, append } = await opened(directory)
+  t.same(await keptAll(payloads.map(append)), ['kept', 'kept', 'kept'])
+  await spool.close()
+  const { found } = await Spool.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  t.same(
+    found.map(({ payload }) => payload),
+    [Buffer.from('x'), ...payloads],
+  )
+})
+
+void t.test('what comes while the disk is busy is synced together', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  const syncs = t.capture(await handles(), 'datasync', (await handles()).datasync)
+  const entries = Array.from({ length: 500 }, (_, i) => append(`entry ${i}`))
+  t.ok((await keptAll(entries)).every((end) => end === 'kept'))
+  t.ok(syncs().length < 5, `${syncs().length} syncs for 500 entries`)
+  await spool.close()
+  t.equal((await lookInto(directory)).found.length, 500)
+})
+
+void t.test('an entry counts as kept once it is synced, not when it is written', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  const { promise, resolve } = Promise.withResolvers<void>()
+  const prototype = await handles()
+  const { datasync } = prototype
+  let syncing = (): void => {}
+  const reached = new Promise<void>((next) => {
+    syncing = next
+  })
+  t.intercept(prototype, 'datasync', {
+    value: async function (this: FileHandle) {
+      syncing()
+      await promise
+      return datasync.call(this)
+    },
+  })
+  let ended = false
+  const entry = append('x')
+  void entry.done.then(() => {
+    ended = true
+  })
+  await reached
+  t.ok(statSync(join(directory, segments(directory)[0] as string)).size > 0, 'it is written')
+  t.notOk(ended)
+  resolve()
+  t.equal(await entry.done, 'kept')
+  await spool.close()
+})
+
+void t.test('what is dropped before it was written never gets there', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  const first = append('first')
+  const second = append('second')
+  spool.drop(second)
+  t.same(await keptAll([first, second]), ['kept', 'kept'])
+  const bytes = readFileSync(join(directory, segments(directory)[0] as string))
+  t.notOk(bytes.includes('second'))
+  const last = append('last')
+  spool.drop(last)
+  t.equal(await last.done, 'kept')
+  await spool.close()
+  t.same((await lookInto(directory)).found, ['first'])
+})
+
+void t.test('a segment cut at every byte: what is whole is found, nothing else, and no crash', async (t) => {
+  const texts = ['one', '', 'three and more']
+  const { directory, file } = await left(t, texts)
+  const whole = readFileSync(file)
+  const ends = texts.map((_, i) =>
+    texts.slice(0, i + 1).reduce((sum, text) => sum + frameBytes(text.length), 0),
+  )
+  t.equal(ends.at(-1), whole.length)
+  for (let length = 0; length <= whole.length; length++) {
+    writeFileSync(file, whole.subarray(0, length))
+    const { spool, found, said, entries } = await opened(directory)
+    const complete = ends.filter((end) => end <= length)
+    t.strictSame(found, texts.slice(0, complete.length), `cut at ${length}`)
+    const torn = length > (complete.at(-1) ?? 0)
+    t.strictSame(said, torn ? [CUT] : [], `cut at ${length}`)
+    for (const entry of entries) spool.drop(entry)
+    await spool.close()
+    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: kept aside`)
+    for (const name of readdirSync(directory)) rmSync(join(directory, name))
+  }
+})
+
+void t.test(
+  'a bit flipped in every byte: never a wrong entry, never a crash, the others are found',
+  async (t) => {
+    const texts = ['one', '', 'three', 'four']
+    const { directory, file } = await left(t, texts.slice(0, 3))
+    const again = await opened(directory)
+    await again.append('four').done
+    again.spool.drop(again.entries[2] as Entry)
+    await again.spool.close()
+    const [first, second] = segments(directory).map((name) => join(directory, name)) as [string, string]
+    t.equal(first, file)
+    const originals = [first, second].map((name) => [name, readFileSync(name)] as const)
+    for (const [name, whole] of originals) {
+      for (let at = 0; at < whole.length; at++) {
+        for (const [other, bytes] of originals) writeFileSync(other, bytes)
+        const flipped = Buffer.from(whole)
+        flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << (at % 8)), at)
+        writeFileSync(name, flipped)
+        const { spool, found, said } = await opened(directory)
+        await spool.close()
+        const title = `bit ${at % 8} of byte ${at} of ${name === first ? 'the first' : 'the second'}`
+        t.strictSame(said, [CUT], title)
+        // One frame is damaged: an entry is gone, or a tombstone is, and then its entry is back.
+        t.ok(
+          [
+            ['', 'four'],
+            ['one', 'four'],
+            ['one', ''],
+            ['one', '', 'four'],
+            ['one', '', 'three', 'four'],
+          ].some((expected) => JSON.stringify(found) === JSON.stringify(expected)),
+          `${title}: ${JSON.stringify(found)}`,
+        )
+        t.same(aside(directory), [], 'the others in it are still needed')
+      }
+    }
+  },
+)
+
+void t.test('every bit of a frame counts', async (t) => {
+  const marker = randomBytes(8)
+  const frames = [1, 2].map((number) => entryFrame(marker, number, Buffer.from(`payload ${number}`)))
+  const [one, two] = frames as [Buffer, Buffer]
+  for (let bit = 0; bit < one.length * 8; bit++) {
+    const flipped = Buffer.from(one)
+    flipped.writeUInt8(flipped.readUInt8(bit >> 3) ^ (1 << (bit & 7)), bit >> 3)
+    t.strictSame(
+      readSegment(Buffer.concat([flipped, two]), marker),
+      [
+        { kind: 'unreadable', at: 0, bytes: one.length, blank: false },
+        { kind: 'entry', number: 2, payload: Buffer.from('payload 2') },
+      ],
+      `bit ${bit}`,
+    )
+  }
+  t.strictSame(readSegment(Buffer.concat(frames), randomBytes(8)), [
+    { kind: 'unreadable', at: 0, bytes: one.length + two.length, blank: false },
+  ])
+})
+
+void t.test('a frame of a kind that a later version may write is passed over, and kept', async (t) => {
+  const { directory, file } = await left(t, ['x'])
+  const bytes = readFileSync(file)
+  bytes.writeUInt8(9, 8)
+  const digest = createHash('sha256').update(bytes.subarray(0, 19)).update(bytes.subarray(35)).digest()
+  digest.copy(bytes, 19, 0, 16)
+  writeFileSync(file, bytes)
+  t.same(await lookInto(directory), { found: [], said: [CUT] })
+  t.equal(aside(directory).length, 1)
+})
+
+void t.test('a tail of zeros, as a crash of the system leaves it, is said and not kept aside', async (t) => {
+  const { directory, file } = await left(t, ['x'])
+  writeFileSync(file, Buffer.concat([readFileSync(file), Buffer.alloc(4096)]))
+  const { spool, found, said, entries } = await opened(directory)
+  t.same(found, ['x'])
+  t.same(said, [CUT])
+  spool.drop(entries[0] as Entry)
+  await spool.close()
+  t.same(readdirSync(directory), ['spool.lock'])
+})
+
+void t.test(
+  'damage is kept aside once the rest is done, and told of until somebody removes it',
+  async (t) => {
+    const { directory, file } = await left(t, ['one', 'two', 'three'])
+    const bytes = readFileSync(file)
+    bytes.fill(0xff, frameBytes(3), frameBytes(3) + 10)
+    writeFileSync(file, bytes)
+    const first = await opened(directory)
+    t.same(first.found, ['one', 'three'])
+    first.spool.drop(first.entries[0] as Entry)
+    await first.spool.close()
+    t.same(aside(directory), [])
+    const second = await opened(directory)
+    t.same(second.found, ['three'])
+    second.spool.drop(second.entries[0] as Entry)
+    await second.spool.close()
+    const [name] = aside(directory)
+    t.same(readFileSync(join(directory, name as string)), bytes)
+    t.same(segments(directory), [])
+    const { found, said } = await lookInto(directory)
+    t.same(found, [])
+    t.same(said, ['damaged files of the spool are kept aside; look at them, and remove them'])
+  },
+)
+
+void t.test('files of others are left alone', async (t) => {
+  const { directory } = await left(t, ['x'])
+  mkdirSync(join(directory, 'lost+found'))
+  for (const name of ['notes.txt', 'spool-v2-00000001-0123456789abcdef', 'other.damaged'])
+    writeFileSync(join(directory, name), 'theirs')
+  const { spool, found, said, entries } = await opened(directory)
+  t.same(found, ['x'])
+  t.same(said, ['the spool has files that are not its own; they are left alone'])
+  spool.drop(entries[0] as Entry)
+  await spool.close()
+  t.same(readdirSync(directory).sort(), [
+    'lost+found',
+    'notes.txt',
+    'other.damaged',
+    'spool-v2-00000001-0123456789abcdef',
+    'spool.lock',
+  ])
+})
+
+void t.test(
+  'segments go when nothing in them is needed, and tombstones outlive what they take back',
+  async (t) => {
+    const directory = folder(t)
+    // A segment is closed once it has 100 bytes.
+    let { spool, append, found, entries } = await opened(directory, 1600)
+    const text = (n: number): string => `${n}`.padEnd(100, '.')
+    const all: Entry[] = []
+    for (let n = 0; n < 6; n++) {
+      const entry = append(text(n))
+      all.push(entry)
+      t.equal(await entry.done, 'kept')
+    }
+    t.equal(segments(directory).length, 6)
+    // The tombstones of 1 to 4 are in segments after them: as long as 0 is there, each that buries must stay.
+    for (const n of [1, 2, 3, 4, 5]) spool.drop(all[n] as Entry)
+    await spool.close()
+    ;({ spool, append, found, entries } = await opened(directory, 1600))
+    t.same(found, [text(0)])
+    t.ok(segments(directory).length < 7, 'wholly dead ones are gone')
+    t.equal(await append('later').done, 'kept')
+    spool.drop(entries[0] as Entry)
+    await spool.close()
+    t.equal(segments(directory).length, 1)
+    ;({ spool, found } = await opened(directory, 1600))
+    t.same(found, ['later'])
+    await spool.close()
+  },
+)
+
+void t.test('no order of drops and restarts loses an entry or brings one back', async (t) => {
+  let seed = 7
+  const random = (below: number): number => {
+    seed = (seed * 1_103_515_245 + 12_345) % 2 ** 31
+    return Math.floor((seed / 2 ** 31) * below)
+  }
+  for (let round = 0; round < 10; round++) {
+    const directory = folder(t)
+    const live = new Map<string, Entry>()
+    let now = await opened(directory, 8000)
+    for (let step = 0; step < 80; step++) {
+      const what = random(10)
+      if (what < 5) {
+        const text = `${round}.${step}`.padEnd(random(120), '-')
+        const entry = now.append(text)
+        if ((await entry.done) === 'kept') live.set(text, entry)
+      } else if (what < 9) {
+        const text = [...live.keys()][random(live.size)]
+        if (text === undefined) continue
+        now.spool.drop(live.get(text) as Entry)
+        live.delete(text)
+      } else {
+        await now.spool.close()
+        now = await opened(directory, 8000)
+        t.strictSame(now.found, [...live.keys()], `round ${round}, step ${step}`)
+        for (const [i, text] of now.found.entries()) live.set(text, now.entries[i] as Entry)
+      }
+    }
+    for (const entry of live.values()) now.spool.drop(entry)
+    await now.spool.close()
+    t.same(segments(directory), [])
+    t.same(now.said, [])
+  }
+})
+
+void t.test(
+  'the spool of another process may be put beside its own: numbers that are equal do not meet',
+  async (t) => {
+    const [mine, theirs] = [await left(t, ['mine 1', 'mine 2']), await left(t, ['theirs 1', 'theirs 2'])]
+    copyFileSync(theirs.file, join(mine.directory, theirs.file.slice(theirs.directory.length + 1)))
+    const { spool, found, entries } = await opened(mine.directory)
+    t.same(new Set(found), new Set(['mine 1', 'mine 2', 'theirs 1', 'theirs 2']))
+    spool.drop(entries[found.indexOf('mine 1')] as Entry)
+    await spool.close()
+    t.same(new Set((await lookInto(mine.directory)).found), new Set(['mine 2', 'theirs 1', 'theirs 2']))
+  },
+)
+
+void t.test('full: the next entry is refused, and taken again when there is room', async (t) => {
+  const directory = folder(t)
+  const room = 2 * frameBytes(100) + 60
+  const { spool, append } = await opened(directory, room)
+  const text = 'x'.repeat(100)
+  const [one, two, three] = [append(text), append(text), append(text)]
+  t.same(await keptAll([one, two]), ['kept', 'kept'])
+  t.match(await three.done, { message: `the spool is full: it may take ${room} bytes` })
+  t.match(await append('y'.repeat(100)).done, Error)
+  spool.drop(three)
+  spool.drop(one)
+  spool.drop(two)
+  t.equal(await lookUntil(() => append(text)), 'kept')
+  await spool.close()
+  t.same((await lookInto(directory)).found, [text])
+})
+
+/** Asks again until it is kept: when its bytes are free again tells no event. */
+async function lookUntil(ask: () => Entry): Promise<Kept> {
+  for (;;) {
+    const end = await ask().done
+    if (end === 'kept') return end
+    await new Promise((next) => setImmediate(next))
+  }
+}
+
+void t.test(
+  'a disk that refuses: the entry is not kept, is not found, and the next one is tried anew',
+  async (t) => {
+    for (const method of ['appendFile', 'datasync'] as const) {
+      const directory = folder(t)
+      const { spool, append, said } = await opened(directory)
+      const before = append('before')
+      t.equal(await before.done, 'kept')
+      await fails(t, method, 'ENOSPC: no space left on device')
+      const refused = append('refused')
+      t.match(await refused.done, { message: 'ENOSPC: no space left on device' }, method)
+      t.same(said, ['the spool cannot be written'])
+      spool.drop(refused)
+      t.equal(await append('after').done, 'kept')
+      await spool.close()
+      t.same(await lookInto(directory), { found: ['before', 'after'], said: [] }, method)
+    }
+  },
+)
+
+void t.test(
+  'a write that fails and cannot be taken back either: found again perhaps, and dropped for good',
+  async (t) => {
+    const directory = folder(t)
+    const { spool, append } = await opened(directory)
+    await fails(t, 'datasync', 'EIO')
+    await fails(t, 'truncate', 'EIO')
+    await fails(t, 'close', 'EIO')
+    const entry = append('perhaps')
+    t.match(await entry.done, { message: 'EIO' })
+    const copy = folder(t)
+    for (const name of segments(directory)) copyFileSync(join(directory, name), join(copy, name))
+    t.same((await lookInto(copy)).found, ['perhaps'])
+    spool.drop(entry)
+    await spool.close()
+    t.same((await lookInto(directory)).found, [])
+  },
+)
+
+void t.test(
+  'a tombstone that cannot be written: its entry is found again, and nothing else is lost',
+  async (t) => {
+    const directory = folder(t)
+    const { spool, append, said } = await opened(directory)
+    const [one, two] = [append('one'), append('two')]
+    await keptAll([one, two])
+    await fails(t, 'appendFile', 'EIO')
+    spool.drop(one)
+    await spool.close()
+    t.same(said, ['the spool cannot be written'])
+    t.same((await lookInto(directory)).found, ['one', 'two'])
+  },
+)
+
+void t.test('a directory that somebody removed: nothing counts as kept, nothing crashes', async (t) => {
+  const directory = folder(t)
+  const { spool, append, said } = await opened(directory)
+  const kept = append('kept')
+  await kept.done
+  rmSync(directory, { recursive: true })
+  t.match(await append('gone').done, { message: /^somebody removed spool-v1-00000001-/ })
+  t.match(await append('gone').done, { message: /ENOENT/ })
+  spool.drop(kept)
+  await spool.close()
+  t.equal(said.at(-1), 'a file of the spool cannot be removed')
+})
+
+void t.test('a new segment whose name is not on disk for certain keeps nothing', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  await fails(t, 'sync', 'EIO: the directory')
+  t.match(await append('x').done, { message: 'EIO: the directory' })
+  t.equal(await append('y').done, 'kept')
+  await spool.close()
+  t.same((await lookInto(directory)).found, ['y'])
+})
+
+void t.test('once closed it takes nothing', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  const entry = append('x')
+  const closing = spool.close()
+  t.match(await append('y').done, { message: 'the spool is closed' })
+  spool.drop(entry)
+  await closing
+  t.same((await lookInto(directory)).found, ['x'])
+})
+
+void t.test('errors at the start say which directory and what is wrong with it', async (t) => {
+  const directory = folder(t)
+  const file = join(directory, 'file')
+  writeFileSync(file, '')
+  await t.rejects(opened(file), {
+    message: `the directory ${file} cannot be used: EEXIST: file already exists, mkdir '${file}'`,
+  })
+  await t.rejects(opened(join(file, 'below')), { message: /cannot be used: ENOTDIR/ })
+  const locked = join(directory, 'locked')
+  mkdirSync(join(locked, 'spool.lock'), { recursive: true })
+  await t.rejects(opened(locked), { message: /cannot be used: unable to open/ })
+  const other = join(directory, 'other')
+  mkdirSync(other)
+  writeFileSync(join(other, 'spool.lock'), 'no database, and not empty')
+  await t.rejects(opened(other), { message: /cannot be used: .*not a database/ })
+  const unreadable = join(directory, 'unreadable')
+  mkdirSync(join(unreadable, 'spool-v1-00000001-0123456789abcdef'), { recursive: true })
+  await t.rejects(opened(unreadable), { message: /cannot be used: EISDIR/ })
+  rmSync(join(unreadable, 'spool-v1-00000001-0123456789abcdef'), { recursive: true })
+  t.same(await lookInto(unreadable), { found: [], said: [] }, 'the lock is free again')
+})
+
+const PROGRAM = fileURLToPath(new URL('../support/spool-writer.ts', import.meta.url))
+
+/** A process that writes into the directory, until it is killed; what it said so far. */
+async function writer(
+  t: Test,
+  directory: string,
+): Promise<{ child: ChildProcess; said: string[]; enough: Promise<void> }> {
+  const child = spawn(process.execPath, [PROGRAM, directory], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+    env: { ...process.env, NODE_V8_COVERAGE: '' },
+  })
+  t.teardown(() => child.kill('SIGKILL'))
+  const said: string[] = []
+  const { promise, resolve } = Promise.withResolvers<void>()
+  createInterface({ input: child.stdout as NodeJS.ReadableStream }).on('line', (line) => {
+    said.push(line)
+    if (said.length === 60) resolve()
+  })
+  return { child, said, enough: promise }
+}
+
+void t.test('one process at a time; the lock of one that was killed is free', async (t) => {
+  const directory = folder(t)
+  const { child, enough } = await writer(t, directory)
+  await enough
+  const inUse = `the directory ${directory} cannot be used: another process uses it, and each needs one of its own`
+  await t.rejects(opened(directory), { message: inUse })
+  const exited = once(child, 'exit')
+  child.kill('SIGKILL')
+  await exited
+  const { spool } = await opened(directory)
+  await t.rejects(opened(directory), { message: inUse }, 'of the same process, too')
+  const refused = spawn(process.execPath, [PROGRAM, directory], { stdio: ['ignore', 'ignore', 'pipe'] })
+  t.teardown(() => refused.kill('SIGKILL'))
+  t.match(await text(refused.stderr), /another process uses it/, 'which takes the lock from nobody')
+  await spool.close()
+})
+
+void t.test('kill -9 while it writes, again and again: all that counted as kept is there', async (t) => {
+  for (let round = 0; round < 5; round++) {
+    const directory = folder(t)
+    const { child, said, enough } = await writer(t, directory)
+    await enough
+    const closed = once(child, 'close')
+    child.kill('SIGKILL')
+    await closed
+    const { spool, found } = await opened(directory, 64 * MiB)
+    await spool.close()
+    const names = new Set(found.map((text) => text.split(' ')[0]))
+    const dropped = new Set(said.filter((line) => line.startsWith('drop ')).map((line) => line.slice(5)))
+    const kept = said.filter((line) => line.startsWith('kept ')).map((line) => line.slice(5))
+    t.ok(kept.length > 20)
+    for (const name of kept) if (!dropped.has(name)) t.ok(names.has(name), name)
+    for (const text of found) t.match(text, /^\d+\.\d x*$/)
+  }
+})
+
+/** What all file handles have in common. */
+async function handles(): Promise<FileHandle> {
+  const handle = await open(fileURLToPath(import.meta.url))
+  await handle.close()
+  return Object.getPrototypeOf(handle) as FileHandle
+}
+
+/** The next call of that method of any file handle fails. */
+async function fails(
+  t: Test,
+  method: 'appendFile' | 'datasync' | 'truncate' | 'sync' | 'close',
+  message: string,
+): Promise<void> {
+  const prototype = await handles()
+  const original = prototype[method] as (...args: unknown[]) => Promise<void>
+  let failed = false
+  t.intercept(prototype, method, {
+    value: async function (this: FileHandle, ...args: unknown[]) {
+      if (failed) return original.apply(this, args)
+      failed = true
+      if (method === 'close') await original.apply(this, args)
+      throw new Error(message)
+    },
+  })
+}

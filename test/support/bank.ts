@@ -1,0 +1,79 @@
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Test } from 'tap'
+import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
+
+/** What the bank knows of a key: by it the questions are answered. */
+export type Fate = 'paid' | 'declined' | 'processing' | 'unheard'
+
+export interface Bank extends UpstreamStub {
+  readonly executed: string[]
+  /** Keys that were asked about, in order. */
+  readonly asked: string[]
+  readonly questions: Seen[]
+  fate: (key: string) => Fate
+  /** How it treats the POST of a key. */
+  fault: (key: string, response: ServerResponse, request: IncomingMessage) => void | Promise<void>
+  /** Instead of an answer to a question; true: it dealt with it. */
+  trouble: (key: string, response: ServerResponse) => boolean
+}
+
+/** An upstream whose connections break over `POST /pay`, and that can be asked at `GET /payments?key=…` what it did. */
+export async function bank(t: Test): Promise<Bank> {
+  const executed: string[] = []
+  const asked: string[] = []
+  const questions: Seen[] = []
+  const self: Pick<Bank, 'fate' | 'fault' | 'trouble'> = {
+    fate: () => 'paid',
+    fault: (_key, response) => void response.socket?.destroy(),
+    trouble: () => false,
+  }
+  const stub = await upstreamStub(async (seen, response, request) => {
+    if (seen.method === 'POST') {
+      const at = seen.headers.findIndex((name) => name.toLowerCase() === 'idempotency-key')
+      const key = seen.headers[at + 1] as string
+      executed.push(key)
+      await self.fault(key, response, request)
+      return
+    }
+    const key = new URL(seen.target, 'http://bank').searchParams.get('key') as string
+    asked.push(key)
+    questions.push(seen)
+    if (self.trouble(key, response)) return
+    const fate = self.fate(key)
+    const status = fate === 'unheard' ? 404 : 200
+    response.writeHead(status, { 'Content-Type': 'application/json', 'X-Inner': 'secret' })
+    response.end(JSON.stringify({ key, state: fate, payment: { id: `p-${key}`, state: fate } }))
+  })
+  t.teardown(() => stub[Symbol.asyncDispose]())
+  return Object.assign(self, stub, { executed, asked, questions })
+}
+
+/** The route of the bank; `more` are further lines of `reconcile`. */
+export function bankRoute(
+  upstream: string,
+  store: string,
+  more: Readonly<Record<string, string>> = {},
+): string {
+  const lines: Record<string, string> = {
+    request:
+      '{ path: "/payments?key={key}", headers: { Authorization: "Bearer of-the-proxy", X-Asked: "{key}" } }',
+    identity: '{ /key: "{key}" }',
+    completed:
+      '[{ status: 200, when: { /state: paid }, json: /payment, response: { status: 201 } }, { status: 200, when: { /state: declined }, json: /payment, response: { status: 402, headers: { Content-Type: application/vnd.bank+json, X-Told: later } } }]',
+    notFound: '{ status: 404 }',
+    every: '100ms',
+    after: '1ms',
+    ...more,
+  }
+  return `upstream: { url: "${upstream}", timeout: 5s }
+store: { url: "${store}" }
+routes:
+  - name: pay
+    match: { path: /pay }
+    lease: 1s
+    reconcile:
+${Object.entries(lines)
+  .map(([name, value]) => `      ${name}: ${value}`)
+  .join('\n')}
+`
+}

@@ -1,0 +1,85 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import type { Test } from 'tap'
+import { dispatch } from '../../src/commands/dispatch.ts'
+import { adminYaml } from './admin.ts'
+import { gate, newKey, send, tempDir } from './e2e.ts'
+import { proxyInProcess, type TestProxy } from './proxy.ts'
+import { type UpstreamStub, upstreamStub } from './upstream.ts'
+
+export interface Said {
+  readonly code: number
+  readonly out: string
+  readonly err: string
+}
+
+/** A command in this process. `answers`: what the person at the terminal types; without it there is no terminal. */
+export async function command(words: readonly string[], answers?: readonly string[]): Promise<Said> {
+  let out = ''
+  let err = ''
+  const left = [...(answers ?? [])]
+  const code = await dispatch(words, {
+    out: (text) => void (out += text),
+    err: (text) => void (err += text),
+    env: {},
+    ask:
+      answers === undefined
+        ? null
+        : async (question) => {
+            err += question
+            return left.shift() ?? ''
+          },
+  })
+  return { code, out, err }
+}
+
+export interface Operated {
+  readonly proxy: TestProxy
+  readonly upstream: UpstreamStub
+  readonly dir: string
+  /** Names the proxy, and its store, to a command. */
+  readonly where: { readonly admin: readonly string[]; readonly config: readonly string[] }
+  readonly audit: string
+  /** Lets `/gated` answer. */
+  readonly finish: () => void
+  /** The id of a record that has become unknown. */
+  readonly unknown: (key?: string) => Promise<string>
+}
+
+/** A proxy and its configuration file. Upstream: `/break` breaks off, `/busy` is 503, `/gated` waits, the rest is done. */
+export async function operated(t: Test, store: string, more = ''): Promise<Operated> {
+  const dir = tempDir(t)
+  const { opened, open } = gate()
+  const upstream = await upstreamStub(async (seen, response) => {
+    if (seen.target === '/break') return void response.destroy()
+    if (seen.target === '/gated') await opened
+    if (seen.target === '/busy') return void response.writeHead(503, { 'Retry-After': '1' }).end()
+    response.writeHead(201, { 'Set-Cookie': 'sid=secret', 'Content-Type': 'text/plain' }).end('stored-body')
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const audit = join(dir, 'audit.log')
+  const admin = adminYaml(t)
+  const yaml = [
+    `audit: { file: ${audit} }`,
+    `upstream: { url: "${upstream.url}" }`,
+    `store: { url: "${store}" }`,
+    'routes: [{ name: pay, match: { path: /pay } }, { name: break, match: { path: /break } }]',
+    more,
+  ].join('\n')
+  const file = join(dir, 'proxy.yaml')
+  writeFileSync(file, yaml)
+  const proxy = await proxyInProcess(`${admin}\n${yaml}`)
+  t.teardown(() => proxy.drain())
+  t.teardown(open)
+  const token = /tokenFile: "?([^",}\s]+)/.exec(admin)?.[1] as string
+  const unknown = async (key = newKey()): Promise<string> => {
+    const broken = await send(proxy, key, { path: '/break' })
+    t.equal(broken.code, 'upstream_failed')
+    return (JSON.parse(broken.body) as { instance: string }).instance
+  }
+  const where = {
+    admin: ['--admin', proxy.adminUrl, '--token-file', token],
+    config: ['--config', file],
+  }
+  return { proxy, upstream, dir, where, audit, finish: open, unknown }
+}
