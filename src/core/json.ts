@@ -26,9 +26,14 @@ export function parseLossless(text: string): Node | null {
 /** RFC 8785 text. */
 export function canonical(node: Node): string {
   if (typeof node === 'string') return node
-  if (node.kind === 'array') return `[${node.items.map(canonical).join(',')}]`
-  const names = [...node.members.keys()].sort()
-  return `{${names.map((name) => `${JSON.stringify(name)}:${canonical(node.members.get(name) as Node)}`).join(',')}}`
+  let text = ''
+  if (node.kind === 'array') {
+    for (const item of node.items) text += `${text === '' ? '' : ','}${canonical(item)}`
+    return `[${text}]`
+  }
+  for (const name of [...node.members.keys()].sort())
+    text += `${text === '' ? '' : ','}${quoted(name)}:${canonical(node.members.get(name) as Node)}`
+  return `{${text}}`
 }
 
 /** RFC 6901 pointer → reference tokens. */
@@ -74,7 +79,13 @@ function arrayItem(items: readonly Node[], token: string): Node | undefined {
 }
 
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
-const SPACE = /[ \t\n\r]*/y
+/** Integers whose every digit a double keeps: printed as they are written. */
+const MOST_DIGITS = 15
+/** What JSON writes otherwise than it is: escapes and what must be one, and halves of pairs, which may be lone. */
+const SPECIAL = /["\\\u0000-\u001f\ud800-\udfff]/
+
+const QUOTE = 0x22
+const ZERO = 0x30
 
 class Parser {
   readonly #text: string
@@ -98,7 +109,7 @@ class Parser {
       case '[':
         return this.#array(depth)
       case '"':
-        return JSON.stringify(this.#string())
+        return quoted(this.#string())
       case 't':
         return this.#word('true')
       case 'f':
@@ -139,8 +150,13 @@ class Parser {
 
   #string(): string {
     const start = this.#at
-    if (this.#text[start] !== '"') throw new Lossy()
+    if (this.#text.charCodeAt(start) !== QUOTE) throw new Lossy()
     let end = this.#text.indexOf('"', start + 1)
+    const plain = this.#text.slice(start + 1, end)
+    if (end > 0 && !SPECIAL.test(plain)) {
+      this.#at = end + 1
+      return plain
+    }
     while (end > 0 && this.#escaped(end, start)) end = this.#text.indexOf('"', end + 1)
     if (end < 0) throw new Lossy()
     this.#at = end + 1
@@ -151,9 +167,10 @@ class Parser {
 
   #number(): string {
     NUMBER.lastIndex = this.#at
-    const token = NUMBER.exec(this.#text)?.[0]
-    if (token === undefined) throw new Lossy()
-    this.#at += token.length
+    if (!NUMBER.test(this.#text)) throw new Lossy()
+    const token = this.#text.slice(this.#at, NUMBER.lastIndex)
+    this.#at = NUMBER.lastIndex
+    if (token.length <= MOST_DIGITS && isPlainInteger(token)) return token
     const printed = String(Number(token))
     if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
     return printed
@@ -173,9 +190,11 @@ class Parser {
   }
 
   #space(): void {
-    SPACE.lastIndex = this.#at
-    SPACE.test(this.#text)
-    this.#at = SPACE.lastIndex
+    for (;;) {
+      const code = this.#text.charCodeAt(this.#at)
+      if (code !== 0x20 && code !== 0x0a && code !== 0x0d && code !== 0x09) return
+      this.#at++
+    }
   }
 
   /** An odd number of backslashes stands before `quote`. */
@@ -184,6 +203,20 @@ class Parser {
     while (at > start && this.#text[at] === '\\') at--
     return (quote - 1 - at) % 2 === 1
   }
+}
+
+/** As `JSON.stringify` writes it. */
+function quoted(text: string): string {
+  return SPECIAL.test(text) ? JSON.stringify(text) : `"${text}"`
+}
+
+/** Digits alone. A minus could be that of zero, which ECMAScript prints without. */
+function isPlainInteger(token: string): boolean {
+  for (let i = 0; i < token.length; i++) {
+    const digit = token.charCodeAt(i) - ZERO
+    if (digit < 0 || digit > 9) return false
+  }
+  return true
 }
 
 function parseString(literal: string): string | null {
