@@ -82,7 +82,7 @@ const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
 /** Integers whose every digit a double keeps: printed as they are written. */
 const MOST_DIGITS = 15
 /** What JSON writes otherwise than it is: escapes and what must be one, and halves of pairs, which may be lone. */
-const SPECIAL = /["\\\u0000-\u001f\ud800-\udfff]/
+const SPECIAL = /[^ !#-[\]-\ud7ff\ue000-\uffff]/
 
 const QUOTE = 0x22
 const ZERO = 0x30
