@@ -89,9 +89,7 @@ if (flags.write) write(text)
 function build(into: string): void {
   rmSync(into, { recursive: true, force: true })
   const args = ['-p', join(ROOT, 'tsconfig.build.json'), '--outDir', into]
-  // Under tap NODE_OPTIONS names a loader that the compiler's own start does not survive.
-  const env = { ...process.env, NODE_OPTIONS: '' }
-  const tsc = spawnSync(process.execPath, [join(ROOT, 'node_modules/typescript/bin/tsc'), ...args], { env })
+  const tsc = spawnSync(process.execPath, [join(ROOT, 'node_modules/typescript/bin/tsc'), ...args])
   if (tsc.status !== 0) {
     process.stderr.write(`${tsc.error?.message ?? ''}${tsc.stdout.toString()}${tsc.stderr.toString()}`)
     process.exit(1)
