@@ -62,5 +62,6 @@ function build(into: string): void {
     process.stderr.write(made.stdout)
     process.exit(1)
   }
-  cpSync(join(ROOT, 'src/store/lua'), join(into, 'store/lua'), { recursive: true })
+  for (const folder of ['store/lua', 'admin/page'])
+    cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
 }
