@@ -2,7 +2,7 @@ import { createHash, hash } from 'node:crypto'
 import { formContent } from './form.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import { frame } from './identity.ts'
-import { at, canonical, parseLossless, pointerTokens, without } from './json.ts'
+import { at, canonical, canonicalText, parseLossless, pointerTokens, without } from './json.ts'
 import { essence, isEncoded, mediaType, textOf } from './media.ts'
 import { multipartContent } from './multipart.ts'
 import type { FingerprintPolicy } from './policy.ts'
@@ -56,21 +56,32 @@ function headersOf(recipe: string): string[] {
 /** What the operation is, whatever its spelling (contract §5). */
 export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy): Fingerprint {
   const { mode, type, content } = bodyContent(request, policy)
-  const digest = createHash('sha256')
   const headers = policy.headers.map((name) => frame(linesOf(request.headers, name)))
   const query = QUERY[policy.query](request.query)
-  digest.update(frame([ALGORITHM, request.method, request.path, query, type, ...headers, mode]))
-  for (const piece of content) digest.update(piece)
-  return digest.digest() as Fingerprint
+  const head = frame([ALGORITHM, request.method, request.path, query, type, ...headers, mode])
+  return sha256(head, content) as Fingerprint
 }
 
 /** The request as sent: equal only for equal bytes of target, body, media type and the headers that count under `recipe`. */
 export function rawDigestOf(request: RequestContent, recipe: string): Buffer {
-  const digest = createHash('sha256')
   const counted = ['content-type', 'content-encoding', ...headersOf(recipe)]
   const lines = counted.map((name) => frame(linesOf(request.headers, name)))
-  digest.update(frame(['raw/1', request.method, request.target, ...lines]))
-  return digest.update(request.body).digest()
+  return sha256(frame(['raw/1', request.method, request.target, ...lines]), [request.body])
+}
+
+/** Up to here it is cheaper to copy what is hashed together: a hash made in pieces costs 3 µs more. */
+const COPIED = 16 * 1024
+
+/** Strings count as UTF-8. */
+function sha256(head: string, content: readonly (string | Buffer)[]): Buffer {
+  const [only = ''] = content
+  if (content.length <= 1) {
+    if (typeof only === 'string') return hash('sha256', head + only, 'buffer')
+    if (only.length <= COPIED) return hash('sha256', Buffer.concat([Buffer.from(head), only]), 'buffer')
+  }
+  const digest = createHash('sha256').update(head)
+  for (const piece of content) digest.update(piece)
+  return digest.digest()
 }
 
 const QUERY: Record<FingerprintPolicy['query'], (query: string) => string> = {
@@ -134,7 +145,9 @@ function autoMode(headers: RawHeaders, body: Buffer): 'json' | 'form' | 'multipa
 
 function jsonContent(headers: RawHeaders, body: Buffer, policy: FingerprintPolicy): string | null {
   const text = textOf(headers, body)
-  let node = text === null ? null : parseLossless(text)
+  if (text === null) return null
+  if (policy.only.length === 0 && policy.ignore.length === 0) return canonicalText(text)
+  let node = parseLossless(text)
   if (node === null) return null
   if (policy.only.length > 0) {
     const root = node

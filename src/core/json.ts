@@ -10,30 +10,92 @@ export const MAX_DEPTH = 100
 /** Thrown inside this module only: the text has no canonical form that keeps all its information. */
 class Lossy extends Error {}
 
+/** What values are made into, from the leaves up. Leaves and names come as canonical text. */
+interface Builder<N> {
+  leaf(text: string): N
+  array(items: N[]): N
+  /** `names` as they read, in the order of the text. `plain`: none of them needs an escape. */
+  object(names: string[], values: N[], plain: boolean): N
+}
+
 /**
  * Parses `text` without losing information. `null`: invalid JSON, a duplicate member name, a lone surrogate, a number
  * whose decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
  */
 export function parseLossless(text: string): Node | null {
+  return parse(text, NODES)
+}
+
+/** The RFC 8785 text of `text`; null where {@link parseLossless} gives null. */
+export function canonicalText(text: string): string | null {
+  return parse(text, TEXTS)
+}
+
+function parse<N>(text: string, builder: Builder<N>): N | null {
   try {
-    return new Parser(text).document()
+    return new Parser(text, builder).document()
   } catch (error) {
     if (error instanceof Lossy) return null
     throw error
   }
 }
 
+const NODES: Builder<Node> = {
+  leaf: (text) => text,
+  array: (items) => ({ kind: 'array', items }),
+  object(names, values) {
+    const members = new Map<string, Node>()
+    for (const [n, name] of names.entries()) members.set(name, values[n] as Node)
+    if (members.size < names.length) throw new Lossy()
+    return { kind: 'object', members }
+  },
+}
+
+const TEXTS: Builder<string> = {
+  leaf: (text) => text,
+  array: (items) => `[${items.join(',')}]`,
+  object(names, values, plain) {
+    const order = names.length <= FEW ? inserted(names) : sorted(names)
+    let text = ''
+    for (const n of order) {
+      const name = names[n] as string
+      text += `${text === '' ? '{' : ','}${plain ? `"${name}"` : quoted(name)}:${values[n]}`
+    }
+    return text === '' ? '{}' : `${text}}`
+  },
+}
+
+/** Up to here insertion is cheaper than a sort that calls back. */
+const FEW = 24
+
+/** The order of the names by UTF-16 code units. */
+function inserted(names: readonly string[]): number[] {
+  const order: number[] = []
+  for (let n = 0; n < names.length; n++) {
+    const name = names[n] as string
+    let at = n
+    for (; at > 0; at--) {
+      const before = names[order[at - 1] as number] as string
+      if (before === name) throw new Lossy()
+      if (before < name) break
+      order[at] = order[at - 1] as number
+    }
+    order[at] = n
+  }
+  return order
+}
+
+function sorted(names: readonly string[]): number[] {
+  if (new Set(names).size < names.length) throw new Lossy()
+  return names.map((_, n) => n).sort((a, b) => ((names[a] as string) < (names[b] as string) ? -1 : 1))
+}
+
 /** RFC 8785 text. */
 export function canonical(node: Node): string {
   if (typeof node === 'string') return node
-  let text = ''
-  if (node.kind === 'array') {
-    for (const item of node.items) text += `${text === '' ? '' : ','}${canonical(item)}`
-    return `[${text}]`
-  }
-  for (const name of [...node.members.keys()].sort())
-    text += `${text === '' ? '' : ','}${quoted(name)}:${canonical(node.members.get(name) as Node)}`
-  return `{${text}}`
+  return node.kind === 'array'
+    ? TEXTS.array(node.items.map(canonical))
+    : TEXTS.object([...node.members.keys()], [...node.members.values()].map(canonical), false)
 }
 
 /** RFC 6901 pointer → reference tokens. */
@@ -83,79 +145,96 @@ const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
 const MOST_DIGITS = 15
 /** What JSON writes otherwise than it is: escapes and what must be one, and halves of pairs, which may be lone. */
 const SPECIAL = /[^ !#-[\]-\ud7ff\ue000-\uffff]/
+/** The same for text with its quotes. */
+const SPECIAL_ANYWHERE = /[^ -[\]-\ud7ff\ue000-\uffff]/
 
 const QUOTE = 0x22
+const COMMA = 0x2c
 const ZERO = 0x30
+const COLON = 0x3a
+const OPEN_ARRAY = 0x5b
+const CLOSE_ARRAY = 0x5d
+const OPEN_OBJECT = 0x7b
+const CLOSE_OBJECT = 0x7d
 
-class Parser {
+class Parser<N> {
   readonly #text: string
+  readonly #builder: Builder<N>
+  /** No string of the text is written otherwise than it reads: one look at the whole instead of one at each. */
+  readonly #isPlain: boolean
   #at = 0
-  constructor(text: string) {
+  constructor(text: string, builder: Builder<N>) {
     this.#text = text
+    this.#builder = builder
+    this.#isPlain = !SPECIAL_ANYWHERE.test(text)
   }
 
-  document(): Node {
+  document(): N {
     const node = this.#value(0)
     this.#space()
     if (this.#at !== this.#text.length) throw new Lossy()
     return node
   }
 
-  #value(depth: number): Node {
+  #value(depth: number): N {
     this.#space()
-    switch (this.#text.charAt(this.#at)) {
-      case '{':
+    switch (this.#text.charCodeAt(this.#at)) {
+      case OPEN_OBJECT:
         return this.#object(depth)
-      case '[':
+      case OPEN_ARRAY:
         return this.#array(depth)
-      case '"':
-        return quoted(this.#string())
-      case 't':
+      case QUOTE: {
+        const value = this.#string()
+        return this.#builder.leaf(this.#isPlain ? `"${value}"` : quoted(value))
+      }
+      case 0x74:
         return this.#word('true')
-      case 'f':
+      case 0x66:
         return this.#word('false')
-      case 'n':
+      case 0x6e:
         return this.#word('null')
       default:
-        return this.#number()
+        return this.#builder.leaf(this.#number())
     }
   }
 
-  #object(depth: number): Node {
+  #object(depth: number): N {
     if (depth === MAX_DEPTH) throw new Lossy()
-    const members = new Map<string, Node>()
+    const names: string[] = []
+    const values: N[] = []
     this.#at++
-    if (this.#take('}')) return { kind: 'object', members }
+    if (this.#take(CLOSE_OBJECT)) return this.#builder.object(names, values, this.#isPlain)
     do {
       this.#space()
-      const name = this.#string()
-      if (members.has(name)) throw new Lossy()
-      if (!this.#take(':')) throw new Lossy()
-      members.set(name, this.#value(depth + 1))
-    } while (this.#take(','))
-    if (!this.#take('}')) throw new Lossy()
-    return { kind: 'object', members }
+      names.push(this.#string())
+      if (!this.#take(COLON)) throw new Lossy()
+      values.push(this.#value(depth + 1))
+    } while (this.#take(COMMA))
+    if (!this.#take(CLOSE_OBJECT)) throw new Lossy()
+    return this.#builder.object(names, values, this.#isPlain)
   }
 
-  #array(depth: number): Node {
+  #array(depth: number): N {
     if (depth === MAX_DEPTH) throw new Lossy()
-    const items: Node[] = []
+    const items: N[] = []
     this.#at++
-    if (this.#take(']')) return { kind: 'array', items }
+    if (this.#take(CLOSE_ARRAY)) return this.#builder.array(items)
     do items.push(this.#value(depth + 1))
-    while (this.#take(','))
-    if (!this.#take(']')) throw new Lossy()
-    return { kind: 'array', items }
+    while (this.#take(COMMA))
+    if (!this.#take(CLOSE_ARRAY)) throw new Lossy()
+    return this.#builder.array(items)
   }
 
   #string(): string {
     const start = this.#at
     if (this.#text.charCodeAt(start) !== QUOTE) throw new Lossy()
     let end = this.#text.indexOf('"', start + 1)
-    const plain = this.#text.slice(start + 1, end)
-    if (end > 0 && !SPECIAL.test(plain)) {
-      this.#at = end + 1
-      return plain
+    if (end > 0) {
+      const plain = this.#text.slice(start + 1, end)
+      if (this.#isPlain || !SPECIAL.test(plain)) {
+        this.#at = end + 1
+        return plain
+      }
     }
     while (end > 0 && this.#escaped(end, start)) end = this.#text.indexOf('"', end + 1)
     if (end < 0) throw new Lossy()
@@ -166,25 +245,38 @@ class Parser {
   }
 
   #number(): string {
-    NUMBER.lastIndex = this.#at
+    const start = this.#at
+    // Most are short integers.
+    let end = start
+    while (isDigit(this.#text.charCodeAt(end))) end++
+    const next = this.#text.charCodeAt(end) | 0x20
+    const isInteger = end > start && next !== 0x2e && next !== 0x65
+    if (
+      isInteger &&
+      end - start <= MOST_DIGITS &&
+      (end - start === 1 || this.#text.charCodeAt(start) !== ZERO)
+    ) {
+      this.#at = end
+      return this.#text.slice(start, end)
+    }
+    NUMBER.lastIndex = start
     if (!NUMBER.test(this.#text)) throw new Lossy()
-    const token = this.#text.slice(this.#at, NUMBER.lastIndex)
+    const token = this.#text.slice(start, NUMBER.lastIndex)
     this.#at = NUMBER.lastIndex
-    if (token.length <= MOST_DIGITS && isPlainInteger(token)) return token
     const printed = String(Number(token))
     if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
     return printed
   }
 
-  #word(word: string): string {
+  #word(word: string): N {
     if (!this.#text.startsWith(word, this.#at)) throw new Lossy()
     this.#at += word.length
-    return word
+    return this.#builder.leaf(word)
   }
 
-  #take(char: string): boolean {
+  #take(code: number): boolean {
     this.#space()
-    if (this.#text[this.#at] !== char) return false
+    if (this.#text.charCodeAt(this.#at) !== code) return false
     this.#at++
     return true
   }
@@ -210,13 +302,8 @@ function quoted(text: string): string {
   return SPECIAL.test(text) ? JSON.stringify(text) : `"${text}"`
 }
 
-/** Digits alone. A minus could be that of zero, which ECMAScript prints without. */
-function isPlainInteger(token: string): boolean {
-  for (let i = 0; i < token.length; i++) {
-    const digit = token.charCodeAt(i) - ZERO
-    if (digit < 0 || digit > 9) return false
-  }
-  return true
+function isDigit(code: number): boolean {
+  return code >= ZERO && code <= ZERO + 9
 }
 
 function parseString(literal: string): string | null {

@@ -4,6 +4,7 @@ import t from 'tap'
 import {
   at,
   canonical,
+  canonicalText,
   MAX_DEPTH,
   type Node,
   parseLossless,
@@ -14,7 +15,10 @@ import {
 /** Canonical text, or null where the text has none that keeps everything. */
 function form(text: string): string | null {
   const node = parseLossless(text)
-  return node === null ? null : canonical(node)
+  const inSteps = node === null ? null : canonical(node)
+  const atOnce = canonicalText(text)
+  if (atOnce !== inSteps) throw new Error(`${text}: ${atOnce} at once, ${inSteps} in two steps`)
+  return atOnce
 }
 const parsed = (text: string): Node => parseLossless(text) as Node
 
@@ -467,4 +471,15 @@ t.test('no text at all makes the parser throw, and it accepts no more than JSON.
     ),
     { numRuns: 3000 },
   )
+})
+
+void t.test('objects of many members, which are sorted in another way than those of few', async (t) => {
+  for (const count of [2, 23, 24, 25, 26, 300]) {
+    const names = Array.from({ length: count }, (_, n) => `${(n * 7919) % 1009}-\u00e9`)
+    const members = names.map((name, n) => `"${name}":${n}`)
+    const ordered = [...members].sort((a, b) => (a.split(':')[0]! < b.split(':')[0]! ? -1 : 1))
+    t.equal(form(`{${members.join(' , ')}}`), `{${ordered.join(',')}}`, `${count} members`)
+    t.equal(form(`{${[...members, members[0]].join(',')}}`), null, `${count} members, the first twice`)
+    t.equal(form(`{${[members[1], ...members].join(',')}}`), null, `${count} members, the second twice`)
+  }
 })
