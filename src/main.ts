@@ -4,8 +4,8 @@ import { openAdmin } from './admin/open.ts'
 import { verifier } from './callers/jwt.ts'
 import type { Config } from './config/config.ts'
 import { Budget } from './core/budget.ts'
+import { ByRecord } from './core/by-record.ts'
 import type { JwtPolicy } from './core/policy.ts'
-import type { RecordId } from './core/record.ts'
 import { ReplayGrants } from './guard/authorize.ts'
 import type { Run } from './guard/call.ts'
 import { Latency } from './guard/latency.ts'
@@ -61,7 +61,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   // Shadow mode takes no room from the routes that protect.
   const overheard = new Budget(config.limits.buffered)
   const inFlight = { count: 0 }
-  const running = new Map<RecordId, Run>()
+  const running = new ByRecord<Run>()
   const metrics = new Metrics({
     idempotency_in_flight: () => inFlight.count,
     idempotency_waiters: () => waiters.size,
@@ -272,7 +272,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     }
     // Their outcome will not be seen: said now, so that nobody waits for the lease.
     await Promise.allSettled(
-      [...running.values()].map((run) =>
+      [...running].map(([, run]) =>
         settler.settle(
           run,
           unknownBecause('the proxy was stopped before the upstream answered', null),

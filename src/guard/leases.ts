@@ -1,3 +1,4 @@
+import { ByRecord } from '../core/by-record.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import type { Renewal } from '../store/register.ts'
 
@@ -15,7 +16,7 @@ interface Held {
 
 /** Renews the leases of attempts under way, in batches: one call to the store for all that are due. */
 export class Leases {
-  readonly #held = new Map<RecordId, Held>()
+  readonly #held = new ByRecord<Held>()
   readonly #renew: (items: readonly Renewal[]) => Promise<unknown>
   readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null

@@ -1,7 +1,8 @@
+import type { ByRecord } from '../core/by-record.ts'
 import type { Verified } from '../core/claims.ts'
 import type { RawHeaders } from '../core/headers.ts'
 import type { JwtPolicy } from '../core/policy.ts'
-import type { Millis, RecordId } from '../core/record.ts'
+import type { Millis } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { Teller } from './answers.ts'
@@ -24,7 +25,7 @@ export interface Ports extends Teller {
   readonly grants: ReplayGrants
   readonly regenerated: RegeneratedKeys
   /** Attempts under way; the drain waits for them. */
-  readonly running: Map<RecordId, Run>
+  readonly running: ByRecord<Run>
   /** Key of the record ids, where `store.secretFile` is set. */
   readonly secret: Buffer | null
   /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */

@@ -1,11 +1,11 @@
-import { digest, frame } from '../core/identity.ts'
+import { frame } from '../core/identity.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import type { Run } from './call.ts'
 
 /** A client that makes a new key for each attempt sends the next one within seconds. */
 const WINDOW: Millis = 60_000
-/** About 200 bytes each. */
-const MOST = 10_000
+/** Of one generation; about 250 bytes each. */
+const MOST = 5_000
 
 interface Seen {
   readonly id: RecordId
@@ -14,10 +14,13 @@ interface Seen {
 
 /**
  * Notices the same operation of the same caller under a new key (contract §13): a client that regenerates its key for each
- * attempt is not protected, and cannot tell. A signal, not a rule: it knows the latest operations of this replica alone.
+ * attempt is not protected, and cannot tell. A signal, not a rule: it knows the latest operations of this replica alone, and
+ * two callers whose hashes are equal are one to it.
  */
 export class RegeneratedKeys {
-  readonly #seen = new Map<string, Seen>()
+  /** Two generations, of which the older is let go of as a whole: deleting entry by entry costs more than all the rest. */
+  #seen = new Map<string, Seen>()
+  #before = new Map<string, Seen>()
   readonly #clock: () => Millis
 
   constructor(clock: () => Millis) {
@@ -26,15 +29,21 @@ export class RegeneratedKeys {
 
   /** Notes an execution; true where the same operation was last executed under another record, less than a minute ago. */
   saw({ id, operation: { route, fingerprint } }: Run, caller: readonly (string | null)[]): boolean {
-    const operation = digest(frame([route, ...caller, fingerprint.toString('latin1')]), null)
+    const operation = `${fingerprint.toString('latin1')}${hashOf(frame(caller))} ${route}`
     const now = this.#clock()
-    const before = this.#seen.get(operation)
-    this.#seen.delete(operation)
-    this.#seen.set(operation, { id, at: now })
-    if (this.#seen.size > MOST) {
-      const [oldest] = this.#seen.keys()
-      this.#seen.delete(oldest as string)
+    const before = this.#seen.get(operation) ?? this.#before.get(operation)
+    if (this.#seen.size >= MOST) {
+      this.#before = this.#seen
+      this.#seen = new Map()
     }
+    this.#seen.set(operation, { id, at: now })
     return before !== undefined && before.id !== id && now - before.at < WINDOW
   }
+}
+
+/** FNV-1a: callers are credentials, which are not kept. The fingerprint beside it is the strong hash. */
+function hashOf(text: string): number {
+  let hash = 0x811c9dc5
+  for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 0x01000193)
+  return hash
 }

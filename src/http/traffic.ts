@@ -9,31 +9,48 @@ export interface Traffic {
   cut(): void
 }
 
-/** Knows what the server itself does not tell: silent connections, tunnels, and which answers are still leaving. */
+const kAnswering = Symbol('answers under way')
+/** Of one connection, in the order of its requests: usually one. */
+interface Connection extends Socket {
+  [kAnswering]?: ServerResponse[]
+}
+
+/**
+ * Knows what the server itself does not tell: silent connections, tunnels, and which answers are still leaving. Kept at each
+ * connection: a set of all answers, which grows and shrinks with every request, keeps V8 from letting go of them
+ * (docs/performance.md).
+ */
 export function watchConnections(server: Server): Traffic {
-  const sockets = new Set<Socket>()
+  const sockets = new Set<Connection>()
   const tunnels = new WeakSet<object>()
-  const unanswered = new Map<ServerResponse, Socket>()
-  server.on('connection', (socket: Socket) => {
+  let unanswered = 0
+  server.on('connection', (socket: Connection) => {
     sockets.add(socket)
+    socket[kAnswering] = []
     socket.once('close', () => sockets.delete(socket))
   })
   server.on('upgrade', (_request, socket) => tunnels.add(socket))
   server.prependListener('request', (request, response) => {
-    unanswered.set(response, request.socket)
-    response.once('close', () => unanswered.delete(response))
+    const answering = (request.socket as Connection)[kAnswering] as ServerResponse[]
+    answering.push(response)
+    unanswered++
+    response.once('close', () => {
+      answering.splice(answering.indexOf(response), 1)
+      unanswered--
+    })
   })
   // Node's own, which `close` calls too, takes a connection for idle whose answer is handed over and has not left yet.
   server.closeIdleConnections = () => {
-    const busy = new Set(unanswered.values())
-    for (const socket of sockets) if (!busy.has(socket) && !tunnels.has(socket)) socket.destroy()
+    for (const socket of sockets)
+      if (socket[kAnswering]?.length === 0 && !tunnels.has(socket)) socket.destroy()
   }
   return {
     get unanswered() {
-      return unanswered.size
+      return unanswered
     },
     end() {
-      for (const response of unanswered.keys()) response.shouldKeepAlive = false
+      for (const socket of sockets)
+        for (const response of socket[kAnswering] ?? []) response.shouldKeepAlive = false
     },
     cut() {
       for (const socket of sockets) socket.destroy()

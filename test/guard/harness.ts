@@ -2,6 +2,7 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
 import { Budget } from '../../src/core/budget.ts'
+import { ByRecord } from '../../src/core/by-record.ts'
 import type { Verified } from '../../src/core/claims.ts'
 import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { profileDefaults } from '../../src/core/profiles.ts'
@@ -299,7 +300,7 @@ export class Replica {
       regenerated: new RegeneratedKeys(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
       checkIssued: async () => options.issued ?? 'valid',
-      running: new Map<RecordId, Run>(),
+      running: new ByRecord<Run>(),
       secret: options.secret ?? null,
       unfitForStrict: () => options.unfit ?? false,
       pause: async () => {},
