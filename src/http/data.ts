@@ -14,7 +14,7 @@ import type { Witness } from '../upstream/witness.ts'
 import { callOf, type GuardedOptions, handleGuarded } from './guarded.ts'
 import { type Peer, requestLines, trustTester } from './headers.ts'
 import { handleIssue, handleStatus } from './own.ts'
-import { type Passage, passthrough } from './passthrough.ts'
+import { passthrough, setPassage } from './passthrough.ts'
 import { overhear, type ShadowOptions } from './shadow.ts'
 import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
 import { Writer } from './write.ts'
@@ -51,7 +51,6 @@ export async function dataServer(options: DataOptions): Promise<Server> {
   const router = new Router(config.routes, normalisePath)
   const trusted = trustTester(config.trustProxy)
   const writer = new Writer(config.problems.baseUrl, config.upstream.idleTimeout)
-  const passages = new WeakMap<IncomingMessage, Passage>()
   const guarded: GuardedOptions = {
     ports,
     writer,
@@ -138,7 +137,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
             const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
             const marks = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
             const witness = way.kind === 'shadow' ? watch(way.route, target, request, response) : null
-            passages.set(request, { target: target.origin, lines, response, marks, witness })
+            setPassage(request, { target: target.origin, lines, response, marks, witness })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
             delete request.headers['content-type']
@@ -170,7 +169,6 @@ export async function dataServer(options: DataOptions): Promise<Server> {
   const app = await passthrough({
     upstream,
     writer,
-    passages,
     timeout,
     idleTimeout,
     makeServer,

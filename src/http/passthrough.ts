@@ -1,4 +1,3 @@
-import { EventEmitter } from 'node:events'
 import { type IncomingMessage, METHODS, type Server, type ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { type FastifyInstance, fastify } from 'fastify'
@@ -8,10 +7,10 @@ import { refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
-import { passedAnswer } from './passed.ts'
+import { PassedExchange } from './passed.ts'
 import type { Writer } from './write.ts'
 
-/** What a passed request needs beyond the wire. Looked up by the raw request, so that fastify's routing never sees it. */
+/** What a passed request needs beyond the wire: it travels on the raw request, so that fastify's routing never sees it. */
 export interface Passage {
   readonly target: string
   readonly lines: readonly string[]
@@ -20,17 +19,29 @@ export interface Passage {
   readonly marks: readonly string[]
   /** Overhears the exchange, in shadow mode. */
   readonly witness: Witness | null
-  answer?: Dispatcher.ResponseData
+  exchange?: PassedExchange
 }
 
-export type PassageOf = WeakMap<IncomingMessage, Passage>
+const kPassage = Symbol('passage')
+/** A member and no WeakMap: a young collection takes the values of one for alive, and with them every request (docs/performance.md). */
+interface Passing extends IncomingMessage {
+  [kPassage]?: Passage
+}
+
+/** To be called before fastify gets the request. */
+export function setPassage(request: IncomingMessage, passage: Passage): void {
+  ;(request as Passing)[kPassage] = passage
+}
+
+function passageOf(request: IncomingMessage): Passage {
+  return (request as Passing)[kPassage] as Passage
+}
 
 const kRequest = Symbol('raw request')
 
 export interface PassthroughOptions {
   readonly upstream: Upstream
   readonly writer: Writer
-  readonly passages: PassageOf
   readonly timeout: Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
@@ -41,10 +52,10 @@ export interface PassthroughOptions {
  * What is not protected streams through @fastify/http-proxy, bodies never buffered, nothing ever retried. Fastify sees
  * every request as `/`, without a content type: target, lines and body go upstream as the client sent them, so no
  * decoding, routing or content-type parsing of the framework can refuse or change one (docs/adr/0003). The answer is
- * written by {@link passedAnswer}: what the framework cannot write (status 999, two `Connection` lines) it never sees.
+ * written by {@link PassedExchange}: what the framework cannot write (status 999, two `Connection` lines) it never sees.
  */
 export async function passthrough(options: PassthroughOptions): Promise<FastifyInstance> {
-  const { upstream, writer, passages } = options
+  const { upstream, writer } = options
   const app = fastify({
     serverFactory: options.makeServer,
     rewriteUrl: () => '/',
@@ -61,7 +72,6 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
     httpMethods: [...app.supportedMethods],
     undici: agentOf(options) as never,
     disableRequestLogging: true,
-    disableCache: true,
     internalRewriteLocationHeader: false,
     retryMethods: [],
     replyOptions: {
@@ -73,9 +83,8 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
         reply: { hijack(): void; raw: ServerResponse },
       ): void => {
         reply.hijack()
-        const { answer, marks } = passages.get(request.raw) as Passage
         try {
-          passedAnswer(writer, request.raw, reply.raw, answer as Dispatcher.ResponseData, marks)
+          passageOf(request.raw).exchange?.begin()
         } catch (error) {
           // A bug; undici would let it end the process.
           options.onBug(error)
@@ -99,7 +108,16 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
 interface AgentRequest {
   readonly headers: { readonly [kRequest]?: IncomingMessage }
 }
-type AgentReply = (error: Error | null, data: Dispatcher.ResponseData | null) => void
+/** What http-proxy looks at of an answer, before it hands over to `onResponse`. */
+interface Answered {
+  readonly statusCode: number
+  readonly headers: Record<string, never>
+  readonly body: { destroy(): void }
+}
+type AgentReply = (error: Error | null, answered: Answered | null) => void
+
+/** Up to here a body that came with its head goes upstream with it, without a stream in between. */
+const WHOLE_BODY = 16 * 1024
 
 /** The pool, as http-proxy asks it: with the request's real target, lines and body put in. */
 function agentOf(options: PassthroughOptions): { request(request: AgentRequest, done: AgentReply): void } {
@@ -107,36 +125,58 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
   return {
     request({ headers }, done) {
       const raw = headers[kRequest] as IncomingMessage
-      const passage = options.passages.get(raw) as Passage
-      const body = hasBody(raw)
-      const length = raw.headers['content-length']
-      const gone = new EventEmitter()
-      passage.response.once('close', () => gone.emit('abort'))
-      if (body) endIdleUpload(raw, passage.response, options)
-      const dispatcher = passage.witness?.beside(pool) ?? pool
-      dispatcher.request(
-        {
-          method: raw.method as Dispatcher.HttpMethod,
-          path: passage.target,
-          headers:
-            body && length !== undefined ? [...passage.lines, 'Content-Length', length] : [...passage.lines],
-          body: body ? raw : null,
-          idempotent: false,
-          responseHeaders: 'raw',
-          signal: gone,
-          headersTimeout: options.timeout,
-          bodyTimeout: options.idleTimeout,
-          ...(tls.servername === undefined ? {} : { servername: tls.servername }),
-        },
-        (error: Error | null, data: Dispatcher.ResponseData) => {
-          if (error !== null) {
-            passage.witness?.failed(error)
-            return done(error, null)
-          }
-          passage.answer = data
-          done(null, { ...data, statusCode: 200, headers: {} })
-        },
-      )
+      const passage = passageOf(raw)
+      const { response, marks, witness } = passage
+      const exchange = new PassedExchange({
+        writer: options.writer,
+        request: raw,
+        response,
+        marks,
+        // The client's going is heard by the exchange itself.
+        onAnswer: () => done(null, { statusCode: 200, headers: {}, body: { destroy() {} } }),
+        onError: (error) => done(error, null),
+      })
+      passage.exchange = exchange
+      const send = (body: IncomingMessage | Buffer | null): void => {
+        const length = raw.headers['content-length']
+        try {
+          ;(witness?.beside(pool) ?? pool).dispatch(
+            {
+              method: raw.method as Dispatcher.HttpMethod,
+              path: passage.target,
+              headers:
+                body === raw && length !== undefined
+                  ? [...passage.lines, 'Content-Length', length]
+                  : (passage.lines as string[]),
+              body,
+              idempotent: false,
+              headersTimeout: options.timeout,
+              bodyTimeout: options.idleTimeout,
+              ...(tls.servername === undefined ? {} : { servername: tls.servername }),
+            },
+            exchange,
+          )
+        } catch (error) {
+          witness?.failed(error as Error)
+          exchange.failed(error as Error)
+        }
+      }
+      if (!hasBody(raw)) send(null)
+      else {
+        const length = Number(raw.headers['content-length'] ?? Number.POSITIVE_INFINITY)
+        if (length > WHOLE_BODY) stream()
+        else
+          process.nextTick(() => {
+            // What came with the head is read by then.
+            const whole = raw.readableLength === length ? (raw.read() as Buffer | null) : null
+            if (whole === null) stream()
+            else send(whole)
+          })
+      }
+      function stream(): void {
+        endIdleUpload(raw, response, options)
+        send(raw)
+      }
     },
   }
 }

@@ -7,7 +7,7 @@ import type { Answer } from '../guard/call.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
 
 /** Up to here a copy of the body is cheaper than a second buffer. */
-const ONE_WRITE = 16 * 1024
+export const ONE_WRITE = 16 * 1024
 
 /** The one way out: live and replayed answers leave through the same lines of code, so that they are identical. */
 export class Writer {
@@ -111,6 +111,8 @@ export class Writer {
   watch(response: ServerResponse): void {
     if (response.writableFinished || response.destroyed) return
     const { socket } = response
+    // The kernel has all of it.
+    if (response.writableEnded && socket?.writableLength === 0) return
     if (socket === null) {
       // Pipelined behind another answer: the connection is that one's until then.
       response.once('socket', () => this.watch(response))
@@ -208,7 +210,7 @@ function lingeringClose(request: IncomingMessage, response: ServerResponse): voi
   response.once('finish', () => setTimeout(() => socket?.destroy(), LINGER).unref())
 }
 
-function pairs(lines: readonly string[]): [string, string][] {
+export function pairs(lines: readonly string[]): [string, string][] {
   const out: [string, string][] = []
   for (let i = 0; i + 1 < lines.length; i += 2) out.push([lines[i] as string, lines[i + 1] as string])
   return out

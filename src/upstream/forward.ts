@@ -294,7 +294,7 @@ class Live implements LiveResponse {
 }
 
 /** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */
-function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
+export function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
   if (!Array.isArray(raw)) return []
   return (raw as (Buffer | string)[]).map((part) =>
     typeof part === 'string' ? part : part.toString('latin1'),

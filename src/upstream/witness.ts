@@ -3,9 +3,12 @@ import type { Budget } from '../core/budget.ts'
 import { Exchange, type Heard } from './forward.ts'
 import type { Forwarded, Overheard } from './port.ts'
 
-/** The four events of undici's handlers by which `request` hears of its exchange. */
+/** The events by which the one who conducts the exchange hears of it. */
 type Handler = Required<
-  Pick<Dispatcher.DispatchHandler, 'onConnect' | 'onHeaders' | 'onData' | 'onComplete' | 'onError'>
+  Pick<
+    Dispatcher.DispatchHandler,
+    'onRequestStart' | 'onResponseStart' | 'onResponseData' | 'onResponseEnd' | 'onResponseError'
+  >
 >
 
 /**
@@ -42,7 +45,7 @@ export class Witness implements Overheard {
     return this.#over
   }
 
-  /** The dispatcher, heard. For one `request`. */
+  /** The dispatcher, heard. For one `dispatch`. */
   beside<D extends Dispatcher>(dispatcher: D): D {
     const dispatch: Dispatcher['dispatch'] = (options, handler) =>
       dispatcher.dispatch(options, this.#tee(handler as Handler))
@@ -69,37 +72,31 @@ export class Witness implements Overheard {
     const controller = this.#controller
     const exchange = this.#exchange
     return {
-      onConnect: (abort) => {
-        let aborted = false
-        handler.onConnect((error) => {
-          aborted = true
-          abort(error)
-        })
+      onRequestStart: (real, context) => {
+        handler.onRequestStart(real, context)
         // Given up while it waited for a connection: not a byte leaves.
-        if (!aborted) this.#hear(() => exchange.onRequestStart(controller))
+        if (!real.aborted) this.#hear(() => exchange.onRequestStart(controller))
       },
-      onHeaders: (status, headers, resume, reason) => {
-        const room = handler.onHeaders(status, headers, resume, reason)
+      onResponseStart: (real, status, headers, reason) => {
+        handler.onResponseStart(real, status, headers, reason)
         this.#hear(() => {
-          controller.rawHeaders = headers
+          controller.rawHeaders = real.rawHeaders as Buffer[]
           exchange.onResponseStart(controller, status, null, reason)
         })
-        return room
       },
-      onData: (chunk) => {
-        const room = handler.onData(chunk)
+      onResponseData: (real, chunk) => {
+        handler.onResponseData(real, chunk)
         this.#hear(() => exchange.onResponseData(controller, chunk))
-        return room
       },
-      onComplete: (trailers) => {
-        handler.onComplete(trailers)
+      onResponseEnd: (real, trailers) => {
+        handler.onResponseEnd(real, trailers)
         this.#hear(() => {
-          controller.rawTrailers = (trailers ?? []) as unknown as Buffer[]
+          controller.rawTrailers = (real.rawTrailers ?? []) as Buffer[]
           this.#end(() => exchange.onResponseEnd(controller))
         })
       },
-      onError: (error) => {
-        handler.onError(error)
+      onResponseError: (real, error) => {
+        handler.onResponseError(real, error)
         this.#end(() => exchange.onResponseError(controller, error))
       },
     }
