@@ -86,9 +86,10 @@ export class History {
       newest.count++
       newest.last = now
       newest.detail = detail
-    } else if (entries.length < MAX_ENTRIES)
+    } else if (entries.length < MAX_ENTRIES) {
       entries.push({ event, of, first: now, last: now, count: 1, detail })
-    else this.#dropped++
+      if (event === 'executed') joinUsual(entries)
+    } else this.#dropped++
   }
 
   /** Resolves when what waited is written, or given up. */
@@ -140,27 +141,33 @@ export class History {
 
   #notes(entries: readonly Entry[], now: Millis): Note[] {
     const { replica } = this.#options
-    return whole(entries).map(({ event, of, count, first, last, detail }) => ({
+    return entries.map(({ event, of, count, first, last, detail }) => ({
       tag: `${event}:${of}`,
       count,
       firstAgo: now - first,
       lastAgo: now - last,
-      text: JSON.stringify({ replica, ...detail }, short),
+      text: JSON.stringify(short({ replica, ...detail })),
     }))
   }
 }
 
 /** A request that was claimed, stored and answered since the last flush is one line: the answer tells the rest. */
-function whole(entries: readonly Entry[]): readonly Entry[] {
-  const [claimed, settled, executed, ...rest] = entries
-  if (claimed?.event !== 'claimed' || executed?.event !== 'executed' || executed.of !== claimed.of)
-    return entries
-  if (settled?.event !== 'settled' || settled.detail['result'] !== 'stored') return entries
-  return [{ ...executed, first: claimed.first }, ...rest]
+function joinUsual(entries: Entry[]): void {
+  const [claimed, settled, executed] = entries
+  if (executed === undefined || entries.length > 3) return
+  if (claimed?.event !== 'claimed' || executed.of !== claimed.of) return
+  if (settled?.event !== 'settled' || settled.detail['result'] !== 'stored') return
+  entries.splice(0, 3, { ...executed, first: claimed.first })
 }
 
 /** Nothing that is not known, and of a text from outside its beginning. */
-function short(_name: string, value: unknown): unknown {
-  if (value === null) return undefined
-  return typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
+function short(detail: Entry['detail']): Record<string, unknown> {
+  const said: Record<string, unknown> = {}
+  for (const name in detail) {
+    const value = detail[name]
+    if (value === null || value === undefined) continue
+    said[name] =
+      typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
+  }
+  return said
 }

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
+import { setImmediate as immediately } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
@@ -63,6 +64,14 @@ export interface RedisRegisterOptions {
 
 type Written = [1, number, number, number, number]
 
+/** Notes that leave together. */
+interface Noting {
+  readonly keys: string[]
+  readonly args: Arg[]
+  /** 1 or 0 for each record. */
+  readonly done: Promise<readonly number[]>
+}
+
 export class RedisRegister implements Register {
   readonly name = 'redis'
   readonly #client: Redis
@@ -74,6 +83,7 @@ export class RedisRegister implements Register {
   /** Redis refused the database of the URL: the connection is good for nothing, though ioredis calls it ready. */
   #wrongDatabase = false
   #silentCommands = 0
+  #noting: Noting | null = null
 
   private constructor(options: RedisRegisterOptions) {
     this.#onEvent = options.onEvent
@@ -159,15 +169,24 @@ export class RedisRegister implements Register {
     return list((command, args) => this.#ask(command, args), cursor, limit)
   }
 
+  /** Those of one turn of the event loop are one command: there is one for every executed request. */
   async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
-    const args = notes.flatMap(({ tag, count, firstAgo, lastAgo, text }) => [
-      Buffer.from(tag),
-      count,
-      Math.round(firstAgo),
-      Math.round(lastAgo),
-      Buffer.from(text),
-    ])
-    return (await this.#run<number>(NOTE, [recordKey(id), historyKey(id)], [this.#skew(), ...args])) === 1
+    const batch = (this.#noting ??= this.#noteTogether())
+    const nth = batch.keys.push(recordKey(id), historyKey(id)) / 2 - 1
+    batch.args.push(notes.length)
+    for (const { tag, count, firstAgo, lastAgo, text } of notes)
+      batch.args.push(Buffer.from(tag), count, Math.round(firstAgo), Math.round(lastAgo), Buffer.from(text))
+    return (await batch.done)[nth] === 1
+  }
+
+  #noteTogether(): Noting {
+    const keys: string[] = []
+    const args: Arg[] = [this.#skew()]
+    const done = immediately().then(() => {
+      this.#noting = null
+      return this.#run<number[]>(NOTE, keys, args)
+    })
+    return { keys, args, done }
   }
 
   async notes(id: RecordId): Promise<KeptNote[]> {

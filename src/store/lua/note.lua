@@ -1,26 +1,37 @@
--- Adds to the history of a record, as noting.ts. It expires with the record.
--- KEYS  1 record, 2 history
--- ARGV  1 skew, then for each note: tag, count, how long ago the first and the last was, text
--- Returns 1, or 0 where there is no record
+-- Adds to the histories of records, as noting.ts. Each expires with its record.
+-- KEYS  for each record: the record, its history
+-- ARGV  1 skew, then for each record: how many notes, and of each note: tag, count, how long ago the first and the last was, text
+-- Returns for each record 1, or 0 where there is no such record
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[1]
-local head = redis.call('GETRANGE', KEYS[1], 0, 55)
-if #head < 56 or head:sub(1, 3) ~= 'IP\1' or struct.unpack('>I6', head, 51) <= now then return 0 end
+local at, done = 2, {}
 
-for i = 2, #ARGV, 5 do
-  local count, first = tonumber(ARGV[i + 1]), now - ARGV[i + 2]
-  local newest = redis.call('LINDEX', KEYS[2], -1) or ''
-  local tag, before, since = newest:match('^(%S+) (%d+) (%d+) ')
-  if tag == ARGV[i] then
-    count, first = count + before, tonumber(since)
-    redis.call('RPOP', KEYS[2])
+local function note(record, history, first_arg, last_arg)
+  -- A key of another type is no record of ours, and no reason to lose the notes of others.
+  local head = redis.pcall('GETRANGE', record, 0, 55)
+  if type(head) ~= 'string' or #head < 56 or head:sub(1, 3) ~= 'IP\1' or struct.unpack('>I6', head, 51) <= now then return 0 end
+  for i = first_arg, last_arg, 5 do
+    local count, first = tonumber(ARGV[i + 1]), now - ARGV[i + 2]
+    local newest = redis.call('LINDEX', history, -1) or ''
+    local tag, before, since = newest:match('^(%S+) (%d+) (%d+) ')
+    if tag == ARGV[i] then
+      count, first = count + before, tonumber(since)
+      redis.call('RPOP', history)
+    end
+    redis.call('RPUSH', history,
+      string.format('%s %.0f %.0f %.0f ', ARGV[i], count, first, now - ARGV[i + 3]) .. ARGV[i + 4])
+    if redis.call('LLEN', history) > 50 then
+      redis.call('LSET', history, 10, '')
+      redis.call('LREM', history, 1, '')
+    end
   end
-  redis.call('RPUSH', KEYS[2],
-    string.format('%s %.0f %.0f %.0f ', ARGV[i], count, first, now - ARGV[i + 3]) .. ARGV[i + 4])
-  if redis.call('LLEN', KEYS[2]) > 50 then
-    redis.call('LSET', KEYS[2], 10, '')
-    redis.call('LREM', KEYS[2], 1, '')
-  end
+  redis.call('PEXPIREAT', history, redis.call('PEXPIRETIME', record))
+  return 1
 end
-redis.call('PEXPIREAT', KEYS[2], redis.call('PEXPIRETIME', KEYS[1]))
-return 1
+
+for i = 1, #KEYS, 2 do
+  local last = at + 5 * ARGV[at]
+  done[#done + 1] = note(KEYS[i], KEYS[i + 1], at + 1, last)
+  at = last + 1
+end
+return done
