@@ -231,3 +231,16 @@ void t.test(
     t.ok(files.includes('package-lock.json'))
   },
 )
+
+void t.test(
+  "Node's http is not imported but for its types: its face as a module loads Node's own undici, 25 ms of each start",
+  async (t) => {
+    const values = /^import (?!type )[^'"]*['"]node:http['"]/m
+    t.ok(values.test("import { Server } from 'node:http'"))
+    t.same(
+      modules.filter(({ text }) => values.test(text)).map(({ path }) => path),
+      [],
+      "take it from process.getBuiltinModule('node:http')",
+    )
+  },
+)

@@ -1,8 +1,9 @@
-import { STATUS_CODES } from 'node:http'
 import { Value } from 'typebox/value'
 import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
 import type { StoredResponse } from '../core/record.ts'
 import { type Resolving, SCHEMAS, type SchemaName } from './schemas.ts'
+
+const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 export type Input<T> =
   | { readonly ok: true; readonly value: T }

@@ -12,7 +12,7 @@ interface Entry<V> {
 /**
  * Values by record id, for what lives as long as a request. A `Map` makes itself anew every so many changes, and what the
  * old one still held when V8 had moved it to the old generation stays until the next full collection: a third of all
- * requests, with everything that they refer to (docs/performance.md). This one never moves.
+ * requests, with everything that they refer to. This one never moves.
  */
 export class ByRecord<V> {
   readonly #slots: (Entry<V> | null)[] = Array.from({ length: SLOTS }, () => null)
@@ -80,7 +80,7 @@ export class ByRecord<V> {
   }
 }
 
-/** Ids are digests in base64url: their last whole characters are as good as random. */
+/** Ids are digests in base64url: their last whole characters are spread evenly. */
 function slotOf(id: RecordId): number {
   const { length } = id
   const mixed = (id.charCodeAt(length - 2) * 31 + id.charCodeAt(length - 3)) * 31 + id.charCodeAt(length - 4)

@@ -1,4 +1,4 @@
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
+import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import { type AdminAnswer, problem } from '../admin/answers.ts'
 import type { AdminApi } from '../admin/api.ts'
 import { readPage } from '../admin/page.ts'
@@ -8,6 +8,8 @@ import type { Metrics } from '../observe/metrics.ts'
 import { type Gate, refusedAt } from './admin-gate.ts'
 import { sendPage } from './admin-page.ts'
 import { hasBody, readBody } from './body.ts'
+
+const { createServer } = process.getBuiltinModule('node:http')
 
 /** What the open paths tell (contract §12). */
 export interface Health {

@@ -1,4 +1,4 @@
-import { type IncomingMessage, METHODS, type Server, type ServerResponse } from 'node:http'
+import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { type FastifyInstance, fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
@@ -9,6 +9,8 @@ import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
 import { PassedExchange } from './passed.ts'
 import type { Writer } from './write.ts'
+
+const { METHODS } = process.getBuiltinModule('node:http')
 
 /** What a passed request needs beyond the wire: it travels on the raw request, so that fastify's routing never sees it. */
 export interface Passage {
@@ -64,6 +66,8 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
     forceCloseConnections: false,
     return503OnClosing: false,
     logger: false,
+    // There are no schemas, and what compiles them takes longer to load than the framework.
+    schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
   })
   for (const method of METHODS)
     if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
@@ -103,6 +107,10 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
   })
   await app.ready()
   return app
+}
+
+function noSchemas(): never {
+  throw new Error('no route has a schema')
 }
 
 interface AgentRequest {

@@ -1,4 +1,4 @@
-import { request as httpRequest, type IncomingMessage, Server } from 'node:http'
+import type { IncomingMessage } from 'node:http'
 import { request as httpsRequest } from 'node:https'
 import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
@@ -7,6 +7,8 @@ import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Writer } from './write.ts'
+
+const { request: httpRequest, Server } = process.getBuiltinModule('node:http')
 
 /** Only this is tunnelled: an `Upgrade` on any other request is a hop-by-hop line, and must not carry it past the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {

@@ -1,10 +1,12 @@
-import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http'
+import type { IncomingMessage, ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import { filterLines, firstOf } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, type Refusal } from '../core/refusal.ts'
 import type { Answer } from '../guard/call.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
+
+const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 /** Up to here a copy of the body is cheaper than a second buffer. */
 export const ONE_WRITE = 16 * 1024
