@@ -1,4 +1,5 @@
 import { type Static, Type } from 'typebox'
+import { shadowRow } from './shadow-schema.ts'
 
 const closed = { additionalProperties: false }
 const count = (description: string) => Type.Integer({ minimum: 0, description })
@@ -68,6 +69,9 @@ export const report = Type.Object(
           {
             since: time('When the process started.'),
             routes: Type.Array(Type.Object({ route, ...counted }, closed)),
+            shadow: Type.Array(shadowRow, {
+              description: 'What enforce would have done, where routes are in shadow mode.',
+            }),
           },
           closed,
         ),

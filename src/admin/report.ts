@@ -12,6 +12,7 @@ import {
   UNKNOWN,
   type UnknownRow,
 } from './report-schema.ts'
+import { tallyOf } from './shadow-tally.ts'
 import { time } from './view.ts'
 import { walk } from './walk.ts'
 
@@ -184,5 +185,5 @@ function countedOf({
       if (SUMS[figure].some(([metric, wanted]) => metric === name && wanted === of))
         rowOf(rows, route, COUNTED)[figure] += value
   }
-  return { since: time(since), routes: sorted(rows) }
+  return { since: time(since), routes: sorted(rows), shadow: tallyOf(samples).rows() }
 }

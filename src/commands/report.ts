@@ -1,28 +1,39 @@
 import type { Report } from '../admin/report-schema.ts'
-import { quote } from '../config/units.ts'
+import { parseDuration, quote } from '../config/units.ts'
 import { tellRefusal } from './asking.ts'
-import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { json } from './plain.ts'
-import { asCsv, asMarkdown, asText } from './report-text.ts'
+import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
+import { json, plain } from './plain.ts'
+import { asCsv, asMarkdown, asText, type Told, toldOf } from './report-text.ts'
+import { readLogs, type ShadowReport, toldOfShadow } from './shadow-log.ts'
 import { openSource, WHERE } from './where.ts'
 
-const FORMATS: Readonly<Record<string, (report: Report) => string>> = {
-  text: asText,
+/** `value`: what programs get; `told`: the same for people. */
+const FORMATS: Readonly<Record<string, (value: unknown, told: Told) => string>> = {
+  text: (_, told) => asText(told),
   json,
-  csv: asCsv,
-  markdown: asMarkdown,
+  csv: (_, told) => asCsv(told),
+  markdown: (_, told) => asMarkdown(told),
 }
 
 export const report: Command = {
   name: 'report',
-  usage: ['report [--since 24h] [--format F] (--admin URL --token-file FILE | --config FILE | --store URL)'],
+  usage: [
+    'report [--since 24h] [--format F] (--admin URL --token-file FILE | --config FILE | --store URL)',
+    'report --log FILE [--since 24h] [--format F]',
+  ],
   about: [
     'tells, for each route, what was executed, replayed and prevented, and what is unknown.',
     'Of a period: by the records that were created in it and their histories, as far as they are still kept.',
-    'A running proxy also tells what it alone has counted since it started.',
+    'A running proxy also tells what it alone has counted since it started, and what shadow mode has seen.',
+    'With --log: what enforce would have done in the period, by the lines that shadow mode has logged (docs/shadow.md).',
   ],
   options: {
     since: { value: 'DURATION', help: 'how long ago the period begins, such as 90m, 24h, 7d (default 24h)' },
+    log: {
+      value: 'FILE',
+      help: 'log of a proxy as JSON lines, - for standard input; of all replicas, each once',
+      repeated: true,
+    },
     format: { value: 'F', help: `${Object.keys(FORMATS).join(', ')} (default text)` },
     json: { value: null, help: 'the same as --format json' },
     ...WHERE,
@@ -39,6 +50,8 @@ async function runReport(args: Args, io: Io): Promise<number> {
   const format = Object.hasOwn(FORMATS, name) ? FORMATS[name] : undefined
   if (format === undefined)
     return usage(io, `--format: found ${quote(name)}; allowed: ${Object.keys(FORMATS).join(', ')}`)
+  const files = args.all('log')
+  if (files.length > 0) return reportOfLogs(files, args, io, format)
   const opened = await openSource(args, io)
   if (!opened.ok) return opened.code
   await using source = opened.value
@@ -46,6 +59,29 @@ async function runReport(args: Args, io: Io): Promise<number> {
   const query = since === undefined ? {} : { since }
   const reply = await source.ask({ method: 'GET', path: '/v1/report', query })
   if (!reply.ok) return tellRefusal(io, source, reply)
-  io.out(format(reply.body as Report))
+  io.out(format(reply.body, toldOf(reply.body as Report)))
+  return FINE
+}
+
+/** What shadow mode has logged in the period: `--log`. */
+async function reportOfLogs(
+  files: readonly string[],
+  args: Args,
+  io: Io,
+  format: (value: unknown, told: Told) => string,
+): Promise<number> {
+  const other = Object.keys(WHERE).find((name) => args.has(name))
+  if (other !== undefined) return usage(io, `found --log and --${other}; allowed: one of them`)
+  const text = args.text('since') ?? '24h'
+  const since = parseDuration(text)
+  if (!since.ok || since.value === 0)
+    return usage(io, `--since: found ${quote(text)}; allowed: more than 0, such as 90m, 24h or 7d`)
+  let report: ShadowReport
+  try {
+    report = await readLogs(files, since.value, Date.now())
+  } catch (error) {
+    return finding(io, plain((error as Error).message))
+  }
+  io.out(format(report, toldOfShadow(report)))
   return FINE
 }

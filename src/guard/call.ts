@@ -153,6 +153,10 @@ export interface Trace {
   storeMs: number
   /** For operators: what the client is not told of, such as addresses. */
   cause: string | null
+  /** How old the record was that a retry found completed. */
+  retryAge: Millis | null
+  /** The same caller sent the same operation under another key within a minute. */
+  regenerated: boolean
 }
 
 export function newTrace(route: string, traceId: string | null): Trace {
@@ -169,6 +173,8 @@ export function newTrace(route: string, traceId: string | null): Trace {
     upstreamMs: 0,
     storeMs: 0,
     cause: null,
+    retryAge: null,
+    regenerated: false,
   }
 }
 

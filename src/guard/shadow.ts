@@ -184,9 +184,16 @@ export class Shadow {
     // It is executed, whatever the store says: without a claim its outcome is told as soon as somebody listens.
     const route: RoutePolicy = { ...call.route, onStoreUnavailable: 'bypass' }
     const admitted = await admit(this.#ports, { ...call, route }, trace, named)
-    if (admitted.kind === 'met') return partOf(admitted.met, trace, call.route)
+    const { observer, regenerated } = this.#ports
+    if (admitted.kind === 'met') {
+      const part = partOf(admitted.met, trace, call.route)
+      if (trace.retryAge !== null) observer.retryAge(route.name, trace.retryAge)
+      return part
+    }
     if (admitted.kind !== 'execute') return { kind: 'told', verdict: verdictOf(trace) }
     trace.fence = admitted.run.attempt.fence || null
+    trace.regenerated = trace.before === 'absent' && regenerated.saw(admitted.run, named.caller)
+    if (trace.regenerated) observer.regenerated(route.name)
     return { kind: 'own', execute: admitted, settled: Promise.withResolvers() }
   }
 
@@ -267,6 +274,7 @@ function partOf(met: Met, trace: Trace, route: RoutePolicy): Part {
   switch (met.kind) {
     case 'replay':
       trace.before = 'completed'
+      if (met.now > 0) trace.retryAge = met.now - met.createdAt
       if (!met.result.kept) return { kind: 'told', verdict: 'response_unavailable' }
       return { kind: 'compare', first: likenessOf(replayable(route, met.result.response)) }
     case 'reused':

@@ -1,6 +1,8 @@
-import type { Metrics } from './metrics.ts'
+import type { MetricName, Metrics } from './metrics.ts'
 
-/** The counters of this program as they stand, without Node's. */
+const AGES: MetricName = 'idempotency_retry_age_seconds'
+
+/** The counters of this program as they stand, without Node's; and the ages of retries, by their buckets. */
 export async function countersOf({
   registry,
 }: Metrics): Promise<
@@ -8,8 +10,21 @@ export async function countersOf({
 > {
   const metrics = await registry.getMetricsAsJSON()
   return metrics
-    .filter(({ name, type }) => String(type) === 'counter' && name.startsWith('idempotency_'))
-    .flatMap(({ name, values }) =>
-      values.map(({ labels, value }) => ({ name, labels: labels as Record<string, string>, value })),
+    .filter(
+      ({ name, type }) => name === AGES || (String(type) === 'counter' && name.startsWith('idempotency_')),
     )
+    .flatMap(({ name, values }) =>
+      (values as { metricName?: string; labels: Record<string, string | number>; value: number }[]).map(
+        ({ metricName = name, labels, value }) => ({
+          name: metricName,
+          labels: texts(labels),
+          value,
+        }),
+      ),
+    )
+}
+
+/** The bound of a bucket is a number. */
+function texts(labels: Readonly<Record<string, string | number>>): Record<string, string> {
+  return Object.fromEntries(Object.entries(labels).map(([label, value]) => [label, String(value)]))
 }

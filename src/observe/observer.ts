@@ -74,12 +74,22 @@ export function reconcileObserver(
 
 /** What shadow mode decided → a metric and one log line per request that it looked at. */
 export function shadowTeller(metrics: Metrics, log: Logger): (trace: Trace, verdict: Verdict) => void {
-  return ({ route, id, before, after, traceId, startedAt }, verdict) => {
+  return ({ route, id, before, after, traceId, startedAt, retryAge, regenerated }, verdict) => {
     metrics.count('idempotency_shadow_total', { route, verdict })
     const record = id === null ? null : shortId(id)
     const ms = round(performance.now() - startedAt)
     log.info(
-      { route, record, verdict, before, after, ms, ...(traceId === null ? {} : { traceId }) },
+      {
+        route,
+        record,
+        verdict,
+        before,
+        after,
+        ms,
+        ...(retryAge === null ? {} : { retryAgeMs: Math.round(retryAge) }),
+        ...(regenerated ? { newKey: true } : {}),
+        ...(traceId === null ? {} : { traceId }),
+      },
       'shadow',
     )
   }

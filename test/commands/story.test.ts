@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { FullView, HistoryView } from '../../src/admin/schemas.ts'
 import { json, plain, span, table } from '../../src/commands/plain.ts'
-import { asCsv, asMarkdown, asText } from '../../src/commands/report-text.ts'
+import { asCsv, asMarkdown, asText, toldOf } from '../../src/commands/report-text.ts'
 import { storyOf } from '../../src/commands/story.ts'
 
 const RECORD: FullView = {
@@ -170,7 +170,7 @@ void t.test('one report, four formats: all figures in all of them, quoted as eac
     unknown: [],
     counted: null,
   }
-  const text = asText(report)
+  const text = asText(toldOf(report))
   t.match(
     text,
     /^Records created from 2026-01-01T00:00:00.000Z to 2026-01-02T00:00:00.000Z, as far as they are still kept\nROUTE +RECORDS +EXECUTED/,
@@ -183,10 +183,10 @@ void t.test('one report, four formats: all figures in all of them, quoted as eac
   )
   t.match(text, /No running proxy was asked/)
   t.match(
-    asMarkdown(report),
+    asMarkdown(toldOf(report)),
     /^## Records created .*\n\n\| route \| records \|.*\n\| --- \| --: \|.*\n\| =a\\\|"b",c \| 2 \| 1 \|/,
   )
-  const csv = asCsv(report).split('\r\n')
+  const csv = asCsv(toldOf(report)).split('\r\n')
   t.equal(csv[0], 'table,route,figure,value')
   t.equal(csv[1], `period,"'=a|""b"",c",records,2`)
   t.equal(csv.length, 1 + 2 * Object.keys(zeros).length + 1)

@@ -1,0 +1,216 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t from 'tap'
+import { Value } from 'typebox/value'
+import type { Report } from '../../src/admin/report-schema.ts'
+import { SCHEMAS } from '../../src/admin/schemas.ts'
+import type { ShadowRow } from '../../src/admin/shadow-schema.ts'
+import { isVerdict } from '../../src/admin/shadow-tally.ts'
+import type { ShadowReport } from '../../src/commands/shadow-log.ts'
+import { SHADOW_VERDICTS } from '../../src/guard/call.ts'
+import { command, operated } from '../support/commands.ts'
+import { newKey, send, tempDir } from '../support/e2e.ts'
+import { metricIs } from '../support/exchange.ts'
+
+t.setTimeout(60_000)
+
+/** Zeros but for these. */
+function row(route: string, figures: object, verdicts: object): ShadowRow {
+  return {
+    route,
+    requests: 0,
+    executed: 0,
+    prevented: 0,
+    differed: 0,
+    refused: 0,
+    unjudged: 0,
+    newKeys: 0,
+    retriedIn1m: 0,
+    retriedIn1h: 0,
+    retriedIn1d: 0,
+    retriedLater: 0,
+    ...figures,
+    verdicts: { ...Object.fromEntries(SHADOW_VERDICTS.map((name) => [name, 0])), ...verdicts },
+  }
+}
+
+void t.test('O06 the counters and the log of shadow mode tell the same, by route', async (t) => {
+  const { proxy, where, dir } = await operated(t, 'memory:', 'defaults: { mode: shadow, key: required }')
+  const [paid, misused] = [newKey(), newKey()]
+  const verdict = (route: string, name: string, count: number): Promise<void> =>
+    metricIs(proxy, `idempotency_shadow_total{route="${route}",verdict="${name}"}`, count)
+  await send(proxy, paid)
+  await verdict('pay', 'first', 1)
+  await send(proxy, paid)
+  await send(proxy, paid)
+  await verdict('pay', 'replay_same', 2)
+  await send(proxy, misused, { body: '{"amount":2}' })
+  await send(proxy, misused, { body: '{"amount":3}' })
+  await send(proxy, null)
+  // A client that makes a new key for each attempt.
+  for (let n = 0; n < 3; n++) await send(proxy, newKey(), { path: '/pay', body: '{"amount":9}' })
+  await send(proxy, newKey(), { path: '/break' }).catch(() => {})
+  await verdict('pay', 'first', 5)
+  await verdict('pay', 'misuse', 1)
+  await verdict('pay', 'key_missing', 1)
+  await verdict('break', 'upstream_failed', 1)
+  await metricIs(proxy, 'idempotency_regenerated_keys_total{route="pay"}', 2)
+  await metricIs(proxy, 'idempotency_retry_age_seconds_count{route="pay"}', 2)
+
+  const known = [
+    row('break', { requests: 1, executed: 1 }, { upstream_failed: 1 }),
+    row(
+      'pay',
+      { requests: 9, executed: 5, prevented: 2, refused: 2, newKeys: 2, retriedIn1m: 2 },
+      { first: 5, replay_same: 2, misuse: 1, key_missing: 1 },
+    ),
+  ]
+  const asked = await command(['report', '--json', ...where.admin])
+  const report = JSON.parse(asked.out) as Report
+  t.strictSame([...Value.Errors(SCHEMAS.Report, report)], [], 'as it is described')
+  t.strictSame(report.counted?.shadow, known)
+  const text = await command(['report', ...where.admin])
+  t.match(text.out, /\nWhat enforce would have done, counted by this one proxy since it started, 20/)
+  t.match(
+    text.out,
+    /\nThe same by verdict .*\nROUTE +FIRST +REPLAY_SAME +MISUSE +KEY_MISSING +UPSTREAM_FAILED\n/,
+  )
+  t.match(text.out, /\npay +5 +2 +1 +1 +0\n/)
+
+  const log = join(dir, 'proxy.log')
+  const time = new Date().toISOString()
+  const lines = proxy.log.map((line) =>
+    JSON.stringify({ level: 'info', ...line, time: line['time'] && time }),
+  )
+  writeFileSync(log, `${lines.join('\n')}\n`)
+  const told = await command(['report', '--log', log, '--json', '--since', '7d'])
+  t.strictSame([told.code, told.err], [0, ''])
+  const fromLog = JSON.parse(told.out) as ShadowReport
+  t.match(fromLog, { lines: 10, unreadable: 0, first: time, last: time })
+  t.strictSame(fromLog.shadow, known)
+})
+
+const NOW = Date.now()
+const HOUR = 3_600_000
+const line = (ago: number, more: object = {}): string =>
+  JSON.stringify({
+    level: 'info',
+    time: new Date(NOW - ago).toISOString(),
+    route: 'pay',
+    verdict: 'replay_differs',
+    msg: 'shadow',
+    ...more,
+  })
+
+void t.test('the period is that of the lines, and what the log does not reach is said', async (t) => {
+  const log = join(tempDir(t), 'proxy.log')
+  const ages = [59_000, 61_000, 2 * HOUR, 25 * HOUR]
+  writeFileSync(
+    log,
+    [
+      line(8 * 24 * HOUR, { msg: 'listening' }),
+      line(8 * 24 * HOUR),
+      ...ages.map((retryAgeMs) => line(HOUR, { retryAgeMs })),
+      line(HOUR, { verdict: 'expired' }),
+      line(HOUR, { verdict: 'error' }),
+    ].join('\n'),
+  )
+  const ask = async (...words: string[]): Promise<ShadowReport> =>
+    JSON.parse((await command(['report', '--log', log, '--json', ...words])).out) as ShadowReport
+  const week = await ask('--since', '7d')
+  t.equal(week.lines, 6)
+  t.strictSame(week.shadow, [
+    row(
+      'pay',
+      {
+        requests: 6,
+        prevented: 5,
+        differed: 4,
+        unjudged: 1,
+        retriedIn1m: 1,
+        retriedIn1h: 1,
+        retriedIn1d: 1,
+        retriedLater: 1,
+      },
+      { replay_differs: 4, expired: 1, error: 1 },
+    ),
+  ])
+  t.equal((await ask('--since', '9d')).lines, 7)
+  t.strictSame((await ask('--since', '30m')).shadow, [])
+  const said = await command(['report', '--log', log, '--since', '7d'])
+  t.notMatch(said.out, /of the time before nothing is known/)
+  t.match(said.out, /^6 lines of shadow mode in that time; the log has lines from 20.* to 20/m)
+  const long = await command(['report', '--log', log, '--since', '30d'])
+  t.match(long.out, /^It begins at 20.*: of the time before nothing is known\.$/m)
+  const none = await command(['report', '--log', log, '--since', '1m'])
+  t.match(none.out, /^What enforce would have done, from .*\nnone\n/)
+  const csv = await command(['report', '--log', log, '--since', '7d', '--format', 'csv'])
+  t.match(csv.out, /\r\nshadow,pay,differed,4\r\n/)
+  t.match(csv.out, /\r\nverdicts,pay,replay_differs,4\r\n/)
+  t.match((await command(['report', '--log', log, '--format', 'markdown'])).out, /\| pay \| 4 \| 1 \| 1 \|/)
+})
+
+void t.test('logs of several replicas, as the tools around them wrap lines', async (t) => {
+  const dir = tempDir(t)
+  const [plain, wrapped, empty] = ['a.log', 'b.log', 'c.log'].map((name) => join(dir, name)) as [
+    string,
+    string,
+    string,
+  ]
+  writeFileSync(plain, `${line(1000, { verdict: 'first', newKey: true })}\r\n`)
+  writeFileSync(
+    wrapped,
+    [
+      `2026-11-21T08:00:00.000000000Z stdout F ${line(1000)}`,
+      `[pod/api-1/proxy] ${line(1000)}`,
+      JSON.stringify({ log: `${line(1000)}\n`, stream: 'stdout', time: '2026-11-21T08:00:00.123456789Z' }),
+      // Not lines of shadow mode, whatever they say.
+      '{"msg":"request","note":"\\"msg\\":\\"shadow\\""}',
+      'no JSON at all',
+      // Cut off, or of another version.
+      line(1000).slice(0, -1),
+      line(1000, { verdict: 'from-the-future' }),
+      line(1000, { time: 'yesterday' }),
+      line(1000, { route: 1 }),
+    ].join('\n'),
+  )
+  writeFileSync(empty, '')
+  const { code, out } = await command(['report', '--json', '--log', plain, '--log', wrapped, '--log', empty])
+  t.equal(code, 0)
+  t.match(JSON.parse(out), {
+    lines: 4,
+    shadow: [{ requests: 4, executed: 1, differed: 3, newKeys: 1 }],
+  })
+  const told = await command(['report', '--log', wrapped])
+  t.match(told.out, /^[45] lines of shadow mode cannot be read\.$/m)
+  t.match((await command(['report', '--log', empty])).out, /^0 lines of shadow mode in that time\.$/m)
+})
+
+void t.test('a route of the log reaches a terminal as text alone', async (t) => {
+  const log = join(tempDir(t), 'proxy.log')
+  writeFileSync(log, line(1000, { route: 'a\u001b]0;x\u0007' }))
+  // CSV is for programs, which read it as it is.
+  for (const format of ['text', 'json', 'csv', 'markdown'])
+    if (format !== 'csv')
+      t.notMatch(
+        (await command(['report', '--log', log, '--format', format])).out.replaceAll('\n', ''),
+        /\p{Cc}/u,
+        format,
+      )
+})
+
+void t.test('every verdict has an effect; what cannot be read is told', async (t) => {
+  t.ok(SHADOW_VERDICTS.every(isVerdict))
+  t.notOk(isVerdict('toString'))
+  const none = join(tempDir(t), 'none')
+  t.match(await command(['report', '--log', none]), { code: 1, out: '', err: /ENOENT/ })
+  for (const [words, says] of [
+    [['--log', none, '--store', 'sqlite:x'], /found --log and --store; allowed: one of them/],
+    [
+      ['--log', none, '--since', 'yesterday'],
+      /--since: found "yesterday"; allowed: more than 0, such as 90m/,
+    ],
+    [['--log', none, '--since', '0'], /--since: found "0"/],
+  ] as const)
+    t.match(await command(['report', ...words]), { code: 2, out: '', err: says })
+})
