@@ -56,7 +56,9 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   guard: [...PORTS],
   reconcile: [...PORTS],
   admin: ['guard', ...PORTS, 'config/config.ts', 'config/units.ts', 'observe/audit.ts', 'observe/history.ts'],
-  http: ['guard', 'admin', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
+  // What clients of the API and its developers are told; descriptions of theirs.
+  published: ['config/config.ts'],
+  http: ['guard', 'admin', 'published', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: ['guard/call.ts', 'reconcile/reconciler.ts', 'store/register.ts', 'config/config.ts'],
   main: [
     'admin',
@@ -72,7 +74,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'version',
   ],
   // Of main its `serve` alone; the rest look from outside.
-  commands: ['main', 'admin', 'store', 'config', 'observe', 'version'],
+  commands: ['main', 'admin', 'published', 'store', 'config', 'observe', 'version'],
   cli: ['commands'],
   version: [],
 }

@@ -19,6 +19,8 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       decides about a record whose outcome is unknown
   idempotency-proxy report
       tells what was executed, replayed and prevented, and what is unknown
+  idempotency-proxy policy [FILE]
+      prints what clients have to know of a configuration, as /.well-known/idempotency serves it
   idempotency-proxy drain
       makes a running proxy fail its readiness, while it keeps serving
 
@@ -44,6 +46,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   inspect: async () => (await import('./inspect.ts')).inspect,
   resolve: async () => (await import('./resolve.ts')).resolve,
   report: async () => (await import('./report.ts')).report,
+  policy: async () => (await import('./policy.ts')).policy,
   drain: async () => (await import('./drain.ts')).drain,
 }
 

@@ -1,5 +1,5 @@
 import type { RoutePolicy } from '../core/policy.ts'
-import { normalisePath } from '../core/target.ts'
+import { normalisePath, WELL_KNOWN } from '../core/target.ts'
 import type { Findings } from './errors.ts'
 
 /** What is of use under a condition alone. */
@@ -47,6 +47,7 @@ export function checkOwnPaths(
   findings: Findings,
   status: string | null,
   issuer: string | null,
+  wellKnown: boolean,
   routes: readonly RoutePolicy[],
 ): void {
   if (status !== null && status === issuer) {
@@ -55,9 +56,16 @@ export function checkOwnPaths(
       `found ${JSON.stringify(status)} for both \`status.path\` and \`issuer.path\`; allowed: a path of its own for each`,
     )
   }
+  if (wellKnown && status === WELL_KNOWN) {
+    findings.conflict(
+      ['status.path', 'wellKnown'],
+      `found ${JSON.stringify(WELL_KNOWN)}, which \`wellKnown\` answers; allowed: another path`,
+    )
+  }
   for (const { path, property, method } of [
     { path: status, property: 'status.path', method: 'GET' },
     { path: issuer, property: 'issuer.path', method: 'POST' },
+    { path: wellKnown ? WELL_KNOWN : null, property: 'wellKnown', method: 'GET' },
   ]) {
     for (const [i, { match }] of routes.entries()) {
       if (path === null || !match.methods.includes(method) || !isAlone(match.path, path)) continue

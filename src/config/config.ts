@@ -21,6 +21,8 @@ export interface Config {
   readonly issuer: IssuerConfig | null
   /** Where clients ask for a record's state (contract §6); null: nowhere. */
   readonly status: { readonly path: string | null }
+  /** Serves `/.well-known/idempotency` to clients. */
+  readonly wellKnown: boolean
   readonly drain: { readonly delay: Millis; readonly timeout: Millis }
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' | 'auto' }
   /** CIDRs whose `X-Forwarded-*` are believed. */

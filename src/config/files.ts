@@ -17,7 +17,8 @@ export function readConfigFile(file: string): FileText {
   }
 }
 
-function whyUnreadable(error: unknown): string {
+/** What is wrong with a file that could not be opened or read. */
+export function whyUnreadable(error: unknown): string {
   const code = error instanceof Error && 'code' in error ? String(error.code) : ''
   const reasons: Readonly<Record<string, string>> = {
     ENOENT: 'no such file',

@@ -145,7 +145,7 @@ function resolve(file: FileConfig, findings: Findings): Config {
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
   checkUses(findings, defaults.policy, policies)
-  checkOwnPaths(findings, status.path, file.issuer?.path ?? null, policies)
+  checkOwnPaths(findings, status.path, file.issuer?.path ?? null, rest.wellKnown, policies)
 
   return {
     ...listeners,
@@ -154,6 +154,7 @@ function resolve(file: FileConfig, findings: Findings): Config {
     readiness: rest.readiness,
     problems: rest.problems,
     status,
+    wellKnown: rest.wellKnown,
     drain: { delay: drain.delay, timeout: file.drain?.timeout ?? upstream.timeout + 5000 },
     log: rest.log,
     trustProxy: rest.trustProxy,

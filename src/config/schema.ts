@@ -157,6 +157,11 @@ export const fileSchema = Type.Object(
         closed,
       ),
     ),
+    wellKnown: scalar(
+      'flag',
+      'Serves what clients have to know, by route, as GET `/.well-known/idempotency` (docs/adoption.md). It goes before every route.',
+      false,
+    ),
     drain: Type.Optional(
       Type.Object(
         {

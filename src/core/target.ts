@@ -10,6 +10,9 @@ export interface Target {
   readonly query: string
 }
 
+/** Where `wellKnown: true` tells clients how keys are treated (RFC 8615). */
+export const WELL_KNOWN = '/.well-known/idempotency'
+
 /**
  * Takes a target apart. `null`: neither origin form nor an absolute http(s) URI, or one with a fragment, which no target
  * has and on whose end servers disagree.

@@ -15,6 +15,7 @@ import { callOf, type GuardedOptions, handleGuarded } from './guarded.ts'
 import { type Peer, requestLines, trustTester } from './headers.ts'
 import { handleIssue, handleStatus } from './own.ts'
 import { passthrough, setPassage } from './passthrough.ts'
+import { asksForPolicy, sendPolicy } from './policy.ts'
 import { overhear, type ShadowOptions } from './shadow.ts'
 import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
 import { Writer } from './write.ts'
@@ -41,9 +42,10 @@ type Way =
   | { readonly kind: 'guard' | 'shadow'; readonly route: RoutePolicy }
   | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
   | { readonly kind: 'refuse' }
-  /** At paths of the proxy's own: a key is made, or the state of a record is told. */
+  /** At paths of the proxy's own: a key is made, the state of a record is told, or what clients have to know. */
   | { readonly kind: 'issue' }
   | { readonly kind: 'status' }
+  | { readonly kind: 'policy' }
 
 /** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
 export async function dataServer(options: DataOptions): Promise<Server> {
@@ -130,6 +132,9 @@ export async function dataServer(options: DataOptions): Promise<Server> {
           case 'status':
             own(response, tellStatus(target, request, response))
             return
+          case 'policy':
+            sendPolicy(config, request, response)
+            return
           case 'shadow':
           case 'pass': {
             const startedAt = performance.now()
@@ -201,6 +206,7 @@ function wayOf(config: Config, router: Router, request: IncomingMessage, target:
     return { kind: 'issue' }
   if (status.path !== null && method === 'GET' && target.path === normalisePath(status.path))
     return { kind: 'status' }
+  if (asksForPolicy(config, method, target)) return { kind: 'policy' }
   const route = router.match(method, target)
   if (route === null) {
     if (config.unmatched === 'reject') return { kind: 'refuse' }

@@ -81,6 +81,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     },
     issuer: null,
     status: { path: null },
+    wellKnown: false,
     problems: { baseUrl: 'urn:idempotency-proxy:' },
     drain: { delay: 0, timeout: 65 * SECOND },
     log: { level: 'info', format: 'auto' },
