@@ -58,6 +58,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   admin: ['guard', ...PORTS, 'config/config.ts', 'config/units.ts', 'observe/audit.ts', 'observe/history.ts'],
   // What clients of the API and its developers are told; descriptions of theirs.
   published: ['config/config.ts'],
+  openapi: ['published', 'config'],
   http: ['guard', 'admin', 'published', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: ['guard/call.ts', 'reconcile/reconciler.ts', 'store/register.ts', 'config/config.ts'],
   main: [
@@ -74,7 +75,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'version',
   ],
   // Of main its `serve` alone; the rest look from outside.
-  commands: ['main', 'admin', 'published', 'store', 'config', 'observe', 'version'],
+  commands: ['main', 'admin', 'published', 'openapi', 'store', 'config', 'observe', 'version'],
   cli: ['commands'],
   version: [],
 }

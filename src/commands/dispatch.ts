@@ -19,6 +19,10 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       decides about a record whose outcome is unknown
   idempotency-proxy report
       tells what was executed, replayed and prevented, and what is unknown
+  idempotency-proxy routes from OPENAPI
+      drafts a configuration from an OpenAPI description
+  idempotency-proxy routes overlay OPENAPI --config FILE
+      prints an OpenAPI overlay that documents the key and the answers of the proxy
   idempotency-proxy policy [FILE]
       prints what clients have to know of a configuration, as /.well-known/idempotency serves it
   idempotency-proxy drain
@@ -46,6 +50,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   inspect: async () => (await import('./inspect.ts')).inspect,
   resolve: async () => (await import('./resolve.ts')).resolve,
   report: async () => (await import('./report.ts')).report,
+  routes: async () => (await import('./routes.ts')).routes,
   policy: async () => (await import('./policy.ts')).policy,
   drain: async () => (await import('./drain.ts')).drain,
 }

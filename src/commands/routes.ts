@@ -1,0 +1,88 @@
+import { formatConfigError } from '../config/errors.ts'
+import { parseUpstreamUrl } from '../config/urls.ts'
+import { draftOf } from '../openapi/draft.ts'
+import { draftText } from '../openapi/draft-text.ts'
+import { operationsOf, type Remark } from '../openapi/operations.ts'
+import { overlayOf } from '../openapi/overlay.ts'
+import { type Description, readDescription } from '../openapi/read.ts'
+import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
+import { configOf, servingFlags, tellErrors } from './configuration.ts'
+import { plain } from './plain.ts'
+
+export const routes: Command = {
+  name: 'routes',
+  usage: ['routes from OPENAPI [--upstream URL]', 'routes overlay OPENAPI --config FILE [--upstream URL]'],
+  about: [
+    'from: drafts a configuration from an OpenAPI 3 description, YAML or JSON: a route for each operation that changes something,',
+    'with the reasons as comments; DECIDE marks what a person must say. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
+    'the key, the marks of replays and the answers of the proxy on each operation that the configuration protects.',
+    'What was left out is told on standard error. References out of the file are not followed; nothing is fetched.',
+    'exit 1 where the file cannot be read or has no such operation',
+  ],
+  options: {
+    upstream: {
+      value: 'URL',
+      help: 'where the service listens; from: written down (default http://127.0.0.1:3000, to be edited)',
+    },
+    config: { value: 'FILE', help: 'overlay: the YAML configuration of the proxy' },
+  },
+  run: (args, io) => {
+    const [way, file, ...more] = args.positionals
+    if (way !== 'from' && way !== 'overlay')
+      return usage(
+        io,
+        `routes: found ${way === undefined ? 'nothing' : `"${plain(way)}"`}; allowed: from, overlay`,
+      )
+    if (file === undefined || more.length > 0)
+      return usage(io, `routes ${way} takes one OpenAPI file, found ${args.positionals.length - 1}`)
+    return way === 'from' ? draft(file, args, io) : overlay(file, args, io)
+  },
+}
+
+function draft(file: string, args: Args, io: Io): number {
+  if (args.has('config')) return usage(io, 'routes from takes no --config')
+  const upstream = parseUpstreamUrl(args.text('upstream') ?? 'http://127.0.0.1:3000')
+  if (!upstream.ok) return usage(io, `--upstream: ${upstream.message}`)
+  const description = read(file, io)
+  if (description === null) return FINDING
+  const operations = operationsOf(description)
+  tell(io, file, operations.remarks)
+  if (operations.found.length === 0)
+    return finding(io, `${plain(file)}: found no operation that changes something, of ${operations.all}`)
+  const lines = draftText(draftOf(description, operations), nameOf(file), upstream.value, operations.all)
+  io.out(lines.map((line) => `${plain(line)}\n`).join(''))
+  return FINE
+}
+
+function overlay(file: string, args: Args, io: Io): number {
+  const config = args.text('config')
+  if (config === undefined) return usage(io, 'routes overlay needs --config FILE')
+  const loaded = configOf(config, servingFlags(args), io.env)
+  if (!loaded.ok) return tellErrors(io, loaded.errors)
+  const description = read(file, io)
+  if (description === null) return FINDING
+  const made = overlayOf(description, operationsOf(description), loaded.config)
+  tell(io, file, made.remarks)
+  if (made.document === null)
+    return finding(io, `${plain(file)}: found no operation that ${plain(config)} protects`)
+  io.out(made.document)
+  return FINE
+}
+
+function read(file: string, io: Io): Description | null {
+  const found = readDescription(file)
+  if (found.ok) return found.description
+  for (const error of found.errors) io.err(`${plain(formatConfigError(error))}\n`)
+  return null
+}
+
+/** Each once: many operations may refer to the same place. */
+function tell(io: Io, file: string, remarks: readonly Remark[]): void {
+  const lines = remarks.map(({ line, message }) => `${file}${line > 0 ? `:${line}` : ''}: ${message}`)
+  for (const line of new Set(lines)) io.err(`${plain(line)}\n`)
+}
+
+/** A draft is committed: it names no folder of this machine. */
+function nameOf(file: string): string {
+  return file.slice(file.lastIndexOf('/') + 1)
+}
