@@ -77,6 +77,9 @@ export function toldOfShadow({ since, now, first, last, lines, unreadable, shado
     sections: shadowSections(shadow, `from ${since} to ${now}`),
     remarks: [
       `${counted(lines, 'line')} of shadow mode in that time${first === null ? '' : `; the log has lines from ${first} to ${last}`}.`,
+      ...(first === null
+        ? ['No line has a time: is it the log of a proxy, as JSON lines (log.format: json)?']
+        : []),
       ...(first !== null && first > since
         ? [`It begins at ${first}: of the time before nothing is known.`]
         : []),

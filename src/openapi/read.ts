@@ -1,5 +1,5 @@
 import { closeSync, openSync, readSync } from 'node:fs'
-import { isNode, LineCounter, parseDocument } from 'yaml'
+import { type Document, isNode, LineCounter, parseDocument } from 'yaml'
 import { type ConfigError } from '../config/errors.ts'
 import { whyUnreadable } from '../config/files.ts'
 import { formatSize, quote } from '../config/units.ts'
@@ -52,20 +52,14 @@ export class Description {
   readonly root: Json
   /** `3.1`. */
   readonly version: string
-  readonly #text: string
-  #lineOf: ((pointer: Pointer) => number) | null = null
+  /** The line of what stands there, or of what it would stand in; 0 where the file is too large to say. */
+  readonly lineOf: (pointer: Pointer) => number
 
-  constructor(file: string, text: string, root: Json, version: string) {
+  constructor(file: string, root: Json, version: string, lineOf: (pointer: Pointer) => number) {
     this.file = file
     this.root = root
     this.version = version
-    this.#text = text
-  }
-
-  /** The line of what stands there, or of what it would stand in; 0 where the file is too large to say. */
-  lineOf(pointer: Pointer): number {
-    this.#lineOf ??= this.#text.length > YAML_MOST ? () => 0 : linesOf(this.#text)
-    return this.#lineOf(pointer)
+    this.lineOf = lineOf
   }
 
   /** The value at a place, behind its reference where it is one. */
@@ -117,10 +111,9 @@ export function readDescription(file: string): ReadDescription {
   }
   const parsed = parse(text)
   if (!parsed.ok) return failed(parsed.message, parsed.line, parsed.column)
-  const { value } = parsed
+  const { value, lineOf } = parsed
   if (!isObject(value)) return failed('found no mapping; allowed: an OpenAPI description', 1, 1)
-  const line = (name: string): number =>
-    text.length > YAML_MOST ? 0 : linesOf(text)(Object.hasOwn(value, name) ? [name] : [])
+  const line = (name: string): number => lineOf(Object.hasOwn(value, name) ? [name] : [])
   const swagger = member(value, 'swagger')
   if (swagger !== undefined)
     return failed(
@@ -135,7 +128,7 @@ export function readDescription(file: string): ReadDescription {
       line('openapi'),
       1,
     )
-  return { ok: true, description: new Description(file, text, value, version.slice(0, 3)) }
+  return { ok: true, description: new Description(file, value, version.slice(0, 3), lineOf) }
 }
 
 /** What is not a file, such as a device, may have no end. */
@@ -157,14 +150,14 @@ function readUpTo(file: string, most: number): Buffer {
 }
 
 type Parsed =
-  | { readonly ok: true; readonly value: unknown }
+  | { readonly ok: true; readonly value: unknown; readonly lineOf: (pointer: Pointer) => number }
   | { readonly ok: false; readonly message: string; readonly line?: number; readonly column?: number }
 
 const OPTIONS = { uniqueKeys: false, prettyErrors: false, logLevel: 'error', version: '1.2' } as const
 
 function parse(text: string): Parsed {
   try {
-    return { ok: true, value: JSON.parse(text) as unknown }
+    return { ok: true, value: JSON.parse(text) as unknown, lineOf: linesOfJson(text) }
   } catch {
     // YAML, or an error of which YAML knows the line.
   }
@@ -178,7 +171,10 @@ function parse(text: string): Parsed {
   try {
     const document = parseDocument(text, { ...OPTIONS, lineCounter: lines })
     const [broken] = [...document.errors, ...document.warnings]
-    if (broken === undefined) return { ok: true, value: document.toJS({ maxAliasCount: ALIASES_MOST }) }
+    if (broken === undefined) {
+      const value: unknown = document.toJS({ maxAliasCount: ALIASES_MOST })
+      return { ok: true, value, lineOf: linesOf(document, lines) }
+    }
     const { line, col } = lines.linePos(broken.pos[0])
     return {
       ok: false,
@@ -200,19 +196,29 @@ function parse(text: string): Parsed {
 const NESTED = 'found YAML that is nested too deeply; allowed: a description that people can read'
 
 /** For errors and remarks alone: the tree of nodes is made when the first of them is. */
-function linesOf(text: string): (pointer: Pointer) => number {
-  const lines = new LineCounter()
-  try {
-    const document = parseDocument(text, { ...OPTIONS, lineCounter: lines })
-    return (pointer) => {
-      for (let depth = pointer.length; depth > 0; depth--) {
-        const key = keyAt(document.getIn(pointer.slice(0, depth - 1), true), pointer[depth - 1] as string)
-        if (key !== null) return lines.linePos(key).line
+function linesOfJson(text: string): (pointer: Pointer) => number {
+  let lineOf: ((pointer: Pointer) => number) | null = text.length > YAML_MOST ? () => 0 : null
+  return (pointer) => {
+    if (lineOf === null) {
+      const lines = new LineCounter()
+      try {
+        lineOf = linesOf(parseDocument(text, { ...OPTIONS, lineCounter: lines }), lines)
+      } catch {
+        // Nested more deeply than the parser can follow.
+        lineOf = () => 0
       }
-      return 1
     }
-  } catch {
-    return () => 0
+    return lineOf(pointer)
+  }
+}
+
+function linesOf(document: Document, lines: LineCounter): (pointer: Pointer) => number {
+  return (pointer) => {
+    for (let depth = pointer.length; depth > 0; depth--) {
+      const key = keyAt(document.getIn(pointer.slice(0, depth - 1), true), pointer[depth - 1] as string)
+      if (key !== null) return lines.linePos(key).line
+    }
+    return 1
   }
 }
 

@@ -26,8 +26,8 @@ One YAML file. Generated from the schema that also checks it (\`idempotency-prox
 - A value is the route's, else that of \`defaults\`, else the profile's, else the default below.
 - \`key.derive: off\` and \`authorizeReplay: none\` turn off what \`defaults\` turned on, as \`none\` and \`off\` do elsewhere. Of
   \`scope.jwt.jwks\` and \`keyFile\`, the one that a route sets takes the place of the other.
-- \`status.path\` (GET) and \`issuer.path\` (POST) are answered by the proxy before any route: a wider route gets the rest, and
-  one that has such a path alone is an error.
+- \`status.path\` (GET), \`issuer.path\` (POST) and with \`wellKnown\` \`/.well-known/idempotency\` (GET, HEAD) are answered by the proxy
+  before any route: a wider route gets the rest, and one that has such a path alone is an error.
 - Paths: exact, \`:name\` for one segment, a trailing \`/*\`. Duplicate slashes, dot segments, a trailing slash and needless
   percent-encoding match the same route (\`match.exact: true\` turns that off); the upstream gets the target as sent.
 - \`fingerprint.ignore\` and \`only\` need JSON that is read: under \`auto\`, bodies over 64 KiB or nested deeper than 100 are compared
