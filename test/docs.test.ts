@@ -2,6 +2,7 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
+import { SHADOW_FIGURES } from '../src/admin/shadow-schema.ts'
 import { formatConfigError, loadConfig } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/likeness.ts'
@@ -49,6 +50,7 @@ t.test('docs/shadow.md says when every verdict is given, and what is not compare
   )
   const text = readFileSync(new URL('../docs/shadow.md', import.meta.url), 'utf8').toLowerCase()
   for (const name of ALWAYS_DIFFERENT) t.ok(text.includes(`\`${name}\``), name)
+  for (const name of SHADOW_FIGURES) t.ok(text.includes(` ${name.toLowerCase()}`), name)
 })
 
 t.test('docs/reconciliation.md says when every result is counted', async (t) => {

@@ -72,6 +72,41 @@ void t.test('docs/adoption.md shows what the commands print', async (t) => {
   t.strictSame(JSON.parse(shownPolicy), JSON.parse(policy))
 })
 
+void t.test('docs/adoption.md tells what every member of a policy means', async (t) => {
+  const text = readFileSync(new URL('../../docs/adoption.md', import.meta.url), 'utf8')
+  const dir = tempDir(t)
+  const file = join(dir, 'all.yaml')
+  writeFileSync(join(dir, 'secret'), 'x'.repeat(64))
+  writeFileSync(
+    file,
+    `upstream: { url: http://127.0.0.1:3000 }
+issuer: { path: /keys, secretFile: ${join(dir, 'secret')} }
+status: { path: /status }
+routes:
+  - { name: off, match: { path: /a/b }, mode: off }
+  - { name: all, match: { path: "/a/:b" }, statusHeader: true, tombstone: 1d, ttlFailed: 1h, inFlight: wait, key: { pattern: a, derive: { json: [/a] } } }
+  - { name: issued, match: { path: /c }, key: { issuedOnly: true, from: ["json:/id"] } }
+`,
+  )
+  const { code, out } = await command(['policy', file])
+  t.equal(code, 0)
+  const names = new Set([...out.matchAll(/"(\w+)":/g)].map(([, name]) => name as string))
+  t.ok(names.size >= 30, `${names.size} members`)
+  const plain = [
+    'methods',
+    'in',
+    'name',
+    'value',
+    'header',
+    'status',
+    'code',
+    'type',
+    'retry',
+    'specification',
+  ]
+  for (const name of names) if (!plain.includes(name)) t.ok(text.includes(name), name)
+})
+
 void t.test('policy: usage, and the errors of a configuration', async (t) => {
   const bad = join(tempDir(t), 'bad.yaml')
   writeFileSync(bad, 'stor: {}\n')
