@@ -91,7 +91,8 @@ function linesOf(
   const caller = own === null || own.sources.join() === shared?.sources.join() ? NOTHING : callerLines(own)
   return {
     comments: [
-      `${method} ${template}${line > 0 ? `, line ${line}` : ''}`,
+      // JSON without line breaks has one line, which says nothing.
+      `${method} ${template}${line > 1 ? `, line ${line}` : ''}`,
       ...(path.wider === null ? [] : [`Matches more than the description says: ${path.wider}.`]),
       ...key.comments,
       ...caller.comments,

@@ -49,6 +49,7 @@ void t.test('every version of OpenAPI 3, as text or number, YAML or JSON', async
   const compact = await drafted(t, JSON.stringify(json), 'api.json')
   t.match(compact, { code: 0, err: '' })
   t.match(compact.out, /drafted from api\.json by/)
+  t.match(compact.out, /# POST \/a\n/, 'one line is no place')
   t.match((await drafted(t, JSON.stringify(json, null, 2))).out, /# POST \/a, line 5\n/)
 })
 
