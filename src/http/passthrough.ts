@@ -177,8 +177,10 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
           process.nextTick(() => {
             // What came with the head is read by then.
             const whole = raw.readableLength === length ? (raw.read() as Buffer | null) : null
-            if (whole === null) stream()
-            else send(whole)
+            if (whole === null) return stream()
+            // So that its end is told to those who hear it, too.
+            raw.resume()
+            send(whole)
           })
       }
       function stream(): void {
