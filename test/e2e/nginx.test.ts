@@ -1,0 +1,224 @@
+import t, { type Test } from 'tap'
+import { type ChargesApi, startChargesApi } from '../../examples/charges-api/server.ts'
+import { type Cut, cutter } from '../clients/cutter.ts'
+import { newKey, type Reply, send } from '../support/e2e.ts'
+import { example, NO_NGINX, nginx } from '../support/nginx.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { refusalOf } from '../support/replicas.ts'
+
+t.setTimeout(120_000)
+
+/** docs/guides/retrying-proxies.md, with the examples as they stand. */
+const options = { skip: NO_NGINX }
+
+function charge(place: { readonly url: string }, key: string | null, path = '/v1/charges'): Promise<Reply> {
+  return send(place, key, {
+    path,
+    body: 'amount=4200&currency=eur&source=tok_visa',
+    headers: { authorization: 'Bearer sk_test_example', 'content-type': 'application/x-www-form-urlencoded' },
+  })
+}
+
+async function apiOf(t: Test): Promise<ChargesApi> {
+  const api = await startChargesApi()
+  t.teardown(() => api[Symbol.asyncDispose]())
+  return api
+}
+
+async function proxyOf(t: Test, store: string, upstream: string, more = ''): Promise<TestProxy> {
+  const proxy = await proxyInProcess(
+    `upstream: { url: "${upstream}", timeout: 5s }
+store: { url: "${store}" }
+drain: { timeout: 1s }
+routes:
+  - { name: charges, match: { methods: [POST], path: /v1/charges }, key: required, inFlight: { mode: wait }${more} }`,
+  )
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  return proxy
+}
+
+/** Connections are cut in their first exchange, each in another place. */
+function cutsOf(up: number, down: number): Cut[] {
+  const places: Omit<Cut, 'how'>[] = [
+    ...[0, 1, up >> 1, up - 1, up].map((after) => ({ way: 'up', after }) as const),
+    ...[0, 12, down >> 1, down - 1].map((after) => ({ way: 'down', after }) as const),
+  ]
+  return places.flatMap((place) => (['reset', 'end'] as const).map((how) => ({ ...place, how })))
+}
+
+/** Replaces the two servers of an example; `max_fails=0`: nginx goes on trying the one that is cut. */
+function servers(first: number, second: number, ports: readonly [number, number]) {
+  return {
+    [`127.0.0.1:${ports[0]};`]: `127.0.0.1:${first} max_fails=0;`,
+    [`127.0.0.1:${ports[1]};`]: `127.0.0.1:${second} max_fails=0;`,
+    '127.0.0.1:8000': 'LISTEN',
+  }
+}
+
+void t.test(
+  'X01 nginx before two replicas sends a charge again wherever it is cut: one each',
+  options,
+  async (t) => {
+    await using redis = await RedisServer.start()
+    const api = await apiOf(t)
+    const a = await proxyOf(t, redis.url, api.url)
+    const b = await proxyOf(t, redis.url, api.url)
+    await using whole = await cutter(a.port)
+    t.equal((await charge(whole, newKey())).status, 200)
+    const cuts = cutsOf(whole.first.up.length, whole.first.down.length)
+    await using wire = await cutter(a.port, cuts)
+    const front = await nginx(t, example('in-front.conf', servers(wire.port, b.port, [8080, 8081])))
+
+    // By turns they are sent to A first and to B first: twice as many are needed to meet every cut.
+    for (let n = 0; n < 2 * cuts.length; n++) {
+      const key = newKey()
+      // What breaks off behind its head cannot be sent again: nginx cuts its client, who asks again.
+      const first = await charge(front, key).catch(() => null)
+      const again = await charge(b, key)
+      t.equal(api.under(key).length, 1, `${n}: one charge`)
+      t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
+      if (first !== null) t.match(first, { status: 200, body: again.body })
+    }
+    t.ok(wire.connections >= cuts.length, 'every cut was met')
+    const saved =
+      (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
+      (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
+    t.ok(saved > 2 * cuts.length, `${saved - 2 * cuts.length} charges of nginx were duplicates`)
+  },
+)
+
+void t.test('without the proxy the same nginx charges twice', options, async (t) => {
+  const api = await apiOf(t)
+  await using wire = await cutter(api.port, [{ way: 'down', after: 0, how: 'reset' }])
+  const front = await nginx(t, example('in-front.conf', servers(wire.port, api.port, [8080, 8081])))
+  const key = newKey()
+  t.equal((await charge(front, key)).status, 200)
+  t.equal(api.under(key).length, 2)
+})
+
+void t.test('I02 nginx gives up waiting and asks the other replica: one charge', options, async (t) => {
+  await using redis = await RedisServer.start()
+  const api = await apiOf(t)
+  const a = await proxyOf(t, redis.url, api.url)
+  const b = await proxyOf(t, redis.url, api.url)
+  const hasty = {
+    ...servers(a.port, b.port, [8080, 8081]),
+    'proxy_read_timeout 70s': 'proxy_read_timeout 1s',
+  }
+  const front = await nginx(t, example('in-front.conf', hasty))
+  api.trouble({ delay: 1500 })
+  const key = newKey()
+  t.match(await charge(front, key), { status: 200, replayed: true })
+  t.equal(api.made.length, 1)
+})
+
+void t.test('what has no key nginx sends once', options, async (t) => {
+  const api = await apiOf(t)
+  const a = await proxyOf(t, 'memory:', api.url)
+  await using wire = await cutter(a.port, [{ way: 'down', after: 0, how: 'reset' }])
+  const front = await nginx(t, example('in-front.conf', servers(wire.port, a.port, [8080, 8081])))
+  t.equal((await charge(front, null, '/v1/charges/')).status, 502, 'another location than = /v1/charges')
+})
+
+/** What the client got, what its retry gets, and how often the charge was made. */
+async function through(
+  t: Test,
+  between: (api: ChargesApi) => Promise<{ readonly url: string }>,
+): Promise<{ first: Reply; retry: Reply; charges: number }> {
+  const api = await apiOf(t)
+  const proxy = await proxyOf(t, 'memory:', (await between(api)).url)
+  const key = newKey()
+  const first = await charge(proxy, key)
+  const retry = await charge(proxy, key)
+  return { first, retry, charges: api.under(key).length }
+}
+
+/** nginx whose first server makes the charge, and is cut before it has answered. */
+async function cutBetween(t: Test, api: ChargesApi, changes: Readonly<Record<string, string>>) {
+  const wire = await cutter(api.port, [{ way: 'down', after: 0, how: 'reset' }])
+  t.teardown(() => wire[Symbol.asyncDispose]())
+  return nginx(t, example('between.conf', { ...servers(wire.port, api.port, [3000, 3001]), ...changes }))
+}
+
+void t.test('U08 nginx between proxy and API sends no charge again: told, one charge', options, async (t) => {
+  const { first, retry, charges } = await through(t, (api) => cutBetween(t, api, {}))
+  t.equal(first.status, 502, "nginx's own answer")
+  t.strictSame(refusalOf(retry), [409, 'idempotency_outcome_unknown'])
+  t.equal(charges, 1)
+})
+
+void t.test(
+  'DANGER: with non_idempotent between proxy and API, one key is charged twice',
+  options,
+  async (t) => {
+    const { first, retry, charges } = await through(t, (api) =>
+      cutBetween(t, api, {
+        'proxy_next_upstream error timeout;': 'proxy_next_upstream error timeout non_idempotent;',
+      }),
+    )
+    t.match([first.status, retry.status, retry.replayed], [200, 200, true], 'nothing shows')
+    t.equal(charges, 2)
+  },
+)
+
+void t.test('U01 nginx between: a server that is down is passed over, one charge', options, async (t) => {
+  const { first, charges } = await through(t, (api) =>
+    // Nothing listens on port 1.
+    nginx(t, example('between.conf', servers(1, api.port, [3000, 3001]))),
+  )
+  t.equal(first.status, 200)
+  t.equal(charges, 1)
+})
+
+const OWN: readonly {
+  readonly what: string
+  readonly location: string
+  readonly first: number
+  readonly retry: readonly [number, string | null]
+}[] = [
+  {
+    what: 'no server of it is there',
+    location: 'proxy_pass http://127.0.0.1:1;',
+    first: 502,
+    retry: [409, 'idempotency_outcome_unknown'],
+  },
+  {
+    what: '`limit_req` with its default status',
+    location: 'limit_req zone=one; proxy_pass API;',
+    first: 503,
+    retry: [409, 'idempotency_outcome_unknown'],
+  },
+  {
+    what: '`limit_req` with `limit_req_status 429`',
+    location: 'limit_req zone=one; limit_req_status 429; proxy_pass API;',
+    first: 429,
+    retry: [429, null],
+  },
+  {
+    what: 'the body is over `client_max_body_size`',
+    location: 'client_max_body_size 10; proxy_pass API;',
+    first: 413,
+    retry: [413, null],
+  },
+]
+
+for (const { what, location, first, retry } of OWN)
+  void t.test(`U08 nginx between answers by itself: ${what}: ${first}`, options, async (t) => {
+    const api = await apiOf(t)
+    const between = await nginx(
+      t,
+      `limit_req_zone $binary_remote_addr zone=one:1m rate=1r/m;
+server { listen LISTEN; location / { ${location.replace('API', api.url)} } }`,
+    )
+    const proxy = await proxyOf(t, 'memory:', between.url)
+    // The only one that the limit lets through.
+    if (location.includes('limit_req')) t.equal((await charge(proxy, newKey())).status, 200)
+    const made = api.made.length
+    const key = newKey()
+    t.equal((await charge(proxy, key)).status, first)
+    const again = await charge(proxy, key)
+    t.strictSame(refusalOf(again), retry)
+    t.equal(again.replayed, first === 413, 'a 413 is kept: the same request is always too long')
+    t.equal(api.made.length, made, 'nothing was charged')
+  })
