@@ -8,6 +8,8 @@
 # The working directory is the volume /data, so the embedded store (sqlite:./idempotency.db, the default) lies
 # there; with a store elsewhere nothing is ever written.
 
+# A release pins its base: --build-arg NODE_IMAGE=node:24-slim@sha256:… (CONTRIBUTING.md, docs/adr/0030). There is no
+# digest here, since no image registry could be reached where this was written.
 ARG NODE_IMAGE=node:24-slim
 
 FROM ${NODE_IMAGE} AS build
@@ -39,11 +41,6 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["node", "/app/server.ts"]
 
 FROM ${NODE_IMAGE} AS proxy
-ARG VERSION=0.1.0
-LABEL org.opencontainers.image.title="idempotency-proxy" \
-      org.opencontainers.image.description="A reverse proxy that makes any HTTP API safe to retry" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}"
 ENV NODE_ENV=production
 WORKDIR /data
 RUN chown 65532:65532 /data
@@ -66,3 +63,18 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 CMD ["node
   "require('node:http').get(process.env.HEALTHCHECK_URL || 'http://127.0.0.1:9464/livez', (r) => process.exit(r.statusCode === 200 ? 0 : 1)).on('error', () => process.exit(1))"]
 # A heap that is collected before it has grown to what the machine would allow (docs/performance.md).
 ENTRYPOINT ["node", "--max-semi-space-size=16", "--max-old-space-size=512", "/app/dist/cli.js"]
+# Last, so that a new commit or time makes no other layer anew.
+ARG NODE_IMAGE
+ARG VERSION=0.1.0
+# What only the build knows: the commit, the time (RFC 3339), the address of the repository.
+ARG REVISION=""
+ARG CREATED=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="idempotency-proxy" \
+      org.opencontainers.image.description="A reverse proxy that makes any HTTP API safe to retry" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.base.name="${NODE_IMAGE}"
