@@ -1,6 +1,7 @@
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import t from 'tap'
+import { type Document, parseAllDocuments } from 'yaml'
 import { formatConfigError, loadConfig } from '../src/config/load.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { METRICS } from '../src/observe/metrics.ts'
@@ -70,6 +71,15 @@ void t.test('the whole configurations that guides show are accepted', async (t) 
       t.ok(loaded.ok, loaded.ok ? file : loaded.errors.map(formatConfigError).join('\n'))
     }
   t.ok(seen >= 2, `${seen} configurations`)
+})
+
+void t.test('what guides show as YAML is YAML, but for templates', async (t) => {
+  for (const file of GUIDES)
+    for (const [, yaml = ''] of read(file).matchAll(/```yaml\n(.*?)```/gs)) {
+      if (yaml.includes('{{')) continue
+      for (const document of parseAllDocuments(yaml) as Document[])
+        t.strictSame(document.errors, [], `${file}: ${yaml.split('\n')[0]}`)
+    }
 })
 
 void t.test('the commands that documents name exist, with their flags', async (t) => {

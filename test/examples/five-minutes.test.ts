@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process'
+import { spawn, spawnSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import t from 'tap'
@@ -9,7 +9,10 @@ t.setTimeout(120_000)
 
 const GUIDE = 'docs/guides/five-minutes.md'
 
-void t.test('the five minutes go as they are told', async (t) => {
+const missing = ['bash', 'curl'].find((tool) => spawnSync(tool, ['--version']).status !== 0)
+const skip = missing !== undefined && `${missing} is not installed; ${GUIDE} needs it`
+
+void t.test('the five minutes go as they are told', { skip }, async (t) => {
   const blocks = [...readFileSync(GUIDE, 'utf8').matchAll(/```(sh|text)\n(.*?)```/gs)]
   const [api, proxy, admin] = [await freePort(), await freePort(), await freePort()]
   const here = (told: string): string =>
