@@ -24,7 +24,8 @@ docker version >/dev/null 2>&1 || { echo 'No Docker engine answers: start one fi
 cleanup() {
   [ ${#containers[@]} -eq 0 ] || docker rm -fv "${containers[@]}" >/dev/null 2>&1 || true
   docker volume rm "idempotency-test-$$" >/dev/null 2>&1 || true
-  [ -z "${redis:-}" ] || kill "$redis" 2>/dev/null || true
+  # Without its folder it would refuse to end.
+  [ -z "${redis:-}" ] || { kill "$redis" && wait "$redis"; } 2>/dev/null || true
   rm -rf "$work"
 }
 trap cleanup EXIT
@@ -62,7 +63,7 @@ stop() { # stop CONTAINER: SIGTERM, then the exit code
 
 if [ "${1:-}" != --no-build ]; then
   echo 'building'
-  docker build -q --network host -t "$PROXY" . >/dev/null
+  docker build -q --network host --build-arg REVISION="$(git rev-parse HEAD)" -t "$PROXY" . >/dev/null
   docker build -q --network host --target example-payments -t "$API" . >/dev/null
 fi
 
@@ -70,6 +71,14 @@ echo 'the image'
 inside() { docker run --rm --read-only --network none --entrypoint node "$PROXY" -e "$1"; }
 check 'user' "$(docker inspect -f '{{.Config.User}}' "$PROXY")" 65532:65532
 check 'stop signal' "$(docker inspect -f '{{.Config.StopSignal}}' "$PROXY")" SIGTERM
+label() { docker inspect -f "{{index .Config.Labels \"org.opencontainers.image.$1\"}}" "$PROXY"; }
+check 'labels: licence, base' "$(label licenses) $(label base.name)" "Apache-2.0 ${NODE_IMAGE:-node:24-slim}"
+check 'label: revision' "$(label revision)" "$(git rev-parse HEAD)"
+check 'packages in /app that npm run sbom does not name, or the other way' "$(diff <(npm run --silent sbom 2>/dev/null |
+  node -p "JSON.parse(fs.readFileSync(0)).components.map((one) => one.name + '@' + one.version).sort().join('\n')") \
+  <(inside "const { packages } = JSON.parse(require('node:fs').readFileSync('/app/node_modules/.package-lock.json', 'utf8'))
+  const names = Object.entries(packages).map(([path, { version }]) => path.replace(/^.*node_modules\//, '') + '@' + version)
+  console.log([...new Set(names)].sort().join('\n'))") | grep -c '^[<>]')" 0
 check 'NODE_ENV' "$(inside 'console.log(process.env.NODE_ENV)')" production
 check 'dev dependencies, sources and tests in /app' "$(inside "
   const { existsSync, readFileSync } = require('node:fs')
