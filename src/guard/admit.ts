@@ -65,7 +65,7 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
         ports.observer.claimed(route.name, 'error')
         ports.running.set(id, run)
         ports.observer.began(run, trace.before)
-        return { kind: 'execute', run, unclaimed: claimed }
+        return { kind: 'execute', run, askedAt, unclaimed: claimed }
       }
       if (claimed.lost) ports.settler.withdraw(run, claimed)
       if (own !== null) return { kind: 'met', met: own }
@@ -96,7 +96,7 @@ export async function admit(ports: Ports, call: Call, trace: Trace, named: Named
       if (!call.clientGone()) {
         ports.running.set(id, run)
         ports.observer.began(run, trace.before)
-        return { kind: 'execute', run, unclaimed: null }
+        return { kind: 'execute', run, askedAt: claimed.askedAt, unclaimed: null }
       }
       const reason = 'the client left before the request was sent'
       trace.after = (await finish(ports, run, null, { kind: 'not_executed', reason }, () => {})).state

@@ -28,6 +28,8 @@ export interface Unclaimed {
 export interface Execute {
   readonly kind: 'execute'
   readonly run: Run
+  /** When the claim was asked for, by `performance.now()`. */
+  readonly askedAt: Millis
   readonly unclaimed: Unclaimed | null
 }
 
@@ -35,6 +37,8 @@ export type Claimed =
   | {
       readonly kind: 'claimed'
       readonly run: Run
+      /** By `performance.now()`; of several tries the first. */
+      readonly askedAt: Millis
       readonly before: State | 'absent'
       /** It ended a lapsed lease that nobody had written down yet. */
       readonly lapsed: boolean
@@ -73,6 +77,7 @@ export async function claim(
   token: Buffer,
   pause: (time: Millis) => Promise<unknown>,
 ): Promise<Claimed> {
+  const askedAt = performance.now()
   const spans = claimSpans(route)
   const first: Attempt = { fence: 0, token, attempts: 1 }
   let attempt = first
@@ -86,6 +91,7 @@ export async function claim(
     before: was,
     lapsed: was === 'unknown' && over?.state === 'in_progress',
     version,
+    askedAt,
     run: { id, route, operation, attempt: { ...own, fence }, createdAt },
   })
   const unavailable = (): Unclaimed => ({

@@ -35,13 +35,13 @@ export async function execute(
   ports: Ports,
   call: Call,
   trace: Trace,
-  { run, unclaimed }: Execute,
+  { run, askedAt, unclaimed }: Execute,
   key: string,
   body: Buffer,
 ): Promise<Answer> {
   const { route, id, attempt } = run
   const sentAt = performance.now()
-  ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl)
+  const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
   const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
     const startedAt = performance.now()
     const settled = await finish(ports, run, unclaimed, outcome, release)
@@ -56,6 +56,8 @@ export async function execute(
       headers: call.upstreamHeaders({ id, key, fence: attempt.fence }),
       body,
       responseLimit: route.limits.response,
+      // Without a claim there is no lease that could have lapsed.
+      ...(unclaimed === null ? { mayBegin: isSure } : {}),
     })
   } catch (error) {
     // A bug: what it proves is not known.

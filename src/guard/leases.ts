@@ -6,32 +6,49 @@ import type { Renewal } from '../store/register.ts'
 const RENEWALS_PER_LEASE = 3
 /** Finer than the shortest renewal interval that configuration allows (1 s / 3). */
 const TICK: Millis = 100
+/**
+ * As much of a lease as an attempt may use up before its first byte leaves: behind it there is a third for what cannot be
+ * seen from here, such as clocks that do not run alike.
+ */
+const SURE = 2 / 3
 
 interface Held {
   readonly token: Buffer
   readonly lease: Millis
   readonly dropIn: Millis
   renewAt: Millis
+  /** Until then nobody can have been told that the owner fell silent. */
+  sureUntil: Millis
 }
 
 /** Renews the leases of attempts under way, in batches: one call to the store for all that are due. */
 export class Leases {
   readonly #held = new ByRecord<Held>()
-  readonly #renew: (items: readonly Renewal[]) => Promise<unknown>
+  readonly #renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>
   readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null
   #renewing = false
   #failing = false
 
-  constructor(renew: (items: readonly Renewal[]) => Promise<unknown>, onError: (error: unknown) => void) {
+  constructor(
+    renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>,
+    onError: (error: unknown) => void,
+  ) {
     this.#renew = renew
     this.#onError = onError
   }
 
-  /** `dropIn`: how long an unresolved record of the route is kept. */
-  hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis): void {
-    this.#held.set(id, { token, lease, dropIn, renewAt: performance.now() + lease / RENEWALS_PER_LEASE })
+  /**
+   * `dropIn`: how long an unresolved record of the route is kept. `since`: when the claim was asked for, by
+   * `performance.now()`. Gives what says whether the attempt may still begin: the process may have stood still, and the record
+   * have been decided about meanwhile (docs/adr/0032).
+   */
+  hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis, since: Millis): () => boolean {
+    const renewAt = performance.now() + lease / RENEWALS_PER_LEASE
+    const held: Held = { token, lease, dropIn, renewAt, sureUntil: since + lease * SURE }
+    this.#held.set(id, held)
     this.#timer ??= setInterval(() => void this.#tick(), TICK).unref()
+    return () => performance.now() < held.sureUntil
   }
 
   release(id: RecordId, token: Buffer): void {
@@ -51,15 +68,20 @@ export class Leases {
     if (this.#renewing || this.#held.size === 0) return
     const now = performance.now()
     const batch: Renewal[] = []
+    const renewed: Held[] = []
     for (const [id, held] of this.#held) {
       if (held.renewAt > now) continue
       held.renewAt = now + held.lease / RENEWALS_PER_LEASE
       batch.push({ id, token: held.token, dueIn: held.lease, dropIn: held.dropIn })
+      renewed.push(held)
     }
     if (batch.length === 0) return
     this.#renewing = true
     try {
-      await this.#renew(batch)
+      const still = await this.#renew(batch)
+      // Refused: the record is somebody else's to decide about, or gone.
+      for (const [n, held] of renewed.entries())
+        held.sureUntil = still[n] === true ? now + held.lease * SURE : Number.NEGATIVE_INFINITY
       this.#failing = false
     } catch (error) {
       // Not renewed: the lease may lapse and read as unknown; this owner's outcome is accepted all the same.

@@ -199,11 +199,11 @@ export class Shadow {
 
   /** Its attempt is the record's, settled as the walk settles it, but that nobody waits for it. */
   async #own(trace: Trace, { execute, settled }: Own, hear: Hear, tell: Tell): Promise<void> {
-    const { run, unclaimed } = execute
+    const { run, askedAt, unclaimed } = execute
     const { id, route, attempt } = run
     let outcome: Outcome = unknownBecause('internal error in shadow mode', null)
     let release = (): void => {}
-    this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl)
+    this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
     if (unclaimed !== null) tell('store_unavailable')
     let verdict: Verdict = trace.before === 'absent' ? 'first' : 'retry'
     try {

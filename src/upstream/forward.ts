@@ -44,7 +44,7 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
 const LIVE_QUEUE = 64 * 1024
 
 /** What of a request counts for hearing its answer. */
-export type Heard = Pick<UpstreamRequest, 'method' | 'responseLimit'>
+export type Heard = Pick<UpstreamRequest, 'method' | 'responseLimit' | 'mayBegin'>
 
 /**
  * One exchange. The witness is `onRequestStart`: undici calls it on a connected (and, with TLS, authenticated) socket,
@@ -80,6 +80,8 @@ export class Exchange implements Dispatcher.DispatchHandler {
   onRequestStart(controller: Dispatcher.DispatchController): void {
     // Given up while it waited for a connection: not a byte may leave any more.
     if (this.#resolve === null) controller.abort(new Error('given up before it was sent'))
+    else if (this.#request.mayBegin?.() === false)
+      controller.abort(new Error('it could not be sent while its lease was sure to last'))
     else this.#controller = controller
   }
 

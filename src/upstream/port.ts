@@ -10,6 +10,8 @@ export interface UpstreamRequest {
   readonly body: Buffer
   /** Bytes of a response body that may be kept; more is passed through live. */
   readonly responseLimit: number
+  /** Asked right before the first byte leaves; false: it must not leave any more. */
+  readonly mayBegin?: () => boolean
 }
 
 /** What the exchange proved (contract §7). Only `not_sent` says that nothing was done. */

@@ -128,6 +128,41 @@ void t.test(
   },
 )
 
+void t.test(
+  'an owner stopped before its first byte left does not send it once a decision may have been made',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const upstream = await heldUpstream(t)
+    const [url, store] = [`upstream: { url: "${upstream.url}"`, `store: { url: "${redis.url}" }`]
+    const lease = 'defaults: { lease: 1s }'
+    // One connection, which is busy: the second request is claimed, and waits for its turn.
+    const yaml = [`${url}, connections: 1 }`, store, lease]
+    const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
+    t.teardown(() => owner[Symbol.asyncDispose]())
+    const other = await proxyInProcess([adminYaml(t), `${url} }`, store, lease].join('\n'))
+    t.teardown(() => other.drain())
+    const [busy, key] = [newKey(), newKey()]
+    const occupying = send(owner, busy)
+    await upstream.arrived(1)
+    const asked = send(owner, key, { path: '/fast' })
+    const claimed = async () =>
+      (await ask(other, '/v1/records')).json['records'] as { id: string; path: string }[]
+    await until(async () => (await claimed()).length === 2)
+    const id = (await claimed()).find(({ path }) => path === '/fast')?.id ?? ''
+
+    owner.kill('SIGSTOP')
+    await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+    t.equal((await resolved(other, id, RETRYABLE)).status, 200)
+    t.equal((await send(other, key, { path: '/fast' })).body, 'execution 2')
+    upstream.finish(1)
+    owner.kill('SIGCONT')
+    t.match(await asked, { status: 502, code: 'upstream_unreachable' }, 'it was never sent')
+    t.equal((await occupying).body, 'execution 1')
+    t.match(await send(owner, key, { path: '/fast' }), { body: 'execution 2', replayed: true })
+    t.equal(upstream.seen.length, 2, 'nothing was executed twice')
+  },
+)
+
 void t.test('a duplicate that waits is told of what an operator decides, on whichever replica', async (t) => {
   await redis.command('FLUSHALL')
   const upstream = await heldUpstream(t)

@@ -3,7 +3,21 @@ import type { RecordId } from '../../src/core/record.ts'
 import { Latency } from '../../src/guard/latency.ts'
 import { Leases } from '../../src/guard/leases.ts'
 import type { Renewal } from '../../src/store/register.ts'
-import { Gate, idle, LEASE, refused, replica, route, Store, Stream, seen, TTL, until } from './harness.ts'
+import {
+  Gate,
+  HOUR,
+  idle,
+  LEASE,
+  refused,
+  replica,
+  route,
+  SECOND,
+  Store,
+  Stream,
+  seen,
+  TTL,
+  until,
+} from './harness.ts'
 
 /** Its lease is due at the first look of the renewer: the store's clock is the test's, the renewer's the machine's. */
 const SHORT = route({ lease: 1 })
@@ -60,15 +74,18 @@ void t.test(
 void t.test('leases are renewed in one call for all that are due', async (t) => {
   const asked: (readonly Renewal[])[] = []
   const leases = new Leases(
-    async (items) => void asked.push(items),
+    async (items) => {
+      asked.push(items)
+      return items.map(() => true)
+    },
     () => t.fail(),
   )
   t.teardown(() => leases.close())
   const token = Buffer.alloc(16, 1)
   const ids = ['a', 'b', 'c'] as RecordId[]
-  for (const id of ids) leases.hold(id, token, 3, 9)
-  leases.hold('rare' as RecordId, token, 3_600_000, 9)
-  leases.hold('gone' as RecordId, token, 3, 9)
+  for (const id of ids) leases.hold(id, token, 3, 9, performance.now())
+  leases.hold('rare' as RecordId, token, 3_600_000, 9, performance.now())
+  leases.hold('gone' as RecordId, token, 3, 9, performance.now())
   leases.release('gone' as RecordId, token)
   leases.release('a' as RecordId, Buffer.alloc(16, 2))
   t.equal(leases.size, 4, 'only the owner lets go')
@@ -94,14 +111,15 @@ void t.test('a renewal that fails is said and tried again; one at a time', async
         throw new Error('down again')
       }
       await gate.pass()
+      return []
     },
     (error) => void errors.push((error as Error).message),
   )
   t.teardown(() => leases.close())
   const token = Buffer.alloc(16, 1)
   const [A, B] = ['a', 'b'] as [RecordId, RecordId]
-  leases.hold(A, token, 300, 900)
-  leases.hold(B, token, 300, 900)
+  leases.hold(A, token, 300, 900, performance.now())
+  leases.hold(B, token, 300, 900, performance.now())
   await until(() => calls === 3)
   t.same(errors, ['down'], 'once, until one succeeds')
   for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
@@ -338,11 +356,79 @@ void t.test('the store’s clock decides: replicas know none of their own', asyn
 void t.test('a lease of which less than a third is over is not renewed', async (t) => {
   let calls = 0
   const leases = new Leases(
-    async () => calls++,
+    async () => {
+      calls++
+      return []
+    },
     () => t.fail(),
   )
   t.teardown(() => leases.close())
-  leases.hold('long' as RecordId, Buffer.alloc(16, 1), 3_600_000, 3_600_000)
+  leases.hold('long' as RecordId, Buffer.alloc(16, 1), 3_600_000, 3_600_000, performance.now())
   for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
   t.equal(calls, 0)
+})
+
+void t.test(
+  'an attempt may begin while two thirds of its lease are not over, and as renewals say',
+  async (t) => {
+    let still: boolean[] | Error = [false]
+    let calls = 0
+    const leases = new Leases(
+      async () => {
+        calls++
+        if (still instanceof Error) throw still
+        return still
+      },
+      () => {},
+    )
+    t.teardown(() => leases.close())
+    const [id, token] = ['a' as RecordId, Buffer.alloc(16, 1)]
+    const begin = (lease: number, ago: number) => leases.hold(id, token, lease, 9, performance.now() - ago)
+    t.equal(begin(HOUR, 0)(), true)
+    t.equal(begin(HOUR, (2 / 3) * HOUR - SECOND)(), true)
+    t.equal(begin(HOUR, (2 / 3) * HOUR)(), false, 'the claim was long ago: this process may have stood still')
+
+    const isSure = begin(300, HOUR)
+    const renewed = async (reply: boolean[] | Error) => {
+      const from = calls
+      still = reply
+      await until(() => calls >= from + 2)
+      return isSure()
+    }
+    t.equal(await renewed(new Error('down')), false, 'nothing is known')
+    t.equal(await renewed([true]), true, 'the store says that it is the owner still')
+    t.equal(await renewed([false]), false, 'the store says that it is no longer')
+    t.equal(await renewed([]), false)
+  },
+)
+
+void t.test(
+  'what could not begin in time was not executed: the key is free, and a retry executes',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(({ mayBegin }) => {
+      t.equal(mayBegin?.(), true, 'just claimed')
+      // As a process wakes up in which a long time has passed.
+      const { now } = performance
+      performance.now = () => now.call(performance) + LEASE
+      try {
+        return mayBegin?.() === false ? { proof: 'not_sent', reason: 'too late' } : a.responded()
+      } finally {
+        performance.now = now
+      }
+    })
+    t.match(await a.get(), { status: 502, code: 'upstream_unreachable' })
+    t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+    t.equal((await a.get()).status, 201)
+  },
+)
+
+void t.test('without a claim nothing lapses: a bypassed request may begin whenever', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  a.script.push(({ mayBegin }) => {
+    t.equal(mayBegin, undefined)
+    return a.responded()
+  })
+  t.equal((await a.get({ route: route({ onStoreUnavailable: 'bypass' }) })).status, 201)
 })

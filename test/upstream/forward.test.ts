@@ -219,3 +219,23 @@ void t.test(
     t.equal(one.budget.held, 0)
   },
 )
+
+void t.test(
+  'what may not begin any more is not sent: no byte leaves, and that is what is proved',
+  async (t) => {
+    await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+    await using made = rig(peer.url)
+    let asked = 0
+    const mayBegin = (): boolean => {
+      asked++
+      return false
+    }
+    t.match(await made.forward({ ...REQUEST, mayBegin }), { proof: 'not_sent', reason: /lease/ })
+    t.equal(asked, 1)
+    t.match(await made.forward({ ...REQUEST, target: '/q', mayBegin: () => true }), { proof: 'responded' })
+    t.same(
+      peer.requests.map((request) => request.split(' ')[1]),
+      ['/q'],
+    )
+  },
+)
