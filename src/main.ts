@@ -192,6 +192,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const door = await openAdmin(config, {
     records,
     waiters,
+    own: { isRunning: (id) => running.has(id), tell: (id) => settler.flush(id) },
     history,
     announceDrain: () => void (draining = true),
     counters: async () => ({ since: startedAt, samples: await countersOf(metrics) }),

@@ -16,6 +16,7 @@ export const PROBLEMS = {
   method_not_allowed: { status: 405, title: 'The method is not allowed here' },
   not_unknown: { status: 409, title: 'The outcome is not unknown' },
   still_running: { status: 409, title: 'The request is still running' },
+  outcome_held: { status: 409, title: 'The outcome is known here, and not stored yet' },
   version_mismatch: { status: 412, title: 'The record has another version' },
   body_too_large: { status: 413, title: 'The body is too large' },
   unsupported_media_type: { status: 415, title: 'The body must be JSON' },

@@ -49,12 +49,15 @@ async function settle(
   const response = responseOf(resolving)
   if (!response.ok) return problem('invalid_request', response.detail)
   for (let round = 0; ; round++) {
+    const isTold = await ports.own.tell(id)
     const { record, now } = await ports.records.get(id)
     const view = record === null ? null : recordView(id, record, now)
     if (record === null || view === null) return null
     if (request.ifMatch !== null && request.ifMatch !== etag(view)) return otherVersion(id, view)
     if (readAt(record, now)?.state !== 'unknown')
       return problem('not_unknown', `the record is ${view.state}`, { instance: id, record: view })
+    const known = knownHere(ports, id, isTold, view)
+    if (known !== null) return known
 
     const policy = ports.subjects.policy(record.route)
     const resolution: Resolution & Outcome =
@@ -110,6 +113,7 @@ export async function remove(ports: AdminPorts, request: AdminRequest): Promise<
   if (!decision.ok) return problem('invalid_request', decision.detail)
   if (request.ifMatch === null) return needsVersion()
   const id = request.id as RecordId
+  const isTold = await ports.own.tell(id)
   const { record, now } = await ports.records.get(id)
   const view = record === null ? null : recordView(id, record, now)
   if (record === null || view === null) return notFound(id)
@@ -118,6 +122,8 @@ export async function remove(ports: AdminPorts, request: AdminRequest): Promise<
     const detail = `its owner's lease lasts until ${view.leaseUntil}: without the record, a retry would execute beside it`
     return problem('still_running', detail, { instance: id, record: view })
   }
+  const known = knownHere(ports, id, isTold, view)
+  if (known !== null) return known
   const { by = null, reason = null } = decision.value
   const who = { address: request.address, by }
   const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
@@ -131,6 +137,24 @@ export async function remove(ports: AdminPorts, request: AdminRequest): Promise<
   const met = await ports.records.get(id)
   const current = met.record === null ? null : recordView(id, met.record, met.now)
   return current === null ? notFound(id) : otherVersion(id, current)
+}
+
+/** Null: this very replica knows no more than the record says, so that a person may decide. */
+function knownHere({ own }: AdminPorts, id: RecordId, isTold: boolean, view: RecordView): AdminAnswer | null {
+  const more = { instance: id, record: view }
+  if (own.isRunning(id))
+    return problem(
+      'still_running',
+      'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that',
+      more,
+    )
+  return isTold
+    ? null
+    : problem(
+        'outcome_held',
+        'this replica holds what became of it, and writes it as soon as the store takes it: look again then',
+        more,
+      )
 }
 
 /** POST /v1/drain */

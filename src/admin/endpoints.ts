@@ -88,6 +88,8 @@ export const ENDPOINTS: readonly Endpoint[] = [
     refuses: [
       'invalid_request',
       'not_unknown',
+      'still_running',
+      'outcome_held',
       'version_mismatch',
       'version_required',
       'audit_unavailable',
@@ -105,6 +107,7 @@ export const ENDPOINTS: readonly Endpoint[] = [
     refuses: [
       'invalid_request',
       'still_running',
+      'outcome_held',
       'version_mismatch',
       'version_required',
       'audit_unavailable',
@@ -119,7 +122,7 @@ export const ENDPOINTS: readonly Endpoint[] = [
     body: { schema: 'OutcomeReport', optional: false },
     gives: 'Record',
     tagged: true,
-    refuses: ['invalid_request', 'not_unknown', 'audit_unavailable', ...ONE],
+    refuses: ['invalid_request', 'not_unknown', 'still_running', 'outcome_held', 'audit_unavailable', ...ONE],
     run: reportOutcome,
   },
   {

@@ -12,7 +12,7 @@ export interface Admin extends AsyncDisposable {
 }
 
 export interface AdminOptions
-  extends Pick<AdminPorts, 'records' | 'waiters' | 'history' | 'announceDrain' | 'counters'> {
+  extends Pick<AdminPorts, 'records' | 'waiters' | 'own' | 'history' | 'announceDrain' | 'counters'> {
   readonly version: string
   /** Hears of every change. */
   readonly onAudit: AuditSink

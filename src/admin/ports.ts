@@ -1,5 +1,5 @@
 import type { Config } from '../config/config.ts'
-import type { Millis } from '../core/record.ts'
+import type { Millis, RecordId } from '../core/record.ts'
 import type { Waiters } from '../guard/waiters.ts'
 import type { Audit } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
@@ -12,12 +12,21 @@ export interface AdminPorts {
   readonly records: Records
   readonly subjects: Subjects
   readonly waiters: Pick<Waiters, 'tell'>
+  readonly own: OwnAttempts
   readonly audit: Audit
   readonly history: Pick<History, 'add'>
   /** Readiness fails from now on; everything is still served. */
   readonly announceDrain: () => void
   /** What this process has counted since it started; without it a report tells of the store alone. */
   readonly counters?: () => Promise<{ readonly since: Millis; readonly samples: readonly CounterSample[] }>
+}
+
+/** What this process knows of a record beyond the store. */
+export interface OwnAttempts {
+  /** An attempt of it is under way here. */
+  readonly isRunning: (id: RecordId) => boolean
+  /** Writes the outcome that is held here, if there is one. False: the store does not take it. */
+  readonly tell: (id: RecordId) => Promise<boolean>
 }
 
 export interface CounterSample {

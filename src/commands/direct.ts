@@ -39,6 +39,8 @@ export async function direct(config: Config, changes: boolean, io: Io): Promise<
     subjects: new Subjects(config),
     // Nobody waits here; the store tells other processes.
     waiters: { tell: () => {} },
+    // Nothing runs here, and no outcome is held: what a proxy knows must be asked there.
+    own: { isRunning: () => false, tell: async () => true },
     audit,
     history,
     announceDrain: () => {},

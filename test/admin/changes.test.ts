@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap'
 import type { AdminAnswer } from '../../src/admin/answers.ts'
 import { AdminApi } from '../../src/admin/api.ts'
+import type { OwnAttempts } from '../../src/admin/ports.ts'
 import { Subjects } from '../../src/admin/subject.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
@@ -13,7 +14,7 @@ import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 /** Others who write at the worst moment: called before the change reaches the store. */
 type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
 
-async function world(t: Test, meanwhile: Meanwhile, route = '') {
+async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<OwnAttempts> = {}) {
   const register = new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })
   const between = Object.assign(Object.create(register) as Register, {
     name: 'memory',
@@ -40,6 +41,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '') {
       records: new Records(between),
       subjects: new Subjects(config),
       waiters: { tell: (id) => void told.push(id) },
+      own: { isRunning: () => false, tell: async () => true, ...own },
       audit,
       history: { add: () => {} },
       announceDrain: () => {
@@ -228,4 +230,54 @@ void t.test('what was not kept has no size; a lapsed lease says since when', asy
     leaseUntil: new Date(put.now).toISOString(),
     reconciliation: { asked: 0, deadLettered: false },
   })
+})
+
+const KEY = 'told-from-outside'
+const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } }
+/** Everything that somebody may decide about a record that reads unknown. */
+const DECISIONS = [
+  ['POST', '/resolve', RETRYABLE],
+  ['POST', '/resolve', COMPLETED],
+  ['DELETE', '', undefined],
+  ['POST', null, RETRYABLE],
+  ['POST', null, COMPLETED],
+] as const
+
+for (const [what, code, own] of [
+  ['is still at the request', 'still_running', { isRunning: () => true }],
+  ['holds its outcome', 'outcome_held', { tell: async () => false }],
+] as const)
+  void t.test(`where this replica ${what}, nobody decides: 409 ${code}, and nothing changes`, async (t) => {
+    const { register, ask, lines, told } = await world(t, async () => {}, '', own)
+    const subject = { key: KEY, method: 'POST', path: '/pay', caller: { authorization: 'a' } }
+    const missing = await ask('POST', '/v1/records/lookup', null, subject)
+    const { instance } = missing.body as { instance: RecordId }
+    const { id, tag } = await unknown(register, instance)
+    const before = await register.get(id)
+    for (const [method, suffix, body] of DECISIONS) {
+      const answer =
+        suffix === null
+          ? await ask(method, '/v1/outcomes', null, { ...subject, ...body })
+          : await ask(method, `/v1/records/${id}${suffix}`, tag, body)
+      t.same([answer.status, codeOf(answer)], [409, code], `${method} ${suffix ?? 'outcomes'}`)
+      t.match(answer.body, { instance: id, record: { id, state: 'unknown' } })
+    }
+    t.same((await register.get(id)).bytes, before.bytes)
+    t.same([lines, told], [[], []])
+  })
+
+void t.test('an outcome that this replica holds is written before anybody decides', async (t) => {
+  let write: () => Promise<void> = async () => {}
+  const own = {
+    tell: async () => {
+      await write()
+      return true
+    },
+  }
+  const { register, ask } = await world(t, async () => {}, '', own)
+  const { id, tag } = await unknown(register)
+  write = () => touch(register, id, 'completed')
+  const answer = await ask('POST', `/v1/records/${id}/resolve`, tag, RETRYABLE)
+  t.same([answer.status, codeOf(answer)], [412, 'version_mismatch'])
+  t.match(answer.body, { record: { state: 'completed' } })
 })

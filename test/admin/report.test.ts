@@ -27,6 +27,7 @@ async function world(samples?: () => Promise<readonly CounterSample[]>) {
       records: new Records(register),
       subjects: new Subjects(config),
       waiters: { tell: () => {} },
+      own: { isRunning: () => false, tell: async () => true },
       audit: await Audit.open(null, () => {}),
       history: { add: () => {} },
       announceDrain: () => {},

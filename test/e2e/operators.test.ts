@@ -163,6 +163,49 @@ void t.test(
   },
 )
 
+void t.test(
+  'a replica that is still at a request lets nobody decide about it, though its lease has lapsed',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const upstream = await heldUpstream(t)
+    const yaml = [
+      adminYaml(t),
+      `upstream: { url: "${upstream.url}" }`,
+      `store: { url: "${redis.url}" }`,
+      'defaults: { lease: 1s }',
+    ].join('\n')
+    const owner = await proxyProcess(configFile(tempDir(t), yaml))
+    t.teardown(() => owner[Symbol.asyncDispose]())
+    const other = await proxyInProcess(yaml)
+    t.teardown(() => other.drain())
+    const key = newKey()
+    const asked = send(owner, key)
+    await upstream.arrived(1)
+    const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
+    owner.kill('SIGSTOP')
+    // Written down: from now on no renewal brings it back.
+    await other.logged(({ msg }) => msg === 'a lease lapsed: the outcome is unknown')
+    owner.kill('SIGCONT')
+    for (const body of [COMPLETED, RETRYABLE]) {
+      t.equal((await resolved(owner, id, body)).code, 'still_running')
+      const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
+      const told = await ask(owner, '/v1/outcomes', { method: 'POST', body: { ...subject, ...body } })
+      t.equal(told.code, 'still_running')
+    }
+    const { headers } = await ask(owner, `/v1/records/${id}`)
+    const at = { 'if-match': headers.get('etag') as string }
+    t.match(await ask(owner, `/v1/records/${id}`, { method: 'DELETE', headers: at }), {
+      status: 409,
+      code: 'still_running',
+    })
+    upstream.finish(1)
+    t.equal((await asked).body, 'execution 1')
+    t.match(await send(other, key), { replayed: true, body: 'execution 1' })
+    t.equal((await resolved(owner, id, RETRYABLE)).code, 'not_unknown')
+    t.equal(upstream.seen.length, 1)
+  },
+)
+
 void t.test('a duplicate that waits is told of what an operator decides, on whichever replica', async (t) => {
   await redis.command('FLUSHALL')
   const upstream = await heldUpstream(t)

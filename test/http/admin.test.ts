@@ -39,6 +39,7 @@ async function door(token: string): Promise<Door> {
       records: new Records(new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })),
       subjects: new Subjects(config),
       waiters: { tell: () => {} },
+      own: { isRunning: () => false, tell: async () => true },
       audit: await Audit.open(null, () => {}),
       history: { add: () => {} },
       announceDrain: () => {},

@@ -34,7 +34,8 @@ const WORDS = {
   record_unreadable:
     'The record is stored in a form that this version cannot read. It is never executed again nor overwritten.',
   not_unknown: 'The outcome is not unknown any more: there is nothing to resolve.',
-  still_running: 'The request is still running. Without its record, a retry would execute beside it.',
+  still_running: 'The request is still running: a retry must not execute beside it.',
+  outcome_held: 'The proxy knows the outcome, and the store has not taken it yet.',
   version_mismatch: 'The record has changed since it was shown.',
   body_too_large: 'The body is too large.',
   internal_error: 'Something is broken in the proxy; its log says what.',
@@ -46,6 +47,7 @@ const DETAILED = new Set([
   'audit_unavailable',
   'record_unreadable',
   'still_running',
+  'outcome_held',
 ])
 
 export function token() {

@@ -219,6 +219,7 @@ async function refused(error, id) {
       'not_unknown',
       'record_not_found',
       'still_running',
+      'outcome_held',
       'unreachable',
       'store_unavailable',
     ].includes(error.code)
