@@ -60,7 +60,13 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   published: ['config/config.ts'],
   openapi: ['published', 'config'],
   http: ['guard', 'admin', 'published', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
-  observe: ['guard/call.ts', 'reconcile/reconciler.ts', 'store/register.ts', 'config/config.ts'],
+  observe: [
+    'guard/call.ts',
+    'reconcile/reconciler.ts',
+    'store/register.ts',
+    'store/file-lock.ts',
+    'config/config.ts',
+  ],
   main: [
     'admin',
     'guard',

@@ -42,7 +42,7 @@ export const fileSchema = Type.Object(
         {
           file: scalar(
             'filePathOrNone',
-            'File of this process alone, to which every change by an operator is added. `none`: the log.',
+            'File to which every change by an operator is added, in a directory that is writable. `none`: the log.',
             'none',
           ),
         },

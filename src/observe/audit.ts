@@ -1,5 +1,7 @@
 import { createHash } from 'node:crypto'
 import { type FileHandle, open, readFile } from 'node:fs/promises'
+import { setTimeout as wait } from 'node:timers/promises'
+import { lockFile } from '../store/file-lock.ts'
 
 /** Before the first line. */
 const NOTHING = '0'.repeat(64)
@@ -7,6 +9,11 @@ const NOTHING = '0'.repeat(64)
 const MODE = 0o600
 /** Longer than any line. */
 const TAIL = 64 * 1024
+/** Whoever writes a line has it, for as long as a disk needs for one. */
+const LOCK_SUFFIX = '.lock'
+const LOCK_LOOK = 2
+/** Longer than any queue of writers; a process that stands still may hold it for as long as it does. */
+const LOCK_AT_MOST = 10_000
 
 /** What somebody decided about a record, or about the process. Nothing of it is secret. */
 export interface Change {
@@ -35,7 +42,7 @@ export type AuditSink = (line: AuditLine) => void
  * shows. SHA-256 over the line without its own hash.
  */
 export class Audit {
-  readonly #file: FileHandle | null
+  readonly #file: LockedFile | null
   readonly #sink: AuditSink
   /** Hash of the last line; null: it has none to go on from. */
   #prev: string | null
@@ -43,7 +50,7 @@ export class Audit {
   #size: number
   #last: Promise<unknown> = Promise.resolve()
 
-  private constructor(file: FileHandle | null, sink: AuditSink, prev: string | null, size: number) {
+  private constructor(file: LockedFile | null, sink: AuditSink, prev: string | null, size: number) {
     this.#file = file
     this.#sink = sink
     this.#prev = prev
@@ -52,15 +59,17 @@ export class Audit {
 
   /**
    * Goes on with the chain of `file`; without one the lines go to the sink alone, one chain for each process. A file whose last
-   * line is none of a chain takes no line ({@link Audit.write} throws): the traffic is served all the same.
-   * @throws where the file cannot be opened.
+   * line is none of a chain takes no line ({@link Audit.write} throws): the traffic is served all the same. Several processes may
+   * write to one file: each line is added under a lock, behind the last one of all.
+   * @throws where the file, or its lock beside it, cannot be opened.
    */
   static async open(file: string | null, sink: AuditSink): Promise<Audit> {
     if (file === null) return new Audit(null, sink, NOTHING, 0)
     const handle = await open(file, 'a+', MODE)
+    const locked = { handle, lock: `${file}${LOCK_SUFFIX}` }
     try {
-      const { size, line } = await lastLine(handle)
-      return new Audit(handle, sink, line === null ? NOTHING : hashIn(line), size)
+      const { size, line } = await alone(locked, () => lastLine(handle))
+      return new Audit(locked, sink, line === null ? NOTHING : hashIn(line), size)
     } catch (error) {
       await handle.close()
       throw error
@@ -72,40 +81,43 @@ export class Audit {
    * @throws where it cannot be written: the change must not be made.
    */
   write(change: Change): Promise<AuditLine> {
-    const written = this.#last.then(() => this.#append(change))
+    const file = this.#file
+    const written = this.#last.then(() =>
+      file === null ? this.#append(change) : alone(file, () => this.#append(change)),
+    )
     this.#last = written.catch(() => {})
     return written
   }
 
   async close(): Promise<void> {
     await this.#last
-    await this.#file?.close()
+    await this.#file?.handle.close()
   }
 
   async #append(change: Change): Promise<AuditLine> {
     const { who, what, record, before, after, reason } = change
     if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
-    if (this.#file !== null) await this.#catchUp(this.#file, this.#prev)
+    if (this.#file !== null) await this.#catchUp(this.#file.handle, this.#prev)
     const time = new Date().toISOString()
     const content = { time, who, what, record, before, after, reason, prev: this.#prev }
     const line: AuditLine = { ...content, hash: hashOf(content) }
-    if (this.#file !== null) await this.#store(this.#file, `${JSON.stringify(line)}\n`)
+    if (this.#file !== null) await this.#store(this.#file.handle, `${JSON.stringify(line)}\n`)
     this.#prev = line.hash
     this.#sink(line)
     return line
   }
 
-  /** Goes on from what the command line added meanwhile, if it is a chain from here on. */
+  /** Goes on from what other processes added meanwhile, if it is a chain from here on. */
   async #catchUp(file: FileHandle, prev: string): Promise<void> {
     const { size } = await file.stat()
     if (size === this.#size) return
     const added = Buffer.alloc(Math.max(0, size - this.#size))
     await file.read(added, 0, added.length, this.#size)
     const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
-    // Somebody else writes to it, or cut it: what is added now would look like their doing.
+    // Somebody writes to it without the lock, or cut it: what is added now would look like their doing.
     if (checked === null || !checked.ok)
       throw new Error(
-        `the audit file has ${size} bytes where ${this.#size} were written; it is not this process's alone`,
+        `the audit file has ${size} bytes where ${this.#size} were written, and no chain goes on from there: somebody else wrote to it`,
       )
     this.#prev = checked.head
     this.#size = size
@@ -121,6 +133,28 @@ export class Audit {
       await file.truncate(this.#size).catch(() => {})
       throw error
     }
+  }
+}
+
+interface LockedFile {
+  readonly handle: FileHandle
+  /** Path of the file that the lock is taken on. */
+  readonly lock: string
+}
+
+/** Does it while no other process reads or writes the end of the file. Nothing is left to clear up after one that is killed. */
+async function alone<T>({ lock }: LockedFile, work: () => Promise<T>): Promise<T> {
+  const until = performance.now() + LOCK_AT_MOST
+  let release = lockFile(lock)
+  for (; release === null; release = lockFile(lock)) {
+    if (performance.now() > until)
+      throw new Error(`another process has held the lock of the audit file for ${LOCK_AT_MOST} ms`)
+    await wait(LOCK_LOOK * (0.5 + Math.random()))
+  }
+  try {
+    return await work()
+  } finally {
+    release()
   }
 }
 

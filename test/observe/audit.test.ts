@@ -13,6 +13,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { Audit, type AuditLine, type Change, verifyAudit } from '../../src/observe/audit.ts'
+import { lockFile } from '../../src/store/file-lock.ts'
 
 function fileIn(t: Test): string {
   const dir = mkdtempSync(join(tmpdir(), 'audit-'))
@@ -161,9 +162,9 @@ void t.test('a file that somebody else writes to takes no line', async (t) => {
   t.teardown(() => audit.close())
   const first = await audit.write(change(0))
   appendFileSync(file, 'x\n')
-  await t.rejects(audit.write(change(1)), { message: /not this process's alone/ })
+  await t.rejects(audit.write(change(1)), { message: /somebody else wrote to it/ })
   truncateSync(file)
-  await t.rejects(audit.write(change(1)), { message: /not this process's alone/ })
+  await t.rejects(audit.write(change(1)), { message: /somebody else wrote to it/ })
   t.same(told, [first])
   // Given back as it was, the chain goes on where it was.
   writeFileSync(file, `${JSON.stringify(first)}\n`)
@@ -191,16 +192,17 @@ void t.test('without a file the lines go to the sink, chained', async (t) => {
   t.equal(told[1]?.prev, told[0]?.hash)
 })
 
-void t.test('a line is on the disk before the change is answered: kill -9 loses none', async (t) => {
-  const file = fileIn(t)
+/** A process that writes so many lines, and says the hash of each that is written; killed after `killAt` of them. */
+async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFINITY): Promise<string[]> {
   const module = new URL('../../src/observe/audit.ts', import.meta.url).href
   const program = `
     import { Audit } from ${JSON.stringify(module)}
     const audit = await Audit.open(${JSON.stringify(file)}, () => {})
-    for (let n = 0; ; n++) {
+    for (let n = 0; n < ${lines}; n++) {
       const { hash } = await audit.write({ who: { address: 'a', by: null }, what: 'drain', record: null, before: n, after: null, reason: null })
       process.stdout.write(hash + '\\n')
-    }`
+    }
+    await audit.close()`
   const child = spawn(process.execPath, ['--input-type=module', '-e', program], {
     stdio: ['ignore', 'pipe', 'inherit'],
     env: { ...process.env, NODE_V8_COVERAGE: '' },
@@ -208,10 +210,62 @@ void t.test('a line is on the disk before the change is answered: kill -9 loses 
   let said = ''
   for await (const chunk of child.stdout) {
     said += String(chunk)
-    if (said.split('\n').length > 20 && !child.killed) child.kill('SIGKILL')
+    if (said.split('\n').length > killAt && !child.killed) child.kill('SIGKILL')
   }
   if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
-  const hashes = said.split('\n').filter((line) => line.length === 64)
+  return said.split('\n').filter((line) => line.length === 64)
+}
+
+void t.test('several processes write to one file at once: one chain, and nothing is lost', async (t) => {
+  const file = fileIn(t)
+  const said = await Promise.all([
+    writer(file, 600),
+    writer(file, 600),
+    writer(file, 600),
+    writer(file, 600),
+    writer(file, 100_000, 200),
+  ])
+  const kept = new Set(
+    readFileSync(file, 'utf8')
+      .trimEnd()
+      .split('\n')
+      .map((line) => (JSON.parse(line) as AuditLine).hash),
+  )
+  t.same(
+    said.slice(0, 4).map((hashes) => hashes.length),
+    [600, 600, 600, 600],
+    'nobody was refused',
+  )
+  t.ok((said[4]?.length ?? 0) >= 199, 'and one was killed in the middle')
+  t.same(
+    said.flat().filter((hash) => !kept.has(hash)),
+    [],
+  )
+  t.match(await verifyAudit(file), { ok: true, lines: kept.size })
+  t.ok(kept.size >= 2599)
+})
+
+void t.test('a lock that is never given back keeps changes from being made', async (t) => {
+  const file = fileIn(t)
+  const audit = await Audit.open(file, () => {})
+  t.teardown(() => audit.close())
+  const release = lockFile(`${file}.lock`)
+  if (release === null) throw new Error('it is free')
+  const { now } = performance
+  let late = 0
+  performance.now = () => now.call(performance) + (late += 3000)
+  t.teardown(() => {
+    performance.now = now
+  })
+  await t.rejects(audit.write(change(0)), { message: /lock of the audit file/ })
+  release()
+  await audit.write(change(1))
+  t.match(await verifyAudit(file), { ok: true, lines: 1 })
+})
+
+void t.test('a line is on the disk before the change is answered: kill -9 loses none', async (t) => {
+  const file = fileIn(t)
+  const hashes = await writer(file, 100_000, 20)
   t.ok(hashes.length >= 19)
   const audit = await Audit.open(file, () => {})
   await audit.close()
