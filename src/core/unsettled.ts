@@ -43,8 +43,8 @@ export function unsettledOf(
     withdrawn: false,
     over: null,
     onLeaseExpired: route.onLeaseExpired,
-    // What it would leave behind unwritten, a claim, outlives `ttl` (contract §2).
-    usefulFor: outcome.kind === 'completed' ? spans.dueIn : route.unresolvedTtl,
+    // As long as the claim that it would leave behind, which reads as unknown: a truth that is told late beats none.
+    usefulFor: route.unresolvedTtl,
     ...how,
   }
 }

@@ -39,7 +39,8 @@ interface Held {
 
 /**
  * Writes outcomes. What the store does not take is held here, and in the spool where there is one; it is retried with the
- * same token until its retention ends, and answers the retries of its record meanwhile (contract §2, §7).
+ * same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers the retries of its record meanwhile
+ * (contract §2, §7).
  */
 export class Settler {
   readonly #writer: OutcomeWriter

@@ -35,7 +35,7 @@ export class Outbox {
   }
 
   /**
-   * Opens the spool, and gives the outcomes that an earlier process left in it. Those whose retention has passed are dropped;
+   * Opens the spool, and gives the outcomes that an earlier process left in it. Those that no record would show any more are dropped;
    * what this version cannot read stays where it is.
    * @throws as {@link Spool.open}.
    */
@@ -57,7 +57,7 @@ export class Outbox {
       }
     }
     if (lapsed > 0)
-      options.say('outcomes in the spool are older than their retention; they are dropped', {
+      options.say('outcomes in the spool are older than any record of theirs; they are dropped', {
         outcomes: lapsed,
       })
     return { outbox, left }

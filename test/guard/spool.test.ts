@@ -345,27 +345,30 @@ void t.test(
   },
 )
 
-void t.test('the retention ends while the process is away: the outcome is dropped, and said', async (t) => {
-  const store = new Store()
-  const a = await spooling(t, store, folder(t))
-  const short = route({ ttl: 1, ttlFailed: 1 })
-  a.replica.script.push(() => {
-    store.fault = () => 'down'
-    return a.replica.responded()
-  })
-  await a.replica.get({ route: short })
-  a.replica.close()
-  const directory = remains(t, a.directory)
-  const { now } = Date
-  t.intercept(Date, 'now', { value: () => now() + HOUR })
-  const b = await spooling(t, store, directory)
-  t.equal(b.left, 0)
-  t.same(b.said, ['outcomes in the spool are older than their retention; they are dropped'])
-  await b.outbox.close()
-  t.same(readdirSync(directory), ['spool.lock'])
-})
+void t.test(
+  'its claim is dropped while the process is away: so is the outcome, and it is said',
+  async (t) => {
+    const store = new Store()
+    const a = await spooling(t, store, folder(t))
+    const short = route({ unresolvedTtl: 1 })
+    a.replica.script.push(() => {
+      store.fault = () => 'down'
+      return a.replica.responded()
+    })
+    await a.replica.get({ route: short })
+    a.replica.close()
+    const directory = remains(t, a.directory)
+    const { now } = Date
+    t.intercept(Date, 'now', { value: () => now() + HOUR })
+    const b = await spooling(t, store, directory)
+    t.equal(b.left, 0)
+    t.same(b.said, ['outcomes in the spool are older than any record of theirs; they are dropped'])
+    await b.outbox.close()
+    t.same(readdirSync(directory), ['spool.lock'])
+  },
+)
 
-void t.test('a clock that was set back does not prolong the retention', async (t) => {
+void t.test('a clock that was set back does not prolong what is kept', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   await deferred(a.replica, () => a.replica.responded())
@@ -374,7 +377,7 @@ void t.test('a clock that was set back does not prolong the retention', async (t
   const { now } = Date
   t.intercept(Date, 'now', { value: () => now() - 30 * TTL })
   const { outbox, left } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
-  t.equal(left[0]?.unsettled.usefulFor, TTL)
+  t.equal(left[0]?.unsettled.usefulFor, 30 * TTL)
   await outbox.close()
 })
 

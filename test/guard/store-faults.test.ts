@@ -12,6 +12,7 @@ import {
   refused,
   replica,
   route,
+  SECOND,
   type Sent,
   Store,
   Stream,
@@ -623,13 +624,13 @@ void t.test('R04 every outcome survives a store that is down at its end', async 
     }
 })
 
-void t.test('R05 what cannot be stored is given up when its retention ends, and said', async (t) => {
+void t.test('R05 what cannot be stored is given up when its claim would be dropped, and said', async (t) => {
   const a = replica(t)
   a.script.push(() => {
     a.store.fault = () => 'down'
     return a.responded()
   })
-  await a.get({ route: route({ ttl: -1 }) })
+  await a.get({ route: route({ unresolvedTtl: -1 }) })
   t.ok(a.bytes.held > 0)
   t.ok(await a.ports.settler.flush())
   t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
@@ -637,7 +638,7 @@ void t.test('R05 what cannot be stored is given up when its retention ends, and 
 })
 
 void t.test(
-  'R05 what frees a key, or says that its outcome is unknown, is tried for as long as a claim would stay',
+  'R05 an outcome is tried for as long as its claim would stay, which outlives the ttl; then its retention begins',
   async (t) => {
     const brief = route({ ttl: -1 })
     const a = replica(t)
@@ -652,6 +653,29 @@ void t.test(
     a.store.fault = () => 'down'
     t.notOk(await a.ports.settler.flush())
     t.equal(a.ports.settler.size, 2)
+
+    const b = replica(t)
+    const short = route({ ttl: SECOND, ttlFailed: SECOND })
+    b.script.push(() => {
+      b.store.fault = () => 'down'
+      return b.responded()
+    })
+    const first = await b.get({ route: short })
+    // Far behind the ttl, by both clocks.
+    b.store.now += HOUR
+    const { now } = performance
+    performance.now = () => now.call(performance) + HOUR
+    t.teardown(() => {
+      performance.now = now
+    })
+    t.notOk(await b.ports.settler.flush())
+    t.match(await b.get({ route: short }), { replayed: true, bytes: first.bytes })
+    b.store.fault = () => null
+    t.ok(await b.ports.settler.flush())
+    t.match(await b.get({ route: short }), { replayed: true, bytes: first.bytes })
+    t.equal(b.n, 1)
+    b.store.now += SECOND
+    t.equal(await b.store.read(b.id), null, 'from when the store took it')
   },
 )
 

@@ -72,7 +72,7 @@ void t.test('every outcome comes back as it was, with all that writing it needs'
   t.strictSame(await reopened(t, directory), { left: all, said: [] })
 })
 
-void t.test('what is dropped does not come back, nor what is past its retention', async (t) => {
+void t.test('what is dropped does not come back, nor what is older than its record', async (t) => {
   const directory = folder(t)
   const { outbox } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
   const [dropped, lapsed, left] = [
@@ -86,7 +86,7 @@ void t.test('what is dropped does not come back, nor what is past its retention'
   await outbox.close()
   t.strictSame(await reopened(t, directory), {
     left: [left],
-    said: ['outcomes in the spool are older than their retention; they are dropped'],
+    said: ['outcomes in the spool are older than any record of theirs; they are dropped'],
   })
   t.strictSame(await reopened(t, directory), { left: [left], said: [] })
 })
