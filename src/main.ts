@@ -30,6 +30,7 @@ import { Metrics } from './observe/metrics.ts'
 import { observer, reconcileObserver, shadowTeller } from './observe/observer.ts'
 import { timed } from './observe/timed.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
+import { Recheck } from './reconcile/recheck.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
 import type { BreakerState } from './store/breaker.ts'
 import { openStore } from './store/open.ts'
@@ -144,11 +145,14 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 
   const policies = new Map([...config.routes, config.defaults].map((policy) => [policy.name, policy]))
   const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
-  const reconciler = new Reconciler({
-    records,
+  const asking = {
     forward: forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }),
+    policyOf: (route: string) => policies.get(route) ?? null,
+  }
+  const reconciler = new Reconciler({
+    ...asking,
+    records,
     questionTimeout,
-    policyOf: (route) => policies.get(route) ?? null,
     isOwn: (id) => running.has(id) || settler.held(id) !== null,
     tell: (id) => waiters.tell(id, null),
     observer: reconcileObserver(metrics, log, history),
@@ -195,6 +199,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     own: { isRunning: (id) => running.has(id), tell: (id) => settler.flush(id) },
     history,
     announceDrain: () => void (draining = true),
+    recheck: new Recheck(asking),
     counters: async () => ({ since: startedAt, samples: await countersOf(metrics) }),
     version: VERSION,
     // Whatever the log's level: a change that is not written down is not made.

@@ -4,6 +4,7 @@ import { effective } from './effective.ts'
 import type { AdminPorts, AdminRequest } from './ports.ts'
 import { list, lookUp, show } from './records.ts'
 import { report } from './report.ts'
+import { MAX_SAMPLE } from './sample.ts'
 import type { SchemaName } from './schemas.ts'
 
 export interface Parameter {
@@ -135,6 +136,12 @@ export const ENDPOINTS: readonly Endpoint[] = [
         name: 'since',
         schema: text,
         description: 'How long ago the period begins, such as 7d. Default: 24h.',
+      },
+      {
+        name: 'sample',
+        schema: { type: 'integer', minimum: 1, maximum: MAX_SAMPLE },
+        description:
+          'Ask the upstream anew about so many completed records of the period, chosen at random, where `reconcile` says how.',
       },
     ],
     gives: 'Report',

@@ -12,7 +12,10 @@ export interface Admin extends AsyncDisposable {
 }
 
 export interface AdminOptions
-  extends Pick<AdminPorts, 'records' | 'waiters' | 'own' | 'history' | 'announceDrain' | 'counters'> {
+  extends Pick<
+    AdminPorts,
+    'records' | 'waiters' | 'own' | 'history' | 'announceDrain' | 'counters' | 'recheck'
+  > {
   readonly version: string
   /** Hears of every change. */
   readonly onAudit: AuditSink

@@ -1,5 +1,6 @@
 import type { Config } from '../config/config.ts'
-import type { Millis, RecordId } from '../core/record.ts'
+import type { Rechecked } from '../core/recheck.ts'
+import type { Completed, Millis, RecordId } from '../core/record.ts'
 import type { Waiters } from '../guard/waiters.ts'
 import type { Audit } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
@@ -19,6 +20,15 @@ export interface AdminPorts {
   readonly announceDrain: () => void
   /** What this process has counted since it started; without it a report tells of the store alone. */
   readonly counters?: () => Promise<{ readonly since: Millis; readonly samples: readonly CounterSample[] }>
+  /** Without it nobody is asked: no upstream is known here. */
+  readonly recheck?: Recheck
+}
+
+/** Asks the upstream about completed records. */
+export interface Recheck {
+  /** How old a record of the route must be to be asked about; null: it cannot be. */
+  readonly from: (route: string) => Millis | null
+  readonly ask: (id: RecordId, record: Completed) => Promise<Rechecked>
 }
 
 /** What this process knows of a record beyond the store. */

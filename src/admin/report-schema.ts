@@ -45,7 +45,17 @@ const counted = {
   expiring: count('Unknown records that are about to be dropped unresolved.'),
 }
 
-/** What happened, by route. Three tables with three scopes, which must not be mixed. */
+const asked = {
+  eligible: count('Completed records of the period that can be asked about.'),
+  sampled: count('Of these, chosen at random: looked at anew.'),
+  agreed: count('Of the sampled: the upstream says what is stored.'),
+  differing: count('Of the sampled: done, but with another value than the one that is stored.'),
+  disagreed: count('Of the sampled: not done, done with the other outcome, or another operation’s.'),
+  undecided: count('Of the sampled: the answer decides nothing.'),
+  notAsked: count('Of the sampled: could not be asked.'),
+}
+
+/** What happened, by route. Four tables with four scopes, which must not be mixed. */
 export const report = Type.Object(
   {
     since: time('Begin of the period.'),
@@ -79,6 +89,36 @@ export const report = Type.Object(
       ],
       { description: 'What this process alone has counted since it started; null: no proxy was asked.' },
     ),
+    asked: Type.Union(
+      [
+        Type.Object(
+          {
+            routes: Type.Array(Type.Object({ route, ...asked }, closed)),
+            found: Type.Array(
+              Type.Object(
+                {
+                  id: Type.String({ description: 'Record id.' }),
+                  route,
+                  verdict: Type.Unsafe<'disagrees' | 'differs'>({
+                    type: 'string',
+                    enum: ['disagrees', 'differs'],
+                  }),
+                  why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
+                },
+                closed,
+              ),
+              { description: 'The sampled records that do not agree, the worst first.' },
+            ),
+          },
+          closed,
+        ),
+        Type.Null(),
+      ],
+      {
+        description:
+          'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
+      },
+    ),
   },
   closed,
 )
@@ -86,9 +126,11 @@ export const report = Type.Object(
 export type Report = Static<typeof report>
 export type PeriodRow = Report['period'][number]
 export type UnknownRow = Report['unknown'][number]
+export type AskedRow = NonNullable<Report['asked']>['routes'][number]
 export type CountedRow = NonNullable<Report['counted']>['routes'][number]
 
 /** The figures by their names, in the order of the tables. */
 export const PERIOD = Object.keys(figures) as (keyof typeof figures)[]
 export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
+export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
 export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]

@@ -12,6 +12,7 @@ import {
   UNKNOWN,
   type UnknownRow,
 } from './report-schema.ts'
+import { MAX_SAMPLE, Sample } from './sample.ts'
 import { tallyOf } from './shadow-tally.ts'
 import { time } from './view.ts'
 import { walk } from './walk.ts'
@@ -25,16 +26,25 @@ const REPLAYED = new Set(['replayed', 'waited'])
 
 /** GET /v1/report */
 export async function report(ports: AdminPorts, { query }: AdminRequest): Promise<AdminAnswer> {
-  for (const name of new Set(query.keys()))
-    if (name !== 'since') return problem('invalid_request', `?${name}: unknown; known is since`)
-  if (query.getAll('since').length > 1) return problem('invalid_request', '?since: once at most')
+  for (const name of new Set(query.keys())) {
+    if (name !== 'since' && name !== 'sample')
+      return problem('invalid_request', `?${name}: unknown; known are since and sample`)
+    if (query.getAll(name).length > 1) return problem('invalid_request', `?${name}: once at most`)
+  }
   const since = parseDuration(query.get('since') ?? '24h')
   if (!since.ok || since.value === 0)
     return problem('invalid_request', '?since: a duration of more than 0, such as 90m, 24h or 7d')
-  return ok(await reportOf(ports, since.value))
+  const size = query.get('sample')
+  if (size !== null && (!/^\d{1,4}$/.test(size) || Number(size) < 1 || Number(size) > MAX_SAMPLE))
+    return problem('invalid_request', `?sample: a whole number, 1 to ${MAX_SAMPLE}`)
+  if (size !== null && ports.recheck === undefined)
+    return problem('invalid_request', '?sample: only a running proxy asks the upstream')
+  const sample =
+    size === null || ports.recheck === undefined ? null : new Sample(Number(size), ports.recheck, Math.random)
+  return ok(await reportOf(ports, since.value, sample))
 }
 
-async function reportOf(ports: AdminPorts, span: Millis): Promise<Report> {
+async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null): Promise<Report> {
   const now = await ports.records.ping()
   const from = now - span
   const period = new Map<string, PeriodRow>()
@@ -51,6 +61,7 @@ async function reportOf(ports: AdminPorts, span: Millis): Promise<Report> {
     if (record === null || record.createdAt < from) return
     const notes = await ports.records.notes(id)
     countRecord(rowOf(period, record.route, PERIOD), record, notes)
+    if (record.state === 'completed') sample?.show(id, record, now - record.createdAt)
   })
   return {
     since: time(from),
@@ -61,6 +72,7 @@ async function reportOf(ports: AdminPorts, span: Millis): Promise<Report> {
     period: sorted(period),
     unknown: sorted(unknown).filter((row) => UNKNOWN.some((name) => row[name] > 0)),
     counted: ports.counters === undefined ? null : countedOf(await ports.counters()),
+    asked: sample && (await sample.ask(ports.records)),
   }
 }
 

@@ -1,4 +1,4 @@
-import { COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report-schema.ts'
+import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report-schema.ts'
 import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-schema.ts'
 import { plain, table } from './plain.ts'
 
@@ -6,7 +6,7 @@ type Row = { readonly route: string } & Readonly<Record<string, string | number>
 
 /** One of the report's tables; all formats are made of these. */
 interface Section {
-  readonly name: 'period' | 'unknown' | 'counted' | 'shadow' | 'verdicts'
+  readonly name: 'period' | 'unknown' | 'counted' | 'shadow' | 'verdicts' | 'asked'
   readonly title: string
   readonly figures: readonly string[]
   readonly rows: readonly Row[]
@@ -15,11 +15,18 @@ interface Section {
 /** What is told, and what must be known to read it right. */
 export interface Told {
   readonly sections: readonly Section[]
+  /** The sampled records that do not agree with the upstream: verdict, route, record, why. */
+  readonly disagreements: readonly (readonly [string, string, string, string])[]
   readonly remarks: readonly string[]
 }
 
 export function toldOf(report: Report): Told {
-  return { sections: sections(report), remarks: remarks(report) }
+  const found = report.asked?.found ?? []
+  return {
+    sections: sections(report),
+    disagreements: found.map(({ id, route, verdict, why }) => [verdict, route, id, why]),
+    remarks: remarks(report),
+  }
 }
 
 /** What shadow mode told: the figures, and the verdicts that were given at all. `of`: whence, and of which time. */
@@ -43,7 +50,7 @@ export function shadowSections(rows: readonly ShadowRow[], of: string): Section[
   ]
 }
 
-function sections({ since, now, period, unknown, counted }: Report): Section[] {
+function sections({ since, now, period, unknown, counted, asked }: Report): Section[] {
   return [
     {
       name: 'period',
@@ -65,8 +72,21 @@ function sections({ since, now, period, unknown, counted }: Report): Section[] {
             ? []
             : shadowSections(counted.shadow, `counted by this one proxy since it started, ${counted.since}`)),
         ]),
+    ...(asked === null
+      ? []
+      : [
+          {
+            name: 'asked' as const,
+            title: 'Completed records of the period, asked about anew at the upstream',
+            figures: ASKED,
+            rows: asked.routes,
+          },
+        ]),
   ]
 }
+
+const NOT_AGREED = 'Records that do not agree with the upstream; nothing was changed'
+const NOT_AGREED_HEAD = ['verdict', 'route', 'record', 'why']
 
 function remarks({ looked, complete, unreadable, counted }: Report): string[] {
   return [
@@ -89,15 +109,20 @@ function total(figures: readonly string[], rows: readonly Row[]): Row {
   return { ...Object.fromEntries(figures.map((name) => [name, sum(name)])), route: '(all)' }
 }
 
-export function asText({ sections, remarks }: Told): string {
+export function asText({ sections, disagreements, remarks }: Told): string {
   const parts = sections.map((section) => {
     const head = ['ROUTE', ...section.figures.map((name) => name.toUpperCase())]
     return `${section.title}\n${section.rows.length === 0 ? 'none\n' : table([head, ...cells(section)])}`
   })
-  return [...parts, remarks.map((line) => `${line}\n`).join('')].join('\n')
+  const found = [NOT_AGREED_HEAD.map((name) => name.toUpperCase()), ...disagreements]
+  return [
+    ...parts,
+    ...(disagreements.length === 0 ? [] : [`${NOT_AGREED}\n${table(found)}`]),
+    remarks.map((line) => `${line}\n`).join(''),
+  ].join('\n')
 }
 
-export function asMarkdown({ sections, remarks }: Told): string {
+export function asMarkdown({ sections, disagreements, remarks }: Told): string {
   const line = (row: readonly string[]): string =>
     `| ${row.map((cell) => plain(cell).replaceAll('|', '\\|')).join(' | ')} |\n`
   const parts = sections.map((section) => {
@@ -105,15 +130,20 @@ export function asMarkdown({ sections, remarks }: Told): string {
     const rows = [head, head.map((_, n) => (n === 0 ? '---' : '--:')), ...cells(section)]
     return `## ${section.title}\n\n${section.rows.length === 0 ? 'None.\n' : rows.map(line).join('')}`
   })
-  return [...parts, remarks.map((text) => `- ${text}\n`).join('')].join('\n')
+  const found = [NOT_AGREED_HEAD, NOT_AGREED_HEAD.map(() => '---'), ...disagreements]
+  return [
+    ...parts,
+    ...(disagreements.length === 0 ? [] : [`## ${NOT_AGREED}\n\n${found.map(line).join('')}`]),
+    remarks.map((text) => `- ${text}\n`).join(''),
+  ].join('\n')
 }
 
 /** One line for each figure, so that tables of different columns go into one (RFC 4180). */
-export function asCsv({ sections }: Told): string {
+export function asCsv({ sections, disagreements }: Told): string {
   const lines = sections.flatMap(({ name, figures, rows }) =>
     rows.flatMap((row) => figures.map((figure) => [name, row.route, figure, String(row[figure])])),
   )
-  return [['table', 'route', 'figure', 'value'], ...lines]
+  return [['table', 'route', 'figure', 'value'], ...lines, ...disagreements]
     .map((line) => `${line.map(quoted).join(',')}\r\n`)
     .join('')
 }

@@ -1,7 +1,7 @@
 import type { Report } from '../admin/report-schema.ts'
 import { parseDuration, quote } from '../config/units.ts'
 import { tellRefusal } from './asking.ts'
-import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
+import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { json, plain } from './plain.ts'
 import { asCsv, asMarkdown, asText, type Told, toldOf } from './report-text.ts'
 import { readLogs, type ShadowReport, toldOfShadow } from './shadow-log.ts'
@@ -18,17 +18,22 @@ const FORMATS: Readonly<Record<string, (value: unknown, told: Told) => string>> 
 export const report: Command = {
   name: 'report',
   usage: [
-    'report [--since 24h] [--format F] (--admin URL --token-file FILE | --config FILE | --store URL)',
+    'report [--since 24h] [--format F] (--admin URL --token-file FILE [--sample N] | --config FILE | --store URL)',
     'report --log FILE [--since 24h] [--format F]',
   ],
   about: [
     'tells, for each route, what was executed, replayed and prevented, and what is unknown.',
     'Of a period: by the records that were created in it and their histories, as far as they are still kept.',
     'A running proxy also tells what it alone has counted since it started, and what shadow mode has seen.',
+    'With --sample it asks the upstream anew; exit 1 where that disagrees.',
     'With --log: what enforce would have done in the period, by the lines that shadow mode has logged (docs/shadow.md).',
   ],
   options: {
     since: { value: 'DURATION', help: 'how long ago the period begins, such as 90m, 24h, 7d (default 24h)' },
+    sample: {
+      value: 'N',
+      help: 'ask the upstream anew about N completed records, 1 to 1000, where `reconcile` says how',
+    },
     log: {
       value: 'FILE',
       help: 'log of a proxy as JSON lines, - for standard input; of all replicas, each once',
@@ -51,16 +56,20 @@ async function runReport(args: Args, io: Io): Promise<number> {
   if (format === undefined)
     return usage(io, `--format: found ${quote(name)}; allowed: ${Object.keys(FORMATS).join(', ')}`)
   const files = args.all('log')
+  const sample = args.text('sample')
+  if (sample !== undefined && !args.has('admin'))
+    return usage(io, 'found --sample without --admin URL: only a running proxy asks the upstream')
   if (files.length > 0) return reportOfLogs(files, args, io, format)
   const opened = await openSource(args, io)
   if (!opened.ok) return opened.code
   await using source = opened.value
   const since = args.text('since')
-  const query = since === undefined ? {} : { since }
+  const query = { ...(since === undefined ? {} : { since }), ...(sample === undefined ? {} : { sample }) }
   const reply = await source.ask({ method: 'GET', path: '/v1/report', query })
   if (!reply.ok) return tellRefusal(io, source, reply)
-  io.out(format(reply.body, toldOf(reply.body as Report)))
-  return FINE
+  const told = reply.body as Report
+  io.out(format(told, toldOf(told)))
+  return told.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE
 }
 
 /** What shadow mode has logged in the period: `--log`. */

@@ -75,6 +75,7 @@ export async function readLogs(files: readonly string[], span: Millis, now: Mill
 export function toldOfShadow({ since, now, first, last, lines, unreadable, shadow }: ShadowReport): Told {
   return {
     sections: shadowSections(shadow, `from ${since} to ${now}`),
+    disagreements: [],
     remarks: [
       `${counted(lines, 'line')} of shadow mode in that time${first === null ? '' : `; the log has lines from ${first} to ${last}`}.`,
       ...(first === null

@@ -1,6 +1,7 @@
 import { claimedAt, deadLettered, type Heard, pauseAfter, type Step, stepOf } from '../core/looks.ts'
-import { type Question, questionOf, readAnswer } from '../core/reconcile.ts'
-import { type Millis, shortId } from '../core/record.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { type Question, questionOf, type ReconcilePolicy, readAnswer } from '../core/reconcile.ts'
+import { type Millis, type RecordId, shortId } from '../core/record.ts'
 import { type Resolution, resolvedDraft } from '../core/resolve.ts'
 import { outcomeSpans } from '../core/settle.ts'
 import type { Forwarded } from '../upstream/port.ts'
@@ -32,7 +33,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   if (taken === null) return
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 
-  const { heard, release } = await hear(ports, due, question)
+  const { heard, release } = await hear(ports, { ...due, key: record.key }, question)
   try {
     const known = { ...before, reported: taken.reconciliation.reported }
     const step = stepOf(policy, known, claimedAt(record, before), taken.now, heard)
@@ -77,9 +78,18 @@ async function resolve(ports: ReconcilePorts, due: Askable, resolution: Resoluti
 const NO_BODY = Buffer.alloc(0)
 const nothing = (): void => {}
 
-async function hear(
-  ports: ReconcilePorts,
-  { id, record, route, policy }: Askable,
+/** What a question is about. */
+export interface Asking {
+  readonly id: RecordId
+  readonly key: string | null
+  readonly route: RoutePolicy
+  readonly policy: ReconcilePolicy
+}
+
+/** Asks once. `release` gives back the room that the answer takes. */
+export async function hear(
+  ports: Pick<ReconcilePorts, 'forward'>,
+  { id, key, route, policy }: Asking,
   question: Question,
 ): Promise<{ readonly heard: Heard; readonly release: () => void }> {
   const unusable = (why: string) => ({ heard: { kind: 'unusable', why } as const, release: nothing })
@@ -91,7 +101,7 @@ async function hear(
   }
   switch (result.proof) {
     case 'responded': {
-      const heard = readAnswer(policy, route.keep, id, record.key, result.response)
+      const heard = readAnswer(policy, route.keep, id, key, result.response)
       return { heard, release: result.release }
     }
     case 'live':

@@ -60,7 +60,7 @@ export async function look(ports: ReconcilePorts, id: RecordId): Promise<Askable
 }
 
 /** Only a route that protects asks. */
-function reconcileOf(route: RoutePolicy | null): ReconcilePolicy | null {
+export function reconcileOf(route: RoutePolicy | null): ReconcilePolicy | null {
   return route?.mode === 'enforce' ? route.reconcile : null
 }
 

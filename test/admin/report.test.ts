@@ -1,10 +1,12 @@
 import t from 'tap'
 import { Value } from 'typebox/value'
+import type { AdminAnswer } from '../../src/admin/answers.ts'
 import { AdminApi } from '../../src/admin/api.ts'
-import type { CounterSample } from '../../src/admin/ports.ts'
+import type { CounterSample, Recheck } from '../../src/admin/ports.ts'
 import type { Report } from '../../src/admin/report-schema.ts'
 import { SCHEMAS } from '../../src/admin/schemas.ts'
 import { Subjects } from '../../src/admin/subject.ts'
+import type { Rechecked } from '../../src/core/recheck.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { countersOf } from '../../src/observe/counters.ts'
@@ -17,7 +19,7 @@ import { bytesOf, HOUR, newId, newToken } from '../store/fixtures.ts'
 const DAY = 24 * HOUR
 const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
 
-async function world(samples?: () => Promise<readonly CounterSample[]>) {
+async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?: Recheck) {
   const at = { now: 1_795_000_000_000 }
   const register = new MemoryRegister({ clock: () => at.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
@@ -34,6 +36,7 @@ async function world(samples?: () => Promise<readonly CounterSample[]>) {
       ...(samples === undefined
         ? {}
         : { counters: async () => ({ since: at.now, samples: await samples() }) }),
+      ...(recheck === undefined ? {} : { recheck }),
     },
     '0',
     (error) => {
@@ -52,21 +55,23 @@ async function world(samples?: () => Promise<readonly CounterSample[]>) {
   }
   const note = (id: RecordId, tag: string, count = 1) =>
     register.note(id, [{ tag, count, firstAgo: 0, lastAgo: 0, text: '{}' }])
-  const report = async (since: string): Promise<Report> => {
+  const ask = (query: Record<string, string>): Promise<AdminAnswer> => {
     const found = api.find('GET', '/v1/report')
     if (found.kind === 'refused') throw new Error('no such endpoint')
-    const query = new URLSearchParams({ since })
-    const answer = await api.run(found.endpoint, {
+    return api.run(found.endpoint, {
       id: '',
-      query,
+      query: new URLSearchParams(query),
       ifMatch: null,
       body: undefined,
       address: 'a',
     })
+  }
+  const report = async (since: string, sample?: number): Promise<Report> => {
+    const answer = await ask({ since, ...(sample === undefined ? {} : { sample: String(sample) }) })
     t.strictSame([...Value.Errors(SCHEMAS.Report, answer.body)], [], 'as it is described')
     return answer.body as Report
   }
-  return { at, register, put, note, report }
+  return { at, register, put, note, ask, report }
 }
 
 void t.test('O05 unknown records by route and age, whenever they were created', async (t) => {
@@ -220,4 +225,122 @@ void t.test('a store with more records than one report looks at says so', async 
   t.equal(complete, false)
   t.ok(looked >= 50_000 && looked < 50_600)
   t.equal(period[0]?.records, looked)
+})
+
+/** Asks nobody: says `says`, and keeps what it was asked about. */
+function rechecking(says: (id: RecordId) => Rechecked = () => ({ kind: 'agrees' })) {
+  const asked: RecordId[] = []
+  const recheck: Recheck = {
+    from: (route) => (route === 'mute' ? null : HOUR),
+    ask: async (id) => {
+      asked.push(id)
+      await new Promise((next) => setImmediate(next))
+      return says(id)
+    },
+  }
+  return { asked, recheck }
+}
+
+void t.test(
+  'O05 the sample: completed records of the period, old enough, of routes that can be asked',
+  async (t) => {
+    const { asked, recheck } = rechecking()
+    const { at, put, report } = await world(undefined, recheck)
+    await put('completed', 'a')
+    at.now += DAY
+    const wanted = await Promise.all([put('completed', 'a'), put('completed', 'b')])
+    await put('completed', 'mute')
+    await put('failed_retryable', 'a')
+    await put('unknown', 'a')
+    await put('in_progress', 'a')
+    await put('completed', 'a', {}, { dueIn: HOUR, dropIn: DAY })
+    at.now += HOUR
+    await put('completed', 'a')
+    const found = await report('2h', 1000)
+    t.same(asked.toSorted(), wanted.toSorted(), 'not the tombstone, nor what is younger than `after`')
+    const none = { differing: 0, disagreed: 0, undecided: 0, notAsked: 0 }
+    t.same(found.asked, {
+      routes: [
+        { route: 'a', eligible: 1, sampled: 1, agreed: 1, ...none },
+        { route: 'b', eligible: 1, sampled: 1, agreed: 1, ...none },
+      ],
+      found: [],
+    })
+    t.equal((await report('2h')).asked, null)
+  },
+)
+
+void t.test(
+  'O05 the sample is as large as it is told to be, and each record is as likely as any other',
+  async (t) => {
+    const { asked, recheck } = rechecking()
+    const { at, put, report } = await world(undefined, recheck)
+    const ids: RecordId[] = []
+    for (let n = 0; n < 40; n++) ids.push(await put('completed', 'a'))
+    at.now += HOUR
+    for (let n = 1; n <= 200; n++) {
+      const { asked: figures } = await report('2h', 10)
+      t.match(figures?.routes, [{ eligible: 40, sampled: 10, agreed: 10 }])
+      t.equal(asked.length, 10 * n)
+      t.equal(new Set(asked.slice(-10)).size, 10, 'each once')
+    }
+    // 2,000 draws among 40: 50 each, and a standard deviation of about 6.
+    for (const id of ids) {
+      const times = asked.filter((one) => one === id).length
+      t.ok(times > 15 && times < 85, `${times} times`)
+    }
+  },
+)
+
+void t.test(
+  'O05 a sample that takes long ends; what goes meanwhile, or cannot be read, is none of it',
+  async (t) => {
+    const { now } = performance
+    let late = 0
+    performance.now = () => now.call(performance) + late
+    t.teardown(() => {
+      performance.now = now
+    })
+    const slow = rechecking(() => {
+      late += 15_000
+      return { kind: 'agrees' }
+    })
+    const { at, put, report } = await world(undefined, slow.recheck)
+    for (let n = 0; n < 12; n++) await put('completed', 'a')
+    at.now += HOUR
+    const { asked } = await report('2h', 12)
+    const [row] = asked?.routes ?? []
+    t.equal(row?.sampled, 12)
+    t.equal((row?.agreed ?? 0) + (row?.notAsked ?? 0), 12)
+    t.ok(slow.asked.length < 12, `${slow.asked.length} questions were begun`)
+
+    const ids: RecordId[] = []
+    const going = rechecking(() => ({ kind: 'undecided', why: 'x' }))
+    const other = await world(undefined, {
+      ...going.recheck,
+      ask: async (id, record) => {
+        const found = await going.recheck.ask(id, record)
+        for (const [n, left] of ids.filter((one) => !going.asked.includes(one)).entries()) {
+          const { bytes } = await other.register.get(left)
+          const version = bytes?.readUIntBE(4, 6) ?? 0
+          const damaged = Buffer.concat([bytesOf('completed', newToken()), Buffer.from('x')])
+          if (n % 2 === 0) await other.register.remove(left, version)
+          else await other.register.swap(left, { version }, damaged, LONG, false)
+        }
+        return found
+      },
+    })
+    for (let n = 0; n < 12; n++) ids.push(await other.put('completed', 'a'))
+    other.at.now += HOUR
+    const left = (await other.report('2h', 12)).asked?.routes[0]
+    t.match(left, { eligible: 12, undecided: going.asked.length, sampled: going.asked.length })
+    t.ok(going.asked.length < 12)
+  },
+)
+
+void t.test('O05 without a proxy nobody is asked, and it is said', async (t) => {
+  const { ask } = await world()
+  const { status, body } = await ask({ sample: '5' })
+  t.equal(status, 400)
+  t.match(body, { code: 'invalid_request', detail: /only a running proxy asks the upstream/ })
 })

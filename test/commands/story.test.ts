@@ -169,6 +169,7 @@ void t.test('one report, four formats: all figures in all of them, quoted as eac
     ],
     unknown: [],
     counted: null,
+    asked: null,
   }
   const text = asText(toldOf(report))
   t.match(
