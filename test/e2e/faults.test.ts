@@ -3,13 +3,12 @@ import { adminYaml, ask, fullOf, recordOf } from '../support/admin.ts'
 import { type Bank, bank, bankRoute } from '../support/bank.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis } from '../support/redis.ts'
 import { replicas, STORES, storeUrl } from '../support/replicas.ts'
 
 t.setTimeout(120_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
+const redis = await emptyRedis(t)
 
 type Fault = Bank['fault']
 const HEAD = { 'Content-Type': 'text/plain' }

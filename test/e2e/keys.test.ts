@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis } from '../support/redis.ts'
 import {
   essenceOf,
   heldUpstream,
@@ -18,9 +18,7 @@ import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(60_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+const redis = await emptyRedis(t)
 
 /** An upstream whose every answer is another one. */
 async function countingUpstream(t: Test): Promise<UpstreamStub> {

@@ -67,6 +67,21 @@ function passing(wire: Relay, way: 'onCommand' | 'onReply', bytes: string, onPie
 const CLAIM = 'IP\x01\x01'
 const COMPLETION = 'IP\x01\x02'
 
+/** The store has done what that command asks for, and the process never hears of it. */
+async function killBeforeReply(world: World, command: string): Promise<void> {
+  const { wire, t } = world
+  const proxy = await world.start()
+  const replied = gate()
+  const sent = passing(wire, 'onCommand', command, () => {
+    wire.passReplies = false
+    wire.onReply = () => replied.open()
+  })
+  const asked = ask(world, proxy)
+  await sent
+  await replied.opened
+  await end(proxy, asked, t)
+}
+
 const STAGES: readonly Stage[] = [
   {
     title: 'before the claim: half the body is uploaded',
@@ -108,19 +123,7 @@ const STAGES: readonly Stage[] = [
     kinds: ['redis'],
     left: 'claim',
     executed: 0,
-    async kill(world) {
-      const { wire, t } = world
-      const proxy = await world.start()
-      const replied = gate()
-      const sent = passing(wire, 'onCommand', CLAIM, () => {
-        wire.passReplies = false
-        wire.onReply = () => replied.open()
-      })
-      const asked = ask(world, proxy)
-      await sent
-      await replied.opened
-      await end(proxy, asked, t)
-    },
+    kill: (world) => killBeforeReply(world, CLAIM),
   },
   {
     title: 'after the claim, before a connection to the upstream is usable',
@@ -221,19 +224,7 @@ const STAGES: readonly Stage[] = [
     kinds: ['redis'],
     left: 'answer',
     executed: 1,
-    async kill(world) {
-      const { wire, t } = world
-      const proxy = await world.start()
-      const replied = gate()
-      const sent = passing(wire, 'onCommand', COMPLETION, () => {
-        wire.passReplies = false
-        wire.onReply = () => replied.open()
-      })
-      const asked = ask(world, proxy)
-      await sent
-      await replied.opened
-      await end(proxy, asked, t)
-    },
+    kill: (world) => killBeforeReply(world, COMPLETION),
   },
   {
     title: 'after half of the answer is delivered',

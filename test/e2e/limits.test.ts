@@ -2,7 +2,7 @@ import t, { type Test } from 'tap'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis } from '../support/redis.ts'
 import {
   heldUpstream,
   processes,
@@ -15,9 +15,7 @@ import {
 
 t.setTimeout(60_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+const redis = await emptyRedis(t)
 
 function yamlOf(upstream: { readonly url: string }, store: string, more: string): string {
   return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`

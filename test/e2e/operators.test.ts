@@ -8,13 +8,12 @@ import { draft, HOUR, newToken, response } from '../store/fixtures.ts'
 import { type AdminReply, adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
 import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis } from '../support/redis.ts'
 import { heldUpstream, storeUrl } from '../support/replicas.ts'
 
 t.setTimeout(240_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
+const redis = await emptyRedis(t)
 
 const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } } as const
 const RETRYABLE = { outcome: 'retryable' } as const
@@ -30,26 +29,37 @@ async function resolved(proxy: TestProxy, id: string, body: object): Promise<Adm
   }
 }
 
+/** A request under way at an owner that can be stopped, and another replica, on one store. */
+async function owned(t: Test, defaults = '{ lease: 1s }', ofOwner = '') {
+  const upstream = await heldUpstream(t)
+  const yaml = (more: string): string =>
+    [
+      adminYaml(t),
+      `upstream: { url: "${upstream.url}"${more} }`,
+      `store: { url: "${redis.url}" }`,
+      `defaults: ${defaults}`,
+    ].join('\n')
+  const owner = await proxyProcess(configFile(tempDir(t), yaml(ofOwner)))
+  t.teardown(() => owner[Symbol.asyncDispose]())
+  const other = await proxyInProcess(yaml(''))
+  t.teardown(() => other.drain())
+  const key = newKey()
+  const first = send(owner, key)
+  await upstream.arrived(1)
+  const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
+  /** Stops the owner until its record reads unknown. */
+  const stopped = async (record = id): Promise<void> => {
+    owner.kill('SIGSTOP')
+    await until(async () => recordOf(await ask(other, `/v1/records/${record}`)).state === 'unknown')
+  }
+  return { upstream, owner, other, key, first, id, stopped }
+}
+
 for (const body of [COMPLETED, RETRYABLE])
   void t.test(
     `O04 an owner is stopped past its lease, its record resolved as ${body.outcome}, and goes on`,
     async (t) => {
-      await redis.command('FLUSHALL')
-      const upstream = await heldUpstream(t)
-      const yaml = [
-        `upstream: { url: "${upstream.url}" }`,
-        `store: { url: "${redis.url}" }`,
-        'defaults: { lease: 1s }',
-      ]
-      const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
-      t.teardown(() => owner[Symbol.asyncDispose]())
-      const other = await proxyInProcess([adminYaml(t), ...yaml].join('\n'))
-      t.teardown(() => other.drain())
-      const key = newKey()
-      const asked = send(owner, key)
-      await upstream.arrived(1)
-      const { json } = await ask(other, '/v1/records')
-      const [{ id = '' } = {}] = json['records'] as { id?: string }[]
+      const { upstream, owner, other, key, first, id, stopped } = await owned(t)
       const shown = async () => fullOf(await ask(other, `/v1/records/${id}`))
       t.equal((await shown()).state, 'in_progress')
       t.equal((await resolved(other, id, body)).code, 'not_unknown', 'it is still running')
@@ -59,13 +69,12 @@ for (const body of [COMPLETED, RETRYABLE])
         detail: { replica: new RegExp(`:${owner.child.pid}$`) },
       })
 
-      owner.kill('SIGSTOP')
-      await until(async () => (await shown()).state === 'unknown')
+      await stopped()
       t.equal((await send(other, key)).code, 'idempotency_outcome_unknown')
       t.equal((await resolved(other, id, body)).status, 200)
       upstream.finish(1)
       owner.kill('SIGCONT')
-      const answer = await asked
+      const answer = await first
       t.same(
         [answer.status, answer.body, answer.replayed],
         [201, 'execution 1', false],
@@ -96,23 +105,8 @@ for (const body of [COMPLETED, RETRYABLE])
 void t.test(
   'O04 resolved as retryable, a retry executes; what the stopped owner brings is stale',
   async (t) => {
-    await redis.command('FLUSHALL')
-    const upstream = await heldUpstream(t)
-    const yaml = [
-      `upstream: { url: "${upstream.url}" }`,
-      `store: { url: "${redis.url}" }`,
-      'defaults: { lease: 1s }',
-    ]
-    const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
-    t.teardown(() => owner[Symbol.asyncDispose]())
-    const other = await proxyInProcess([adminYaml(t), ...yaml].join('\n'))
-    t.teardown(() => other.drain())
-    const key = newKey()
-    const asked = send(owner, key)
-    await upstream.arrived(1)
-    const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
-    owner.kill('SIGSTOP')
-    await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+    const { upstream, owner, other, key, first, id, stopped } = await owned(t)
+    await stopped()
     t.equal((await resolved(other, id, RETRYABLE)).status, 200)
     upstream.finish(2)
     t.same(
@@ -122,7 +116,7 @@ void t.test(
     )
     upstream.finish(1)
     owner.kill('SIGCONT')
-    t.equal((await asked).body, 'execution 1')
+    t.equal((await first).body, 'execution 1')
     t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
     t.equal((await send(other, key)).body, 'execution 2')
   },
@@ -131,33 +125,22 @@ void t.test(
 void t.test(
   'an owner stopped before its first byte left does not send it once a decision may have been made',
   async (t) => {
-    await redis.command('FLUSHALL')
-    const upstream = await heldUpstream(t)
-    const [url, store] = [`upstream: { url: "${upstream.url}"`, `store: { url: "${redis.url}" }`]
-    const lease = 'defaults: { lease: 1s }'
     // One connection, which is busy: the second request is claimed, and waits for its turn.
-    const yaml = [`${url}, connections: 1 }`, store, lease]
-    const owner = await proxyProcess(configFile(tempDir(t), yaml.join('\n')))
-    t.teardown(() => owner[Symbol.asyncDispose]())
-    const other = await proxyInProcess([adminYaml(t), `${url} }`, store, lease].join('\n'))
-    t.teardown(() => other.drain())
-    const [busy, key] = [newKey(), newKey()]
-    const occupying = send(owner, busy)
-    await upstream.arrived(1)
+    const { upstream, owner, other, first, stopped } = await owned(t, '{ lease: 1s }', ', connections: 1')
+    const key = newKey()
     const asked = send(owner, key, { path: '/fast' })
     const claimed = async () =>
       (await ask(other, '/v1/records')).json['records'] as { id: string; path: string }[]
     await until(async () => (await claimed()).length === 2)
     const id = (await claimed()).find(({ path }) => path === '/fast')?.id ?? ''
 
-    owner.kill('SIGSTOP')
-    await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+    await stopped(id)
     t.equal((await resolved(other, id, RETRYABLE)).status, 200)
     t.equal((await send(other, key, { path: '/fast' })).body, 'execution 2')
     upstream.finish(1)
     owner.kill('SIGCONT')
     t.match(await asked, { status: 502, code: 'upstream_unreachable' }, 'it was never sent')
-    t.equal((await occupying).body, 'execution 1')
+    t.equal((await first).body, 'execution 1')
     t.match(await send(owner, key, { path: '/fast' }), { body: 'execution 2', replayed: true })
     t.equal(upstream.seen.length, 2, 'nothing was executed twice')
   },
@@ -166,22 +149,7 @@ void t.test(
 void t.test(
   'a replica that is still at a request lets nobody decide about it, though its lease has lapsed',
   async (t) => {
-    await redis.command('FLUSHALL')
-    const upstream = await heldUpstream(t)
-    const yaml = [
-      adminYaml(t),
-      `upstream: { url: "${upstream.url}" }`,
-      `store: { url: "${redis.url}" }`,
-      'defaults: { lease: 1s }',
-    ].join('\n')
-    const owner = await proxyProcess(configFile(tempDir(t), yaml))
-    t.teardown(() => owner[Symbol.asyncDispose]())
-    const other = await proxyInProcess(yaml)
-    t.teardown(() => other.drain())
-    const key = newKey()
-    const asked = send(owner, key)
-    await upstream.arrived(1)
-    const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
+    const { upstream, owner, other, key, first, id } = await owned(t)
     owner.kill('SIGSTOP')
     // Written down: from now on no renewal brings it back.
     await other.logged(({ msg }) => msg === 'a lease lapsed: the outcome is unknown')
@@ -199,7 +167,7 @@ void t.test(
       code: 'still_running',
     })
     upstream.finish(1)
-    t.equal((await asked).body, 'execution 1')
+    t.equal((await first).body, 'execution 1')
     t.match(await send(other, key), { replayed: true, body: 'execution 1' })
     t.equal((await resolved(owner, id, RETRYABLE)).code, 'not_unknown')
     t.equal(upstream.seen.length, 1)
@@ -207,22 +175,11 @@ void t.test(
 )
 
 void t.test('a duplicate that waits is told of what an operator decides, on whichever replica', async (t) => {
-  await redis.command('FLUSHALL')
-  const upstream = await heldUpstream(t)
-  const yaml = [`upstream: { url: "${upstream.url}" }`, `store: { url: "${redis.url}" }`]
-  const waits = 'defaults: { inFlight: { mode: wait, wait: 60s }, lease: 2s }'
-  const owner = await proxyProcess(configFile(tempDir(t), [...yaml, waits].join('\n')))
-  t.teardown(() => owner[Symbol.asyncDispose]())
-  const other = await proxyInProcess([adminYaml(t), ...yaml, waits].join('\n'))
-  t.teardown(() => other.drain())
-  const key = newKey()
-  const first = send(owner, key)
-  await upstream.arrived(1)
+  const waits = '{ inFlight: { mode: wait, wait: 60s }, lease: 2s }'
+  const { upstream, owner, other, key, first, id, stopped } = await owned(t, waits)
   const waiting = send(other, key)
   await until(async () => (await other.metric('idempotency_waiters')) === 1)
-  const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
-  owner.kill('SIGSTOP')
-  await until(async () => recordOf(await ask(other, `/v1/records/${id}`)).state === 'unknown')
+  await stopped()
   t.equal((await resolved(other, id, COMPLETED)).status, 200)
   const told = await waiting
   // Where it looked between the lapse and the decision, it was told that nobody knows.

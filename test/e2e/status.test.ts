@@ -2,7 +2,7 @@ import t, { type Test } from 'tap'
 import { jwksServer, type Pair, pair, token } from '../callers/support.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis, RedisServer } from '../support/redis.ts'
 import {
   type HeldUpstream,
   heldUpstream,
@@ -15,9 +15,7 @@ import {
 
 t.setTimeout(60_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+const redis = await emptyRedis(t)
 
 const STATUS = '/.idempotency/status'
 

@@ -9,7 +9,7 @@ import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post } from '../support/raw.ts'
-import { RedisServer } from '../support/redis.ts'
+import { emptyRedis, RedisServer } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
 import {
   essenceOf,
@@ -25,9 +25,7 @@ import {
 
 t.setTimeout(90_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+const redis = await emptyRedis(t)
 
 const WAIT = 'defaults: { lease: 20s, inFlight: { mode: wait, wait: 30s } }\ndrain: { timeout: 3s }'
 

@@ -100,6 +100,25 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
  */
 export type Fault = 'down' | 'full' | 'lost' | 'dropped' | 'late' | 'dead' | 'dead_applied' | Error
 
+/** One of them for each call of a generated run: half of the calls go well. */
+export const WIRE_FAULTS: readonly (Fault | null)[] = [
+  null,
+  null,
+  null,
+  null,
+  null,
+  'lost',
+  'dropped',
+  'late',
+  'down',
+  'full',
+]
+
+/** Generated runs of one property (INTERLEAVINGS=1500 SEED=…). */
+export const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
+
+export const never: Promise<never> = new Promise(() => {})
+
 export interface StoreCall {
   readonly op: keyof Register
   readonly id: RecordId | null

@@ -7,15 +7,15 @@ import {
   type Fault,
   idle,
   LEASE,
+  never,
   Replica,
+  RUNS,
   route,
   type Seen,
   Store,
   type StoreCall,
+  WIRE_FAULTS,
 } from './harness.ts'
-
-const never: Promise<never> = new Promise(() => {})
-const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
 
 // Thousands of runs (INTERLEAVINGS=1500 SEED=…) take longer than tap waits by itself.
 t.setTimeout(600_000)
@@ -28,19 +28,6 @@ const REPLIES: readonly { readonly did: boolean; readonly reply: (r: Replica, n:
   { did: false, reply: () => ({ proof: 'not_sent', reason: 'refused' }) },
   { did: false, reply: (r) => r.responded(429, 'slow down') },
   { did: false, reply: (r, n) => r.responded(200, `no ${n}`, { said: 'not-applied' }) },
-]
-
-const FAULTS: readonly (Fault | null)[] = [
-  null,
-  null,
-  null,
-  null,
-  null,
-  'lost',
-  'dropped',
-  'late',
-  'down',
-  'full',
 ]
 
 type Step =
@@ -76,7 +63,7 @@ const steps = (deadly: boolean): fc.Arbitrary<Step> =>
       arbitrary: fc.record({
         do: fc.constant('go' as const),
         which: fc.nat(9),
-        fault: fc.nat(FAULTS.length - 1),
+        fault: fc.nat(WIRE_FAULTS.length - 1),
       }),
     },
     {
@@ -161,7 +148,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
       case 'go':
         if (waiting.length > 0) {
           const [go] = waiting.splice(one.which % waiting.length, 1)
-          go?.(FAULTS[one.fault] as Fault | null)
+          go?.(WIRE_FAULTS[one.fault] as Fault | null)
         }
         break
       case 'clock':

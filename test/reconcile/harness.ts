@@ -7,7 +7,7 @@ import { Sweeper } from '../../src/reconcile/sweeper.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
-import { Bytes, MINUTE, type Replica, route, SECOND, type Store } from '../guard/harness.ts'
+import { Bytes, Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store } from '../guard/harness.ts'
 
 export const QUESTION_TIMEOUT = 10 * SECOND
 export const AFTER = MINUTE
@@ -135,4 +135,18 @@ export async function broken(replica: Replica, policy: RoutePolicy): Promise<voi
   replica.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
   const { code } = await replica.get({ route: policy })
   if (code !== 'upstream_failed') throw new Error(`answered ${code}`)
+}
+
+/** An owner that fell silent: its lease lapsed, which `worker` has written down, and its answer waits at the gate. */
+export async function silentOwner(t: Test, policy: RoutePolicy) {
+  const store = new Store()
+  const owner = replica(t, { store })
+  const late = new Gate()
+  owner.script.push(late.before(() => owner.responded(201, 'late')))
+  const first = owner.send({ route: policy })
+  await late.reached
+  const one = worker(t, store, policy)
+  store.now += LEASE
+  await one.round()
+  return { store, owner, late, first, one }
 }

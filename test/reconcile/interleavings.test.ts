@@ -2,11 +2,20 @@ import fc from 'fast-check'
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
-import { type Fault, idle, LEASE, Replica, type Seen, Store, type StoreCall } from '../guard/harness.ts'
+import {
+  type Fault,
+  idle,
+  LEASE,
+  never,
+  Replica,
+  RUNS,
+  type Seen,
+  Store,
+  type StoreCall,
+  WIRE_FAULTS,
+} from '../guard/harness.ts'
 import { AFTER, asking, EVERY, KEY, Worker } from './harness.ts'
 
-const never: Promise<never> = new Promise(() => {})
-const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
 t.setTimeout(600_000)
 
 /** What the upstream does with one request, and what of its answer arrives. */
@@ -25,18 +34,6 @@ const REPLIES: readonly {
 /** How the upstream treats a question. */
 type Mood = 'tells' | 'breaks' | 'unsure' | 'another'
 const MOODS: readonly Mood[] = ['tells', 'tells', 'tells', 'breaks', 'unsure', 'another']
-const FAULTS: readonly (Fault | null)[] = [
-  null,
-  null,
-  null,
-  null,
-  null,
-  'lost',
-  'dropped',
-  'late',
-  'down',
-  'full',
-]
 
 type Step =
   | { readonly do: 'send'; readonly replica: 0 | 1; readonly reply: number }
@@ -71,7 +68,7 @@ const steps = (deadly: boolean): fc.Arbitrary<Step> =>
       arbitrary: fc.record({
         do: fc.constant('go' as const),
         which: fc.nat(9),
-        fault: fc.nat(FAULTS.length - 1),
+        fault: fc.nat(WIRE_FAULTS.length - 1),
       }),
     },
     {
@@ -161,7 +158,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
         break
       case 'go':
         if (waiting.length > 0)
-          waiting.splice(one.which % waiting.length, 1)[0]?.(FAULTS[one.fault] as Fault | null)
+          waiting.splice(one.which % waiting.length, 1)[0]?.(WIRE_FAULTS[one.fault] as Fault | null)
         break
       case 'clock':
         store.now += one.by

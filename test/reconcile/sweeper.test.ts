@@ -19,7 +19,17 @@ import {
   until,
 } from '../guard/harness.ts'
 import { draft, newId, newToken } from '../store/fixtures.ts'
-import { asking, broken, EVERY, KEY, QUESTION_TIMEOUT, stored, unknownIn, worker } from './harness.ts'
+import {
+  asking,
+  broken,
+  EVERY,
+  KEY,
+  QUESTION_TIMEOUT,
+  silentOwner,
+  stored,
+  unknownIn,
+  worker,
+} from './harness.ts'
 
 const DAY = 24 * HOUR
 
@@ -192,42 +202,26 @@ void t.test('O03 not found twice in a row, not before `after`: exactly one retry
 })
 
 void t.test('O03 the owner’s late proof before that claim wins', async (t) => {
-  const store = new Store()
   const policy = asking({ after: 1 })
-  const owner = replica(t, { store })
-  const gate = new Gate()
-  owner.script.push(gate.before(() => owner.responded(201, 'late')))
-  const first = owner.send({ route: policy })
-  await gate.reached
-  const one = worker(t, store, policy)
-  store.now += LEASE
-  await one.round()
+  const { store, owner, late, first, one } = await silentOwner(t, policy)
   for (let n = 0; n < 2; n++) {
     store.now = (await unknownIn(store)).nextLookAt
     one.script.push(one.says(404, {}))
     await one.round()
   }
   t.equal((await stored(store)).state, 'failed_retryable')
-  gate.open()
+  late.open()
   t.match(seen(await first), { status: 201 })
   t.match(await owner.get({ route: policy }), { replayed: true })
   t.same([owner.n, owner.said('completed')], [1, ['stored']])
 })
 
 void t.test('completed is final: the late owner is stale, its client gets its own answer', async (t) => {
-  const store = new Store()
   const policy = asking()
-  const owner = replica(t, { store })
-  const gate = new Gate()
-  owner.script.push(gate.before(() => owner.responded(201, 'late')))
-  const first = owner.send({ route: policy })
-  await gate.reached
-  const one = worker(t, store, policy)
-  store.now += LEASE
-  await one.round()
+  const { store, owner, late, first, one } = await silentOwner(t, policy)
   store.now += EVERY
   await one.round()
-  gate.open()
+  late.open()
   t.match(seen(await first).bytes, /late/)
   t.same(owner.said('completed'), ['stale'])
   t.match((await owner.get({ route: policy })).bytes, /p1/)
@@ -236,15 +230,7 @@ void t.test('completed is final: the late owner is stale, its client gets its ow
 void t.test('who is faster than the answer stands: the owner, an operator, another claim', async (t) => {
   const policy = asking()
   for (const who of ['owner', 'operator completes', 'operator frees', 'next attempt'] as const) {
-    const store = new Store()
-    const owner = replica(t, { store })
-    const late = new Gate()
-    owner.script.push(late.before(() => owner.responded(201, 'late')))
-    const first = owner.send({ route: policy })
-    await late.reached
-    const one = worker(t, store, policy)
-    store.now += LEASE
-    await one.round()
+    const { store, owner, late, first, one } = await silentOwner(t, policy)
     store.now += EVERY
     const gate = new Gate()
     one.script.push(gate.before(() => one.says(200)))

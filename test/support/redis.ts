@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { Redis } from 'ioredis'
+import type { Test } from 'tap'
 
 export interface RedisOptions {
   /** Further arguments of `redis-server`. */
@@ -104,6 +105,14 @@ export class RedisServer {
     child.kill('SIGCONT')
     await exited
   }
+}
+
+/** A server for the tests of one file: empty before each, ended with the last. */
+export async function emptyRedis(t: Test): Promise<RedisServer> {
+  const server = await RedisServer.start()
+  t.teardown(() => server[Symbol.asyncDispose]())
+  t.beforeEach(async () => void (await server.command('FLUSHALL')))
+  return server
 }
 
 export async function freePort(): Promise<number> {
