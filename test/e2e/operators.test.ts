@@ -1,4 +1,5 @@
 import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { outcomeDraft } from '../../src/core/settle.ts'
@@ -170,6 +171,40 @@ void t.test(
     t.equal((await first).body, 'execution 1')
     t.match(await send(other, key), { replayed: true, body: 'execution 1' })
     t.equal((await resolved(owner, id, RETRYABLE)).code, 'not_unknown')
+    t.equal(upstream.seen.length, 1)
+  },
+)
+
+void t.test(
+  'a replica that holds an outcome writes it before anybody decides, as soon as the store is back',
+  async (t) => {
+    const upstream = await heldUpstream(t)
+    await using proxy = await proxyInProcess(
+      [
+        adminYaml(t),
+        `upstream: { url: "${upstream.url}" }`,
+        `store: { url: "${redis.url}" }`,
+        'defaults: { lease: 1s }',
+      ].join('\n'),
+    )
+    const key = newKey()
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    await redis.kill()
+    upstream.finish(1)
+    t.equal((await first).body, 'execution 1')
+    // The tries grow rare, and the lease has lapsed.
+    await wait(4000)
+    await redis.start()
+    const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
+    const told: (string | null)[] = []
+    await until(async () => {
+      const reply = await ask(proxy, '/v1/outcomes', { method: 'POST', body: { ...subject, ...RETRYABLE } })
+      told.push(reply.code ?? String(reply.status))
+      return reply.code !== 'store_unavailable' && reply.code !== 'outcome_held'
+    })
+    t.equal(told.at(-1), 'not_unknown', [...new Set(told)].join(', '))
+    t.match(await send(proxy, key), { replayed: true, body: 'execution 1' })
     t.equal(upstream.seen.length, 1)
   },
 )
