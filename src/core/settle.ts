@@ -8,6 +8,7 @@ import type {
   Outcome,
   Spans,
   State,
+  Unknown,
 } from './record.ts'
 
 /** The retention settings of a route that a record's life depends on (contract §10). */
@@ -23,6 +24,8 @@ export interface Retention {
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
 export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
+/** The same for one that is itself uncertain: what has been found out about an unknown record must not be lost by it. */
+export const ACCEPTING_UNKNOWN: readonly State[] = ['in_progress', 'failed_retryable']
 
 /** The record that a claim writes. */
 export function claimDraft(operation: Operation, attempt: Attempt): Draft {
@@ -59,6 +62,11 @@ export function outcomeDraft(
         lastError: outcome.reason,
       }
   }
+}
+
+/** What an uncertain outcome makes of its own record where that is unknown already: it says why, the rest stays. */
+export function stillUnknown(found: Unknown, draft: Extract<OutcomeDraft, { state: 'unknown' }>): Draft {
+  return { ...draft, reconciliation: found.reconciliation }
 }
 
 export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {

@@ -1,6 +1,6 @@
 import type { Rate } from '../core/policy.ts'
 import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
-import { ACCEPTING } from '../core/settle.ts'
+import { ACCEPTING, ACCEPTING_UNKNOWN } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import type {
   Condition,
@@ -64,10 +64,16 @@ export class Records {
     return recognise(record, draft, reply.now) ?? { kind: 'lost', now: reply.now, record }
   }
 
-  /** Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. */
+  /**
+   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. An uncertain outcome of a
+   * record that is unknown already is refused: it may have been asked about, which {@link replace} has to keep.
+   */
   async settle(id: RecordId, draft: Draft, spans: Spans): Promise<SettleReply> {
     const bytes = encodeDraft(draft)
-    const condition = { token: draft.token, states: ACCEPTING }
+    const condition = {
+      token: draft.token,
+      states: draft.state === 'unknown' ? ACCEPTING_UNKNOWN : ACCEPTING,
+    }
     const reply = await this.#swapOrPut(id, condition, bytes, spans)
     // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
     const again = reply.kind === 'refused' && recognise(reply.record, draft, reply.now) !== null

@@ -297,6 +297,47 @@ void t.test('after exactly `attempts` questions: dead-lettered, still unknown, a
   await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
 })
 
+void t.test('an owner that says late that it does not know takes nothing back', async (t) => {
+  const store = new Store()
+  const policy = asking({ attempts: 3 })
+  const owner = replica(t, { store })
+  const gate = new Gate()
+  owner.script.push(
+    gate.before(() => ({ proof: 'unknown', reason: 'no answer', timedOut: true, status: 500 })),
+  )
+  const first = owner.send({ route: policy })
+  await gate.reached
+  const one = worker(t, store, policy)
+  store.now += LEASE
+  await one.round()
+  for (let n = 0; n < 3; n++) {
+    one.script.push(one.says(202, {}))
+    store.now = (await unknownIn(store)).nextLookAt
+    await one.round()
+  }
+  const before = await unknownIn(store)
+  t.equal(before.reconciliation?.deadLettered, true)
+  // A look of the sweeper's comes between what it finds and what it writes.
+  let swaps = 0
+  store.gate = async ({ op }) => {
+    if (op !== 'swap' || ++swaps !== 2) return
+    const { bytes } = await store.inner.get(owner.id)
+    const spans = { dueIn: HOUR, dropIn: before.dropAt - store.now }
+    await store.inner.swap(owner.id, { version: before.version }, bytes as Buffer, spans, false)
+  }
+  gate.open()
+  t.equal(seen(await first).code, 'upstream_timeout')
+  const { reconciliation, nextLookAt, dropAt, leaseExpired, status, lastError } = await unknownIn(store)
+  t.same(reconciliation, before.reconciliation, 'what was asked and answered')
+  t.same([nextLookAt, dropAt], [before.nextLookAt, before.dropAt])
+  t.same([leaseExpired, status, lastError], [false, 500, 'no answer'], 'and it says why')
+  t.same([owner.said('completed'), swaps], [['unknown'], 4])
+  store.gate = null
+  store.now += DAY
+  await one.round()
+  t.equal(one.asked.length, 3, 'asked no more')
+})
+
 void t.test('fewer attempts by a new configuration: no further question', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
