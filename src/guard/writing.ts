@@ -65,7 +65,8 @@ export class OutcomeWriter {
   /** Uncertain, and the attempt's record is unknown already: what was asked and answered since stays. null: it is not so. */
   async #writeUnknown(unsettled: Unsettled, found: IdempotencyRecord, now: Millis): Promise<Settled | null> {
     const { id, draft } = unsettled
-    if (draft.state !== 'unknown' || found.state !== 'unknown' || !found.token.equals(draft.token)) return null
+    if (draft.state !== 'unknown' || found.state !== 'unknown' || !found.token.equals(draft.token))
+      return null
     const moved = await this.#records.replace(
       id,
       found.version,

@@ -28,8 +28,9 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
     return
   }
   const counted = { ...before, asked: before.asked + 1, notFound: 0 }
-  const pause = Math.max(pauseAfter(counted.asked, policy), ports.questionTimeout + MARGIN)
-  const taken = await write(ports, due, counted, pause)
+  const atMost = ports.questionTimeout + MARGIN
+  const pause = Math.max(pauseAfter(counted.asked, policy), atMost)
+  const taken = await write(ports, due, counted, pause, atMost)
   if (taken === null) return
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 

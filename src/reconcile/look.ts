@@ -97,19 +97,21 @@ export interface Written {
 
 /**
  * Keeps the record unknown, to be looked at again after `pause`, where it is still at its version. Null: somebody was
- * faster, and nothing was written. Says first-hand and once that the record is going to be dropped.
+ * faster, and nothing was written. Says first-hand and once that the record is going to be dropped. `undisturbed`: nobody is to
+ * look at it so soon, as a question is under way.
  */
 export async function write(
   ports: ReconcilePorts,
   { id, record, route, now }: Due,
   reconciliation: Reconciliation,
   pause: Millis,
+  undisturbed: Millis = 0,
 ): Promise<Written | null> {
   const reportDue = reportAt(record.dropAt, route?.unresolvedTtl ?? Number.POSITIVE_INFINITY)
-  const report = !reconciliation.reported && now >= reportDue
+  const report = !reconciliation.reported && (now >= reportDue || now + undisturbed >= record.dropAt)
   const next = { ...reconciliation, reported: reconciliation.reported || report }
   const later = Math.round(pause * (1 + JITTER * ports.random()))
-  const dueIn = next.reported ? later : Math.min(later, reportDue - now)
+  const dueIn = next.reported ? later : Math.min(later, Math.max(reportDue - now, undisturbed))
   const reply = await ports.records.replace(
     id,
     record.version,

@@ -14,6 +14,8 @@ const SWEEP_MOST: Millis = 5_000
 const BATCH = 256
 /** Records looked at, and questions under way, at once. */
 const AT_ONCE = 16
+/** Questions that wait: while the upstream is slow, records stay due, and each sweep finds them again. */
+const MOST_WAITING = 1_024
 /** Records that cannot be read are told of once. */
 const MOST_TOLD = 1_000
 
@@ -28,6 +30,8 @@ export class Sweeper {
   readonly #asking = new Set<RecordId>()
   readonly #queue: RecordId[] = []
   #questions = 0
+  /** Ids that the last sweep left as due as they were: they must not keep the next one from finding others. */
+  #left = 0
   #timer: NodeJS.Timeout | null = null
   #sweeping: Promise<unknown> = Promise.resolve()
   #stopped = false
@@ -61,21 +65,26 @@ export class Sweeper {
   }
 
   /**
-   * One look at the index: everything that is due is looked at, and questions are begun. True: there may be more.
+   * One look at the index: everything that is due is looked at, and questions are begun. True: there may be more that can be
+   * done at once.
    * @throws {StoreUnavailable}
    */
   async sweep(): Promise<boolean> {
-    const ids = await this.#ports.records.due(BATCH)
+    const limit = BATCH + this.#left
+    const ids = await this.#ports.records.due(limit)
     // In another order than the other replicas, so that each finds work that nobody has begun.
-    const left = shuffled(
+    const open = shuffled(
       ids.filter((id) => !this.#asking.has(id)),
       this.#ports.random,
     )
+    let moved = 0
     const work = async (): Promise<void> => {
-      for (let id = left.pop(); id !== undefined && !this.#stopped; id = left.pop()) await this.#look(id)
+      for (let id = open.pop(); id !== undefined && !this.#stopped; id = open.pop())
+        if (await this.#look(id)) moved++
     }
     await all(Array.from({ length: AT_ONCE }, work))
-    return ids.length === BATCH
+    this.#left = Math.min(ids.length - moved, MOST_WAITING)
+    return ids.length === limit && moved > 0
   }
 
   #later(pause: Millis): void {
@@ -95,12 +104,15 @@ export class Sweeper {
     ).unref()
   }
 
-  async #look(id: RecordId): Promise<void> {
+  /** True: it is not due any more. */
+  async #look(id: RecordId): Promise<boolean> {
     const due = await this.#guarded(id, () => look(this.#ports, id))
-    if (due === null || this.#stopped) return
+    if (due === null) return !this.#told.has(id) && !this.#ports.isOwn(id)
+    if (this.#stopped || this.#asking.size >= MOST_WAITING) return false
     this.#asking.add(id)
     this.#queue.push(id)
     if (this.#questions < AT_ONCE) void this.#askOn()
+    return false
   }
 
   /** One questioner: until nothing waits. */

@@ -534,6 +534,78 @@ void t.test('what will be dropped unresolved is reported before, once', async (t
   }
 })
 
+void t.test('a question that is under way when that falls due is not disturbed', async (t) => {
+  // A day, of which the last tenth is told of; and so short that it would be over before the answer.
+  for (const unresolvedTtl of [DAY, MINUTE]) {
+    const store = new Store()
+    const policy = asking({}, { unresolvedTtl })
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    const [one, other] = [worker(t, store, policy), worker(t, store, policy)]
+    const gate = new Gate()
+    one.script.push(gate.before(() => one.says(200)))
+    const { dropAt } = await stored(store)
+    store.now = dropAt - unresolvedTtl / 10 - 5
+    const round = one.round()
+    await gate.reached
+    t.same(one.said('expiring'), unresolvedTtl === DAY ? [] : [dropAt], 'told before it is dropped')
+    store.now += 5
+    await other.round()
+    gate.open()
+    await round
+    t.same([other.asked.length, other.told], [0, []])
+    t.same(one.results, ['scheduled', 'completed'])
+    t.equal((await stored(store)).state, 'completed')
+  }
+})
+
+void t.test(
+  'a slow upstream: what waits for it is found no more often, and keeps nothing else waiting',
+  async (t) => {
+    const store = new Store()
+    const policy = asking()
+    const put = async (count: number, dueIn: number, state: 'unknown' | 'in_progress'): Promise<void> => {
+      for (let n = 0; n < count; n++) {
+        const bytes = encodeDraft(draft(state, newToken(), { route: policy.name, key: KEY }))
+        await store.inner.put(newId(), bytes, { dueIn, dropIn: DAY })
+      }
+    }
+    await put(600, 1, 'unknown')
+    await put(1, 2, 'in_progress')
+    store.now += 10
+    const one = worker(t, store, policy)
+    const gate = new Gate()
+    for (let n = 0; n < 600; n++) one.script.push(gate.before(() => one.says(202)))
+    const more: boolean[] = []
+    for (let n = 0; n < 4; n++) more.push(await one.sweeper.sweep())
+    t.same(more, [false, false, false, false], 'nothing that could be done at once')
+    t.equal(one.sweeper.asking, 600)
+    t.equal(one.said('leaseExpired').length, 1, 'behind them: a lapsed lease')
+    gate.open()
+    await one.sweeper.idle()
+    t.equal(one.asked.length, 600, 'each once')
+  },
+)
+
+void t.test('no more wait for it than there is sense in', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  for (let n = 0; n < 1100; n++) {
+    const bytes = encodeDraft(draft('unknown', newToken(), { route: policy.name, key: KEY }))
+    await store.inner.put(newId(), bytes, { dueIn: 1, dropIn: DAY })
+  }
+  store.now += 10
+  const one = worker(t, store, policy)
+  const gate = new Gate()
+  for (let n = 0; n < 1100; n++) one.script.push(gate.before(() => one.says(202)))
+  for (let n = 0; n < 7; n++) t.equal(await one.sweeper.sweep(), false)
+  t.equal(one.sweeper.asking, 1024)
+  gate.open()
+  await one.sweeper.idle()
+  await one.round()
+  t.equal(one.asked.length, 1100)
+})
+
 void t.test('a record that cannot be read is told of once and left as it is; others go on', async (t) => {
   const policy = asking()
   const store = new Store()
