@@ -48,6 +48,9 @@ export function responseOf({ outcome, response }: Resolving): Input<StoredRespon
   if (bodyBase64 !== undefined && response.body !== undefined)
     return { ok: false, detail: '/response: body and bodyBase64; one of them is allowed' }
   const bytes = bodyBase64 === undefined ? Buffer.from(body) : Buffer.from(bodyBase64, 'base64')
+  // What lost its end on the way here is decoded all the same, to less.
+  if (bodyBase64 !== undefined && bytes.toString('base64') !== bodyBase64)
+    return { ok: false, detail: '/response/bodyBase64: not base64 as RFC 4648 has it, with its padding' }
   if (bytes.length > 0 && [204, 205, 304].includes(status))
     return { ok: false, detail: `/response/body: an answer with status ${status} has none` }
   const wrong = headers.findIndex(
