@@ -15,9 +15,9 @@ export function refused(text: string, allowed: string): { readonly ok: false; re
   return { ok: false, message: `found ${/^\d+$/.test(text) ? text : quote(text)}; allowed: ${allowed}` }
 }
 
-/** A text as an error shows it: short, on one line, without the credentials of a URL. */
+/** A text as an error shows it: short, on one line, without the credentials of a URL, however they are written. */
 export function quote(text: string): string {
-  const masked = text.replace(/\/\/[^/]*@/, '//***@')
+  const masked = text.replace(/\/\/.*@/s, '//***@')
   return JSON.stringify(masked.length > 80 ? `${masked.slice(0, 77)}...` : masked)
 }
 
