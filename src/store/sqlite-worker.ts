@@ -76,6 +76,7 @@ const READS: readonly Operation['op'][] = ['get', 'due', 'list', 'unresolved', '
 function open(): DatabaseSync {
   const db = new DatabaseSync(options.file, { timeout: options.busyMs })
   try {
+    refuseForeign(db)
     db.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE')
     const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
     if (version > SCHEMA)
@@ -90,6 +91,18 @@ function open(): DatabaseSync {
     db.close()
     throw error
   }
+}
+
+/** A mistaken path must not make a store of somebody else's database: a command that only looks would, too. */
+function refuseForeign(db: DatabaseSync): void {
+  const { version, objects, records } = db
+    .prepare(
+      `SELECT (SELECT user_version FROM pragma_user_version) AS version, count(*) AS objects,
+       count(*) FILTER (WHERE type = 'table' AND name = 'records') AS records FROM sqlite_schema`,
+    )
+    .get() as { version: number; objects: number; records: number }
+  const foreign = version < SCHEMA ? objects > 0 : version === SCHEMA && records === 0
+  if (foreign) throw new Error('it is the database of another program')
 }
 
 function openPatiently(): DatabaseSync {

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { chmodSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import type { Worker } from 'node:worker_threads'
@@ -123,6 +123,19 @@ void t.test('a file of a later release is refused, and left as it is', async (t)
   const after = new DatabaseSync(file)
   t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 0 })
   after.close()
+})
+
+void t.test('the database of another program is refused, and left as it is', async (t) => {
+  for (const version of [0, 1]) {
+    using dir = tempDir()
+    const file = join(dir.path, 'other.db')
+    const db = new DatabaseSync(file)
+    db.exec(`CREATE TABLE orders (id); PRAGMA user_version = ${version}`)
+    db.close()
+    const before = readFileSync(file)
+    await t.rejects(open(file), { name: 'StoreUnavailable', message: /other\.db.*of another program/ })
+    t.same(readFileSync(file), before)
+  }
 })
 
 void t.test('what cannot be opened is told clearly', async (t) => {
