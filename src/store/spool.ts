@@ -62,6 +62,8 @@ export class Spool {
   #bytes = 0
   #appends: Append[] = []
   #drops: Item[] = []
+  /** Tombstones that the disk did not take: they go with the next write, or at the end. */
+  #owed: readonly Drop[] = []
   #writing: Promise<void> | null = null
   #closing: Promise<void> | null = null
 
@@ -127,6 +129,10 @@ export class Spool {
 
   async #end(): Promise<void> {
     await this.#writing
+    if (this.#owed.length > 0) {
+      await this.#write([], [])
+      await this.#collect()
+    }
     await this.#seal()
     this.#unlock()
   }
@@ -151,7 +157,9 @@ export class Spool {
     this.#writing = null
   }
 
-  async #write(appends: readonly Append[], drops: readonly Drop[]): Promise<void> {
+  async #write(appends: readonly Append[], dropped: readonly Drop[]): Promise<void> {
+    const drops = [...this.#owed.filter(({ of }) => this.#segments.includes(of)), ...dropped]
+    this.#owed = []
     if (appends.length + drops.length === 0) return
     const appended = appends.reduce((sum, { payload }) => sum + frameBytes(payload.length), 0)
     let bytes = appended
@@ -171,6 +179,7 @@ export class Spool {
       if ((await handle.stat()).nlink === 0) throw new Error(`somebody removed ${name}`)
     } catch (error) {
       end = error as Error
+      this.#owed = drops
       this.#say('the spool cannot be written', { error: String(error) })
       if (open !== null && (await this.#takeBack(open))) open = null
     }

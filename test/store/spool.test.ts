@@ -483,19 +483,41 @@ void t.test(
 )
 
 void t.test(
-  'a tombstone that cannot be written: its entry is found again, and nothing else is lost',
+  'a tombstone that cannot be written is written later; at worst its entry is found again, and nothing else is lost',
   async (t) => {
-    const directory = folder(t)
-    const { spool, append, said } = await opened(directory)
-    const [one, two] = [append('one'), append('two')]
-    await keptAll([one, two])
-    await fails(t, 'appendFile', 'EIO')
-    spool.drop(one)
-    await spool.close()
-    t.same(said, ['the spool cannot be written'])
-    t.same((await lookInto(directory)).found, ['one', 'two'])
+    for (const [way, found] of [
+      ['with the next write', ['two', 'three']],
+      ['at the end', ['two']],
+      ['never', ['one', 'two']],
+    ] as const) {
+      const directory = folder(t)
+      const { spool, append, said } = await opened(directory)
+      const [one, two] = [append('one'), append('two')]
+      await keptAll([one, two])
+      await fails(t, 'appendFile', 'EIO')
+      spool.drop(one)
+      while (said.length === 0) await new Promise((next) => setImmediate(next))
+      if (way === 'with the next write') t.equal(await append('three').done, 'kept')
+      if (way === 'never') await fails(t, 'appendFile', 'EIO')
+      await spool.close()
+      t.equal(said.length, way === 'never' ? 2 : 1)
+      t.same((await lookInto(directory)).found, found, way)
+    }
   },
 )
+
+void t.test('a tombstone that is owed goes with its segment', async (t) => {
+  const directory = folder(t)
+  const { spool, append, said } = await opened(directory)
+  const [one, two] = [append('one'), append('two')]
+  await keptAll([one, two])
+  await fails(t, 'appendFile', 'ENOSPC')
+  spool.drop(one)
+  while (said.length === 0) await new Promise((next) => setImmediate(next))
+  spool.drop(two)
+  await spool.close()
+  t.same(segments(directory), [])
+})
 
 void t.test('a directory that somebody removed: nothing counts as kept, nothing crashes', async (t) => {
   const directory = folder(t)
