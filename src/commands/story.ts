@@ -28,7 +28,7 @@ const DUPLICATES: readonly (readonly [string, string])[] = [
  * Never more certain than these are: the history is written beside the requests and may lack entries.
  */
 export function storyOf(record: FullView, route: RouteFacts | null): Story {
-  const told = [...verdict(record), ...duplicates(record), ...caveats(record, route)]
+  const told = [...verdict(record), ...late(record), ...duplicates(record), ...caveats(record, route)]
   return { told, next: nextSteps(record, route) }
 }
 
@@ -91,6 +91,16 @@ function earlier({ attempts, history }: FullView): string[] {
       'An attempt was made while the outcome of the one before was unknown (onLeaseExpired: retry): it may have been executed more than once.',
     ]
   return ['Each attempt before was taken for not executed: the history says why.']
+}
+
+/** An attempt that was given up for not executed, or decided about, and then was heard of. */
+function late({ attempts, history }: FullView): string[] {
+  if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return []
+  return [
+    attempts === 1
+      ? 'Its own outcome came after that, and was refused: the history says what its client was answered.'
+      : 'The outcome of an earlier attempt came too late, and was refused: it may have been executed more than once. The history says what its client was answered.',
+  ]
 }
 
 function asked({ reconciliation }: FullView): string[] {

@@ -54,6 +54,14 @@ void t.test('was it executed, and how often: never more certain than the record 
       /it may have been executed more than once/,
     ],
     [
+      { attempts: 2, history: [claimed(2, 'failed_retryable'), event('settled', { result: 'stale' })] },
+      /taken for not executed[^]*\nThe outcome of an earlier attempt came too late.* it may have been executed more than once/,
+    ],
+    [
+      { history: [event('resolved', { outcome: 'completed' }), event('settled', { result: 'stale' })] },
+      /^It was done, as somebody decided[^]*\nIts own outcome came after that, and was refused/,
+    ],
+    [
       { history: [event('resolved', { outcome: 'completed', what: 'resolve', by: 'ada' })] },
       /^It was done, as ada decided; it was sent upstream once\./,
     ],
