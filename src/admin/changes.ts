@@ -30,11 +30,21 @@ export async function reportOutcome(ports: AdminPorts, request: AdminRequest): P
   const lookup: Lookup = report.value
   const ids = ports.subjects.find(lookup)
   if (!ids.ok) return problem('invalid_request', ids.detail)
+  const several = ids.value.length > 1 ? await thereOf(ports, ids.value) : []
+  if (several.length > 1) {
+    const detail = `/key: ${several.length} records have it, which the route took from different places: ${several.join(', ')}; resolve the one that is meant`
+    return problem('invalid_request', detail)
+  }
   for (const id of ids.value) {
     const answer = await settle(ports, { ...request, ifMatch: null }, 'outcome', id, report.value)
     if (answer !== null) return answer
   }
   return notFound(ids.value[0] as RecordId)
+}
+
+async function thereOf(ports: AdminPorts, ids: readonly RecordId[]): Promise<RecordId[]> {
+  const found = await Promise.all(ids.map((id) => ports.records.get(id)))
+  return ids.filter((_, n) => found[n]?.record != null)
 }
 
 /** Null: there is no such record. */

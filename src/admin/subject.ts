@@ -1,5 +1,5 @@
 import type { Config } from '../config/config.ts'
-import type { RawHeaders } from '../core/headers.ts'
+import { linesOf, type RawHeaders } from '../core/headers.ts'
 import { type Claims, readCaller, recordId } from '../core/identity.ts'
 import { type Qualifier, readKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
@@ -116,5 +116,11 @@ function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): 
     else if (reading.kind === 'invalid') detail = `/key: ${reading.detail}`
   }
   if (policy.derive !== null) keys.push({ key, qualifier: ['derived'] })
+  // Who names an event's source means that event, not what else came under its id.
+  const events =
+    linesOf(caller, 'ce-source').length > 0
+      ? keys.filter(({ qualifier }) => qualifier[0] === 'ce-source')
+      : []
+  if (events.length > 0) return { ok: true, value: events }
   return keys.length > 0 ? { ok: true, value: keys } : { ok: false, detail }
 }

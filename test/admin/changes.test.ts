@@ -146,6 +146,30 @@ void t.test('a report from outside looks again where others write, and gives up 
   t.same(codeOf(await ask('POST', '/v1/outcomes', null, subject)), 'store_unavailable')
 })
 
+void t.test('a report is about one record: not about what else came under the same key', async (t) => {
+  const route = 'key: { from: ["header:ce-id", "json:/id"] }, scope: { caller: none }'
+  const { register, ask } = await world(t, async () => {}, route)
+  const subject = { key: 'evt-1', method: 'POST', path: '/hooks' }
+  const idOf = async (caller: object): Promise<RecordId> => {
+    const { body } = await ask('POST', '/v1/records/lookup', null, { ...subject, caller })
+    return (body as { instance: RecordId }).instance
+  }
+  const report = async (caller: object) =>
+    codeOf(await ask('POST', '/v1/outcomes', null, { ...subject, ...RETRYABLE, caller }))
+  const plain = await idOf({})
+  // The same id in a body that is no event.
+  const { ask: askPlain } = await world(t, async () => {}, route.replace('"header:ce-id", ', ''))
+  const { body } = await askPlain('POST', '/v1/records/lookup', null, subject)
+  const { instance: inBody } = body as { instance: RecordId }
+  t.not(inBody, plain)
+  await unknown(register, inBody)
+  t.equal(await report({ 'ce-source': '/bank' }), 'record_not_found', 'another event')
+  await unknown(register, plain)
+  t.equal(await report({}), 'invalid_request', 'which of the two?')
+  await unknown(register, await idOf({ 'ce-source': '/bank' }))
+  t.equal(await report({ 'ce-source': '/bank' }), undefined, 'this one')
+})
+
 void t.test(
   'a store that does not answer: 503, and the audit log says that it may have been done',
   async (t) => {
