@@ -18,20 +18,28 @@ export interface Counted {
 export class Census {
   readonly #records: Pick<Records, 'list' | 'get'>
   readonly #tell: (counted: Counted) => void
+  readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null
   #stopped = false
 
-  constructor(records: Pick<Records, 'list' | 'get'>, tell: (counted: Counted) => void) {
+  /** `onError`: it could not count, and not because the store is down. */
+  constructor(
+    records: Pick<Records, 'list' | 'get'>,
+    tell: (counted: Counted) => void,
+    onError: (error: unknown) => void,
+  ) {
     this.#records = records
     this.#tell = tell
+    this.#onError = onError
   }
 
+  /** Never rejects: a count that fails is no reason to stop serving. */
   async start(): Promise<void> {
     try {
       this.#tell(await this.count())
     } catch (error) {
       // Down: what was counted last stands.
-      if (!(error instanceof StoreUnavailable)) throw error
+      if (!(error instanceof StoreUnavailable)) this.#onError(error)
     }
     if (!this.#stopped) this.#timer = setTimeout(() => void this.start(), COUNT_EVERY).unref()
   }

@@ -15,7 +15,11 @@ export class Reconciler {
 
   constructor(ports: ReconcilerPorts) {
     this.#sweeper = new Sweeper(ports)
-    this.#census = new Census(ports.records, (counted) => ports.observer.counted(counted))
+    this.#census = new Census(
+      ports.records,
+      (counted) => ports.observer.counted(counted),
+      (error) => ports.observer.trouble('unknown records could not be counted', { error: String(error) }),
+    )
   }
 
   start(): void {
