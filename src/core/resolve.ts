@@ -1,3 +1,4 @@
+import { firstOf } from './headers.ts'
 import type { CompletedResponse, Draft, IdempotencyRecord } from './record.ts'
 
 /** What somebody other than the owner found out or decided: the reconciler, an operator, a report from outside. */
@@ -18,4 +19,12 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
   return resolution.kind === 'completed'
     ? { ...base, token: NOBODY, state: 'completed', result: resolution.result, lastError: null }
     : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
+}
+
+/** The same for a store that has no room for the response; null: there is none in it. Done stays done (contract §3). */
+export function withoutResponse(resolution: Resolution): Resolution | null {
+  if (resolution.kind !== 'completed' || !resolution.result.kept) return null
+  const { status, headers } = resolution.result.response
+  const result = { kept: false, why: 'no_room', status, location: firstOf(headers, 'location') } as const
+  return { kind: 'completed', result }
 }

@@ -2,8 +2,10 @@ import { claimedAt, deadLettered, type Heard, pauseAfter, type Step, stepOf } fr
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Question, questionOf, type ReconcilePolicy, readAnswer } from '../core/reconcile.ts'
 import { type Millis, type RecordId, shortId } from '../core/record.ts'
-import { type Resolution, resolvedDraft } from '../core/resolve.ts'
+import { type Resolution, resolvedDraft, withoutResponse } from '../core/resolve.ts'
 import { outcomeSpans } from '../core/settle.ts'
+import type { SettleReply } from '../store/records.ts'
+import { StoreFull } from '../store/register.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import { type Askable, write } from './look.ts'
 import type { ReconcilePorts } from './ports.ts'
@@ -45,7 +47,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
         answer: heard.why,
       })
     if (step.kind === 'unknown') await keep(ports, now, step)
-    else await resolve(ports, now, step.resolution)
+    else await resolve(ports, now, step.resolution, counted.asked >= policy.attempts)
   } finally {
     release()
   }
@@ -66,10 +68,23 @@ async function keep(
     })
 }
 
-async function resolve(ports: ReconcilePorts, due: Askable, resolution: Resolution): Promise<void> {
+/** `last`: it is not asked again, so there may never be room for what was answered. */
+async function resolve(
+  ports: ReconcilePorts,
+  due: Askable,
+  resolution: Resolution,
+  last: boolean,
+): Promise<void> {
   const { id, record, route } = due
   const draft = resolvedDraft(record, resolution)
-  const reply = await ports.records.replace(id, record.version, draft, outcomeSpans(resolution, route))
+  let reply: SettleReply | null
+  try {
+    reply = await ports.records.replace(id, record.version, draft, outcomeSpans(resolution, route))
+  } catch (error) {
+    const less = error instanceof StoreFull && last ? withoutResponse(resolution) : null
+    if (less === null) throw error
+    return await resolve(ports, due, less, last)
+  }
   if (reply?.kind !== 'written') return
   const result = resolution.kind === 'completed' ? 'completed' : 'retryable'
   ports.observer.reconciled(record.route, result, id)

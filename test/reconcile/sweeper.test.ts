@@ -417,6 +417,29 @@ void t.test('an answer that cannot be used is no answer', async (t) => {
   t.match(await stored(store), { reconciliation: { asked: answers.length } })
 })
 
+void t.test(
+  'found completed, and the store is full: asked again, in the end kept without its body',
+  async (t) => {
+    const policy = asking({ attempts: 2 })
+    const store = new Store()
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    const one = worker(t, store, policy)
+    for (let n = 1; n <= 2; n++) {
+      store.now = (await unknownIn(store)).nextLookAt
+      store.next.push({ op: 'swap', fault: null }, { op: 'swap', fault: 'full' })
+      await one.round()
+      t.equal(one.asked.length, n)
+      t.same(one.results, n === 1 ? ['scheduled'] : ['scheduled', 'completed'])
+    }
+    t.match(await owner.get({ route: policy }), {
+      code: 'idempotency_response_unavailable',
+      original: { status: 201 },
+    })
+    t.equal(owner.n, 1)
+  },
+)
+
 void t.test('a question that did not reach the upstream is not counted', async (t) => {
   const policy = asking({ attempts: 2 })
   const store = new Store()
