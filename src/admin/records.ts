@@ -1,6 +1,6 @@
 import { parseDuration } from '../config/units.ts'
 import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
-import { CorruptRecord, type Listing } from '../store/register.ts'
+import { CorruptRecord, type KeptNote, type Listing } from '../store/register.ts'
 import { type AdminAnswer, ok, problem } from './answers.ts'
 import { read } from './input.ts'
 import type { AdminPorts, AdminRequest } from './ports.ts'
@@ -147,9 +147,19 @@ export async function lookUp(ports: AdminPorts, { body }: AdminRequest): Promise
 }
 
 async function tell(ports: AdminPorts, id: RecordId): Promise<AdminAnswer | null> {
-  const [{ record, now }, notes] = await Promise.all([ports.records.get(id), ports.records.notes(id)])
+  const [{ record, now }, notes] = await Promise.all([ports.records.get(id), notesOf(ports, id)])
   const view = record === null ? null : fullView(id, record, now, notes)
   return view && ok(view, { etag: etag(view) })
+}
+
+/** Its history, as far as there is one. */
+export async function notesOf({ records }: Pick<AdminPorts, 'records'>, id: RecordId): Promise<KeptNote[]> {
+  try {
+    return await records.notes(id)
+  } catch (error) {
+    if (error instanceof CorruptRecord) return []
+    throw error
+  }
 }
 
 export function notFound(id: RecordId): AdminAnswer {

@@ -3,6 +3,7 @@ import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../c
 import { CorruptRecord, type KeptNote } from '../store/register.ts'
 import { type AdminAnswer, ok, problem } from './answers.ts'
 import type { AdminPorts, AdminRequest, CounterSample } from './ports.ts'
+import { notesOf } from './records.ts'
 import {
   COUNTED,
   type CountedRow,
@@ -59,7 +60,7 @@ async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null):
   const all = await walk(ports.records, 'all', async (id) => {
     const record = await look(id)
     if (record === null || record.createdAt < from) return
-    const notes = await ports.records.notes(id)
+    const notes = await notesOf(ports, id)
     countRecord(rowOf(period, record.route, PERIOD), record, notes)
     if (record.state === 'completed') sample?.show(id, record, now - record.createdAt)
   })

@@ -61,7 +61,9 @@ export function fullView(
   notes: readonly KeptNote[],
 ): FullView | null {
   const view = recordView(id, stored, now)
-  return view && { ...view, reconciliation: reconciliationView(stored, now), history: notes.map(historyView) }
+  return (
+    view && { ...view, reconciliation: reconciliationView(stored, now), history: notes.flatMap(historyView) }
+  )
 }
 
 function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['reconciliation'] {
@@ -71,9 +73,16 @@ function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['r
   return { since: time(since), nextLookAt: time(record.nextLookAt), asked, deadLettered, answer }
 }
 
-function historyView({ tag, count, first, last, text }: KeptNote): HistoryView {
+/** A line that cannot be read is left out: what decides about a record does not hang on its history. */
+function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[] {
   const [event = ''] = tag.split(':', 1)
-  return { event, first: time(first), last: time(last), count, detail: JSON.parse(text) }
+  try {
+    const detail: unknown = JSON.parse(text)
+    return [{ event, first: time(first), last: time(last), count, detail: detail as HistoryView['detail'] }]
+  } catch (error) {
+    if (error instanceof SyntaxError || error instanceof RangeError) return []
+    throw error
+  }
 }
 
 /** What `If-Match` must carry. */

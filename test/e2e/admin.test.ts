@@ -547,6 +547,24 @@ void t.test('K22 the configuration in force, without a secret', async (t) => {
   })
 })
 
+void t.test('a history that cannot be read hides neither its record nor the rest of it', async (t) => {
+  const server = await RedisServer.start()
+  t.teardown(() => server[Symbol.asyncDispose]())
+  const { api, unknown } = await world(t, server.url)
+  const id = await unknown()
+  const shown = async () => fullOf(await api(`/v1/records/${id}`))
+  await until(async () => (await shown()).history.length > 0)
+  const { history } = await shown()
+  const [name = ''] = (await server.command('KEYS', `*:h:${id}`)) as string[]
+  for (const line of ['garbage', 'a:b 1 2 3 {cut', 'a:b 1 1e99 3 {}'])
+    await server.command('RPUSH', name, line)
+  t.same((await shown()).history, history)
+  await server.command('DEL', name)
+  await server.command('SET', name, 'of another type')
+  t.match(await shown(), { state: 'unknown', history: [] })
+  t.equal((await api('/v1/report')).status, 200)
+})
+
 void t.test('a store that is down is 503, a record that cannot be read is 500 and left alone', async (t) => {
   const server = await RedisServer.start()
   t.teardown(() => server[Symbol.asyncDispose]())
