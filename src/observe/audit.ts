@@ -109,7 +109,9 @@ export class Audit {
 
   /** Goes on from what other processes added meanwhile, if it is a chain from here on. */
   async #catchUp(file: FileHandle, prev: string): Promise<void> {
-    const { size } = await file.stat()
+    const { size, nlink } = await file.stat()
+    // What is written now nobody could read.
+    if (nlink === 0) throw new Error('somebody removed the audit file; what follows needs a restart')
     if (size === this.#size) return
     const added = Buffer.alloc(Math.max(0, size - this.#size))
     await file.read(added, 0, added.length, this.#size)
@@ -205,13 +207,21 @@ function hashIn(line: string): string | null {
   return problemOf(line, prev) === null ? (JSON.parse(line) as AuditLine).hash : null
 }
 
-/** The last whole line; null: there is none. What a crash cut off stands for a change that was not made: it goes. */
+/** How each line begins. */
+const BEGIN = Buffer.from('{"time":"')
+
+/**
+ * The last whole line; null: there is none. What a crash cut off stands for a change that was not made: it goes, unless it is
+ * no line of a chain, as where the path is that of another file.
+ */
 async function lastLine(file: FileHandle): Promise<{ size: number; line: string | null }> {
   const { size } = await file.stat()
   const from = Math.max(0, size - TAIL)
   const { buffer, bytesRead } = await file.read(Buffer.alloc(size - from), 0, size - from, from)
   const tail = buffer.subarray(0, bytesRead)
   const end = tail.lastIndexOf(0x0a) + 1
+  const rest = tail.subarray(end, end + BEGIN.length)
+  if (!rest.equals(BEGIN.subarray(0, rest.length))) return { size, line: '' }
   if (end < tail.length) await file.truncate(from + end)
   if (end === 0) return { size: from, line: from === 0 ? null : '' }
   const begin = tail.lastIndexOf(0x0a, end - 2) + 1

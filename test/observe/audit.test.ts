@@ -149,10 +149,31 @@ void t.test('a line that a crash cut off stands for no change, and goes', async 
     t.equal(readFileSync(file, 'utf8'), whole)
     await audit.close()
   }
-  truncateSync(file)
-  writeFileSync(file, 'torn')
+  writeFileSync(file, whole.slice(0, 20))
   await written(file, 1)
   t.match(await verifyAudit(file), { ok: true, lines: 1 })
+})
+
+void t.test('a file of something else is not cut off, and takes no line', async (t) => {
+  for (const text of ['upstream: { url: "http://h" }', 'a: 1\nb: 2', 'x'.repeat(70_000)]) {
+    const file = fileIn(t)
+    writeFileSync(file, text)
+    const audit = await Audit.open(file, () => {})
+    t.teardown(() => audit.close())
+    await t.rejects(audit.write(change(0)), { message: /move the file away/ })
+    t.equal(readFileSync(file, 'utf8'), text)
+  }
+})
+
+void t.test('a file that somebody removed takes no line', async (t) => {
+  const file = fileIn(t)
+  const told: AuditLine[] = []
+  const audit = await Audit.open(file, (line) => void told.push(line))
+  t.teardown(() => audit.close())
+  await audit.write(change(0))
+  rmSync(file)
+  await t.rejects(audit.write(change(1)), { message: /somebody removed the audit file/ })
+  t.equal(told.length, 1)
 })
 
 void t.test('a file that somebody else writes to takes no line', async (t) => {
