@@ -85,6 +85,8 @@ const DEFAULTS: readonly (readonly [string, string])[] = [
   ['Accept', 'application/json'],
   // A coding would have to be undone before anything could be read.
   ['Accept-Encoding', 'identity'],
+  // What a cache on the way knows is what was so before: "not found" of a time when the request was still on its way.
+  ['Cache-Control', 'no-cache'],
 ]
 
 /**
@@ -107,9 +109,12 @@ export function readAnswer(
   if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
   const completed = policy.completed.find(fits)
   const missing = notFound !== null && fits(notFound)
+  const nothing: Verdict = isOld(answer)
+    ? { kind: 'pending', why: `status ${status}, out of a cache` }
+    : { kind: 'not_found' }
   if (completed === undefined)
     return missing
-      ? { kind: 'not_found' }
+      ? nothing
       : status >= 500 || json === null
         ? { kind: 'unusable', why: `status ${status}, which says nothing` }
         : { kind: 'pending', why: `status ${status}, which no pattern fits` }
@@ -125,11 +130,15 @@ export function readAnswer(
   if (other === undefined && kept !== null)
     return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
   // Both fit. That nothing is there is believed where nothing of this record or of another is shown.
-  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null))
-    return { kind: 'not_found' }
+  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return nothing
   return other !== undefined && other.literal !== null
     ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not that of this record` }
     : { kind: 'pending', why: `status ${status}, and nothing at ${other?.pointer ?? completed.json}` }
+}
+
+/** From a cache, and not asked for now (RFC 9111 §5.1). */
+function isOld({ headers }: StoredResponse): boolean {
+  return linesOf(headers, 'age').some((age) => !/^0*$/.test(age.trim()))
 }
 
 /** Where a body has no place (RFC 9110 §6.4.1). */

@@ -62,7 +62,15 @@ void t.test(
     t.same(new URLSearchParams(query).getAll('k'), [key])
     t.same(new URLSearchParams(query).getAll('k2'), [key])
     const own = ['X-{key}', `${key}/${ID}/{other}`, 'Authorization', 'Bearer secret']
-    t.same(question.headers, ['Accept', 'application/json', 'Accept-Encoding', 'identity'].concat(own))
+    const defaults = [
+      'Accept',
+      'application/json',
+      'Accept-Encoding',
+      'identity',
+      'Cache-Control',
+      'no-cache',
+    ]
+    t.same(question.headers, defaults.concat(own))
   },
 )
 
@@ -105,9 +113,33 @@ void t.test(
 )
 
 void t.test('a header that the route sets takes the place of its default', async (t) => {
-  const headers = ['accept', 'application/vnd.api+json', 'Accept-Encoding', 'gzip']
+  const headers = [
+    'accept',
+    'application/vnd.api+json',
+    'Accept-Encoding',
+    'gzip',
+    'cache-control',
+    'no-store',
+  ]
   const question = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
   t.same(question.headers, headers)
+})
+
+void t.test('"not found" out of a cache says nothing of now', async (t) => {
+  const empty = { when: [{ pointer: '/data', value: '[]' }], status: 200 }
+  for (const [given, more] of [
+    [(headers: string[]) => answer(404, {}, headers), {}],
+    [(headers: string[]) => answer(200, { data: [] }, headers), { notFound: empty }],
+  ] as const) {
+    for (const age of ['0', '', '00'])
+      t.equal(read(given(['Age', age]), more).kind, 'not_found', `Age: ${age}`)
+    t.equal(read(given([]), more).kind, 'not_found')
+    for (const age of ['1', '86400', 'x'])
+      t.match(read(given(['age', age]), more), { kind: 'pending', why: /out of a cache/ }, `Age: ${age}`)
+  }
+  // What was done once is done.
+  const done = { data: [{ idempotency_key: 'k1' }] }
+  t.equal(read(answer(200, done, ['Age', '9'])).kind, 'completed')
 })
 
 void t.test('the key is kept only where it is asked by', async (t) => {

@@ -100,6 +100,29 @@ for (const kind of STORES) {
   )
 }
 
+for (const cache of ['that does as it is told', 'that does not'] as const)
+  void t.test(`O03 "not found" out of a cache ${cache} frees nothing`, async (t) => {
+    const upstream = await bank(t)
+    // The first question comes before the request has been worked on.
+    upstream.fate = () => (upstream.asked.length > 1 ? 'paid' : 'unheard')
+    upstream.trouble = (_key, response) => {
+      const { length } = upstream.asked
+      const fresh =
+        upstream.questions.at(-1)?.headers.includes('no-cache') && cache === 'that does as it is told'
+      if (length === 1 || length > 4 || fresh) return false
+      response.writeHead(404, { Age: String(length) }).end()
+      return true
+    }
+    const [proxy] = await replicas(t, 1, bankRoute(upstream.url, 'memory:', { after: '500ms' }))
+    if (proxy === undefined) throw new Error('no proxy')
+    const key = newKey()
+    await send(proxy, key)
+    const ended = async (result: string) => (await proxy.metric(reconciled(result))) === 1
+    await until(async () => (await ended('completed')) || (await ended('retryable')))
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+    t.equal(upstream.executed.length, 1)
+  })
+
 void t.test('each fault that leaves an outcome unknown is brought to its end', async (t) => {
   const upstream = await bank(t)
   const [proxy] = await replicas(
