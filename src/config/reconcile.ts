@@ -9,6 +9,10 @@ const DEFAULTS = defaultsOf(shapeOf(reconcile)) as Pick<ReconcilePolicy, 'every'
   readonly request: { readonly method: string }
 }
 
+/** Lines that each answer gets anew, or that this proxy alone says: stored, they would be sent beside the right ones. */
+const OWN =
+  /^(?:connection|content-length|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|idempotent-replayed|idempotency-(?:expires|key-derived|outcome|status))$/i
+
 /** What lacks is found by {@link checkReconcile}. */
 export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis): ReconcilePolicy | null {
   if (written === null) return null
@@ -101,6 +105,13 @@ export function checkReconcile(
   for (const [i, name] of policy.request.headers.entries())
     if (i % 2 === 0 && FRAMING.test(name))
       refuse('request.headers', `found ${name}, which the connection makes; allowed: other headers`)
+  for (const [n, { response }] of policy.completed.entries())
+    for (const [i, name] of response.headers.entries())
+      if (i % 2 === 0 && OWN.test(name))
+        refuse(
+          `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`,
+          `found ${name}, which each answer gets anew; allowed: other headers`,
+        )
   const { notFound, completed, pending } = policy
   if (
     notFound !== null &&
