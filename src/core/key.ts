@@ -78,6 +78,13 @@ function pointedKey(json: string, pointer: string): Value {
   return value.trim() === '' ? invalid('the value is empty') : { kind: 'value', value }
 }
 
+/** The header line that brings `key` to the upstream, where it is written otherwise than the key; null: it is not. */
+export function otherSpelling(headers: RawHeaders, { from, forward }: KeyPolicy, key: string): string | null {
+  if (forward !== 'same') return null
+  const lines = from.flatMap((source) => (source.kind === 'header' ? linesOf(headers, source.name) : []))
+  return lines.map((line) => line.trim()).find((line) => line !== key) ?? null
+}
+
 /** What the key breaks of the route's own rules; null: nothing. */
 function brokenRule(key: string, policy: KeyPolicy): string | null {
   const { length } = key

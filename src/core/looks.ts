@@ -46,15 +46,20 @@ export type Step =
       readonly pause: Millis
     }
 
-/** The question has been counted in `taken`; `before` says what was known when it was asked, at `askedAt`. */
+/**
+ * The question has been counted in `taken`; `before` says what was known when it was asked, at `askedAt`. `spellings`: in so
+ * many ways it is asked about in turn, each of which has to be not found.
+ */
 export function stepOf(
   policy: ReconcilePolicy,
   before: Reconciliation,
   claimed: Millis,
   askedAt: Millis,
   heard: Heard,
+  spellings: 1 | 2,
 ): Step {
   const asked = before.asked + 1
+  const inARow = NOT_FOUND_IN_A_ROW * spellings
   const untilCounts = claimed + policy.after - askedAt
   const still = (
     result: 'pending' | 'failed',
@@ -68,7 +73,7 @@ export function stepOf(
           kind: 'unknown',
           result,
           reconciliation: { ...before, asked, notFound, answer },
-          pause: sparing(policy, asked, pause, untilCounts),
+          pause: sparing(policy, asked, inARow, pause, untilCounts),
         }
   switch (heard.kind) {
     case 'completed':
@@ -83,7 +88,7 @@ export function stepOf(
           Math.min(pauseAfter(asked, policy), untilCounts),
         )
       const notFound = before.notFound + 1
-      return notFound >= NOT_FOUND_IN_A_ROW
+      return notFound >= inARow
         ? {
             kind: 'resolved',
             resolution: { kind: 'not_executed', reason: 'the upstream does not know of it' },
@@ -116,7 +121,13 @@ export function deadLettered(reconciliation: Reconciliation): Extract<Step, { ki
 }
 
 /** The last questions are kept until "not found" counts. */
-function sparing(policy: ReconcilePolicy, asked: number, pause: Millis, untilCounts: Millis): Millis {
+function sparing(
+  policy: ReconcilePolicy,
+  asked: number,
+  inARow: number,
+  pause: Millis,
+  untilCounts: Millis,
+): Millis {
   const left = policy.attempts - asked
-  return policy.notFound !== null && left <= NOT_FOUND_IN_A_ROW ? Math.max(pause, untilCounts) : pause
+  return policy.notFound !== null && left <= inARow ? Math.max(pause, untilCounts) : pause
 }

@@ -53,6 +53,8 @@ export interface Operation {
   readonly recipe: string
   /** The client's key: kept only where the route's `reconcile` asks by it (contract §1), else null. */
   readonly key: string | null
+  /** The same as the upstream got it, where that is written otherwise (in quotes): it may know the request by that alone. */
+  readonly keySent?: string
 }
 
 /** An attempt's name: `fence` orders attempts, `token` is the owner's secret (16 random bytes). Fence 0: not yet known. */

@@ -2,7 +2,7 @@ import type { Asked } from '../core/decide.ts'
 import { deriveKey } from '../core/derive.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from '../core/fingerprint.ts'
 import { recordId } from '../core/identity.ts'
-import { type KeyReading, keyNeedsBody, readKey, sourceName } from '../core/key.ts'
+import { type KeyReading, keyNeedsBody, otherSpelling, readKey, sourceName } from '../core/key.ts'
 import type { DerivePolicy } from '../core/policy.ts'
 import { asksByKey } from '../core/reconcile.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
@@ -110,7 +110,7 @@ export async function name(
     fingerprint: fingerprintOf(content, route.fingerprint),
     rawDigest: rawDigestOf(content, recipe),
     recipe,
-    key: route.reconcile !== null && asksByKey(route.reconcile) ? key : null,
+    ...keptKey(call, key),
   }
   const id = recordId(route, parts, method, path, key, ports.secret, qualifier)
   trace.id = id
@@ -124,6 +124,13 @@ export async function name(
     asked: { ...operation, rawDigestUnder: (other) => rawDigestOf(content, other) },
     mayClaim: issued === 'valid',
   }
+}
+
+/** The key is kept only where the upstream is asked by it, and as it got it (contract §1). */
+function keptKey({ route, headers }: Call, key: string): Pick<Operation, 'key' | 'keySent'> {
+  if (route.reconcile === null || !asksByKey(route.reconcile)) return { key: null }
+  const keySent = otherSpelling(headers, route.key, key)
+  return keySent === null ? { key } : { key, keySent }
 }
 
 /** Null: the store cannot be asked, and the route does not go on without it. */

@@ -1,6 +1,6 @@
 import { claimedAt, deadLettered, type Heard, pauseAfter, type Step, stepOf } from '../core/looks.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { type Question, questionOf, type ReconcilePolicy, readAnswer } from '../core/reconcile.ts'
+import { asksByKey, type Question, questionOf, type ReconcilePolicy, readAnswer } from '../core/reconcile.ts'
 import { type Millis, type RecordId, shortId } from '../core/record.ts'
 import { type Resolution, resolvedDraft, withoutResponse } from '../core/resolve.ts'
 import { outcomeSpans } from '../core/settle.ts'
@@ -20,7 +20,10 @@ const MARGIN: Millis = 5_000
  */
 export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const { id, record, reconciliation: before, policy } = due
-  const question = questionOf(policy, id, record.key)
+  // An upstream that keeps the quotes knows nothing of the key without them, and the other way round.
+  const spellings = record.keySent !== undefined && asksByKey(policy) ? 2 : 1
+  const key = before.asked % spellings === 1 ? (record.keySent as string) : record.key
+  const question = questionOf(policy, id, key)
   if (typeof question === 'string') {
     await keep(ports, due, deadLettered({ ...before, answer: question }))
     return
@@ -36,10 +39,10 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   if (taken === null) return
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 
-  const { heard, release } = await hear(ports, { ...due, key: record.key }, question)
+  const { heard, release } = await hear(ports, { ...due, key }, question)
   try {
     const known = { ...before, reported: taken.reconciliation.reported }
-    const step = stepOf(policy, known, claimedAt(record, before), taken.now, heard)
+    const step = stepOf(policy, known, claimedAt(record, before), taken.now, heard, spellings)
     const now = { ...due, record: { ...record, version: taken.version }, now: taken.now }
     if (heard.kind === 'mismatch' && before.answer !== heard.why)
       ports.observer.trouble('the answer about an unknown record is not that of this record', {

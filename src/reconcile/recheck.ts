@@ -1,7 +1,7 @@
 import { agreement, type Rechecked } from '../core/recheck.ts'
 import { questionOf } from '../core/reconcile.ts'
 import type { Completed, Millis, RecordId } from '../core/record.ts'
-import { type Asking, hear } from './ask.ts'
+import { hear } from './ask.ts'
 import { reconcileOf } from './look.ts'
 import type { ReconcilePorts } from './ports.ts'
 
@@ -18,16 +18,18 @@ export class Recheck {
     return reconcileOf(this.#ports.policyOf(route))?.after ?? null
   }
 
-  /** One question, and a second one where the first was answered "not found", as it takes two to resolve a record. */
+  /**
+   * One question, and a second one where the first was answered "not found", as it takes two to resolve a record: by the key as
+   * it was sent, where that is another spelling.
+   */
   async ask(id: RecordId, record: Completed): Promise<Rechecked> {
     const route = this.#ports.policyOf(record.route)
     const policy = reconcileOf(route)
     if (route === null || policy === null) return { kind: 'not_asked', why: 'its route has no `reconcile`' }
-    const question = questionOf(policy, id, record.key)
-    if (typeof question === 'string') return { kind: 'not_asked', why: question }
-    const about: Asking = { id, key: record.key, route, policy }
-    const once = async (): Promise<Rechecked | 'not_found'> => {
-      const { heard, release } = await hear(this.#ports, about, question)
+    const once = async (key: string | null): Promise<Rechecked | 'not_found'> => {
+      const question = questionOf(policy, id, key)
+      if (typeof question === 'string') return { kind: 'not_asked', why: question }
+      const { heard, release } = await hear(this.#ports, { id, key, route, policy }, question)
       try {
         if (heard.kind === 'not_sent') return { kind: 'not_asked', why: heard.why }
         return heard.kind === 'not_found' ? 'not_found' : agreement(record.result, heard)
@@ -35,8 +37,8 @@ export class Recheck {
         release()
       }
     }
-    const first = await once()
-    const last = first === 'not_found' ? await once() : first
+    const first = await once(record.key)
+    const last = first === 'not_found' ? await once(record.keySent ?? record.key) : first
     return last === 'not_found' ? agreement(record.result, { kind: 'not_found' }) : last
   }
 }

@@ -105,6 +105,7 @@ function flagsOf(draft: Draft): number {
 function extensionsOf(draft: Draft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
+  if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
   const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
   if (reconciliation === null) return named
   named.push(['since', String(reconciliation.since)])
@@ -180,7 +181,8 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   const status = r.u16() || null
   const named = new Map<string, string>()
   for (let extensions = r.u8(); extensions > 0; extensions--) named.set(r.text(), r.text())
-  const common = { ...fixed, key: named.get('key') ?? null }
+  const keySent = named.get('key-sent')
+  const common = { ...fixed, key: named.get('key') ?? null, ...(keySent === undefined ? {} : { keySent }) }
   const payload = new Reader(bytes, head)
   const result = decodeResult(r, payload)
   r.end()

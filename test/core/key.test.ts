@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { carriesKey, type KeyReading, readKey } from '../../src/core/key.ts'
+import { carriesKey, type KeyReading, otherSpelling, readKey } from '../../src/core/key.ts'
 import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
 import { KEY } from './fixtures.ts'
 
@@ -244,4 +244,22 @@ t.test('no header line at all makes the reader throw', async () => {
       )
     }),
   )
+})
+
+void t.test('how the upstream gets the key, where that is not as it is', async (t) => {
+  const spelt = (headers: readonly string[], more: Partial<KeyPolicy> = {}) =>
+    otherSpelling(headers, { ...KEY, ...more }, 'k1')
+  t.equal(spelt(['Idempotency-Key', 'k1']), null)
+  t.equal(spelt(['Idempotency-Key', ' k1\t']), null, 'blanks around it are no part of a line')
+  t.equal(spelt(['Idempotency-Key', '"k1"']), '"k1"')
+  t.equal(spelt(['IDEMPOTENCY-KEY', '"k1";a=1']), '"k1";a=1')
+  t.equal(spelt([]), null)
+  const from: KeySource[] = [
+    { kind: 'header', name: 'x-key' },
+    { kind: 'json', pointer: '/id' },
+    { kind: 'header', name: 'idempotency-key' },
+  ]
+  t.equal(spelt(['X-Key', 'k1', 'Idempotency-Key', '"k1"'], { from }), '"k1"')
+  for (const forward of ['none', { header: 'idempotency-key' }] as const)
+    t.equal(spelt(['Idempotency-Key', '"k1"'], { forward }), null)
 })

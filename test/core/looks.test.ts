@@ -23,8 +23,8 @@ const known = (more: Partial<Reconciliation> = {}): Reconciliation => ({
   ...newReconciliation(SINCE),
   ...more,
 })
-const step = (heard: Heard, before = known(), askedAt = SINCE, policy = POLICY) =>
-  stepOf(policy, before, CLAIMED, askedAt, heard)
+const step = (heard: Heard, before = known(), askedAt = SINCE, policy = POLICY, spellings: 1 | 2 = 1) =>
+  stepOf(policy, before, CLAIMED, askedAt, heard, spellings)
 
 const NOT_FOUND: Heard = { kind: 'not_found' }
 const PENDING: Heard = { kind: 'pending', why: 'status 202' }
@@ -134,4 +134,18 @@ void t.test('the last two questions are kept until not found counts', async (t) 
   t.same(pauses, [10_000, HOUR - 1000, HOUR - 1000])
   const without = step(PENDING, known({ asked: 2 }), CLAIMED + 1000, { ...policy, notFound: null })
   t.match(without, { pause: 40_000 })
+})
+
+void t.test('asked about in two spellings: each has to be not found as often', async (t) => {
+  const late = CLAIMED + POLICY.after
+  for (const [before, kind] of [
+    [1, 'unknown'],
+    [2, 'unknown'],
+    [3, 'resolved'],
+  ] as const)
+    t.equal(
+      step(NOT_FOUND, known({ asked: 9, notFound: before }), late, POLICY, 2).kind,
+      kind,
+      String(before),
+    )
 })

@@ -100,6 +100,22 @@ for (const kind of STORES) {
   )
 }
 
+void t.test(
+  'O03 an upstream that keeps the quotes of a key: what it did is found, and not done again',
+  async (t) => {
+    const upstream = await bank(t)
+    upstream.fate = (key) => (upstream.executed.includes(key) ? 'paid' : 'unheard')
+    const [proxy] = await replicas(t, 1, bankRoute(upstream.url, 'memory:'))
+    if (proxy === undefined) throw new Error('no proxy')
+    const key = `"${newKey()}"`
+    await send(proxy, key)
+    const ended = async (result: string) => (await proxy.metric(reconciled(result))) === 1
+    await until(async () => (await ended('completed')) || (await ended('retryable')))
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+    t.same(upstream.executed, [key])
+  },
+)
+
 for (const cache of ['that does as it is told', 'that does not'] as const)
   void t.test(`O03 "not found" out of a cache ${cache} frees nothing`, async (t) => {
     const upstream = await bank(t)

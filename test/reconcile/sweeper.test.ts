@@ -20,6 +20,7 @@ import {
 } from '../guard/harness.ts'
 import { draft, newId, newToken } from '../store/fixtures.ts'
 import {
+  AFTER,
   asking,
   broken,
   EVERY,
@@ -439,6 +440,49 @@ void t.test(
     t.equal(owner.n, 1)
   },
 )
+
+void t.test('a key that the upstream got in quotes is asked about with and without', async (t) => {
+  const quoted = `"${KEY}"`
+  const targets = [KEY, encodeURIComponent(quoted)].map((key) => `/payments?key=${key}`)
+  const policy = asking()
+  const world = async () => {
+    const store = new Store()
+    const owner = replica(t, { store })
+    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    await owner.get({ route: policy, key: quoted })
+    const one = worker(t, store, policy)
+    const ask = async (times: number, status: 200 | 404, key: string): Promise<void> => {
+      for (let n = 0; n < times; n++) {
+        one.script.push(one.says(status, { key, payment: { id: 'p1' } }))
+        store.now = Math.max((await unknownIn(store)).nextLookAt, store.now)
+        await one.round()
+      }
+    }
+    return { store, owner, one, ask }
+  }
+  // It keeps the quotes: found at the second question.
+  const strict = await world()
+  await strict.ask(1, 404, KEY)
+  await strict.ask(1, 200, quoted)
+  t.same(
+    strict.one.asked.map(({ target }) => target),
+    targets,
+  )
+  t.same(strict.one.results, ['scheduled', 'pending', 'completed'])
+  t.match(await strict.owner.get({ route: policy }), { replayed: true }, 'by either, since it is one key')
+  t.equal(strict.owner.n, 1)
+  // It knows of neither.
+  const none = await world()
+  none.store.now += AFTER
+  await none.ask(3, 404, KEY)
+  t.equal((await stored(none.store)).state, 'unknown', 'not twice without the quotes alone')
+  await none.ask(1, 404, KEY)
+  t.equal((await stored(none.store)).state, 'failed_retryable')
+  t.same(
+    none.one.asked.map(({ target }) => target),
+    [...targets, ...targets],
+  )
+})
 
 void t.test('a question that did not reach the upstream is not counted', async (t) => {
   const policy = asking({ attempts: 2 })

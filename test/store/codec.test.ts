@@ -70,7 +70,8 @@ const common = record({
   attempts: u16,
   lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
 })
-const drafts: fc.Arbitrary<Draft> = fc.tuple(common, variant).map(([a, b]) => ({ ...a, ...b }))
+const sent = fc.oneof(fc.constant({}), record({ keySent: text }))
+const drafts: fc.Arbitrary<Draft> = fc.tuple(common, sent, variant).map(([a, b, c]) => ({ ...a, ...b, ...c }))
 
 void t.test('a record reads as it was written and stamped', async (t) => {
   const stamps = record({
