@@ -129,8 +129,7 @@ function resolve(file: FileConfig, findings: Findings): Config {
     const policy = resolvePolicy({ name, match }, layers, file.limits, upstream.timeout)
     const written = explicit(layers)
     checkPolicy(findings, base, policy, common)
-    const fromEvents = policy.key.from.some((from) => from.kind === 'header' && from.name === 'ce-id')
-    checkReconcile(findings, base, written.reconcile, policy.reconcile, fromEvents)
+    checkReconcile(findings, base, written.reconcile, policy)
     if (base !== 'defaults' || unmatched === 'protect') checkStrictCaller(findings, base, policy)
     return { policy, written }
   }

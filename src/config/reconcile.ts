@@ -1,3 +1,4 @@
+import type { KeyPolicy, RoutePolicy } from '../core/policy.ts'
 import type { AnswerPattern, CompletedPattern, Expected, ReconcilePolicy } from '../core/reconcile.ts'
 import { asksByKey } from '../core/reconcile.ts'
 import type { Millis } from '../core/record.ts'
@@ -64,8 +65,7 @@ export function checkReconcile(
   findings: Findings,
   base: string,
   written: ReconcileConfig | null | undefined,
-  policy: ReconcilePolicy | null,
-  fromEvents: boolean,
+  { reconcile: policy, key }: Pick<RoutePolicy, 'reconcile' | 'key'>,
 ): void {
   if (written == null || policy === null) return
   /** Told where it is written: on the route, else in `defaults`. */
@@ -133,10 +133,32 @@ export function checkReconcile(
     )
   if (notFound !== null && policy.attempts < 2)
     refuse('attempts', 'found 1 attempt with `notFound`, which counts twice in a row; allowed: at least 2')
+  const untold = notFound === null ? null : whyUntold(policy, key)
+  if (untold !== null) refuse('notFound', untold, [`${base}.key`])
+  const fromEvents = key.from.some((from) => from.kind === 'header' && from.name === 'ce-id')
   if (fromEvents && asksByKey(policy))
     refuse(
       'request',
       'found {key} with header:ce-id, whose keys are told apart by ce-source, too; allowed: {record}',
       [`${base}.key.from`],
     )
+}
+
+/** Why the upstream cannot know what it is asked by, so that its "not found" shows nothing; null: it can. */
+function whyUntold(
+  { request }: ReconcilePolicy,
+  { from, forward, forwardFence, derive }: KeyPolicy,
+): string | null {
+  const asksBy = (what: string): boolean =>
+    [request.path, ...request.headers].some((text) => text.includes(what))
+  if (asksBy('{record}'))
+    return asksBy('{key}') || forwardFence
+      ? null
+      : 'found {record}, which the upstream is not told, so that it finds nothing; allowed: `key.forwardFence: true`, or no `notFound`'
+  if (!asksBy('{key}')) return null
+  if (forward === 'none' && from.every(({ kind }) => kind === 'header'))
+    return 'found {key} with `key.forward: none`: the upstream is not told it, so that it finds nothing; allowed: another `key.forward`, or no `notFound`'
+  if (derive !== null && typeof forward === 'string')
+    return 'found {key} with `key.derive`: the upstream is not told a derived key, so that it finds nothing; allowed: `key.forward` with the name of a header, or no `notFound`'
+  return null
 }

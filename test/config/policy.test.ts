@@ -194,6 +194,7 @@ void t.test('every promise given up by name is warned of in a sentence with its 
 void t.test('reconcile: `after` is upstream.timeout, and a route adds to what `defaults` says', async (t) => {
   const { routes, defaults, warnings } = load(`upstream: { url: http://127.0.0.1:3000, timeout: 20s }
 defaults:
+  key: { forwardFence: true }
   reconcile:
     request: { path: "/a/{record}", headers: { Authorization: "Bearer a" } }
     identity: { /record: "{record}" }
