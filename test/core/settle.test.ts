@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { CompletedResponse, Outcome } from '../../src/core/record.ts'
+import { withoutResponse } from '../../src/core/resolve.ts'
 import {
   ACCEPTING,
   claimDraft,
@@ -154,4 +155,15 @@ t.test('a refused outcome is a duplicate where this attempt completed the record
       t.equal(judgeRefusal(record, { token: other, state }), 'stale', `${record.state} ${state}`)
   }
   t.equal(judgeRefusal(expired(), { token, state: 'completed' }), 'stale')
+})
+
+void t.test('a resolution without its response: where there is one', async (t) => {
+  const response = { status: 201, reason: '', headers: ['location', '/p/1'], body: bytes(5), trailers: [] }
+  const less = { kept: false, why: 'no_room', status: 201, location: '/p/1' } as const
+  t.same(withoutResponse({ kind: 'completed', result: { kept: true, response } }), {
+    kind: 'completed',
+    result: less,
+  })
+  t.equal(withoutResponse({ kind: 'completed', result: less }), null)
+  t.equal(withoutResponse({ kind: 'not_executed', reason: 'said so' }), null)
 })
