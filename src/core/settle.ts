@@ -65,8 +65,15 @@ export function outcomeDraft(
 }
 
 /** What an uncertain outcome makes of its own record where that is unknown already: it says why, the rest stays. */
-export function stillUnknown(found: Unknown, draft: Extract<OutcomeDraft, { state: 'unknown' }>): Draft {
-  return { ...draft, reconciliation: found.reconciliation }
+export function stillUnknown(
+  found: Unknown,
+  draft: Extract<Draft, { state: 'unknown' }>,
+  now: Millis,
+): { readonly draft: Draft; readonly spans: Spans } {
+  return {
+    draft: { ...draft, reconciliation: found.reconciliation },
+    spans: { dueIn: found.nextLookAt - now, dropIn: found.dropAt - now },
+  }
 }
 
 export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {

@@ -1,6 +1,6 @@
 import { decide } from '../core/decide.ts'
 import { type IdempotencyRecord, type Millis, type Spans, type State, shortId } from '../core/record.ts'
-import { judgeRefusal, type OutcomeDraft, stillUnknown } from '../core/settle.ts'
+import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
 import type { Unsettled } from '../core/unsettled.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull } from '../store/register.ts'
@@ -31,11 +31,8 @@ export class OutcomeWriter {
     try {
       const reply = await this.#records.settle(id, draft, spans)
       if (reply.kind === 'refused') {
-        const { record, now } = reply
-        const own =
-          (await this.#writeUnknown(unsettled, record, now)) ??
-          (claimed ? null : await this.#writeUnclaimed(unsettled, record, now))
-        return own ?? this.#refused(unsettled, record)
+        const own = claimed ? null : await this.#writeUnclaimed(unsettled, reply.record, reply.now)
+        return own ?? this.#refused(unsettled, reply.record)
       }
       const lost = reply.kind === 'recovered' && claimed
       if (lost)
@@ -60,22 +57,6 @@ export class OutcomeWriter {
       }
       throw error
     }
-  }
-
-  /** Uncertain, and the attempt's record is unknown already: what was asked and answered since stays. null: it is not so. */
-  async #writeUnknown(unsettled: Unsettled, found: IdempotencyRecord, now: Millis): Promise<Settled | null> {
-    const { id, draft } = unsettled
-    if (draft.state !== 'unknown' || found.state !== 'unknown' || !found.token.equals(draft.token))
-      return null
-    const moved = await this.#records.replace(
-      id,
-      found.version,
-      stillUnknown(found, draft),
-      remaining(found, now),
-    )
-    // The sweeper, or a person, was faster.
-    if (moved?.kind !== 'written') return await this.write(unsettled)
-    return this.#written(unsettled, 'unknown', draft.state, null)
   }
 
   /** The attempt has no claim in the store, and another record is there. null: that one stands. */

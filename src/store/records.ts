@@ -1,6 +1,6 @@
 import type { Rate } from '../core/policy.ts'
 import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
-import { ACCEPTING, ACCEPTING_UNKNOWN } from '../core/settle.ts'
+import { ACCEPTING, ACCEPTING_UNKNOWN, stillUnknown } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import type {
   Condition,
@@ -65,8 +65,8 @@ export class Records {
   }
 
   /**
-   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. An uncertain outcome of a
-   * record that is unknown already is refused: it may have been asked about, which {@link replace} has to keep.
+   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. An uncertain one keeps
+   * what was found out about a record that is unknown already.
    */
   async settle(id: RecordId, draft: Draft, spans: Spans): Promise<SettleReply> {
     const bytes = encodeDraft(draft)
@@ -75,6 +75,13 @@ export class Records {
       states: draft.state === 'unknown' ? ACCEPTING_UNKNOWN : ACCEPTING,
     }
     const reply = await this.#swapOrPut(id, condition, bytes, spans)
+    const unknown = reply.kind === 'refused' && reply.record.state === 'unknown' ? reply.record : null
+    if (draft.state === 'unknown' && unknown?.token.equals(draft.token)) {
+      const still = stillUnknown(unknown, draft, reply.now)
+      const kept = await this.replace(id, unknown.version, still.draft, still.spans)
+      // The sweeper, or a person, was faster.
+      return kept?.kind === 'written' ? kept : await this.settle(id, draft, spans)
+    }
     // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
     const again = reply.kind === 'refused' && recognise(reply.record, draft, reply.now) !== null
     return again ? await this.#swapOrPut(id, condition, bytes, spans) : reply
