@@ -3,9 +3,11 @@ import { setTimeout as wait } from 'node:timers/promises'
 import { openAdmin } from './admin/open.ts'
 import { verifier } from './callers/jwt.ts'
 import type { Config } from './config/config.ts'
+import type { Loaded } from './config/load.ts'
 import { Budget } from './core/budget.ts'
 import { ByRecord } from './core/by-record.ts'
 import type { JwtPolicy } from './core/policy.ts'
+import { policyNamed } from './core/route.ts'
 import { ReplayGrants } from './guard/authorize.ts'
 import type { Run } from './guard/call.ts'
 import { Latency } from './guard/latency.ts'
@@ -22,6 +24,7 @@ import { dataServer } from './http/data.ts'
 import { closeServer, listen } from './http/listening.ts'
 import { watchConnections } from './http/traffic.ts'
 import { Issuer } from './issuer/tokens.ts'
+import { breakerTeller } from './observe/breaker.ts'
 import { countersOf } from './observe/counters.ts'
 import { type Fitness, watchFitness } from './observe/fitness.ts'
 import { History } from './observe/history.ts'
@@ -32,8 +35,8 @@ import { timed } from './observe/timed.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
 import { Recheck } from './reconcile/recheck.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
-import type { BreakerState } from './store/breaker.ts'
-import { openStore } from './store/open.ts'
+import { reloader } from './reload.ts'
+import { nameOf, openStore } from './store/open.ts'
 import { type Left, Outbox } from './store/outbox.ts'
 import { Records } from './store/records.ts'
 import { tokens } from './store/tokens.ts'
@@ -45,11 +48,11 @@ export interface Proxy {
   readonly url: string
   readonly adminUrl: string | null
   readonly opsUrl: string | null
+  /** Puts what was read in force, where it is valid and needs no restart (contract §10); says why not in the log. */
+  reload(loaded: Loaded): void
   /** Announces, serves on for `drain.delay`, then ends: running calls finish and are stored (contract §11). */
   drain(): Promise<void>
 }
-
-const BREAKER_GAUGE: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
 
 /**
  * Composes and starts a proxy: store → upstream → servers → listen.
@@ -57,6 +60,7 @@ const BREAKER_GAUGE: Readonly<Record<BreakerState, number>> = { closed: 0, half_
  */
 export async function start(config: Config, log: Logger): Promise<Proxy> {
   const startedAt = Date.now()
+  const inForce = { config }
   for (const warning of config.warnings) log.warn(warning)
   const budget = new Budget(config.limits.buffered)
   // Shadow mode takes no room from the routes that protect.
@@ -69,21 +73,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     idempotency_buffered_bytes: () => budget.held + overheard.held,
     idempotency_spooled: () => settler.size,
   })
+  metrics.set('idempotency_config_last_reload_successful', {}, 1)
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
 
   const { outbox, left: unwritten } = await openOutbox(config, log)
   const storeName = nameOf(config.store.url)
-  let down = false
   let fitness: Fitness | null = null
-  const breaker = (state: BreakerState): void => {
-    metrics.set('idempotency_breaker_state', { store: storeName }, BREAKER_GAUGE[state])
-    // It closes because the store answered.
-    if (state === 'closed') metrics.set('idempotency_store_up', { store: storeName }, 1)
-    // Each probe that fails opens it anew; said once.
-    if (state === 'open' && !down) log.error({ store: storeName }, 'the store does not answer: breaker open')
-    if (state === 'closed') log.warn({ store: storeName }, 'the store answers again: breaker closed')
-    if (state !== 'half_open') down = state === 'open'
-  }
   const register = timed(
     await openStore(config.store, {
       onEvent: (kind, detail) => {
@@ -91,11 +86,11 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
         // Another server may answer to the name now, or the same one with other settings.
         if (kind === 'connected') fitness?.lookAgain()
       },
-      onBreaker: breaker,
+      onBreaker: breakerTeller(storeName, metrics, log),
     }),
     metrics,
   )
-  metrics.set('idempotency_breaker_state', { store: register.name }, BREAKER_GAUGE.closed)
+  metrics.set('idempotency_breaker_state', { store: register.name }, 0)
   const records = new Records(register)
   const watched = await watchFitness(register, metrics, log)
   fitness = watched
@@ -140,14 +135,15 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     unfitForStrict: () => watched.mayEvict() && !config.store.acceptRisk,
     pause: wait,
     newToken: tokens(),
-    maxInFlight: config.limits.inFlight,
+    get maxInFlight() {
+      return inForce.config.limits.inFlight
+    },
   }
 
-  const policies = new Map([...config.routes, config.defaults].map((policy) => [policy.name, policy]))
   const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
   const asking = {
     forward: forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }),
-    policyOf: (route: string) => policies.get(route) ?? null,
+    policyOf: (route: string) => policyNamed(inForce.config, route),
   }
   const reconciler = new Reconciler({
     ...asking,
@@ -176,7 +172,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     },
   }
   const data = await dataServer({
-    config,
+    inForce,
     ports,
     upstream: passing,
     issuer,
@@ -193,7 +189,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     draining: () => draining,
   })
   const traffic = watchConnections(data)
-  const door = await openAdmin(config, {
+  const door = await openAdmin(inForce, {
     records,
     waiters,
     own: { isRunning: (id) => running.has(id), tell: (id) => settler.flush(id) },
@@ -299,7 +295,12 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     await closeAll()
     log.info('stopped')
   }
-  return { url, adminUrl, opsUrl, drain: () => (ending ??= end()) }
+  const reload = reloader(log, metrics, inForce, ({ limits }) => {
+    budget.resize(limits.buffered)
+    overheard.resize(limits.buffered)
+    waiters.resize(limits.waiters)
+  })
+  return { url, adminUrl, opsUrl, reload, drain: () => (ending ??= end()) }
 }
 
 /** How long what an earlier process left may keep the start waiting, where there is much of it. */
@@ -327,10 +328,4 @@ const DRAIN_LOOK = 20
 
 function jwtPolicies({ routes, defaults }: Config): JwtPolicy[] {
   return [...routes, defaults].map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
-}
-
-/** As the store will call itself, before it is there: `rediss:` is Redis, too. */
-function nameOf(storeUrl: string): string {
-  const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
-  return scheme === 'rediss' ? 'redis' : scheme
 }

@@ -55,7 +55,15 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   config: ['callers/key-text.ts'],
   guard: [...PORTS],
   reconcile: [...PORTS],
-  admin: ['guard', ...PORTS, 'config/config.ts', 'config/units.ts', 'observe/audit.ts', 'observe/history.ts'],
+  admin: [
+    'guard',
+    ...PORTS,
+    'config/changes.ts',
+    'config/config.ts',
+    'config/units.ts',
+    'observe/audit.ts',
+    'observe/history.ts',
+  ],
   // What clients of the API and its developers are told; descriptions of theirs.
   published: ['config/config.ts'],
   openapi: ['published', 'config'],
@@ -63,11 +71,15 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   observe: [
     'guard/call.ts',
     'reconcile/reconciler.ts',
+    'store/breaker.ts',
     'store/register.ts',
     'store/file-lock.ts',
     'config/config.ts',
   ],
+  // What was read anew, compared with what is in force.
+  reload: ['admin', 'config', 'observe'],
   main: [
+    'reload',
     'admin',
     'guard',
     'reconcile',

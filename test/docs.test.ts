@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { SHADOW_FIGURES } from '../src/admin/shadow-schema.ts'
+import { FILE_EFFECTS, POLICY_EFFECTS } from '../src/config/effects.ts'
 import { formatConfigError, loadConfig } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/likeness.ts'
@@ -61,6 +62,17 @@ t.test('docs/reconciliation.md says when every result is counted', async (t) => 
 t.test('docs/configuration.md is what the schema says', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
   t.equal(text, configurationDoc(), 'run: node scripts/docs.ts > docs/configuration.md')
+})
+
+t.test('docs/reload.md names everything whose change is not live', async (t) => {
+  const told = rows('docs/reload.md').flatMap(([properties = '', effect]) =>
+    effect === 'restart' || effect === 'identifies' ? properties.split(', ').map((one) => [one, effect]) : [],
+  )
+  const known = Object.entries({ ...FILE_EFFECTS, ...POLICY_EFFECTS })
+    .map(([path, rule]) => [path, typeof rule === 'string' ? rule : rule.effect])
+    .filter(([, effect]) => effect !== 'live')
+  t.same(Object.fromEntries(told), Object.fromEntries(known))
+  t.equal(told.length, known.length)
 })
 
 t.test('docs/profiles.md says what every profile decides', async (t) => {

@@ -1,12 +1,35 @@
+import type { Change } from '../config/changes.ts'
 import type { Config } from '../config/config.ts'
 
 const MASK = '***'
 /** Members whose values are secrets, or may hold some. */
-const SECRET = /^(?:token|secret|keyFile|password|keys)$/
+const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password|keys)$/
 
 /** The configuration in force, in milliseconds and bytes, without its secrets (contract §12 `/v1/config`). */
 export function effective(config: Config): Record<string, unknown> {
   return shown(config, []) as Record<string, unknown>
+}
+
+/** What a reload changes or would change, in one line: path, old value, new value, in milliseconds and bytes. */
+export function changeLine({ path, was, now, about }: Change): string {
+  const names = path.split('.')
+  const [before, after] = [valueText(was, names), valueText(now, names)]
+  const same = before === after ? ' (another value)' : ''
+  return `${path}: ${before} → ${after}${same}${about === null ? '' : ` (${about})`}`
+}
+
+function valueText(value: unknown, path: readonly string[]): string {
+  if (value === undefined) return 'none'
+  const text = JSON.stringify(shown(value, path), asWritten)
+  return text.startsWith('"') ? (JSON.parse(text) as string) : text
+}
+
+/** Sources and addresses as the file has them. */
+function asWritten(_name: string, value: unknown): unknown {
+  if (typeof value !== 'object' || value === null) return value
+  const { kind, name, pointer = name, host, port } = value as Readonly<Record<string, unknown>>
+  if (typeof kind === 'string' && typeof pointer === 'string') return `${kind}:${pointer}`
+  return typeof host === 'string' && typeof port === 'number' ? `${host}:${port}` : value
 }
 
 function shown(value: unknown, path: readonly string[]): unknown {

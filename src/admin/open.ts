@@ -1,4 +1,4 @@
-import type { Config } from '../config/config.ts'
+import type { InForce } from '../config/config.ts'
 import { Audit, type AuditSink } from '../observe/audit.ts'
 import { AdminApi } from './api.ts'
 import type { AdminPorts } from './ports.ts'
@@ -26,18 +26,31 @@ export interface AdminOptions
  * Null: there is none, for want of a token or of a listener.
  * @throws where the audit log cannot be opened.
  */
-export async function openAdmin(config: Config, options: AdminOptions): Promise<Admin | null> {
-  const { listen, token, hosts } = config.admin
+export async function openAdmin(inForce: InForce, options: AdminOptions): Promise<Admin | null> {
+  const { admin, audit: log } = inForce.config
+  const { listen, token, hosts } = admin
   if (listen === null || token === null) return null
   const { version, onAudit, onBug, ...rest } = options
-  const audit = await Audit.open(config.audit.file, onAudit).catch((error: unknown) => {
+  const audit = await Audit.open(log.file, onAudit).catch((error: unknown) => {
     throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
   })
   const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
+  let subjects = new Subjects(inForce.config)
+  const ports: AdminPorts = {
+    ...rest,
+    audit,
+    get config() {
+      return inForce.config
+    },
+    get subjects() {
+      if (!subjects.isOf(inForce.config)) subjects = new Subjects(inForce.config)
+      return subjects
+    },
+  }
   return {
     token,
     hosts: [...hosts, bracketed.toLowerCase()],
-    api: new AdminApi({ ...rest, config, audit, subjects: new Subjects(config) }, version, onBug),
+    api: new AdminApi(ports, version, onBug),
     [Symbol.asyncDispose]: () => audit.close(),
   }
 }

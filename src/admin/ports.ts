@@ -9,6 +9,7 @@ import type { Subjects } from './subject.ts'
 
 /** What the admin API needs of the process. */
 export interface AdminPorts {
+  /** What is in force: asked for anew by each request. */
   readonly config: Config
   readonly records: Records
   readonly subjects: Subjects

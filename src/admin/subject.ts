@@ -19,6 +19,10 @@ export class Subjects {
     this.#router = new Router(config.routes, normalisePath)
   }
 
+  isOf(config: Config): boolean {
+    return this.#config === config
+  }
+
   /** Settings of the route that a record was made under; what no route is called any more is as `defaults` say. */
   policy(name: string): RoutePolicy {
     return this.#config.routes.find((route) => route.name === name) ?? this.#config.defaults

@@ -1,14 +1,21 @@
-import { type Args, type Command, FINE, type Io, usage } from './command.ts'
+import { changeLine } from '../admin/effective.ts'
+import { type Change, changesBetween } from '../config/changes.ts'
+import type { Config } from '../config/config.ts'
+import type { Effect } from '../config/effects.ts'
+import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { configOf, SERVING, servingFlags, tellErrors } from './configuration.ts'
 
 export const check: Command = {
   name: 'check',
-  usage: ['check [FILE] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]'],
+  usage: ['check [FILE] [--against OLD] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]'],
   about: [
     'checks a configuration (default: the file of --config) as if it were served with these flags;',
-    'exit 1 and all errors where there are any',
+    'exit 1 and all errors where there are any, or what a proxy that runs with OLD would need a restart for',
   ],
-  options: SERVING,
+  options: {
+    against: { value: 'OLD', help: 'the configuration that is in force: lists what a reload refuses' },
+    ...SERVING,
+  },
   run: (args: Args, io: Io): number => {
     const [file = args.text('config'), ...more] = args.positionals
     if (more.length > 0) return usage(io, `check takes one file, found ${args.positionals.length}`)
@@ -16,7 +23,34 @@ export const check: Command = {
     const loaded = configOf(file, servingFlags(args), io.env)
     if (!loaded.ok) return tellErrors(io, loaded.errors)
     for (const warning of loaded.config.warnings) io.err(`warning: ${warning}\n`)
-    io.out(`${file}: fine\n`)
-    return FINE
+    const against = args.text('against')
+    if (against === undefined) {
+      io.out(`${file}: fine\n`)
+      return FINE
+    }
+    const old = configOf(against, servingFlags(args), io.env)
+    return old.ok ? compare(io, file, old.config, loaded.config) : tellErrors(io, old.errors)
   },
+}
+
+const ADVICE: Readonly<Record<Exclude<Effect, 'live'>, string>> = {
+  restart: 'needs a restart',
+  identifies:
+    'identifies records: needs a restart, and keys used before are other keys after it; wait out ttl',
+}
+
+function compare(io: Io, file: string, before: Config, after: Config): number {
+  const changes = changesBetween(before, after)
+  const lines = (effect: Exclude<Effect, 'live'>): string[] =>
+    changes.filter(by(effect)).map((change) => `${changeLine(change)}: ${ADVICE[effect]}\n`)
+  const refused = [...lines('identifies'), ...lines('restart')]
+  for (const line of refused) io.out(line)
+  if (refused.length > 0) return FINDING
+  io.out(`${file}: fine; a reload applies all of it\n`)
+  for (const change of changes) io.out(`  ${changeLine(change)}\n`)
+  return FINE
+}
+
+function by(effect: Effect): (change: Change) => boolean {
+  return (change) => change.effect === effect
 }

@@ -1,5 +1,7 @@
+import type { Loaded } from '../config/load.ts'
+import { FileWatch } from '../config/watch.ts'
 import { start } from '../main.ts'
-import { openLog } from '../observe/log.ts'
+import { type Logger, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { configOf, SERVING, servingFlags, tellErrors } from './configuration.ts'
@@ -20,9 +22,22 @@ async function runServe(args: Args, io: Io): Promise<number> {
   if (args.positionals.length > 0) return usage(io, `unexpected argument "${args.positionals[0]}"`)
   if (!args.has('config') && !args.has('upstream'))
     return usage(io, 'nothing to serve: give --config FILE or --upstream URL')
-  const loaded = configOf(args.text('config') ?? null, servingFlags(args), io.env)
+  const file = args.text('config') ?? null
+  const read = (): Loaded => configOf(file, servingFlags(args), io.env)
+  let log: Logger | null = null
+  // Until it has started, a reload is remembered.
+  let asksReload = false
+  let reload = (): void => void (asksReload = true)
+  const onLost = (error: Error): void =>
+    log?.warn(
+      { error: String(error) },
+      'the folder of the configuration cannot be watched; the file is looked at',
+    )
+  // Before the file is read, so that no change is missed.
+  using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
+  const loaded = read()
   if (!loaded.ok) return tellErrors(io, loaded.errors)
-  const log = openLog(loaded.config.log)
+  log = openLog(loaded.config.log)
   const { promise: asked, resolve: ask } = Promise.withResolvers<void>()
   const stop = (signal: NodeJS.Signals): void => {
     log.info({ signal }, 'stopping')
@@ -31,10 +46,8 @@ async function runServe(args: Args, io: Io): Promise<number> {
   // Before the start, so that a signal during it ends in a drain, too.
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
-  // Its default would end the process in mid-request; it is what people send to reload.
-  process.on('SIGHUP', () =>
-    log.warn('SIGHUP does nothing: this version reads its configuration at start only'),
-  )
+  // Its default would end the process in mid-request.
+  process.on('SIGHUP', () => reload())
   let proxy: Awaited<ReturnType<typeof start>>
   try {
     proxy = await start(loaded.config, log)
@@ -42,6 +55,15 @@ async function runServe(args: Args, io: Io): Promise<number> {
     log.fatal(`cannot start: ${(error as Error).message}`)
     return FINDING
   }
+  reload = () => {
+    if (file === null) return log.warn('SIGHUP does nothing without a configuration file')
+    try {
+      proxy.reload(read())
+    } catch (error) {
+      log.error({ err: error }, 'internal error: the configuration was not reloaded')
+    }
+  }
+  if (asksReload) reload()
   await asked
   try {
     await proxy.drain()

@@ -1,4 +1,4 @@
-import type { RoutePolicy } from '../core/policy.ts'
+import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
 import { normalisePath } from '../core/target.ts'
 import type { Address, Config } from './config.ts'
 import type { Findings } from './errors.ts'
@@ -165,7 +165,7 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
         `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``,
       )
     }
-    const covering = [...routes.slice(0, i).entries()].filter(([, other]) => covers(other, route))
+    const covering = [...routes.slice(0, i).entries()].filter(([, other]) => covers(other.match, route.match))
     if (methods.every((method) => covering.some(([, other]) => other.match.methods.includes(method)))) {
       findings.conflict(
         [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
@@ -182,12 +182,12 @@ function isNormal(path: string): boolean {
 }
 
 /** Whether every path that `later` matches is matched by `earlier`, too. */
-function covers(earlier: RoutePolicy, later: RoutePolicy): boolean {
-  if (earlier.match.exact && !later.match.exact) return false
-  const segments = ({ path }: RoutePolicy['match']): string[] =>
-    (earlier.match.exact ? path : normalisePath(path)).split('/').slice(1)
-  const wide = segments(earlier.match)
-  const narrow = segments(later.match)
+export function covers(earlier: RouteMatch, later: RouteMatch): boolean {
+  if (earlier.exact && !later.exact) return false
+  const segments = ({ path }: RouteMatch): string[] =>
+    (earlier.exact ? path : normalisePath(path)).split('/').slice(1)
+  const wide = segments(earlier)
+  const narrow = segments(later)
   if (wide.join('/') === '*') return true
   for (const [i, segment] of wide.entries()) {
     const other = narrow[i]

@@ -35,6 +35,11 @@ export interface Config {
   readonly warnings: readonly string[]
 }
 
+/** The configuration in force. A reload puts another one in its place, whole; who has begun with one goes on with it. */
+export interface InForce {
+  readonly config: Config
+}
+
 /** Makes signed keys that expire (contract §4). */
 export interface IssuerConfig {
   readonly path: string

@@ -1,6 +1,6 @@
 /** A bound on bytes held at one time (`limits.buffered`). */
 export class Budget {
-  readonly #most: number
+  #most: number
   #held = 0
 
   constructor(most: number) {
@@ -9,6 +9,11 @@ export class Budget {
 
   get held(): number {
     return this.#held
+  }
+
+  /** Another bound from now on. What is held stays: where it is more than that, nothing is taken until it has gone. */
+  resize(most: number): void {
+    this.#most = most
   }
 
   /** False: no room; nothing was taken. */

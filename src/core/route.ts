@@ -39,6 +39,14 @@ export class Router {
   }
 }
 
+/** The policy that a record's route is called by; null: there is no such route (any more). */
+export function policyNamed(
+  { routes, defaults }: { readonly routes: readonly RoutePolicy[]; readonly defaults: RoutePolicy },
+  name: string,
+): RoutePolicy | null {
+  return name === defaults.name ? defaults : (routes.find((route) => route.name === name) ?? null)
+}
+
 function normalSegments(
   segments: readonly (string | null)[],
   normalise: (path: string) => string,

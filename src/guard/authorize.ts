@@ -55,7 +55,8 @@ export async function mayBeTold(
   ])
   // By every credential that is shown: another token of the same caller may be the revoked one.
   const shown = filterLines(call.headers, (name) => credentials.has(name))
-  const caller = digest(frame([policy.path, ...shown]), null)
+  // A grant is worth nothing to a policy that remembers for another time, such as one that a reload put in force.
+  const caller = digest(frame([policy.path, String(policy.cache), ...shown]), null)
   if (ports.grants.has(caller)) return null
   const startedAt = performance.now()
   // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.

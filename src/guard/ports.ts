@@ -36,6 +36,7 @@ export interface Ports extends Teller {
   readonly pause: (time: Millis) => Promise<unknown>
   /** 16 random bytes. */
   readonly newToken: () => Buffer
+  /** As the configuration has it now. */
   readonly maxInFlight: number
   /** Requests of the walk now, whatever they wait for. */
   readonly inFlight: { count: number }

@@ -50,6 +50,8 @@ type Part =
  */
 export class Shadow {
   readonly #ports: Ports
+  /** As it is now: it may change while the proxy runs. */
+  readonly #bound: Pick<Ports, 'maxInFlight'>
   readonly #told: (trace: Trace, verdict: Verdict) => void
   readonly #lanes = new Map<RecordId, Lane>()
   #size = 0
@@ -61,6 +63,7 @@ export class Shadow {
   constructor(ports: Ports, told: (trace: Trace, verdict: Verdict) => void) {
     // These claims protect nobody: they are counted by their verdicts alone.
     this.#ports = { ...ports, observer: { ...ports.observer, claimed() {}, leaseExpired() {} } }
+    this.#bound = ports
     this.#told = told
   }
 
@@ -71,7 +74,7 @@ export class Shadow {
 
   /** Takes one of `limits.inFlight` places, which {@link observe} gives back. False: there is none, which is told. */
   enter({ route, traceId }: Pick<Call, 'route' | 'traceId'>): boolean {
-    if (this.#size >= this.#ports.maxInFlight) {
+    if (this.#size >= this.#bound.maxInFlight) {
       this.#told(newTrace(route.name, traceId), 'overloaded')
       return false
     }
@@ -242,7 +245,7 @@ export class Shadow {
 
   /** False: given up. A store that hangs must not take all places: requests would be told as `overloaded`. */
   async #tellRecord(run: Run, outcome: Shown): Promise<boolean> {
-    if (this.#adopting >= this.#ports.maxInFlight / 2) return false
+    if (this.#adopting >= this.#bound.maxInFlight / 2) return false
     this.#adopting++
     try {
       return await adopt(this.#ports, run, outcome, () => this.#closed)

@@ -21,7 +21,7 @@ export type News =
 /** Duplicates that are held until the first request has finished (contract §6): one room for each record. */
 export class Waiters {
   readonly #records: Pick<Records, 'get' | 'watch'>
-  readonly #most: number
+  #most: number
   readonly #looks: Looks
   readonly #rooms = new Map<RecordId, Room>()
   #size = 0
@@ -35,6 +35,11 @@ export class Waiters {
 
   get size(): number {
     return this.#size
+  }
+
+  /** Another bound from now on; who sits stays. */
+  resize(most: number): void {
+    this.#most = most
   }
 
   /** A seat; null where `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */

@@ -1,6 +1,6 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
-import type { Config } from '../config/config.ts'
+import type { Config, InForce } from '../config/config.ts'
 import { linesOf } from '../core/headers.ts'
 import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
@@ -26,7 +26,7 @@ const HEAD_TIMEOUT = 30_000
 const KEEP_ALIVE = 72_000
 
 export interface DataOptions {
-  readonly config: Config
+  readonly inForce: InForce
   readonly ports: Ports
   readonly upstream: Upstream
   readonly issuer: KeyIssuer | null
@@ -49,14 +49,22 @@ type Way =
 
 /** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
 export async function dataServer(options: DataOptions): Promise<Server> {
-  const { config, ports, upstream } = options
-  const router = new Router(config.routes, normalisePath)
+  const { ports, upstream } = options
+  const { config } = options.inForce
+  let routing = routingBy(config)
+  /** By the configuration in force; the policy that a request finds there is its own to the end. */
+  const routed = (): Routing => {
+    if (routing.config !== options.inForce.config) routing = routingBy(options.inForce.config)
+    return routing
+  }
   const trusted = trustTester(config.trustProxy)
   const writer = new Writer(config.problems.baseUrl, config.upstream.idleTimeout)
   const guarded: GuardedOptions = {
     ports,
     writer,
-    upload: config.limits.upload,
+    get upload() {
+      return options.inForce.config.limits.upload
+    },
     host: upstream.host,
     statusPath: config.status.path,
     onBug: options.onBug,
@@ -82,7 +90,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     const query = new URLSearchParams(asked.query)
     const method = query.get('method') ?? 'POST'
     const target = parseTarget(query.get('path') ?? '')
-    const way = target === null ? null : policyOf(config, router, method, target)
+    const way = target === null ? null : policyOf(routed(), method, target)
     if (target === null || way === null || way.mode !== 'enforce' || way.key.presence === 'ignored') {
       const detail = `no protected route matches ${method} ${target?.path ?? 'without a path'}; ask with ?method=…&path=/…`
       writer.problem(request, response, refusal('route_not_found', detail))
@@ -118,7 +126,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
           response.end()
           return
         }
-        const way = wayOf(config, router, request, target)
+        const way = wayOf(routed(), request, target)
         switch (way.kind) {
           case 'guard':
             void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
@@ -161,7 +169,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
         return
       }
       // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
-      if (wayOf(config, router, request, target).kind === 'refuse') {
+      if (wayOf(routed(), request, target).kind === 'refuse') {
         socket.end(writer.problemMessage(noRoute(request.method as string, target)))
         return
       }
@@ -182,12 +190,21 @@ export async function dataServer(options: DataOptions): Promise<Server> {
   return app.server
 }
 
+interface Routing {
+  readonly config: Config
+  readonly router: Router
+}
+
+function routingBy(config: Config): Routing {
+  return { config, router: new Router(config.routes, normalisePath) }
+}
+
 function noRoute(method: string, target: Target): Refusal {
   return refusal('route_not_found', `no route matches ${method} ${target.path}`)
 }
 
 /** The policy of a request that carries a key; null: nothing is protected there. */
-function policyOf(config: Config, router: Router, method: string, target: Target): RoutePolicy | null {
+function policyOf({ config, router }: Routing, method: string, target: Target): RoutePolicy | null {
   const route = router.match(method, target)
   if (route !== null) return route
   const protectable = method === 'POST' || method === 'PATCH'
@@ -199,7 +216,8 @@ function mayHaveKey({ rawHeaders }: IncomingMessage, { key }: RoutePolicy): bool
   return carriesKey(rawHeaders, key.from) || keyNeedsBody(key) || key.derive !== null
 }
 
-function wayOf(config: Config, router: Router, request: IncomingMessage, target: Target): Way {
+function wayOf(routing: Routing, request: IncomingMessage, target: Target): Way {
+  const { config, router } = routing
   const method = request.method as string
   const { issuer, status } = config
   if (issuer !== null && method === 'POST' && target.path === normalisePath(issuer.path))
@@ -210,7 +228,7 @@ function wayOf(config: Config, router: Router, request: IncomingMessage, target:
   const route = router.match(method, target)
   if (route === null) {
     if (config.unmatched === 'reject') return { kind: 'refuse' }
-    const defaults = policyOf(config, router, method, target)
+    const defaults = policyOf(routing, method, target)
     const looksAt =
       defaults !== null &&
       defaults.mode !== 'off' &&

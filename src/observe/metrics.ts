@@ -120,6 +120,11 @@ export const METRICS = {
     labels: ['store'],
     help: '0 unfit, 1 volatile, 2 unknown, 3 strict.',
   },
+  idempotency_config_last_reload_successful: {
+    kind: 'gauge',
+    labels: [],
+    help: '1 while what was last read of the configuration is in force, 0 where it was invalid or needs a restart.',
+  },
   idempotency_build_info: { kind: 'gauge', labels: ['version', 'node'], help: 'Always 1.' },
 } as const satisfies Record<string, Metric>
 export type MetricName = keyof typeof METRICS

@@ -43,3 +43,9 @@ export async function openStore(config: StoreConfig, hooks: StoreHooks): Promise
     )
   return withBreaker(await open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
 }
+
+/** As the store will call itself, before it is there: `rediss:` is Redis, too. */
+export function nameOf(storeUrl: string): string {
+  const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
+  return scheme === 'rediss' ? 'redis' : scheme
+}

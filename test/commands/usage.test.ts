@@ -44,6 +44,51 @@ void t.test('what is not in this version says so, and exits 2', async (t) => {
   }
 })
 
+void t.test('check --against names what a reload refuses, and exits 1 where there is any', async (t) => {
+  const dir = tempDir(t)
+  const file = (name: string, content: string): string => {
+    writeFileSync(join(dir, name), `upstream: { url: "http://127.0.0.1:3000" }\n${content}\n`)
+    return join(dir, name)
+  }
+  const old = file('old.yaml', 'routes: [{ name: pay, match: { path: /pay } }]')
+  const live = file('live.yaml', 'routes: [{ name: pay, match: { path: /pay }, ttl: 48h, ttlFailed: 1h }]')
+  t.match(await command(['check', live, '--against', old]), {
+    code: 0,
+    out: [
+      `${live}: fine; a reload applies all of it`,
+      '  routes[pay].ttl: 86400000 → 172800000',
+      '  routes[pay].ttlFailed: 86400000 → 3600000',
+      '',
+    ].join('\n'),
+  })
+  const other = file(
+    'other.yaml',
+    'drain: { delay: 1s }\nroutes: [{ name: pay, match: { path: /pay }, key: ignored }]',
+  )
+  t.match(await command(['check', other, '--against', old]), {
+    code: 1,
+    out: [
+      'routes[pay].key.presence: optional → ignored: identifies records: needs a restart, and keys used before are other keys after it; wait out ttl',
+      'drain.delay: 0 → 1000: needs a restart',
+      '',
+    ].join('\n'),
+  })
+  const broken = file('broken.yaml', 'nonsense: 1')
+  for (const words of [
+    [old, '--against', broken],
+    [broken, '--against', old],
+  ]) {
+    const said = await command(['check', ...words])
+    t.strictSame([said.code, said.out], [1, ''])
+    t.match(said.err, 'broken.yaml:2:1: nonsense: found the unknown property')
+  }
+  t.match(
+    await command(['check', old, '--against', old, '--upstream', 'http://127.0.0.1:1']),
+    { code: 0 },
+    'flags go over both',
+  )
+})
+
 void t.test('a usage error exits 2 and says what was found and what is allowed', async (t) => {
   const dir = tempDir(t)
   const file = (name: string, content: string): string => {

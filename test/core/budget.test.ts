@@ -16,6 +16,19 @@ t.test('it holds up to its bound, the bound included', async (t) => {
   t.ok(budget.take(4))
 })
 
+t.test('another bound holds from then on; what is held stays', async (t) => {
+  const budget = new Budget(10)
+  t.ok(budget.take(8))
+  budget.resize(5)
+  t.equal(budget.held, 8)
+  t.notOk(budget.take(1))
+  budget.give(4)
+  t.ok(budget.take(1))
+  t.notOk(budget.take(1))
+  budget.resize(20)
+  t.ok(budget.take(15))
+})
+
 t.test('whatever is taken and given back, it never holds more than its bound and ends empty', async () => {
   fc.assert(
     fc.property(fc.nat(1000), fc.array(fc.nat(400)), (most, sizes) => {

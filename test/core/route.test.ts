@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { Router } from '../../src/core/route.ts'
+import { policyNamed, Router } from '../../src/core/route.ts'
 import { normalisePath, parseTarget, type Target } from '../../src/core/target.ts'
 import { routeOf } from './fixtures.ts'
 
@@ -124,4 +124,14 @@ t.test('M03 only the configured methods match: POST and PATCH by default', async
 
 t.test('no routes, no match', async (t) => {
   t.equal(taken([], '/'), null)
+})
+
+t.test('a policy is found by the name that its records have', async (t) => {
+  const named = {
+    routes: [routeOf('/a'), { ...routeOf('/b'), name: 'b' }],
+    defaults: { ...routeOf('/*'), name: 'default' },
+  }
+  t.equal(policyNamed(named, 'b'), named.routes[1])
+  t.equal(policyNamed(named, 'default'), named.defaults)
+  t.equal(policyNamed(named, 'gone'), null)
 })

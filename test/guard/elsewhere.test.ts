@@ -347,12 +347,16 @@ void t.test('§6 authorizeReplay', async (t) => {
     t.equal(a.n, 2)
     await a.get({ ...cached, headers: ['Cookie', 'sid=2'] })
     t.equal(a.n, 3, 'another credential')
+    const anew = { ...cached, route: route({ authorizeReplay: { path: '/me', cache: 0 } }) }
+    await a.get(anew)
+    await a.get(anew)
+    t.equal(a.n, 5, 'a policy that remembers for another time, such as a reloaded one, believes none of it')
     a.store.now += MINUTE
     a.script.push(a.responded(401))
     t.match(await a.get(cached), { status: 401 })
     a.script.push(a.responded(500))
     await a.get(cached)
-    t.equal(a.n, 5, 'a refusal is not remembered')
+    t.equal(a.n, 7, 'a refusal is not remembered')
   })
   await t.test('remembers so many', async (t) => {
     const grants = new ReplayGrants(() => 0)

@@ -59,7 +59,7 @@ function shadowed(t: Test, options: Options = {}): Shadowed {
   const one = replica(t, options)
   const told: [Verdict, Trace][] = []
   const shadow = new Shadow(
-    { ...one.ports, pause: () => new Promise((done) => setImmediate(done)) },
+    Object.assign(one.ports, { pause: () => new Promise((done) => setImmediate(done)) }),
     (trace, verdict) => void told.push([verdict, { ...trace }]),
   )
   const follow = async (exchange: Exchange, over: Sent = {}): Promise<void> => {
@@ -378,6 +378,19 @@ void t.test('no more at once than limits.inFlight', async (t) => {
   exchange.end(a.replica.responded())
   await following
   t.same(a.verdicts(), ['overloaded', 'first'])
+})
+
+void t.test('limits.inFlight is asked for each time: it may change', async (t) => {
+  const a = shadowed(t, { maxInFlight: 1 })
+  const exchange = new Exchange()
+  const following = a.follow(exchange)
+  Object.assign(a.replica.ports, { maxInFlight: 2 })
+  const other = new Exchange()
+  const also = a.follow(other, { key: 'other-0123456789abcdef' })
+  t.equal(a.shadow.size, 2)
+  for (const one of [exchange, other]) one.end(a.replica.responded())
+  await Promise.all([following, also])
+  t.same(a.verdicts(), ['first', 'first'])
 })
 
 void t.test('O06 a store that is down is a verdict; the outcome is told when it is back', async (t) => {

@@ -32,6 +32,7 @@ One YAML file. Generated from the schema that also checks it (\`idempotency-prox
   percent-encoding match the same route (\`match.exact: true\` turns that off); the upstream gets the target as sent.
 - \`fingerprint.ignore\` and \`only\` need JSON that is read: under \`auto\`, bodies over 64 KiB or nested deeper than 100 are compared
   as bytes, whole; \`body: json\` has no bound but \`limits.request\` and the depth.
+- Routes, \`defaults\` and \`limits\` are reloaded while it runs; the rest needs a restart ([reload.md](reload.md)).
 - After a change of key source, \`scope\` or \`match\`, keys used before are other keys: wait out \`ttl\`.
 
 Commented examples: [minimal](../config/minimal.yaml), [payments](../config/payments.yaml),

@@ -1,0 +1,124 @@
+import { mkdirSync, readFileSync, renameSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
+import t, { type Test } from 'tap'
+import { FileWatch } from '../../src/config/watch.ts'
+import { tempDir, until } from '../support/e2e.ts'
+import { Mount } from '../support/mount.ts'
+
+t.setTimeout(30_000)
+
+/** What a watch told of: the file as it was then. */
+function watched(t: Test, file: string, poll = 60_000, still = 50): { seen: string[]; lost: Error[] } {
+  const seen: string[] = []
+  const lost: Error[] = []
+  const read = (): string => {
+    try {
+      return readFileSync(file, 'utf8')
+    } catch {
+      return '(none)'
+    }
+  }
+  const watch = new FileWatch(file, () => seen.push(read()), {
+    still,
+    poll,
+    onLost: (error) => lost.push(error),
+  })
+  t.teardown(() => watch[Symbol.dispose]())
+  return { seen, lost }
+}
+
+void t.test('a file that is replaced by a rename, again and again', async (t) => {
+  const dir = tempDir(t)
+  const file = join(dir, 'proxy.yaml')
+  writeFileSync(file, '0')
+  const { seen, lost } = watched(t, file)
+  for (let n = 1; n <= 5; n++) {
+    writeFileSync(join(dir, '.proxy.yaml.swp'), String(n))
+    renameSync(join(dir, '.proxy.yaml.swp'), file)
+    await until(() => seen.at(-1) === String(n))
+  }
+  t.strictSame(seen, ['1', '2', '3', '4', '5'])
+  t.strictSame(lost, [])
+})
+
+void t.test('a ConfigMap: the kubelet swaps ..data', async (t) => {
+  const mount = new Mount(t, { 'proxy.yaml': '0', other: 'a' })
+  const { seen } = watched(t, mount.file('proxy.yaml'))
+  for (let n = 1; n <= 5; n++) {
+    mount.swap({ 'proxy.yaml': String(n), other: 'b' })
+    await until(() => seen.at(-1) === String(n))
+  }
+  t.strictSame(seen, ['1', '2', '3', '4', '5'])
+})
+
+void t.test('a file that is written in place is told of once it stands still', async (t) => {
+  const file = join(tempDir(t), 'proxy.yaml')
+  writeFileSync(file, 'before')
+  const { seen } = watched(t, file, 60_000, 500)
+  for (const part of ['', 'a', 'ab', 'abc']) {
+    writeFileSync(file, part)
+    await wait(10)
+  }
+  await until(() => seen.length > 0)
+  t.equal(seen.at(-1), 'abc')
+  t.notOk(seen.includes(''), 'the empty file between is passed over')
+})
+
+void t.test('a file that goes and comes back', async (t) => {
+  const file = join(tempDir(t), 'proxy.yaml')
+  writeFileSync(file, '1')
+  const { seen } = watched(t, file)
+  unlinkSync(file)
+  await until(() => seen.includes('(none)'))
+  writeFileSync(file, '2')
+  await until(() => seen.at(-1) === '2')
+  t.strictSame(seen, ['(none)', '2'])
+})
+
+void t.test('where the folder does not tell, the file is looked at: a link to another folder', async (t) => {
+  const dir = tempDir(t)
+  const real = join(tempDir(t), 'real.yaml')
+  writeFileSync(real, '1')
+  symlinkSync(real, join(dir, 'proxy.yaml'))
+  const { seen } = watched(t, join(dir, 'proxy.yaml'), 50)
+  writeFileSync(real, '2')
+  await until(() => seen.at(-1) === '2')
+  t.strictSame(seen, ['2'])
+})
+
+void t.test(
+  'a folder that is taken away is said once, and another one under its name is watched',
+  async (t) => {
+    const dir = join(tempDir(t), 'conf')
+    const file = join(dir, 'proxy.yaml')
+    mkdirSync(dir)
+    writeFileSync(file, '1')
+    const { seen, lost } = watched(t, file, 50)
+    rmSync(dir, { recursive: true })
+    await until(() => lost.length > 0 && seen.includes('(none)'))
+    await wait(200)
+    t.equal(lost.length, 1)
+    mkdirSync(dir)
+    writeFileSync(file, '2')
+    await until(() => seen.at(-1) === '2')
+    writeFileSync(join(dir, 'new'), '3')
+    renameSync(join(dir, 'new'), file)
+    await until(() => seen.at(-1) === '3')
+  },
+)
+
+void t.test('nothing is told of other files, nor once it is closed', async (t) => {
+  const dir = tempDir(t)
+  const file = join(dir, 'proxy.yaml')
+  writeFileSync(file, '1')
+  const seen: string[] = []
+  {
+    using _watch = new FileWatch(file, () => seen.push('told'), { still: 10, poll: 20, onLost: () => {} })
+    writeFileSync(join(dir, 'other'), '2')
+    await wait(100)
+  }
+  writeFileSync(file, '3')
+  await wait(100)
+  t.strictSame(seen, [])
+})
