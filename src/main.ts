@@ -32,6 +32,7 @@ import type { Logger } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
 import { observer, reconcileObserver, shadowTeller } from './observe/observer.ts'
 import { timed } from './observe/timed.ts'
+import { openTracing } from './observe/tracing.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
 import { Recheck } from './reconcile/recheck.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
@@ -79,7 +80,13 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const { outbox, left: unwritten } = await openOutbox(config, log)
   const storeName = nameOf(config.store.url)
   let fitness: Fitness | null = null
-  const register = timed(
+  const tracing = await openTracing(config, VERSION, (found) =>
+    log.warn(
+      { found },
+      'the OpenTelemetry SDK brings an @opentelemetry/api that is too old: no spans are made',
+    ),
+  )
+  const untraced = timed(
     await openStore(config.store, {
       onEvent: (kind, detail) => {
         log[kind === 'connected' ? 'info' : 'warn']({ store: storeName, detail }, `store ${kind}`)
@@ -90,6 +97,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     }),
     metrics,
   )
+  const register = tracing?.store(untraced) ?? untraced
   metrics.set('idempotency_breaker_state', { store: register.name }, 0)
   const records = new Records(register)
   const watched = await watchFitness(register, metrics, log)
@@ -103,7 +111,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     replica: `${hostname()}:${process.pid}`,
     onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
   })
-  const events = observer(metrics, log, history)
+  const told = observer(metrics, log, history)
+  const events = tracing?.observer(told) ?? told
   const settler = new Settler(records, events, outbox)
   settler.restore(unwritten, (bytes) => budget.hold(bytes) ?? (() => {}))
   const leases = new Leases(
@@ -114,6 +123,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
   const callers = verifier(jwtPolicies(config))
   const forwarding = { ...config.upstream, budget, servername: upstream.tls.servername ?? null }
+  const forward = forwarder(upstream.pool, forwarding)
   const ports: Ports = {
     records,
     leases,
@@ -130,7 +140,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     observer: events,
     latency: new Latency(),
     budget,
-    forward: forwarder(upstream.pool, forwarding),
+    forward: tracing?.forward(forward) ?? forward,
     secret: config.store.secret,
     unfitForStrict: () => watched.mayEvict() && !config.store.acceptRisk,
     pause: wait,
@@ -177,6 +187,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     upstream: passing,
     issuer,
     shadow: { shadow, budget: overheard },
+    spans: tracing,
     passed: (route, milliseconds) => {
       metrics.count('idempotency_requests_total', { route, outcome: 'passed' })
       metrics.observe(
@@ -218,6 +229,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy(), callers.close()])
     await history.close()
     await door?.[Symbol.asyncDispose]()
+    await tracing?.flush()
     await register.close()
   }
   if (unwritten.length > 0) {

@@ -74,6 +74,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'store/breaker.ts',
     'store/register.ts',
     'store/file-lock.ts',
+    'upstream/port.ts',
     'config/config.ts',
   ],
   // What was read anew, compared with what is in force.
@@ -179,6 +180,7 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
     users('fastify').filter((path) => !path.startsWith('http/')),
     [],
   )
+  t.strictSame(users('@opentelemetry/api'), ['observe/span-attributes.ts', 'observe/tracing.ts'])
   t.strictSame(
     users('jose').filter((path) => !/^(?:callers|issuer)\//.test(path)),
     [],

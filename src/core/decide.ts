@@ -25,6 +25,8 @@ export type Decision =
       readonly createdAt: Millis
       readonly expiresAt: Millis
       readonly now: Millis
+      /** Of the execution (`Operation.span`). */
+      readonly span: string | undefined
     }
   | { readonly kind: 'reused'; readonly read: State }
   /** `fence`: of the attempt under way. */
@@ -60,6 +62,7 @@ export function decide(
         createdAt: read.createdAt,
         expiresAt: read.expiresAt,
         now,
+        span: read.span,
       }
     case 'in_progress':
       return {

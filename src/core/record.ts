@@ -55,6 +55,8 @@ export interface Operation {
   readonly key: string | null
   /** The same as the upstream got it, where that is written otherwise (in quotes): it may know the request by that alone. */
   readonly keySent?: string
+  /** `traceparent` of the span that executes it, where a sampled one is made (docs/tracing.md). */
+  readonly span?: string | undefined
 }
 
 /** An attempt's name: `fence` orders attempts, `token` is the owner's secret (16 random bytes). Fence 0: not yet known. */

@@ -26,6 +26,7 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
       observer.prevented(route.name)
       if (met.now > 0) observer.retryAge(route.name, met.now - met.createdAt)
       trace.before = trace.after = 'completed'
+      trace.execution = met.span ?? null
       if (!met.result.kept) {
         const { status, location } = met.result
         const detail = `the request was executed and answered ${status}; its response was not kept (${met.result.why})`

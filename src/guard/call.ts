@@ -15,6 +15,8 @@ export interface Call {
   readonly query: string
   readonly headers: RawHeaders
   readonly traceId: string | null
+  /** `traceparent` of the request's own sampled span, where one is made: kept with what it executes. */
+  readonly span?: string | undefined
   /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
   readonly statusLink: readonly string[]
   readBody(): Promise<BodyReading>
@@ -157,6 +159,8 @@ export interface Trace {
   retryAge: Millis | null
   /** The same caller sent the same operation under another key within a minute. */
   regenerated: boolean
+  /** `traceparent` of the execution whose answer is replayed, where its record has one. */
+  execution: string | null
 }
 
 export function newTrace(route: string, traceId: string | null): Trace {
@@ -175,6 +179,7 @@ export function newTrace(route: string, traceId: string | null): Trace {
     cause: null,
     retryAge: null,
     regenerated: false,
+    execution: null,
   }
 }
 

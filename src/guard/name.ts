@@ -111,6 +111,7 @@ export async function name(
     rawDigest: rawDigestOf(content, recipe),
     recipe,
     ...keptKey(call, key),
+    span: call.span,
   }
   const id = recordId(route, parts, method, path, key, ports.secret, qualifier)
   trace.id = id

@@ -11,7 +11,7 @@ import type { KeyIssuer } from '../guard/issue.ts'
 import type { Ports } from '../guard/ports.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Witness } from '../upstream/witness.ts'
-import { callOf, type GuardedOptions, handleGuarded } from './guarded.ts'
+import { callOf, type GuardedOptions, handleGuarded, handleTraced, type RequestSpans } from './guarded.ts'
 import { type Peer, requestLines, trustTester } from './headers.ts'
 import { handleIssue, handleStatus } from './own.ts'
 import { passthrough, setPassage } from './passthrough.ts'
@@ -31,6 +31,7 @@ export interface DataOptions {
   readonly upstream: Upstream
   readonly issuer: KeyIssuer | null
   readonly shadow: ShadowOptions
+  readonly spans: RequestSpans | null
   readonly passed: (route: string, milliseconds: number) => void
   readonly onBug: (error: unknown) => void
   /** While it drains, connections are not kept alive: clients move on to other replicas. */
@@ -68,6 +69,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     host: upstream.host,
     statusPath: config.status.path,
     onBug: options.onBug,
+    spans: options.spans,
   }
 
   const { connectTimeout, timeout, idleTimeout } = config.upstream
@@ -129,7 +131,9 @@ export async function dataServer(options: DataOptions): Promise<Server> {
         const way = wayOf(routed(), request, target)
         switch (way.kind) {
           case 'guard':
-            void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
+            if (options.spans === null)
+              void handleGuarded(guarded, way.route, target, peerOf(request), request, response)
+            else handleTraced(options.spans, guarded, way.route, target, peerOf(request), request, response)
             return
           case 'refuse':
             writer.problem(request, response, noRoute(request.method as string, target))

@@ -11,6 +11,14 @@ import { readBody } from './body.ts'
 import { type Peer, protectedLines, requestLines } from './headers.ts'
 import type { Writer } from './write.ts'
 
+/** Makes spans of protected requests, where the user has loaded an SDK (docs/tracing.md). */
+export interface RequestSpans {
+  /** Calls `handle`, which serves the request. */
+  serve(route: RoutePolicy, request: IncomingMessage, response: ServerResponse, handle: () => void): void
+  /** `traceparent` of the request that is being served; null: none is. */
+  current(): string | null
+}
+
 export interface GuardedOptions {
   readonly ports: Ports
   readonly writer: Writer
@@ -20,6 +28,7 @@ export interface GuardedOptions {
   /** Where clients ask for a record's state; null: nowhere. */
   readonly statusPath: string | null
   readonly onBug: (error: unknown) => void
+  readonly spans: RequestSpans | null
 }
 
 /** A protected request of the wire → the walk → the writer. */
@@ -40,6 +49,20 @@ export async function handleGuarded(
   }
 }
 
+/** The same under a span. A function of its own, so that nothing is made for it where there are no spans. */
+export function handleTraced(
+  spans: RequestSpans,
+  options: GuardedOptions,
+  route: RoutePolicy,
+  target: Target,
+  peer: Peer,
+  request: IncomingMessage,
+  response: ServerResponse,
+): void {
+  const handle = (): void => void handleGuarded(options, route, target, peer, request, response)
+  spans.serve(route, request, response, handle)
+}
+
 /** The request as the walk sees it. `method` and `target` are those of the operation that it is about. */
 export function callOf(
   options: GuardedOptions,
@@ -52,6 +75,7 @@ export function callOf(
 ): Call {
   const headers = request.rawHeaders
   const path = route.match.exact ? target.rawPath : target.path
+  const own = options.spans?.current() ?? null
   let gone = false
   response.once('close', () => {
     gone = !response.writableFinished
@@ -63,7 +87,8 @@ export function callOf(
     path,
     query: target.query,
     headers,
-    traceId: traceIdOf(firstOf(headers, 'traceparent')),
+    traceId: traceIdOf(own ?? firstOf(headers, 'traceparent')),
+    span: own !== null && SAMPLED.test(own) ? own : undefined,
     statusLink:
       // A key in the body, or none, cannot be asked about.
       options.statusPath === null || !carriesKey(headers, route.key.from)
@@ -81,6 +106,9 @@ export function callOf(
     },
   }
 }
+
+/** The lowest bit of the flags. */
+const SAMPLED = /[13579bdf]$/
 
 /** W3C Trace Context: version-traceid-parentid-flags. */
 function traceIdOf(traceparent: string | null): string | null {

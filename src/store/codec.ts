@@ -106,6 +106,7 @@ function extensionsOf(draft: Draft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
+  if (draft.span !== undefined) named.push(['span', draft.span])
   const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
   if (reconciliation === null) return named
   named.push(['since', String(reconciliation.since)])
@@ -182,7 +183,13 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   const named = new Map<string, string>()
   for (let extensions = r.u8(); extensions > 0; extensions--) named.set(r.text(), r.text())
   const keySent = named.get('key-sent')
-  const common = { ...fixed, key: named.get('key') ?? null, ...(keySent === undefined ? {} : { keySent }) }
+  const span = named.get('span')
+  const common = {
+    ...fixed,
+    key: named.get('key') ?? null,
+    ...(keySent === undefined ? {} : { keySent }),
+    ...(span === undefined ? {} : { span }),
+  }
   const payload = new Reader(bytes, head)
   const result = decodeResult(r, payload)
   r.end()

@@ -71,7 +71,10 @@ const common = record({
   lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
 })
 const sent = fc.oneof(fc.constant({}), record({ keySent: text }))
-const drafts: fc.Arbitrary<Draft> = fc.tuple(common, sent, variant).map(([a, b, c]) => ({ ...a, ...b, ...c }))
+const traced = fc.oneof(record({}), record({ span: text }))
+const drafts: fc.Arbitrary<Draft> = fc
+  .tuple(common, sent, traced, variant)
+  .map(([a, b, c, d]) => ({ ...a, ...b, ...c, ...d }))
 
 void t.test('a record reads as it was written and stamped', async (t) => {
   const stamps = record({
