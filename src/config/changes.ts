@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
-import { type Counted, type Effect, FILE_EFFECTS, POLICY_EFFECTS, ruleOf } from './effects.ts'
+import { type Effect, FILE_EFFECTS, POLICY_EFFECTS, ruleOf } from './effects.ts'
 import { handovers } from './handovers.ts'
 
 export interface Change {
@@ -50,15 +50,11 @@ function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, us
   const moot = !used || (!isProtected(before) && !isProtected(after))
   return differences(before, after, POLICY_EFFECTS).map(({ path, was, now }) => {
     const rule = ruleOf(POLICY_EFFECTS, path) ?? 'restart'
-    const effect = typeof rule === 'string' ? rule : counted(rule, before, after)
+    const effect = typeof rule === 'string' ? rule : rule.when(before, after) ? rule.effect : 'live'
     // Which requests a route gets decides about those of the others, too.
     const idle = moot && effect === 'identifies' && !path.startsWith('match')
     return { path: `${base}.${path}`, was, now, effect: idle ? 'live' : effect, about: null }
   })
-}
-
-function counted({ counts }: Counted, before: RoutePolicy, after: RoutePolicy): Effect {
-  return isDeepStrictEqual(counts(before), counts(after)) ? 'live' : 'identifies'
 }
 
 /** Routes of the same name; those that come and go are told by what becomes of their requests, too. */

@@ -6,10 +6,10 @@ import type { RoutePolicy } from '../core/policy.ts'
  */
 export type Effect = 'live' | 'restart' | 'identifies'
 
-/** Of properties whose value does not count as it is: what must stay. Others may change as they like. */
-export interface Counted {
+/** Of properties of which not every change matters: which one does. */
+export interface Sometimes {
   readonly effect: 'identifies'
-  readonly counts: (policy: RoutePolicy) => unknown
+  readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
 }
 
 /**
@@ -48,23 +48,23 @@ export const FILE_EFFECTS: Readonly<Record<string, Effect>> = {
 }
 
 /** Every property of a route and of `defaults`. */
-export const POLICY_EFFECTS: Readonly<Record<string, Effect | Counted>> = {
+export const POLICY_EFFECTS: Readonly<Record<string, Effect | Sometimes>> = {
   // In the id under `scope.path: route` alone; else it labels metrics, and finds the route of an unknown record again.
-  name: { effect: 'identifies', counts: ({ scope, name }) => (scope.path === 'route' ? name : null) },
+  name: changed(({ scope, name }) => (scope.path === 'route' ? name : null)),
   match: 'identifies',
-  'match.methods': { effect: 'identifies', counts: ({ match }) => match.methods.toSorted() },
+  'match.methods': changed(({ match }) => match.methods.toSorted().join()),
   // Shadow leaves the records that `enforce` honours; `off` leaves none, and finds none.
-  mode: { effect: 'identifies', counts: ({ mode }) => mode === 'off' },
+  mode: changed(({ mode }) => mode === 'off'),
   // A set of defaults: what they change is looked at by itself.
   profile: 'live',
-  'key.presence': { effect: 'identifies', counts: ({ key }) => key.presence === 'ignored' },
+  'key.presence': changed(({ key }) => key.presence === 'ignored'),
   'key.from': 'identifies',
-  // What these let through is the same key as before; what they do not is refused.
-  'key.syntax': 'live',
-  'key.minLength': 'live',
-  'key.maxLength': 'live',
-  'key.pattern': 'live',
-  'key.issuedOnly': 'live',
+  // What is narrower refuses keys that were used before, and sends their clients for new ones, which execute again.
+  'key.syntax': { effect: 'identifies', when: (_, { key }) => key.syntax === 'strict' },
+  'key.minLength': { effect: 'identifies', when: (before, { key }) => key.minLength > before.key.minLength },
+  'key.maxLength': { effect: 'identifies', when: (before, { key }) => key.maxLength < before.key.maxLength },
+  'key.pattern': { effect: 'identifies', when: (_, { key }) => key.pattern !== null },
+  'key.issuedOnly': { effect: 'identifies', when: (_, { key }) => key.issuedOnly },
   // Towards the upstream.
   'key.forward': 'live',
   'key.forwardFence': 'live',
@@ -75,14 +75,12 @@ export const POLICY_EFFECTS: Readonly<Record<string, Effect | Counted>> = {
   // Whose claims are believed decides whom a claim names.
   'scope.jwt': 'identifies',
   // A retry that is refused for want of a caller comes again with one, under another id.
-  'scope.anonymous': {
-    effect: 'identifies',
-    counts: ({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous),
-  },
+  'scope.anonymous': changed(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
   // Whether `scope.caller` is written out.
   'scope.callerIsDefault': 'live',
-  // Records name their recipe: those of another one are compared by the digest of the request as it was sent (contract §5).
-  fingerprint: 'live',
+  // Records of another recipe are compared by the request as it was sent (contract §5): a retry that says the same in other
+  // bytes, as every multipart one does, is taken for another request and sent for a new key.
+  fingerprint: 'identifies',
   inFlight: 'live',
   'misuse.status': 'live',
   // Of claims and outcomes that are written from now on.
@@ -102,6 +100,10 @@ export const POLICY_EFFECTS: Readonly<Record<string, Effect | Counted>> = {
   // The next look at an unknown record has it.
   reconcile: 'live',
   limits: 'live',
+}
+
+function changed(counts: (policy: RoutePolicy) => unknown): Sometimes {
+  return { effect: 'identifies', when: (before, after) => counts(before) !== counts(after) }
 }
 
 /** The rule of a property, or of the nearest one above it. */

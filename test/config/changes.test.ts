@@ -111,8 +111,7 @@ routes:
     match: { path: /pay }
     mode: shadow
     profile: lenient
-    key: { presence: required, syntax: strict, minLength: 8, maxLength: 64, pattern: "[a-z]+", forward: X-Key, forwardFence: true }
-    fingerprint: { body: json, ignore: [/sentAt], headers: [x-tenant], query: sorted }
+    key: { presence: required, forward: X-Key, forwardFence: true }
     inFlight: { mode: wait, wait: 3s, status: 425 }
     misuse: { status: 409 }
     lease: 20s
@@ -158,6 +157,15 @@ void t.test('§10 what identifies records is refused, on a route and in defaults
       'key: { derive: { json: [/id], bucket: 2h } }',
       'key.derive',
     ],
+    ['', 'key: { syntax: strict }', 'key.syntax'],
+    ['', 'key: { minLength: 2 }', 'key.minLength'],
+    ['', 'key: { maxLength: 254 }', 'key.maxLength'],
+    ['', 'key: { pattern: "[a-z]+" }', 'key.pattern'],
+    ['key: { pattern: "[a-z]+" }', 'key: { pattern: "[a-y]+" }', 'key.pattern'],
+    ['', 'fingerprint: { body: raw }', 'fingerprint.body'],
+    ['', 'fingerprint: { ignore: [/sentAt] }', 'fingerprint.ignore'],
+    ['', 'fingerprint: { headers: [x-tenant] }', 'fingerprint.headers'],
+    ['', 'fingerprint: { query: sorted }', 'fingerprint.query'],
     ['', 'scope: { caller: "header:x-api-key" }', 'scope.caller'],
     ['', 'scope: { caller: none }', 'scope.caller'],
     ['', 'scope: { path: none }', 'scope.path'],
@@ -197,8 +205,21 @@ void t.test('§10 what identifies records is refused, on a route and in defaults
     'where nobody is told apart, nobody is anonymous',
   )
   t.match(refused('', 'defaults: { profile: strict, scope: { caller: "header:x-api-key" } }'), [
+    'identifies defaults.key.minLength: 1 → 16',
     'identifies defaults.scope.caller: ["header:authorization"] → ["header:x-api-key"]',
     'identifies defaults.scope.anonymous: share → reject',
+  ])
+})
+
+void t.test('rules of keys may become wider: every key that was used is still one', async (t) => {
+  const secret = tempFile(t, 'x'.repeat(40))
+  const yaml = (key: string): string =>
+    `issuer: { path: /keys, secretFile: ${secret} }\ndefaults: { key: { ${key} } }`
+  const narrow = yaml('syntax: strict, minLength: 8, maxLength: 250, pattern: "[a-z]+"')
+  t.strictSame(refused(narrow, yaml('syntax: lenient, minLength: 1, maxLength: 255')), [])
+  t.strictSame(refused(yaml('issuedOnly: true'), yaml('issuedOnly: false')), [])
+  t.strictSame(paths(yaml('issuedOnly: false'), yaml('issuedOnly: true'), 'identifies'), [
+    'defaults.key.issuedOnly',
   ])
 })
 
