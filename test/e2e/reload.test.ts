@@ -335,6 +335,15 @@ routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key
   await reload(`${head}routes: [${pay}]\nlimits: { inFlight: 77 }\n`)
   t.equal(await proxy.metric(SUCCESSFUL), 1)
   t.match((await ask(proxy, '/v1/config')).json, { limits: { inFlight: 77 } }, 'what is in force is shown')
+
+  await reload(`${head}routes: [${pay}, { name: more, match: { path: /fast/more } }]\n`)
+  const later = newKey()
+  t.equal((await send(proxy, later, { path: '/fast/more' })).status, 201)
+  const body = { key: later, caller: { authorization: 'Bearer alice' }, route: 'more', method: 'POST' }
+  t.match((await ask(proxy, '/v1/records/lookup', { method: 'POST', body })).json, {
+    route: 'more',
+    state: 'completed',
+  })
 })
 
 void t.test(
