@@ -373,6 +373,7 @@ export class Replica {
       query,
       headers: over.anonymous ? own.filter((_, i) => i < own.length - headers.length - 2) : own,
       traceId: null,
+      span: over.span,
       readBody: async () => {
         await over.upload
         if (over.reading !== undefined) return over.reading
@@ -445,6 +446,8 @@ export interface Sent {
   readonly gone?: () => boolean
   /** Resolves when the client leaves, which `gone` says then. */
   readonly leaving?: Promise<unknown>
+  /** `traceparent` of its own span. */
+  readonly span?: string
 }
 
 export interface Seen {

@@ -25,6 +25,21 @@ const outcomes = (exact: Record<number, Action>): OutcomeTable => ({
   class: new Map(),
 })
 
+void t.test('a replay is told of the span that executed, where its record has one', async (t) => {
+  const a = replica(t)
+  const span = `00-${'a'.repeat(32)}-${'b'.repeat(16)}-01`
+  a.script.push(a.responded(503, '', {}))
+  await a.get({ route: route({ outcomes: outcomes({ 503: 'release' }) }), span: span.replaceAll('a', 'c') })
+  await a.get({ span })
+  t.equal(a.trace.execution, null)
+  t.match(await a.store.read(a.id), { state: 'completed', span }, 'of the attempt that completed it')
+  t.ok((await a.get({ span: span.replaceAll('b', 'd') })).replayed)
+  t.equal(a.trace.execution, span)
+  await a.get({ key: 'other-0123456789abcdef' })
+  t.ok((await a.get({ key: 'other-0123456789abcdef', span })).replayed)
+  t.equal(a.trace.execution, null)
+})
+
 void t.test(
   'the first request executes once and is answered unchanged; the retry is the same, byte for byte',
   async (t) => {

@@ -1,6 +1,6 @@
 import { join, relative } from 'node:path'
 import t from 'tap'
-import { openStore, STORE_SCHEMES, type StoreHooks } from '../../src/store/open.ts'
+import { nameOf, openStore, STORE_SCHEMES, type StoreHooks } from '../../src/store/open.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir } from './fixtures.ts'
 
@@ -19,11 +19,13 @@ void t.test('each scheme opens its store', async (t) => {
   ] as const) {
     const store = await openStore(config(url), hooks)
     t.equal(store.name, name)
+    t.equal(nameOf(url), name)
     const id = newId()
     t.ok((await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
     t.ok((await store.get(id)).bytes)
     await store.close()
   }
+  t.equal(nameOf('rediss://h/0'), 'redis')
 })
 
 void t.test('an unknown scheme is refused', async (t) => {
