@@ -212,7 +212,11 @@ void t.test('O08 a request in progress ends under the policy that it began with'
   const key = newKey()
   const running = send(proxy, key)
   await upstream.arrived(1)
+  const passing = send(proxy, null, { method: 'GET', path: '/other', body: null })
+  await upstream.arrived(2)
   await reload(yaml('statusHeader: false, key: required, keep: outcome'))
+  upstream.finish(2)
+  t.match(await passing, { status: 201, body: 'execution 2' }, 'what passes ends as it began, too')
   const retry = await send(proxy, key)
   t.strictSame(
     refusalOf(retry),
@@ -232,10 +236,10 @@ void t.test('O08 a request in progress ends under the policy that it began with'
   t.match(replay, { status: 201, body: 'execution 1', replayed: true }, 'kept, as it began')
   t.equal(replay.headers.get('idempotency-status'), null)
   const later = newKey()
-  upstream.finish(2)
+  upstream.finish(3)
   t.equal((await send(proxy, later)).status, 201)
   t.equal((await send(proxy, later)).code, 'idempotency_response_unavailable')
-  t.equal(upstream.seen.length, 2)
+  t.equal(upstream.seen.length, 3)
 })
 
 void t.test('limits take effect at once', async (t) => {
