@@ -1,0 +1,176 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { changesBetween } from '../../src/config/changes.ts'
+import type { Config } from '../../src/config/config.ts'
+import { loadConfig } from '../../src/config/load.ts'
+import { recipeOf } from '../../src/core/fingerprint.ts'
+import { readCaller, recordId } from '../../src/core/identity.ts'
+import { readKey } from '../../src/core/key.ts'
+import { Router } from '../../src/core/route.ts'
+import { normalisePath, parseTarget } from '../../src/core/target.ts'
+
+t.setTimeout(120_000)
+
+/** What a route or `defaults` may say, each as YAML. */
+const VALUES = {
+  mode: ['enforce', 'shadow', 'off'],
+  profile: ['standard', 'lenient', 'stripe'],
+  ttl: ['24h', '48h'],
+  key: [
+    'required',
+    'ignored',
+    '{ from: ["header:x-key"] }',
+    '{ from: ["header:x-key", "header:idempotency-key"] }',
+    '{ minLength: 6 }',
+    '{ syntax: strict }',
+  ],
+  scope: [
+    '{ caller: none }',
+    '{ path: route }',
+    '{ path: none }',
+    '{ caller: "header:x-caller" }',
+    '{ anonymous: reject }',
+  ],
+  fingerprint: ['{ query: ignore }', '{ ignore: [/at] }'],
+}
+type Settings = Partial<Record<keyof typeof VALUES, string>>
+const setting = fc.oneof(
+  ...Object.entries(VALUES).map(([name, values]) =>
+    fc.constantFrom(...values).map((value): Settings => ({ [name]: value })),
+  ),
+)
+const settings = fc.array(setting, { maxLength: 3 }).map((some): Settings => Object.assign({}, ...some))
+
+interface Written {
+  readonly routes: readonly {
+    name: string
+    path: string
+    exact: boolean
+    methods: string
+    settings: Settings
+  }[]
+  readonly defaults: Settings
+  readonly unmatched: string
+}
+const written: fc.Arbitrary<Written> = fc.record({
+  routes: fc.uniqueArray(
+    fc.record({
+      name: fc.constantFrom('r1', 'r2', 'r3'),
+      path: fc.constantFrom('/a', '/b', '/a/b', '/:x', '/a/*', '/*'),
+      exact: fc.boolean(),
+      methods: fc.constantFrom('[POST]', '[POST, PATCH]', '[PUT]'),
+      settings,
+    }),
+    { selector: ({ name }) => name, maxLength: 3 },
+  ),
+  defaults: settings,
+  unmatched: fc.constantFrom('protect', 'protect', 'pass'),
+})
+/** Another one, or the same with one setting changed, a route left out, or called otherwise. */
+const pair: fc.Arbitrary<[Written, Written]> = fc.oneof(
+  fc.tuple(written, written),
+  fc.tuple(written, setting, fc.nat(3)).map(([one, other, n]): [Written, Written] => [
+    one,
+    n < one.routes.length
+      ? {
+          ...one,
+          routes: one.routes.map((route, at) =>
+            at === n ? { ...route, settings: { ...route.settings, ...other } } : route,
+          ),
+        }
+      : { ...one, defaults: { ...one.defaults, ...other } },
+  ]),
+  fc
+    .tuple(written, fc.nat(2))
+    .map(([one, n]): [Written, Written] => [one, { ...one, routes: one.routes.toSpliced(n, 1) }]),
+  fc
+    .tuple(written, fc.nat(2))
+    .map(([one, n]): [Written, Written] => [
+      one,
+      { ...one, routes: one.routes.map((route, at) => (at === n ? { ...route, name: 'other' } : route)) },
+    ]),
+)
+
+function yamlOf({ routes, defaults, unmatched }: Written): string {
+  const flow = (entries: Readonly<Record<string, unknown>>): string =>
+    `{ ${Object.entries(entries)
+      .map(([name, value]) => `${name}: ${String(value)}`)
+      .join(', ')} }`
+  const list = routes.map(({ name, path, exact, methods, settings: own }) =>
+    flow({ name, match: flow({ path: `"${path}"`, exact, methods }), ...own }),
+  )
+  return `upstream: { url: "http://127.0.0.1:1" }
+unmatched: ${unmatched}
+defaults: ${flow(defaults)}
+routes: [${list.join(', ')}]`
+}
+
+function load(text: string): Config | null {
+  const loaded = loadConfig({ text, env: {}, flags: {} })
+  return loaded.ok ? loaded.config : null
+}
+
+/** What a request finds: its record and recipe; 'refused' where a key or a caller is not taken, null where nothing is protected. */
+function finds(
+  config: Config,
+  router: Router,
+  method: string,
+  target: string,
+  headers: readonly string[],
+): string | null {
+  const parsed = parseTarget(target)
+  if (parsed === null) throw new Error(target)
+  const found = router.match(method, parsed)
+  const route = found ?? (config.unmatched === 'protect' && method !== 'PUT' ? config.defaults : null)
+  if (route === null || route.mode === 'off' || route.key.presence === 'ignored') return null
+  const key = readKey(headers, route.key, null)
+  if (key.kind === 'missing') return null
+  const caller = readCaller(headers, route.scope, null)
+  if (key.kind === 'invalid' || caller.kind === 'missing') return 'refused'
+  const path = route.match.exact ? parsed.rawPath : parsed.path
+  const id = recordId(route, caller.parts, method, path, key.key, null, key.qualifier)
+  return `${id} ${recipeOf(route.fingerprint)}`
+}
+
+const TARGETS = ['/', '/a', '/b', '/c', '/a/', '/%61', '//a', '/a/b', '/a/c', '/a/../b', '/a/b/c']
+const HEADERS = [
+  ['Idempotency-Key', 'abc', 'Authorization', 'Bearer a'],
+  ['Idempotency-Key', '"abcdefgh"', 'Authorization', 'Bearer a', 'X-Caller', 'b'],
+  ['X-Key', 'abcdefgh', 'Authorization', 'Bearer a'],
+  ['Idempotency-Key', 'abcdefgh'],
+]
+
+void t.test(
+  'O08 where a reload is not refused, each request finds the record that it found before',
+  async (t) => {
+    const seen = { taken: 0, refused: 0, requests: 0 }
+    fc.assert(
+      fc.property(pair, (both) => {
+        const [one, other] = both.map(yamlOf) as [string, string]
+        const [before, after] = [load(one), load(other)]
+        fc.pre(before !== null && after !== null)
+        if (changesBetween(before, after).some(({ effect }) => effect !== 'live')) {
+          seen.refused++
+          return
+        }
+        seen.taken++
+        const [old, next] = [before, after].map((config) => new Router(config.routes, normalisePath)) as [
+          Router,
+          Router,
+        ]
+        for (const method of ['POST', 'PATCH', 'PUT'])
+          for (const target of TARGETS)
+            for (const headers of HEADERS) {
+              const was = finds(before, old, method, target, headers)
+              const now = finds(after, next, method, target, headers)
+              seen.requests++
+              // What was refused had no record: it may be taken now.
+              if (was !== now && was !== 'refused')
+                throw new Error(`${method} ${target} ${headers.join(' ')}: ${was} → ${now}\n${one}\n${other}`)
+            }
+      }),
+      { numRuns: 1500 },
+    )
+    t.ok(seen.taken > 150 && seen.refused > 150, JSON.stringify(seen))
+  },
+)
