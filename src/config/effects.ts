@@ -44,6 +44,8 @@ export const FILE_EFFECTS: Readonly<Record<string, Effect>> = {
   'status.path': 'restart',
   // Whether what no route matches has records at all.
   unmatched: 'identifies',
+  // Of a path that nothing is claimed at; made of the configuration in force.
+  wellKnown: 'live',
   limits: 'live',
 }
 
@@ -99,6 +101,8 @@ export const POLICY_EFFECTS: Readonly<Record<string, Effect | Sometimes>> = {
   authorizeReplay: 'live',
   // The next look at an unknown record has it.
   reconcile: 'live',
+  // Of a path that nothing is claimed at; made of the configuration in force.
+  wellKnown: 'live',
   limits: 'live',
 }
 

@@ -145,7 +145,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
             own(response, tellStatus(target, request, response))
             return
           case 'policy':
-            sendPolicy(config, request, response)
+            sendPolicy(routed().config, request, response)
             return
           case 'shadow':
           case 'pass': {
