@@ -47,6 +47,8 @@ RUN chown 65532:65532 /data
 COPY package.json /app/
 COPY --from=dependencies /src/node_modules /app/node_modules
 COPY --from=build /src/dist /app/dist
+# For hooks and for `kubectl exec`: idempotency-proxy drain, doctor, list, inspect.
+RUN chmod +x /app/dist/cli.js && ln -s /app/dist/cli.js /usr/local/bin/idempotency-proxy
 # Compiled code of one start, so that every start is shorter: only read afterwards. With the flags of the entry point,
 # or it would not fit.
 ENV NODE_COMPILE_CACHE=/app/compile-cache

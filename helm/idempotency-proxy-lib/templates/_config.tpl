@@ -1,0 +1,52 @@
+{{/* The proxy's configuration file: the chart's part laid over the user's. */}}
+{{- define "idempotency-proxy.config" -}}
+{{- $proxy := .Values.idempotencyProxy -}}
+{{- $upstream := $proxy.upstream.url | default (printf "http://127.0.0.1:%d" (int $proxy.upstream.port)) -}}
+{{- $admin := dict "listen" (printf "127.0.0.1:%d" (int $proxy.admin.port)) -}}
+{{- if $proxy.admin.existingSecret.name -}}
+{{- $_ := set $admin "tokenFile" "/etc/idempotency-proxy-admin/token" -}}
+{{- end -}}
+{{- $store := dict "url" "${STORE_URL}" -}}
+{{- if $proxy.store.recordIdSecret.name -}}
+{{- $_ := set $store "secretFile" "/etc/idempotency-proxy-record-ids/secret" -}}
+{{- end -}}
+{{- if $proxy.spool.enabled -}}
+{{- $_ := set $store "spool" "/var/spool/idempotency-proxy/outcomes" -}}
+{{- end -}}
+{{- $own := dict
+      "listen" (printf "0.0.0.0:%d" (int $proxy.port))
+      "ops" (dict "listen" (printf "0.0.0.0:%d" (int $proxy.opsPort)))
+      "admin" $admin
+      "upstream" (dict "url" $upstream "timeout" (printf "%ds" (int $proxy.upstream.timeoutSeconds)))
+      "store" $store
+      "drain" (dict
+        "delay" (printf "%ds" (include "idempotency-proxy.drainDelay" . | int))
+        "timeout" (printf "%ds" (include "idempotency-proxy.drainTimeout" . | int))) -}}
+{{- mustMergeOverwrite (deepCopy $proxy.config) $own | toYaml -}}
+{{- end }}
+
+{{- define "idempotency-proxy.configMapName" -}}
+{{- .Values.idempotencyProxy.existingConfigMap.name | default (include "idempotency-proxy.name" .) -}}
+{{- end }}
+
+{{/* A manifest of its own: `include` it alone in a file. */}}
+{{- define "idempotency-proxy.configMap" -}}
+{{- if and (include "idempotency-proxy.enabled" .) (not .Values.idempotencyProxy.existingConfigMap.name) -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "idempotency-proxy.name" . }}
+  labels:
+    {{- include "idempotency-proxy.labels" . | nindent 4 }}
+data:
+  proxy.yaml: |
+    {{- include "idempotency-proxy.config" . | nindent 4 }}
+{{- end -}}
+{{- end }}
+
+{{/* Annotations of the pod: a changed configuration starts new pods. */}}
+{{- define "idempotency-proxy.podAnnotations" -}}
+{{- if and (include "idempotency-proxy.enabled" .) .Values.idempotencyProxy.rolloutOnChange (not .Values.idempotencyProxy.existingConfigMap.name) -}}
+checksum/idempotency-proxy: {{ include "idempotency-proxy.config" . | sha256sum }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,104 @@
+{{/* What a pod needs beside the app's container, for a chart that sets none of these itself: grace period, the native sidecar, volumes. */}}
+{{- define "idempotency-proxy.pod" -}}
+{{- if include "idempotency-proxy.enabled" . -}}
+terminationGracePeriodSeconds: {{ include "idempotency-proxy.gracePeriod" . }}
+{{- if eq .Values.idempotencyProxy.mode "native" }}
+initContainers:
+  {{- include "idempotency-proxy.container" . | nindent 2 }}
+{{- end }}
+volumes:
+  {{- include "idempotency-proxy.volumes" . | nindent 2 }}
+{{- end -}}
+{{- end }}
+
+{{/* Of the APP's container: while its pod leaves the load balancers it serves on, and finishes what the proxy sent it. */}}
+{{- define "idempotency-proxy.appLifecycle" -}}
+{{- if and (include "idempotency-proxy.enabled" .) .Values.idempotencyProxy.preStopSleepSeconds -}}
+lifecycle:
+  preStop:
+    sleep: { seconds: {{ int .Values.idempotencyProxy.preStopSleepSeconds }} }
+{{- end -}}
+{{- end }}
+
+{{/* Items of the pod's volumes. */}}
+{{- define "idempotency-proxy.volumes" -}}
+{{- if include "idempotency-proxy.enabled" . -}}
+{{- $proxy := .Values.idempotencyProxy -}}
+- name: idempotency-proxy-config
+  configMap:
+    name: {{ include "idempotency-proxy.configMapName" . }}
+{{- with $proxy.admin.existingSecret }}
+{{- if .name }}
+- name: idempotency-proxy-admin
+  secret:
+    secretName: {{ .name }}
+    items: [{ key: {{ .key }}, path: token }]
+{{- end }}
+{{- end }}
+{{- with $proxy.store.recordIdSecret }}
+{{- if .name }}
+- name: idempotency-proxy-record-ids
+  secret:
+    secretName: {{ .name }}
+    items: [{ key: {{ .key }}, path: secret }]
+{{- end }}
+{{- end }}
+{{- if $proxy.ca.existingConfigMap }}
+- name: idempotency-proxy-ca
+  configMap:
+    name: {{ $proxy.ca.existingConfigMap }}
+    items: [{ key: {{ $proxy.ca.key }}, path: {{ $proxy.ca.key }} }]
+{{- else if $proxy.ca.existingSecret }}
+- name: idempotency-proxy-ca
+  secret:
+    secretName: {{ $proxy.ca.existingSecret }}
+    items: [{ key: {{ $proxy.ca.key }}, path: {{ $proxy.ca.key }} }]
+{{- end }}
+{{- if $proxy.store.existingClaim }}
+- name: idempotency-proxy-data
+  persistentVolumeClaim:
+    claimName: {{ $proxy.store.existingClaim }}
+{{- end }}
+{{- if and $proxy.spool.enabled (not $proxy.spool.existingVolume) }}
+- name: idempotency-proxy-spool
+  {{- toYaml $proxy.spool.volume | nindent 2 }}
+{{- end }}
+{{- with $proxy.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+{{- end }}
+
+{{- define "idempotency-proxy.volumeMounts" -}}
+{{- $proxy := .Values.idempotencyProxy -}}
+# Directories, no subPath: those never see an update.
+- name: idempotency-proxy-config
+  mountPath: /etc/idempotency-proxy
+  readOnly: true
+{{- if $proxy.admin.existingSecret.name }}
+- name: idempotency-proxy-admin
+  mountPath: /etc/idempotency-proxy-admin
+  readOnly: true
+{{- end }}
+{{- if $proxy.store.recordIdSecret.name }}
+- name: idempotency-proxy-record-ids
+  mountPath: /etc/idempotency-proxy-record-ids
+  readOnly: true
+{{- end }}
+{{- if or $proxy.ca.existingConfigMap $proxy.ca.existingSecret }}
+- name: idempotency-proxy-ca
+  mountPath: /etc/idempotency-proxy-ca
+  readOnly: true
+{{- end }}
+{{- if $proxy.store.existingClaim }}
+- name: idempotency-proxy-data
+  mountPath: /data
+{{- end }}
+{{- if $proxy.spool.enabled }}
+- name: {{ $proxy.spool.existingVolume | default "idempotency-proxy-spool" }}
+  mountPath: /var/spool/idempotency-proxy
+{{- end }}
+{{- with $proxy.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,54 @@
+import { runInNewContext } from 'node:vm'
+import type { Manifest } from './charts.ts'
+
+type Patch = { readonly op: string; readonly path: string; readonly value: unknown }
+
+/**
+ * What a MutatingAdmissionPolicy of JSON patches makes of an object. No API server: the little of CEL that the policy uses (message
+ * literals, `has`, `in`, `exists`, `?:`) is written as JavaScript and run; anything else is a syntax error.
+ */
+export function admitted(policy: Manifest, object: unknown): Manifest {
+  const result = structuredClone(object) as Manifest
+  for (const { expression } of policy['spec'].matchConditions)
+    if (evaluate(expression, result) !== true) return result
+  for (const { jsonPatch } of policy['spec'].mutations)
+    for (const patch of evaluate(jsonPatch.expression, result) as Patch[]) apply(result, patch)
+  return result
+}
+
+function evaluate(cel: string, object: unknown): unknown {
+  const script = cel
+    .replace(/\b(?:Object(?:\.\w+)*|JSONPatch)\s*\{/g, '({')
+    // Each message literal ends where its brace does.
+    .replace(/\bhas\(([\w.[\]]+)\)/g, '($1 !== undefined)')
+    .replace(/\.exists\((\w+), /g, '.some(($1) => ')
+  return JSON.parse(
+    JSON.stringify(runInNewContext(`(${closed(script)})`, { object: structuredClone(object) })),
+  )
+}
+
+/** `({ … }` of a message literal gets its closing bracket. */
+function closed(script: string): string {
+  let out = ''
+  const braces: boolean[] = []
+  let quote = ''
+  for (const [i, char] of script.split('').entries()) {
+    out += char
+    if (quote !== '') {
+      if (char === quote) quote = ''
+    } else if (char === '"' || char === "'") quote = char
+    else if (char === '{') braces.push(script[i - 1] === '(')
+    else if (char === '}' && braces.pop() === true) out += ')'
+  }
+  return out
+}
+
+function apply(target: Manifest, { op, path, value }: Patch): void {
+  if (op !== 'add') throw new Error(`${op} is not known here`)
+  const names = path.slice(1).split('/')
+  const last = names.pop() as string
+  let at: Record<string, unknown> | unknown[] = target
+  for (const name of names) at = (at as Record<string, typeof at>)[name] as typeof at
+  if (Array.isArray(at)) at.splice(last === '-' ? at.length : Number(last), 0, value)
+  else at[last] = value
+}

@@ -1,0 +1,122 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { connect, createServer, type Socket } from 'node:net'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { DatabaseSync } from 'node:sqlite'
+import { fileURLToPath } from 'node:url'
+import { configFile } from './e2e.ts'
+import { type ChildProxy, proxyProcess } from './proxy.ts'
+
+const APP = fileURLToPath(new URL('../../examples/payments/server.ts', import.meta.url))
+
+/** Two processes on one machine that live and die as the containers of a pod do: the example API, and the proxy before it. */
+export class Pod implements AsyncDisposable {
+  readonly proxy: ChildProxy
+  readonly #app: ChildProcess
+  readonly #appExited: Promise<unknown>
+  readonly #database: string
+
+  private constructor(app: ChildProcess, database: string, proxy: ChildProxy) {
+    this.#app = app
+    this.#appExited = app.exitCode === null ? once(app, 'exit') : Promise.resolve()
+    this.#database = database
+    this.proxy = proxy
+  }
+
+  /** Resolves when both are ready. `yaml`: of the proxy, without its upstream. */
+  static async start(dir: string, name: string, yaml: string): Promise<Pod> {
+    const database = join(dir, `${name}.db`)
+    const app = spawn(process.execPath, [APP, '--port', '0', '--db', database], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      env: { ...process.env, NODE_V8_COVERAGE: '' },
+    })
+    let url = ''
+    for await (const line of createInterface({ input: app.stdout })) {
+      url = (JSON.parse(line) as { url: string }).url
+      break
+    }
+    app.stdout.resume()
+    const proxy = await proxyProcess(configFile(dir, `upstream: { url: "${url}", timeout: 10s }\n${yaml}`))
+    return new Pod(app, database, proxy)
+  }
+
+  /** SIGTERM: it finishes what runs. */
+  stopApp(signal: 'SIGTERM' | 'SIGKILL' = 'SIGTERM'): Promise<unknown> {
+    this.#app.kill(signal)
+    return this.#appExited
+  }
+
+  kill(): void {
+    this.proxy.kill('SIGKILL')
+    this.#app.kill('SIGKILL')
+  }
+
+  /** How often each key was charged. Also when the pod is gone. */
+  charges(): Map<string, number> {
+    const db = new DatabaseSync(this.#database, { readOnly: true })
+    try {
+      const rows = db.prepare('SELECT key, count(*) AS n FROM payments GROUP BY key').all()
+      return new Map(rows.map(({ key, n }) => [String(key), Number(n)]))
+    } finally {
+      db.close()
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.kill()
+    await Promise.all([this.#appExited, this.proxy.exited])
+  }
+}
+
+/** As kube-proxy: each new connection goes to one of the endpoints, in turn; those that are there stay where they are. */
+export class Service implements AsyncDisposable {
+  readonly #endpoints: number[] = []
+  readonly #sockets = new Set<Socket>()
+  #turn = 0
+  readonly #server = createServer((client) => {
+    const port = this.#endpoints[this.#turn++ % this.#endpoints.length]
+    if (port === undefined) return void client.destroy()
+    const pod = connect(port, '127.0.0.1')
+    for (const [one, other] of [
+      [client, pod],
+      [pod, client],
+    ] as const) {
+      this.#sockets.add(one)
+      one.setNoDelay()
+      one.on('error', () => other.destroy())
+      one.once('close', () => {
+        this.#sockets.delete(one)
+        other.destroySoon()
+      })
+    }
+    client.pipe(pod).pipe(client)
+  })
+
+  static async open(): Promise<Service> {
+    const service = new Service()
+    service.#server.listen(0, '127.0.0.1')
+    await once(service.#server, 'listening')
+    return service
+  }
+
+  get url(): string {
+    const address = this.#server.address()
+    if (address === null || typeof address === 'string') throw new Error('no port')
+    return `http://127.0.0.1:${address.port}`
+  }
+
+  add({ proxy }: Pod): void {
+    this.#endpoints.push(proxy.port)
+  }
+
+  remove({ proxy }: Pod): void {
+    this.#endpoints.splice(this.#endpoints.indexOf(proxy.port), 1)
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const socket of this.#sockets) socket.destroy()
+    this.#server.close()
+    await once(this.#server, 'close')
+  }
+}
