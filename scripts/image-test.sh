@@ -8,6 +8,7 @@
 #
 #   bash scripts/image-test.sh            # builds both images, then tests
 #   bash scripts/image-test.sh --no-build
+#   node scripts/image-in-pod.ts            # then: as the Helm charts run it, under load, within their memory limit
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -86,6 +87,8 @@ check 'dev dependencies, sources and tests in /app' "$(inside "
   const found = Object.keys(packages).filter((name) => packages[name].dev && existsSync('/app/' + name))
   const more = ['src', 'test', 'scripts', 'examples', 'node_modules/typescript', 'node_modules/node']
   console.log([...found, ...more.filter((name) => existsSync('/app/' + name))].join(' ') || 'none')")" none
+check 'idempotency-proxy on the PATH, for hooks' "$(docker run --rm --read-only --network none --entrypoint idempotency-proxy "$PROXY" \
+  drain --help >/dev/null && echo 'exit 0')" 'exit 0'
 check '--help' "$(docker run --rm --read-only --network none "$PROXY" --help >/dev/null && echo 'exit 0')" 'exit 0'
 printf '            %-58s %s MB, of which base %s MB\n' 'size (unpacked)' \
   "$(($(docker image inspect -f '{{.Size}}' "$PROXY") / 1000000))" \
