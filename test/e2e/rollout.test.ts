@@ -10,9 +10,9 @@ import { RedisServer } from '../support/redis.ts'
 
 t.setTimeout(240_000)
 
-/** As the chart has it, a little shorter: the app pauses, and the proxy stops before it. */
-const PAUSE = 4000
-const DELAY = '2s'
+/** As the chart has it: the app pauses, and the proxy stops before it. */
+const PAUSE = 5000
+const DELAY = '3s'
 /** Until the load balancers know that a pod ends. */
 const PROPAGATION = 400
 const CLIENTS = 8

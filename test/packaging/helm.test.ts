@@ -51,6 +51,8 @@ function of(name: string, kind: string): Manifest[] {
 
 for (const { name: helm, charts: own } of helms)
   void t.test(`${helm}: lint --strict passes for every ci file, and all render the same`, async (t) => {
+    const library = own.run('lint', '--strict', own.path('idempotency-proxy-lib'))
+    t.ok(library.ok, 'idempotency-proxy-lib', { said: `${library.out}${library.err}` })
     for (const { chart, scenario, name } of cases) {
       const values = scenarioFile(chart, scenario)
       const linted = own.lint(chart, values)
@@ -123,7 +125,9 @@ function benchMemory(): { rest: number; most: number } {
     .map(cells)
   const column = (title: string) =>
     mine.flatMap((row) => row.filter((_, n) => head[n]?.includes(title)).map((cell) => Number(cell) * 1e6))
-  return { rest: Math.max(...column('MB at rest')), most: Math.max(...column('most MB')) }
+  const [rest, most] = [Math.max(...column('MB at rest')), Math.max(...column('most MB'))]
+  if (!(rest > 0 && most > rest)) throw new Error('docs/performance.md has no table of memory')
+  return { rest, most }
 }
 
 const WITH_PROXY = cases.filter(
