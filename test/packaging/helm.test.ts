@@ -366,9 +366,7 @@ void t.test('each scenario is what its file says', async (t) => {
         namespaceSelector: { any: true },
         podMetricsEndpoints: [{ port: 'idempotency-ops', path: '/metrics' }],
       })
-      t.match(monitor?.['spec'].podMetricsEndpoints[0].relabelings, [
-        { targetLabel: 'job', replacement: 'idempotency-proxy' },
-      ])
+      t.equal(monitor?.['spec'].jobLabel, 'app.kubernetes.io/instance')
       for (const rule of of(name, 'PrometheusRule'))
         t.equal(rule.metadata.labels?.['release'], 'kube-prometheus-stack')
     },
