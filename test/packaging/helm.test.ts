@@ -1,6 +1,8 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { pathToFileURL } from 'node:url'
 import t, { type Test } from 'tap'
 import { stringify } from 'yaml'
 import { helmTools } from '../../scripts/helm-tools.ts'
@@ -583,6 +585,16 @@ void t.test('the Kustomize component puts the same sidecar into a chart that nob
   t.same(config.drain, { delay: 3000, timeout: 35_000 })
   const worker = objects.find(({ metadata }) => metadata.name === 'orders-worker')
   t.notMatch(JSON.stringify(worker), /idempotency/, 'what has no label is left alone')
+})
+
+void t.test('the expressions of the admission policy are CEL', async (t) => {
+  const cel = createRequire(join(tools.models, 'package.json')).resolve('@bufbuild/cel')
+  const { parse } = (await import(pathToFileURL(cel).href)) as { parse: (text: string) => unknown }
+  const [{ matchConditions, mutations }] = policy().map((one) => one['spec']) as [Manifest]
+  const expressions = [...matchConditions, ...mutations.map(({ jsonPatch }: Manifest) => jsonPatch)]
+  t.equal(expressions.length, 7)
+  for (const { expression } of expressions) t.ok(parse(expression))
+  t.throws(() => parse('[JSONPatch{op: "add" path: "/x"}]'))
 })
 
 void t.test('the admission policy makes the same sidecar', async (t) => {
