@@ -37,8 +37,13 @@ export class Pod implements AsyncDisposable {
       break
     }
     app.stdout.resume()
-    const proxy = await proxyProcess(configFile(dir, `upstream: { url: "${url}", timeout: 10s }\n${yaml}`))
-    return new Pod(app, database, proxy)
+    try {
+      const file = configFile(dir, `upstream: { url: "${url}", timeout: 10s }\n${yaml}`)
+      return new Pod(app, database, await proxyProcess(file))
+    } catch (error) {
+      app.kill('SIGKILL')
+      throw error
+    }
   }
 
   /** SIGTERM: it finishes what runs. */
