@@ -3,7 +3,8 @@
  * bring: `redis-server` (7 or newer) and `openssl` (certificates for the TLS tests). What is missing is installed
  * where that is possible without asking anybody: as root, with apt-get. Elsewhere one sentence says what to do.
  * The tests find Redis as `redis-server` on the PATH, or as what REDIS_SERVER names. Those of the operators' page look for
- * Chromium at `/usr/bin/chromium`, or where CHROMIUM says; without one they are skipped, and nothing fails.
+ * Chromium at `/usr/bin/chromium`, or where CHROMIUM says; those of the dashboards and alerts for `prometheus` and `promtool` on
+ * the PATH. Without them they are skipped, and nothing fails.
  */
 import { spawnSync } from 'node:child_process'
 import { existsSync, rmSync, writeFileSync } from 'node:fs'
@@ -47,6 +48,15 @@ const needs: readonly Need[] = [
       process.env.CHROMIUM !== undefined || existsSync('/usr/bin/chromium')
         ? null
         : '/usr/bin/chromium is not there',
+  },
+  {
+    name: 'prometheus',
+    debian: 'prometheus',
+    optional: true,
+    missing: () =>
+      output('prometheus', ['--version']) !== null && output('promtool', ['--version']) !== null
+        ? null
+        : 'prometheus and promtool are not there',
   },
 ]
 
@@ -96,12 +106,12 @@ if (apt && installable.length > 0) {
   aptInstall(packages)
   lacking = find()
 }
-if (lacking.some(({ need }) => need.optional)) {
-  process.stdout.write(
-    'no Chromium: the tests of the operators’ page are skipped (CHROMIUM names one elsewhere)\n',
-  )
-  lacking = lacking.filter(({ need }) => !need.optional)
+const SKIPPED: Readonly<Record<string, string>> = {
+  chromium: 'no Chromium: the tests of the operators’ page are skipped (CHROMIUM names one elsewhere)\n',
+  prometheus: 'no Prometheus on the PATH: the tests of dashboards and alerts against it are skipped\n',
 }
+for (const { need } of lacking) process.stdout.write(SKIPPED[need.name] ?? '')
+lacking = lacking.filter(({ need }) => !need.optional)
 if (lacking.length > 0) {
   const what = lacking.map(({ need, found }) => `${need.name} (${found})`).join(' and ')
   process.stderr.write(

@@ -31,6 +31,7 @@ import { History } from './observe/history.ts'
 import type { Logger } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
 import { observer, reconcileObserver, shadowTeller } from './observe/observer.ts'
+import { tellRoutes } from './observe/routes.ts'
 import { timed } from './observe/timed.ts'
 import { openTracing } from './observe/tracing.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
@@ -94,6 +95,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
         if (kind === 'connected') fitness?.lookAgain()
       },
       onBreaker: breakerTeller(storeName, metrics, log),
+      onPruned: (records) => metrics.count('idempotency_pruned_total', { store: storeName }, records),
     }),
     metrics,
   )
@@ -150,6 +152,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     },
   }
 
+  tellRoutes(metrics, [...config.routes, config.defaults])
   const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
   const asking = {
     forward: forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }),
@@ -307,7 +310,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     await closeAll()
     log.info('stopped')
   }
-  const reload = reloader(log, metrics, inForce, ({ limits }) => {
+  const reload = reloader(log, metrics, inForce, ({ limits, routes, defaults }) => {
+    tellRoutes(metrics, [...routes, defaults])
     budget.resize(limits.buffered)
     overheard.resize(limits.buffered)
     waiters.resize(limits.waiters)

@@ -70,6 +70,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   http: ['guard', 'admin', 'published', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
     'guard/call.ts',
+    'reconcile/ports.ts',
     'reconcile/reconciler.ts',
     'store/breaker.ts',
     'store/register.ts',

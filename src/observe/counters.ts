@@ -2,7 +2,7 @@ import type { MetricName, Metrics } from './metrics.ts'
 
 const AGES: MetricName = 'idempotency_retry_age_seconds'
 
-/** The counters of this program as they stand, without Node's; and the ages of retries, by their buckets. */
+/** The counters of this program that have counted anything, without Node's; and the ages of retries, by their buckets. */
 export async function countersOf({
   registry,
 }: Metrics): Promise<
@@ -14,13 +14,9 @@ export async function countersOf({
       ({ name, type }) => name === AGES || (String(type) === 'counter' && name.startsWith('idempotency_')),
     )
     .flatMap(({ name, values }) =>
-      (values as { metricName?: string; labels: Record<string, string | number>; value: number }[]).map(
-        ({ metricName = name, labels, value }) => ({
-          name: metricName,
-          labels: texts(labels),
-          value,
-        }),
-      ),
+      (values as { metricName?: string; labels: Record<string, string | number>; value: number }[])
+        .filter(({ value }) => value > 0)
+        .map(({ metricName = name, labels, value }) => ({ name: metricName, labels: texts(labels), value })),
     )
 }
 

@@ -83,6 +83,11 @@ export const METRICS = {
     labels: ['state'],
     help: 'Records whose outcome is unknown; dead-lettered ones apart.',
   },
+  idempotency_pruned_total: {
+    kind: 'counter',
+    labels: ['store'],
+    help: 'Expired records that the store has removed, where the store tells (memory, sqlite).',
+  },
   idempotency_reconcile_total: {
     kind: 'counter',
     labels: ['route', 'result'],
@@ -98,6 +103,11 @@ export const METRICS = {
     labels: ['route'],
     help: 'Age of a record when a retry came.',
     buckets: AGES,
+  },
+  idempotency_retention_seconds: {
+    kind: 'gauge',
+    labels: ['route'],
+    help: 'ttl of the route: how long a finished record answers retries.',
   },
   idempotency_shadow_total: {
     kind: 'counter',
@@ -152,8 +162,9 @@ export class Metrics {
     }
   }
 
-  count(name: MetricName, labels: Labels): void {
-    this.#counters.get(name)?.increment(labels)
+  /** `by`: 0 makes a series that is not there yet. */
+  count(name: MetricName, labels: Labels, by = 1): void {
+    this.#counters.get(name)?.increment(labels, by)
   }
   set(name: MetricName, labels: Labels, value: number): void {
     this.#gauges.get(name)?.set(labels, value)

@@ -57,8 +57,9 @@ export class Counts {
     this.#values = new ByLabels(labels, () => ({ count: 0 }))
   }
 
-  increment(labels: Labels): void {
-    this.#values.of(labels).count++
+  /** By 0: the series is there from then on. */
+  increment(labels: Labels, by: number): void {
+    this.#values.of(labels).count += by
   }
 
   async get() {

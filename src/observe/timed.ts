@@ -27,6 +27,7 @@ export function timed(register: Register, metrics: Metrics): Register {
     note: register.note.bind(register),
     close: () => register.close(),
   }
+  metrics.count('idempotency_store_errors_total', { store }, 0)
   // Set once per change: the store is asked twice per protected request. The breaker may have set it to 1 meanwhile.
   let up = false
   const say = (answered: boolean): void => {

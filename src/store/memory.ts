@@ -48,6 +48,8 @@ interface KeptBucket {
 export interface MemoryOptions {
   readonly clock: () => Millis
   readonly maxBytes: number
+  /** Expired records were removed: found at the next operation, whatever it is. */
+  readonly onPruned?: ((records: number) => void) | undefined
 }
 
 /** For development and tests: forgets everything with the process. */
@@ -55,6 +57,7 @@ export class MemoryRegister implements Register {
   readonly name = 'memory'
   readonly #clock: () => Millis
   readonly #maxBytes: number
+  readonly #onPruned: MemoryOptions['onPruned']
   readonly #entries = new Map<RecordId, Entry>()
   readonly #byDrop = new Heap<Slot>()
   readonly #byDue = new Heap<Slot>()
@@ -64,9 +67,10 @@ export class MemoryRegister implements Register {
   #used = 0
   #seq = 0
 
-  constructor({ clock, maxBytes }: MemoryOptions) {
+  constructor({ clock, maxBytes, onPruned }: MemoryOptions) {
     this.#clock = clock
     this.#maxBytes = maxBytes
+    this.#onPruned = onPruned
   }
 
   async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
@@ -223,8 +227,12 @@ export class MemoryRegister implements Register {
   /** The time; what has expired by then is gone. */
   #now(): Millis {
     const now = this.#clock()
-    for (let slot = this.#byDrop.peek(); slot !== undefined && slot.key <= now; slot = this.#byDrop.peek())
+    let pruned = 0
+    for (let slot = this.#byDrop.peek(); slot !== undefined && slot.key <= now; slot = this.#byDrop.peek()) {
       this.#forget(slot.id, this.#entries.get(slot.id) as Entry)
+      pruned++
+    }
+    if (pruned > 0) this.#onPruned?.(pruned)
     for (let slot = this.#byFull.peek(); slot !== undefined && slot.key <= now; slot = this.#byFull.peek())
       this.#release(this.#buckets.get(slot.id) as KeptBucket)
     return now

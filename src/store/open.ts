@@ -8,6 +8,8 @@ import { SqliteRegister } from './sqlite.ts'
 export interface StoreHooks {
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   readonly onBreaker: (state: BreakerState) => void
+  /** Expired records were removed. Of stores that do it themselves; the others tell of nothing. */
+  readonly onPruned?: ((records: number) => void) | undefined
 }
 
 type Opener = (config: StoreConfig, hooks: StoreHooks) => Promise<Register>
@@ -19,9 +21,10 @@ const openRedis: Opener = async ({ url, timeout }, { onEvent }) => {
 }
 
 const OPENERS: Readonly<Record<string, Opener>> = {
-  'memory:': async () => new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES }),
-  'sqlite:': async ({ url, timeout }, { onEvent }) =>
-    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent }),
+  'memory:': async (_config, { onPruned }) =>
+    new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
+  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) =>
+    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned }),
   'redis:': openRedis,
   'rediss:': openRedis,
 }

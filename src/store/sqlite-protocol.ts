@@ -37,11 +37,12 @@ export interface Request {
 export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
 export type Reply = { readonly seq: number } & ({ readonly result: unknown } | { readonly failure: Failure })
 
-/** What the worker posts: first whether it could open the file, then replies of one transaction each. */
+/** What the worker posts: first whether it could open the file, then replies of one transaction each, and how many rows it pruned. */
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
   | { readonly replies: readonly Reply[] }
+  | { readonly pruned: number }
 
 export interface WorkerOptions {
   readonly file: string

@@ -256,13 +256,15 @@ function serve(db: DatabaseSync): void {
   }
 
   function sweep(): void {
-    let pruned = 0
+    let most = 0
     try {
-      pruned = Math.max(...[prune, pruneBuckets].map((one) => Number(one.run(now(), PRUNE_ROWS).changes)))
+      const pruned = Number(prune.run(now(), PRUNE_ROWS).changes)
+      if (pruned > 0) post({ pruned })
+      most = Math.max(pruned, Number(pruneBuckets.run(now(), PRUNE_ROWS).changes))
     } catch {
       // The next round tries again; operations report what is wrong.
     }
-    timer = setTimeout(sweep, pruned === PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
+    timer = setTimeout(sweep, most === PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
   }
 
   let timer = setTimeout(sweep, PRUNE_EVERY).unref()

@@ -34,6 +34,8 @@ export interface SqliteRegisterOptions {
   readonly path: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+  /** Expired records were removed, by this process: each that has the file open removes some. */
+  readonly onPruned?: ((records: number) => void) | undefined
   /** Bound of the file in pages of 4 KiB; without it the disk is the bound. */
   readonly maxPages?: number
 }
@@ -206,6 +208,7 @@ export class SqliteRegister implements Register {
       let why = 'its thread ended'
       worker.on('message', (message: Message) => {
         if ('replies' in message) return message.replies.forEach((reply) => this.#settle(reply))
+        if ('pruned' in message) return this.#options.onPruned?.(message.pruned)
         if ('failed' in message) {
           why = message.failed
           return

@@ -33,6 +33,23 @@ void t.test('T01 a record is there up to the last millisecond', async (t) => {
   t.equal((await register.get(id)).bytes, null)
 })
 
+void t.test('it tells how many expired records it has removed', async (t) => {
+  let now = 1000
+  const told: number[] = []
+  const onPruned = (records: number): void => void told.push(records)
+  const register = new MemoryRegister({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
+  for (const dropIn of [10, 10, 20])
+    await register.put(newId(), bytesOf('completed', newToken()), { dueIn: 1, dropIn })
+  await register.get(newId())
+  t.same(told, [])
+  now = 1010
+  await register.get(newId())
+  await register.get(newId())
+  now = 1020
+  await register.get(newId())
+  t.same(told, [2, 1])
+})
+
 void t.test(
   'a full store refuses new records, evicts nothing, and takes up again when something expires',
   async (t) => {

@@ -247,7 +247,9 @@ void t.test('a file that is locked at start is waited for, not for ever', async 
 })
 
 void t.test('expired rows are pruned', async (t) => {
-  const { file, register } = await opened(t, { timeoutMs: 600 })
+  let pruned = 0
+  const onPruned = (records: number): void => void (pruned += records)
+  const { file, register } = await opened(t, { timeoutMs: 600, onPruned })
   const bytes = bytesOf('completed', newToken())
   await Promise.all(
     Array.from({ length: 1200 }, () => register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })),
@@ -267,7 +269,8 @@ void t.test('expired rows are pruned', async (t) => {
   other.close()
   await until(() => count.get()?.['n'] === 1)
   reader.close()
-  t.pass()
+  await until(() => pruned >= 1201)
+  t.equal(pruned, 1201, 'and it tells how many')
 })
 
 void t.test('a file of the first release is taken over, and that release can go on with it', async (t) => {
