@@ -3,7 +3,7 @@ import { Counts, Distributions, type Labels } from './series.ts'
 
 /** Upstream work and the proxy's own share of it: from half a millisecond to a minute. */
 const SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
-const AGES = [1, 5, 30, 60, 300, 1800, 3600, 21_600, 86_400, 259_200, 604_800, 2_592_000]
+const AGES = [1, 5, 30, 60, 300, 1800, 3600, 21_600, 43_200, 86_400, 259_200, 604_800, 2_592_000]
 const RATIOS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3]
 
 interface Described {
