@@ -8,7 +8,7 @@ import { SqliteRegister } from './sqlite.ts'
 export interface StoreHooks {
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   readonly onBreaker: (state: BreakerState) => void
-  /** Expired records were removed. Of stores that do it themselves; the others tell of nothing. */
+  /** Expired records were removed, 0 of them at first. By stores that do it themselves; the others tell of nothing. */
   readonly onPruned?: ((records: number) => void) | undefined
 }
 
@@ -21,10 +21,14 @@ const openRedis: Opener = async ({ url, timeout }, { onEvent }) => {
 }
 
 const OPENERS: Readonly<Record<string, Opener>> = {
-  'memory:': async (_config, { onPruned }) =>
-    new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
-  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) =>
-    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned }),
+  'memory:': async (_config, { onPruned }) => {
+    onPruned?.(0)
+    return new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned })
+  },
+  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) => {
+    onPruned?.(0)
+    return SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned })
+  },
   'redis:': openRedis,
   'rediss:': openRedis,
 }

@@ -24,6 +24,7 @@ void t.test('every counter by route begins at 0, so that its first event is an i
       for (const line of of(name, route)) t.match(line, / 0$/)
     }
   t.equal(of('idempotency_requests_total', 'pay').length, 23)
+  t.match(text, /^idempotency_pruned_total\{store="memory"\} 0$/m)
   t.match(text, /^idempotency_store_errors_total\{store="memory"\} 0$/m)
   t.same(of('idempotency_retention_seconds', 'pay'), ['idempotency_retention_seconds{route="pay"} 1'])
   t.same(of('idempotency_retention_seconds', 'default'), [

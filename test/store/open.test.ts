@@ -17,9 +17,11 @@ void t.test('each scheme opens its store', async (t) => {
     [`sqlite:${file}`, 'sqlite'],
     [`${server.url}/3`, 'redis'],
   ] as const) {
-    const store = await openStore(config(url), hooks)
+    const pruned: number[] = []
+    const store = await openStore(config(url), { ...hooks, onPruned: (records) => pruned.push(records) })
     t.equal(store.name, name)
     t.equal(nameOf(url), name)
+    t.same(pruned, name === 'redis' ? [] : [0], 'it tells, or never will')
     const id = newId()
     t.ok((await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
     t.ok((await store.get(id)).bytes)
