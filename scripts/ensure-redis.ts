@@ -49,15 +49,14 @@ const needs: readonly Need[] = [
         ? null
         : '/usr/bin/chromium is not there',
   },
-  {
-    name: 'prometheus',
-    debian: 'prometheus',
-    optional: true,
-    missing: () =>
-      output('prometheus', ['--version']) !== null && output('promtool', ['--version']) !== null
-        ? null
-        : 'prometheus and promtool are not there',
-  },
+  ...['prometheus', 'promtool'].map(
+    (name): Need => ({
+      name,
+      debian: name,
+      optional: true,
+      missing: () => (output(name, ['--version']) === null ? `${name} is not there` : null),
+    }),
+  ),
 ]
 
 function output(command: string, args: readonly string[]): string | null {
@@ -80,15 +79,14 @@ function aptInstall(packages: readonly string[]): void {
   if (guarded) writeFileSync(POLICY, '#!/bin/sh\nexit 101\n', { mode: 0o755 })
   try {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' }
-    for (const args of [
-      ['update', '-qq'],
-      ['install', '-y', '-qq', '--no-install-recommends', ...packages],
-    ]) {
-      const run = spawnSync('apt-get', args, { env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
-      // An update that could not reach one of several sources may still have been enough.
-      if (run.status !== 0 && args[0] === 'install')
-        process.stderr.write(`${run.stdout ?? ''}${run.stderr ?? ''}`)
-    }
+    const aptGet = (...args: string[]) =>
+      spawnSync('apt-get', args, { env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
+    // An update that could not reach one of several sources may still have been enough.
+    aptGet('update', '-qq')
+    // Until Debian 12 promtool was a part of the package prometheus.
+    const known = packages.filter((name) => output('apt-cache', ['show', name]) !== null)
+    const run = aptGet('install', '-y', '-qq', '--no-install-recommends', ...known)
+    if (run.status !== 0) process.stderr.write(`${run.stdout ?? ''}${run.stderr ?? ''}`)
   } finally {
     if (guarded) rmSync(POLICY, { force: true })
   }
@@ -107,8 +105,9 @@ if (apt && installable.length > 0) {
   lacking = find()
 }
 const SKIPPED: Readonly<Record<string, string>> = {
+  promtool: 'no promtool on the PATH: the tests of dashboards and alerts with it are skipped\n',
   chromium: 'no Chromium: the tests of the operators’ page are skipped (CHROMIUM names one elsewhere)\n',
-  prometheus: 'no Prometheus on the PATH: the tests of dashboards and alerts against it are skipped\n',
+  prometheus: 'no prometheus on the PATH: the tests of dashboards and alerts against it are skipped\n',
 }
 for (const { need } of lacking) process.stdout.write(SKIPPED[need.name] ?? '')
 lacking = lacking.filter(({ need }) => !need.optional)

@@ -11,7 +11,7 @@ export const WITHOUT: string | false = ['prometheus', 'promtool'].every(
   (program) => spawnSync(program, ['--version']).status === 0,
 )
   ? false
-  : 'prometheus and promtool are not on the PATH (Debian has both in its package prometheus)'
+  : 'prometheus and promtool are not on the PATH (Debian has packages prometheus and promtool)'
 
 /** One series of an answer: its values by time, NaN left out. */
 export interface Series {
