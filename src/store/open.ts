@@ -21,17 +21,16 @@ const openRedis: Opener = async ({ url, timeout }, { onEvent }) => {
 }
 
 const OPENERS: Readonly<Record<string, Opener>> = {
-  'memory:': async (_config, { onPruned }) => {
-    onPruned?.(0)
-    return new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned })
-  },
-  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) => {
-    onPruned?.(0)
-    return SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned })
-  },
+  'memory:': async (_config, { onPruned }) =>
+    new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
+  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) =>
+    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned }),
   'redis:': openRedis,
   'rediss:': openRedis,
 }
+
+/** Those that remove what has expired by themselves, and tell. */
+const PRUNING: readonly string[] = ['memory:', 'sqlite:']
 
 /** What `store.url` may begin with. */
 export const STORE_SCHEMES: readonly string[] = Object.keys(OPENERS)
@@ -48,6 +47,7 @@ export async function openStore(config: StoreConfig, hooks: StoreHooks): Promise
       `store.url "${scheme}…" names no store; known are ${STORE_SCHEMES.join(' ')}`,
       false,
     )
+  if (PRUNING.includes(scheme)) hooks.onPruned?.(0)
   return withBreaker(await open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
 }
 

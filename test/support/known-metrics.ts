@@ -35,7 +35,7 @@ export function unknownTo(query: string): string[] {
   const labels = new Set(TARGET)
   for (const { metric, labels: compared } of selectors) {
     const base = metric.replace(/_(?:bucket|sum|count)$/, '')
-    if (OTHERS.includes(metric) || PENDING.includes(metric)) continue
+    if (OTHERS.includes(metric) || (PENDING.includes(metric) && !(metric in METRICS))) continue
     const known = METRICS[(metric in METRICS ? metric : base) as MetricName]
     if (known === undefined || (metric !== base && metric.startsWith(base) && known.kind !== 'histogram')) {
       wrong.push(metric)
