@@ -5,8 +5,6 @@ import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { parse, stringify } from 'yaml'
 import { DASHBOARDS } from '../../scripts/dashboards.ts'
-import { METRICS } from '../../src/observe/metrics.ts'
-import { PENDING } from '../support/known-metrics.ts'
 import { Prometheus, WITHOUT } from '../support/prometheus.ts'
 import { trouble } from '../support/trouble.ts'
 
@@ -64,9 +62,7 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
           t.notMatch(query, /\$/, `${title}: every variable is known`)
           const series = await (instant ? prometheus.query(query, end) : prometheus.range(query, start, end))
           const values = series.flatMap(({ values }) => values)
-          const pending = PENDING.some((metric) => expr.includes(metric) && !(metric in METRICS))
-          if (pending) t.comment(`${title}: this version does not have the metric yet`)
-          else t.ok(values.length > 0, `${title}: an answer to ${query}`)
+          t.ok(values.length > 0, `${title}: an answer to ${query}`)
           if (type === 'timeseries')
             t.ok(
               values.some((value) => value > 0),
