@@ -60,9 +60,21 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
 ])
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
-/** The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it. */
+/** By these a client has an Envoy behind this proxy send its request more than once, where Envoy takes it for internal. */
+const RETRY_ORDERS: ReadonlySet<string> = new Set([
+  'x-envoy-retry-on',
+  'x-envoy-retry-grpc-on',
+  'x-envoy-max-retries',
+  'x-envoy-hedge-on-per-try-timeout',
+])
+
+/**
+ * The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it; without orders to
+ * proxies on the way to send it more than once.
+ */
 export function protectedLines(lines: string[], policy: KeyPolicy, { id, key, fence }: Sent): string[] {
-  let sent = lines
+  const orders = lines.some((name, n) => n % 2 === 0 && RETRY_ORDERS.has(name.toLowerCase()))
+  let sent = orders ? filterLines(lines, (name) => !RETRY_ORDERS.has(name)) : lines
   const { forward } = policy
   // A line of the other name is the proxy's to send: the client's own would be read first.
   const renamed = typeof forward === 'object' ? forward.header.toLowerCase() : null

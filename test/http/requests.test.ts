@@ -170,6 +170,25 @@ void t.test('M08 key.forward: same, none, another header; forwardFence', async (
   t.same(linesOf(unmatched ?? [], 'idempotency-key'), ['"k-1"'])
 })
 
+void t.test('a client cannot order proxies behind this one to send a protected request twice', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  const orders = [
+    'X-Envoy-Retry-On: 5xx,reset',
+    'x-envoy-retry-grpc-on: unavailable',
+    'X-ENVOY-MAX-RETRIES: 9',
+    'x-envoy-hedge-on-per-try-timeout: true',
+  ]
+  const lines = [...orders, 'x-envoy-decorator-operation: pay']
+  await rawRequest(proxy.port, post('/p', 'k-1', '{}', lines))
+  await rawRequest(proxy.port, post('/p', null, '{}', lines))
+  const [guarded, passed] = upstream.seen.map(({ headers }) =>
+    headers.filter((name, n) => n % 2 === 0 && /^x-envoy-/i.test(name)),
+  )
+  t.same(guarded, ['x-envoy-decorator-operation'], 'other lines stay')
+  t.equal(passed?.length, 5, 'what passes is not this proxy’s to judge')
+})
+
 void t.test('M09 a CORS preflight passes', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
