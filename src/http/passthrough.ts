@@ -147,23 +147,22 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
       passage.exchange = exchange
       const send = (body: IncomingMessage | Buffer | null): void => {
         const length = raw.headers['content-length']
+        const asked: Dispatcher.DispatchOptions = {
+          method: raw.method as Dispatcher.HttpMethod,
+          path: passage.target,
+          headers:
+            body === raw && length !== undefined
+              ? [...passage.lines, 'Content-Length', length]
+              : (passage.lines as string[]),
+          body,
+          idempotent: false,
+          headersTimeout: options.timeout,
+          bodyTimeout: options.idleTimeout,
+          ...(tls.servername === undefined ? {} : { servername: tls.servername }),
+        }
         try {
-          ;(witness?.beside(pool) ?? pool).dispatch(
-            {
-              method: raw.method as Dispatcher.HttpMethod,
-              path: passage.target,
-              headers:
-                body === raw && length !== undefined
-                  ? [...passage.lines, 'Content-Length', length]
-                  : (passage.lines as string[]),
-              body,
-              idempotent: false,
-              headersTimeout: options.timeout,
-              bodyTimeout: options.idleTimeout,
-              ...(tls.servername === undefined ? {} : { servername: tls.servername }),
-            },
-            exchange,
-          )
+          if (witness === null) pool.dispatch(asked, exchange)
+          else witness.dispatch(pool, asked, exchange)
         } catch (error) {
           witness?.failed(error as Error)
           exchange.failed(error as Error)

@@ -4,7 +4,7 @@ import { Exchange, type Heard } from './forward.ts'
 import type { Forwarded, Overheard } from './port.ts'
 
 /** The events by which the one who conducts the exchange hears of it. */
-type Handler = Required<
+export type Handler = Required<
   Pick<
     Dispatcher.DispatchHandler,
     'onRequestStart' | 'onResponseStart' | 'onResponseData' | 'onResponseEnd' | 'onResponseError'
@@ -45,11 +45,9 @@ export class Witness implements Overheard {
     return this.#over
   }
 
-  /** The dispatcher, heard. For one `dispatch`. */
-  beside<D extends Dispatcher>(dispatcher: D): D {
-    const dispatch: Dispatcher['dispatch'] = (options, handler) =>
-      dispatcher.dispatch(options, this.#tee(handler as Handler))
-    return Object.create(dispatcher, { dispatch: { value: dispatch } }) as D
+  /** Dispatches once, heard. */
+  dispatch(dispatcher: Dispatcher, options: Dispatcher.DispatchOptions, handler: Handler): void {
+    dispatcher.dispatch(options, this.#tee(handler))
   }
 
   /** It ended with this error, if it has not ended otherwise. */
