@@ -199,6 +199,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
         milliseconds / 1000,
       )
     },
+    passFailed: (method, cause) =>
+      log.warn({ method, cause }, 'a request that is not protected got no answer'),
     onBug: (error) => log.error({ err: error }, 'internal error'),
     draining: () => draining,
   })

@@ -175,6 +175,10 @@ function brokenOff(
 ): Answer {
   trace.cause = reason
   const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
-  const detail = `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}; whether it was executed is not known`
-  return refuse(trace, code, code, detail, { instance: run?.id ?? null })
+  const what = `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
+  return run === null
+    ? refuse(trace, code, code, `${what}; it carried no key: sent again, it may be executed again`, {
+        retry: 'no',
+      })
+    : refuse(trace, code, code, `${what}; whether it was executed is not known`, { instance: run.id })
 }

@@ -33,6 +33,7 @@ export interface DataOptions {
   readonly shadow: ShadowOptions
   readonly spans: RequestSpans | null
   readonly passed: (route: string, milliseconds: number) => void
+  readonly passFailed: (method: string, cause: string) => void
   readonly onBug: (error: unknown) => void
   /** While it drains, connections are not kept alive: clients move on to other replicas. */
   readonly draining: () => boolean
@@ -190,6 +191,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     idleTimeout,
     makeServer,
     onBug: options.onBug,
+    onFailed: options.passFailed,
   })
   return app.server
 }

@@ -3,7 +3,7 @@ import httpProxy from '@fastify/http-proxy'
 import { type FastifyInstance, fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
 import type { Millis } from '../core/record.ts'
-import { refusal } from '../core/refusal.ts'
+import { type Refusal, refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
@@ -47,6 +47,8 @@ export interface PassthroughOptions {
   readonly timeout: Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
+  /** Why there was no answer: for operators, as it may name addresses. */
+  readonly onFailed: (method: string, cause: string) => void
   readonly makeServer: (handler: (request: IncomingMessage, response: ServerResponse) => void) => Server
 }
 
@@ -58,6 +60,12 @@ export interface PassthroughOptions {
  */
 export async function passthrough(options: PassthroughOptions): Promise<FastifyInstance> {
   const { upstream, writer } = options
+  const failed = (request: IncomingMessage, error: Error): Refusal => {
+    const cause = (error.cause ?? error) as NodeJS.ErrnoException
+    const said = cause.code === undefined ? cause.message : `${cause.message} (${cause.code})`
+    options.onFailed(request.method as string, said)
+    return passError(request.method as string, cause)
+  }
   const app = fastify({
     serverFactory: options.makeServer,
     rewriteUrl: () => '/',
@@ -101,7 +109,7 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
       ) => {
         reply.hijack()
         if (reply.raw.headersSent) reply.raw.destroy()
-        else writer.problem(reply.request.raw, reply.raw, passError(error))
+        else writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
       },
     } as never,
   })
@@ -227,11 +235,19 @@ const UNSENT: ReadonlySet<string> = new Set([
 /** OpenSSL's and Node's names for a handshake that failed: nothing was sent. */
 const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
 
-function passError(error: Error): ReturnType<typeof refusal> {
-  const cause = (error.cause ?? error) as NodeJS.ErrnoException
-  const detail = cause.code === undefined ? cause.message : `${cause.message} (${cause.code})`
-  const code = cause.code ?? ''
-  if (TIMEOUT.has(code)) return refusal('upstream_timeout', detail)
-  const unsent = UNSENT.has(code) || cause.syscall === 'connect' || TLS_FAILED.test(code)
-  return refusal(unsent ? 'upstream_unreachable' : 'upstream_failed', detail)
+/**
+ * What the client is told. Nobody remembers what passes: where it may have been executed, sending it again executes it again,
+ * but for methods that may be repeated by their meaning (RFC 9110 §9.2.2).
+ */
+function passError(method: string, { code = '', syscall }: NodeJS.ErrnoException): Refusal {
+  if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
+    return refusal('upstream_unreachable', 'no byte of the request was sent')
+  const late = TIMEOUT.has(code)
+  const what = `the request was sent, and ${late ? 'no whole answer came in time' : 'its answer broke off'}`
+  const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'
+  return refusal(
+    late ? 'upstream_timeout' : 'upstream_failed',
+    once ? `${what}; it is not protected: sent again, it may be executed again` : what,
+    once ? { retry: 'no' } : {},
+  )
 }

@@ -115,18 +115,35 @@ void t.test('U01 U04 errors are problems: 502 unreachable, 502 failed, 504', asy
   })
   t.match(problemOf(await rawRequest(nobody.port, post('/x', null, 'x'.repeat(10)))), {
     code: 'upstream_unreachable',
+    retry: 'same-key',
+    detail: 'no byte of the request was sent',
   })
   await using silent = await tcpStub(() => {})
   await using slow = await proxyBefore(silent, { upstream: 'timeout: 200ms' })
   t.match(problemOf(await rawRequest(slow.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n')), {
     code: 'upstream_timeout',
     status: 504,
+    retry: 'same-key',
+  })
+  // Nobody remembers it: what may have been executed is executed again.
+  t.match(problemOf(await rawRequest(slow.port, post('/x', null, '{}'))), {
+    code: 'upstream_timeout',
+    retry: 'no',
+    detail: /sent again, it may be executed again/,
   })
   for (const bytes of ['', 'garbage\r\n\r\n', 'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n']) {
     await using peer = await scriptedPeer((socket) => void socket.end(bytes, 'latin1'))
     await using proxy = await proxyBefore(peer)
-    for (const request of ['GET / HTTP/1.1\r\nHost: a\r\n\r\n', post('/x', null, '{}')])
-      t.match(problemOf(await rawRequest(proxy.port, request)), { code: 'upstream_failed', status: 502 })
+    for (const [request, retry] of [
+      ['GET / HTTP/1.1\r\nHost: a\r\n\r\n', 'same-key'],
+      [post('/x', null, '{}'), 'no'],
+    ] as const)
+      t.match(problemOf(await rawRequest(proxy.port, request)), {
+        code: 'upstream_failed',
+        status: 502,
+        retry,
+        detail: /^the request was sent, and its answer broke off/,
+      })
     t.equal(peer.requests.length, 2, 'nothing is tried again')
   }
 })
