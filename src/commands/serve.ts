@@ -1,3 +1,4 @@
+import { setFlagsFromString } from 'node:v8'
 import type { Loaded } from '../config/load.ts'
 import { FileWatch } from '../config/watch.ts'
 import { start } from '../main.ts'
@@ -14,6 +15,12 @@ export const serve: Command = {
   run: runServe,
 }
 
+/**
+ * V8 makes objects in the old generation where many of a place's objects outlived a young collection, and the first moments of a
+ * burst look so: in one start of three it then kept every request until the next full collection, for good (docs/adr/0017).
+ */
+const NO_PRETENURING = '--no-allocation-site-pretenuring'
+
 async function runServe(args: Args, io: Io): Promise<number> {
   if (args.has('version')) {
     io.out(`${VERSION}\n`)
@@ -22,6 +29,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   if (args.positionals.length > 0) return usage(io, `unexpected argument "${args.positionals[0]}"`)
   if (!args.has('config') && !args.has('upstream'))
     return usage(io, 'nothing to serve: give --config FILE or --upstream URL')
+  setFlagsFromString(NO_PRETENURING)
   const file = args.text('config') ?? null
   const read = (): Loaded => configOf(file, servingFlags(args), io.env)
   let log: Logger | null = null
