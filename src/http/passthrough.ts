@@ -207,10 +207,12 @@ function endIdleUpload(
   response: ServerResponse,
   options: PassthroughOptions,
 ): void {
-  let heard = request.socket.bytesRead
+  // undici takes the socket away from a request whose body it gave up, and the answer may still wait for its turn.
+  const { socket } = request
+  let heard = socket.bytesRead
   const timer = setInterval(() => {
     if (request.complete) clearInterval(timer)
-    else if (request.socket.bytesRead > heard) heard = request.socket.bytesRead
+    else if (socket.bytesRead > heard) heard = socket.bytesRead
     else {
       clearInterval(timer)
       if (response.headersSent) response.destroy()

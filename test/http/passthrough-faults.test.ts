@@ -191,3 +191,23 @@ void t.test(
     t.equal(upstream.seen.length, 1)
   },
 )
+
+void t.test('U01 an upload that is given up behind another answer ends no process', async (t) => {
+  const slow = Promise.withResolvers<Socket>()
+  await using peer = await tcpStub((socket) => {
+    socket.on('error', () => {})
+    socket.once('data', (request: Buffer) => {
+      if (request.includes('/slow')) slow.resolve(socket)
+      else socket.destroy()
+    })
+  })
+  await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 100ms' })
+  const client = connect(proxy.port, '127.0.0.1')
+  client.write('GET /slow HTTP/1.1\r\nHost: a\r\n\r\nPOST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc')
+  const upstream = await slow.promise
+  await new Promise((resolve) => setTimeout(resolve, 500))
+  upstream.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+  t.equal((await readAnswer(client)).body.toString(), 'ok')
+  t.match(problemOf(await readAnswer(client)), { code: 'upstream_failed' })
+  client.destroy()
+})
