@@ -18,7 +18,7 @@ import { passthrough, setPassage } from './passthrough.ts'
 import { asksForPolicy, sendPolicy } from './policy.ts'
 import { overhear, type ShadowOptions } from './shadow.ts'
 import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
-import { Writer } from './write.ts'
+import { continueInTurn, Writer } from './write.ts'
 
 /** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
 const HEAD_TIMEOUT = 30_000
@@ -165,6 +165,10 @@ export async function dataServer(options: DataOptions): Promise<Server> {
         }
       },
     )
+    server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
+      continueInTurn(response)
+      server.emit('request', request, response)
+    })
     server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
       // Node has taken its own listener off; a reset would end the process.
       socket.on('error', () => socket.destroy())

@@ -191,6 +191,18 @@ export function sendHead(response: ServerResponse): void {
   response.write(Buffer.alloc(0))
 }
 
+/**
+ * Answers `Expect: 100-continue`. Behind another answer Node would keep the `100 Continue` until its turn, and then write it
+ * after the head of the final answer, where it counts as body.
+ */
+export function continueInTurn(response: ServerResponse): void {
+  if (response.socket !== null) response.writeContinue()
+  else
+    response.once('socket', () => {
+      if (!response.headersSent) response.writeContinue()
+    })
+}
+
 /** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */
 export function chunkable(request: IncomingMessage, status: number): boolean {
   return request.httpVersionMinor > 0 && request.method !== 'HEAD' && status !== 204 && status !== 304

@@ -64,6 +64,34 @@ void t.test('P11 Expect: 100-continue is answered here; N=1', async (t) => {
   t.equal(upstream.seen.length, 2)
 })
 
+void t.test('P11 `100 Continue` of a pipelined request is not in its answer', async (t) => {
+  const body = 'x'.repeat(20_000)
+  await using upstream = await upstreamStub((seen, response) => {
+    if (seen.target === '/slow') setTimeout(() => response.end('slow'), 200)
+    else response.end(body)
+  })
+  await using proxy = await proxyBefore(upstream)
+  for (const path of ['/p', '/other']) {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(`GET /slow HTTP/1.1\r\nHost: a\r\n\r\n${post(path, 'k', '{}', ['Expect: 100-continue'])}`)
+    t.equal((await readAnswer(client)).body.toString(), 'slow')
+    const answer = await readAnswer(client)
+    t.equal(answer.status, 200)
+    t.ok(answer.body.toString() === body, path)
+    client.destroy()
+  }
+  // Whoever waits for it gets it when it is his turn.
+  const client = connect(proxy.port, '127.0.0.1')
+  const [before = '', after = ''] = post('/p', 'k2', '{}', ['Expect: 100-continue']).split('{}')
+  client.write(`GET /slow HTTP/1.1\r\nHost: a\r\n\r\n${before}${after}`)
+  t.equal((await readAnswer(client)).body.toString(), 'slow')
+  const [interim] = (await once(client.resume(), 'data')) as [Buffer]
+  t.match(interim.toString(), /^HTTP\/1.1 100 Continue\r\n\r\n$/)
+  client.write('{}')
+  t.ok((await readAnswer(client)).body.toString() === body)
+  client.destroy()
+})
+
 void t.test('P18 F17 F12 bodies at the limit, by length and chunked', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, { more: 'limits: { request: 1KiB }' })

@@ -203,7 +203,9 @@ void t.test('U01 an upload that is given up behind another answer ends no proces
   })
   await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 100ms' })
   const client = connect(proxy.port, '127.0.0.1')
-  client.write('GET /slow HTTP/1.1\r\nHost: a\r\n\r\nPOST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc')
+  client.write(
+    'GET /slow HTTP/1.1\r\nHost: a\r\n\r\nPOST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc',
+  )
   const upstream = await slow.promise
   await new Promise((resolve) => setTimeout(resolve, 500))
   upstream.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
