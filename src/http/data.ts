@@ -18,7 +18,7 @@ import { passthrough, setPassage } from './passthrough.ts'
 import { asksForPolicy, sendPolicy } from './policy.ts'
 import { overhear, type ShadowOptions } from './shadow.ts'
 import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
-import { continueInTurn, Writer } from './write.ts'
+import { breakOff, continueInTurn, Writer } from './write.ts'
 
 /** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
 const HEAD_TIMEOUT = 30_000
@@ -80,10 +80,10 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     const address = request.socket.remoteAddress ?? 'unknown'
     return { address, trusted: trusted(address) }
   }
-  const own = (response: ServerResponse, answering: Promise<void>): void =>
+  const own = (request: IncomingMessage, response: ServerResponse, answering: Promise<void>): void =>
     void answering.catch((error: unknown) => {
       options.onBug(error)
-      response.destroy()
+      breakOff(request, response)
     })
   const tellStatus = async (
     asked: Target,
@@ -140,10 +140,10 @@ export async function dataServer(options: DataOptions): Promise<Server> {
             writer.problem(request, response, noRoute(request.method as string, target))
             return
           case 'issue':
-            own(response, handleIssue(ports, writer, options.issuer as KeyIssuer, request, response))
+            own(request, response, handleIssue(ports, writer, options.issuer as KeyIssuer, request, response))
             return
           case 'status':
-            own(response, tellStatus(target, request, response))
+            own(request, response, tellStatus(target, request, response))
             return
           case 'policy':
             sendPolicy(routed().config, request, response)

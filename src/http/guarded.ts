@@ -9,7 +9,7 @@ import type { Ports } from '../guard/ports.ts'
 import { guard } from '../guard.ts'
 import { readBody } from './body.ts'
 import { type Peer, protectedLines, requestLines } from './headers.ts'
-import type { Writer } from './write.ts'
+import { breakOff, type Writer } from './write.ts'
 
 /** Makes spans of protected requests, where the user has loaded an SDK (docs/tracing.md). */
 export interface RequestSpans {
@@ -45,7 +45,7 @@ export async function handleGuarded(
     options.writer.write(request, response, await guard(options.ports, call))
   } catch (error) {
     options.onBug(error)
-    response.destroy()
+    breakOff(request, response)
   }
 }
 

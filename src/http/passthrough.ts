@@ -8,7 +8,7 @@ import type { Upstream } from '../upstream/pool.ts'
 import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
 import { PassedExchange } from './passed.ts'
-import type { Writer } from './write.ts'
+import { breakOff, type Writer } from './write.ts'
 
 const { METHODS } = process.getBuiltinModule('node:http')
 
@@ -100,7 +100,7 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
         } catch (error) {
           // A bug; undici would let it end the process.
           options.onBug(error)
-          reply.raw.destroy()
+          breakOff(request.raw, reply.raw)
         }
       },
       onError: (
@@ -108,7 +108,7 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
         { error }: { error: Error },
       ) => {
         reply.hijack()
-        if (reply.raw.headersSent) reply.raw.destroy()
+        if (reply.raw.headersSent) breakOff(reply.request.raw, reply.raw)
         else writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
       },
     } as never,
@@ -215,7 +215,7 @@ function endIdleUpload(
     else if (socket.bytesRead > heard) heard = socket.bytesRead
     else {
       clearInterval(timer)
-      if (response.headersSent) response.destroy()
+      if (response.headersSent) breakOff(request, response)
       else {
         const detail = `no byte of the body arrived within ${options.idleTimeout} ms`
         options.writer.problem(request, response, refusal('request_timeout', detail))

@@ -37,7 +37,7 @@ export class Writer {
         this.problem(request, response, answer.refusal, answer.marks)
         return
       case 'none':
-        response.destroy()
+        breakOff(request, response)
     }
   }
 
@@ -181,6 +181,8 @@ class ClientSink implements LiveSink {
  */
 export function breakOff(request: IncomingMessage, response: ServerResponse): void {
   const { socket } = response
+  // Pipelined behind another answer: Node would give the connection to what is destroyed, and nothing would ever end it.
+  if (socket === null) response.once('socket', (its: Socket) => its.destroy())
   if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket)
     socket.resetAndDestroy()
   else response.destroy()

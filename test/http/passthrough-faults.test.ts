@@ -213,3 +213,27 @@ void t.test('U01 an upload that is given up behind another answer ends no proces
   t.match(problemOf(await readAnswer(client)), { code: 'upstream_failed' })
   client.destroy()
 })
+
+void t.test('U05 an answer that breaks off while another one is before it ends the connection', async (t) => {
+  await using peer = await scriptedPeer((socket, request) => {
+    if (request.includes('/slow'))
+      setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'), 200)
+    else {
+      const type = request.includes('POST') ? 'Content-Type: text/event-stream\r\n' : ''
+      socket.write(`HTTP/1.1 200 OK\r\n${type}Content-Length: 10\r\n\r\nabc`)
+      setTimeout(() => socket.destroy(), 20)
+    }
+  })
+  await using proxy = await proxyBefore(peer)
+  for (const request of ['GET /cut HTTP/1.1\r\nHost: a\r\n\r\n', post('/p', 'k', '{}')]) {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write(`GET /slow HTTP/1.1\r\nHost: a\r\n\r\n${request}`)
+    t.equal((await readAnswer(client)).body.toString(), 'ok')
+    const ended = Promise.race([
+      once(client.resume(), 'close'),
+      new Promise((resolve) => setTimeout(resolve, 2000, null)),
+    ])
+    t.not(await ended, null, 'the connection ends')
+    client.destroy()
+  }
+})
