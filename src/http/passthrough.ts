@@ -211,7 +211,8 @@ function endIdleUpload(
   const { socket } = request
   let heard = socket.bytesRead
   const timer = setInterval(() => {
-    if (request.complete) clearInterval(timer)
+    // An answer that is given already only waits for its turn, or for its reader.
+    if (request.complete || response.writableEnded) clearInterval(timer)
     else if (socket.bytesRead > heard) heard = socket.bytesRead
     else {
       clearInterval(timer)

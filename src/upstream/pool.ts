@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs'
 import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { UpstreamConfig } from '../config/config.ts'
 import { withoutInterim } from './interim.ts'
+import { untilTaken } from './paused.ts'
 
 export interface Upstream {
   readonly pool: Pool
@@ -58,7 +59,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     connect: (options, callback) => {
       connect(options, (error, socket) => {
         if (error !== null) callback(error, null)
-        else callback(null, withoutInterim(socket))
+        else callback(null, withoutInterim(untilTaken(socket)))
       })
     },
   })

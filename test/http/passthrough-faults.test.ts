@@ -237,3 +237,44 @@ void t.test('U05 an answer that breaks off while another one is before it ends t
     client.destroy()
   }
 })
+
+void t.test('U05 a client that reads slowly, and an upstream whose connection ends meanwhile', async (t) => {
+  const SIZE = 120_000
+  const body = 'x'.repeat(SIZE)
+  for (const [name, head, ends] of [
+    ['closed, of a length', `Content-Length: ${SIZE}\r\nConnection: close\r\n`, 'end'],
+    ['closed, without a length', 'Connection: close\r\n', 'end'],
+    ['closed, though it would be kept', `Content-Length: ${SIZE}\r\n`, 'end'],
+    ['reset, without a length', 'Connection: close\r\n', 'resetAndDestroy'],
+  ] as const) {
+    await using peer = await scriptedPeer((socket, request) => {
+      if (request.includes('/slow'))
+        setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'), 300)
+      else {
+        socket.write(`HTTP/1.1 200 OK\r\n${head}\r\n${body}`)
+        if (ends === 'end') socket.end()
+        else setTimeout(() => socket.resetAndDestroy(), 100)
+      }
+    })
+    await using proxy = await proxyBefore(peer, { more: 'limits: { response: 64KiB }' })
+    for (const request of ['GET /big HTTP/1.1\r\nHost: a\r\n\r\n', post('/p', 'k', '{}')]) {
+      const client = connect(proxy.port, '127.0.0.1')
+      // What waits for its turn is read by nobody.
+      client.write(`GET /slow HTTP/1.1\r\nHost: a\r\n\r\n${request}`)
+      t.equal((await readAnswer(client)).body.toString(), 'ok')
+      if (ends === 'end') t.equal((await readAnswer(client)).body.length, SIZE, `${name}: whole`)
+      else await t.rejects(readAnswer(client), `${name}: not taken for whole`)
+      client.destroy()
+    }
+  }
+})
+
+void t.test('U05 an answer without a length that is reset is not whole', async (t) => {
+  await using peer = await scriptedPeer((socket) => {
+    socket.write('HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc')
+    setTimeout(() => socket.resetAndDestroy(), 50)
+  })
+  await using proxy = await proxyBefore(peer)
+  await t.rejects(rawRequest(proxy.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n'))
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), { code: 'upstream_failed' })
+})
