@@ -49,12 +49,18 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseStart(
-    _controller: Dispatcher.DispatchController,
+    controller: Dispatcher.DispatchController,
     status: number,
     _headers: unknown,
     reason?: string,
   ): void {
     if (status < 200) return
+    // The client was told of an upload that stood still: it hears nothing else.
+    if (this.#options.response.headersSent) {
+      this.#ended = true
+      controller.abort(new Error('the client was answered'))
+      return
+    }
     this.#status = status
     this.#reason = reasonPhrase(reason ?? '')
     this.#options.onAnswer()

@@ -278,3 +278,23 @@ void t.test('U05 an answer without a length that is reset is not whole', async (
   await t.rejects(rawRequest(proxy.port, 'GET / HTTP/1.1\r\nHost: a\r\n\r\n'))
   t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), { code: 'upstream_failed' })
 })
+
+void t.test('U01 an upload that was refused for standing still hears of no late answer', async (t) => {
+  await using peer = await tcpStub((socket) => {
+    socket.on('error', () => {})
+    socket.once('data', (request: Buffer) => {
+      const later = request.includes('/slow') ? 800 : 500
+      setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'), later)
+    })
+  })
+  await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 200ms' })
+  const client = connect(proxy.port, '127.0.0.1')
+  // The refusal waits for its turn, and meanwhile the upstream answers.
+  client.write(
+    'GET /slow HTTP/1.1\r\nHost: a\r\n\r\nPOST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc',
+  )
+  t.equal((await readAnswer(client)).body.toString(), 'ok')
+  t.match(problemOf(await readAnswer(client)), { code: 'request_timeout' })
+  client.destroy()
+  t.notOk(proxy.log.some(({ msg }) => msg === 'internal error'))
+})
