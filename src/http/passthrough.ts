@@ -108,8 +108,9 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
         { error }: { error: Error },
       ) => {
         reply.hijack()
-        if (reply.raw.headersSent) breakOff(reply.request.raw, reply.raw)
-        else writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
+        // The refusal of an idle upload stands; whatever began otherwise is broken off where it was begun.
+        if (!reply.raw.headersSent)
+          writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
       },
     } as never,
   })
