@@ -1,4 +1,5 @@
 import { spawn, spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { text } from 'node:stream/consumers'
 import t from 'tap'
@@ -38,9 +39,12 @@ void t.test('the five minutes go as they are told', { skip }, async (t) => {
       PROXY_UPSTREAM: `http://127.0.0.1:${api}`,
     },
   })
-  // With all that it has started.
-  t.teardown(() => process.kill(-(shell.pid as number), 'SIGKILL'))
+  // With all that it has started, where the page has not stopped it.
+  let stopped = false
+  t.teardown(() => stopped || process.kill(-(shell.pid as number), 'SIGKILL'))
+  const ended = once(shell, 'exit')
   const out = (await text(shell.stdout)).replaceAll('\r', '')
+  t.strictSame(await ended, [0, null])
 
   let at = 0
   for (const [, kind, body = ''] of blocks) {
@@ -58,4 +62,6 @@ void t.test('the five minutes go as they are told', { skip }, async (t) => {
       if (found !== null) at += found.index + found[0].length
     }
   }
+  t.throws(() => process.kill(-(shell.pid as number), 0), { code: 'ESRCH' }, 'and leaves nothing behind')
+  stopped = true
 })
