@@ -68,7 +68,7 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
     ...sentence(
       guarded.filter(({ policy }) => policy.scope.anonymous === 'share' && policy.scope.caller.length > 0),
       (routes) =>
-        `${routes}: anonymous share, so all callers without the attribute that tells callers apart have one set of keys, and one may be answered with what another was answered.`,
+        `${routes}: scope.anonymous share, so all callers without the attribute that tells callers apart have one set of keys, and one may be answered with what another was answered; scope: { anonymous: reject }, in the route or in defaults, refuses them.`,
     ),
     ...(storeUrl === 'memory:'
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']

@@ -177,7 +177,9 @@ void t.test('every promise given up by name is warned of in a sentence with its 
   ])
   t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
   t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
-  t.match(warnings('mode: enforce'), [/^Route `a`: anonymous share, so all callers without .*\.$/])
+  t.match(warnings('mode: enforce'), [
+    /^Route `a`: scope\.anonymous share, so all callers without .*; scope: \{ anonymous: reject \}, .* refuses them\.$/,
+  ])
   t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
     /^The store is memory:, so .*\.$/,
   ])
@@ -188,7 +190,7 @@ void t.test('every promise given up by name is warned of in a sentence with its 
     'nothing is promised there',
   )
   t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
-  t.match(warnings('profile: standard', ''), [/^Routes `a`, `default`: anonymous share/])
+  t.match(warnings('profile: standard', ''), [/^Routes `a`, `default`: scope\.anonymous share/])
 })
 
 void t.test('reconcile: `after` is upstream.timeout, and a route adds to what `defaults` says', async (t) => {
