@@ -33,7 +33,7 @@ export const REFUSALS = {
     title: 'Done, but the response was not kept',
     retry: 'no',
   },
-  idempotency_key_expired: { status: 409, title: 'Done, and no longer kept', retry: 'no' },
+  idempotency_key_expired: { status: 409, title: 'Idempotency key has expired', retry: 'no' },
   idempotency_store_unavailable: {
     status: 503,
     title: 'The idempotency store is unavailable',

@@ -94,7 +94,7 @@ export async function name(
           qualifier: DERIVED,
         }
   if (sent.kind === 'sent' && now - sent.at > route.ttl) {
-    const detail = `the request was first sent at ${new Date(sent.at).toISOString()}, longer ago than answers are kept (${route.ttl} ms); whether it was executed then is not known here`
+    const detail = `the request was first sent at ${new Date(sent.at).toISOString()}, longer ago than this route keeps answers (${route.ttl / 1000} s); nothing was executed now, and whether it was executed then is not known here`
     const answer = refuse(trace, 'expired', 'idempotency_key_expired', detail, { status: 412 })
     return derive === null ? answer : { ...answer, marks: DERIVED_MARK }
   }

@@ -146,7 +146,10 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     a.store.now += TTL
     t.match(await a.get({ headers, key: 'another' }), { status: 201 }, 'just not longer ago')
     a.store.now += 1
-    t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), { status: 412 })
+    t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), {
+      status: 412,
+      detail: `the request was first sent at ${new Date(a.store.now - TTL - 1).toISOString()}, longer ago than this route keeps answers (86400 s); nothing was executed now, and whether it was executed then is not known here`,
+    })
     t.match(await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired'), { status: 412 })
     const derive = { json: ['/amount'], headers: [], bucket: null }
     const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
