@@ -49,7 +49,7 @@ async function runInspect(args: Args, io: Io): Promise<number> {
   }
   const record = reply.body as FullView
   if (args.has('json')) io.out(json(record))
-  else io.out(page(record, await factsOf(source, record.route)))
+  else io.out(page(record, await factsOf(source, record.route), sameWhere(args)))
   return FINE
 }
 
@@ -142,7 +142,22 @@ async function factsOf(source: Source, route: string): Promise<RouteFacts | null
   return [...routes, defaults].find(({ name }) => name === route) ?? null
 }
 
-function page(record: FullView, facts: RouteFacts | null): string {
+/** Where this command looked, as words of a shell for the one that decides. That one needs the routes beside a store. */
+function sameWhere(args: Args): string {
+  const flags = Object.keys(WHERE).flatMap((name) => {
+    const value = args.text(name)
+    return value === undefined ? [] : [` --${name} ${shellWord(name, value)}`]
+  })
+  return [...(args.has('store') && !args.has('config') ? [' --config FILE'] : []), ...flags].join('')
+}
+
+function shellWord(name: string, value: string): string {
+  // The URL of a store may hold a password.
+  if (name === 'store' && /[@?]/.test(value)) return 'URL'
+  return /^[\w./:@%+=,-]+$/.test(value) ? value : `'${value.replaceAll("'", `'\\''`)}'`
+}
+
+function page(record: FullView, facts: RouteFacts | null, where: string): string {
   const {
     id,
     route,
@@ -168,7 +183,7 @@ function page(record: FullView, facts: RouteFacts | null): string {
     ['updated', updatedAt],
     ['version', String(version)],
   ]
-  const { told, next } = storyOf(record, facts)
+  const { told, next } = storyOf(record, facts, where)
   const sections = [
     table(known),
     lines(told),

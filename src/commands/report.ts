@@ -26,7 +26,8 @@ export const report: Command = {
     'Of a period: by the records that were created in it and their histories, as far as they are still kept.',
     'A running proxy also tells what it alone has counted since it started, and what shadow mode has seen.',
     'With --sample it asks the upstream anew; exit 1 where that disagrees.',
-    'With --log: what enforce would have done in the period, by the lines that shadow mode has logged (docs/shadow.md).',
+    'With --log: what enforce would have done in the period, by the lines that shadow mode has logged (docs/shadow.md);',
+    'exit 1 where there is none.',
   ],
   options: {
     since: { value: 'DURATION', help: 'how long ago the period begins, such as 90m, 24h, 7d (default 24h)' },
@@ -92,5 +93,10 @@ async function reportOfLogs(
     return finding(io, plain((error as Error).message))
   }
   io.out(format(report, toldOfShadow(report)))
-  return FINE
+  return report.lines > 0
+    ? FINE
+    : finding(
+        io,
+        'found no line of shadow mode in that time: is it the log of a proxy with routes in mode shadow, as JSON lines, at log.level info?',
+      )
 }

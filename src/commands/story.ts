@@ -25,11 +25,11 @@ const DUPLICATES: readonly (readonly [string, string])[] = [
 
 /**
  * What happened to a record, from what it says and from its history. `route`: null where its settings are not known.
- * Never more certain than these are: the history is written beside the requests and may lack entries.
+ * `where`: flags for the commands that are told, with a space before each. Never more certain than these are: the history is written beside the requests and may lack entries.
  */
-export function storyOf(record: FullView, route: RouteFacts | null): Story {
+export function storyOf(record: FullView, route: RouteFacts | null, where = ''): Story {
   const told = [...verdict(record), ...late(record), ...duplicates(record), ...caveats(record, route)]
-  return { told, next: nextSteps(record, route) }
+  return { told, next: nextSteps(record, route, where) }
 }
 
 /** Completed, and answered so. */
@@ -142,7 +142,7 @@ function caveats({ route, history }: FullView, facts: RouteFacts | null): string
   ]
 }
 
-function nextSteps(record: FullView, route: RouteFacts | null): string[] {
+function nextSteps(record: FullView, route: RouteFacts | null, where: string): string[] {
   const { id, state, expiresAt, leaseUntil, reconciliation } = record
   switch (state) {
     case 'completed':
@@ -158,8 +158,8 @@ function nextSteps(record: FullView, route: RouteFacts | null): string[] {
           ? 'A person has to decide.'
           : `It is looked at again ${reconciliation.nextLookAt}; or decide yourself.`,
         'Find out at the upstream whether it was done. Then one of:',
-        `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT   (done; FILE says what retries are answered)`,
-        `  idempotency-proxy resolve ${id} --retryable --reason TEXT        (not done; a retry executes it)`,
+        `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT${where}   # done; FILE says what retries are answered`,
+        `  idempotency-proxy resolve ${id} --retryable --reason TEXT${where}        # not done; a retry executes it`,
         retryExecutes(record, route)
           ? 'The route says onLeaseExpired: retry, so the next retry executes it whatever was done.'
           : 'Until then retries are refused, and a new key is not safe.',

@@ -1,4 +1,4 @@
-import { readFileSync, writeFileSync } from 'node:fs'
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
@@ -78,10 +78,16 @@ for (const kind of ['sqlite', 'redis'] as const)
       for (const sentence of [
         'Nobody knows whether it was executed: ',
         'It was sent upstream once, so it was done once or not at all.',
-        `idempotency-proxy resolve ${id} --completed FILE --reason TEXT`,
+        `idempotency-proxy resolve ${id} --completed FILE --reason TEXT ${there.join(' ')}   # done;`,
+        `idempotency-proxy resolve ${id} --retryable --reason TEXT ${there.join(' ')}        # not done;`,
         'Until then retries are refused, and a new key is not safe.',
       ])
         t.ok(asked.out.includes(sentence), sentence)
+      if (kind === 'redis') {
+        const url = storeUrl(t, kind, redis).replace('//', '//default:pass-word@')
+        const told = (await command(['inspect', id, '--store', url])).out
+        t.ok(told.includes(' --reason TEXT --config FILE --store URL '), 'a password is not repeated')
+      }
 
       const other = await run(
         'inspect',
@@ -259,10 +265,19 @@ void t.test(
   'a store alone finds records by id, and by key those of a proxy without a configuration',
   async (t) => {
     const store = storeUrl(t, 'sqlite', redis)
-    const { proxy, where } = await operated(t, store)
+    const { proxy, where, dir, unknown } = await operated(t, store)
     const key = newKey()
     await send(proxy, key, { path: '/other' })
     const alone = ['--store', store]
+    const undecided = await unknown(newKey())
+    const decide = async (...there: string[]): Promise<string> =>
+      / --retryable --reason TEXT (.*?) +#/.exec(
+        (await command(['inspect', undecided, ...there])).out,
+      )?.[1] ?? ''
+    t.equal(await decide(...alone), `--config FILE ${alone.join(' ')}`, 'what resolve needs besides')
+    const odd = join(dir, "ada's own.yaml")
+    copyFileSync(where.config[1] as string, odd)
+    t.equal(await decide('--config', odd), `--config '${dir}/ada'\\''s own.yaml'`, 'for a shell')
     t.equal((await command(['inspect', key, ...CALLER, '/other', ...alone])).code, 0)
     const page = JSON.parse((await command(['list', '--json', ...where.config])).out) as PageView
     t.equal((await command(['inspect', page.records[0]?.id ?? '', ...alone])).code, 0)

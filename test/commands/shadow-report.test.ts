@@ -144,6 +144,11 @@ void t.test('the period is that of the lines, and what the log does not reach is
   t.match(long.out, /^It begins at 20.*: of the time before nothing is known\.$/m)
   const none = await command(['report', '--log', log, '--since', '1m'])
   t.match(none.out, /^What enforce would have done, from .*\nnone\n/)
+  t.match(
+    none,
+    { code: 1, err: /found no line of shadow mode in that time: is it the log of a proxy / },
+    'lines of another time',
+  )
   const csv = await command(['report', '--log', log, '--since', '7d', '--format', 'csv'])
   t.match(csv.out, /\r\nshadow,pay,differed,4\r\n/)
   t.match(csv.out, /\r\nverdicts,pay,replay_differs,4\r\n/)
@@ -183,8 +188,12 @@ void t.test('logs of several replicas, as the tools around them wrap lines', asy
   })
   const told = await command(['report', '--log', wrapped])
   t.match(told.out, /^[45] lines of shadow mode cannot be read\.$/m)
-  const nothing = (await command(['report', '--log', empty])).out
-  t.match(nothing, /^0 lines of shadow mode in that time\.\nNo line has a time: is it the log of a proxy/m)
+  const nothing = await command(['report', '--log', empty])
+  t.equal(nothing.code, 1)
+  t.match(
+    nothing.out,
+    /^0 lines of shadow mode in that time\.\nNo line has a time: is it the log of a proxy/m,
+  )
 })
 
 void t.test('a route of the log reaches a terminal as text alone', async (t) => {
