@@ -167,7 +167,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     observer: reconcileObserver(metrics, log, history),
     random: Math.random,
   })
-  const shadow = new Shadow(ports, shadowTeller(metrics, log))
+  const shadow = new Shadow(ports, shadowTeller(metrics, log, history))
   let draining = false
   let started = false
   const health: Health = {

@@ -13,7 +13,9 @@ const figures = {
   notExecuted: count('Of these: not done; a retry executes.'),
   running: count('Of these: still running.'),
   unknown: count('Of these: nobody knows.'),
-  attempts: count('How often they were sent upstream.'),
+  attempts: count(
+    'How often they were sent upstream; of duplicates in shadow mode, those that the histories have.',
+  ),
   replayed: count('Retries that got the stored answer.'),
   prevented: count('Retries that were not executed, these included.'),
   misuse: count('Requests refused since the key had come with another content.'),

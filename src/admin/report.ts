@@ -14,7 +14,7 @@ import {
   type UnknownRow,
 } from './report-schema.ts'
 import { MAX_SAMPLE, Sample } from './sample.ts'
-import { tallyOf } from './shadow-tally.ts'
+import { isDuplicate, tallyOf } from './shadow-tally.ts'
 import { time } from './view.ts'
 import { walk } from './walk.ts'
 
@@ -153,6 +153,7 @@ function countRecord(
     const [event = '', of = ''] = tag.split(':', 2)
     if (REPLAYED.has(event)) row.replayed += count
     if (PREVENTED.has(event)) row.prevented += count
+    if (event === 'shadowed' && isDuplicate(of)) row.attempts += count
     if (event === 'misuse') row.misuse += count
     if (event === 'settled' && of === 'recovered') row.recovered += count
     if (event === 'settled' && of === 'stale') row.stale += count

@@ -60,13 +60,14 @@ const historyEntry = Type.Object(
   {
     event: Type.String({
       description:
-        'claimed, settled, resolved, reconciled, or how a request was answered: an outcome of idempotency_requests_total.',
+        'claimed, settled, resolved, reconciled, shadowed, or how a request was answered: an outcome of idempotency_requests_total.',
     }),
     first: time('Of the first of them.'),
     last: time('Of the last of them.'),
     count: Type.Integer({ description: 'How many equal ones in a row.' }),
     detail: Type.Record(Type.String(), Type.Unknown(), {
-      description: 'Such as replica, fence, status, upstreamMs, before, after, result, cause, by, reason.',
+      description:
+        'Such as replica, fence, status, upstreamMs, before, after, result, verdict, cause, by, reason.',
     }),
   },
   closed,
@@ -89,6 +90,21 @@ const full = Type.Object(
   {
     ...recordMembers,
     reconciliation: nullable(reconciliation),
+    shadowed: nullable(
+      Type.Object(
+        {
+          duplicates: Type.Integer({
+            description: 'Forwarded besides the attempts: each may have been executed.',
+          }),
+          misuse: Type.Integer({ description: 'Forwarded with this key and another content.' }),
+        },
+        {
+          ...closed,
+          description:
+            'What shadow mode forwarded, as far as the history has it: there may be more. null: it has nothing of shadow mode.',
+        },
+      ),
+    ),
     history: Type.Array(historyEntry, { description: 'Oldest first; the first ten and the newest forty.' }),
   },
   closed,

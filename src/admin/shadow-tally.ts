@@ -35,6 +35,11 @@ const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retried
   [86_400_000, 'retriedIn1d'],
 ]
 
+/** It had been executed, or was being, and `enforce` would not have executed it again. */
+export function isDuplicate(verdict: unknown): boolean {
+  return typeof verdict === 'string' && isVerdict(verdict) && EFFECT[verdict] === 'prevented'
+}
+
 type Row = { -readonly [K in keyof ShadowRow]: ShadowRow[K] }
 
 /** Counts what shadow mode told, from wherever it is known. */

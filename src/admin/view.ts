@@ -7,6 +7,7 @@ import {
 } from '../core/record.ts'
 import type { KeptNote } from '../store/register.ts'
 import type { FullView, HistoryView, RecordView } from './schemas.ts'
+import { isDuplicate } from './shadow-tally.ts'
 
 const MASK = '***'
 /** Header lines whose values are credentials. */
@@ -61,9 +62,23 @@ export function fullView(
   notes: readonly KeptNote[],
 ): FullView | null {
   const view = recordView(id, stored, now)
+  const history = notes.flatMap(historyView)
   return (
-    view && { ...view, reconciliation: reconciliationView(stored, now), history: notes.flatMap(historyView) }
+    view && {
+      ...view,
+      reconciliation: reconciliationView(stored, now),
+      shadowed: shadowedView(history),
+      history,
+    }
   )
+}
+
+function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {
+  const lines = history.filter(({ event }) => event === 'shadowed')
+  if (lines.length === 0) return null
+  const count = (is: (verdict: unknown) => boolean): number =>
+    lines.reduce((sum, { detail, count }) => sum + (is(detail['verdict']) ? count : 0), 0)
+  return { duplicates: count(isDuplicate), misuse: count((verdict) => verdict === 'misuse') }
 }
 
 function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['reconciliation'] {

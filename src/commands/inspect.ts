@@ -4,7 +4,7 @@ import { quote } from '../config/units.ts'
 import { RECORD_ID } from '../core/record.ts'
 import { type Call, type Source, tellRefusal } from './asking.ts'
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { json, plain, table } from './plain.ts'
+import { counted, json, plain, table } from './plain.ts'
 import { type RouteFacts, storyOf } from './story.ts'
 import { openSource, WHERE } from './where.ts'
 
@@ -49,16 +49,20 @@ async function runInspect(args: Args, io: Io): Promise<number> {
   }
   const record = reply.body as FullView
   if (args.has('json')) io.out(json(record))
-  else io.out(page(record, await factsOf(source, record.route), sameWhere(args)))
+  else io.out(page(record, isBuilt(args) ? null : await factsOf(source, record.route), sameWhere(args)))
   return FINE
+}
+
+/** No configuration was given: how the route is set is not known. */
+function isBuilt(args: Args): boolean {
+  return args.has('store') && !args.has('config')
 }
 
 /** A key lies in many places: one wrong word, and another one is looked at. */
 function hint(args: Args): string {
-  const built = args.has('store') && !args.has('config')
   return [
     'No record is no proof: the key, the caller, the method and the path must be those of the request, byte for byte.',
-    ...(built
+    ...(isBuilt(args)
       ? ['--store alone looks as a proxy without a configuration file files; else give --config.']
       : []),
     '',
@@ -170,14 +174,19 @@ function page(record: FullView, facts: RouteFacts | null, where: string): string
     method,
     path,
     response,
+    shadowed,
     history,
   } = record
+  const duplicates = shadowed?.duplicates ?? 0
   const known = [
     ['record', id],
     ['request', `${method} ${path}`],
     ['route', route],
     ['state', state],
-    ['attempts', `${attempts} (the latest is fence ${fence})`],
+    [
+      'attempts',
+      `${attempts} (the latest is fence ${fence})${duplicates === 0 ? '' : `, and at least ${counted(duplicates, 'duplicate')} in shadow mode`}`,
+    ],
     ['answer', response === null ? 'none' : String(response.status)],
     ['created', createdAt],
     ['updated', updatedAt],

@@ -121,10 +121,11 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
 }
 
 async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {
-  const { method, path, route, createdAt, attempts, lastError } = record
+  const { method, path, route, createdAt, attempts, shadowed, lastError } = record
+  const more = shadowed?.duplicates ?? 0
   io.err(
     [
-      `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, sent upstream in ${attempts} attempt${attempts === 1 ? '' : 's'}`,
+      `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, sent upstream in ${attempts} attempt${attempts === 1 ? '' : 's'}${more === 0 ? '' : ` and at least ${more} more in shadow mode`}`,
       `unknown${lastError === null ? '' : `: ${plain(lastError)}`}`,
       resolving.response === undefined
         ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'

@@ -28,7 +28,13 @@ const DUPLICATES: readonly (readonly [string, string])[] = [
  * `where`: flags for the commands that are told, with a space before each. Never more certain than these are: the history is written beside the requests and may lack entries.
  */
 export function storyOf(record: FullView, route: RouteFacts | null, where = ''): Story {
-  const told = [...verdict(record), ...late(record), ...duplicates(record), ...caveats(record, route)]
+  const told = [
+    ...verdict(record, route),
+    ...late(record),
+    ...duplicates(record),
+    ...inShadow(record),
+    ...caveats(record, route),
+  ]
   return { told, next: nextSteps(record, route, where) }
 }
 
@@ -39,8 +45,19 @@ function answered({ response }: FullView): string {
   return `The answer was ${response.status}; ${kept}.`
 }
 
-function verdict(record: FullView): string[] {
-  const { state, attempts, expiresAt, leaseUntil, lastError } = record
+/** In these modes a retry is executed, whatever its record says. */
+function isOpen(facts: RouteFacts | null): boolean {
+  return facts?.mode === 'shadow' || facts?.mode === 'off'
+}
+
+/** How often it was sent upstream; of what shadow mode forwarded only what the history has is known. */
+function sent({ attempts, shadowed }: FullView, facts: RouteFacts | null): string {
+  const known = times(attempts + (shadowed?.duplicates ?? 0))
+  return shadowed !== null || isOpen(facts) ? `at least ${known}` : known
+}
+
+function verdict(record: FullView, facts: RouteFacts | null): string[] {
+  const { state, attempts, expiresAt, leaseUntil, lastError, shadowed } = record
   const decided = lastOf(record, 'resolved')
   const found = lastOf(record, 'reconciled')
   switch (state) {
@@ -48,13 +65,18 @@ function verdict(record: FullView): string[] {
     case 'expired': {
       const how =
         decided?.detail['outcome'] === 'completed'
-          ? `It was done, as ${who(decided)} decided; it was sent upstream ${times(attempts)}.`
+          ? `It was done, as ${who(decided)} decided; it was sent upstream ${sent(record, facts)}.`
           : found?.detail['result'] === 'completed'
-            ? `It was done, as the upstream said when it was asked; it was sent upstream ${times(attempts)}.`
-            : attempts === 1
-              ? 'It was executed once.'
-              : `It was sent upstream ${times(attempts)}; the last of them was executed.`
-      const rest = state === 'completed' ? [answered(record), `Retries get it until ${expiresAt}.`] : []
+            ? `It was done, as the upstream said when it was asked; it was sent upstream ${sent(record, facts)}.`
+            : shadowed !== null || isOpen(facts)
+              ? `It was executed at least once, and sent upstream ${sent(record, facts)}.`
+              : attempts === 1
+                ? 'It was executed once.'
+                : `It was sent upstream ${times(attempts)}; the last of them was executed.`
+      const rest =
+        state === 'completed'
+          ? [answered(record), ...(isOpen(facts) ? [] : [`Retries get it until ${expiresAt}.`])]
+          : []
       return [how, ...earlier(record), ...rest]
     }
     case 'in_progress':
@@ -73,7 +95,9 @@ function verdict(record: FullView): string[] {
     case 'unknown':
       return [
         `Nobody knows whether it was executed${lastError === null ? '' : `: ${lastError}`}.`,
-        `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
+        shadowed !== null || isOpen(facts)
+          ? `It was sent upstream ${sent(record, facts)}; each time it may have been done.`
+          : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
         ...(leaseUntil === null ? [] : [`Its owner fell silent; the lease ended ${leaseUntil}.`]),
         ...earlier(record),
         ...asked(record),
@@ -128,12 +152,26 @@ function duplicates({ history }: FullView): string[] {
   ]
 }
 
-function caveats({ route, history }: FullView, facts: RouteFacts | null): string[] {
-  const mode = facts?.mode
+function inShadow({ shadowed }: FullView): string[] {
+  if (shadowed === null) return []
+  const { duplicates: more, misuse } = shadowed
   return [
-    ...(mode === 'shadow' || mode === 'off'
+    more === 0
+      ? 'It was forwarded in shadow mode, where duplicates are executed, too: the history has none.'
+      : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode, and may have been executed, too; there may be more.`,
+    ...(misuse === 0
+      ? []
+      : [
+          `${counted(misuse, 'request')} with this key and another content ${misuse === 1 ? 'was' : 'were'} forwarded in shadow mode.`,
+        ]),
+  ]
+}
+
+function caveats({ route, history }: FullView, facts: RouteFacts | null): string[] {
+  return [
+    ...(isOpen(facts)
       ? [
-          `The route ${route} is in mode ${mode}: retries are executed again, and this record does not count them.`,
+          `The route ${route} is in mode ${facts?.mode}: retries are executed again, and the attempts do not count them.`,
         ]
       : []),
     ...(countOf(history, 'bypassed') === 0
@@ -143,13 +181,22 @@ function caveats({ route, history }: FullView, facts: RouteFacts | null): string
 }
 
 function nextSteps(record: FullView, route: RouteFacts | null, where: string): string[] {
-  const { id, state, expiresAt, leaseUntil, reconciliation } = record
+  const { id, state, expiresAt, leaseUntil, reconciliation, shadowed } = record
+  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed, whatever was done.`
   switch (state) {
     case 'completed':
     case 'expired':
-      return ['Nothing. A retry with the same key is not executed.']
+      if (isOpen(route)) return [`Do not retry. ${executes}`]
+      return [
+        shadowed !== null && route === null
+          ? 'Nothing, if the route is in mode enforce: a retry with the same key is not executed. In any other mode it is.'
+          : 'Nothing. A retry with the same key is not executed.',
+      ]
     case 'in_progress':
-      return [`Wait. If nothing is heard by ${leaseUntil}, it reads unknown.`]
+      return [
+        `Wait. If nothing is heard by ${leaseUntil}, it reads unknown.`,
+        ...(isOpen(route) ? [executes] : []),
+      ]
     case 'failed_retryable':
       return ['Nothing. The client may retry with the same key; that is executed.']
     case 'unknown':
@@ -160,9 +207,11 @@ function nextSteps(record: FullView, route: RouteFacts | null, where: string): s
         'Find out at the upstream whether it was done. Then one of:',
         `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT${where}   # done; FILE says what retries are answered`,
         `  idempotency-proxy resolve ${id} --retryable --reason TEXT${where}        # not done; a retry executes it`,
-        retryExecutes(record, route)
-          ? 'The route says onLeaseExpired: retry, so the next retry executes it whatever was done.'
-          : 'Until then retries are refused, and a new key is not safe.',
+        isOpen(route)
+          ? executes
+          : retryExecutes(record, route)
+            ? 'The route says onLeaseExpired: retry, so the next retry executes it whatever was done.'
+            : 'Until then retries are refused, and a new key is not safe.',
         `Undecided, the record is dropped ${expiresAt}.`,
       ]
   }

@@ -72,10 +72,15 @@ export function reconcileObserver(
   }
 }
 
-/** What shadow mode decided → a metric and one log line per request that it looked at. */
-export function shadowTeller(metrics: Metrics, log: Logger): (trace: Trace, verdict: Verdict) => void {
+/** What shadow mode decided → a metric and one log line per request that it looked at, and its record's history. */
+export function shadowTeller(
+  metrics: Metrics,
+  log: Logger,
+  history: History,
+): (trace: Trace, verdict: Verdict) => void {
   return ({ route, id, before, after, traceId, startedAt, retryAge, regenerated }, verdict) => {
     metrics.count('idempotency_shadow_total', { route, verdict })
+    if (id !== null) history.add(id, 'shadowed', verdict, { verdict })
     const record = id === null ? null : shortId(id)
     const ms = round(performance.now() - startedAt)
     log.info(

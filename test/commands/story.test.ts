@@ -21,6 +21,7 @@ const RECORD: FullView = {
   response: { status: 201, headers: [], size: 2 },
   lastError: null,
   reconciliation: null,
+  shadowed: null,
   history: [],
 }
 
@@ -128,11 +129,39 @@ void t.test('an unknown record: who looks at it next, and what a retry does unti
 
 void t.test('a route that does not protect says so', async (t) => {
   for (const mode of ['shadow', 'off'])
-    t.match(
-      told({}, { mode, onLeaseExpired: 'unknown' }),
-      `The route pay is in mode ${mode}: retries are executed again`,
-    )
+    for (const over of [{}, { state: 'unknown' }, { state: 'in_progress' }, { state: 'expired' }] as const) {
+      const says = told(over, { mode, onLeaseExpired: 'unknown' })
+      t.match(says, `The route pay is in mode ${mode}: retries are executed again`)
+      t.match(says, `in mode ${mode}, so a retry with the same key is executed`)
+      t.notMatch(says, /executed once|is not executed|Retries get it|refused|not at all/)
+    }
   t.notMatch(told({}, { mode: 'enforce', onLeaseExpired: 'unknown' }), /retries are executed again/)
+})
+
+void t.test('what shadow mode forwarded besides is counted, whatever the mode is now', async (t) => {
+  const shadowed = { duplicates: 2, misuse: 0 }
+  const executed = /^It was executed at least once, and sent upstream at least 3 times\./
+  const besides = /2 duplicates were forwarded in shadow mode, and may have been executed, too/
+  const enforce = { mode: 'enforce', onLeaseExpired: 'unknown' }
+  for (const route of [null, enforce, { ...enforce, mode: 'shadow' }])
+    for (const state of ['completed', 'expired'] as const) {
+      t.match(told({ state, shadowed }, route), executed)
+      t.match(told({ state, shadowed }, route), besides)
+    }
+  t.match(told({ shadowed }, enforce), /Retries get it until .*[^]*Nothing\. A retry .* is not executed\.$/)
+  t.match(told({ shadowed }), /Nothing, if the route is in mode enforce: .* In any other mode it is\.$/)
+  t.match(
+    told({ shadowed: { duplicates: 0, misuse: 2 } }, enforce),
+    /executed at least once, and sent upstream at least once\.[^]*the history has none\.\n2 requests with this key and another content were forwarded/,
+  )
+  t.match(
+    told({ state: 'unknown', shadowed: { duplicates: 1, misuse: 0 } }),
+    /sent upstream at least twice; each time it may have been done\.[^]*\n1 duplicate was forwarded/,
+  )
+  t.match(
+    told({ shadowed, history: [event('resolved', { outcome: 'completed' })] }),
+    /somebody decided; it was sent upstream at least 3 times\./,
+  )
 })
 
 void t.test('nothing from outside reaches a terminal as more than text', async (t) => {

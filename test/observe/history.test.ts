@@ -1,7 +1,10 @@
+import { pino } from 'pino'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { newTrace, type Run, type Trace } from '../../src/guard/call.ts'
 import { History } from '../../src/observe/history.ts'
+import { Metrics } from '../../src/observe/metrics.ts'
+import { shadowTeller } from '../../src/observe/observer.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId
@@ -86,6 +89,29 @@ void t.test('replays in a row are one line; a request without a record is none',
     ],
   )
 })
+
+void t.test(
+  'O06 shadow mode: equal verdicts in a row are one line; a request without a record is none',
+  async (t) => {
+    const { history, written } = setup()
+    const tell = shadowTeller(new Metrics({}), pino({ level: 'silent' }), history)
+    for (const verdict of ['first', 'replay_differs', 'replay_differs', 'misuse'] as const)
+      tell(trace({}), verdict)
+    tell(trace({ id: null }), 'key_missing')
+    await history.flush()
+    t.equal(written.length, 1)
+    const notes = written[0]?.[1] ?? []
+    t.same(
+      notes.map(({ tag, count }) => [tag, count]),
+      [
+        ['shadowed:first', 1],
+        ['shadowed:replay_differs', 2],
+        ['shadowed:misuse', 1],
+      ],
+    )
+    t.same(JSON.parse(notes[1]?.text ?? ''), { replica: 'host:1', verdict: 'replay_differs' })
+  },
+)
 
 void t.test('K22 a long text from outside is cut, and a line stays a line', async (t) => {
   const { history, written } = setup()

@@ -1,8 +1,9 @@
 import type { Browser, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
-import { ask, linesOf, TOKEN } from '../support/admin.ts'
+import { adminYaml, ask, linesOf, TOKEN } from '../support/admin.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { browser, CHROMIUM, deadLettered, type Operated, operated, visit } from '../support/operators.ts'
+import { proxyInProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 
 /*
@@ -503,6 +504,37 @@ scenario('a store that is down is told of in words, and a decision is kept', asy
   t.equal(await page.locator('#problem').innerText(), '')
   t.same(complaints, [])
 })
+
+scenario(
+  'a record of shadow mode says that it may have been executed more than once',
+  async (t, { upstream }, chromium) => {
+    const proxy = await proxyInProcess(`${adminYaml(t)}
+upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+routes: [{ name: orders, match: { path: "/v1/orders/*" }, mode: shadow }]`)
+    t.teardown(() => proxy.drain())
+    const key = newKey()
+    for (let n = 0; n < 3; n++) t.equal((await send(proxy, key, { path: '/v1/orders/1' })).status, 201)
+    let id = ''
+    await until(async () => {
+      const { json } = await ask(proxy, '/v1/records')
+      id = (json['records'] as { id: string }[])[0]?.id ?? ''
+      const full = id === '' ? null : (await ask(proxy, `/v1/records/${id}`)).json['shadowed']
+      return (full as { duplicates: number } | null)?.duplicates === 2
+    })
+    const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
+    await page.getByText('It was done: the upstream answered 201.').waitFor()
+    const words = await page.locator('#record').innerText()
+    t.match(words, /The route is in mode shadow: retries are executed\. The answer is kept until/)
+    t.match(
+      words,
+      /Sent upstream at least 3 times: 1 attempt, and 2 duplicates that shadow mode forwarded\. Each may/,
+    )
+    t.match(words, /2×, the last at [^]*Forwarded in shadow mode: replay same/)
+    t.notMatch(words, /not executed|once at most/)
+    t.same(complaints, [])
+  },
+)
 
 /** Texts whose contrast with what is behind them is under 4.5 (WCAG 2.2, 1.4.3). */
 const ILLEGIBLE = `(() => {

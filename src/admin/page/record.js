@@ -139,7 +139,7 @@ export function drawRecord(record) {
   put('state', record.state)
   text('said', said.said)
   text('next', said.next)
-  text('attempts', attempts(record))
+  text('attempts', attempts(record, routeOf(record.route)))
   facts(record)
   if (before === null || before.state !== record.state) actions(record.state)
   if (JSON.stringify(before?.response) !== JSON.stringify(record.response)) response(record)

@@ -7,6 +7,7 @@
  * What the page reads of a route's configuration.
  * @typedef {object} Route
  * @property {string} name
+ * @property {string} mode
  * @property {{ methods: string[], path: string } | null} match
  * @property {{ caller: { kind: string, name: string }[] }} scope
  * @property {{ from: { kind: string, name: string }[] }} key
@@ -95,16 +96,22 @@ export function times(count) {
  * @returns {{ said: string, next: string }}
  */
 export function meaning(record, route) {
+  const open = isOpen(route) ? `The route is in mode ${route?.mode}: retries are executed. ` : ''
   switch (record.state) {
     case 'in_progress':
       return {
         said: 'The request is still running.',
-        next: `Duplicates wait, or are told to come again. Its owner has to be heard of ${until(record.leaseUntil ?? record.updatedAt)}, and renews that while the upstream works; if it falls silent, the outcome is unknown.`,
+        next: `${open || 'Duplicates wait, or are told to come again. '}Its owner has to be heard of ${until(record.leaseUntil ?? record.updatedAt)}, and renews that while the upstream works; if it falls silent, the outcome is unknown.`,
       }
     case 'unknown':
       return { said: 'Nobody knows whether the upstream did it.', next: unknownNext(record, route) }
     case 'completed': {
       const { status = 0, size: kept = null } = record.response ?? {}
+      if (open !== '')
+        return {
+          said: `It was done: the upstream answered ${status}.`,
+          next: `${open}The answer is kept until ${moment(record.expiresAt)}, and given in mode enforce.`,
+        }
       return kept === null
         ? {
             said: `It was done: the upstream answered ${status}.`,
@@ -118,12 +125,12 @@ export function meaning(record, route) {
     case 'failed_retryable':
       return {
         said: 'It was not done: the next retry executes.',
-        next: `The key still belongs to this request: with another payload it is refused, until ${moment(record.expiresAt)}.`,
+        next: `The key still belongs to this request${open === '' ? ': with another payload it is refused' : ''}, until ${moment(record.expiresAt)}.`,
       }
     case 'expired':
       return {
         said: 'It was done, longer ago than answers are kept.',
-        next: `Retries are told that the key has expired, and are not executed, until ${moment(record.expiresAt)}.`,
+        next: `${open || 'Retries are told that the key has expired, and are not executed. '}The record is kept until ${moment(record.expiresAt)}.`,
       }
   }
 }
@@ -131,6 +138,8 @@ export function meaning(record, route) {
 /** @param {FullView} record @param {Route | null} route */
 function unknownNext({ leaseUntil, reconciliation, expiresAt }, route) {
   const silent = leaseUntil === null ? '' : `Whoever sent it has not been heard of for ${ago(leaseUntil)}. `
+  if (isOpen(route))
+    return `${silent}The route is in mode ${route?.mode}: retries are executed, whatever was done. Find out at the upstream.`
   const dropped = ` Left alone, the record is dropped on ${moment(expiresAt)}, and then nobody will know.`
   if (route?.onLeaseExpired === 'retry' && leaseUntil !== null)
     return `${silent}This route says onLeaseExpired: retry, so the next retry executes.`
@@ -141,8 +150,17 @@ function unknownNext({ leaseUntil, reconciliation, expiresAt }, route) {
   return `${silent}Retries are refused and nothing is executed until somebody decides: this route has no reconcile, so find out at the upstream.${dropped}`
 }
 
-/** The answer to “was it done twice?”. @param {RecordView} record */
-export function attempts({ attempts: count }) {
+/** In these modes a retry is executed, whatever its record says. @param {Route | null} route */
+function isOpen(route) {
+  return route?.mode === 'shadow' || route?.mode === 'off'
+}
+
+/** The answer to “was it done twice?”. @param {FullView} record @param {Route | null} route */
+export function attempts({ attempts: count, shadowed }, route) {
+  if (shadowed !== null && shadowed.duplicates > 0)
+    return `Sent upstream at least ${times(count + shadowed.duplicates)}: ${counted(count, 'attempt')}, and ${counted(shadowed.duplicates, 'duplicate')} that shadow mode forwarded. Each may have been executed.`
+  if (shadowed !== null || isOpen(route))
+    return `${counted(count, 'attempt')}, or more: ${shadowed === null ? `in mode ${route?.mode}` : 'in shadow mode'} duplicates are executed, too, and the history has none.`
   return count === 1
     ? 'One attempt: the upstream was asked to do it once at most.'
     : `${count} attempts: each later one began because the one before was known, decided or allowed by the route to count as not done. The history says which.`
@@ -198,17 +216,19 @@ const RECONCILED = {
 export function told({ event, detail }) {
   const text = (/** @type {string} */ name) =>
     typeof detail[name] === 'string' || typeof detail[name] === 'number' ? `${detail[name]}` : null
-  const result = text('result') ?? ''
+  const result = text('result') ?? text('verdict') ?? ''
   const said =
     event === 'settled'
       ? (SETTLED[result] ?? `Settled: ${result}`)
       : event === 'reconciled'
         ? (RECONCILED[result] ?? `Reconciled: ${result}`)
-        : event === 'resolved'
-          ? decided(text('outcome'), text('what'), text('by'))
-          : event === 'executed' && text('status') !== null
-            ? `Executed: the upstream answered ${text('status')}`
-            : (EVENTS[event] ?? event.replaceAll('_', ' '))
+        : event === 'shadowed'
+          ? `Forwarded in shadow mode: ${result.replaceAll('_', ' ')}`
+          : event === 'resolved'
+            ? decided(text('outcome'), text('what'), text('by'))
+            : event === 'executed' && text('status') !== null
+              ? `Executed: the upstream answered ${text('status')}`
+              : (EVENTS[event] ?? event.replaceAll('_', ' '))
   const details = [
     ['', text('reason') === null ? null : `“${text('reason')}”`],
     ['', text('cause')],
@@ -231,6 +251,7 @@ function decided(outcome, what, by) {
 /** @param {string} event @param {string} result */
 function moodOf(event, result) {
   if (event === 'resolved') return 'person'
+  if (event === 'shadowed') return result === 'first' || result === 'retry' ? '' : 'bad'
   if (event === 'executed' || event === 'replayed' || event === 'waited') return 'good'
   if (['stored', 'recovered', 'completed', 'retryable', 'released'].includes(result)) return 'good'
   if (/^(?:upstream_|store_|lease_|misuse|unknown|replay_forbidden|overloaded)/.test(event)) return 'bad'
