@@ -45,7 +45,13 @@ export type Scenario = (work: Work) => Promise<void>
 /** Answers of the proxy that an outage explains, whatever was asked. */
 const OUTAGE = new Set(['idempotency_store_unavailable', 'overloaded', 'upstream_unreachable'])
 /** Answers that a machine which stands still for a while explains. */
-const LATE = new Set(['upstream_timeout', 'upstream_unreachable', 'upstream_slow', 'request_timeout', 'idempotency_key_in_progress'])
+const LATE = new Set([
+  'upstream_timeout',
+  'upstream_unreachable',
+  'upstream_slow',
+  'request_timeout',
+  'idempotency_key_in_progress',
+])
 /** A client that is told to come back does not come at once. */
 const BACK_OFF = 25
 

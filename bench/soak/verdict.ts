@@ -53,7 +53,7 @@ interface Measure {
 const MIB = 1024 * 1024
 /** docs/soak.md argues these. */
 const HELD_PER_REQUEST = 2
-const HELD_NOISE = MIB / 2
+const HELD_NOISE = 900_000
 const RESIDENT_PER_REQUEST = 32
 const RESIDENT_NOISE = 16 * MIB
 const STORED_PER_RECORD = 2048
