@@ -8,13 +8,13 @@
  *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
  *   --write          puts the result into docs/performance.md
  */
-import { spawnSync } from 'node:child_process'
-import { cpSync, mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { freePort } from '../test/support/redis.ts'
+import { build, ROOT } from './build.ts'
 import { CANDIDATES, type CandidateName, startCandidate, TITLES, type World } from './candidates.ts'
 import { Child } from './child.ts'
 import { pinCores } from './machine.ts'
@@ -24,7 +24,6 @@ import { report, write } from './report.ts'
 import { SCENARIOS } from './scenarios.ts'
 import { startUp } from './start.ts'
 
-const ROOT = fileURLToPath(new URL('..', import.meta.url))
 const { values: flags } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
@@ -85,18 +84,6 @@ const records = wants('records') ? await liveRecords(world, flags.quick, plan) :
 const text = report({ cells, start, records, skipped, cores, plan })
 process.stdout.write(`${text}\n`)
 if (flags.write) write(text)
-
-function build(into: string): void {
-  rmSync(into, { recursive: true, force: true })
-  const args = ['-p', join(ROOT, 'tsconfig.build.json'), '--outDir', into]
-  const tsc = spawnSync(process.execPath, [join(ROOT, 'node_modules/typescript/bin/tsc'), ...args])
-  if (tsc.status !== 0) {
-    process.stderr.write(`${tsc.error?.message ?? ''}${tsc.stdout.toString()}${tsc.stderr.toString()}`)
-    process.exit(1)
-  }
-  for (const folder of ['store/lua', 'admin/page'])
-    cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
-}
 
 async function serve(what: 'upstream' | 'redis', command: string[]): Promise<Child> {
   const port = await freePort()

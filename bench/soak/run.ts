@@ -7,17 +7,14 @@
  *   --snapshots DIR  two heap snapshots to compare, after the warm-up and at the end
  *   --no-build       takes the JavaScript that was built before
  */
-import { spawnSync } from 'node:child_process'
-import { cpSync, rmSync } from 'node:fs'
 import { join, resolve } from 'node:path'
-import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { build, ROOT } from '../build.ts'
 import { proxyCommand } from '../candidates.ts'
 import { tableHead, tableRow, told, verdict } from './report.ts'
 import { soak } from './soak.ts'
 import { growth } from './verdict.ts'
 
-const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 const HOUR = 360_000
 
 const { values: flags } = parseArgs({
@@ -54,14 +51,3 @@ process.stdout.write(`${verdict(result.samples, warmUp, findings)}\n`)
 process.exitCode = findings.length === 0 ? 0 : 1
 
 /** The built JavaScript. */
-function build(into: string): void {
-  rmSync(into, { recursive: true, force: true })
-  const tsc = join(ROOT, 'node_modules/typescript/bin/tsc')
-  const made = spawnSync(process.execPath, [tsc, '-p', join(ROOT, 'tsconfig.build.json'), '--outDir', into])
-  if (made.status !== 0) {
-    process.stderr.write(made.stdout)
-    process.exit(1)
-  }
-  for (const folder of ['store/lua', 'admin/page'])
-    cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
-}

@@ -106,6 +106,11 @@ export function marks(status: RequestOutcome, route: RoutePolicy, expiresAt: num
   return lines
 }
 
+/** What is proved of a request that was sent, for its `detail`. */
+export function sentUnanswered(timedOut: boolean): string {
+  return `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
+}
+
 export function refuse(
   trace: Trace,
   outcome: RequestOutcome,

@@ -1,7 +1,7 @@
 import { shared } from '../core/budget.ts'
 import { type Millis, type Outcome, shortId } from '../core/record.ts'
 import type { Forwarded } from '../upstream/port.ts'
-import { discard, marks, refuse } from './answers.ts'
+import { discard, marks, refuse, sentUnanswered } from './answers.ts'
 import type { Answer, Call, Run, Trace } from './call.ts'
 import type { Execute, Unclaimed } from './claim.ts'
 import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './outcome.ts'
@@ -175,7 +175,7 @@ function brokenOff(
 ): Answer {
   trace.cause = reason
   const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
-  const what = `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
+  const what = sentUnanswered(timedOut)
   return run === null
     ? refuse(trace, code, code, `${what}; it carried no key: sent again, it may be executed again`, {
         retry: 'no',

@@ -4,6 +4,7 @@ import { type FastifyInstance, fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
+import { sentUnanswered } from '../guard/answers.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
@@ -247,7 +248,7 @@ function passError(method: string, { code = '', syscall }: NodeJS.ErrnoException
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
     return refusal('upstream_unreachable', 'no byte of the request was sent')
   const late = TIMEOUT.has(code)
-  const what = `the request was sent, and ${late ? 'no whole answer came in time' : 'its answer broke off'}`
+  const what = sentUnanswered(late)
   const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'
   return refusal(
     late ? 'upstream_timeout' : 'upstream_failed',
