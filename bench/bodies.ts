@@ -22,3 +22,39 @@ function payment(size: number): string {
 export const SMALL = payment(300)
 /** The most whose canonical form `fingerprint.body: auto` takes. */
 export const LARGE = payment(64 * 1024)
+
+const MIB = 1024 * 1024
+
+/** As many of them as 1 MiB holds. */
+function filled(part: (n: number) => string, open = '[', close = ']'): string {
+  const parts: string[] = []
+  let left = MIB - 2
+  for (let n = 0; ; n++) {
+    const next = part(n)
+    left -= next.length + 1
+    if (left < 0) return open + parts.join(',') + close
+    parts.push(next)
+  }
+}
+
+const order = {
+  id: 12345,
+  amount: 10.5,
+  currency: 'EUR',
+  customer: { name: 'Zoe', paid: true },
+  items: [1, 2],
+}
+
+/** JSON of 1 MiB: as clients send it, and as somebody writes it who wants to keep the proxy busy. */
+export const MIB_SHAPES: Readonly<Record<string, () => string>> = {
+  'orders, as clients send them': () => filled(() => JSON.stringify(order)),
+  'orders, indented': () => filled(() => JSON.stringify(order, null, 2)),
+  '99 nested arrays of two': () => filled(() => '['.repeat(98) + '1' + ',1]'.repeat(98)),
+  'one object, names in no order': () =>
+    filled((n) => `"${((n * 7919) % 1000003).toString(36)}":1`, '{', '}'),
+  'objects of two, the later name first': () => filled(() => '{"b":1,"a":1}'),
+  'numbers with an exponent': () => filled(() => '1e20'),
+  'numbers of 17 digits': () => filled((n) => String(1 / (n + 3))),
+  'strings with needless escapes': () => filled(() => '"\\/"'),
+  'a blank before each item': () => filled(() => ' 1'),
+}

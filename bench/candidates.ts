@@ -80,11 +80,13 @@ function proxy(world: World, port: number, store: string) {
     `listen: 127.0.0.1:${port}
 admin: { listen: "127.0.0.1:0" }
 upstream: { url: "http://127.0.0.1:${world.upstreamPort}"${short ? ', timeout: 3s' : ''} }
+service: bench
 store: { url: "${store}", timeout: 5s }
 log: { format: json }
 routes:
   - ${route('payments', '/v1/payments')} }
   - ${route('large', '/v1/large')} }
+  - ${route('json', '/v1/json')}, fingerprint: { body: json } }
 ${short ? `  - ${route('short', '/v1/short')}, ttl: 3s }` : ''}
 `,
   )
@@ -110,9 +112,14 @@ export async function startCandidate(world: World, name: CandidateName): Promise
     : await Child.spawn(port, [...world.cores.candidate, ...how.command], how.cwd)
 }
 
-/** The proxy on a store of its own. */
-export async function startProxy(world: World, store: string): Promise<Child> {
+/** The proxy on a store of its own, with these flags of Node besides those of the image. */
+export async function startProxy(
+  world: World,
+  store: string,
+  nodeFlags: readonly string[] = [],
+): Promise<Child> {
   const port = await freePort()
   const { command, cwd } = proxy(world, port, store)
-  return await Child.spawn(port, [...world.cores.candidate, ...command], cwd)
+  const [node = '', ...rest] = command
+  return await Child.spawn(port, [...world.cores.candidate, node, ...nodeFlags, ...rest], cwd)
 }

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
 import { join } from 'node:path'
-import type { Draft, Fingerprint, RecordId } from '../src/core/record.ts'
+import type { Fingerprint, RecordDraft, RecordId } from '../src/core/record.ts'
 import { encodeDraft } from '../src/store/codec.ts'
 import { RedisRegister } from '../src/store/redis.ts'
 import type { Register } from '../src/store/register.ts'
@@ -64,7 +64,7 @@ async function newRedis(world: World, stack: AsyncDisposableStack): Promise<stri
 
 /** Writes finished records, as the proxy itself would. */
 async function fill(store: 'redis' | 'sqlite', url: string, records: number): Promise<void> {
-  const options = { timeoutMs: 60_000, onEvent: () => {} }
+  const options = { service: 'bench', timeoutMs: 60_000, onEvent: () => {} }
   const register: Register =
     store === 'redis'
       ? await RedisRegister.open({ url, ...options })
@@ -82,7 +82,7 @@ function idOf(n: number): RecordId {
   return hash('sha256', `live record ${n}`, 'base64url') as RecordId
 }
 
-const FINISHED: Draft = {
+const FINISHED: RecordDraft = {
   state: 'completed',
   route: 'payments',
   method: 'POST',

@@ -5,18 +5,20 @@ import type { Cores } from './machine.ts'
 import type { Cell, Plan } from './measure.ts'
 import type { LiveRecords } from './records.ts'
 import type { StartUp } from './start.ts'
+import type { Stop } from './stops.ts'
 
 export interface Results {
   readonly cells: readonly Cell[]
   readonly start: readonly StartUp[] | null
   readonly records: readonly LiveRecords[] | null
+  readonly stops: readonly Stop[] | null
   /** Why candidates are left out. */
   readonly skipped: readonly string[]
   readonly cores: Cores
   readonly plan: Plan
 }
 
-const DOCUMENT = new URL('../docs/performance.md', import.meta.url)
+const DOCUMENT = new URL('../docs/internals/performance.md', import.meta.url)
 const BEGIN = '<!-- bench: begin -->'
 const END = '<!-- bench: end -->'
 
@@ -37,10 +39,11 @@ const RATIO_GOALS = [
 ] as const satisfies readonly (readonly [string, string, CandidateName, number])[]
 const MEMORY_GOAL = 200
 const START_GOAL = 350
+const STOP_GOAL = 10
 
 /** The result as Markdown. */
 export function report(results: Results): string {
-  const { cells, start, records, skipped, cores, plan } = results
+  const { cells, start, records, stops, skipped, cores, plan } = results
   const parts = [
     `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.said}. ` +
       `${plan.connections} keep-alive connections without a pause, medians of ${plan.rounds} rounds of ` +
@@ -51,17 +54,18 @@ export function report(results: Results): string {
   if (cells.length > 0) parts.push(cellTable(cells))
   if (start !== null) parts.push(startTable(start))
   if (records !== null) parts.push(recordsTable(records))
+  if (stops !== null) parts.push(stopsTable(stops))
   const goals = goalRows(results)
   if (goals.length > 0) parts.push(table(['goal', 'at most', 'measured', ''], goals))
   return parts.join('\n\n')
 }
 
-/** Puts the result between the markers of docs/performance.md. */
+/** Puts the result between the markers of docs/internals/performance.md. */
 export function write(text: string): void {
   const before = readFileSync(DOCUMENT, 'utf8')
   const begin = before.indexOf(BEGIN)
   const end = before.indexOf(END)
-  if (begin < 0 || end < begin) throw new Error(`docs/performance.md has no ${BEGIN} … ${END}`)
+  if (begin < 0 || end < begin) throw new Error(`docs/internals/performance.md has no ${BEGIN} … ${END}`)
   writeFileSync(DOCUMENT, `${before.slice(0, begin + BEGIN.length)}\n\n${text}\n\n${before.slice(end)}`)
 }
 
@@ -119,7 +123,14 @@ function recordsTable(records: readonly LiveRecords[]): string {
   )
 }
 
-function goalRows({ cells, start }: Results): string[][] {
+function stopsTable(stops: readonly Stop[]): string {
+  return table(
+    ['JSON of 1 MiB compared as values', 'longest stop of the event loop ms'],
+    stops.map(({ shape, milliseconds }) => [shape, milliseconds.toFixed(1)]),
+  )
+}
+
+function goalRows({ cells, start, stops }: Results): string[][] {
   const rows: string[][] = []
   for (const [title, scenario, base, most] of RATIO_GOALS) {
     const cell = cells.find((one) => one.scenario.id === scenario && one.candidate === 'proxy-redis')
@@ -144,6 +155,15 @@ function goalRows({ cells, start }: Results): string[][] {
         verdict(firstAnswer, START_GOAL),
       ],
     )
+  }
+  if (stops !== null) {
+    const worst = Math.max(...stops.map((stop) => stop.milliseconds))
+    rows.push([
+      'longest stop of the event loop by one request of `limits.request` bytes, ms',
+      String(STOP_GOAL),
+      worst.toFixed(1),
+      verdict(worst, STOP_GOAL),
+    ])
   }
   return rows
 }

@@ -1,12 +1,12 @@
 /**
- * `npm run bench`: what the proxy costs, beside others that do the same job, in one run. See docs/performance.md.
+ * `npm run bench`: what the proxy costs, beside others that do the same job, in one run. See docs/internals/performance.md.
  *
  *   --quick          one short round each: does everything work, not how fast it is
- *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts (start records)
+ *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts (start records stops)
  *   --candidates …   these candidates
  *   --rounds N --seconds S
  *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
- *   --write          puts the result into docs/performance.md
+ *   --write          puts the result into docs/internals/performance.md
  */
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -23,6 +23,7 @@ import { liveRecords } from './records.ts'
 import { report, write } from './report.ts'
 import { SCENARIOS } from './scenarios.ts'
 import { startUp } from './start.ts'
+import { longestStops } from './stops.ts'
 
 const { values: flags } = parseArgs({
   options: {
@@ -80,8 +81,9 @@ const skipped: string[] = []
 }
 const start = wants('start') ? await startUp(world, flags.quick) : null
 const records = wants('records') ? await liveRecords(world, flags.quick, plan) : null
+const stops = wants('stops') ? await longestStops(world, flags.quick) : null
 
-const text = report({ cells, start, records, skipped, cores, plan })
+const text = report({ cells, start, records, stops, skipped, cores, plan })
 process.stdout.write(`${text}\n`)
 if (flags.write) write(text)
 

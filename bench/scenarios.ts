@@ -48,7 +48,10 @@ function head(line: string, lines: readonly string[]): string {
 }
 
 function post(path: string, size: Size, key: string | null): Buffer {
-  const body = BODIES[size]
+  return postOf(path, BODIES[size], key)
+}
+
+export function postOf(path: string, body: Buffer, key: string | null): Buffer {
   const lines = ['Content-Type: application/json', `Content-Length: ${body.length}`]
   if (key !== null) lines.push(`Idempotency-Key: ${key}`)
   return Buffer.concat([Buffer.from(head(`POST ${path}`, lines), 'latin1'), body])

@@ -3,7 +3,7 @@
  * line that claims something is checked while it is printed; the exit code is 1 if any of them is not true.
  * Afterwards both stay up to be tried by hand; `--once` ends them.
  */
-import { type ChildProcess, spawn } from 'node:child_process'
+import { type ChildProcess, type ChildProcessByStdio, spawn } from 'node:child_process'
 import { createHash, randomUUID } from 'node:crypto'
 import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -12,6 +12,7 @@ import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
+import type { Readable } from 'node:stream'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs, styleText } from 'node:util'
 
@@ -177,11 +178,11 @@ async function start(
   args: readonly string[],
   env: Record<string, string> = {},
 ): Promise<string> {
-  const child = spawn(process.execPath, args, {
+  const child = spawn(process.execPath, ['--import', './scripts/with-parent.ts', ...args], {
     cwd: root,
     env: { ...process.env, ...env },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  })
+    stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
+  }) as ChildProcessByStdio<null, Readable, Readable>
   const entry = { name, process: child, stderr: [] as string[] }
   children.push(entry)
   child.stderr.setEncoding('utf8').on('data', (text: string) => entry.stderr.push(text))
@@ -381,8 +382,8 @@ async function main(): Promise<void> {
   }
   // In a terminal Ctrl-C reaches the children too, and they drain by themselves; `stop` waits for them.
   const interrupted = new Promise<void>((resolve) => {
-    process.once('SIGINT', resolve)
-    process.once('SIGTERM', resolve)
+    // SIGHUP: the terminal was closed. The proxy would only reload its configuration.
+    for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(signal, resolve)
   })
   process.once('exit', () => {
     for (const child of children) child.process.kill('SIGKILL')

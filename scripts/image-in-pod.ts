@@ -78,6 +78,7 @@ async function start(hook: string): Promise<Running> {
     'admin.port': adminPort,
     'admin.existingSecret.name': 'token',
     'upstream.port': upstreamPort,
+    service: 'payments',
     'store.url': redis.url,
     'ca.existingConfigMap': 'ca',
     'spool.enabled': true,
@@ -86,7 +87,7 @@ async function start(hook: string): Promise<Running> {
     'config.store.timeout': '5s',
   }
   const args = Object.entries(sets).flatMap(([name, value]) => ['--set', `idempotencyProxy.${name}=${value}`])
-  const objects = charts.render('examples/payments', ...args)
+  const objects = charts.render('examples/payments', '--set', `port=${upstreamPort}`, ...args)
   const [pod] = objects.filter(({ kind }) => kind === 'Deployment').map((one) => one['spec'].template.spec)
   const [sidecar] = pod.initContainers
   const { runAsUser, runAsGroup, readOnlyRootFilesystem, capabilities, allowPrivilegeEscalation } =

@@ -89,6 +89,9 @@ check 'dev dependencies, sources and tests in /app' "$(inside "
   console.log([...found, ...more.filter((name) => existsSync('/app/' + name))].join(' ') || 'none')")" none
 check 'idempotency-proxy on the PATH, for hooks' "$(docker run --rm --read-only --network none --entrypoint idempotency-proxy "$PROXY" \
   drain --help >/dev/null && echo 'exit 0')" 'exit 0'
+check 'compiled code is taken, and all of it can be read' "$(docker run --rm --read-only --network none -e NODE_DEBUG_NATIVE=COMPILE_CACHE \
+  "$PROXY" --help 2>&1 | grep -oE 'was accepted|permission denied' | sort -u)" 'was accepted'
+check 'the health check starts no Node' "$(docker inspect -f '{{json .Config.Healthcheck.Test}}' "$PROXY")" '["CMD","healthcheck"]'
 check '--help' "$(docker run --rm --read-only --network none "$PROXY" --help >/dev/null && echo 'exit 0')" 'exit 0'
 printf '            %-58s %s MB, of which base %s MB\n' 'size (unpacked)' \
   "$(($(docker image inspect -f '{{.Size}}' "$PROXY") / 1000000))" \
@@ -104,6 +107,7 @@ api=$("${RUN[@]}" -v /data -e HOST=127.0.0.1 -e "PORT=$api_port" "$API")
 containers+=("$api")
 until_ok 10 curl -fsS "http://127.0.0.1:$api_port/healthz"
 cat >"$work/proxy.yaml" <<YAML
+service: payments
 listen: 127.0.0.1:$port
 upstream: { url: "\${UPSTREAM_URL}" }
 store: { url: "\${REDIS_URL}" }

@@ -1,16 +1,18 @@
 import { shared } from './core/budget.ts'
-import type { RoutePolicy } from './core/policy.ts'
+import type { DerivePolicy, RoutePolicy } from './core/policy.ts'
+import type { Refusal } from './core/refusal.ts'
 import { admit } from './guard/admit.ts'
 import { overloaded, refuse, refuseBody, statusOf } from './guard/answers.ts'
 import { type Answer, type Call, newTrace, type Trace } from './guard/call.ts'
+import { callerName } from './guard/caller.ts'
 import { duplicate } from './guard/duplicate.ts'
-import { execute, passOn, within } from './guard/execute.ts'
-import { DERIVED_MARK, introduce, type Named, name } from './guard/name.ts'
+import { execute, passOn, scopeTold, UNCLAIMED_SCOPE, within } from './guard/execute.ts'
+import { DERIVED_MARK, type Identified, identify, readHead } from './guard/identify.ts'
 import type { Ports } from './guard/ports.ts'
 
 /** Everything that happens to a protected request: claim → forward → settle (contract §3). */
 export async function guard(ports: Ports, call: Call): Promise<Answer> {
-  const trace = newTrace(call.route.name, call.traceId)
+  const trace = newTrace(call)
   ports.inFlight.count++
   let answer: Answer
   try {
@@ -35,9 +37,10 @@ function asSpokenBy({ profile }: RoutePolicy, answer: Answer): Answer {
 
 /** THE WALK. Each step answers, or gives what the next one needs. */
 async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
-  const introduced = await introduce(ports, call, trace)
-  if (introduced.kind !== 'introduced') return introduced
-  if (ports.inFlight.count > ports.maxInFlight) return overloaded(ports, trace)
+  const head = await readHead(ports, call, trace)
+  if (head.kind !== 'head') return head
+  // Full already: nothing of the body is read.
+  if (ports.inFlight.isFull(ports.maxInFlight)) return overloaded(ports, trace)
   const received = await call.readBody()
   if (received.kind !== 'body') return refuseBody(trace, call, received.kind)
 
@@ -45,12 +48,16 @@ async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
   // Up to two holders: the walk, and the upstream call, which may outlast it.
   const hold = shared(received.release)
   const release = hold()
+  // Only now: a client that sends no body takes no place from those that do.
+  const leave = ports.inFlight.enter(ports.maxInFlight, call.client, callerName(head.caller))
   try {
-    const named = await name(ports, call, trace, introduced, body)
-    if (named.kind === 'unnamed') return await passOn(ports, call, trace, body)
-    if (named.kind !== 'named') return named
-    return marked(await serve(ports, call, trace, named, body, hold), named)
+    if (leave === null) return overloaded(ports, trace)
+    const identified = await identify(ports, call, trace, head, body)
+    if (identified.kind === 'no_key') return await passOn(ports, call, trace, body)
+    if (identified.kind !== 'identified') return identified
+    return marked(await serve(ports, call, trace, identified, body, hold), identified, call.route)
   } finally {
+    leave?.()
     release()
   }
 }
@@ -60,21 +67,24 @@ async function serve(
   ports: Ports,
   call: Call,
   trace: Trace,
-  named: Named,
+  identified: Identified,
   body: Buffer,
   hold: () => () => void,
 ): Promise<Answer> {
   const { route } = call
-  const admitted = await admit(ports, call, trace, named)
-  const way = admitted.kind === 'met' ? await duplicate(ports, call, trace, named, admitted.met) : admitted
+  const admitted = await admit(ports, call, trace, identified)
+  const way =
+    admitted.kind === 'existing'
+      ? await duplicate(ports, call, trace, identified, admitted.existing)
+      : admitted
   if (way.kind !== 'execute') return way
 
   const { run } = way
   trace.fence = run.attempt.fence || null
-  if (trace.before === 'absent' && ports.regenerated.saw(run, named.caller))
+  if (trace.before === 'absent' && ports.regenerated.saw(run, identified.caller))
     ports.observer.regenerated(route.name)
   const own = { ...trace }
-  const work = execute(ports, call, own, way, named.key, body).finally(hold())
+  const work = execute(ports, call, own, way, identified.key, body).finally(hold())
   const answer =
     route.respondWithin === null ? await work : await within(ports, route.respondWithin, run, work)
   if (answer !== null) {
@@ -83,11 +93,24 @@ async function serve(
   }
   trace.after = 'in_progress'
   const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
-  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: run.id })
+  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: run.id, scope: scopeTold(way) })
 }
 
-/** Says of every answer that the proxy made the key, where it did (contract §4). */
-function marked(answer: Answer, { derived }: Named): Answer {
-  if (!derived || answer.kind === 'none') return answer
-  return { ...answer, marks: [...answer.marks, ...DERIVED_MARK] }
+/** Says of every answer that the proxy made the key, where it did (contract §4), and whether the key's record is met again. */
+function marked(answer: Answer, { derived }: Identified, route: RoutePolicy): Answer {
+  if (answer.kind === 'none') return answer
+  const marks = derived ? [...answer.marks, ...DERIVED_MARK] : answer.marks
+  if (answer.kind !== 'problem') return derived ? { ...answer, marks } : answer
+  const remembered = isRemembered(answer.refusal, derived, route)
+  return { ...answer, marks, refusal: { ...answer.refusal, remembered } }
+}
+
+function isRemembered(
+  { scope }: Refusal,
+  derived: boolean,
+  { key, onStoreUnavailable }: RoutePolicy,
+): boolean {
+  // Derived again later, the key is another one.
+  if (derived && (key.derive as DerivePolicy).bucket !== null) return false
+  return scope === null ? onStoreUnavailable !== 'bypass' : scope !== UNCLAIMED_SCOPE
 }

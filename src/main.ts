@@ -1,43 +1,48 @@
+import { randomInt } from 'node:crypto'
 import { hostname } from 'node:os'
+import { resolve } from 'node:path'
 import { setTimeout as wait } from 'node:timers/promises'
 import { openAdmin } from './admin/open.ts'
-import { verifier } from './callers/jwt.ts'
-import type { Config } from './config/config.ts'
+import { type Config, namespaceOf } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
 import { Budget } from './core/budget.ts'
-import { ByRecord } from './core/by-record.ts'
-import type { JwtPolicy } from './core/policy.ts'
+import { upstreamTag } from './core/identifiers-sent.ts'
+import { RecordMap } from './core/record-map.ts'
 import { policyNamed } from './core/route.ts'
+import { InFlight } from './core/shares.ts'
+import { Issuer } from './credentials/issuer.ts'
+import { jwtPoliciesOf, verifier } from './credentials/jwt.ts'
 import { ReplayGrants } from './guard/authorize.ts'
 import type { Run } from './guard/call.ts'
+import { KeyChurn } from './guard/key-churn.ts'
+import { KeyedMutex } from './guard/keyed-mutex.ts'
 import { Latency } from './guard/latency.ts'
 import { Leases } from './guard/leases.ts'
 import { unknownBecause } from './guard/outcome.ts'
 import type { Ports } from './guard/ports.ts'
-import { RegeneratedKeys } from './guard/regenerated.ts'
 import { Settler, spoolRoom } from './guard/settler.ts'
-import { Shadow } from './guard/shadow.ts'
-import { Turns } from './guard/turns.ts'
-import { Waiters } from './guard/waiters.ts'
-import { adminServer, type Health, opsServer } from './http/admin.ts'
+import { WaitingRoom } from './guard/waiting-room.ts'
+import { adminServer, type Health, healthOf, opsServer } from './http/admin.ts'
 import { dataServer } from './http/data.ts'
 import { closeServer, listen } from './http/listening.ts'
-import { watchConnections } from './http/traffic.ts'
-import { Issuer } from './issuer/tokens.ts'
-import { breakerTeller } from './observe/breaker.ts'
+import { loopMarkOf, marking } from './http/loop.ts'
+import { Stalled } from './http/stalled.ts'
+import { breakerObserver } from './observe/breaker.ts'
 import { countersOf } from './observe/counters.ts'
-import { type Fitness, watchFitness } from './observe/fitness.ts'
 import { History } from './observe/history.ts'
-import type { Logger } from './observe/log.ts'
+import { initSeries } from './observe/init-series.ts'
+import { auditLog, type Logger } from './observe/log.ts'
+import type { LogOutput } from './observe/log-output.ts'
 import { Metrics } from './observe/metrics.ts'
-import { observer, reconcileObserver, shadowTeller } from './observe/observer.ts'
-import { tellRoutes } from './observe/routes.ts'
-import { timed } from './observe/timed.ts'
+import { observer, reconcileObserver, shadowObserver } from './observe/observer.ts'
+import { type StoreGrade, watchStoreGrade } from './observe/store-grade.ts'
+import { withMetrics } from './observe/store-metrics.ts'
 import { openTracing } from './observe/tracing.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
 import { Recheck } from './reconcile/recheck.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
 import { reloader } from './reload.ts'
+import { Shadow } from './shadow/shadow.ts'
 import { nameOf, openStore } from './store/open.ts'
 import { type Left, Outbox } from './store/outbox.ts'
 import { Records } from './store/records.ts'
@@ -60,41 +65,46 @@ export interface Proxy {
  * Composes and starts a proxy: store → upstream → servers → listen.
  * @throws where the spool or the embedded store cannot be opened, a TLS file cannot be read, or an address cannot be listened on.
  */
-export async function start(config: Config, log: Logger): Promise<Proxy> {
+export async function start(config: Config, log: Logger, output: LogOutput | null = null): Promise<Proxy> {
   const startedAt = Date.now()
   const inForce = { config }
+  const onBug = (error: unknown): void => log.error({ err: error }, 'internal error')
   for (const warning of config.warnings) log.warn(warning)
-  const budget = new Budget(config.limits.buffered)
+  const stalled = new Stalled()
+  const budget = new Budget(config.limits.buffered, stalled.makeRoom)
   // Shadow mode takes no room from the routes that protect.
   const overheard = new Budget(config.limits.buffered)
-  const inFlight = { count: 0 }
-  const running = new ByRecord<Run>()
-  const metrics = new Metrics({
-    idempotency_in_flight: () => inFlight.count,
-    idempotency_waiters: () => waiters.size,
-    idempotency_buffered_bytes: () => budget.held + overheard.held,
-    idempotency_spooled: () => settler.size,
-  })
+  const inFlight = new InFlight(randomInt(2 ** 32))
+  const running = new RecordMap<Run>()
+  const metrics = new Metrics(
+    {
+      idempotency_in_flight: () => inFlight.count,
+      idempotency_waiters: () => waiters.size,
+      idempotency_buffered_bytes: () => budget.held + overheard.held,
+      idempotency_spooled: () => settler.size,
+      idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
+    },
+    config.metrics.defaults,
+  )
   metrics.set('idempotency_config_last_reload_successful', {}, 1)
   metrics.set('idempotency_build_info', { version: VERSION, node: process.version }, 1)
-
   const { outbox, left: unwritten } = await openOutbox(config, log)
   const storeName = nameOf(config.store.url)
-  let fitness: Fitness | null = null
+  let fitness: StoreGrade | null = null
   const tracing = await openTracing(config, VERSION, (found) =>
     log.warn(
       { found },
       'the OpenTelemetry SDK brings an @opentelemetry/api that is too old: no spans are made',
     ),
   )
-  const untraced = timed(
-    await openStore(config.store, {
+  const untraced = withMetrics(
+    await openStore(config, {
       onEvent: (kind, detail) => {
         log[kind === 'connected' ? 'info' : 'warn']({ store: storeName, detail }, `store ${kind}`)
         // Another server may answer to the name now, or the same one with other settings.
         if (kind === 'connected') fitness?.lookAgain()
       },
-      onBreaker: breakerTeller(storeName, metrics, log),
+      onBreaker: breakerObserver(storeName, metrics, log),
       onPruned: (records) => metrics.count('idempotency_pruned_total', { store: storeName }, records),
     }),
     metrics,
@@ -102,7 +112,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
   const register = tracing?.store(untraced) ?? untraced
   metrics.set('idempotency_breaker_state', { store: register.name }, 0)
   const records = new Records(register)
-  const watched = await watchFitness(register, metrics, log)
+  const watched = await watchStoreGrade(register, metrics, log)
   fitness = watched
 
   const upstream = openUpstream(config.upstream)
@@ -113,7 +123,7 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     replica: `${hostname()}:${process.pid}`,
     onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
   })
-  const told = observer(metrics, log, history)
+  const told = observer(metrics, log, history, (route, id) => reconciler.completed(route, id))
   const events = tracing?.observer(told) ?? told
   const settler = new Settler(records, events, outbox)
   settler.restore(unwritten, (bytes) => budget.hold(bytes) ?? (() => {}))
@@ -121,9 +131,9 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     (items) => records.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
   )
-  const waiters = new Waiters(records, config.limits.waiters)
+  const waiters = new WaitingRoom(records, config.limits.waiters)
   const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
-  const callers = verifier(jwtPolicies(config))
+  const callers = verifier(jwtPoliciesOf([...config.routes, config.defaults]))
   const forwarding = { ...config.upstream, budget, servername: upstream.tls.servername ?? null }
   const forward = forwarder(upstream.pool, forwarding)
   const ports: Ports = {
@@ -131,9 +141,9 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     leases,
     settler,
     waiters,
-    turns: new Turns(),
+    turns: new KeyedMutex(),
     grants: new ReplayGrants(() => performance.now()),
-    regenerated: new RegeneratedKeys(() => performance.now()),
+    regenerated: new KeyChurn(() => performance.now()),
     verifyToken: (policy, headers) => callers.verify(policy, headers),
     // Configuration demands an issuer where keys must be issued.
     checkIssued: async (key, now) => issuer?.check(key, now) ?? 'forged',
@@ -143,7 +153,8 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     latency: new Latency(),
     budget,
     forward: tracing?.forward(forward) ?? forward,
-    secret: config.store.secret,
+    upstream: upstreamTag(config.upstream.url),
+    namespace: namespaceOf(config),
     unfitForStrict: () => watched.mayEvict() && !config.store.acceptRisk,
     pause: wait,
     newToken: tokens(),
@@ -152,22 +163,24 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     },
   }
 
-  tellRoutes(metrics, [...config.routes, config.defaults])
+  initSeries(metrics, config)
   const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
+  const loop = loopMarkOf(config)
   const asking = {
-    forward: forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }),
+    forward: marking(forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }), loop),
     policyOf: (route: string) => policyNamed(inForce.config, route),
   }
   const reconciler = new Reconciler({
     ...asking,
     records,
+    upstream: ports.upstream,
     questionTimeout,
     isOwn: (id) => running.has(id) || settler.held(id) !== null,
     tell: (id) => waiters.tell(id, null),
     observer: reconcileObserver(metrics, log, history),
     random: Math.random,
   })
-  const shadow = new Shadow(ports, shadowTeller(metrics, log, history))
+  const shadow = new Shadow(ports, shadowObserver(metrics, log, history))
   let draining = false
   let started = false
   const health: Health = {
@@ -175,20 +188,15 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     started: () => started,
     readinessNeedsStore: config.readiness.store,
     metrics,
-    store: async () => {
-      try {
-        await records.ping()
-        return { up: true, detail: null }
-      } catch (error) {
-        return { up: false, detail: (error as Error).message }
-      }
-    },
+    store: () => healthOf(records),
   }
   const data = await dataServer({
     inForce,
     ports,
     upstream: passing,
+    loop,
     issuer,
+    stalled,
     shadow: { shadow, budget: overheard },
     spans: tracing,
     passed: (route, milliseconds) => {
@@ -201,10 +209,10 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     },
     passFailed: (method, cause) =>
       log.warn({ method, cause }, 'a request that is not protected got no answer'),
-    onBug: (error) => log.error({ err: error }, 'internal error'),
+    onLoop: (method) => log.warn({ method }, 'a request came round: the upstream leads back to this proxy'),
+    onBug,
     draining: () => draining,
   })
-  const traffic = watchConnections(data)
   const door = await openAdmin(inForce, {
     records,
     waiters,
@@ -214,12 +222,11 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     recheck: new Recheck(asking),
     counters: async () => ({ since: startedAt, samples: await countersOf(metrics) }),
     version: VERSION,
-    // Whatever the log's level: a change that is not written down is not made.
-    onAudit: (line) => log.child({}, { level: 'info' }).info({ audit: line }, 'audit'),
-    onBug: (error) => log.error({ err: error }, 'internal error'),
+    onAudit: auditLog(log, config.audit.file === null ? output : null),
+    onBug,
   })
-  const admin = config.admin.listen === null ? null : adminServer(health, door)
-  const ops = config.ops.listen === null ? null : opsServer(health)
+  const admin = config.admin.listen === null ? null : adminServer(health, door, onBug)
+  const ops = config.ops.listen === null ? null : opsServer(health, onBug)
   const closeAll = async (): Promise<void> => {
     leases.close()
     watched.stop()
@@ -258,13 +265,15 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     throw error
   }
   started = true
-  reconciler.start()
+  reconciler.start(config)
   log.info(
     {
       url,
       admin: adminUrl,
       ops: opsUrl,
       store: register.name,
+      ...(register.name === 'sqlite' ? { file: resolve(config.store.url.slice('sqlite:'.length)) } : {}),
+      service: config.service,
       upstream: config.upstream.url,
       version: VERSION,
     },
@@ -280,10 +289,10 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
     const deadline = performance.now() + config.drain.timeout
     const left = (): number => Math.max(0, deadline - performance.now())
     waiters.drain()
-    traffic.end()
+    data.endConnections()
     const closed = closeServer(data)
     const busy = (): boolean =>
-      traffic.unanswered > 0 || inFlight.count + shadow.size > 0 || running.size > 0 || settler.size > 0
+      data.unanswered > 0 || inFlight.count + shadow.size > 0 || running.size > 0 || settler.size > 0
     while (busy() && left() > 0) {
       if (settler.size > 0 && running.size === 0) await settler.flush()
       data.closeIdleConnections()
@@ -305,15 +314,17 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
       await wait(DRAIN_LOOK)
     }
     shadow.close()
-    traffic.cut()
+    data.closeAllConnections()
     await closed
     // A question that is cut off is asked again by another replica.
     await Promise.race([reconciled, wait(left(), undefined, { ref: false })])
     await closeAll()
     log.info('stopped')
   }
-  const reload = reloader(log, metrics, inForce, ({ limits, routes, defaults }) => {
-    tellRoutes(metrics, [...routes, defaults])
+  const reload = reloader(log, metrics, inForce, (config) => {
+    const { limits } = config
+    reconciler.check(config)
+    initSeries(metrics, config)
     budget.resize(limits.buffered)
     overheard.resize(limits.buffered)
     waiters.resize(limits.waiters)
@@ -324,14 +335,14 @@ export async function start(config: Config, log: Logger): Promise<Proxy> {
 /** How long what an earlier process left may keep the start waiting, where there is much of it. */
 const WRITE_FIRST = 2000
 
+type OpenedOutbox = { outbox: Outbox | null; left: readonly Left[] }
+
 /** Where outcomes that the store does not take outlive this process, and those of an earlier one. */
-async function openOutbox(
-  { store, limits }: Config,
-  log: Logger,
-): Promise<{ outbox: Outbox | null; left: readonly Left[] }> {
+async function openOutbox({ service, store, limits }: Config, log: Logger): Promise<OpenedOutbox> {
   if (store.spool === null) return { outbox: null, left: [] }
   try {
     return await Outbox.open({
+      service,
       directory: store.spool,
       maxBytes: spoolRoom(limits.buffered),
       say: (message, detail) => log.warn(detail, message),
@@ -343,7 +354,3 @@ async function openOutbox(
 
 /** How often the drain looks whether everything has finished. */
 const DRAIN_LOOK = 20
-
-function jwtPolicies({ routes, defaults }: Config): JwtPolicy[] {
-  return [...routes, defaults].map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
-}

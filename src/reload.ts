@@ -1,7 +1,8 @@
 import { changeLine } from './admin/effective.ts'
-import { type Change, changesBetween } from './config/changes.ts'
 import type { Config, InForce } from './config/config.ts'
+import { type Change, changesBetween } from './config/config-diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'
+import { orphanedBy } from './config/orphans.ts'
 import type { Logger } from './observe/log.ts'
 import type { Metrics } from './observe/metrics.ts'
 
@@ -35,17 +36,25 @@ export function reloader(
       count(false)
       log.error(
         { restart: told(refused, 'restart'), identifies: told(refused, 'identifies') },
-        'the configuration needs a restart; the one before it stays in force, whole',
+        refused.some(({ effect }) => effect === 'identifies')
+          ? 'the configuration changes which record a request finds: restart, after waiting out ttl; the one before it stays in force, whole'
+          : 'the configuration needs a restart; the one before it stays in force, whole',
       )
       return
     }
     const known = inForce.config.warnings
+    const orphaned = orphanedBy(inForce.config, config)
     inForce.config = config
     apply(config)
     count(true)
     if (changes.length === 0) return log.info('the configuration was read again: nothing has changed')
+    const { level } = config.log
+    // The lines below come out under the more verbose of the two levels, so that a change to `warn` is confirmed.
+    if (level !== 'silent' && !log.isLevelEnabled(level)) log.level = level
+    for (const warning of orphaned) log.warn(warning)
     for (const warning of config.warnings) if (!known.includes(warning)) log.warn(warning)
     log.info({ changes: told(changes, 'live') }, 'the configuration was reloaded')
+    log.level = level
   }
 }
 

@@ -49,25 +49,26 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   core: [],
   store: ['config/config.ts'],
   upstream: ['config/config.ts'],
-  callers: [],
-  issuer: [],
+  credentials: [],
   // What a key file may hold is known where it is used, and checked when the configuration is read.
-  config: ['callers/key-text.ts'],
+  config: ['credentials/key-text.ts'],
   guard: [...PORTS],
+  // Decides beside traffic that passes, by the steps of the guard.
+  shadow: ['guard', ...PORTS],
   reconcile: [...PORTS],
   admin: [
     'guard',
     ...PORTS,
-    'config/changes.ts',
+    'config/config-diff.ts',
     'config/config.ts',
     'config/units.ts',
+    'config/written.ts',
     'observe/audit.ts',
     'observe/history.ts',
   ],
   // What clients of the API and its developers are told; descriptions of theirs.
-  published: ['config/config.ts'],
-  openapi: ['published', 'config'],
-  http: ['guard', 'admin', 'published', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
+  describe: ['config'],
+  http: ['guard', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
     'guard/call.ts',
     'reconcile/ports.ts',
@@ -84,18 +85,18 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'reload',
     'admin',
     'guard',
+    'shadow',
     'reconcile',
     'http',
     'store',
     'upstream',
-    'callers',
-    'issuer',
+    'credentials',
     'config',
     'observe',
     'version',
   ],
   // Of main its `serve` alone; the rest look from outside.
-  commands: ['main', 'admin', 'published', 'openapi', 'store', 'config', 'observe', 'version'],
+  commands: ['main', 'admin', 'describe', 'store', 'config', 'observe', 'version'],
   cli: ['commands'],
   version: [],
 }
@@ -139,7 +140,7 @@ void t.test('core does no I/O, has no clock and no randomness', async (t) => {
       [],
       `${path} imports core only`,
     )
-    const pure = ['node:crypto', 'structured-headers', 'canonicalize']
+    const pure = ['node:buffer', 'node:crypto', 'structured-headers', 'canonicalize']
     t.strictSame(
       foreign.filter((name) => !pure.includes(name)),
       [],
@@ -183,7 +184,7 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   )
   t.strictSame(users('@opentelemetry/api'), ['observe/span-attributes.ts', 'observe/tracing.ts'])
   t.strictSame(
-    users('jose').filter((path) => !/^(?:callers|issuer)\//.test(path)),
+    users('jose').filter((path) => !path.startsWith('credentials/')),
     [],
   )
 })
@@ -215,10 +216,11 @@ void t.test('no rings of imports, no barrels, no utils', async (t) => {
   }
 })
 
-void t.test('a source file has at most 350 lines', async (t) => {
+// A file is one idea. Longer ones rarely are; a lower bound made fragments of ideas.
+void t.test('a source file has at most 500 lines', async (t) => {
   const long = modules.map(({ path, text }) => [path, text.trimEnd().split('\n').length] as const)
   t.strictSame(
-    long.filter(([, lines]) => lines > 350),
+    long.filter(([, lines]) => lines > 500),
     [],
   )
 })

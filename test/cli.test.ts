@@ -11,7 +11,8 @@ import { configFile, newKey, send, tempDir } from './support/e2e.ts'
 import { proxyProcess } from './support/proxy.ts'
 import { upstreamStub } from './support/upstream.ts'
 
-t.setTimeout(90_000)
+// Some thirty processes are started, one after the other, on a machine that may do other things.
+t.setTimeout(270_000)
 
 const CLI = fileURLToPath(new URL('../src/cli.ts', import.meta.url))
 
@@ -168,6 +169,24 @@ void t.test('an address that is in use: a clear sentence, exit 1', async (t) => 
   }
 })
 
+void t.test(
+  'V02 on a shared store without a service every command says the same sentence, exit 1',
+  async (t) => {
+    const file = join(tempDir(t), 'proxy.yaml')
+    writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
+    const sentence =
+      /store\.url: found a store that other services can share, and no `service` .*; write `service: payments`, or give --service payments\n$/
+    for (const words of [['serve'], ['check'], ['doctor'], ['list']]) {
+      const said = await run([...words, '--config', file])
+      t.match(said, { code: 1, out: '', err: sentence }, words.join(' '))
+      t.equal(said.err.split('\n').length, 2, 'one line')
+    }
+    const flags = ['--upstream', 'http://127.0.0.1:3000', '--store', 'redis://127.0.0.1:1']
+    t.match(await run(flags), { code: 1, err: /^--store: store\.url: found a store that other services/ })
+    t.match(await run(['check', file, '--service', 'payments']), { code: 0, out: /: fine\n$/ })
+  },
+)
+
 void t.test('an embedded store that cannot be opened: a clear sentence, exit 1', async (t) => {
   const dir = tempDir(t)
   const serve = (store: string) =>
@@ -200,7 +219,7 @@ void t.test('with only --upstream it runs on the embedded store, and flags go ov
   const child = spawn(process.execPath, [CLI, ...flags], {
     cwd: dir,
     env: { ...process.env, NODE_V8_COVERAGE: '' },
-    stdio: ['ignore', 'pipe', 'inherit'],
+    stdio: ['ignore', 'pipe', 'ignore'],
   })
   t.teardown(() => child.kill('SIGKILL'))
   let log = ''
@@ -247,14 +266,21 @@ void t.test('logs: one JSON line per protected request, with what happened to it
   await send(proxy, key)
   const misuse = await send(proxy, key, { body: '{"amount":2}' })
   await send(proxy, null)
-  await send(proxy, '""')
+  await send(proxy, '""', { method: 'PATCH' })
   const lines = () => proxy.log.filter(({ msg }) => msg === 'request')
   await proxy.logged(({ outcome }) => outcome === 'key_invalid')
   t.match(lines(), [
-    { outcome: 'executed', before: 'absent', after: 'completed', status: 201, traceId: trace },
+    {
+      method: 'POST',
+      outcome: 'executed',
+      before: 'absent',
+      after: 'completed',
+      status: 201,
+      traceId: trace,
+    },
     { outcome: 'replayed', before: 'completed', after: 'completed', status: 201 },
     { outcome: 'misuse', status: 422 },
-    { outcome: 'key_invalid', status: 400, record: null },
+    { method: 'PATCH', outcome: 'key_invalid', status: 400, record: null },
   ])
   t.equal(lines().length, 4, 'what passes through is not a protected request')
   const { instance } = JSON.parse(misuse.body) as { instance: string }

@@ -1,15 +1,15 @@
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { SHADOW_FIGURES } from '../src/admin/shadow-schema.ts'
-import { FILE_EFFECTS, POLICY_EFFECTS } from '../src/config/effects.ts'
 import { formatConfigError, loadConfig } from '../src/config/load.ts'
+import { FILE_RELOAD_RULES, POLICY_RELOAD_RULES } from '../src/config/reload-rules.ts'
 import { formatDuration } from '../src/config/units.ts'
-import { ALWAYS_DIFFERENT } from '../src/core/likeness.ts'
 import { PROFILES } from '../src/core/policy.ts'
 import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
+import { ALWAYS_DIFFERENT } from '../src/core/response-digest.ts'
 import { SHADOW_VERDICTS } from '../src/guard/call.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import { RECONCILE_RESULTS } from '../src/reconcile/ports.ts'
@@ -68,7 +68,7 @@ t.test('docs/reload.md names everything whose change is not live', async (t) => 
   const told = rows('docs/reload.md').flatMap(([properties = '', effect]) =>
     effect === 'restart' || effect === 'identifies' ? properties.split(', ').map((one) => [one, effect]) : [],
   )
-  const known = Object.entries({ ...FILE_EFFECTS, ...POLICY_EFFECTS })
+  const known = Object.entries({ ...FILE_RELOAD_RULES, ...POLICY_RELOAD_RULES })
     .map(([path, rule]) => [path, typeof rule === 'string' ? rule : rule.effect])
     .filter(([, effect]) => effect !== 'live')
   t.same(Object.fromEntries(told), Object.fromEntries(known))
@@ -104,7 +104,7 @@ t.test('the configurations that documents show are accepted', async (t) => {
   const secret = join(directory, 'secret')
   writeFileSync(secret, 'x'.repeat(64))
   let seen = 0
-  for (const file of ['docs/keys.md', 'docs/duplicates.md', 'docs/reconciliation.md']) {
+  for (const file of ['README.md', 'docs/keys.md', 'docs/duplicates.md', 'docs/reconciliation.md']) {
     const text = readFileSync(new URL(`../${file}`, import.meta.url), 'utf8')
     for (const [, yaml = ''] of text.matchAll(/```yaml\n(.*?)```/gs)) {
       seen++
@@ -117,7 +117,7 @@ t.test('the configurations that documents show are accepted', async (t) => {
       t.ok(loaded.ok, loaded.ok ? yaml : loaded.errors.map(formatConfigError).join('\n'))
     }
   }
-  t.equal(seen, 9)
+  t.equal(seen, 12)
 })
 
 t.test('the documents that others point to are there', async (t) => {
@@ -129,4 +129,16 @@ t.test('the documents that others point to are there', async (t) => {
     'LICENSE',
   ])
     t.ok(readFileSync(new URL(`../${file}`, import.meta.url), 'utf8').length > 500, file)
+})
+
+t.test('docs/ARCHITECTURE.md names every folder of src, and only files that are there', async (t) => {
+  const source = new URL('../src/', import.meta.url)
+  const page = readFileSync(new URL('../docs/ARCHITECTURE.md', import.meta.url), 'utf8')
+  const named = page.matchAll(/(?<![\w/.])(?:src\/)?([a-z][a-z/-]*\.ts)\b/g)
+  const files = [...named].map(([, file]) => file as string)
+  t.ok(files.length > 20, `${files.length} files`)
+  for (const file of files.filter((name) => !name.startsWith('test/')))
+    t.ok(existsSync(new URL(file, source)), file)
+  const folders = readdirSync(source, { withFileTypes: true }).filter((entry) => entry.isDirectory())
+  for (const { name } of folders) t.match(page, `\`${name}/\``)
 })

@@ -11,9 +11,11 @@ const { loadConfig } = await built<typeof import('../../src/config/load.ts')>('c
 const { Budget } = await built<typeof import('../../src/core/budget.ts')>('core/budget.js')
 const { parseTarget } = await built<typeof import('../../src/core/target.ts')>('core/target.js')
 const { readBody } = await built<typeof import('../../src/http/body.ts')>('http/body.js')
-const { requestLines } = await built<typeof import('../../src/http/headers.ts')>('http/headers.js')
-const { TunnelServer } = await built<typeof import('../../src/http/upgrade.ts')>('http/upgrade.js')
-const { Writer } = await built<typeof import('../../src/http/write.ts')>('http/write.js')
+const { countedHeaders, requestLines } =
+  await built<typeof import('../../src/http/headers.ts')>('http/headers.js')
+const { loopMarkOf } = await built<typeof import('../../src/http/loop.ts')>('http/loop.js')
+const { TrafficServer } = await built<typeof import('../../src/http/connections.ts')>('http/connections.js')
+const { ResponseWriter } = await built<typeof import('../../src/http/write.ts')>('http/write.js')
 const { Metrics } = await built<typeof import('../../src/observe/metrics.ts')>('observe/metrics.js')
 const { forwarder } = await built<typeof import('../../src/upstream/forward.ts')>('upstream/forward.js')
 const { openUpstream } = await built<typeof import('../../src/upstream/pool.ts')>('upstream/pool.js')
@@ -29,18 +31,25 @@ const budget = new Budget(config.limits.buffered)
 const metrics = new Metrics({})
 const upstream = openUpstream(config.upstream)
 const forward = forwarder(upstream.pool, { ...config.upstream, budget, servername: null })
-const writer = new Writer(config.problems.baseUrl, config.upstream.idleTimeout)
+const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
 const limit = config.defaults.limits
+const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: countedHeaders(config) }
 
-const server = new TunnelServer({ requestTimeout: 0, keepAliveTimeout: 72_000 }, (request, response) => {
-  const startedAt = performance.now()
-  const headers = requestLines(
-    request.rawHeaders,
-    { address: request.socket.remoteAddress ?? '', trusted: false },
-    upstream.host,
-  )
-  void serve(headers, startedAt, request, response)
-})
+const server = new TrafficServer(
+  { requestTimeout: 0, keepAliveTimeout: 72_000 },
+  (request, response) => {
+    const startedAt = performance.now()
+    const headers = requestLines(
+      request.rawHeaders,
+      { address: request.socket.remoteAddress ?? '', trusted: false },
+      forwarding,
+    )
+    void serve(headers, startedAt, request, response)
+  },
+  (error) => {
+    throw error
+  },
+)
 
 async function serve(
   headers: string[],
@@ -49,7 +58,7 @@ async function serve(
   response: ServerResponse,
 ): Promise<void> {
   const target = parseTarget(request.url as string)?.origin ?? '/'
-  const read = await readBody(request, limit.request, config.limits.upload, budget)
+  const read = await readBody(request, limit.request, config.limits.upload, budget, null, '')
   if (read.kind !== 'body') return void response.destroy()
   const method = request.method as string
   const result = await forward({ method, target, headers, body: read.body, responseLimit: limit.response })

@@ -47,6 +47,7 @@ export function writeConfig(folder: string, { port, adminPort, upstreamPort, red
 admin: { listen: "127.0.0.1:${adminPort}" }
 upstream:
   { url: "http://127.0.0.1:${upstreamPort}", connectTimeout: 1s, timeout: ${TTL}ms, idleTimeout: ${IDLE}ms }
+service: soak
 store: { url: "redis://127.0.0.1:${redisPort}", timeout: 500ms }
 limits: { request: ${REQUEST_LIMIT}B, response: ${RESPONSE_LIMIT}B, upload: 1s }
 issuer: { path: /keys, secretFile: issuer, ttl: 1h }

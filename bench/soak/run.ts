@@ -1,6 +1,6 @@
 /**
  * `npm run soak`: an hour of mixed traffic (100 requests in a second), as fast as this machine takes it, and what it leaves
- * behind. Exit 1 where something has grown, was executed twice or is left unexplained. See docs/soak.md.
+ * behind. Exit 1 where something has grown, was executed twice or is left unexplained. See docs/internals/soak.md.
  *
  *   --quick          a twentieth of it: does everything work
  *   --requests N --samples N --warm-up N --lanes N

@@ -10,7 +10,7 @@ import type { Sample } from './verdict.ts'
 const COUNT = `
 local entries, orphans = 0, 0
 for n = 0, 255 do
-  local shard = string.format('idempotency:{%02x}:', n)
+  local shard = string.format('idempotency:soak:{%02x}:', n)
   local ids = redis.call('ZRANGE', shard .. 'u', 0, -1)
   entries = entries + #ids
   for _, id in ipairs(ids) do orphans = orphans + 1 - redis.call('EXISTS', shard .. 'r:' .. id) end

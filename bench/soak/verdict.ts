@@ -51,7 +51,7 @@ interface Measure {
 }
 
 const MIB = 1024 * 1024
-/** docs/soak.md argues these. */
+/** docs/internals/soak.md argues these. */
 const HELD_PER_REQUEST = 2
 const HELD_NOISE = 900_000
 const RESIDENT_PER_REQUEST = 32
@@ -61,7 +61,7 @@ const STORED_NOISE = MIB
 /** A leak of one in each segment is more between the halves of eight samples or more. */
 const COUNT_NOISE = 2
 
-/** `MOST` of src/guard/regenerated.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
+/** `MOST` of src/guard/key-churn.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
 const REMEMBERED_MOST = 10_000
 const REMEMBERED_BYTES = 400
 

@@ -88,7 +88,7 @@ export const PROCESS: Row = {
     }),
     graph({
       title: 'Resident memory',
-      description: 'Of each replica. docs/performance.md says what is usual.',
+      description: 'Of each replica. docs/internals/performance.md says what is usual.',
       unit: 'bytes',
       width: 6,
       queries: [

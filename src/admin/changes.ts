@@ -1,5 +1,5 @@
 import { type Outcome, type RecordId, readAt } from '../core/record.ts'
-import { type Resolution, resolvedDraft } from '../core/resolve.ts'
+import { type Resolution, resolvedDraft } from '../core/resolution.ts'
 import { outcomeSpans } from '../core/settle.ts'
 import { keptResult } from '../guard/outcome.ts'
 import type { Change } from '../observe/audit.ts'
@@ -8,7 +8,7 @@ import { type AdminAnswer, NO_CONTENT, ok, problem } from './answers.ts'
 import { read, responseOf } from './input.ts'
 import type { AdminPorts, AdminRequest } from './ports.ts'
 import { notFound } from './records.ts'
-import type { Decision, Lookup, OutcomeReport, RecordView, Resolving } from './schemas.ts'
+import type { Lookup, OperatorDecision, OutcomeReport, RecordView, Resolving } from './schemas.ts'
 import { etag, recordView, responseView, time } from './view.ts'
 
 /** A report from outside is tried again where others write to the record at the same time. */
@@ -119,7 +119,7 @@ async function settle(
 
 /** DELETE /v1/records/{id} */
 export async function remove(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const decision = read<Decision>('Decision', request.body ?? {})
+  const decision = read<OperatorDecision>('Decision', request.body ?? {})
   if (!decision.ok) return problem('invalid_request', decision.detail)
   if (request.ifMatch === null) return needsVersion()
   const id = request.id as RecordId
@@ -169,7 +169,7 @@ function knownHere({ own }: AdminPorts, id: RecordId, isTold: boolean, view: Rec
 
 /** POST /v1/drain */
 export async function drain(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const decision = read<Decision>('Decision', request.body ?? {})
+  const decision = read<OperatorDecision>('Decision', request.body ?? {})
   if (!decision.ok) return problem('invalid_request', decision.detail)
   const { by = null, reason = null } = decision.value
   const who = { address: request.address, by }

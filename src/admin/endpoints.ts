@@ -1,3 +1,4 @@
+import { ID_BEGINNING } from '../core/record.ts'
 import { type AdminAnswer, ok, type ProblemCode } from './answers.ts'
 import { drain, remove, reportOutcome, resolve } from './changes.ts'
 import { effective } from './effective.ts'
@@ -44,6 +45,12 @@ export const ENDPOINTS: readonly Endpoint[] = [
     summary:
       'Records a page at a time. Of in_progress and unknown alone: the longest due first; else in no order. A page may hold fewer than `limit` and have a next one, or a few more.',
     query: [
+      {
+        name: 'id',
+        schema: { type: 'string', pattern: ID_BEGINNING.source },
+        description:
+          'How the record id begins: at least 8 characters, such as the 12 that logs show. A page may be empty and have a next one.',
+      },
       { name: 'state', schema: text, description: 'Comma-separated states.' },
       { name: 'route', schema: text, description: 'Name of a route.' },
       { name: 'age', schema: text, description: 'Created at least so long ago, such as 1h.' },

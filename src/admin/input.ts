@@ -14,9 +14,11 @@ export function read<T>(name: SchemaName, body: unknown): Input<T> {
   const schema = SCHEMAS[name]
   if (Value.Check(schema, body)) return { ok: true, value: body as T }
   const [error] = Value.Errors(schema, body)
+  const example =
+    error?.instancePath === '/response/headers' ? ', such as [["Content-Type","application/json"]]' : ''
   return {
     ok: false,
-    detail: `${error?.instancePath || 'the body'}: ${error?.message ?? 'not as described'}`,
+    detail: `${error?.instancePath || 'the body'}: ${error?.message ?? 'not as described'}${example}`,
   }
 }
 

@@ -1,8 +1,8 @@
 import type { InForce } from '../config/config.ts'
 import { Audit, type AuditSink } from '../observe/audit.ts'
 import { AdminApi } from './api.ts'
+import { RecordLookup } from './lookup.ts'
 import type { AdminPorts } from './ports.ts'
-import { Subjects } from './subject.ts'
 
 /** The admin API with what it is entered by. */
 export interface Admin extends AsyncDisposable {
@@ -27,15 +27,15 @@ export interface AdminOptions
  * @throws where the audit log cannot be opened.
  */
 export async function openAdmin(inForce: InForce, options: AdminOptions): Promise<Admin | null> {
-  const { admin, audit: log } = inForce.config
+  const { service, admin, audit: log } = inForce.config
   const { listen, token, hosts } = admin
   if (listen === null || token === null) return null
   const { version, onAudit, onBug, ...rest } = options
-  const audit = await Audit.open(log.file, onAudit).catch((error: unknown) => {
+  const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
     throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
   })
   const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
-  let subjects = new Subjects(inForce.config)
+  let subjects = new RecordLookup(inForce.config)
   const ports: AdminPorts = {
     ...rest,
     audit,
@@ -43,7 +43,7 @@ export async function openAdmin(inForce: InForce, options: AdminOptions): Promis
       return inForce.config
     },
     get subjects() {
-      if (!subjects.isOf(inForce.config)) subjects = new Subjects(inForce.config)
+      if (!subjects.isOf(inForce.config)) subjects = new RecordLookup(inForce.config)
       return subjects
     },
   }

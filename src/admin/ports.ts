@@ -1,19 +1,19 @@
 import type { Config } from '../config/config.ts'
-import type { Rechecked } from '../core/recheck.ts'
+import type { Verification } from '../core/reconcile/verify.ts'
 import type { Completed, Millis, RecordId } from '../core/record.ts'
-import type { Waiters } from '../guard/waiters.ts'
+import type { WaitingRoom } from '../guard/waiting-room.ts'
 import type { Audit } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
 import type { Records } from '../store/records.ts'
-import type { Subjects } from './subject.ts'
+import type { RecordLookup } from './lookup.ts'
 
 /** What the admin API needs of the process. */
 export interface AdminPorts {
   /** What is in force: asked for anew by each request. */
   readonly config: Config
   readonly records: Records
-  readonly subjects: Subjects
-  readonly waiters: Pick<Waiters, 'tell'>
+  readonly subjects: RecordLookup
+  readonly waiters: Pick<WaitingRoom, 'tell'>
   readonly own: OwnAttempts
   readonly audit: Audit
   readonly history: Pick<History, 'add'>
@@ -29,7 +29,7 @@ export interface AdminPorts {
 export interface Recheck {
   /** How old a record of the route must be to be asked about; null: it cannot be. */
   readonly from: (route: string) => Millis | null
-  readonly ask: (id: RecordId, record: Completed) => Promise<Rechecked>
+  readonly ask: (id: RecordId, record: Completed) => Promise<Verification>
 }
 
 /** What this process knows of a record beyond the store. */

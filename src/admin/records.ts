@@ -1,5 +1,5 @@
 import { parseDuration } from '../config/units.ts'
-import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
+import { ID_BEGINNING, type Millis, type RecordId, STATES, type State } from '../core/record.ts'
 import { CorruptRecord, type KeptNote, type Listing } from '../store/register.ts'
 import { type AdminAnswer, ok, problem } from './answers.ts'
 import { read } from './input.ts'
@@ -14,10 +14,14 @@ const MAX_LOOKED = 5000
 /** Likewise in a store with much else in it: pages asked for, and ids of one of them, where the last one gave nothing. */
 const MAX_ASKED = 500
 const MAX_STEP = 256
+/** By its beginning a store may have to pass over all others, of which it gives none. */
+const SEARCH_STEP = 1000
 /** Records held at once: each may carry a body of several MiB. */
 const AT_ONCE = 8
 
 interface Filter {
+  /** How the id begins. */
+  readonly id: string | null
   readonly states: ReadonlySet<State> | null
   readonly route: string | null
   readonly age: Millis
@@ -34,7 +38,7 @@ export async function list(ports: AdminPorts, { query }: AdminRequest): Promise<
   const { states, deadLettered } = filter
   const indexed =
     deadLettered === true || (states !== null && [...states].every((one) => unresolved.includes(one)))
-  const which: Listing = indexed ? 'unresolved' : 'all'
+  const which: Listing = filter.id !== null ? { beginning: filter.id } : indexed ? 'unresolved' : 'all'
   let cursor: string | null
   try {
     cursor = filter.cursor === null ? null : placeIn(which, filter.cursor)
@@ -45,7 +49,7 @@ export async function list(ports: AdminPorts, { query }: AdminRequest): Promise<
   const records: RecordView[] = []
   const unreadable: RecordId[] = []
   const seen = new Set<RecordId>()
-  let step = filter.limit
+  let step = filter.id === null ? filter.limit : SEARCH_STEP
   for (let asked = 1; ; asked++) {
     let page: Awaited<ReturnType<AdminPorts['records']['list']>>
     try {
@@ -71,16 +75,22 @@ export async function list(ports: AdminPorts, { query }: AdminRequest): Promise<
     cursor = page.next
     if (cursor === null || records.length >= filter.limit) break
     if (seen.size >= MAX_LOOKED || asked >= MAX_ASKED) break
+    if (filter.id !== null) continue
     step = records.length > before ? filter.limit - records.length : Math.min(2 * step, MAX_STEP)
   }
-  const next = cursor === null ? null : Buffer.from(`${which} ${cursor}`).toString('base64url')
+  const next = cursor === null ? null : Buffer.from(`${nameOf(which)} ${cursor}`).toString('base64url')
   return ok({ records, unreadable, next, now: time(now) })
 }
 
 function placeIn(which: Listing, cursor: string): string {
   const text = Buffer.from(cursor, 'base64url').toString()
-  if (!text.startsWith(`${which} `)) throw new RangeError('another listing')
-  return text.slice(which.length + 1)
+  const name = nameOf(which)
+  if (!text.startsWith(`${name} `)) throw new RangeError('another listing')
+  return text.slice(name.length + 1)
+}
+
+function nameOf(which: Listing): string {
+  return typeof which === 'string' ? which : which.beginning
 }
 
 async function look(
@@ -103,7 +113,7 @@ async function look(
 }
 
 function filterOf(query: URLSearchParams): Filter | string {
-  const known = ['state', 'route', 'age', 'deadLettered', 'limit', 'cursor']
+  const known = ['id', 'state', 'route', 'age', 'deadLettered', 'limit', 'cursor']
   for (const name of new Set(query.keys())) {
     if (!known.includes(name)) return `?${name}: unknown; known are ${known.join(', ')}`
     if (query.getAll(name).length > 1) return `?${name}: once at most`
@@ -111,6 +121,9 @@ function filterOf(query: URLSearchParams): Filter | string {
   const states = query.get('state')?.split(',') ?? null
   const isState = (word: string): word is State => (STATES as readonly string[]).includes(word)
   if (states !== null && !states.every(isState)) return `?state: a list of ${STATES.join(', ')}`
+  const id = query.get('id')
+  if (id !== null && !ID_BEGINNING.test(id))
+    return '?id: the beginning of a record id, 8 to 43 characters of A-Z a-z 0-9 - _'
   const age = parseDuration(query.get('age') ?? '0')
   if (!age.ok) return '?age: a duration, such as 90s, 1h or 7d'
   const limit = query.get('limit') ?? String(PAGE)
@@ -119,6 +132,7 @@ function filterOf(query: URLSearchParams): Filter | string {
   const dead = query.get('deadLettered')
   if (dead !== null && dead !== 'true' && dead !== 'false') return '?deadLettered: true or false'
   return {
+    id,
     states: states === null ? null : new Set(states.filter(isState)),
     route: query.get('route'),
     age: age.value,

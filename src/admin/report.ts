@@ -14,9 +14,9 @@ import {
   type UnknownRow,
 } from './report-schema.ts'
 import { MAX_SAMPLE, Sample } from './sample.ts'
+import { scanRecords } from './scan.ts'
 import { isDuplicate, tallyOf } from './shadow-tally.ts'
 import { time } from './view.ts'
-import { walk } from './walk.ts'
 
 const HOUR: Millis = 3_600_000
 const DAY: Millis = 24 * HOUR
@@ -53,11 +53,11 @@ async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null):
   const unreadable = new Set<RecordId>()
   const look = (id: RecordId): Promise<IdempotencyRecord | null> => read(ports, id, unreadable)
 
-  const waiting = await walk(ports.records, 'unresolved', async (id) => {
+  const waiting = await scanRecords(ports.records, 'unresolved', async (id) => {
     const record = await look(id)
     if (record !== null) countUnknown(rowOf(unknown, record.route, UNKNOWN), record, now)
   })
-  const all = await walk(ports.records, 'all', async (id) => {
+  const all = await scanRecords(ports.records, 'all', async (id) => {
     const record = await look(id)
     if (record === null || record.createdAt < from) return
     const notes = await notesOf(ports, id)

@@ -1,4 +1,4 @@
-import type { Rechecked } from '../core/recheck.ts'
+import type { Verification } from '../core/reconcile/verify.ts'
 import type { Completed, Millis, RecordId } from '../core/record.ts'
 import { CorruptRecord } from '../store/register.ts'
 import type { AdminPorts, Recheck } from './ports.ts'
@@ -16,7 +16,7 @@ const FIGURE = {
   disagrees: 'disagreed',
   undecided: 'undecided',
   not_asked: 'notAsked',
-} as const satisfies Record<Rechecked['kind'], keyof AskedRow>
+} as const satisfies Record<Verification['kind'], keyof AskedRow>
 
 /** A sample of the completed records that are shown to it, each as likely as any other, asked about anew. */
 export class Sample {
@@ -56,7 +56,7 @@ export class Sample {
       for (let id = left.pop(); id !== undefined; id = left.pop()) {
         const record = await completed(records, id)
         if (record === null) continue
-        const rechecked: Rechecked =
+        const rechecked: Verification =
           performance.now() < until
             ? await this.#recheck.ask(id, record)
             : { kind: 'not_asked', why: 'the report has taken long enough' }

@@ -161,6 +161,7 @@ const subjectMembers = {
   path: Type.Optional(
     Type.String({ description: 'Where the path of `route` is fixed, it may be left out.' }),
   ),
+  host: Type.Optional(Type.String({ description: 'Host of the request, where `scope.host` counts it.' })),
   route: Type.Optional(Type.String()),
 }
 
@@ -175,7 +176,7 @@ export const SCHEMAS = {
   Decision: Type.Object(decider, closed),
   Report: report,
   Configuration: Type.Record(Type.String(), Type.Unknown(), {
-    description: 'In milliseconds and bytes; secrets read `***`.',
+    description: 'As a file would say it, defaults included; secrets read `***`.',
   }),
   Draining: Type.Object({ draining: Type.Boolean() }, closed),
   Description: Type.Record(Type.String(), Type.Unknown()),
@@ -201,4 +202,4 @@ export type HistoryView = Static<typeof historyEntry>
 export type Lookup = Static<(typeof SCHEMAS)['Lookup']>
 export type Resolving = Static<(typeof SCHEMAS)['Resolution']>
 export type OutcomeReport = Static<(typeof SCHEMAS)['OutcomeReport']>
-export type Decision = Static<(typeof SCHEMAS)['Decision']>
+export type OperatorDecision = Static<(typeof SCHEMAS)['Decision']>

@@ -1,9 +1,9 @@
 import type { Millis } from '../core/record.ts'
-import { SHADOW_VERDICTS, type Verdict } from '../guard/call.ts'
+import { SHADOW_VERDICTS, type ShadowVerdict } from '../guard/call.ts'
 import { SHADOW_FIGURES, type ShadowRow } from './shadow-schema.ts'
 
 /** What `enforce` would have done with a request of that verdict. */
-const EFFECT: Readonly<Record<Verdict, 'executed' | 'prevented' | 'refused' | 'unjudged'>> = {
+const EFFECT: Readonly<Record<ShadowVerdict, 'executed' | 'prevented' | 'refused' | 'unjudged'>> = {
   first: 'executed',
   retry: 'executed',
   replay_same: 'prevented',
@@ -86,7 +86,7 @@ export class ShadowTally {
   }
 }
 
-export function isVerdict(text: string): text is Verdict {
+export function isVerdict(text: string): text is ShadowVerdict {
   return Object.hasOwn(EFFECT, text)
 }
 

@@ -1,27 +1,30 @@
 import { changeLine } from '../admin/effective.ts'
-import { type Change, changesBetween } from '../config/changes.ts'
 import type { Config } from '../config/config.ts'
-import type { Effect } from '../config/effects.ts'
+import { type Change, changesBetween } from '../config/config-diff.ts'
+import { orphanedBy } from '../config/orphans.ts'
+import type { ReloadRule } from '../config/reload-rules.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { configOf, SERVING, servingFlags, tellErrors } from './configuration.ts'
+import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
 
 export const check: Command = {
   name: 'check',
-  usage: ['check [FILE] [--against OLD] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]'],
+  usage: [
+    'check [FILE] [--against OLD] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]',
+  ],
   about: [
     'checks a configuration (default: the file of --config) as if it were served with these flags;',
     'exit 1 and all errors where there are any, or what a proxy that runs with OLD would need a restart for',
   ],
   options: {
     against: { value: 'OLD', help: 'the configuration that is in force: lists what a reload refuses' },
-    ...SERVING,
+    ...SERVE_OPTIONS,
   },
   run: (args: Args, io: Io): number => {
     const [file = args.text('config'), ...more] = args.positionals
     if (more.length > 0) return usage(io, `check takes one file, found ${args.positionals.length}`)
     if (file === undefined) return usage(io, 'check needs a file')
     const loaded = configOf(file, servingFlags(args), io.env)
-    if (!loaded.ok) return tellErrors(io, loaded.errors)
+    if (!loaded.ok) return printErrors(io, loaded.errors)
     for (const warning of loaded.config.warnings) io.err(`warning: ${warning}\n`)
     const against = args.text('against')
     if (against === undefined) {
@@ -29,20 +32,20 @@ export const check: Command = {
       return FINE
     }
     const old = configOf(against, servingFlags(args), io.env)
-    return old.ok ? compare(io, file, old.config, loaded.config) : tellErrors(io, old.errors)
+    return old.ok ? compare(io, file, old.config, loaded.config) : printErrors(io, old.errors)
   },
 }
 
-const ADVICE: Readonly<Record<Exclude<Effect, 'live'>, string>> = {
+const ADVICE: Readonly<Record<Exclude<ReloadRule, 'live'>, string>> = {
   restart: 'needs a restart',
-  identifies:
-    'identifies records: needs a restart, and keys used before are other keys after it; wait out ttl',
+  identifies: 'changes which record a request finds: restart, after waiting out ttl',
 }
 
 function compare(io: Io, file: string, before: Config, after: Config): number {
   const changes = changesBetween(before, after)
-  const lines = (effect: Exclude<Effect, 'live'>): string[] =>
+  const lines = (effect: Exclude<ReloadRule, 'live'>): string[] =>
     changes.filter(by(effect)).map((change) => `${changeLine(change)}: ${ADVICE[effect]}\n`)
+  for (const orphaned of orphanedBy(before, after)) io.err(`warning: ${orphaned}\n`)
   const refused = [...lines('identifies'), ...lines('restart')]
   for (const line of refused) io.out(line)
   if (refused.length > 0) return FINDING
@@ -51,6 +54,6 @@ function compare(io: Io, file: string, before: Config, after: Config): number {
   return FINE
 }
 
-function by(effect: Effect): (change: Change) => boolean {
+function by(effect: ReloadRule): (change: Change) => boolean {
   return (change) => change.effect === effect
 }

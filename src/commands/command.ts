@@ -1,4 +1,5 @@
 import { parseArgs } from 'node:util'
+import { didYouMean } from '../config/did-you-mean.ts'
 import { RECORD_ID } from '../core/record.ts'
 
 /** Exit codes (contract §11). A finding is also what was asked for and could not be done. */
@@ -31,6 +32,8 @@ export interface Command {
   /** What it does: one line for each element. */
   readonly about: readonly string[]
   readonly options: Options
+  /** It takes ids that are cut off, which may begin with a dash as whole ones do. */
+  readonly takesBeginnings?: true
   readonly run: (args: Args, io: Io) => Promise<number> | number
 }
 
@@ -64,7 +67,8 @@ const HELP: Options = { help: { value: null, help: 'says this', short: 'h' } }
 
 /** Runs a command: help and what cannot be read of its words are the same for all. */
 export async function run(command: Command, words: readonly string[], io: Io): Promise<number> {
-  const parsed = parse({ ...command.options, ...HELP }, words)
+  const sorted = idsBehind(words, command.takesBeginnings === true ? BEGINNING : RECORD_ID)
+  const parsed = parse({ ...command.options, ...HELP }, sorted)
   if (typeof parsed === 'string') return usage(io, parsed)
   if (parsed.has('help')) {
     io.out(helpOf(command))
@@ -73,11 +77,14 @@ export async function run(command: Command, words: readonly string[], io: Io): P
   return command.run(parsed, io)
 }
 
-/** One record id in 64 begins as an option does. No option is as long. */
-function idsBehind(words: readonly string[]): string[] {
+/** Of an id, where two dashes begin an option unless it is whole. */
+const BEGINNING = /^(?!--(?!.{41}$))[A-Za-z0-9_-]{8,43}$/
+
+/** One record id in 64 begins as an option does. */
+function idsBehind(words: readonly string[], ids: RegExp): string[] {
   const end = words.indexOf('--')
   const before = end < 0 ? words : words.slice(0, end)
-  const isId = (word: string): boolean => word.startsWith('-') && RECORD_ID.test(word)
+  const isId = (word: string): boolean => word.startsWith('-') && ids.test(word)
   return [
     ...before.filter((word) => !isId(word)),
     '--',
@@ -90,7 +97,7 @@ function idsBehind(words: readonly string[]): string[] {
 function parse(options: Options, words: readonly string[]): Args | string {
   try {
     const { positionals, values, tokens } = parseArgs({
-      args: idsBehind(words),
+      args: [...words],
       allowPositionals: true,
       tokens: true,
       options: Object.fromEntries(
@@ -110,8 +117,17 @@ function parse(options: Options, words: readonly string[]): Args | string {
       ? new Args(positionals, values)
       : `--${twice} is given more than once; allowed: once`
   } catch (error) {
-    return (error as Error).message
+    const { code, message } = error as NodeJS.ErrnoException
+    // Node's own text tells of positional arguments.
+    const [, unknown] =
+      (code === 'ERR_PARSE_ARGS_UNKNOWN_OPTION' && /^Unknown option '(--?[^']*)'/.exec(message)) || []
+    return unknown === undefined ? message : unknownOption(unknown, Object.keys(options))
   }
+}
+
+function unknownOption(written: string, known: readonly string[]): string {
+  const near = didYouMean(written.replace(/^-+/, ''), known)
+  return `unknown option ${written}${near === null ? '' : `; did you mean --${near}?`}`
 }
 
 export function usage(io: Io, message: string): typeof USAGE {

@@ -3,7 +3,7 @@ import { type ConfigError, formatConfigError, type Loaded, loadConfig } from '..
 import { type Args, FINDING, type Io, type Options } from './command.ts'
 
 /** What `serve` takes of a configuration; `check` reads a file as if it were served with them. */
-export const SERVING: Options = {
+export const SERVE_OPTIONS: Options = {
   config: { value: 'FILE', help: 'YAML configuration' },
   upstream: { value: 'URL', help: 'the API behind it: http://, https:// or unix:/path' },
   listen: {
@@ -14,12 +14,16 @@ export const SERVING: Options = {
     value: 'URL',
     help: 'memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)',
   },
+  service: {
+    value: 'NAME',
+    help: 'what it protects, such as payments: services on one store share no records',
+  },
 }
 
 /** The configuration of `file`, null: of flags alone; flags go over it. */
 export function configOf(
   file: string | null,
-  flags: Readonly<Record<'upstream' | 'listen' | 'store', string | undefined>>,
+  flags: Parameters<typeof loadConfig>[0]['flags'],
   env: Io['env'],
 ): Loaded {
   if (file === null) return loadConfig({ text: '', env, flags })
@@ -28,11 +32,16 @@ export function configOf(
 }
 
 export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
-  return { upstream: args.text('upstream'), listen: args.text('listen'), store: args.text('store') }
+  return {
+    upstream: args.text('upstream'),
+    listen: args.text('listen'),
+    store: args.text('store'),
+    service: args.text('service'),
+  }
 }
 
 /** All at once, one line each. */
-export function tellErrors(io: Io, errors: readonly ConfigError[]): typeof FINDING {
+export function printErrors(io: Io, errors: readonly ConfigError[]): typeof FINDING {
   for (const error of errors) io.err(`${formatConfigError(error)}\n`)
   return FINDING
 }

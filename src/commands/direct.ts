@@ -1,28 +1,28 @@
 import { hostname } from 'node:os'
 import { AdminApi } from '../admin/api.ts'
-import { Subjects } from '../admin/subject.ts'
+import { RecordLookup } from '../admin/lookup.ts'
 import type { Config } from '../config/config.ts'
 import { Audit } from '../observe/audit.ts'
 import { History } from '../observe/history.ts'
 import { openStore } from '../store/open.ts'
 import { Records } from '../store/records.ts'
 import { VERSION } from '../version.ts'
-import type { Call, Reply, Source } from './asking.ts'
 import type { Io } from './command.ts'
+import type { RecordSource, SourceReply, SourceRequest } from './record-source.ts'
 
 /**
  * The admin API in this process, on the store itself. Changes are written down as a proxy does (`audit.file`; without one on
  * standard error), so `changes` opens that file.
  * @throws where the store cannot be opened, or the audit log not be gone on with.
  */
-export async function direct(config: Config, changes: boolean, io: Io): Promise<Source> {
+export async function openDirect(config: Config, changes: boolean, io: Io): Promise<RecordSource> {
   const { file } = config.audit
-  const audit = await Audit.open(changes ? file : null, (line) => {
+  const audit = await Audit.open(changes ? file : null, config.service, (line) => {
     if (file === null) io.err(`${JSON.stringify({ audit: line })}\n`)
   })
   let store: Awaited<ReturnType<typeof openStore>>
   try {
-    store = await openStore(config.store, { onEvent: () => {}, onBreaker: () => {} })
+    store = await openStore(config, { onEvent: () => {}, onBreaker: () => {} })
   } catch (error) {
     await audit.close()
     throw error
@@ -36,7 +36,7 @@ export async function direct(config: Config, changes: boolean, io: Io): Promise<
   const ports = {
     config,
     records,
-    subjects: new Subjects(config),
+    subjects: new RecordLookup(config),
     // Nobody waits here; the store tells other processes.
     waiters: { tell: () => {} },
     // Nothing runs here, and no outcome is held: what a proxy knows must be asked there.
@@ -64,7 +64,10 @@ export async function direct(config: Config, changes: boolean, io: Io): Promise<
   }
 }
 
-async function ask(api: AdminApi, { method, path, query, body, version }: Call): Promise<Reply> {
+async function ask(
+  api: AdminApi,
+  { method, path, query, body, version }: SourceRequest,
+): Promise<SourceReply> {
   const found = api.find(method, path)
   const answer =
     found.kind === 'refused'
@@ -77,7 +80,7 @@ async function ask(api: AdminApi, { method, path, query, body, version }: Call):
           address: `${hostname()} (command line)`,
         })
   if (answer.status < 300) return { ok: true, body: answer.body }
-  const { code, detail } = answer.body as Pick<Extract<Reply, { ok: false }>, 'code' | 'detail'>
+  const { code, detail } = answer.body as Pick<Extract<SourceReply, { ok: false }>, 'code' | 'detail'>
   return { ok: false, code, detail }
 }
 

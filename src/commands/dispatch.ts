@@ -1,9 +1,10 @@
 import { VERSION } from '../version.ts'
 import { type Command, FINE, type Io, run, usage } from './command.ts'
+import { npmHint } from './npm-flags.ts'
 
 const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
 
-  idempotency-proxy [serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]
+  idempotency-proxy [serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]
       serves; flags go over the file, with only --upstream it runs on the embedded store
   idempotency-proxy check [FILE]
       checks a configuration (default: the file of --config); exit 1 and all errors where there are any
@@ -32,10 +33,11 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
   --upstream URL    the API behind it: http://, https:// or unix:/path
   --listen ADDR     host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)
   --store URL       memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)
+  --service NAME    what it protects, such as payments; needed where the store can be shared
   --help, --version
 
 The commands about records ask a running proxy (--admin URL --token-file FILE) or the store itself
-(--config FILE, --store URL). Every command has a --help of its own.
+(--config FILE, --store URL, --service NAME). Every command has a --help of its own.
 
 Exit codes: 0 fine, 1 a finding, 2 usage.
 `
@@ -69,7 +71,10 @@ export async function dispatch(words: readonly string[], io: Io): Promise<number
   const named = Object.hasOwn(COMMANDS, first) ? COMMANDS[first] : undefined
   if (named !== undefined) return run(await named(), rest, io)
   if (first !== '' && !first.startsWith('-'))
-    return usage(io, `unknown command "${first}"; known are ${Object.keys(COMMANDS).join(', ')}`)
+    return usage(
+      io,
+      `unknown command "${first}"${npmHint(io.env) || `; known are ${Object.keys(COMMANDS).join(', ')}`}`,
+    )
   const { serve } = await import('./serve.ts')
   return run(serve, words, io)
 }

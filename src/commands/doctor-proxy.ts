@@ -1,14 +1,14 @@
 import type { Millis } from '../core/record.ts'
 import { VERSION } from '../version.ts'
-import type { Source } from './asking.ts'
-import { type Checked, finding } from './checked.ts'
+import { type CheckResult, finding } from './check-result.ts'
+import type { RecordSource } from './record-source.ts'
 
 const TIMEOUT: Millis = 10_000
 /** What a store's grade means (contract §13). */
 const GRADES = ['unfit', 'volatile', 'unknown', 'strict']
 
 /** What a running proxy tells of itself. */
-export async function proxyChecks(source: Source, origin: string): Promise<Checked[]> {
+export async function proxyChecks(source: RecordSource, origin: string): Promise<CheckResult[]> {
   const token = await source.ask({ method: 'GET', path: '/v1/config' })
   if (!token.ok && token.code === 'unreachable')
     return [{ check: 'proxy', found: 'finding', detail: `${origin} does not answer: ${token.detail}` }]
@@ -37,7 +37,7 @@ interface Sample {
 }
 
 /** Gauges that show trouble; what is as it should be is left out, but for the version. */
-function sampleCheck({ name, labels, value }: Sample): Checked[] {
+function sampleCheck({ name, labels, value }: Sample): CheckResult[] {
   switch (name) {
     case 'idempotency_build_info': {
       const version = /version="([^"]*)"/.exec(labels)?.[1] ?? '?'

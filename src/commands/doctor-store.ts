@@ -1,12 +1,12 @@
 import { randomBytes } from 'node:crypto'
-import { walk } from '../admin/walk.ts'
+import { scanRecords } from '../admin/scan.ts'
 import type { Config } from '../config/config.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord } from '../store/register.ts'
-import { type Checked, finding } from './checked.ts'
+import { type CheckResult, finding } from './check-result.ts'
 import { shownUrl } from './direct.ts'
-import { counted, span } from './plain.ts'
+import { counted, span } from './terminal.ts'
 
 const PINGS = 20
 /** Beyond that a retry's token, or a key that expires, is judged by a clock that differs from its maker's. */
@@ -19,7 +19,7 @@ const SHOWN = 5
 export async function storeChecks(
   records: Records,
   { store }: Config,
-): Promise<{ readonly up: boolean; readonly checked: Checked[] }> {
+): Promise<{ readonly up: boolean; readonly checked: CheckResult[] }> {
   const where = shownUrl(store.url)
   const took: Millis[] = []
   let apart = 0
@@ -61,7 +61,7 @@ export async function storeChecks(
   }
 }
 
-async function traitChecks(records: Records, acceptRisk: boolean): Promise<Checked[]> {
+async function traitChecks(records: Records, acceptRisk: boolean): Promise<CheckResult[]> {
   const { durable, evicts, findings } = await records.traits()
   if (findings.length === 0)
     return [
@@ -75,7 +75,7 @@ async function traitChecks(records: Records, acceptRisk: boolean): Promise<Check
 }
 
 /** A read-only replica and a full disk answer pings. */
-async function writable(records: Records): Promise<Checked> {
+async function writable(records: Records): Promise<CheckResult> {
   try {
     await records.throttle(randomBytes(32).toString('base64url'), { count: 1, per: 1000 }, 1)
     return { check: 'writing', found: 'fine', detail: 'it takes writes' }
@@ -85,13 +85,13 @@ async function writable(records: Records): Promise<Checked> {
 }
 
 /** What the records say, and whether the index of the unresolved ones has them all. */
-export async function recordChecks(records: Records): Promise<Checked[]> {
+export async function recordChecks(records: Records): Promise<CheckResult[]> {
   const indexed = new Set<RecordId>()
-  await walk(records, 'unresolved', async (id) => void indexed.add(id))
+  await scanRecords(records, 'unresolved', async (id) => void indexed.add(id))
   const unresolved = new Map<RecordId, number>()
   const unreadable: RecordId[] = []
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
-  const { complete } = await walk(records, 'all', async (id) => {
+  const { complete } = await scanRecords(records, 'all', async (id) => {
     count.all++
     let found: { readonly record: IdempotencyRecord | null; readonly now: Millis }
     try {
@@ -159,7 +159,7 @@ async function lostOf(
   const missing = [...unresolved].filter(([id]) => !indexed.has(id))
   if (missing.length === 0) return []
   const now = new Set<RecordId>()
-  await walk(records, 'unresolved', async (id) => void now.add(id))
+  await scanRecords(records, 'unresolved', async (id) => void now.add(id))
   const lost: RecordId[] = []
   for (const [id, version] of missing.filter(([id]) => !now.has(id)))
     if ((await records.get(id)).record?.version === version) lost.push(id)

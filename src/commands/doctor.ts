@@ -1,24 +1,24 @@
 import type { Config } from '../config/config.ts'
 import { openStore } from '../store/open.ts'
 import { Records } from '../store/records.ts'
-import { type Checked, finding } from './checked.ts'
+import { type CheckResult, finding } from './check-result.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { auditChecks, configChecks, spoolChecks } from './doctor-files.ts'
 import { proxyChecks } from './doctor-proxy.ts'
 import { recordChecks, storeChecks } from './doctor-store.ts'
-import { json, table } from './plain.ts'
-import { openAdmin, storeConfig, WHERE } from './where.ts'
+import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
+import { json, table } from './terminal.ts'
 
 export const doctor: Command = {
   name: 'doctor',
-  usage: ['doctor [--config FILE] [--store URL] [--admin URL --token-file FILE]'],
+  usage: ['doctor [--config FILE] [--store URL] [--service NAME] [--admin URL --token-file FILE]'],
   about: [
     'looks at the configuration, the store, its records, the spool, the audit log, and with --admin at a running proxy;',
     'exit 1 where something is wrong. It changes nothing but one bucket of a rate limit, which is gone a second later.',
   ],
   options: {
     json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
-    ...WHERE,
+    ...SOURCE_OPTIONS,
   },
   run: runDoctor,
 }
@@ -33,7 +33,8 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
       'where to look? Give --config FILE or --store URL, or --admin URL --token-file FILE, or both',
     )
   if (args.has('token-file') && !args.has('admin')) return usage(io, 'found --token-file without --admin URL')
-  const checked: Checked[] = []
+  if (args.has('service') && !own) return usage(io, 'found --service without --config FILE or --store URL')
+  const checked: CheckResult[] = []
   if (own) {
     const config = storeConfig(args, io)
     if (!config.ok) return config.code
@@ -57,10 +58,10 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
   return checked.some(({ found }) => found === 'finding') ? FINDING : FINE
 }
 
-async function storeSide(config: Config): Promise<Checked[]> {
+async function storeSide(config: Config): Promise<CheckResult[]> {
   let store: Awaited<ReturnType<typeof openStore>>
   try {
-    store = await openStore(config.store, { onEvent: () => {}, onBreaker: () => {} })
+    store = await openStore(config, { onEvent: () => {}, onBreaker: () => {} })
   } catch (error) {
     return [finding('store', (error as Error).message)]
   }

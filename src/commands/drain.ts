@@ -1,8 +1,8 @@
-import { tellRefusal } from './asking.ts'
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { json } from './plain.ts'
-import { ADMIN, openAdmin } from './where.ts'
-import { thisUser } from './who.ts'
+import { osUser } from './os-user.ts'
+import { printRefusal } from './record-source.ts'
+import { ADMIN_OPTIONS, openAdmin } from './target-options.ts'
+import { json } from './terminal.ts'
 
 export const drain: Command = {
   name: 'drain',
@@ -15,7 +15,7 @@ export const drain: Command = {
     reason: { value: 'TEXT', help: 'why, for the audit log' },
     by: { value: 'NAME', help: 'who, for the audit log (default: the user of this process)' },
     json: { value: null, help: 'for programs: {"draining": true}' },
-    ...ADMIN,
+    ...ADMIN_OPTIONS,
   },
   run: runDrain,
 }
@@ -28,9 +28,9 @@ async function runDrain(args: Args, io: Io): Promise<number> {
   if (!opened.ok) return opened.code
   await using source = opened.value
   const reason = args.text('reason')
-  const body = { by: args.text('by') ?? thisUser(), ...(reason === undefined ? {} : { reason }) }
+  const body = { by: args.text('by') ?? osUser(), ...(reason === undefined ? {} : { reason }) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
-  if (!reply.ok) return tellRefusal(io, source, reply)
+  if (!reply.ok) return printRefusal(io, source, reply)
   io.out(
     args.has('json')
       ? json(reply.body)

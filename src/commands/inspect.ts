@@ -1,14 +1,15 @@
 import { readFileSync } from 'node:fs'
 import type { FullView, HistoryView, Lookup } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
-import { RECORD_ID } from '../core/record.ts'
-import { type Call, type Source, tellRefusal } from './asking.ts'
+import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
+import { recordAt } from './beginning.ts'
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { counted, json, plain, table } from './plain.ts'
-import { type RouteFacts, storyOf } from './story.ts'
-import { openSource, WHERE } from './where.ts'
+import { explainRecord, type RouteFacts } from './explain.ts'
+import { printRefusal, type RecordSource, type SourceRequest } from './record-source.ts'
+import { openSource, SOURCE_OPTIONS } from './target-options.ts'
+import { counted, json, plain, table } from './terminal.ts'
 
-const BY_KEY = ['caller', 'method', 'path', 'route']
+const BY_KEY = ['caller', 'method', 'path', 'host', 'route']
 
 export const inspect: Command = {
   name: 'inspect',
@@ -18,7 +19,8 @@ export const inspect: Command = {
   ],
   about: [
     'tells what happened to one record: was it executed, how often, and what to do next; exit 1 where there is none.',
-    'ID: 43 characters, the "instance" of a problem answer, or of list. KEY: as the client sent it.',
+    'ID: the "instance" of a problem answer, or from list; its first 8 characters or more will do, such as the 12 of a log line.',
+    'KEY: as the client sent it; needs --method, --path and --caller, or --route.',
   ],
   options: {
     caller: {
@@ -28,10 +30,12 @@ export const inspect: Command = {
     },
     method: { value: 'M', help: 'method of the request' },
     path: { value: 'P', help: 'path of the request' },
+    host: { value: 'H', help: 'host of the request, where scope.host counts it' },
     route: { value: 'NAME', help: 'in place of --method and --path, where it has one of each' },
     json: { value: null, help: 'for programs: the record as the admin API gives it' },
-    ...WHERE,
+    ...SOURCE_OPTIONS,
   },
+  takesBeginnings: true,
   run: runInspect,
 }
 
@@ -41,10 +45,12 @@ async function runInspect(args: Args, io: Io): Promise<number> {
   const opened = await openSource(args, io)
   if (!opened.ok) return opened.code
   await using source = opened.value
-  const reply = await source.ask(call)
+  const found = 'beginning' in call ? await recordAt(source, call.beginning, io) : call
+  if (typeof found === 'number') return found
+  const reply = await source.ask(found)
   if (!reply.ok) {
-    const code = tellRefusal(io, source, reply)
-    if (reply.code === 'record_not_found' && call.method === 'POST') io.err(hint(args))
+    const code = printRefusal(io, source, reply)
+    if (reply.code === 'record_not_found' && found.method === 'POST') io.err(hint(args))
     return code
   }
   const record = reply.body as FullView
@@ -62,6 +68,11 @@ function isBuilt(args: Args): boolean {
 function hint(args: Args): string {
   return [
     'No record is no proof: the key, the caller, the method and the path must be those of the request, byte for byte.',
+    ...(args.has('caller')
+      ? []
+      : [
+          "No caller was given: add --caller 'Authorization: …', or what else the route tells callers apart by.",
+        ]),
     ...(isBuilt(args)
       ? ['--store alone looks as a proxy without a configuration file files; else give --config.']
       : []),
@@ -69,19 +80,23 @@ function hint(args: Args): string {
   ].join('\n')
 }
 
+/** Most keys are one, and no id begins like that. */
+const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-/i
+
 /** What to ask, or what is wrong with the words. The key stands in none of them. */
-function callOf(args: Args): Call | string {
+function callOf(args: Args): SourceRequest | { readonly beginning: string } | string {
   const [subject, ...more] = args.positionals
   if (subject === undefined) return 'inspect needs the id of a record, or a key'
   if (more.length > 0) return `inspect takes one id or key, found ${args.positionals.length} arguments`
   if (!BY_KEY.some((name) => args.has(name))) {
     if (RECORD_ID.test(subject)) return { method: 'GET', path: `/v1/records/${subject}` }
-    return 'found no record id, which is 43 characters of A-Z a-z 0-9 - _; a key needs --method, --path and --caller, or --route'
+    if (ID_BEGINNING.test(subject) && !UUID.test(subject)) return { beginning: subject }
+    return "found no record id, nor 8 or more characters that one begins with (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route"
   }
   const caller = callerOf(args.all('caller'))
   if (typeof caller === 'string') return caller
   const body: Lookup = { key: subject, caller }
-  for (const name of ['method', 'path', 'route'] as const) {
+  for (const name of ['method', 'path', 'host', 'route'] as const) {
     const value = args.text(name)
     if (value !== undefined) body[name] = value
   }
@@ -136,7 +151,7 @@ function claimsOf(text: string): Record<string, string | number | boolean> | nul
 }
 
 /** Of a route, as the configuration in force has it; null: it says nothing of it. */
-async function factsOf(source: Source, route: string): Promise<RouteFacts | null> {
+async function factsOf(source: RecordSource, route: string): Promise<RouteFacts | null> {
   const reply = await source.ask({ method: 'GET', path: '/v1/config' })
   if (!reply.ok) return null
   const { routes, defaults } = reply.body as {
@@ -148,7 +163,7 @@ async function factsOf(source: Source, route: string): Promise<RouteFacts | null
 
 /** Where this command looked, as words of a shell for the one that decides. That one needs the routes beside a store. */
 function sameWhere(args: Args): string {
-  const flags = Object.keys(WHERE).flatMap((name) => {
+  const flags = Object.keys(SOURCE_OPTIONS).flatMap((name) => {
     const value = args.text(name)
     return value === undefined ? [] : [` --${name} ${shellWord(name, value)}`]
   })
@@ -192,7 +207,7 @@ function page(record: FullView, facts: RouteFacts | null, where: string): string
     ['updated', updatedAt],
     ['version', String(version)],
   ]
-  const { told, next } = storyOf(record, facts, where)
+  const { told, next } = explainRecord(record, facts, where)
   const sections = [
     table(known),
     lines(told),

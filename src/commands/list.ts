@@ -1,9 +1,9 @@
 import type { PageView, RecordView } from '../admin/schemas.ts'
 import { RECORD_ID, STATES } from '../core/record.ts'
-import { type Source, tellRefusal } from './asking.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { json, plain, span, table } from './plain.ts'
-import { openSource, WHERE } from './where.ts'
+import { printRefusal, type RecordSource } from './record-source.ts'
+import { openSource, SOURCE_OPTIONS } from './target-options.ts'
+import { json, plain, span, table } from './terminal.ts'
 
 const MAX_PAGE = 1000
 
@@ -24,7 +24,7 @@ export const list: Command = {
     limit: { value: 'N', help: 'at most about so many (default 100)' },
     cursor: { value: 'CURSOR', help: 'goes on where a listing with the same filter ended' },
     json: { value: null, help: 'for programs: {"records", "unreadable", "next", "now"}' },
-    ...WHERE,
+    ...SOURCE_OPTIONS,
   },
   run: runList,
 }
@@ -39,7 +39,7 @@ async function runList(args: Args, io: Io): Promise<number> {
   if (!opened.ok) return opened.code
   await using source = opened.value
   const listing = await pages(source, queryOf(args), Number(limit))
-  if (!listing.ok) return tellRefusal(io, source, listing)
+  if (!listing.ok) return printRefusal(io, source, listing)
   const { page } = listing
   if (args.has('json')) io.out(json(page))
   else tell(io, page)
@@ -57,11 +57,12 @@ function queryOf(args: Args): Record<string, string> {
 
 /** Pages until there are `limit` records, or no more. */
 async function pages(
-  source: Source,
+  source: RecordSource,
   query: Readonly<Record<string, string>>,
   limit: number,
 ): Promise<
-  { readonly ok: true; readonly page: PageView } | Exclude<Awaited<ReturnType<Source['ask']>>, { ok: true }>
+  | { readonly ok: true; readonly page: PageView }
+  | Exclude<Awaited<ReturnType<RecordSource['ask']>>, { ok: true }>
 > {
   const records = new Map<string, RecordView>()
   const unreadable = new Set<string>()

@@ -1,15 +1,24 @@
 import { PROBLEMS, type ProblemCode } from '../admin/answers.ts'
+import { quote } from '../config/units.ts'
 import type { Millis } from '../core/record.ts'
-import type { Call, Refused, Reply, Source } from './asking.ts'
+import type { RecordSource, SourceRefusal, SourceReply, SourceRequest } from './record-source.ts'
 
 /** A listing looks at up to 5,000 records; a report at more. */
 const TIMEOUT: Millis = 60_000
 
-/** A running proxy, by its admin listener. `origin`: without a slash at the end. */
-export function remote(origin: string, token: string): Source {
+/** A running proxy, by its admin listener. `origin`: without a slash at the end; `tokenFile`: where the token is from. */
+export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {
   return {
     name: `the proxy at ${origin}`,
-    ask: (call) => ask(origin, token, call),
+    ask: async (call) => {
+      const reply = await ask(origin, token, call)
+      return reply.ok || reply.code !== 'unauthorized'
+        ? reply
+        : refused(
+            reply.code,
+            `the token in ${quote(tokenFile)} is not this proxy's admin token (admin.tokenFile)`,
+          )
+    },
     [Symbol.asyncDispose]: async () => {},
   }
 }
@@ -17,8 +26,8 @@ export function remote(origin: string, token: string): Source {
 async function ask(
   origin: string,
   token: string,
-  { method, path, query, body, version }: Call,
-): Promise<Reply> {
+  { method, path, query, body, version }: SourceRequest,
+): Promise<SourceReply> {
   const search = query === undefined ? '' : `?${new URLSearchParams(query).toString()}`
   let response: Response
   let text: string
@@ -51,7 +60,7 @@ async function ask(
   return refused('unexpected', `status ${response.status}; is it an admin listener of this version?`)
 }
 
-function refused(code: Refused['code'], detail: string): Refused {
+function refused(code: SourceRefusal['code'], detail: string): SourceRefusal {
   return { ok: false, code, detail }
 }
 

@@ -1,6 +1,6 @@
 import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report-schema.ts'
 import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-schema.ts'
-import { plain, table } from './plain.ts'
+import { plain, table } from './terminal.ts'
 
 type Row = { readonly route: string } & Readonly<Record<string, string | number>>
 

@@ -1,11 +1,11 @@
 import type { Report } from '../admin/report-schema.ts'
 import { parseDuration, quote } from '../config/units.ts'
-import { tellRefusal } from './asking.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
-import { json, plain } from './plain.ts'
+import { printRefusal } from './record-source.ts'
 import { asCsv, asMarkdown, asText, type Told, toldOf } from './report-text.ts'
 import { readLogs, type ShadowReport, toldOfShadow } from './shadow-log.ts'
-import { openSource, WHERE } from './where.ts'
+import { openSource, SOURCE_OPTIONS } from './target-options.ts'
+import { json, plain } from './terminal.ts'
 
 /** `value`: what programs get; `told`: the same for people. */
 const FORMATS: Readonly<Record<string, (value: unknown, told: Told) => string>> = {
@@ -42,7 +42,7 @@ export const report: Command = {
     },
     format: { value: 'F', help: `${Object.keys(FORMATS).join(', ')} (default text)` },
     json: { value: null, help: 'the same as --format json' },
-    ...WHERE,
+    ...SOURCE_OPTIONS,
   },
   run: runReport,
 }
@@ -67,7 +67,7 @@ async function runReport(args: Args, io: Io): Promise<number> {
   const since = args.text('since')
   const query = { ...(since === undefined ? {} : { since }), ...(sample === undefined ? {} : { sample }) }
   const reply = await source.ask({ method: 'GET', path: '/v1/report', query })
-  if (!reply.ok) return tellRefusal(io, source, reply)
+  if (!reply.ok) return printRefusal(io, source, reply)
   const told = reply.body as Report
   io.out(format(told, toldOf(told)))
   return told.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE
@@ -80,7 +80,7 @@ async function reportOfLogs(
   io: Io,
   format: (value: unknown, told: Told) => string,
 ): Promise<number> {
-  const other = Object.keys(WHERE).find((name) => args.has(name))
+  const other = Object.keys(SOURCE_OPTIONS).find((name) => args.has(name))
   if (other !== undefined) return usage(io, `found --log and --${other}; allowed: one of them`)
   const text = args.text('since') ?? '24h'
   const since = parseDuration(text)

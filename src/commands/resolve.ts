@@ -2,12 +2,13 @@ import { readFileSync } from 'node:fs'
 import { read, responseOf } from '../admin/input.ts'
 import type { FullView, RecordView, Resolving } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
-import { RECORD_ID } from '../core/record.ts'
-import { tellRefusal } from './asking.ts'
+import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
+import { recordAt } from './beginning.ts'
 import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
-import { json, plain } from './plain.ts'
-import { type Opened, openSource, WHERE } from './where.ts'
-import { thisUser } from './who.ts'
+import { osUser } from './os-user.ts'
+import { printRefusal } from './record-source.ts'
+import { type Opened, openSource, SOURCE_OPTIONS } from './target-options.ts'
+import { json, plain } from './terminal.ts'
 
 export const resolve: Command = {
   name: 'resolve',
@@ -31,7 +32,7 @@ export const resolve: Command = {
     },
     yes: { value: null, help: 'does not ask for confirmation; needed where there is no terminal' },
     json: { value: null, help: 'for programs: the record as it is then' },
-    ...WHERE,
+    ...SOURCE_OPTIONS,
   },
   run: runResolve,
 }
@@ -40,24 +41,24 @@ async function runResolve(args: Args, io: Io): Promise<number> {
   const [id = '', ...more] = args.positionals
   if (more.length > 0)
     return usage(io, `resolve takes one record id, found ${args.positionals.length} arguments`)
+  if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) return refuseBeginning(id, args, io)
   if (!RECORD_ID.test(id))
     return usage(
       io,
-      `resolve: found ${id === '' ? 'nothing' : 'no record id'}; allowed: a record id of 43 characters; inspect KEY tells it`,
+      `resolve needs a whole record id of 43 characters${id === '' ? '' : ', and this is none'}; inspect finds it, from its beginning or from the key`,
     )
   const version = args.text('version')
   if (version !== undefined && !/^\d{1,15}$/.test(version))
     return usage(io, `--version: found ${quote(version)}; allowed: a whole number`)
   const resolving = resolvingOf(args, io)
   if (!resolving.ok) return resolving.code
-  if (io.ask === null && !args.has('yes'))
-    return usage(io, 'there is no terminal to confirm at; allowed: --yes')
+  if (io.ask === null && !args.has('yes')) return usage(io, 'there is no terminal to confirm at: add --yes')
   const opened = await openSource(args, io, true)
   if (!opened.ok) return opened.code
   await using source = opened.value
 
   const shown = await source.ask({ method: 'GET', path: `/v1/records/${id}` })
-  if (!shown.ok) return tellRefusal(io, source, shown)
+  if (!shown.ok) return printRefusal(io, source, shown)
   const record = shown.body as FullView
   if (record.state !== 'unknown')
     return finding(
@@ -72,10 +73,20 @@ async function runResolve(args: Args, io: Io): Promise<number> {
     version: version === undefined ? record.version : Number(version),
     body: resolving.value,
   })
-  if (!reply.ok) return tellRefusal(io, source, reply)
+  if (!reply.ok) return printRefusal(io, source, reply)
   const written = reply.body as RecordView
   io.out(args.has('json') ? json(written) : `${id} is ${written.state} now. ${meaning(resolving.value)}\n`)
   return FINE
+}
+
+/** What is decided about is named in full: by its beginning it is found, and told. */
+async function refuseBeginning(beginning: string, args: Args, io: Io): Promise<number> {
+  const opened = await openSource(args, io, true)
+  if (!opened.ok) return opened.code
+  await using source = opened.value
+  const found = await recordAt(source, beginning, io)
+  if (typeof found === 'number') return found
+  return usage(io, `resolve: give the whole id: ${found.path.slice('/v1/records/'.length)}`)
 }
 
 function meaning({ response }: Resolving): string {
@@ -98,7 +109,7 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
     return wrong(`found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`)
   const reason = args.text('reason') ?? ''
   if (reason.trim() === '') return wrong('--reason is needed: the audit log keeps why')
-  const decider = { reason, by: args.text('by') ?? thisUser() }
+  const decider = { reason, by: args.text('by') ?? osUser() }
   let resolving: unknown = { outcome: 'retryable', ...decider }
   if (file !== undefined) {
     let response: unknown

@@ -1,13 +1,13 @@
 import { formatConfigError } from '../config/errors.ts'
 import { parseUpstreamUrl } from '../config/urls.ts'
-import { draftOf } from '../openapi/draft.ts'
-import { draftText } from '../openapi/draft-text.ts'
-import { operationsOf, type Remark } from '../openapi/operations.ts'
-import { overlayOf } from '../openapi/overlay.ts'
-import { type Description, readDescription } from '../openapi/read.ts'
+import { draftOf } from '../describe/openapi/draft.ts'
+import { draftText } from '../describe/openapi/draft-text.ts'
+import { operationsOf, type Remark } from '../describe/openapi/operations.ts'
+import { overlayOf } from '../describe/openapi/overlay.ts'
+import { type Description, readDescription } from '../describe/openapi/read.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
-import { configOf, servingFlags, tellErrors } from './configuration.ts'
-import { plain } from './plain.ts'
+import { configOf, printErrors, servingFlags } from './configuration.ts'
+import { plain } from './terminal.ts'
 
 export const routes: Command = {
   name: 'routes',
@@ -58,7 +58,7 @@ function overlay(file: string, args: Args, io: Io): number {
   const config = args.text('config')
   if (config === undefined) return usage(io, 'routes overlay needs --config FILE')
   const loaded = configOf(config, servingFlags(args), io.env)
-  if (!loaded.ok) return tellErrors(io, loaded.errors)
+  if (!loaded.ok) return printErrors(io, loaded.errors)
   const description = read(file, io)
   if (description === null) return FINDING
   const made = overlayOf(description, operationsOf(description), loaded.config)

@@ -5,13 +5,14 @@ import { start } from '../main.ts'
 import { type Logger, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { configOf, SERVING, servingFlags, tellErrors } from './configuration.ts'
+import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
+import { npmHint } from './npm-flags.ts'
 
 export const serve: Command = {
   name: 'serve',
-  usage: ['[serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL]'],
+  usage: ['[serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]'],
   about: ['serves; flags go over the file, with only --upstream it runs on the embedded store'],
-  options: { ...SERVING, version: { value: null, help: 'prints the release' } },
+  options: { ...SERVE_OPTIONS, version: { value: null, help: 'prints the release' } },
   run: runServe,
 }
 
@@ -26,9 +27,10 @@ async function runServe(args: Args, io: Io): Promise<number> {
     io.out(`${VERSION}\n`)
     return FINE
   }
-  if (args.positionals.length > 0) return usage(io, `unexpected argument "${args.positionals[0]}"`)
+  if (args.positionals.length > 0)
+    return usage(io, `unexpected argument "${args.positionals[0]}"${npmHint(io.env)}`)
   if (!args.has('config') && !args.has('upstream'))
-    return usage(io, 'nothing to serve: give --config FILE or --upstream URL')
+    return usage(io, `nothing to serve: give --config FILE or --upstream URL${npmHint(io.env)}`)
   setFlagsFromString(NO_PRETENURING)
   const file = args.text('config') ?? null
   const read = (): Loaded => configOf(file, servingFlags(args), io.env)
@@ -44,8 +46,9 @@ async function runServe(args: Args, io: Io): Promise<number> {
   // Before the file is read, so that no change is missed.
   using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
   const loaded = read()
-  if (!loaded.ok) return tellErrors(io, loaded.errors)
-  log = openLog(loaded.config.log)
+  if (!loaded.ok) return printErrors(io, loaded.errors)
+  const { logger, output } = openLog(loaded.config.log)
+  log = logger
   const { promise: asked, resolve: ask } = Promise.withResolvers<void>()
   const stop = (signal: NodeJS.Signals): void => {
     log.info({ signal }, 'stopping')
@@ -58,7 +61,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   process.on('SIGHUP', () => reload())
   let proxy: Awaited<ReturnType<typeof start>>
   try {
-    proxy = await start(loaded.config, log)
+    proxy = await start(loaded.config, log, output)
   } catch (error) {
     log.fatal(`cannot start: ${(error as Error).message}`)
     return FINDING

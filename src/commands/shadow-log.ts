@@ -3,8 +3,8 @@ import { createInterface } from 'node:readline'
 import type { ShadowRow } from '../admin/shadow-schema.ts'
 import { isVerdict, ShadowTally } from '../admin/shadow-tally.ts'
 import type { Millis } from '../core/record.ts'
-import { counted } from './plain.ts'
 import { shadowSections, type Told } from './report-text.ts'
+import { counted } from './terminal.ts'
 
 /** What enforce would have done in a period, by what shadow mode has logged. */
 export interface ShadowReport {

@@ -1,3 +1,4 @@
+import { sourceName } from '../core/key.ts'
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
 import { normalisePath } from '../core/target.ts'
 import type { Address, Config } from './config.ts'
@@ -63,11 +64,35 @@ export function checkPolicy(
     [],
     `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`,
   )
+  const told = typeof key.forward === 'object' ? key.forward.header.toLowerCase() : null
+  const counted = [
+    ...scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
+    ...fingerprint.headers,
+    ...(key.derive?.headers ?? []),
+  ]
   rule(
-    key.derive !== null && key.derive.json.length === 0 && key.derive.headers.length === 0,
+    told !== null && counted.includes(told),
+    ['key.forward', 'scope.caller', 'fingerprint.headers', 'key.derive'],
+    [],
+    `found forward: ${told}, a header by which this route tells requests apart: the key would take its place; allowed: another name`,
+  )
+  rule(
+    key.derive !== null && [...key.derive.json, ...key.derive.form, ...key.derive.headers].length === 0,
     ['key.derive'],
     [],
-    'found nothing to derive a key from; allowed: `json` or `headers` that are not empty, or `derive: off`',
+    'found nothing to derive a key from; allowed: `json`, `form` or `headers` that are not empty, or `derive: off`',
+  )
+  rule(
+    key.derive !== null && key.derive.json.length > 0 && key.derive.form.length > 0,
+    ['key.derive'],
+    [],
+    'found both `json` and `form` to derive a key from, and no body is both; allowed: one of them',
+  )
+  rule(
+    key.forward === 'none' && key.from.every(({ kind }) => kind !== 'header'),
+    ['key.forward', 'key.from'],
+    [],
+    `found forward none with ${key.from.map(sourceName).join(', ')}, which the upstream gets with the body or the query as sent; allowed: a header source, or another forward`,
   )
   rule(
     key.issuedOnly && issuer === null,
@@ -144,7 +169,7 @@ export function checkStrictCaller(findings: Findings, base: string, policy: Rout
   if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !decides) return
   findings.conflict(
     [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`],
-    'found profile strict without a scope.caller; allowed: one that is set, on the route or in `defaults`',
+    'profile strict needs scope.caller: set it in the route or in `defaults`',
   )
 }
 

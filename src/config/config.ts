@@ -1,3 +1,4 @@
+import type { Namespace } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 
@@ -14,6 +15,8 @@ export interface Config {
   readonly audit: { readonly file: string | null }
   readonly ops: { readonly listen: Address | null }
   readonly readiness: { readonly store: boolean }
+  /** The name of what the proxy protects: part of every record id, and of every name in the store. */
+  readonly service: string
   readonly upstream: UpstreamConfig
   readonly store: StoreConfig
   readonly limits: Limits
@@ -24,6 +27,8 @@ export interface Config {
   /** Serves `/.well-known/idempotency` to clients. */
   readonly wellKnown: boolean
   readonly drain: { readonly delay: Millis; readonly timeout: Millis }
+  /** `defaults`: Node's own are served, too. */
+  readonly metrics: { readonly defaults: boolean }
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' | 'auto' }
   /** CIDRs whose `X-Forwarded-*` are believed. */
   readonly trustProxy: readonly string[]
@@ -33,6 +38,8 @@ export interface Config {
   readonly routes: readonly RoutePolicy[]
   /** What gives up the promise by name, one sentence each: logged at start (contract, promise). */
   readonly warnings: readonly string[]
+  /** How the file writes its numbers (`90s`, not 90000), by the property's last name and the value: `ttl 90000`, and by the value alone: ` 90000`. */
+  readonly spelled: ReadonlyMap<string, string>
 }
 
 /** The configuration in force. A reload puts another one in its place, whole; who has begun with one goes on with it. */
@@ -91,4 +98,8 @@ export interface Limits {
   /** Duplicates held at once. */
   readonly waiters: number
   readonly upload: Millis
+}
+
+export function namespaceOf({ service, store }: Config): Namespace {
+  return { service, secret: store.secret }
 }

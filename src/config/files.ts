@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import { checkKeyText } from '../callers/key-text.ts'
+import { checkKeyText } from '../credentials/key-text.ts'
 import type { ConfigError, Findings } from './errors.ts'
 import { quote } from './units.ts'
 

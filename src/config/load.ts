@@ -6,11 +6,13 @@ import type { Config, IssuerConfig } from './config.ts'
 import type { Environment } from './env.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
 import { checkPem, readKeyText, readSecret, readToken } from './files.ts'
+import { checkUpstreamAddress } from './own-address.ts'
 import { readNode, readText, shapeOf } from './read.ts'
 import { checkReconcile } from './reconcile.ts'
 import { explicit, fillFile, resolvePolicy } from './resolve.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
 import { METHODS, type PolicyConfig } from './schema-policy.ts'
+import { isSharedStore } from './urls.ts'
 import { type Effective, warningsOf } from './warnings.ts'
 
 /** Bytes. Record ids are only kept from being guessed; */
@@ -29,6 +31,7 @@ export interface Input {
     readonly upstream?: string | undefined
     readonly listen?: string | undefined
     readonly store?: string | undefined
+    readonly service?: string | undefined
   }
 }
 
@@ -41,15 +44,20 @@ export { type ConfigError, formatConfigError }
 /** Reads, resolves and checks a configuration. Errors are all told at once, in the order of the file. */
 export function loadConfig(input: Input): Loaded {
   const findings = new Findings(input.file ?? '')
-  const file = readYaml(input, findings)
+  const spelled = new Map<string, string>()
+  const file = readYaml(input, findings, spelled)
   if (file === null) return { ok: false, errors: findings.sorted() }
-  const config = resolve(withFlags(file, input.flags, findings), findings)
+  const config = { ...resolve(withFlags(file, input.flags, findings), findings), spelled }
   const errors = findings.sorted()
   return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
 }
 
 /** `null`: no YAML, so that nothing else can be said about it. */
-function readYaml({ file = '', text, env }: Input, findings: Findings): FileConfig | null {
+function readYaml(
+  { file = '', text, env }: Input,
+  findings: Findings,
+  spelled: Map<string, string>,
+): FileConfig | null {
   const lines = new LineCounter()
   const document = parseDocument(text, {
     lineCounter: lines,
@@ -72,7 +80,7 @@ function readYaml({ file = '', text, env }: Input, findings: Findings): FileConf
   if (broken.length > 0) return null
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.value === null)) return {}
-  const read = readNode({ file, document, lines, env, findings }, shapeOf(fileSchema), contents, '')
+  const read = readNode({ file, document, lines, env, findings, spelled }, shapeOf(fileSchema), contents, '')
   return isMap(contents) ? (read as FileConfig) : null
 }
 
@@ -80,7 +88,7 @@ function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings):
   const read = (
     flag: keyof Input['flags'],
     path: string,
-    scalar: 'upstreamUrl' | 'address' | 'storeUrl',
+    scalar: 'upstreamUrl' | 'address' | 'storeUrl' | 'serviceName',
   ): unknown => {
     const text = flags[flag]
     if (text === undefined) return undefined
@@ -90,15 +98,17 @@ function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings):
   const upstream = read('upstream', 'upstream.url', 'upstreamUrl') as string | undefined
   const listen = read('listen', 'listen', 'address') as FileConfig['listen']
   const store = read('store', 'store.url', 'storeUrl') as string | undefined
+  const service = read('service', 'service', 'serviceName') as string | undefined
   return {
     ...file,
+    ...(service === undefined ? {} : { service }),
     ...(upstream === undefined ? {} : { upstream: { ...file.upstream, url: upstream } }),
     ...(listen === undefined ? {} : { listen }),
     ...(store === undefined ? {} : { store: { ...file.store, url: store } }),
   }
 }
 
-function resolve(file: FileConfig, findings: Findings): Config {
+function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> {
   const { listen, admin, ops, upstream, store, status, drain, unmatched, ...rest } = fillFile(file)
   // A bound of routes: what the top says is what they start from.
   const { newKeys: _, ...limits } = rest.limits
@@ -116,9 +126,11 @@ function resolve(file: FileConfig, findings: Findings): Config {
     limits,
     issuer: file.issuer === undefined ? null : issuerOf(rest.issuer, file.issuer.secretFile, findings),
   }
+  checkService(findings, store.url)
   const token = named(file.admin?.tokenFile, (name) => readToken(findings, 'admin.tokenFile', name))
   const listeners = { listen, admin: { listen: admin.listen, token, hosts: admin.hosts }, ops }
   checkListeners(findings, listeners)
+  checkUpstreamAddress(findings, { ...listeners, upstream: common.upstream })
 
   const effective = (
     base: string,
@@ -129,8 +141,9 @@ function resolve(file: FileConfig, findings: Findings): Config {
     const policy = resolvePolicy({ name, match }, layers, file.limits, upstream.timeout)
     const written = explicit(layers)
     checkPolicy(findings, base, policy, common)
-    checkReconcile(findings, base, written.reconcile, policy)
-    if (base !== 'defaults' || unmatched === 'protect') checkStrictCaller(findings, base, policy)
+    const decides = base !== 'defaults' || unmatched === 'protect'
+    checkReconcile(findings, base, written.reconcile, policy, { timeout: upstream.timeout, decides })
+    if (decides) checkStrictCaller(findings, base, policy)
     return { policy, written }
   }
   const shared = withKeyText('defaults', file.defaults ?? {}, findings)
@@ -149,19 +162,34 @@ function resolve(file: FileConfig, findings: Findings): Config {
   return {
     ...listeners,
     ...common,
+    service: file.service ?? 'default',
     audit: rest.audit,
     readiness: rest.readiness,
     problems: rest.problems,
     status,
     wellKnown: rest.wellKnown,
     drain: { delay: drain.delay, timeout: file.drain?.timeout ?? upstream.timeout + 5000 },
+    metrics: rest.metrics,
     log: rest.log,
     trustProxy: rest.trustProxy,
     unmatched,
     defaults: defaults.policy,
     routes: policies,
-    warnings: warningsOf(unmatched === 'protect' ? [...routes, defaults] : routes, store.url),
+    warnings: warningsOf(
+      unmatched === 'protect' ? [...routes, defaults] : routes,
+      store.url,
+      upstream.timeout,
+    ),
   }
+}
+
+/** Two services without a name would meet each other's records, wherever path, caller and key are equal. */
+function checkService(findings: Findings, storeUrl: string): void {
+  if (findings.isWritten('service') || !isSharedStore(storeUrl)) return
+  findings.conflict(
+    ['store.url'],
+    'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments',
+  )
 }
 
 /** What `file` names is signed with; without it nothing is, and the findings say why. */

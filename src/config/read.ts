@@ -8,10 +8,11 @@ import {
   type Node,
   Scalar as YamlScalar,
 } from 'yaml'
+import { didYouMean } from './did-you-mean.ts'
 import { type Environment, hasReference, substitute } from './env.ts'
 import type { Findings, Place } from './errors.ts'
-import { nearest } from './nearest.ts'
-import { SCALARS, type Scalar, type ScalarName } from './scalars.ts'
+import type { Scalar } from './scalar-kinds.ts'
+import { SCALARS, type ScalarName } from './scalars.ts'
 import { unimplementedProperty, unimplementedValue } from './unimplemented.ts'
 import { quote } from './units.ts'
 
@@ -42,6 +43,8 @@ export interface Source {
   readonly lines: LineCounter
   readonly env: Environment
   readonly findings: Findings
+  /** Takes down how durations and sizes are written: see {@link Config.spelled}. */
+  readonly spelled: Map<string, string>
 }
 
 interface Entry {
@@ -64,7 +67,19 @@ export function readNode(source: Source, shape: Shape, written: Node, path: stri
       ? value
       : { [firstProperty(mapping)]: value }
   }
-  return source.findings.add(path, `found ${describe(node)}; allowed: ${allowed(shape)}`)
+  const hint = isScalar(node) && mapping !== undefined ? mappingHint(mapping, node.value, path) : ''
+  return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(shape)}`)
+}
+
+/** A text in place of a mapping, where one of its properties is the obvious one. */
+function mappingHint(mapping: Shape, value: unknown, path: string): string {
+  const fits = ['url', 'path'].find((name) => {
+    const ref =
+      mapping.properties?.[name]?.$ref ?? alternatives(mapping.properties?.[name] ?? {}).scalar?.$ref
+    return ref !== undefined && scalarOf(ref).parse(String(value)).ok
+  })
+  const name = path.slice(path.lastIndexOf('.') + 1)
+  return fits === undefined ? '' : `; write \`${name}: { ${fits}: … }\``
 }
 
 /** A text from outside the file, such as a flag. */
@@ -95,7 +110,7 @@ export function defaultsOf(shape: Shape): unknown {
   return Object.fromEntries(entries.filter(([, value]) => value !== undefined))
 }
 
-function alternatives(shape: Shape): {
+export function alternatives(shape: Shape): {
   mapping?: Shape | undefined
   list?: Shape | undefined
   scalar?: Shape | undefined
@@ -112,7 +127,7 @@ function isKnownRef(ref: string | undefined): boolean {
   return ref !== undefined && ref !== '#/definitions/environment'
 }
 
-function scalarOf(ref: string): Scalar<unknown> {
+export function scalarOf(ref: string): Scalar<unknown> {
   return SCALARS[ref.slice('#/definitions/'.length) as ScalarName]
 }
 
@@ -148,9 +163,21 @@ function readScalar(
     return findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${scalar.allowed}${or}`)
   }
   const result = scalar.parse(text.value)
-  if (result.ok) return result.value
+  if (result.ok) {
+    if (typeof result.value === 'number') {
+      source.spelled.set(spellingKey(path, result.value), text.value)
+      // For what follows from it, as `ttlFailed` does from `ttl`.
+      if (/[a-z]/i.test(text.value)) source.spelled.set(spellingKey('', result.value), text.value)
+    }
+    return result.value
+  }
   const from = referring ? ` (from ${quote(value)})` : ''
   return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
+}
+
+/** A property's last name and its value. */
+export function spellingKey(path: string, value: number): string {
+  return `${path.slice(path.lastIndexOf('.') + 1)} ${value}`
 }
 
 function isTyped({ schema }: Scalar<unknown>, value: unknown): boolean {
@@ -176,7 +203,11 @@ function readMapping(source: Source, shape: Shape, map: Node, path: string): Rec
         ? patternShape
         : undefined
     if (property === undefined) {
-      source.findings.add(at, unimplementedProperty(at) ?? unknownProperty(shape, name), placeOf(source, key))
+      source.findings.add(
+        at,
+        unimplementedProperty(at) ?? unknownProperty(shape, name, path),
+        placeOf(source, key),
+      )
       continue
     }
     const read = readNode(source, property, value, at)
@@ -190,12 +221,18 @@ function readMapping(source: Source, shape: Shape, map: Node, path: string): Rec
   return values
 }
 
-function unknownProperty(shape: Shape, name: string): string {
+function unknownProperty(shape: Shape, name: string, path: string): string {
   if (shape.patternProperties !== undefined) return `found \`${name}\`; allowed: ${allowed(shape)}`
   const names = Object.keys(shape.properties ?? {})
-  const near = nearest(name, names)
+  const near = path === '' ? (deeper(shape, name) ?? didYouMean(name, names)) : didYouMean(name, names)
   const hint = near === null ? '' : `, did you mean \`${near}\`?`
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowed(shape)}`
+}
+
+/** Where at the top a property belongs that only routes have: `ttl` → `defaults.ttl`. */
+function deeper({ properties }: Shape, name: string): string | null {
+  if (Object.hasOwn(properties?.['defaults']?.properties ?? {}, name)) return `defaults.${name}`
+  return Object.hasOwn(properties?.['routes']?.items?.properties ?? {}, name) ? `routes[].${name}` : null
 }
 
 /** Own entries, then those of `<<` that they do not override. */

@@ -1,3 +1,4 @@
+import type { KeyPattern } from '../core/pattern.ts'
 import type {
   Action,
   AuthorizeReplayPolicy,
@@ -13,7 +14,7 @@ import { reconcilePolicy } from './reconcile.ts'
 import { type FileConfig, fileSchema } from './schema.ts'
 import { authorizeReplay, derive, type PolicyConfig, policySchema } from './schema-policy.ts'
 
-type Leaf = string | number | boolean | null | RegExp | readonly unknown[] | { readonly header: string }
+type Leaf = string | number | boolean | null | KeyPattern | readonly unknown[] | { readonly header: string }
 type Written<N extends keyof PolicyConfig> = NonNullable<PolicyConfig[N]>
 
 /** Every property there: what has a default has been given it. */

@@ -1,19 +1,11 @@
 import { isIP } from 'node:net'
+import { type KeyPattern, readPattern } from '../core/pattern.ts'
 import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Address } from './config.ts'
-import {
-  ADDRESS,
-  formatDuration,
-  formatSize,
-  isHost,
-  type Parsed,
-  parseAddress,
-  parseDuration,
-  parsed,
-  parseSize,
-  refused,
-} from './units.ts'
+import { SOURCE_MADE_HERE, TAKEN } from './header-names.ts'
+import { bounded, byParser, byPattern, DURATION, orWord, type Scalar, SIZE, whole } from './scalar-kinds.ts'
+import { ADDRESS, formatAddress, isHost, type Parsed, parseAddress, parsed, refused } from './units.ts'
 import {
   JWKS,
   OWN_PATH,
@@ -31,19 +23,6 @@ import {
   UPSTREAM,
 } from './urls.ts'
 
-/** A kind of scalar: how the JSON Schema tells it to an editor, in words, and how its text is read. */
-export interface Scalar<T> {
-  readonly schema: {
-    readonly type: string | readonly string[]
-    readonly pattern?: string
-    readonly minimum?: number
-    readonly maximum?: number
-  }
-  /** What is allowed, where not even the type is right. */
-  readonly allowed: string
-  readonly parse: (text: string) => Parsed<T>
-}
-
 const DAY: Millis = 86_400_000
 /** Node's timers hold 31 bits: a longer one would fire at once. */
 const MAX_TIMER = 24 * DAY
@@ -54,79 +33,6 @@ const MAX_WAIT = 3_600_000
 const MAX_KEY = 8192
 /** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
-
-function byPattern<T>(pattern: string, allowed: string, convert: (text: string) => T): Scalar<T> {
-  const regExp = new RegExp(pattern)
-  return {
-    schema: { type: 'string', pattern },
-    allowed,
-    parse: (text) => (regExp.test(text) ? parsed(convert(text)) : refused(text, allowed)),
-  }
-}
-
-function byParser<T>(allowed: string, parse: (text: string) => Parsed<T>, pattern = '.'): Scalar<T> {
-  return { schema: { type: 'string', pattern }, allowed, parse }
-}
-
-interface Unit {
-  readonly kind: string
-  readonly pattern: string
-  readonly parse: (text: string) => Parsed<number>
-  readonly format: (value: number) => string
-}
-
-const DURATION: Unit = {
-  kind: 'a duration',
-  pattern: '(ms|s|m|h|d)',
-  parse: parseDuration,
-  format: formatDuration,
-}
-const SIZE: Unit = { kind: 'a size', pattern: '(B|KiB|MiB|GiB)', parse: parseSize, format: formatSize }
-
-function bounded(unit: Unit, min: number, max: number): Scalar<number> {
-  const from = min > 0 ? unit.format(min) : '0'
-  const units = unit.pattern.slice(1, -1).replaceAll('|', ', ')
-  const allowed = `${unit.kind} of ${from} to ${unit.format(max)}, as a whole number with ${units}`
-  return {
-    schema:
-      min > 0
-        ? { type: 'string', pattern: `^0*[1-9][0-9]*${unit.pattern}$` }
-        : // A plain 0 is a number in YAML.
-          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${unit.pattern})$`, minimum: 0, maximum: 0 },
-    allowed,
-    parse: (text) => {
-      const value = unit.parse(text)
-      return value.ok && value.value >= min && value.value <= max ? value : refused(text, allowed)
-    },
-  }
-}
-
-/** `scalar`, or a word that stands for a value of its own. */
-function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
-  return {
-    schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
-    allowed: `${word}, or ${scalar.allowed}`,
-    parse: (text) => {
-      if (text === word) return parsed(value)
-      const result = scalar.parse(text)
-      return result.ok
-        ? result
-        : { ok: false, message: result.message.replace('; allowed: ', `; allowed: ${word}, or `) }
-    },
-  }
-}
-
-function whole(min: number, max: number): Scalar<number> {
-  const allowed = `a whole number, ${min} to ${max}`
-  return {
-    schema: { type: 'integer', minimum: min, maximum: max },
-    allowed,
-    parse: (text) =>
-      /^\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max
-        ? parsed(Number(text))
-        : refused(text, allowed),
-  }
-}
 
 const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 /** Names of claims are often URLs. */
@@ -141,13 +47,40 @@ function callerSource(text: string): CallerSource {
   return { kind: kind === 'cookie' ? kind : 'jwt', name }
 }
 
+function sourceText(source: CallerSource | KeySource): string {
+  return `${source.kind}:${'pointer' in source ? source.pointer : source.name}`
+}
+
+/** `Authorization` in place of `header:authorization`. */
+function headerHinted<T>(scalar: Scalar<T>): Scalar<T> {
+  return {
+    ...scalar,
+    parse: (text) => {
+      const read = scalar.parse(text)
+      if (read.ok || !/^(authorization|[a-z0-9]+(-[a-z0-9]+)+)$/i.test(text)) return read
+      const hint = `, did you mean \`header:${text.toLowerCase()}\`?`
+      return { ok: false, message: read.message.replace('; allowed: ', `${hint}; allowed: `) }
+    },
+  }
+}
+
 const POINTER = '(/([^~/]|~[01])*)+'
 
+/** Of form fields and query parameters: what no encoder escapes in one way and another in another. */
+const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
+
 function keySource(text: string): KeySource {
-  const name = text.slice(text.indexOf(':') + 1)
-  return text.startsWith('json:')
-    ? { kind: 'json', pointer: name }
-    : { kind: 'header', name: name.toLowerCase() }
+  const colon = text.indexOf(':')
+  const kind = text.slice(0, colon)
+  const name = text.slice(colon + 1)
+  if (kind === 'json') return { kind, pointer: name }
+  if (kind === 'form' || kind === 'query') return { kind, name }
+  return { kind: 'header', name: name.toLowerCase() }
+}
+
+/** `scalar`, but for values that `unfit` finds: more than a JSON Schema can say, whatever the letter case. */
+function except<T>(scalar: Scalar<T>, unfit: RegExp, allowed: string): Scalar<T> {
+  return { ...scalar, parse: (text) => (unfit.test(text) ? refused(text, allowed) : scalar.parse(text)) }
 }
 
 /** Blanks around it would be taken off on the way. */
@@ -161,6 +94,10 @@ function rate(text: string): Rate {
   return { count: Number(count), per: RATE_UNITS[unit] as Millis }
 }
 
+function rateText({ count, per }: Rate): string {
+  return `${count}/${Object.entries(RATE_UNITS).find(([, unit]) => unit === per)?.[0]}`
+}
+
 /** What a token's claim is compared with. */
 const claimValue = byPattern(
   '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
@@ -168,15 +105,18 @@ const claimValue = byPattern(
   (text) => text,
 )
 
+const PATTERN =
+  'a regular expression of ECMAScript for the whole key, such as [A-Za-z0-9_-]{16,64}, without lookaround, backreferences, \\b and modifiers'
+
 /** The key as a whole must match: a forgotten anchor would let anything longer through. */
-function parsePattern(text: string): Parsed<RegExp | null> {
+function parsePattern(text: string): Parsed<KeyPattern | null> {
   if (text === '') return parsed(null)
-  try {
-    return parsed(new RegExp(`^(?:${new RegExp(text, 'u').source})$`, 'u'))
-  } catch (error) {
-    const why = error instanceof Error ? error.message.replace(/^.*: /, '') : ''
-    return refused(text, `a regular expression of ECMAScript (${why})`)
-  }
+  const reading = readPattern(text)
+  return reading.kind === 'pattern' ? parsed(reading.pattern) : refused(text, `${PATTERN} (${reading.why})`)
+}
+
+function patternText(pattern: KeyPattern | null): string {
+  return pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length)
 }
 
 const CIDR = 'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address'
@@ -208,11 +148,21 @@ function parseRoutePath(text: string): Parsed<string> {
   return text.startsWith('/') && valid ? parsed(text) : refused(text, ROUTE_PATH)
 }
 
-const address = byParser(ADDRESS, parseAddress, '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$')
+const address = byParser(
+  ADDRESS,
+  parseAddress,
+  '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
+  formatAddress,
+)
 
 const ownPath = byParser(OWN_PATH, parseOwnPath, '^(/[^/:*?#][^/*?#]*)+$')
 const filePath = byPattern('^[^\\0]+$', 'the path of a file', (text) => text)
 const directoryPath = byPattern('^[^\\0]+$', 'the path of a directory', (text) => text)
+
+/** The other form of these scalars is a list. */
+function noneOrList(values: readonly string[]): unknown {
+  return values.length === 0 ? 'none' : values
+}
 
 const flag: Scalar<boolean> = {
   schema: { type: 'boolean' },
@@ -230,11 +180,17 @@ export const SCALARS = {
     `^none$|${claimValue.schema.pattern}`,
     'none, a text without control characters, or a list of texts',
     (text) => (text === 'none' ? [] : [text]),
+    noneOrList,
   ),
   bucket: orWord(bounded(DURATION, 1, MAX_RETENTION), 'none', null),
-  caller: byPattern(CALLER, CALLERS, callerSource),
-  callers: byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`, (text) =>
-    text === 'none' ? [] : [callerSource(text)],
+  caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
+  callers: headerHinted(
+    byPattern(
+      `^none$|${CALLER}`,
+      `none, ${CALLERS}, or a list of them`,
+      (text) => (text === 'none' ? [] : [callerSource(text)]),
+      (sources) => noneOrList(sources.map(sourceText)),
+    ),
   ),
   claimOrNone: orWord(claimValue, 'none', null),
   cidr: byParser(CIDR, parseCidr, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$'),
@@ -246,8 +202,16 @@ export const SCALARS = {
   filePath,
   filePathOrNone: orWord(filePath, 'none', null),
   flag,
-  forward: byPattern(`^${TOKEN}$`, 'same, none, or the name of a header', (text) =>
-    text === 'same' || text === 'none' ? text : { header: text },
+  fieldName: byPattern(`^${FIELD}$`, 'the name of a form field', (text) => text),
+  forward: except(
+    byPattern(
+      `^${TOKEN}$`,
+      'same, none, or the name of a header',
+      (text) => (text === 'same' || text === 'none' ? text : { header: text }),
+      (value) => (typeof value === 'string' ? value : value.header),
+    ),
+    TAKEN,
+    'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key',
   ),
   /** As a `Host` line has it, without the port. */
   hostLine: byParser(HOST_LINE, parseHostLine, '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$'),
@@ -277,10 +241,17 @@ export const SCALARS = {
     null,
   ),
   keyLength: whole(1, MAX_KEY),
-  keySource: byPattern(
-    `^(header:${TOKEN}|json:${POINTER})$`,
-    'header:<name> or json:<pointer>, such as json:/id',
-    keySource,
+  keySource: except(
+    headerHinted(
+      byPattern(
+        `^(header:${TOKEN}|(form|query):${FIELD}|json:${POINTER})$`,
+        'header:<name>, query:<name>, form:<field> or json:<pointer>, such as json:/id',
+        keySource,
+        sourceText,
+      ),
+    ),
+    SOURCE_MADE_HERE,
+    'a header that reaches the upstream as the client sent it',
   ),
   method: byPattern(
     '^(?!CONNECT$)[A-Z][A-Z_-]*$',
@@ -288,11 +259,21 @@ export const SCALARS = {
     (text) => text,
   ),
   /** For a mapping that may be turned off as a whole. */
-  none: byPattern('^none$', 'none', () => null),
-  off: byPattern('^off$', 'off', () => null),
+  none: byPattern(
+    '^none$',
+    'none',
+    () => null,
+    () => 'none',
+  ),
+  off: byPattern(
+    '^off$',
+    'off',
+    () => null,
+    () => 'off',
+  ),
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
-  pattern: byParser('a regular expression', parsePattern, ''),
+  pattern: byParser(PATTERN, parsePattern, '', patternText),
   questions: whole(1, 1000),
   questionTarget: byParser(QUESTION_TARGET, parseQuestionTarget, '^/([^/#][^#]*)?$'),
   probeTarget: byParser(PROBE_TARGET, parseProbeTarget, '^/([^/#][^#]*)?$'),
@@ -302,6 +283,7 @@ export const SCALARS = {
       '^[1-9][0-9]{0,5}/[smhd]$',
       'a rate: a whole number of 1 to 999999 per s, m, h or d, such as 100/m',
       rate,
+      rateText,
     ),
     'off',
     null,
@@ -322,6 +304,11 @@ export const SCALARS = {
     STORE,
     parseStoreUrl,
     '^(memory:$|sqlite:(?!//|:memory:$).|rediss?://[^/?#]+(/[0-9]{0,5})?$)',
+  ),
+  serviceName: byPattern(
+    '^[A-Za-z0-9_.-]{1,64}$',
+    'up to 64 letters, digits, `_`, `.`, `-`, such as payments',
+    (text) => text,
   ),
   timeout: bounded(DURATION, 1, MAX_TIMER),
   tombstone: orWord(bounded(DURATION, 0, MAX_RETENTION), 'off', 0),

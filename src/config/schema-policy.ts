@@ -11,6 +11,11 @@ const BY_PROFILE = 'Default: by profile.'
 export const derive = Type.Object(
   {
     json: list('jsonPointer', 'JSON pointers into the body, whose values belong to the derived key.', []),
+    form: list(
+      'fieldName',
+      'Form fields that belong to it, urlencoded or multipart. Not together with `json`.',
+      [],
+    ),
     headers: list('headerName', 'Headers that belong to it.', []),
     bucket: scalar(
       'bucket',
@@ -26,7 +31,7 @@ const key = Type.Object(
     presence: choice(['required', 'optional', 'ignored'], 'Whether a request must carry a key.', 'optional'),
     from: list(
       'keySource',
-      'What may carry the key: `header:<name>`, or `json:<pointer>` into the body. `header:ce-id` takes `ce-source` in with it. Several that disagree: 400.',
+      'What may carry the key: `header:<name>`, `query:<name>`, `form:<field>` (urlencoded or multipart) or `json:<pointer>` into the body. CloudEvents: `header:ce-id` takes `ce-source` in with it, `json:/id` takes `/source`. Several that disagree: 400.',
       ['header:idempotency-key'],
       1,
     ),
@@ -39,7 +44,7 @@ const key = Type.Object(
     maxLength: scalar('keyLength', 'Longest key, unquoted.', 255),
     pattern: scalar(
       'pattern',
-      'ECMAScript regular expression that the whole key must match; empty: any.',
+      'ECMAScript regular expression that the whole key must match, in linear time: without lookaround, backreferences, `\\b` and modifiers. Empty: any.',
       '',
     ),
     forward: scalar(
@@ -112,6 +117,11 @@ const scope = Type.Object(
       'Which part of the path belongs to the scope of a key.',
       'exact',
     ),
+    host: scalar(
+      'flag',
+      'The host that the client asked belongs to the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` of a peer in `trustProxy`.',
+      false,
+    ),
     anonymous: choice(
       ['share', 'reject'],
       `Callers without the attribute: one scope for all of them, or 401. ${BY_PROFILE}`,
@@ -132,7 +142,7 @@ const fingerprint = Type.Object(
     headers: list('headerName', 'Headers that count as well.', []),
     query: choice(
       ['include', 'ignore', 'sorted'],
-      'Whether the query counts; `sorted`: its order by name does not.',
+      'Whether the query counts; `sorted`: the order of its parameters does not.',
       'include',
     ),
   },
@@ -172,7 +182,7 @@ const outcomes = Type.Unsafe<Readonly<Record<string, (typeof ACTIONS)[number]>>>
 
 /** Bounds that a route may set, too. */
 export const routeLimits = {
-  request: scalar('bodySize', 'Longest body of a protected request; beyond it 413.', '1MiB'),
+  request: scalar('bodySize', 'Maximum request body; a longer one gets 413.', '1MiB'),
   response: scalar(
     'bodySize',
     'Longest answer kept; a longer one is streamed and recorded as done without its body.',
@@ -191,7 +201,7 @@ export const authorizeReplay = Type.Object(
       'probeTarget',
       'Where the upstream is asked, by GET with the headers of the caller; needed.',
     ),
-    cache: scalar('delay', 'How long a 2xx is remembered per caller; 0s: not at all.', '0s'),
+    cache: scalar('delay', 'How long a 2xx is cached per caller; 0s: not cached.', '0s'),
   },
   closed,
 )
@@ -215,7 +225,7 @@ const policyProperties = {
   misuse: Type.Optional(misuse),
   lease: scalar(
     'timeout',
-    'How long an owner may stay silent; renewed every third of it. At least 1s.',
+    'How long a claim lasts without renewal; it is renewed every third of that. At least 1s.',
     '30s',
   ),
   ttl: scalar(
@@ -235,7 +245,7 @@ const policyProperties = {
   ),
   respondWithin: scalar(
     'respondWithin',
-    'Answers 504 after this time while the call goes on; `none`: waits.',
+    'Answers 504 after this time while the call continues; `none`: waits for the response.',
     'none',
   ),
   outcomes: Type.Optional(outcomes),
@@ -253,7 +263,10 @@ const policyProperties = {
     'response',
   ),
   replay: Type.Optional(
-    Type.Object({ excludeHeaders: list('headerName', 'Headers left out of a replay.', []) }, closed),
+    Type.Object(
+      { excludeHeaders: list('headerName', 'Response headers that are not replayed.', []) },
+      closed,
+    ),
   ),
   statusHeader: scalar('flag', 'Adds `Idempotency-Status` and `Idempotency-Expires` to answers.', false),
   authorizeReplay: orOff(
@@ -275,7 +288,7 @@ const match = Type.Object(
   {
     methods: list('method', 'Methods of the route.', METHODS, 1),
     path: scalar('routePath', 'Exact, `:name` for one segment, a trailing `/*` for everything below.'),
-    exact: scalar('flag', 'Compares the path as it was sent, not its normal form.', false),
+    exact: scalar('flag', 'Matches the path as sent instead of its normalized form.', false),
   },
   { ...closed, required: ['path'] },
 )

@@ -23,13 +23,22 @@ const POINTERS = 'JSON pointers, such as /data/0/id'
 const HEADER = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
 
 const when = Type.Optional(
-  mapOf(POINTER, 'jsonText', POINTERS, 'What the answer must say besides: JSON pointers and their values.'),
+  mapOf(
+    POINTER,
+    'jsonText',
+    POINTERS,
+    'What the response must also contain: JSON pointers and their values.',
+  ),
 )
-const status = scalar('answerStatus', 'Status of such an answer; needed.')
+const status = scalar('answerStatus', 'Status of such a response; required.')
 
 const request = Type.Object(
   {
-    method: choice(['GET', 'POST'], 'Of the question, which has no body and must change nothing.', 'GET'),
+    method: choice(
+      ['GET', 'POST'],
+      'Method of the status query; it has no body and must be free of side effects.',
+      'GET',
+    ),
     path: scalar(
       'questionTarget',
       'Where the upstream is asked; needed. `{key}` and `{record}` (the record id) stand in it, percent-encoded.',
@@ -113,8 +122,8 @@ export const reconcile = Type.Object(
       'An answer that leaves it open; goes before the others. So does every answer that nothing fits.',
     ),
     after: scalar('retention', '"Not found" counts so long after the claim. Default: `upstream.timeout`.'),
-    every: scalar('retention', 'Until the first question; the pauses double, up to an hour.', '5s'),
-    attempts: scalar('questions', 'Questions until the record is dead-lettered.', 20),
+    every: scalar('retention', 'Time until the first status query; the pauses double, up to an hour.', '5s'),
+    attempts: scalar('questions', 'Number of status queries before the record is dead-lettered.', 20),
   },
   closed,
 )

@@ -26,11 +26,11 @@ export const fileSchema = Type.Object(
           ),
           tokenFile: scalar(
             'filePath',
-            'File with the bearer token of everything but the open paths. Without it: these alone.',
+            'File with the bearer token for the admin API. Without it, only health and metrics are served.',
           ),
           hosts: list(
             'hostLine',
-            'What the `Host` of a request may name beside the address that it came to.',
+            'Host names accepted in the `Host` header, besides the address that the request was sent to.',
             ['localhost', '127.0.0.1', '[::1]'],
           ),
         },
@@ -42,7 +42,7 @@ export const fileSchema = Type.Object(
         {
           file: scalar(
             'filePathOrNone',
-            'File to which every change by an operator is added, in a directory that is writable. `none`: the log.',
+            'File that records every change made by an operator; its directory must be writable. `none`: the log.',
             'none',
           ),
         },
@@ -54,7 +54,7 @@ export const fileSchema = Type.Object(
         {
           listen: scalar(
             'addressOrNone',
-            'Health and metrics alone, for the kubelet and Prometheus.',
+            'A listener for health and metrics only, for the kubelet and Prometheus.',
             'none',
           ),
         },
@@ -62,7 +62,11 @@ export const fileSchema = Type.Object(
       ),
     ),
     readiness: Type.Optional(
-      Type.Object({ store: scalar('flag', 'Not ready while the store is down.', false) }, closed),
+      Type.Object({ store: scalar('flag', 'Fails `/readyz` while the store is down.', false) }, closed),
+    ),
+    service: scalar(
+      'serviceName',
+      'What the proxy protects, such as `payments`. Services that share a store share no records. Required where the store can be shared (all but `memory:` and `sqlite:`, which default to `default`), here or as `--service`.',
     ),
     upstream: Type.Optional(
       Type.Object(
@@ -71,10 +75,18 @@ export const fileSchema = Type.Object(
             'upstreamUrl',
             'The service behind: `http://`, `https://` or `unix:/path`. Required, here or as `--upstream`.',
           ),
-          connectTimeout: scalar('timeout', 'Until a connection is made, TLS included.', '2s'),
-          timeout: scalar('timeout', 'Bounds the whole call, or up to the head of a streamed answer.', '60s'),
-          idleTimeout: scalar('timeout', 'Bounds the silence between two bytes of an answer.', '60s'),
-          connections: scalar('count', 'Most connections to the upstream.', 128),
+          connectTimeout: scalar('timeout', 'Time to connect, including TLS.', '2s'),
+          timeout: scalar(
+            'timeout',
+            'Time for the whole call, or until the headers of a response that is streamed.',
+            '60s',
+          ),
+          idleTimeout: scalar('timeout', 'Longest pause between two bytes of a response.', '60s'),
+          connections: scalar(
+            'count',
+            'Most connections to the upstream for protected requests; as many for all others, and as many for WebSockets.',
+            128,
+          ),
           tls: Type.Optional(tls),
         },
         closed,
@@ -88,17 +100,18 @@ export const fileSchema = Type.Object(
             '`memory:`, `sqlite:<path>`, `redis://` or `rediss://`.',
             'sqlite:./idempotency.db',
           ),
-          timeout: scalar('timeout', 'Bounds every command of the store.', '500ms'),
-          secretFile: scalar(
-            'filePath',
-            'File of at least 16 bytes that keys the record ids (HMAC-SHA-256).',
-          ),
+          timeout: scalar('timeout', 'Time for each store command.', '500ms'),
+          secretFile: scalar('filePath', 'File of at least 16 bytes, the HMAC-SHA-256 key for record ids.'),
           spool: scalar(
             'directoryPathOrOff',
-            'Directory, of this process alone, where outcomes that the store does not take outlive a restart.',
+            'Directory used by this process only, where outcomes survive a restart until the store accepts them.',
             'off',
           ),
-          acceptRisk: scalar('flag', 'Serves `strict` routes on a store that may evict.', false),
+          acceptRisk: scalar(
+            'flag',
+            'Serves `strict` routes on a store that evicts, or does not say whether it does.',
+            false,
+          ),
         },
         closed,
       ),
@@ -107,11 +120,19 @@ export const fileSchema = Type.Object(
       Type.Object(
         {
           ...routeLimits,
-          buffered: scalar('bufferSize', 'Bytes of bodies held at once.', '64MiB'),
-          inFlight: scalar('count', 'Protected requests at once.', 2000),
+          buffered: scalar(
+            'bufferSize',
+            'Bytes of bodies held at once; one client address gets at most 15/16 of it for its uploads.',
+            '64MiB',
+          ),
+          inFlight: scalar(
+            'count',
+            'Protected requests at once, counted when the body is there; one client address, or one caller, gets at most 15/16 of them.',
+            2000,
+          ),
           waiters: scalar(
             'count',
-            'Retries that `inFlight: wait` holds at once; the others are answered.',
+            'Maximum number of retries that `inFlight: wait` holds; further ones are answered at once.',
             1000,
           ),
           upload: scalar('timeout', 'How long the body of a request may take to arrive.', '30s'),
@@ -124,7 +145,7 @@ export const fileSchema = Type.Object(
         {
           baseUrl: scalar(
             'problemBase',
-            'What the `type` of an error begins with.',
+            'Prefix of the `type` of problem responses.',
             'urn:idempotency-proxy:',
           ),
         },
@@ -165,10 +186,22 @@ export const fileSchema = Type.Object(
     drain: Type.Optional(
       Type.Object(
         {
-          delay: scalar('delay', 'How long it still serves after readiness failed.', '0s'),
+          delay: scalar('delay', 'How long requests are still served after readiness fails.', '0s'),
           timeout: scalar(
             'delay',
-            'How long running calls may take to finish. Default: `upstream.timeout` + 5s.',
+            'How long requests in progress may take to finish. Default: `upstream.timeout` + 5s.',
+          ),
+        },
+        closed,
+      ),
+    ),
+    metrics: Type.Optional(
+      Type.Object(
+        {
+          defaults: scalar(
+            'flag',
+            'Serves the metrics of Node.js and of the process at `/metrics` as well.',
+            true,
           ),
         },
         closed,
@@ -179,18 +212,22 @@ export const fileSchema = Type.Object(
         {
           level: choice(
             ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'],
-            'Least severity logged.',
+            'Minimum level that is logged; a reload changes it.',
             'info',
           ),
-          format: choice(['json', 'pretty', 'auto'], '`auto`: pretty on a terminal.', 'auto'),
+          format: choice(
+            ['json', 'pretty', 'auto'],
+            '`pretty`: one readable line per event; `auto`: that on a terminal, else JSON.',
+            'auto',
+          ),
         },
         closed,
       ),
     ),
-    trustProxy: list('cidr', 'CIDRs whose `X-Forwarded-*` are believed and extended.', []),
+    trustProxy: list('cidr', 'CIDRs of proxies whose `X-Forwarded-*` headers are trusted and extended.', []),
     unmatched: choice(
       ['protect', 'pass', 'reject'],
-      'What no route matches: POST and PATCH with a key under `defaults`, pass, or 404.',
+      'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.',
       'protect',
     ),
     defaults: Type.Optional(policySchema),

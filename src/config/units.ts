@@ -75,6 +75,10 @@ export function parseAddress(text: string): Parsed<Address> {
   return valid && digits !== '' && port <= 65_535 ? parsed({ host, port }) : refused(text, ADDRESS)
 }
 
+export function formatAddress({ host, port }: Address): string {
+  return `${host.includes(':') ? `[${host}]` : host}:${port}`
+}
+
 /** A name or an IPv4 address. What is made of digits and dots alone is no name: a mistyped address. */
 export function isHost(host: string): boolean {
   return isIP(host) === 4 || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))

@@ -34,6 +34,11 @@ export function parseStoreUrl(text: string): Parsed<string> {
   return parsed(text)
 }
 
+/** Whether other machines, and so other services, can have the same store. */
+export function isSharedStore(url: string): boolean {
+  return !/^(memory|sqlite):/.test(url)
+}
+
 export const PROBLEM_BASE =
   'an absolute URI that ends in /, :, # or =, since the code is put after it, such as https://docs.example.com/problems/'
 
@@ -70,11 +75,11 @@ export function parseOwnPath(text: string): Parsed<string> {
 export const PROBE_TARGET =
   'a path that begins with one /, such as /v1/me or /v1/me?brief=1; other characters percent-encoded, no fragment'
 
-export const QUESTION_TARGET = `${PROBE_TARGET}; {key} and {record} stand in it`
+export const QUESTION_TARGET = `${PROBE_TARGET}; {key}, {record} and {:name}, a segment of the route's path, stand in it`
 
 /** A target into which the key or the id of a record is put, percent-encoded. */
 export function parseQuestionTarget(text: string): Parsed<string> {
-  const example = text.replaceAll(/\{(?:key|record)\}/g, 'x')
+  const example = text.replaceAll(/\{(?:key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g, 'x')
   return /[{}]/.test(example) || !parseProbeTarget(example).ok ? refused(text, QUESTION_TARGET) : parsed(text)
 }
 

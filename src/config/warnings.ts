@@ -1,7 +1,10 @@
-import type { RoutePolicy } from '../core/policy.ts'
-import type { ReconcilePolicy } from '../core/reconcile.ts'
+import type { CallerSource, RoutePolicy } from '../core/policy.ts'
+import type { ReconcilePolicy } from '../core/reconcile/answer.ts'
+import type { Millis } from '../core/record.ts'
+import { asksByKeyAlone, questionByKey } from './ambiguity.ts'
 import { isProtecting } from './check.ts'
 import type { PolicyConfig } from './schema-policy.ts'
+import { formatDuration } from './units.ts'
 
 export interface Effective {
   readonly policy: RoutePolicy
@@ -10,7 +13,11 @@ export interface Effective {
 }
 
 /** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */
-export function warningsOf(effective: readonly Effective[], storeUrl: string): string[] {
+export function warningsOf(
+  effective: readonly Effective[],
+  storeUrl: string,
+  upstreamTimeout: Millis,
+): string[] {
   const guarded = effective.filter(({ policy }) => isProtecting(policy))
   const namesOf = (which: readonly Effective[]): string =>
     which.map(({ policy }) => `\`${policy.name}\``).join(', ')
@@ -45,6 +52,11 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
       (routes) => `${routes}: onStoreUnavailable bypass, so nothing is protected while the store is down.`,
     ),
     ...sentence(
+      guarded.filter(({ policy }) => policy.fingerprint.body === 'raw'),
+      (routes) =>
+        `${routes}: fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.`,
+    ),
+    ...sentence(
       guarded.filter(({ policy }) => policy.reconcile !== null && policy.reconcile.identity.length === 0),
       (routes) =>
         `${routes}: reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.`,
@@ -52,33 +64,92 @@ export function warningsOf(effective: readonly Effective[], storeUrl: string): s
     ...sentence(
       guarded.filter(
         ({ policy }) =>
-          policy.reconcile !== null && policy.scope.caller.length > 0 && !tellsCallersApart(policy.reconcile),
+          policy.reconcile !== null && policy.scope.caller.length > 0 && asksByKeyAlone(policy.reconcile),
       ),
       (routes) =>
         `${routes}: reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does.`,
     ),
-    ...guarded.flatMap((route) => {
-      const released = releasedBy(route.policy)
-      return released.length === 0
-        ? []
-        : [
-            `Route \`${route.policy.name}\`: outcomes release ${released.join(', ')}, so a retry executes again after such an answer.`,
-          ]
-    }),
     ...sentence(
-      guarded.filter(({ policy }) => policy.scope.anonymous === 'share' && policy.scope.caller.length > 0),
+      guarded.filter(
+        ({ policy }) =>
+          policy.reconcile !== null && policy.match.methods.length > 1 && asksByKeyAlone(policy.reconcile),
+      ),
       (routes) =>
-        `${routes}: scope.anonymous share, so all callers without the attribute that tells callers apart have one set of keys, and one may be answered with what another was answered; scope: { anonymous: reject }, in the route or in defaults, refuses them.`,
+        `${routes}: reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.`,
     ),
+    ...sameQuestions(guarded).flatMap((which) =>
+      sentence(
+        which,
+        (routes) =>
+          `${routes}: reconcile asks the same question for equal keys, so a request of one route may be answered with what became of another's; {record} tells them apart, or a question of its own.`,
+      ),
+    ),
+    ...sentence(
+      guarded.filter(({ policy }) => {
+        const { reconcile } = policy
+        return reconcile !== null && reconcile.notFound !== null && reconcile.after < upstreamTimeout
+      }),
+      (routes) =>
+        `${routes}: reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`,
+    ),
+    ...[...Map.groupBy(guarded, ({ policy }) => releasedBy(policy).join(', '))].flatMap(
+      ([released, which]) =>
+        released === ''
+          ? []
+          : sentence(
+              which,
+              (routes) =>
+                `${routes}: outcomes release ${released}, so a retry executes again after such an answer.`,
+            ),
+    ),
+    ...sharingWarning(guarded),
     ...(storeUrl === 'memory:'
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
       : []),
   ]
 }
 
-/** The id of a record is that of one caller. */
-function tellsCallersApart({ request, identity }: ReconcilePolicy): boolean {
-  return [request.path, ...identity.map(({ value }) => value)].some((text) => text.includes('{record}'))
+/** The policy of what no route matches. */
+const UNMATCHED = 'default'
+
+/** Routes that cannot be told apart by what they ask; two or more each. */
+function sameQuestions(effective: readonly Effective[]): Effective[][] {
+  const asking = effective.filter(
+    ({ policy }) =>
+      policy.name !== UNMATCHED && policy.reconcile !== null && questionByKey(policy.reconcile) !== null,
+  )
+  const groups = Map.groupBy(asking, ({ policy }) => questionByKey(policy.reconcile as ReconcilePolicy))
+  return [...groups.values()].filter((group) => group.length > 1)
+}
+
+/** One for all routes: nearly every configuration gives it. */
+function sharingWarning(guarded: readonly Effective[]): string[] {
+  const sharing = guarded
+    .map(({ policy }) => policy)
+    .filter(({ scope }) => scope.anonymous === 'share' && scope.caller.length > 0)
+  if (sharing.length === 0) return []
+  const names = new Set(sharing.flatMap(({ scope }) => scope.caller.map(callerName)))
+  const without = `without ${[...names].join(' or ')}`
+  const shares = "share one key space, so one client may receive another's response"
+  const byDefault = sharing.some(({ scope }) => scope.callerIsDefault)
+  const refused = byDefault ? '; with a cookie or an API key they are refused (400)' : ''
+  const cure = byDefault ? 'scope.caller, or scope.anonymous: reject' : 'scope.anonymous: reject'
+  if (sharing.length === guarded.length) return [`Requests ${without} ${shares}${refused}. Set ${cure}.`]
+  if (sharing.every(({ name }) => name === UNMATCHED)) {
+    const shared = byDefault ? '`defaults.scope.caller`' : '`defaults.scope.anonymous: reject`'
+    return [
+      `Requests that match no route: those ${without} ${shares}${refused}; set ${shared} or \`unmatched: reject\`.`,
+    ]
+  }
+  const routes = sharing.filter(({ name }) => name !== UNMATCHED).map(({ name }) => `\`${name}\``)
+  const others = routes.length === sharing.length ? '' : ' and requests that match no route'
+  return [
+    `${routes.length === 1 ? 'Route' : 'Routes'} ${routes.join(', ')}${others}: requests ${without} ${shares}${refused}. Set ${cure}.`,
+  ]
+}
+
+function callerName({ kind, name }: CallerSource): string {
+  return kind === 'header' && name === 'authorization' ? 'Authorization' : `${kind}:${name}`
 }
 
 function releasedBy({ outcomes }: RoutePolicy): string[] {

@@ -2,9 +2,16 @@
 export class Budget {
   #most: number
   #held = 0
+  readonly #makeRoom: () => boolean
 
-  constructor(most: number) {
+  /** `makeRoom`: has somebody give some back who can do without; false: there is nobody. */
+  constructor(most: number, makeRoom: () => boolean = () => false) {
     this.#most = most
+    this.#makeRoom = makeRoom
+  }
+
+  get most(): number {
+    return this.#most
   }
 
   get held(): number {
@@ -18,7 +25,7 @@ export class Budget {
 
   /** False: no room; nothing was taken. */
   take(bytes: number): boolean {
-    if (this.#held + bytes > this.#most) return false
+    while (this.#held + bytes > this.#most) if (!this.#makeRoom()) return false
     this.#held += bytes
     return true
   }

@@ -6,10 +6,11 @@ import {
   type Millis,
   readAt,
   type State,
+  type Unknown,
 } from './record.ts'
 
 /** What of a request is compared with the record. */
-export interface Asked {
+export interface RequestDigests {
   readonly fingerprint: Fingerprint
   /** The request as sent, as a record of that recipe would have it digested. */
   readonly rawDigestUnder: (recipe: string) => Buffer
@@ -47,7 +48,7 @@ export type Decision =
  */
 export function decide(
   record: IdempotencyRecord,
-  asked: Asked,
+  asked: RequestDigests,
   policy: Pick<RoutePolicy, 'onLeaseExpired'>,
   now: Millis,
 ): Decision {
@@ -69,28 +70,36 @@ export function decide(
         kind: 'in_progress',
         fence: read.fence,
         leaseLeft: read.leaseUntil - now,
-        age: now - read.updatedAt,
+        age: ageOf(read, now),
       }
     case 'failed_retryable':
       return { kind: 'take_over', from: record, read: read.state }
     case 'unknown':
       return read.leaseExpired && policy.onLeaseExpired === 'retry'
         ? { kind: 'take_over', from: record, read: read.state }
-        : { kind: 'unknown', lookIn: nextLook(read.nextLookAt, now) }
+        : { kind: 'unknown', lookIn: nextLook(read, now) }
     case 'expired':
       return { kind: 'expired' }
   }
 }
 
-/** Until it is looked at by itself; past that, looks of clients are what is left, ever more apart. */
-function nextLook(at: Millis, now: Millis): Millis {
-  return at > now ? at - now : Math.min(now - at, MOST_BETWEEN_LOOKS)
+/** Since its latest attempt began. A clock that went back makes nothing younger than new. */
+export function ageOf({ updatedAt }: IdempotencyRecord, now: Millis): Millis {
+  return Math.max(0, now - updatedAt)
+}
+
+/**
+ * Until it is looked at by itself, which is no longer than when that was written, whatever the clock did since; past that, looks
+ * of clients are what is left, ever more apart.
+ */
+export function nextLook({ nextLookAt: at, updatedAt }: Unknown, now: Millis): Millis {
+  return at > now ? Math.min(at - now, at - updatedAt) : Math.min(now - at, MOST_BETWEEN_LOOKS)
 }
 
 const MOST_BETWEEN_LOOKS: Millis = 300_000
 
 /** Under one recipe the fingerprint decides; after a change of recipe an unchanged request matches by its raw digest. */
-function sameOperation(record: IdempotencyRecord, asked: Asked): boolean {
+function sameOperation(record: IdempotencyRecord, asked: RequestDigests): boolean {
   return record.recipe === asked.recipe
     ? record.fingerprint.equals(asked.fingerprint)
     : record.rawDigest.equals(asked.rawDigestUnder(record.recipe))

@@ -1,9 +1,11 @@
 import { createHash, hash } from 'node:crypto'
+import { essence, isEncoded, mediaType } from './content-type.ts'
+import { MULTIPART, URLENCODED } from './field.ts'
 import { formContent } from './form.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import { frame } from './identity.ts'
-import { at, canonical, canonicalText, parseLossless, pointerTokens, without } from './json.ts'
-import { essence, isEncoded, mediaType, textOf } from './media.ts'
+import { canonicalJson, canonicalValues } from './json.ts'
+import { type Place, placeOf, placesOf } from './json-places.ts'
 import { multipartContent } from './multipart.ts'
 import type { FingerprintPolicy } from './policy.ts'
 import type { Fingerprint } from './record.ts'
@@ -11,7 +13,7 @@ import type { Fingerprint } from './record.ts'
 /** Part of every fingerprint and of every recipe: raised whenever the same request would hash otherwise. */
 const ALGORITHM = 'fingerprint/2'
 
-/** Beyond this `auto` takes the bytes as they are: canonical form costs 50 times as much as hashing (RESEARCH, Speed). */
+/** Beyond this `auto` takes the bytes as they are: canonical form costs some ten times as much as hashing. */
 const AUTO_JSON_LIMIT = 64 * 1024
 
 /** A protected request, whole. */
@@ -41,7 +43,9 @@ const recipes = new WeakMap<FingerprintPolicy, string>()
 
 function makeRecipe(policy: FingerprintPolicy): string {
   const { body, ignore, only, headers, query } = policy
-  const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query])])
+  // These compared bodies of other kinds as bytes once.
+  const revised = body === 'json' || body === 'form' || body === 'multipart' ? ['by kind'] : []
+  const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query]), ...revised])
   return [hash('sha256', settings, 'base64url').slice(0, 16), ...headers].join(RECIPE_SEPARATOR)
 }
 
@@ -95,69 +99,81 @@ const QUERY: Record<FingerprintPolicy['query'], (query: string) => string> = {
   },
 }
 
+type BodyMode = Exclude<FingerprintPolicy['body'], 'auto' | 'none'>
+
 interface BodyContent {
   /** The mode that was really used. */
-  readonly mode: Exclude<FingerprintPolicy['body'], 'auto'>
+  readonly mode: BodyMode | 'none'
   /** The media type as far as it counts. */
   readonly type: string
   /** What of the body counts. */
   readonly content: readonly (string | Buffer)[]
 }
 
-/** Whatever a mode cannot read without losing information counts as the bytes that were sent. */
+/**
+ * A body of another kind than the mode is for is compared as `auto` would: as bytes, no retry of a multipart form would equal
+ * the first attempt. Whatever cannot be read without losing information counts as the bytes that were sent.
+ */
 function bodyContent({ headers, body }: RequestContent, policy: FingerprintPolicy): BodyContent {
-  const wanted = policy.body === 'auto' ? autoMode(headers, body) : policy.body
-  const mode = isEncoded(headers) && wanted !== 'none' ? 'raw' : wanted
   const type = mediaType(headers)
   const raw: BodyContent = { mode: 'raw', type, content: [body] }
+  if (policy.body === 'none') return { mode: 'none', type, content: [] }
+  if (policy.body === 'raw' || isEncoded(headers)) return raw
+  const byType = autoMode(headers, body)
+  const modes = policy.body === 'auto' || policy.body === byType ? [byType] : [policy.body, byType]
+  for (const mode of modes) {
+    const content = contentIn(mode, headers, body, policy)
+    if (content !== null) return { mode, type: mode === 'multipart' ? MULTIPART : type, content }
+  }
+  return raw
+}
+
+/** What of the body counts in that mode; null: it cannot be read in it. */
+function contentIn(
+  mode: BodyMode,
+  headers: RawHeaders,
+  body: Buffer,
+  policy: FingerprintPolicy,
+): readonly (string | Buffer)[] | null {
   switch (mode) {
-    case 'none':
-      return { mode, type, content: [] }
     case 'raw':
-      return raw
+      return null
     case 'form': {
       // What is no form would lose information if it were read as one.
-      const content = essence(headers) === FORM ? formContent(headers, body) : null
-      return content === null ? raw : { mode, type, content: [content] }
+      const content = essence(headers) === URLENCODED ? formContent(headers, body) : null
+      return content === null ? null : [content]
     }
-    case 'multipart': {
-      const content = multipartContent(headers, body)
-      return content === null ? raw : { mode, type: MULTIPART, content }
-    }
+    case 'multipart':
+      return multipartContent(headers, body)
     case 'json': {
-      const content = jsonContent(headers, body, policy)
-      return content === null ? raw : { mode, type, content: [content] }
+      const content = jsonContent(body, policy)
+      return content === null ? null : [content]
     }
   }
 }
 
-const FORM = 'application/x-www-form-urlencoded'
-const MULTIPART = 'multipart/form-data'
-
 /** Forms and multiparts need no limit: at worst 10 ms and 6 ms for 1 MiB, where hashing alone takes 1 ms. */
-function autoMode(headers: RawHeaders, body: Buffer): 'json' | 'form' | 'multipart' | 'raw' {
+function autoMode(headers: RawHeaders, body: Buffer): BodyMode {
   const type = essence(headers)
-  if (type === FORM) return 'form'
+  if (type === URLENCODED) return 'form'
   if (type === MULTIPART) return 'multipart'
   const json = type === 'application/json' || type.endsWith('+json')
   return json && body.length <= AUTO_JSON_LIMIT ? 'json' : 'raw'
 }
 
-function jsonContent(headers: RawHeaders, body: Buffer, policy: FingerprintPolicy): string | null {
-  const text = textOf(headers, body)
-  if (text === null) return null
-  if (policy.only.length === 0 && policy.ignore.length === 0) return canonicalText(text)
-  let node = parseLossless(text)
-  if (node === null) return null
-  if (policy.only.length > 0) {
-    const root = node
-    return frame(
-      policy.only.map((pointer) => {
-        const found = at(root, pointerTokens(pointer))
-        return found === null ? null : canonical(found)
-      }),
-    )
+function jsonContent(body: Buffer, policy: FingerprintPolicy): string | Buffer | null {
+  const { only, ignore } = policy
+  if (only.length === 0 && ignore.length === 0) return canonicalJson(body)
+  let places = placesByPolicy.get(policy)
+  if (places === undefined) {
+    places = placesOf(only.length > 0 ? only : ignore)
+    placesByPolicy.set(policy, places)
   }
-  for (const pointer of policy.ignore) node = without(node, pointerTokens(pointer))
-  return canonical(node)
+  if (only.length === 0) return canonicalJson(body, places)
+  const values = canonicalValues(body, places)
+  if (values === null) return null
+  const root = places
+  return frame(only.map((pointer) => values.get(placeOf(root, pointer))?.toString() ?? null))
 }
+
+const placesByPolicy = new WeakMap<FingerprintPolicy, Place>()

@@ -1,5 +1,6 @@
+import { decodeUtf8, isUtf8Named } from './content-type.ts'
 import type { RawHeaders } from './headers.ts'
-import { decodeUtf8, isUtf8Named } from './media.ts'
+import { hexPair } from './hex.ts'
 
 /**
  * Bytes that no form parser gives a meaning of its own, so that their escapes are needless. Not `,`, `;`, `=` and brackets,
@@ -33,7 +34,7 @@ export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
       decoded[said++] = byte
       continue
     }
-    const value = nibble(body[at + 1]) * 16 + nibble(body[at + 2])
+    const value = hexPair(body, at + 1)
     if (Number.isNaN(value)) return null
     decoded[said++] = value
     if (value === SPACE) spelled[written++] = PLUS
@@ -46,11 +47,4 @@ export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
     at += 2
   }
   return decodeUtf8(decoded.subarray(0, said)) === null ? null : spelled.subarray(0, written)
-}
-
-/** What a hex digit stands for; NaN: it is none. */
-function nibble(byte = 0): number {
-  if (byte >= 0x30 && byte <= 0x39) return byte - 0x30
-  const lower = byte | 0x20
-  return lower >= 0x61 && lower <= 0x66 ? lower - 0x57 : Number.NaN
 }

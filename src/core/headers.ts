@@ -32,12 +32,32 @@ export const HOP_BY_HOP: ReadonlySet<string> = new Set([
   'http2-settings',
 ])
 
-/** The names that must not cross this hop: the fixed ones and those that `Connection` lists. */
-export function hopByHop(headers: RawHeaders): ReadonlySet<string> {
+/**
+ * Fields for whoever reads the content, which no `Connection` may name (RFC 9110 §7.6.1). Taken off, they would make the
+ * upstream hear another request, or the client another answer, than this proxy recorded.
+ */
+const END_TO_END =
+  /^(?:(?:accept|access-control|ce|content|idempotency|idempotent|if|repeatability|sec|x-forwarded)-.*|accept|age|allow|api-key|authorization|baggage|cache-control|cdn-loop|cookie|date|etag|expires|forwarded|host|last-modified|link|location|origin|prefer|range|referer|retry-after|server|set-cookie|traceparent|tracestate|user-agent|vary|via|www-authenticate|x-api-key|x-http-method-override|x-real-ip|x-request-id)$/
+
+/**
+ * The names that must not cross this hop: the fixed ones and those that `Connection` lists, but for fields that belong to
+ * the content and `counted` ones.
+ */
+export function hopByHop(headers: RawHeaders, counted: ReadonlySet<string> = NONE): ReadonlySet<string> {
   const lines = linesOf(headers, 'connection')
   if (lines.every((line) => /^(?:keep-alive|close)$/i.test(line))) return HOP_BY_HOP
-  const listed = lines.flatMap((line) => line.split(',')).map((name) => name.trim().toLowerCase())
+  const listed = lines
+    .flatMap((line) => line.split(','))
+    .map((name) => name.trim().toLowerCase())
+    .filter((name) => !counted.has(name) && !END_TO_END.test(name))
   return new Set([...HOP_BY_HOP, ...listed])
+}
+
+const NONE: ReadonlySet<string> = new Set()
+
+/** The name as CGI, WSGI and PHP hand it to an application: whatever is no letter and no digit is one character there. */
+export function foldedName(name: string): string {
+  return /[^a-z0-9-]/.test(name) ? name.replaceAll(/[^a-z0-9]/g, '-') : name
 }
 
 /** The lines for which `keep` (called with the lower-case name) says yes. */

@@ -1,15 +1,26 @@
 import { createHmac, hash } from 'node:crypto'
-import { linesOf, type RawHeaders } from './headers.ts'
-import type { Qualifier } from './key.ts'
+import { filterLines, foldedName, linesOf, type RawHeaders } from './headers.ts'
+import type { KeyQualifier } from './key.ts'
 import type { CallerSource, RoutePolicy, ScopePolicy } from './policy.ts'
 import type { RecordId } from './record.ts'
 
 export type CallerReading =
   | { readonly kind: 'caller'; readonly parts: readonly (string | null)[] }
-  | { readonly kind: 'missing'; readonly status: 400 | 401; readonly detail: string }
+  | {
+      readonly kind: 'missing'
+      readonly status: 400 | 401
+      /** For the client. */
+      readonly detail: string
+      /** For operators: what of the configuration to change; null: nothing. */
+      readonly cause: string | null
+    }
 
-/** Credentials that tell callers apart although the default scope does not look at them (contract §5). */
-const OTHER_CREDENTIALS = ['cookie', 'x-api-key', 'api-key']
+/** Credentials that tell callers apart although the default scope does not look at them (contract §5), and how it would. */
+const OTHER_CREDENTIALS = [
+  { name: 'cookie', source: 'cookie:<name>' },
+  { name: 'x-api-key', source: 'header:x-api-key' },
+  { name: 'api-key', source: 'header:api-key' },
+]
 
 /** What a verified token says; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
@@ -19,15 +30,16 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   const unusable = claims === null ? undefined : scope.caller.find((source) => isUnusable(claims, source))
   if (unusable !== undefined) {
     const detail = `the claim ${unusable.name} of the token is absent, empty, or neither a string, a safe integer nor a boolean`
-    return { kind: 'missing', status: 401, detail }
+    return { kind: 'missing', status: 401, detail, cause: null }
   }
   const parts = scope.caller.map((source) => attribute(headers, claims, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }
   if (scope.callerIsDefault) {
-    const other = OTHER_CREDENTIALS.find((name) => presentOf(linesOf(headers, name), ', ') !== null)
+    const other = otherCredential(headers)
     if (other !== undefined) {
-      const detail = `the request has no Authorization but ${other}; set scope.caller for this route, so that callers do not share keys`
-      return { kind: 'missing', status: 400, detail }
+      const detail = `the proxy is not set up to tell clients apart by ${other.name}; nothing was executed`
+      const cause = `no Authorization but ${other.name}, and scope.caller is not set: set it to what tells callers apart, such as ${other.source}, or to none where all callers are one`
+      return { kind: 'missing', status: 400, detail, cause }
     }
   }
   if (scope.anonymous === 'share') return { kind: 'caller', parts }
@@ -38,7 +50,16 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
     kind: 'missing',
     status: 401,
     detail: `the request does not say who calls: ${absent.join(', ')} is missing`,
+    cause: null,
   }
+}
+
+/** Also as an application behind CGI reads it: `api_key`, a name of older APIs, tells callers apart as `Api-Key` does. */
+function otherCredential(headers: RawHeaders): (typeof OTHER_CREDENTIALS)[number] | undefined {
+  return OTHER_CREDENTIALS.find(({ name }) => {
+    const lines = filterLines(headers, (sent) => foldedName(sent) === name)
+    return lines.some((value, i) => i % 2 === 1 && value.trim() !== '')
+  })
 }
 
 function attribute(headers: RawHeaders, claims: Claims | null, source: CallerSource): string | null {
@@ -88,25 +109,35 @@ export function frame(parts: readonly (string | null)[]): string {
   return framed
 }
 
+/** Sets the records of one service apart from all others. */
+export interface Namespace {
+  readonly service: string
+  /** Keys every id, where `store.secretFile` is set. */
+  readonly secret: Buffer | null
+}
+
 /**
- * The record's only name: SHA-256, or HMAC-SHA-256 under `secret`, of the framed scope and key (contract §1).
- * `path` is the path that the route compares: normalised, or as sent where `match.exact` is set. An empty `qualifier` adds
- * nothing: ids made before there were any stay.
+ * The record's only name: SHA-256, or HMAC-SHA-256 under the secret, of the framed scope and key (contract §1).
+ * `host` counts where `scope.host` is set; `path` is the path that the route compares: normalised, or as sent where `match.exact` is set.
  */
 export function recordId(
+  { service, secret }: Namespace,
   policy: RoutePolicy,
   caller: readonly (string | null)[],
   method: string,
   path: string,
   key: string,
-  secret: Buffer | null,
-  qualifier: Qualifier,
+  qualifier: KeyQualifier,
+  host: string | null,
 ): RecordId {
   const scopePath = policy.scope.path === 'exact' ? path : policy.scope.path === 'route' ? policy.name : null
   const framed = frame([
     'record/1',
+    service,
     String(caller.length),
     ...caller,
+    // No method is spelt so.
+    ...(policy.scope.host ? ['host', host] : []),
     method,
     policy.scope.path,
     scopePath,
@@ -116,13 +147,26 @@ export function recordId(
   return digest(framed, secret) as RecordId
 }
 
+/**
+ * The host of a `Host` line as scopes compare it: lower case, without the default ports of http and https and without the dot of
+ * the root. Null: none was said.
+ */
+export function normaliseHost(line: string | null): string | null {
+  const host = (line ?? '')
+    .trim()
+    .toLowerCase()
+    .replace(/:(?:80|443)?$/, '')
+    .replace(/\.(?=:\d+$|$)/, '')
+  return host === '' ? null : host
+}
+
 /** Names what a caller may still spend on a route (`limits.newKeys`), in the form of a record id. */
-export function callerBucket(
+export function newKeysBucket(
+  { service, secret }: Namespace,
   policy: Pick<RoutePolicy, 'name'>,
   caller: readonly (string | null)[],
-  secret: Buffer | null,
 ): string {
-  return digest(frame(['new-keys/1', policy.name, ...caller]), secret)
+  return digest(frame(['new-keys/1', service, policy.name, ...caller]), secret)
 }
 
 /** SHA-256, or HMAC-SHA-256 under `secret`, in base64url: 43 characters. */

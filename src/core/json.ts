@@ -1,192 +1,124 @@
-/** A JSON value whose leaves are already in RFC 8785 form. Members are sorted by UTF-16 code units. */
-export type Node =
-  | string
-  | { readonly kind: 'array'; readonly items: readonly Node[] }
-  | { readonly kind: 'object'; readonly members: ReadonlyMap<string, Node> }
+import { isUtf8 } from 'node:buffer'
+import { hexPair } from './hex.ts'
+import {
+  BACKSLASH,
+  byteAt,
+  CLOSE_ARRAY,
+  CLOSE_OBJECT,
+  COLON,
+  COMMA,
+  isSpace,
+  LOWER_U,
+  OPEN_ARRAY,
+  OPEN_OBJECT,
+  QUOTE,
+} from './json-bytes.ts'
+import { isCanonicalEscape, putEscaped, putUtf8, STOPS, shortEscape } from './json-escape.ts'
+import { Names } from './json-names.ts'
+import { readNumber } from './json-number.ts'
+import { Pieces } from './json-pieces.ts'
+import type { Place } from './json-places.ts'
 
 /** Deeper than any honest request, shallow enough for the stack (contract §5). */
 export const MAX_DEPTH = 100
 
+/**
+ * The RFC 8785 text of JSON in UTF-8, without what stands at the places that `ignore` names: a member goes with its name, of an
+ * item only the commas stay, so that its neighbours keep their places.
+ *
+ * `null`: invalid JSON, or canonical form would lose information: a duplicate member name, a lone surrogate, a number whose
+ * decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
+ *
+ * Bodies are strangers', and while one is read nothing else is done: the time is linear in the length, whatever it says. No
+ * value is made of the text; what is canonical as it stands is copied, at the end and once.
+ */
+export function canonicalJson(body: Buffer, ignore: Place | null = null): Buffer | null {
+  return read(body, (reader) => reader.without(ignore))
+}
+
+/** The RFC 8785 texts of the values at the places that `only` names, where there are such; `null` as {@link canonicalJson}. */
+export function canonicalValues(body: Buffer, only: Place): ReadonlyMap<Place, Buffer> | null {
+  return read(body, (reader) => reader.only(only))
+}
+
 /** Thrown inside this module only: the text has no canonical form that keeps all its information. */
 class Lossy extends Error {}
 
-/** What values are made into, from the leaves up. Leaves and names come as canonical text. */
-interface Builder<N> {
-  leaf(text: string): N
-  array(items: N[]): N
-  /** `names` as they read, in the order of the text. `plain`: none of them needs an escape. */
-  object(names: string[], values: N[], plain: boolean): N
-}
-
-/**
- * Parses `text` without losing information. `null`: invalid JSON, a duplicate member name, a lone surrogate, a number
- * whose decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
- */
-export function parseLossless(text: string): Node | null {
-  return parse(text, NODES)
-}
-
-/** The RFC 8785 text of `text`; null where {@link parseLossless} gives null. */
-export function canonicalText(text: string): string | null {
-  return parse(text, TEXTS)
-}
-
-function parse<N>(text: string, builder: Builder<N>): N | null {
+function read<T>(body: Buffer, what: (reader: Reader) => T): T | null {
   try {
-    return new Parser(text, builder).document()
+    return isUtf8(body) ? what(new Reader(body)) : null
   } catch (error) {
     if (error instanceof Lossy) return null
     throw error
   }
 }
 
-const NODES: Builder<Node> = {
-  leaf: (text) => text,
-  array: (items) => ({ kind: 'array', items }),
-  object(names, values) {
-    const members = new Map<string, Node>()
-    for (const [n, name] of names.entries()) members.set(name, values[n] as Node)
-    if (members.size < names.length) throw new Lossy()
-    return { kind: 'object', members }
-  },
-}
-
-const TEXTS: Builder<string> = {
-  leaf: (text) => text,
-  array: (items) => `[${items.join(',')}]`,
-  object(names, values, plain) {
-    const order = names.length <= FEW ? inserted(names) : sorted(names)
-    let text = ''
-    for (const n of order) {
-      const name = names[n] as string
-      text += `${text === '' ? '{' : ','}${plain ? `"${name}"` : quoted(name)}:${values[n]}`
-    }
-    return text === '' ? '{}' : `${text}}`
-  },
-}
-
-/** Up to here insertion is cheaper than a sort that calls back. */
-const FEW = 24
-
-/** The order of the names by UTF-16 code units. */
-function inserted(names: readonly string[]): number[] {
-  const order: number[] = []
-  for (let n = 0; n < names.length; n++) {
-    const name = names[n] as string
-    let at = n
-    for (; at > 0; at--) {
-      const before = names[order[at - 1] as number] as string
-      if (before === name) throw new Lossy()
-      if (before < name) break
-      order[at] = order[at - 1] as number
-    }
-    order[at] = n
-  }
-  return order
-}
-
-function sorted(names: readonly string[]): number[] {
-  if (new Set(names).size < names.length) throw new Lossy()
-  return names.map((_, n) => n).sort((a, b) => ((names[a] as string) < (names[b] as string) ? -1 : 1))
-}
-
-/** RFC 8785 text. */
-export function canonical(node: Node): string {
-  if (typeof node === 'string') return node
-  return node.kind === 'array'
-    ? TEXTS.array(node.items.map(canonical))
-    : TEXTS.object([...node.members.keys()], [...node.members.values()].map(canonical), false)
-}
-
-/** RFC 6901 pointer → reference tokens. */
-export function pointerTokens(pointer: string): string[] {
-  return pointer
-    .split('/')
-    .slice(1)
-    .map((token) => token.replaceAll('~1', '/').replaceAll('~0', '~'))
-}
-
-export function at(node: Node, tokens: readonly string[]): Node | null {
-  let current: Node | null = node
-  for (const token of tokens) {
-    const parent: Node | null = current
-    if (parent === null || typeof parent === 'string') return null
-    current =
-      parent.kind === 'array' ? (arrayItem(parent.items, token) ?? null) : (parent.members.get(token) ?? null)
-  }
-  return current
-}
-
-/** `node` without what the tokens point at. An array item is blanked, so that its neighbours keep their places. */
-export function without(node: Node, tokens: readonly string[]): Node {
-  const [token, ...rest] = tokens
-  if (token === undefined || typeof node === 'string') return node
-  if (node.kind === 'array') {
-    const child = arrayItem(node.items, token)
-    if (child === undefined) return node
-    const items = [...node.items]
-    items[Number(token)] = rest.length === 0 ? '' : without(child, rest)
-    return { kind: 'array', items }
-  }
-  const child = node.members.get(token)
-  if (child === undefined) return node
-  const members = new Map(node.members)
-  if (rest.length === 0) members.delete(token)
-  else members.set(token, without(child, rest))
-  return { kind: 'object', members }
-}
-
-function arrayItem(items: readonly Node[], token: string): Node | undefined {
-  return /^(?:0|[1-9]\d*)$/.test(token) ? items[Number(token)] : undefined
-}
-
-const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
-/** Integers whose every digit a double keeps: printed as they are written. */
-const MOST_DIGITS = 15
-/** What JSON writes otherwise than it is: escapes and what must be one, and halves of pairs, which may be lone. */
-const SPECIAL = /[^ !#-[\]-\ud7ff\ue000-\uffff]/
-/** The same for text with its quotes. */
-const SPECIAL_ANYWHERE = /[^ -[\]-\ud7ff\ue000-\uffff]/
-
-const QUOTE = 0x22
-const COMMA = 0x2c
-const ZERO = 0x30
-const COLON = 0x3a
-const OPEN_ARRAY = 0x5b
-const CLOSE_ARRAY = 0x5d
-const OPEN_OBJECT = 0x7b
-const CLOSE_OBJECT = 0x7d
-
-class Parser<N> {
-  readonly #text: string
-  readonly #builder: Builder<N>
-  /** No string of the text is written otherwise than it reads: one look at the whole instead of one at each. */
-  readonly #isPlain: boolean
+class Reader {
+  readonly #body: Buffer
+  readonly #pieces: Pieces
+  readonly #names: Names
+  /** The pieces at named places, first and last; null: they are left out. */
+  #found: Map<Place, readonly [number, number]> | null = null
   #at = 0
-  constructor(text: string, builder: Builder<N>) {
-    this.#text = text
-    this.#builder = builder
-    this.#isPlain = !SPECIAL_ANYWHERE.test(text)
+  /** Where the name begins and ends that was read last, without quotes and escapes. */
+  #nameStart = 0
+  #nameEnd = 0
+
+  constructor(body: Buffer) {
+    this.#body = body
+    this.#pieces = new Pieces(body)
+    this.#names = new Names(this.#pieces)
   }
 
-  document(): N {
-    const node = this.#value(0)
-    this.#space()
-    if (this.#at !== this.#text.length) throw new Lossy()
-    return node
+  without(ignore: Place | null): Buffer {
+    this.#document(() => this.#value(0, ignore))
+    return this.#pieces.text(0, this.#pieces.count - 1)
   }
 
-  #value(depth: number): N {
+  only(places: Place): ReadonlyMap<Place, Buffer> {
+    const found = new Map<Place, readonly [number, number]>()
+    this.#found = found
+    this.#document(() => void this.#placed(0, places))
+    return new Map([...found].map(([place, [first, last]]) => [place, this.#pieces.text(first, last)]))
+  }
+
+  #document(value: () => void): void {
     this.#space()
-    switch (this.#text.charCodeAt(this.#at)) {
+    value()
+    this.#space()
+    if (this.#at !== this.#body.length) throw new Lossy()
+    this.#pieces.cut(this.#at)
+  }
+
+  /** Reads what stands at a place; true: it is left out. */
+  #placed(depth: number, place: Place | null): boolean {
+    if (place === null || !place.isNamed) {
+      this.#value(depth, place)
+      return false
+    }
+    const pieces = this.#pieces
+    pieces.cut(this.#at)
+    pieces.changes++
+    const first = pieces.count
+    if (this.#found === null) {
+      this.#value(depth, null)
+      pieces.rewind(first, this.#at)
+      return true
+    }
+    this.#value(depth, place)
+    pieces.cut(this.#at)
+    this.#found.set(place, [first, pieces.count - 1])
+    return false
+  }
+
+  #value(depth: number, place: Place | null): void {
+    switch (byteAt(this.#body, this.#at)) {
       case OPEN_OBJECT:
-        return this.#object(depth)
+        return this.#object(depth, place)
       case OPEN_ARRAY:
-        return this.#array(depth)
-      case QUOTE: {
-        const value = this.#string()
-        return this.#builder.leaf(this.#isPlain ? `"${value}"` : quoted(value))
-      }
+        return this.#array(depth, place)
+      case QUOTE:
+        return this.#string()
       case 0x74:
         return this.#word('true')
       case 0x66:
@@ -194,135 +126,187 @@ class Parser<N> {
       case 0x6e:
         return this.#word('null')
       default:
-        return this.#builder.leaf(this.#number())
+        return this.#number()
     }
   }
 
-  #object(depth: number): N {
+  #array(depth: number, place: Place | null): void {
     if (depth === MAX_DEPTH) throw new Lossy()
-    const names: string[] = []
-    const values: N[] = []
+    const body = this.#body
     this.#at++
-    if (this.#take(CLOSE_OBJECT)) return this.#builder.object(names, values, this.#isPlain)
-    do {
-      this.#space()
-      names.push(this.#string())
-      if (!this.#take(COLON)) throw new Lossy()
-      values.push(this.#value(depth + 1))
-    } while (this.#take(COMMA))
-    if (!this.#take(CLOSE_OBJECT)) throw new Lossy()
-    return this.#builder.object(names, values, this.#isPlain)
-  }
-
-  #array(depth: number): N {
-    if (depth === MAX_DEPTH) throw new Lossy()
-    const items: N[] = []
-    this.#at++
-    if (this.#take(CLOSE_ARRAY)) return this.#builder.array(items)
-    do items.push(this.#value(depth + 1))
-    while (this.#take(COMMA))
-    if (!this.#take(CLOSE_ARRAY)) throw new Lossy()
-    return this.#builder.array(items)
-  }
-
-  #string(): string {
-    const start = this.#at
-    if (this.#text.charCodeAt(start) !== QUOTE) throw new Lossy()
-    let end = this.#text.indexOf('"', start + 1)
-    if (end > 0) {
-      const plain = this.#text.slice(start + 1, end)
-      if (this.#isPlain || !SPECIAL.test(plain)) {
-        this.#at = end + 1
-        return plain
-      }
-    }
-    while (end > 0 && this.#escaped(end, start)) end = this.#text.indexOf('"', end + 1)
-    if (end < 0) throw new Lossy()
-    this.#at = end + 1
-    const value = parseString(this.#text.slice(start, end + 1))
-    if (value === null || !value.isWellFormed()) throw new Lossy()
-    return value
-  }
-
-  #number(): string {
-    const start = this.#at
-    // Most are short integers.
-    let end = start
-    while (isDigit(this.#text.charCodeAt(end))) end++
-    const next = this.#text.charCodeAt(end) | 0x20
-    const isInteger = end > start && next !== 0x2e && next !== 0x65
-    if (
-      isInteger &&
-      end - start <= MOST_DIGITS &&
-      (end - start === 1 || this.#text.charCodeAt(start) !== ZERO)
-    ) {
-      this.#at = end
-      return this.#text.slice(start, end)
-    }
-    NUMBER.lastIndex = start
-    if (!NUMBER.test(this.#text)) throw new Lossy()
-    const token = this.#text.slice(start, NUMBER.lastIndex)
-    this.#at = NUMBER.lastIndex
-    const printed = String(Number(token))
-    if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
-    return printed
-  }
-
-  #word(word: string): N {
-    if (!this.#text.startsWith(word, this.#at)) throw new Lossy()
-    this.#at += word.length
-    return this.#builder.leaf(word)
-  }
-
-  #take(code: number): boolean {
     this.#space()
-    if (this.#text.charCodeAt(this.#at) !== code) return false
+    if (byteAt(body, this.#at) !== CLOSE_ARRAY) {
+      for (let index = 0; ; index++) {
+        if (place === null) this.#value(depth + 1, null)
+        else this.#placed(depth + 1, place.items.get(index) ?? null)
+        this.#space()
+        if (byteAt(body, this.#at) !== COMMA) break
+        this.#at++
+        this.#space()
+      }
+      if (byteAt(body, this.#at) !== CLOSE_ARRAY) throw new Lossy()
+    }
     this.#at++
-    return true
+  }
+
+  #object(depth: number, place: Place | null): void {
+    if (depth === MAX_DEPTH) throw new Lossy()
+    const body = this.#body
+    const pieces = this.#pieces
+    const names = this.#names
+    const { count, from, changes } = pieces
+    const own = names.count
+    let isOrdered = true
+    this.#at++
+    this.#space()
+    if (byteAt(body, this.#at) === CLOSE_OBJECT) {
+      this.#at++
+      return
+    }
+    pieces.cut(this.#at)
+    const before = pieces.count - 1
+    for (;;) {
+      const first = pieces.count
+      this.#name()
+      const start = this.#nameStart
+      const end = this.#nameEnd
+      const inner = place === null ? null : this.#member(place)
+      this.#space()
+      if (byteAt(body, this.#at) !== COLON) throw new Lossy()
+      this.#at++
+      this.#space()
+      const isLeftOut = this.#placed(depth + 1, inner)
+      if (isLeftOut) pieces.rewind(first, this.#at)
+      else pieces.cut(this.#at)
+      names.add(start, end, isLeftOut ? -1 : first, pieces.count - 1)
+      if (isOrdered && names.count > own + 1) {
+        const order = names.compareLast()
+        if (order === 0) throw new Lossy()
+        isOrdered = order < 0
+      }
+      this.#space()
+      if (byteAt(body, this.#at) !== COMMA) break
+      this.#at++
+      this.#space()
+      pieces.from = this.#at
+    }
+    if (byteAt(body, this.#at) !== CLOSE_OBJECT) throw new Lossy()
+    this.#at++
+    if (isOrdered && pieces.changes === changes) pieces.rewind(count, from)
+    else {
+      if (!names.link(own, before, isOrdered)) throw new Lossy()
+      pieces.changes++
+    }
+    names.count = own
+  }
+
+  /** The place of the member whose name was read last. */
+  #member(place: Place): Place | null {
+    if (!place.lengths.has(this.#nameEnd - this.#nameStart)) return null
+    return place.members.get(this.#pieces.string(this.#nameStart, this.#nameEnd)) ?? null
+  }
+
+  #name(): void {
+    if (byteAt(this.#body, this.#at) !== QUOTE) throw new Lossy()
+    const start = this.#at + 1
+    const plain = this.#plainEnd(start)
+    if (byteAt(this.#body, plain) === QUOTE) {
+      this.#nameStart = start
+      this.#nameEnd = plain
+      this.#at = plain + 1
+      return
+    }
+    this.#string()
+    const end = this.#at
+    const pieces = this.#pieces
+    this.#nameStart = this.#body.length + pieces.madeLength
+    for (this.#at = start; this.#at < end - 1; )
+      if (this.#body[this.#at] === BACKSLASH) putUtf8(this.#escape(), pieces)
+      else pieces.put(this.#body[this.#at++] as number)
+    this.#nameEnd = this.#body.length + pieces.madeLength
+    this.#at = end
+  }
+
+  #string(): void {
+    const body = this.#body
+    let at = this.#plainEnd(this.#at + 1)
+    while (byteAt(body, at) === BACKSLASH) {
+      this.#at = at
+      const code = this.#escape()
+      if (!isCanonicalEscape(body, at, code)) return this.#respelled(at, code)
+      at = this.#plainEnd(this.#at)
+    }
+    if (byteAt(body, at) !== QUOTE) throw new Lossy()
+    this.#at = at + 1
+  }
+
+  /** Puts the string from the escape at `start` to its end: one piece, however many escapes there are. */
+  #respelled(start: number, code: number): void {
+    const body = this.#body
+    const pieces = this.#pieces
+    const made = pieces.madeLength
+    putEscaped(code, pieces)
+    for (;;) {
+      const byte = byteAt(body, this.#at)
+      if (STOPS[byte] === 0) {
+        pieces.put(byte)
+        this.#at++
+      } else if (byte === BACKSLASH) putEscaped(this.#escape(), pieces)
+      else break
+    }
+    if (byteAt(body, this.#at) !== QUOTE) throw new Lossy()
+    pieces.replace(start, this.#at++, made)
+  }
+
+  #plainEnd(at: number): number {
+    const body = this.#body
+    while (at < body.length && STOPS[body[at] as number] === 0) at++
+    return at
+  }
+
+  /** The code point of the escape here. */
+  #escape(): number {
+    const letter = byteAt(this.#body, this.#at + 1)
+    if (letter === LOWER_U) {
+      const unit = this.#unit()
+      if (unit < 0xd800 || unit > 0xdfff) return unit
+      const isPair = this.#body[this.#at] === BACKSLASH && this.#body[this.#at + 1] === LOWER_U
+      const low = isPair ? this.#unit() : 0
+      if (unit > 0xdbff || low < 0xdc00 || low > 0xdfff) throw new Lossy()
+      return 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
+    }
+    const code = shortEscape(letter)
+    if (code === 0) throw new Lossy()
+    this.#at += 2
+    return code
+  }
+
+  /** The four hex digits of a `\u`. */
+  #unit(): number {
+    const unit = hexPair(this.#body, this.#at + 2) * 256 + hexPair(this.#body, this.#at + 4)
+    if (Number.isNaN(unit)) throw new Lossy()
+    this.#at += 6
+    return unit
+  }
+
+  #word(word: string): void {
+    for (let n = 0; n < word.length; n++)
+      if (byteAt(this.#body, this.#at++) !== word.charCodeAt(n)) throw new Lossy()
+  }
+
+  #number(): void {
+    const end = readNumber(this.#body, this.#at, this.#pieces)
+    if (end < 0) throw new Lossy()
+    this.#at = end
   }
 
   #space(): void {
-    for (;;) {
-      const code = this.#text.charCodeAt(this.#at)
-      if (code !== 0x20 && code !== 0x0a && code !== 0x0d && code !== 0x09) return
-      this.#at++
-    }
+    const body = this.#body
+    const start = this.#at
+    let at = start
+    while (at < body.length && isSpace(body[at] as number)) at++
+    if (at === start) return
+    this.#pieces.leaveOut(start, at)
+    this.#at = at
   }
-
-  /** An odd number of backslashes stands before `quote`. */
-  #escaped(quote: number, start: number): boolean {
-    let at = quote - 1
-    while (at > start && this.#text[at] === '\\') at--
-    return (quote - 1 - at) % 2 === 1
-  }
-}
-
-/** As `JSON.stringify` writes it. */
-function quoted(text: string): string {
-  return SPECIAL.test(text) ? JSON.stringify(text) : `"${text}"`
-}
-
-function isDigit(code: number): boolean {
-  return code >= ZERO && code <= ZERO + 9
-}
-
-function parseString(literal: string): string | null {
-  try {
-    return JSON.parse(literal) as string
-  } catch {
-    return null
-  }
-}
-
-/** A decimal literal's value in one spelling: sign, digits without outer zeros, exponent. `Infinity` has none. */
-function decimal(literal: string): string {
-  const parts = /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(literal)
-  if (parts === null) return literal
-  const [, sign, whole = '', fraction = '', exponent = '0'] = parts
-  const digits = `${whole}${fraction}`.replace(/^0+/, '')
-  // A loop: /0+$/ would take quadratic time over zeros that something follows.
-  let end = digits.length
-  while (digits[end - 1] === '0') end--
-  if (end === 0) return '0'
-  return `${sign}${digits.slice(0, end)}e${Number(exponent) - fraction.length + digits.length - end}`
 }

@@ -1,45 +1,65 @@
 import { parseItem } from 'structured-headers'
+import { essence } from './content-type.ts'
+import { type Field, formField, queryField } from './field.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
-import { essence } from './media.ts'
-import { jsonTextOf, pointedAt } from './pointed.ts'
+import { jsonText, resolvePointer } from './json-pointer.ts'
 import type { KeyPolicy, KeySource } from './policy.ts'
 
 /** `qualifier`: what else tells equal keys apart (CloudEvents' source); framed into the record id. */
 interface Found {
   readonly kind: 'key'
   readonly key: string
-  readonly qualifier: Qualifier
+  readonly qualifier: KeyQualifier
 }
 interface Invalid {
   readonly kind: 'invalid'
   readonly detail: string
 }
 export type KeyReading = Found | Invalid | { readonly kind: 'missing' }
-export type Qualifier = readonly (string | null)[]
+export type KeyQualifier = readonly (string | null)[]
 
 /** One source's value, or why there is none. */
 type Value = { readonly kind: 'value'; readonly value: string } | Invalid | { readonly kind: 'missing' }
 
-/** True where the request carries any of the headers, valid or not. */
-export function carriesKey(headers: RawHeaders, from: readonly KeySource[]): boolean {
-  return from.some((source) => source.kind === 'header' && linesOf(headers, source.name).length > 0)
+/** What of a request can be read before its body. */
+export interface Head {
+  readonly headers: RawHeaders
+  /** As sent, without the `?`. */
+  readonly query: string
+}
+
+/** True where the head carries a key, valid or not. */
+export function carriesKey({ headers, query }: Head, from: readonly KeySource[]): boolean {
+  return from.some(
+    (source) =>
+      (source.kind === 'header' && linesOf(headers, source.name).length > 0) ||
+      (source.kind === 'query' && queryField(query, source.name).kind !== 'absent'),
+  )
 }
 
 /** True where the key may come from the body, as it is or derived. */
-export function keyNeedsBody(policy: KeyPolicy): boolean {
-  return policy.from.some(({ kind }) => kind === 'json') || (policy.derive?.json.length ?? 0) > 0
+export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
+  return from.some(isInBody) || (derive !== null && derive.json.length + derive.form.length > 0)
+}
+
+function isInBody({ kind }: KeySource): boolean {
+  return kind === 'json' || kind === 'form'
 }
 
 /**
- * Reads and validates the key (contract §4). `body` is null before it was read: then headers alone are looked at, and what
- * is found in them is not the last word where {@link keyNeedsBody}. Details name source and length, never the key itself.
+ * Reads and validates the key (contract §4). `body` is null before it was read: then the head alone is looked at, and what
+ * is found there is not the last word where {@link keyNeedsBody}. Details name source and length, never the key itself.
  */
-export function readKey(headers: RawHeaders, policy: KeyPolicy, body: Buffer | null): KeyReading {
+export function readKey(head: Head, policy: KeyPolicy, body: Buffer | null): KeyReading {
+  const { headers } = head
   const json =
-    body !== null && policy.from.some(({ kind }) => kind === 'json') ? jsonTextOf(headers, body) : null
+    body !== null && policy.from.some(({ kind }) => kind === 'json') ? jsonText(headers, body) : null
+  const event = eventIn(headers, policy.from)
   let found: { readonly key: string; readonly source: KeySource } | null = null
   for (const source of policy.from) {
-    const reading = valueOf(headers, json, source, policy.syntax)
+    // The body of a binary event is its data, whose id is another thing's.
+    if (event === 'binary' && isEventId(source)) continue
+    const reading = valueOf(head, body, json, source, policy.syntax)
     if (reading.kind === 'missing') continue
     if (reading.kind === 'invalid') return invalid(`${sourceName(source)}: ${reading.detail}`)
     if (found !== null && found.key !== reading.value)
@@ -50,39 +70,64 @@ export function readKey(headers: RawHeaders, policy: KeyPolicy, body: Buffer | n
   const { key, source } = found
   const wrong = brokenRule(key, policy)
   if (wrong !== null) return invalid(`${sourceName(source)}: ${wrong}`)
-  return qualified(headers, json, policy.from, key)
+  return qualified(headers, event, json, policy.from, key)
 }
 
 function valueOf(
-  headers: RawHeaders,
+  { headers, query }: Head,
+  body: Buffer | null,
   json: string | null,
   source: KeySource,
   syntax: KeyPolicy['syntax'],
 ): Value {
-  if (source.kind === 'json') return json === null ? { kind: 'missing' } : pointedKey(json, source.pointer)
-  const lines = linesOf(headers, source.name)
-  if (lines.length > 1) return invalid(`${lines.length} header lines; one is allowed`)
-  return lines[0] === undefined ? { kind: 'missing' } : parseKey(lines[0], syntax)
+  switch (source.kind) {
+    case 'header': {
+      const lines = linesOf(headers, source.name)
+      if (lines.length > 1) return invalid(`${lines.length} header lines; one is allowed`)
+      return lines[0] === undefined ? MISSING : parseKey(lines[0], syntax)
+    }
+    case 'query':
+      return fieldKey(queryField(query, source.name))
+    case 'form':
+      return body === null ? MISSING : fieldKey(formField(headers, body, source.name))
+    case 'json':
+      return json === null ? MISSING : pointedKey(json, source.pointer)
+  }
 }
 
-/** Taken as it stands in the body: a String of RFC 9651 is a header's notation. */
+const MISSING = { kind: 'missing' } as const
+
+function fieldKey(field: Field): Value {
+  switch (field.kind) {
+    case 'absent':
+      return MISSING
+    case 'unclear':
+      return invalid(field.why)
+    case 'value':
+      return verbatim(field.value)
+  }
+}
+
 function pointedKey(json: string, pointer: string): Value {
-  const found = pointedAt(json, pointer)
-  if (found.kind === 'absent') return { kind: 'missing' }
+  const found = resolvePointer(json, pointer)
+  if (found.kind === 'absent') return MISSING
   if (found.kind === 'ambiguous') return invalid('a member is named twice')
   const { literal } = found
   if (/^-?\d+$/.test(literal)) return { kind: 'value', value: literal === '-0' ? '0' : literal }
   if (!literal.startsWith('"')) return invalid('neither a string nor an integer')
-  const value = JSON.parse(literal) as string
+  return verbatim(JSON.parse(literal) as string)
+}
+
+/** A key as it stands in a body or a query: a String of RFC 9651 is a header's notation. */
+function verbatim(value: string): Value {
   if (/[^\x20-\x7e]/.test(value)) return invalid('a character outside printable ASCII')
   return value.trim() === '' ? invalid('the value is empty') : { kind: 'value', value }
 }
 
-/** The header line that brings `key` to the upstream, where it is written otherwise than the key; null: it is not. */
-export function otherSpelling(headers: RawHeaders, { from, forward }: KeyPolicy, key: string): string | null {
-  if (forward !== 'same') return null
-  const lines = from.flatMap((source) => (source.kind === 'header' ? linesOf(headers, source.name) : []))
-  return lines.map((line) => line.trim()).find((line) => line !== key) ?? null
+/** True where a header line of that value is this key, however it is written. */
+export function spells(line: string, syntax: KeyPolicy['syntax'], key: string): boolean {
+  const value = parseKey(line, syntax)
+  return value.kind === 'value' && value.value === key
 }
 
 /** What the key breaks of the route's own rules; null: nothing. */
@@ -95,28 +140,41 @@ function brokenRule(key: string, policy: KeyPolicy): string | null {
   return null
 }
 
+/** The mode in which a request carries one CloudEvent, as far as the route reads it; null: in none. */
+function eventIn(headers: RawHeaders, from: readonly KeySource[]): 'binary' | 'structured' | null {
+  if (essence(headers) === 'application/cloudevents+json') return 'structured'
+  return readsEventHeader(from) && linesOf(headers, 'ce-id').length > 0 ? 'binary' : null
+}
+
+function readsEventHeader(from: readonly KeySource[]): boolean {
+  return from.some((source) => source.kind === 'header' && source.name === 'ce-id')
+}
+
+function isEventId(source: KeySource): boolean {
+  return source.kind === 'json' && source.pointer === '/id'
+}
+
 /**
- * CloudEvents: an id is unique within its source only. In binary mode `ce-source` goes with `ce-id`; a route that reads
- * `json:/id` beside it takes `/source` of a structured event likewise, so that an event is one record in either mode.
+ * CloudEvents: an id is unique within its source only. `ce-source` goes with `ce-id`, and `/source` of a structured event
+ * with `json:/id`, so that an event is one record in either mode.
  */
 function qualified(
   headers: RawHeaders,
+  event: 'binary' | 'structured' | null,
   json: string | null,
   from: readonly KeySource[],
   key: string,
 ): KeyReading {
-  if (!from.some((source) => source.kind === 'header' && source.name === 'ce-id'))
-    return { kind: 'key', key, qualifier: [] }
-  const binary = linesOf(headers, 'ce-id').length > 0
-  const structured =
+  const inBody =
+    event === 'structured' &&
     json !== null &&
-    essence(headers) === 'application/cloudevents+json' &&
-    from.some((source) => source.kind === 'json' && source.pointer === '/id') &&
-    pointedAt(json, '/id').kind === 'literal'
-  if (!binary && !structured) return { kind: 'key', key, qualifier: [] }
+    from.some(isEventId) &&
+    resolvePointer(json, '/id').kind === 'literal'
+  const inHeaders = readsEventHeader(from) && linesOf(headers, 'ce-id').length > 0
+  if (!inHeaders && !inBody) return { kind: 'key', key, qualifier: [] }
   const lines = linesOf(headers, 'ce-source')
   if (lines.length > 1) return invalid(`ce-source: ${lines.length} header lines; one is allowed`)
-  const inner = structured ? sourceIn(json) : null
+  const inner = inBody ? sourceIn(json) : null
   if (inner instanceof Object) return inner
   const source = lines[0] ?? inner
   if (inner !== null && source !== inner) return invalid('ce-source and json:/source differ')
@@ -125,7 +183,7 @@ function qualified(
 
 /** A structured event's source; null: it names none. */
 function sourceIn(json: string): string | null | Invalid {
-  const found = pointedAt(json, '/source')
+  const found = resolvePointer(json, '/source')
   if (found.kind === 'absent') return null
   const source: unknown = found.kind === 'literal' ? JSON.parse(found.literal) : null
   // Lone surrogates would all be hashed as U+FFFD.
@@ -135,7 +193,15 @@ function sourceIn(json: string): string | null | Invalid {
 
 /** As the configuration writes it. */
 export function sourceName(source: KeySource): string {
-  return source.kind === 'header' ? source.name : `json:${source.pointer}`
+  switch (source.kind) {
+    case 'header':
+      return source.name
+    case 'query':
+    case 'form':
+      return `${source.kind}:${source.name}`
+    case 'json':
+      return `json:${source.pointer}`
+  }
 }
 
 function invalid(detail: string): Invalid {

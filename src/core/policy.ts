@@ -1,4 +1,5 @@
-import type { ReconcilePolicy } from './reconcile.ts'
+import type { KeyPattern } from './pattern.ts'
+import type { ReconcilePolicy } from './reconcile/answer.ts'
 import type { Millis } from './record.ts'
 import type { Retention } from './settle.ts'
 
@@ -13,15 +14,19 @@ export type CallerSource =
   /** A claim of the verified bearer token. */
   | { readonly kind: 'jwt'; readonly name: string }
 
-/** Where a key may come from: a header (lower case), or a JSON pointer (RFC 6901) into the body. */
+/** Where a key may come from: a header (lower case), a query parameter, a form field, or a JSON pointer (RFC 6901). */
 export type KeySource =
   | { readonly kind: 'header'; readonly name: string }
+  | { readonly kind: 'query'; readonly name: string }
+  | { readonly kind: 'form'; readonly name: string }
   | { readonly kind: 'json'; readonly pointer: string }
 
-/** Makes a key where the client sent none (contract §4). At least one of `json` and `headers` is not empty. */
+/** Makes a key where the client sent none (contract §4). At least one list is not empty; `json` and `form` exclude each other. */
 export interface DerivePolicy {
   /** JSON pointers. */
   readonly json: readonly string[]
+  /** Names of form fields. */
+  readonly form: readonly string[]
   /** Lower-case header names. */
   readonly headers: readonly string[]
   /** The store's time divided by it, rounded down, belongs to the key; null: no time does. */
@@ -52,7 +57,7 @@ export interface KeyPolicy {
   readonly syntax: 'lenient' | 'strict'
   readonly minLength: number
   readonly maxLength: number
-  readonly pattern: RegExp | null
+  readonly pattern: KeyPattern | null
   /** The header line sent upstream: as received, none, or under another name. */
   readonly forward: 'same' | 'none' | { readonly header: string }
   readonly forwardFence: boolean
@@ -67,6 +72,8 @@ export interface ScopePolicy {
   /** True where the configuration did not set `scope.caller`. */
   readonly callerIsDefault: boolean
   readonly path: 'exact' | 'route' | 'none'
+  /** Whether the host that the client asked belongs to the scope. */
+  readonly host: boolean
   readonly anonymous: 'share' | 'reject'
   /** Set where `caller` has a `jwt` source. */
   readonly jwt: JwtPolicy | null

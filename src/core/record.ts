@@ -10,6 +10,9 @@ export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
 /** What one looks like. */
 export const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
+/** What names one record to a person: nobody meets two that begin alike by accident. */
+export const ID_BEGINNING = /^[A-Za-z0-9_-]{8,43}$/
+
 /** As much of an id as logs show (contract §14). */
 export function shortId(id: RecordId): string {
   return id.slice(0, 12)
@@ -40,6 +43,10 @@ export type CompletedResponse =
       readonly location: string | null
     }
 
+/** What an upstream may know a request by: the client's key, or the record id. */
+export const IDENTIFIERS = ['key', 'record'] as const
+export type Identifier = (typeof IDENTIFIERS)[number]
+
 /** What was asked, the same for every attempt of one record. */
 export interface Operation {
   readonly route: string
@@ -55,6 +62,13 @@ export interface Operation {
   readonly key: string | null
   /** The same as the upstream got it, where that is written otherwise (in quotes): it may know the request by that alone. */
   readonly keySent?: string
+  /**
+   * What the upstream was sent with every attempt that may have been executed. Absent: nothing, or nobody knows. Asked by
+   * anything else, its "not found" proves nothing (docs/adr/0039).
+   */
+  readonly told?: readonly Identifier[]
+  /** Which upstream that was (`upstreamTag`); absent with `told`, or nobody knows. */
+  readonly toldTo?: string
   /** `traceparent` of the span that executes it, where a sampled one is made (docs/tracing.md). */
   readonly span?: string | undefined
 }
@@ -158,7 +172,7 @@ export type Outcome =
   | { readonly kind: 'unknown'; readonly reason: string; readonly status: number | null }
 
 /** The variable part of a record before the store has stamped version, fence and times on it. */
-export type Draft = Operation &
+export type RecordDraft = Operation &
   Attempt & {
     readonly lastError: string | null
     /** Kept when a lost record is written again; 0 for a new one: the store's time. */

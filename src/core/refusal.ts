@@ -54,6 +54,8 @@ export const REFUSALS = {
   request_timeout: { status: 408, title: 'The request did not arrive in time', retry: 'same-key' },
   overloaded: { status: 503, title: 'Too many requests are in flight', retry: 'same-key' },
   route_not_found: { status: 404, title: 'No route matches', retry: 'no' },
+  loop_detected: { status: 508, title: 'The request has been through this proxy', retry: 'no' },
+  request_malformed: { status: 400, title: 'The request is malformed', retry: 'no' },
 } as const satisfies Record<string, RefusalRow>
 
 export type RefusalCode = keyof typeof REFUSALS
@@ -69,6 +71,12 @@ export interface Refusal {
   /** Whole seconds, at least 1. */
   readonly retryAfter: number | null
   readonly instance: RecordId | null
+  /** By what the record is told from others, for a proxy in front of this one (`scopeOf`). */
+  readonly scope: string | null
+  /** False: nobody finds out by themselves what became of the request, and a person has to decide. */
+  readonly checking: boolean
+  /** False: a retry may meet no record, even where there is one now. */
+  readonly remembered: boolean
   /** Of the response that was not kept. */
   readonly original: { readonly status: number; readonly location: string | null } | null
 }
@@ -77,7 +85,18 @@ export function refusal(
   code: RefusalCode,
   detail: string,
   more: Partial<
-    Pick<Refusal, 'status' | 'retry' | 'stripeError' | 'retryAfter' | 'instance' | 'original'>
+    Pick<
+      Refusal,
+      | 'status'
+      | 'retry'
+      | 'stripeError'
+      | 'retryAfter'
+      | 'instance'
+      | 'scope'
+      | 'checking'
+      | 'remembered'
+      | 'original'
+    >
   > = {},
 ): Refusal {
   return {
@@ -88,6 +107,9 @@ export function refusal(
     detail,
     retryAfter: null,
     instance: null,
+    scope: null,
+    checking: true,
+    remembered: true,
     original: null,
     ...more,
   }
@@ -104,6 +126,7 @@ export function problemBody(refused: Refusal, baseUrl: string): string {
     ...(refused.instance === null ? {} : { instance: refused.instance }),
     code: refused.code,
     retry: refused.retry,
+    ...(refused.scope === null ? {} : { scope: refused.scope }),
     ...(refused.original === null
       ? {}
       : {

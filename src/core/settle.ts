@@ -1,11 +1,11 @@
 import type {
   Attempt,
   CompletedResponse,
-  Draft,
   IdempotencyRecord,
   Millis,
   Operation,
   Outcome,
+  RecordDraft,
   Spans,
   State,
   Unknown,
@@ -27,8 +27,11 @@ export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_re
 /** The same for one that is itself uncertain: what has been found out about an unknown record must not be lost by it. */
 export const ACCEPTING_UNKNOWN: readonly State[] = ['in_progress', 'failed_retryable']
 
+/** The state in which no attempt runs, and none may have executed. */
+const UNHELD: readonly State[] = ['failed_retryable']
+
 /** The record that a claim writes. */
-export function claimDraft(operation: Operation, attempt: Attempt): Draft {
+export function claimDraft(operation: Operation, attempt: Attempt): RecordDraft {
   return { ...operation, ...attempt, state: 'in_progress', lastError: null, createdAt: 0 }
 }
 
@@ -37,7 +40,7 @@ export function claimSpans(retention: Retention): Spans {
 }
 
 /** The record of an outcome. */
-export type OutcomeDraft = Extract<Draft, { state: 'completed' | 'failed_retryable' | 'unknown' }>
+export type OutcomeDraft = Extract<RecordDraft, { state: 'completed' | 'failed_retryable' | 'unknown' }>
 
 /** The record that an outcome of `attempt` writes, where §2 accepts it. */
 export function outcomeDraft(
@@ -67,9 +70,9 @@ export function outcomeDraft(
 /** What an uncertain outcome makes of its own record where that is unknown already: it says why, the rest stays. */
 export function stillUnknown(
   found: Unknown,
-  draft: Extract<Draft, { state: 'unknown' }>,
+  draft: Extract<RecordDraft, { state: 'unknown' }>,
   now: Millis,
-): { readonly draft: Draft; readonly spans: Spans } {
+): { readonly draft: RecordDraft; readonly spans: Spans } {
   return {
     draft: { ...draft, reconciliation: found.reconciliation },
     spans: { dueIn: found.nextLookAt - now, dropIn: found.dropAt - now },
@@ -95,6 +98,19 @@ export function statusOf(result: CompletedResponse): number {
 
 function isSuccess(status: number): boolean {
   return status >= 200 && status < 300
+}
+
+/**
+ * Whether the outcome of `draft`'s attempt may be written over another attempt's record: the store has gone back to a state from
+ * before it (restored from a snapshot, or failed over to a replica that lagged). Only an answer may end another attempt's claim,
+ * since that attempt may be executing; what says nothing about it goes over a record that nobody holds.
+ */
+export function isFromBefore(
+  found: IdempotencyRecord,
+  { fence, createdAt, state }: Pick<RecordDraft, 'fence' | 'createdAt' | 'state'>,
+): boolean {
+  const over = state === 'completed' ? ACCEPTING : UNHELD
+  return over.includes(found.state) && found.fence < fence && found.createdAt <= createdAt
 }
 
 /**

@@ -4,12 +4,12 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
 import type { Answer, BodyReading, Call, Observer, Problem, RequestOutcome, Trace } from './call.ts'
-import type { Met } from './claim.ts'
+import type { Existing } from './claim.ts'
 import type { Latency } from './latency.ts'
 import { replayable } from './outcome.ts'
 
 /** What answering needs of the walk's ports. */
-export interface Teller {
+export interface AnswerPorts {
   readonly observer: Observer
   readonly latency: Latency
   /** Room for bodies (`limits.buffered`): a replay takes some until it has left. */
@@ -17,25 +17,31 @@ export interface Teller {
 }
 
 /** Answers a request whose record was found (contract §6). */
-export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId, met: Met): Answer {
+export function answerFromRecord(
+  ports: AnswerPorts,
+  call: Call,
+  trace: Trace,
+  id: RecordId,
+  existing: Existing,
+): Answer {
   const { route } = call
   const { observer } = ports
-  switch (met.kind) {
+  switch (existing.kind) {
     case 'replay': {
       observer.claimed(route.name, 'replay')
       observer.prevented(route.name)
-      if (met.now > 0) observer.retryAge(route.name, met.now - met.createdAt)
+      if (existing.now > 0) observer.retryAge(route.name, Math.max(0, existing.now - existing.createdAt))
       trace.before = trace.after = 'completed'
-      trace.execution = met.span ?? null
-      if (!met.result.kept) {
-        const { status, location } = met.result
-        const detail = `the request was executed and answered ${status}; its response was not kept (${met.result.why})`
+      trace.execution = existing.span ?? null
+      if (!existing.result.kept) {
+        const { status, location } = existing.result
+        const detail = `the request was executed and answered ${status}; its response was not kept (${existing.result.why})`
         return refuse(trace, 'response_unavailable', 'idempotency_response_unavailable', detail, {
           instance: id,
           original: { status, location },
         })
       }
-      const release = ports.budget.hold(met.result.response.body.length)
+      const release = ports.budget.hold(existing.result.response.body.length)
       if (release === null) {
         const detail = 'no room to send the stored answer now; nothing was executed'
         return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1, instance: id })
@@ -43,20 +49,20 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
       trace.outcome = 'replayed'
       return {
         kind: 'response',
-        response: replayable(route, met.result.response),
+        response: replayable(route, existing.result.response),
         replayed: true,
-        marks: ['Idempotent-Replayed', 'true', ...marks('replayed', route, met.expiresAt)],
+        marks: ['Idempotent-Replayed', 'true', ...statusHeaders('replayed', route, existing.expiresAt)],
         release,
       }
     }
     case 'reused':
       observer.claimed(route.name, 'key_misuse')
-      trace.before = trace.after = met.read
+      trace.before = trace.after = existing.read
       return refuse(
         trace,
         'misuse',
         'idempotency_key_reused',
-        'this key was first used for another request: its body, query or media type differs, or what else the route compares',
+        `this key was first used for another request: its ${comparedBy(route)} differs, or what else the route compares`,
         { status: route.misuseStatus, instance: id },
       )
     case 'in_progress': {
@@ -64,11 +70,10 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
       observer.prevented(route.name)
       trace.before = trace.after = 'in_progress'
       const detail = 'a request with this key is still running; retry with the same key'
-      const expected = ports.latency.remaining(route.name, met.age)
       const { status } = route.inFlight
       const answer = refuse(trace, 'in_progress', 'idempotency_key_in_progress', detail, {
         status,
-        retryAfter: retryAfterSeconds(Math.min(met.leaseLeft, expected)),
+        retryAfter: retryAfterSeconds(ports.latency.retryIn(route, existing.leaseLeft, existing.age)),
         instance: id,
       })
       return status === 202 ? { ...answer, marks: call.statusLink } : answer
@@ -77,11 +82,14 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
       observer.claimed(route.name, 'unknown')
       observer.prevented(route.name)
       trace.before = trace.after = 'unknown'
-      const detail =
-        'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
+      const checking = route.reconcile !== null
+      const detail = checking
+        ? 'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
+        : 'whether the first request was executed is not known, and a person has to find out; a new key is not safe, the same key is'
       return refuse(trace, 'unknown', 'idempotency_outcome_unknown', detail, {
-        retryAfter: retryAfterSeconds(met.lookIn),
+        retryAfter: retryAfterSeconds(existing.lookIn),
         instance: id,
+        checking,
       })
     }
     case 'expired':
@@ -98,7 +106,16 @@ export function answerMet(ports: Teller, call: Call, trace: Trace, id: RecordId,
   }
 }
 
-export function marks(status: RequestOutcome, route: RoutePolicy, expiresAt: number | null): string[] {
+function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
+  const counted = [...(body === 'none' ? [] : ['body']), ...(query === 'ignore' ? [] : ['query'])]
+  return counted.length === 0 ? 'media type' : `${counted.join(', ')} or media type`
+}
+
+export function statusHeaders(
+  status: RequestOutcome,
+  route: RoutePolicy,
+  expiresAt: number | null,
+): string[] {
   if (!route.statusHeader) return []
   const lines = ['Idempotency-Status', status]
   if (expiresAt !== null && Number.isFinite(expiresAt))
@@ -123,12 +140,12 @@ export function refuse(
 }
 
 export function overloaded({ maxInFlight }: { readonly maxInFlight: number }, trace: Trace): Problem {
-  const detail = `more than ${maxInFlight} protected requests are in flight`
+  const detail = `${maxInFlight} protected requests are in flight, or this client has its share of them`
   return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1 })
 }
 
 export function storeUnavailable(
-  ports: Pick<Teller, 'observer'>,
+  ports: Pick<AnswerPorts, 'observer'>,
   trace: Trace,
   id: RecordId | null,
   detail: string,

@@ -41,7 +41,7 @@ export class ReplayGrants {
  * Asks the upstream, with the caller's own credentials, whether this caller may be told of the record (contract §6). Null:
  * yes. Comes before every answer that a record gives, so that a revoked credential reads nothing, not even a state.
  */
-export async function mayBeTold(
+export async function authorizeReplay(
   ports: { readonly forward: Forward; readonly grants: ReplayGrants },
   call: Call,
   trace: Trace,
@@ -56,7 +56,8 @@ export async function mayBeTold(
   // By every credential that is shown: another token of the same caller may be the revoked one.
   const shown = filterLines(call.headers, (name) => credentials.has(name))
   // A grant is worth nothing to a policy that remembers for another time, such as one that a reload put in force.
-  const caller = digest(frame([policy.path, String(policy.cache), ...shown]), null)
+  // Another host is another tenant of the upstream, which asks for itself.
+  const caller = digest(frame([policy.path, String(policy.cache), call.host, ...shown]), null)
   if (ports.grants.has(caller)) return null
   const startedAt = performance.now()
   // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.
@@ -85,6 +86,7 @@ export async function mayBeTold(
 
 /** Whom the request is for, and by which way it came. */
 const ADDRESSING: ReadonlySet<string> = new Set([
+  'cdn-loop',
   'host',
   'via',
   'x-forwarded-for',

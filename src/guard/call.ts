@@ -1,6 +1,6 @@
 import type { RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Attempt, Millis, Operation, RecordId, State, StoredResponse } from '../core/record.ts'
+import type { Attempt, Millis, Operation, Outcome, RecordId, State, StoredResponse } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
 import type { LiveResponse } from '../upstream/port.ts'
 
@@ -13,7 +13,11 @@ export interface Call {
   /** What the route compares: normalised, or as sent under `match.exact`. */
   readonly path: string
   readonly query: string
+  /** Normalised; null where the route's scope has no host, or the request none. */
+  readonly host: string | null
   readonly headers: RawHeaders
+  /** The client's address, as far as it is known: an IPv4 address, or the /64 of an IPv6 one. */
+  readonly client: string
   readonly traceId: string | null
   /** `traceparent` of the request's own sampled span, where one is made: kept with what it executes. */
   readonly span?: string | undefined
@@ -21,14 +25,14 @@ export interface Call {
   readonly statusLink: readonly string[]
   readBody(): Promise<BodyReading>
   /** The lines sent upstream: for that attempt, or, null, as a request that is not protected has them. */
-  upstreamHeaders(attempt: Sent | null): string[]
+  upstreamHeaders(attempt: SentAttempt | null): string[]
   clientGone(): boolean
   /** Calls `left` once when the client leaves before its answer is whole; gives what ends that. */
   onGone(left: () => void): () => void
 }
 
 /** What an attempt is called towards the upstream. */
-export interface Sent {
+export interface SentAttempt {
   readonly id: RecordId
   readonly key: string
   readonly fence: number
@@ -138,11 +142,12 @@ export const SHADOW_VERDICTS = [
   'upstream_failed',
   'error',
 ] as const
-export type Verdict = (typeof SHADOW_VERDICTS)[number]
+export type ShadowVerdict = (typeof SHADOW_VERDICTS)[number]
 
 /** What the log line and the metrics of one protected request are made of. Filled in along the walk. */
 export interface Trace {
   readonly route: string
+  readonly method: string
   readonly traceId: string | null
   readonly startedAt: Millis
   id: RecordId | null
@@ -163,9 +168,10 @@ export interface Trace {
   execution: string | null
 }
 
-export function newTrace(route: string, traceId: string | null): Trace {
+export function newTrace({ route, method, traceId }: Pick<Call, 'route' | 'method' | 'traceId'>): Trace {
   return {
-    route,
+    route: route.name,
+    method,
     traceId,
     startedAt: performance.now(),
     id: null,
@@ -207,4 +213,6 @@ export interface Run {
   readonly attempt: Attempt
   /** The store's time of the record's creation; 0 where the claim never got through. */
   readonly createdAt: Millis
+  /** How the attempt ended, from the moment that its outcome is known; null: it goes on. */
+  ended: Outcome | null
 }

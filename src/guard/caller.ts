@@ -5,45 +5,58 @@ import type { Answer, Call, Trace } from './call.ts'
 import type { Ports } from './ports.ts'
 
 /** Who calls, or why nobody can say (contract §5). */
-export type Caller = { readonly kind: 'caller'; readonly parts: readonly (string | null)[] } | Stranger
+export type Caller =
+  | { readonly kind: 'caller'; readonly parts: readonly (string | null)[] }
+  | UnidentifiedCaller
 
-export interface Stranger {
-  readonly kind: 'stranger'
+export interface UnidentifiedCaller {
+  readonly kind: 'unidentified'
   readonly detail: string
+  /** For the log; null: the detail says it all. */
+  readonly cause: string | null
   /** 503: it may be known in a moment. */
   readonly status: 400 | 401 | 503
 }
 
 /** Tells who calls by what the route's scope counts; tokens are verified. */
-export async function whoCalls(
+export async function identifyCaller(
   { verifyToken }: Pick<Ports, 'verifyToken'>,
   { route: { scope }, headers }: Call,
 ): Promise<Caller> {
-  if (scope.jwt === null) return told(readCaller(headers, scope, null))
+  if (scope.jwt === null) return asCaller(readCaller(headers, scope, null))
   const verified = await verifyToken(scope.jwt, headers)
   switch (verified.kind) {
     case 'claims':
-      return told(readCaller(headers, scope, verified.claims))
+      return asCaller(readCaller(headers, scope, verified.claims))
     case 'refused':
-      return { kind: 'stranger', detail: verified.detail, status: 401 }
+      return { kind: 'unidentified', detail: verified.detail, cause: null, status: 401 }
     case 'unavailable': {
       const detail = `who calls cannot be verified now: ${verified.detail}; nothing was executed`
-      return { kind: 'stranger', detail, status: 503 }
+      return { kind: 'unidentified', detail, cause: null, status: 503 }
     }
     case 'absent': {
       // Another scheme's credential is one all the same: its callers must not share the keys of those without any.
       const other = linesOf(headers, 'authorization').some((line) => line.trim() !== '')
       const detail = 'Authorization carries no bearer token, which is what tells callers apart here'
-      return other ? { kind: 'stranger', detail, status: 401 } : told(readCaller(headers, scope, null))
+      return other
+        ? { kind: 'unidentified', detail, cause: null, status: 401 }
+        : asCaller(readCaller(headers, scope, null))
     }
   }
 }
 
-function told(reading: ReturnType<typeof readCaller>): Caller {
-  return reading.kind === 'caller' ? reading : { ...reading, kind: 'stranger' }
+/** One name for all parts of a caller; null: nobody knows who calls, or everybody is the same caller. */
+export function callerName(caller: Caller): string | null {
+  if (caller.kind === 'unidentified' || caller.parts.every((part) => part === null)) return null
+  return caller.parts.join('\0')
 }
 
-export function refuseStranger(trace: Trace, { detail, status }: Stranger): Answer {
+function asCaller(reading: ReturnType<typeof readCaller>): Caller {
+  return reading.kind === 'caller' ? reading : { ...reading, kind: 'unidentified' }
+}
+
+export function refuseCaller(trace: Trace, { detail, cause, status }: UnidentifiedCaller): Answer {
+  trace.cause = cause
   const again = status === 503 ? ({ retryAfter: 1, retry: 'same-key' } as const) : {}
   return refuse(trace, 'caller_missing', 'idempotency_caller_missing', detail, { status, ...again })
 }

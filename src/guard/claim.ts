@@ -1,7 +1,17 @@
-import { type Asked, type Decision, decide } from '../core/decide.ts'
+import { type Decision, decide, type RequestDigests } from '../core/decide.ts'
+import { identifiersSentByBoth } from '../core/identifiers-sent.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Attempt, IdempotencyRecord, Millis, Operation, RecordId, State } from '../core/record.ts'
-import { claimDraft, claimSpans } from '../core/settle.ts'
+import type {
+  Attempt,
+  IdempotencyRecord,
+  Millis,
+  Operation,
+  RecordDraft,
+  RecordId,
+  Spans,
+  State,
+} from '../core/record.ts'
+import { claimDraft, claimSpans, outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Stamp, StoreUnavailable } from '../store/register.ts'
 import type { Run } from './call.ts'
@@ -13,7 +23,7 @@ const MAX_ROUNDS = 16
 const RECONNECT_PAUSES: readonly Millis[] = [50, 100, 200]
 
 /** A record that answers the request: nobody may claim over it. */
-export type Met = Exclude<Decision, { kind: 'take_over' | 'gone' }>
+export type Existing = Exclude<Decision, { kind: 'take_over' | 'gone' }>
 
 /** `lost`: a claim of ours may be in the store, or still on its way there; `over` is what it expected to find. */
 export interface Unclaimed {
@@ -33,7 +43,7 @@ export interface Execute {
   readonly unclaimed: Unclaimed | null
 }
 
-export type Claimed =
+export type ClaimOutcome =
   | {
       readonly kind: 'claimed'
       readonly run: Run
@@ -44,22 +54,26 @@ export type Claimed =
       readonly lapsed: boolean
       readonly version: number
     }
-  | { readonly kind: 'met'; readonly decision: Met }
+  | { readonly kind: 'existing'; readonly decision: Existing }
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
-export function isMet(decision: Decision): decision is Met {
+export function isExisting(decision: Decision): decision is Existing {
   return decision.kind !== 'take_over' && decision.kind !== 'gone'
 }
 
 /** What `record` answers; null where there is none, or where it may be claimed over. For records without the store's clock. */
-export function met(record: IdempotencyRecord | null, asked: Asked, route: RoutePolicy): Met | null {
+export function existing(
+  record: IdempotencyRecord | null,
+  asked: RequestDigests,
+  route: RoutePolicy,
+): Existing | null {
   const decision = record === null ? null : decide(record, asked, route, 0)
-  return decision !== null && isMet(decision) ? decision : null
+  return decision !== null && isExisting(decision) ? decision : null
 }
 
 /** No claim was sent: the store does not even take what this replica has to tell it first. */
-export function notAsked(token: Buffer): Unclaimed {
+export function notClaimed(token: Buffer): Unclaimed {
   const error = new StoreUnavailable('the store does not answer', false)
   return { kind: 'unavailable', error, attempt: { fence: 0, token, attempts: 1 }, lost: false, over: null }
 }
@@ -73,26 +87,32 @@ export async function claim(
   route: RoutePolicy,
   id: RecordId,
   operation: Operation,
-  asked: Asked,
+  asked: RequestDigests,
   token: Buffer,
   pause: (time: Millis) => Promise<unknown>,
-): Promise<Claimed> {
+): Promise<ClaimOutcome> {
   const askedAt = performance.now()
   const spans = claimSpans(route)
   const first: Attempt = { fence: 0, token, attempts: 1 }
   let attempt = first
+  let own = operation
   let before: State | 'absent' = 'absent'
   let over: IdempotencyRecord | null = null
   let lost = false
   const reconnect = [...RECONNECT_PAUSES]
   let error: unknown = null
-  const claimed = ({ version, fence, createdAt }: Stamp, own: Attempt, was: State | 'absent'): Claimed => ({
+  const claimed = (
+    { version, fence, createdAt }: Stamp,
+    by: Attempt,
+    executes: Operation,
+    was: State | 'absent',
+  ): ClaimOutcome => ({
     kind: 'claimed',
     before: was,
     lapsed: was === 'unknown' && over?.state === 'in_progress',
     version,
     askedAt,
-    run: { id, route, operation, attempt: { ...own, fence }, createdAt },
+    run: { id, route, operation: executes, attempt: { ...by, fence }, createdAt, ended: null },
   })
   const unavailable = (): Unclaimed => ({
     kind: 'unavailable',
@@ -108,17 +128,19 @@ export async function claim(
       if (reply.kind === 'claimed') {
         // Recognised: what the round before asked for had come through. Else nothing is there any more.
         return reply.recognised
-          ? claimed(reply.stamp, attempt, before)
-          : claimed(reply.stamp, first, 'absent')
+          ? claimed(reply.stamp, attempt, own, before)
+          : claimed(reply.stamp, first, operation, 'absent')
       }
       const decision = decide(reply.record, asked, route, reply.now)
-      if (isMet(decision)) return { kind: 'met', decision }
+      if (isExisting(decision)) return { kind: 'existing', decision }
       if (decision.kind === 'gone') continue
       over = decision.from
       before = decision.read
       attempt = { fence: over.fence + 1, token, attempts: over.attempts + 1 }
-      const taken = await records.takeOver(id, over, claimDraft(operation, attempt), spans)
-      if (taken.kind === 'claimed') return claimed(taken.stamp, attempt, before)
+      // The attempt that fell silent may have been executed, too: the upstream must have been told by it as well.
+      own = before === 'unknown' ? identifiersSentByBoth(over, operation) : operation
+      const taken = await records.takeOver(id, over, claimDraft(own, attempt), spans)
+      if (taken.kind === 'claimed') return claimed(taken.stamp, attempt, own, before)
     } catch (caught) {
       if (caught instanceof CorruptRecord) return { kind: 'corrupt', error: caught }
       if (!(caught instanceof StoreUnavailable)) throw caught
@@ -134,13 +156,28 @@ export async function claim(
 }
 
 /**
- * The store had lost the record of a run that is still going on here, and a claim for a retry has taken its place: the
- * record is given back to the run, so that its outcome finds it. Where that fails the claim stays, and lapses to `unknown`.
+ * A claim for a retry came through over a run that this replica knows of, as the store had lost the record or gone back to an
+ * older state of it: the record is given back to the run as it stands, so that its outcome is what retries find. False: the store
+ * did not take it.
  */
-export async function giveBack(records: Records, version: number, run: Run): Promise<void> {
+export async function giveBack(records: Records, version: number, run: Run): Promise<boolean> {
+  const { id, route, operation, attempt, createdAt } = run
+  let at: number | null = version
   try {
-    await records.replace(run.id, version, claimDraft(run.operation, run.attempt), claimSpans(run.route))
+    while (at !== null) {
+      const { ended } = run
+      const [draft, spans]: [RecordDraft, Spans] =
+        ended === null
+          ? [claimDraft(operation, attempt), claimSpans(route)]
+          : [outcomeDraft(operation, attempt, ended, createdAt), outcomeSpans(ended, route)]
+      const reply = await records.replace(id, at, draft, spans)
+      // Where the run ended meanwhile, its own write may have met the claim and been refused.
+      at = reply?.kind === 'written' && run.ended !== ended ? reply.stamp.version : null
+    }
+    return true
   } catch (error) {
-    if (!(error instanceof StoreUnavailable) && !(error instanceof CorruptRecord)) throw error
+    if (error instanceof StoreUnavailable) return false
+    if (error instanceof CorruptRecord) return true
+    throw error
   }
 }

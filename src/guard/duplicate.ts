@@ -1,40 +1,40 @@
 import { decide } from '../core/decide.ts'
 import { type Admitted, admit } from './admit.ts'
-import { answerMet } from './answers.ts'
-import { mayBeTold } from './authorize.ts'
+import { answerFromRecord } from './answers.ts'
+import { authorizeReplay } from './authorize.ts'
 import type { Answer, Call, Trace } from './call.ts'
-import type { Execute, Met } from './claim.ts'
-import type { Named } from './name.ts'
+import type { Execute, Existing } from './claim.ts'
+import type { Identified } from './identify.ts'
 import type { Ports } from './ports.ts'
-import type { Seat } from './waiters.ts'
+import type { Seat } from './waiting-room.ts'
 
-type Running = Extract<Met, { kind: 'in_progress' }>
+type Running = Extract<Existing, { kind: 'in_progress' }>
 
 /** Answers a request whose record is there; holds it first where the route says so (contract §6). */
 export async function duplicate(
   ports: Ports,
   call: Call,
   trace: Trace,
-  named: Named,
-  found: Met,
+  identified: Identified,
+  found: Existing,
 ): Promise<Answer | Execute> {
-  const refused = await mayBeTold(ports, call, trace)
+  const refused = await authorizeReplay(ports, call, trace)
   if (refused !== null) return refused
   if (found.kind !== 'in_progress' || call.route.inFlight.mode === 'reject')
-    return answerMet(ports, call, trace, named.id, found)
+    return answerFromRecord(ports, call, trace, identified.id, found)
   if (call.clientGone()) return { kind: 'none' }
-  const seat = ports.waiters.enter(named.id, ports.running.has(named.id))
-  if (seat === null) return answerMet(ports, call, trace, named.id, found)
+  const seat = ports.waiters.enter(identified.id, ports.running.has(identified.id))
+  if (seat === null) return answerFromRecord(ports, call, trace, identified.id, found)
   const stop = call.onGone(() => seat.dismiss())
-  const admitted = await wait(ports, call, trace, named, found, seat).finally(() => {
+  const admitted = await wait(ports, call, trace, identified, found, seat).finally(() => {
     stop()
     seat.leave()
   })
-  if (admitted.kind !== 'met') return admitted
+  if (admitted.kind !== 'existing') return admitted
   // Held for a while: the credential may have been revoked since.
-  const refusedNow = admitted.met === found ? null : await mayBeTold(ports, call, trace)
+  const refusedNow = admitted.existing === found ? null : await authorizeReplay(ports, call, trace)
   if (refusedNow !== null) return refusedNow
-  const answer = answerMet(ports, call, trace, named.id, admitted.met)
+  const answer = answerFromRecord(ports, call, trace, identified.id, admitted.existing)
   if (trace.outcome === 'replayed') trace.outcome = 'waited'
   return answer
 }
@@ -47,7 +47,7 @@ async function wait(
   ports: Ports,
   call: Call,
   trace: Trace,
-  named: Named,
+  identified: Identified,
   found: Running,
   seat: Seat,
 ): Promise<Admitted> {
@@ -58,24 +58,24 @@ async function wait(
   for (;;) {
     const news = await seat.next(until - performance.now())
     if (call.clientGone()) return { kind: 'none' }
-    if (news === null) return { kind: 'met', met: running }
+    if (news === null) return { kind: 'existing', existing: running }
     // The store may have lost the record of a run that goes on: only a client that asks again may claim over that.
     if (news.kind === 'absent') continue
-    const decision = news.kind === 'corrupt' ? null : decide(news.record, named.asked, route, news.now)
+    const decision = news.kind === 'corrupt' ? null : decide(news.record, identified.asked, route, news.now)
     if (decision?.kind === 'gone') continue
     if (decision?.kind === 'take_over') {
       // The one that took over did nothing, either.
-      if (decision.from.fence !== original) return { kind: 'met', met: running }
+      if (decision.from.fence !== original) return { kind: 'existing', existing: running }
       if (!seat.takesOver(original)) continue
     } else if (decision !== null) {
-      if (decision.kind !== 'in_progress') return { kind: 'met', met: decision }
+      if (decision.kind !== 'in_progress') return { kind: 'existing', existing: decision }
       running = decision
       continue
     }
-    const admitted = await admit(ports, call, trace, named)
-    if (admitted.kind === 'met' && admitted.met.kind === 'in_progress') {
-      running = admitted.met
-      if (!ports.running.has(named.id)) seat.listen()
+    const admitted = await admit(ports, call, trace, identified)
+    if (admitted.kind === 'existing' && admitted.existing.kind === 'in_progress') {
+      running = admitted.existing
+      if (!ports.running.has(identified.id)) seat.listen()
       continue
     }
     if (admitted.kind !== 'execute') seat.passesOn()

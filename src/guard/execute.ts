@@ -1,12 +1,14 @@
 import { shared } from '../core/budget.ts'
+import { scopeOf } from '../core/chain.ts'
 import { type Millis, type Outcome, shortId } from '../core/record.ts'
+import type { Refusal } from '../core/refusal.ts'
 import type { Forwarded } from '../upstream/port.ts'
-import { discard, marks, refuse, sentUnanswered } from './answers.ts'
+import { discard, refuse, sentUnanswered, statusHeaders } from './answers.ts'
 import type { Answer, Call, Run, Trace } from './call.ts'
 import type { Execute, Unclaimed } from './claim.ts'
 import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './outcome.ts'
+import type { Settled } from './outcome-writer.ts'
 import type { Ports } from './ports.ts'
-import type { Settled } from './writing.ts'
 
 /** Writes an attempt's outcome, lets go of the attempt and tells the duplicates that wait for it. */
 export async function finish(
@@ -17,6 +19,7 @@ export async function finish(
   release: () => void,
 ): Promise<Settled> {
   const { id, attempt } = run
+  run.ended = outcome
   ports.leases.release(id, attempt.token)
   let settled: Settled | null = null
   try {
@@ -35,10 +38,11 @@ export async function execute(
   ports: Ports,
   call: Call,
   trace: Trace,
-  { run, askedAt, unclaimed }: Execute,
+  way: Execute,
   key: string,
   body: Buffer,
 ): Promise<Answer> {
+  const { run, askedAt, unclaimed } = way
   const { route, id, attempt } = run
   const sentAt = performance.now()
   const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
@@ -72,34 +76,34 @@ export async function execute(
       return notSent(trace, result.reason, run)
     case 'unknown':
       trace.after = (await settle({ kind: 'unknown', reason: result.reason, status: result.status })).state
-      return brokenOff(trace, result, run)
+      return brokenOff(trace, result, { instance: run.id, scope: scopeTold(way) })
     case 'live': {
       const { live, why } = result
       trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
       trace.after = 'in_progress'
-      ports.inFlight.count++
+      const leave = ports.inFlight.remain()
       void live.done
         .then((end) =>
           settle(
             end === 'complete'
-              ? outcomeOf(route, live.status, live.headers, result.said, withoutBody(live, why))
+              ? outcomeOf(route, call.headers, live, result.said, withoutBody(live, why))
               : unknownBecause('the upstream broke off its answer', live.status),
           ),
         )
-        .finally(() => ports.inFlight.count--)
-      return { kind: 'live', live, marks: marks(trace.outcome, route, null) }
+        .finally(leave)
+      return { kind: 'live', live, marks: statusHeaders(trace.outcome, route, null) }
     }
     case 'responded': {
       const { response, said } = result
       ports.latency.saw(route.name, trace.upstreamMs)
-      const outcome = outcomeOf(route, response.status, response.headers, said, keptResult(route, response))
+      const outcome = outcomeOf(route, call.headers, response, said, keptResult(route, response))
       // The body has up to two holders: the answer until it has left, the outcome that keeps it until it is written.
       const share = shared(result.release)
       const release = share()
       const settled = await settle(outcome, keepsBody(outcome) ? share() : undefined)
       trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
       trace.after = settled.state
-      const own = marks(trace.outcome, route, settled.expiresAt)
+      const own = statusHeaders(trace.outcome, route, settled.expiresAt)
       return { kind: 'response', response, replayed: false, marks: own, release }
     }
   }
@@ -118,14 +122,14 @@ export async function within(
   })
   const first = await Promise.race([work, slow]).finally(() => clearTimeout(timer))
   if (first !== null) return first
-  ports.inFlight.count++
+  const leave = ports.inFlight.remain()
   const failed = (error: unknown): void =>
     ports.observer.trouble('internal error after the client was answered', {
       route: run.route.name,
       record: shortId(run.id),
       error: String(error),
     })
-  void work.then(discard, failed).finally(() => ports.inFlight.count--)
+  void work.then(discard, failed).finally(leave)
   return null
 }
 
@@ -171,14 +175,22 @@ function notSent(trace: Trace, reason: string, run: Run | null): Answer {
 function brokenOff(
   trace: Trace,
   { reason, timedOut }: Extract<Forwarded, { proof: 'unknown' }>,
-  run: Run | null,
+  record: Pick<Refusal, 'instance' | 'scope'> | null,
 ): Answer {
   trace.cause = reason
   const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
   const what = sentUnanswered(timedOut)
-  return run === null
+  return record === null
     ? refuse(trace, code, code, `${what}; it carried no key: sent again, it may be executed again`, {
         retry: 'no',
       })
-    : refuse(trace, code, code, `${what}; whether it was executed is not known`, { instance: run.id })
+    : refuse(trace, code, code, `${what}; whether it was executed is not known`, record)
+}
+
+/** The `scope` of an execution without a claim: equals nobody's. */
+export const UNCLAIMED_SCOPE = 'none'
+
+/** For a proxy in front of this one: by what a retry is recognised here. Without a claim it may not be. */
+export function scopeTold({ run, unclaimed }: Execute): string {
+  return unclaimed === null ? scopeOf(run.route) : UNCLAIMED_SCOPE
 }

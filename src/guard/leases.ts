@@ -1,5 +1,5 @@
-import { ByRecord } from '../core/by-record.ts'
 import type { Millis, RecordId } from '../core/record.ts'
+import { RecordMap } from '../core/record-map.ts'
 import type { Renewal } from '../store/register.ts'
 
 /** Three tries before a lease lapses. Configuration refuses leases too short for it. */
@@ -12,7 +12,7 @@ const TICK: Millis = 100
  */
 const SURE = 2 / 3
 
-interface Held {
+interface HeldLease {
   readonly token: Buffer
   readonly lease: Millis
   readonly dropIn: Millis
@@ -23,7 +23,7 @@ interface Held {
 
 /** Renews the leases of attempts under way, in batches: one call to the store for all that are due. */
 export class Leases {
-  readonly #held = new ByRecord<Held>()
+  readonly #held = new RecordMap<HeldLease>()
   readonly #renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>
   readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null
@@ -45,7 +45,7 @@ export class Leases {
    */
   hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis, since: Millis): () => boolean {
     const renewAt = performance.now() + lease / RENEWALS_PER_LEASE
-    const held: Held = { token, lease, dropIn, renewAt, sureUntil: since + lease * SURE }
+    const held: HeldLease = { token, lease, dropIn, renewAt, sureUntil: since + lease * SURE }
     this.#held.set(id, held)
     this.#timer ??= setInterval(() => void this.#tick(), TICK).unref()
     return () => performance.now() < held.sureUntil
@@ -68,7 +68,7 @@ export class Leases {
     if (this.#renewing || this.#held.size === 0) return
     const now = performance.now()
     const batch: Renewal[] = []
-    const renewed: Held[] = []
+    const renewed: HeldLease[] = []
     for (const [id, held] of this.#held) {
       if (held.renewAt > now) continue
       held.renewAt = now + held.lease / RENEWALS_PER_LEASE

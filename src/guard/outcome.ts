@@ -1,27 +1,44 @@
+import { deferralOf } from '../core/chain.ts'
 import { filterLines, firstOf, type RawHeaders } from '../core/headers.ts'
 import type { Action, RoutePolicy } from '../core/policy.ts'
 import { classify } from '../core/profiles.ts'
 import type {
   CompletedResponse,
-  Draft,
   IdempotencyRecord,
   Millis,
   NotKept,
   Outcome,
+  RecordDraft,
   StoredResponse,
 } from '../core/record.ts'
-import { claimDraft, type OutcomeDraft } from '../core/settle.ts'
+import { claimDraft, type OutcomeDraft, outcomeDraft } from '../core/settle.ts'
 import type { Run } from './call.ts'
 
-/** What a complete answer means: the upstream's own word first, else its status (contract §7). */
+/** The head of an answer, and its body where it was kept whole. */
+interface Answered {
+  readonly status: number
+  readonly headers: RawHeaders
+  readonly body?: Buffer
+}
+
+/**
+ * What a complete answer means: the upstream's own word first, then that of a proxy behind this one, else its status
+ * (contract §6, §7). `sent`: the lines of the request that it answers.
+ */
 export function outcomeOf(
   route: RoutePolicy,
-  status: number,
-  headers: RawHeaders,
+  sent: RawHeaders,
+  { status, headers, body }: Answered,
   said: string | null,
   result: CompletedResponse,
 ): Outcome {
-  const action = WORDS.get(said) ?? classify(route, status, firstOf(headers, 'retry-after') !== null)
+  const word = WORDS.get(said)
+  const deferral =
+    word === undefined ? deferralOf({ status, headers, body: body ?? null }, route, sent) : null
+  if (deferral === 'free') return { kind: 'not_executed', reason: deferred(status) }
+  const action = word ?? classify(route, status, firstOf(headers, 'retry-after') !== null)
+  // The refusal of another proxy is never the answer to the request.
+  if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(status), status)
   switch (action) {
     case 'store':
       return { kind: 'completed', result }
@@ -30,6 +47,10 @@ export function outcomeOf(
     case 'unknown':
       return unknownBecause(`the upstream answered ${status}`, status)
   }
+}
+
+function deferred(status: number): string {
+  return `the proxy behind this one refused the request with ${status}`
 }
 
 /** `Idempotency-Outcome`, by which an upstream says what it did. */
@@ -72,7 +93,7 @@ export function heldRecord(draft: OutcomeDraft, expiresAt: Millis | null = null)
   return record.state === 'completed' && expiresAt !== null ? { ...record, expiresAt } : record
 }
 
-function asRecord(draft: Draft, leaseUntil: Millis): IdempotencyRecord {
+function asRecord(draft: RecordDraft, leaseUntil: Millis): IdempotencyRecord {
   const common = { ...draft, version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
   switch (common.state) {
     case 'completed':
@@ -87,7 +108,12 @@ function asRecord(draft: Draft, leaseUntil: Millis): IdempotencyRecord {
   }
 }
 
-/** The record of a run on this replica, while the store cannot be asked: as if its lease had just been renewed. */
-export function runningRecord(run: Run): IdempotencyRecord {
-  return asRecord(claimDraft(run.operation, run.attempt), run.route.lease)
+/**
+ * The record of a run on this replica, without asking the store: as if its lease had just been renewed, or as its outcome leaves
+ * it.
+ */
+export function runningRecord({ operation, attempt, createdAt, route, ended }: Run): IdempotencyRecord {
+  return ended === null
+    ? asRecord(claimDraft(operation, attempt), route.lease)
+    : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
 }

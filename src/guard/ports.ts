@@ -1,36 +1,39 @@
-import type { ByRecord } from '../core/by-record.ts'
-import type { Verified } from '../core/claims.ts'
 import type { RawHeaders } from '../core/headers.ts'
+import type { Namespace } from '../core/identity.ts'
+import type { VerifiedToken } from '../core/jwt.ts'
 import type { JwtPolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import type { RecordMap } from '../core/record-map.ts'
+import type { InFlight } from '../core/shares.ts'
 import type { Records } from '../store/records.ts'
 import type { Forward } from '../upstream/port.ts'
-import type { Teller } from './answers.ts'
+import type { AnswerPorts } from './answers.ts'
 import type { ReplayGrants } from './authorize.ts'
 import type { Run } from './call.ts'
+import type { KeyChurn } from './key-churn.ts'
+import type { KeyedMutex } from './keyed-mutex.ts'
 import type { Leases } from './leases.ts'
-import type { RegeneratedKeys } from './regenerated.ts'
 import type { Settler } from './settler.ts'
-import type { Turns } from './turns.ts'
-import type { Waiters } from './waiters.ts'
+import type { WaitingRoom } from './waiting-room.ts'
 
 /** What the walk needs of the world. */
-export interface Ports extends Teller {
+export interface Ports extends AnswerPorts {
   readonly records: Records
   readonly forward: Forward
+  /** Tag of the upstream: records say which one was told. */
+  readonly upstream: string
   readonly leases: Leases
   readonly settler: Settler
-  readonly waiters: Waiters
-  readonly turns: Turns
+  readonly waiters: WaitingRoom
+  readonly turns: KeyedMutex
   readonly grants: ReplayGrants
-  readonly regenerated: RegeneratedKeys
+  readonly regenerated: KeyChurn
   /** Attempts under way; the drain waits for them. */
-  readonly running: ByRecord<Run>
-  /** Key of the record ids, where `store.secretFile` is set. */
-  readonly secret: Buffer | null
+  readonly running: RecordMap<Run>
+  readonly namespace: Namespace
   /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
   readonly unfitForStrict: () => boolean
-  readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<Verified>
+  readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<VerifiedToken>
   /** Whether the key is one of this proxy's issuer. `now` is the store's time. */
   readonly checkIssued: (key: string, now: Millis) => Promise<'valid' | 'expired' | 'forged'>
   readonly pause: (time: Millis) => Promise<unknown>
@@ -39,5 +42,5 @@ export interface Ports extends Teller {
   /** As the configuration has it now. */
   readonly maxInFlight: number
   /** Requests of the walk now, whatever they wait for. */
-  readonly inFlight: { count: number }
+  readonly inFlight: InFlight
 }

@@ -1,13 +1,13 @@
+import { type PendingOutcome, pendingOutcome } from '../core/pending-outcome.ts'
 import type { IdempotencyRecord, Millis, Outcome, RecordId } from '../core/record.ts'
 import type { OutcomeDraft } from '../core/settle.ts'
-import { type Unsettled, unsettledOf } from '../core/unsettled.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'
 import type { Records } from '../store/records.ts'
 import { StoreFull, StoreUnavailable } from '../store/register.ts'
 import type { Observer, Run } from './call.ts'
 import type { Unclaimed } from './claim.ts'
 import { heldRecord } from './outcome.ts'
-import { described, OutcomeWriter, type Settled } from './writing.ts'
+import { described, OutcomeWriter, type Settled } from './outcome-writer.ts'
 
 /** Pauses between tries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
@@ -26,8 +26,8 @@ export function spoolRoom(buffered: number): number {
   return 2 * (buffered + MAX_HELD * BYTES_WITHOUT_BODY)
 }
 
-interface Held {
-  readonly unsettled: Unsettled
+interface HeldOutcome {
+  readonly unsettled: PendingOutcome
   readonly release: () => void
   /** By this process's own clock, which no correction of the time moves. */
   readonly giveUpAt: Millis
@@ -47,7 +47,7 @@ export class Settler {
   readonly #observer: Observer
   readonly #outbox: Outbox | null
   /** Several of one record where more than one claim lost its reply; in the order of their coming. */
-  readonly #held = new Map<RecordId, readonly Held[]>()
+  readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
   #pause: Millis = RETRY_FIRST
@@ -85,7 +85,7 @@ export class Settler {
    * no longer needed here. Never rejects: the client's answer does not depend on it.
    */
   async settle(run: Run, outcome: Outcome, release: () => void): Promise<Settled> {
-    const written = unsettledOf(run, outcome, { claimed: true })
+    const written = pendingOutcome(run, outcome, { claimed: true })
     try {
       const settled = await this.#writer.write(written)
       release()
@@ -100,7 +100,7 @@ export class Settler {
     const outcome: Outcome = { kind: 'not_executed', reason: 'the claim was withdrawn: its reply was lost' }
     // Nobody waits until it is on disk: a claim that stays in the store lapses.
     void this.#hold(
-      unsettledOf(run, outcome, { withdrawn: true, over: over?.version ?? null }),
+      pendingOutcome(run, outcome, { withdrawn: true, over: over?.version ?? null }),
       error,
       () => {},
     )
@@ -113,7 +113,7 @@ export class Settler {
     release: () => void,
     { over, error }: Unclaimed,
   ): Promise<Settled> {
-    return this.#hold(unsettledOf(run, outcome, { over: over?.version ?? null }), error, release)
+    return this.#hold(pendingOutcome(run, outcome, { over: over?.version ?? null }), error, release)
   }
 
   /** Tries to write what is held, or only the record's. True: nothing (of it) is held any more. */
@@ -131,11 +131,11 @@ export class Settler {
     if (this.#timer !== null) clearTimeout(this.#timer)
     const left = [...this.#held.values()].flat()
     for (const held of left) this.#forget(held)
-    const onDisk = new Set<Held>()
-    const told = left.map(async (held) => {
+    const onDisk = new Set<HeldOutcome>()
+    const checked = left.map(async (held) => {
       if ((await held.kept?.done) === 'kept') onDisk.add(held)
     })
-    await within(KEEP_AT_MOST, Promise.all(told))
+    await within(KEEP_AT_MOST, Promise.all(checked))
     for (const held of left)
       this.#observer.trouble(
         onDisk.has(held)
@@ -146,7 +146,7 @@ export class Settler {
   }
 
   /** Resolves when it is on disk, too, or after a while. */
-  async #hold(unsettled: Unsettled, cause: unknown, release: () => void): Promise<Settled> {
+  async #hold(unsettled: PendingOutcome, cause: unknown, release: () => void): Promise<Settled> {
     const { id, draft } = unsettled
     const kept = this.#outbox?.keep(unsettled) ?? null
     this.#add(unsettled, kept, release)
@@ -159,7 +159,7 @@ export class Settler {
     return { state: draft.state, expiresAt: null, record: heldRecord(draft) }
   }
 
-  async #onDisk(unsettled: Unsettled, { done }: Kept): Promise<void> {
+  async #onDisk(unsettled: PendingOutcome, { done }: Kept): Promise<void> {
     const end = await within(KEEP_AT_MOST, done)
     if (end === 'kept') return
     this.#observer.trouble('an outcome is not in the spool; it is held in memory alone', {
@@ -168,15 +168,21 @@ export class Settler {
     })
   }
 
-  #add(unsettled: Unsettled, kept: Kept | null, release: () => void): void {
+  #add(unsettled: PendingOutcome, kept: Kept | null, release: () => void): void {
     const { id, usefulFor } = unsettled
-    const held: Held = { unsettled, release, giveUpAt: performance.now() + usefulFor, kept, trying: null }
+    const held: HeldOutcome = {
+      unsettled,
+      release,
+      giveUpAt: performance.now() + usefulFor,
+      kept,
+      trying: null,
+    }
     this.#held.set(id, [...(this.#held.get(id) ?? []), held])
     this.#size++
     this.#schedule()
   }
 
-  #forget(held: Held): void {
+  #forget(held: HeldOutcome): void {
     const { id } = held.unsettled
     const all = this.#held.get(id) ?? []
     if (!all.includes(held)) return
@@ -224,7 +230,7 @@ export class Settler {
   }
 
   /** null: no longer held. */
-  async #try(held: Held): Promise<StoreUnavailable | null> {
+  async #try(held: HeldOutcome): Promise<StoreUnavailable | null> {
     try {
       await this.#writer.write(held.unsettled)
     } catch (error) {

@@ -2,6 +2,7 @@ import { createHash, timingSafeEqual } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { type AdminAnswer, problem } from '../admin/answers.ts'
 import { linesOf } from '../core/headers.ts'
+import { unmapped } from './client.ts'
 
 export interface Gate {
   readonly token: string
@@ -42,6 +43,6 @@ function hostOf(request: IncomingMessage): { line: string; name: string } | null
 
 /** Where the connection came to, as a `Host` has it: no name that others could point here. */
 function addressOf({ socket }: IncomingMessage): string {
-  const address = (socket.localAddress ?? '').replace(/^::ffff:(?=[\d.]+$)/, '')
+  const address = unmapped(socket.localAddress ?? '')
   return address.includes(':') ? `[${address}]` : address
 }

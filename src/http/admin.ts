@@ -8,8 +8,7 @@ import type { Metrics } from '../observe/metrics.ts'
 import { type Gate, refusedAt } from './admin-gate.ts'
 import { sendPage } from './admin-page.ts'
 import { hasBody, readBody } from './body.ts'
-
-const { createServer } = process.getBuiltinModule('node:http')
+import { TrafficServer } from './connections.ts'
 
 /** What the open paths tell (contract §12). */
 export interface Health {
@@ -19,6 +18,16 @@ export interface Health {
   readonly store: () => Promise<{ up: boolean; detail: string | null }>
   readonly readinessNeedsStore: boolean
   readonly metrics: Metrics
+}
+
+/** Whether the store answers, and if not, why. */
+export async function healthOf(store: { ping(): Promise<unknown> }): ReturnType<Health['store']> {
+  try {
+    await store.ping()
+    return { up: true, detail: null }
+  } catch (error) {
+    return { up: false, detail: (error as Error).message }
+  }
 }
 
 type Handler = (health: Health, response: ServerResponse) => Promise<void> | void
@@ -49,30 +58,42 @@ const OPEN: Readonly<Record<string, Handler>> = {
 }
 
 /** The operations listener: the open paths alone, for the kubelet and Prometheus. */
-export function opsServer(health: Health): Server {
-  return createServer((request, response) => {
-    if (!open(health, request, response))
-      json(response, 404, { error: 'not found', paths: Object.keys(OPEN) })
-  })
+export function opsServer(health: Health, onBug: (error: unknown) => void): Server {
+  return new TrafficServer(
+    {},
+    (request, response) => {
+      if (!open(health, request, response))
+        json(response, 404, { error: 'not found', paths: Object.keys(OPEN) })
+    },
+    onBug,
+  )
 }
 
 /** What stands behind the token. */
-export interface Door extends Gate {
+export interface AdminAccess extends Gate {
   readonly api: AdminApi
 }
 
 /** The admin listener: the open paths, the operators' page, and the API behind the bearer token; without a token only the first. */
-export function adminServer(health: Health, door: Door | null): Server {
+export function adminServer(
+  health: Health,
+  door: AdminAccess | null,
+  onBug: (error: unknown) => void,
+): Server {
   const page = readPage()
-  return createServer((request, response) => {
-    if (open(health, request, response)) return
-    if (door !== null && sendPage(page, request, response)) return
-    if (door === null) return answer(response, problem('not_found', 'admin.tokenFile is not set'))
-    void enter(door, request).then(
-      (given) => (given === null ? response.destroy() : answer(response, given)),
-      () => response.destroy(),
-    )
-  })
+  return new TrafficServer(
+    {},
+    (request, response) => {
+      if (open(health, request, response)) return
+      if (door !== null && sendPage(page, request, response)) return
+      if (door === null) return answer(response, problem('not_found', 'admin.tokenFile is not set'))
+      void enter(door, request).then(
+        (given) => (given === null ? response.destroy() : answer(response, given)),
+        () => response.destroy(),
+      )
+    },
+    onBug,
+  )
 }
 
 /** A response that nobody waits for is only a few KiB; what people send is no larger than an answer that is kept. */
@@ -80,7 +101,7 @@ const MAX_BODY = 8 * 1024 ** 2
 const UPLOAD: Millis = 30_000
 
 /** Null: the client has gone, or is too slow. */
-async function enter(door: Door, request: IncomingMessage): Promise<AdminAnswer | null> {
+async function enter(door: AdminAccess, request: IncomingMessage): Promise<AdminAnswer | null> {
   const refused = refusedAt(door, request)
   if (refused !== null) return refused
   const url = request.url as string
@@ -93,7 +114,7 @@ async function enter(door: Door, request: IncomingMessage): Promise<AdminAnswer 
     if (endpoint.body === undefined) return problem('invalid_request', 'a body is not read here')
     if (!/^application\/json\s*(?:;|$)/i.test(request.headers['content-type'] ?? ''))
       return problem('unsupported_media_type', 'send Content-Type: application/json')
-    const reading = await readBody(request, MAX_BODY, UPLOAD, new Budget(MAX_BODY))
+    const reading = await readBody(request, MAX_BODY, UPLOAD, new Budget(MAX_BODY), null, '')
     if (reading.kind === 'too_large' || reading.kind === 'no_room')
       return problem('body_too_large', `at most ${MAX_BODY} bytes`, { headers: { connection: 'close' } })
     if (reading.kind !== 'body') return null

@@ -1,24 +1,30 @@
-import type { IncomingMessage, Server, ServerResponse } from 'node:http'
+import { randomInt } from 'node:crypto'
+import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
 import type { Config, InForce } from '../config/config.ts'
-import { linesOf } from '../core/headers.ts'
 import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { Router } from '../core/route.ts'
+import { Shares } from '../core/shares.ts'
 import { normalisePath, parseTarget, type Target } from '../core/target.ts'
-import type { KeyIssuer } from '../guard/issue.ts'
+import type { KeyIssuer } from '../guard/issue-key.ts'
 import type { Ports } from '../guard/ports.ts'
+import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import type { Witness } from '../upstream/witness.ts'
+import { clientOf } from './client.ts'
+import { answersOn, TrafficServer } from './connections.ts'
+import { handleIssue, handleStatus } from './endpoints.ts'
 import { callOf, type GuardedOptions, handleGuarded, handleTraced, type RequestSpans } from './guarded.ts'
-import { type Peer, requestLines, trustTester } from './headers.ts'
-import { handleIssue, handleStatus } from './own.ts'
+import { malformed, refuseHead } from './head.ts'
+import { countedHeaders, type Forwarding, type Peer, requestLines, trustTester } from './headers.ts'
+import { cameRound, type LoopMark } from './loop.ts'
 import { passthrough, setPassage } from './passthrough.ts'
 import { asksForPolicy, sendPolicy } from './policy.ts'
-import { overhear, type ShadowOptions } from './shadow.ts'
-import { isWebSocket, TunnelServer, tunnel } from './upgrade.ts'
-import { breakOff, continueInTurn, Writer } from './write.ts'
+import { type ShadowOptions, tapRequest } from './shadow.ts'
+import type { Stalled } from './stalled.ts'
+import { endRefused, isWebSocket, TunnelRoom, tunnel } from './upgrade.ts'
+import { breakOff, continueInTurn, ResponseWriter } from './write.ts'
 
 /** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
 const HEAD_TIMEOUT = 30_000
@@ -29,11 +35,15 @@ export interface DataOptions {
   readonly inForce: InForce
   readonly ports: Ports
   readonly upstream: Upstream
+  readonly loop: LoopMark
   readonly issuer: KeyIssuer | null
+  readonly stalled: Stalled
   readonly shadow: ShadowOptions
   readonly spans: RequestSpans | null
   readonly passed: (route: string, milliseconds: number) => void
   readonly passFailed: (method: string, cause: string) => void
+  /** A request carries this proxy's own mark. */
+  readonly onLoop: (method: string) => void
   readonly onBug: (error: unknown) => void
   /** While it drains, connections are not kept alive: clients move on to other replicas. */
   readonly draining: () => boolean
@@ -50,31 +60,43 @@ type Way =
   | { readonly kind: 'policy' }
 
 /** The traffic server: says which request is guarded, which passes, which is refused (contract §3.1, §10). */
-export async function dataServer(options: DataOptions): Promise<Server> {
+export async function dataServer(options: DataOptions): Promise<TrafficServer> {
   const { ports, upstream } = options
   const { config } = options.inForce
-  let routing = routingBy(config)
+  const common = { host: upstream.host, loop: options.loop }
+  let routing = routingBy(config, common)
   /** By the configuration in force; the policy that a request finds there is its own to the end. */
   const routed = (): Routing => {
-    if (routing.config !== options.inForce.config) routing = routingBy(options.inForce.config)
+    if (routing.config !== options.inForce.config) routing = routingBy(options.inForce.config, common)
     return routing
   }
   const trusted = trustTester(config.trustProxy)
-  const writer = new Writer(config.problems.baseUrl, config.upstream.idleTimeout)
+  const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, options.stalled)
   const guarded: GuardedOptions = {
     ports,
     writer,
     get upload() {
       return options.inForce.config.limits.upload
     },
-    host: upstream.host,
+    get forwarding() {
+      return routed().forwarding
+    },
+    uploads: { stalled: options.stalled, shares: new Shares(randomInt(2 ** 32)) },
+    clientOf: (headers, peer) => clientOf(headers, peer.address, trusted),
     statusPath: config.status.path,
     onBug: options.onBug,
     spans: options.spans,
   }
 
   const { connectTimeout, timeout, idleTimeout } = config.upstream
-  const tunnelling = { upstream, writer, connectTimeout, timeout }
+  const { connections } = config.upstream
+  const tunnelling = {
+    upstream,
+    writer,
+    connectTimeout,
+    timeout,
+    room: new TunnelRoom(connections, randomInt(2 ** 32)),
+  }
 
   const peerOf = (request: IncomingMessage): Peer => {
     const address = request.socket.remoteAddress ?? 'unknown'
@@ -107,26 +129,40 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     target: Target,
     request: IncomingMessage,
     response: ServerResponse,
-  ): Witness | null => {
+  ): ExchangeTap | null => {
     const peer = peerOf(request)
     const call = callOf(guarded, route, request.method as string, target, peer, request, response)
-    return overhear(options.shadow, options.onBug, call, request, response)
+    return tapRequest(options.shadow, options.onBug, call, request, response)
   }
-  const makeServer = (pass: (request: IncomingMessage, response: ServerResponse) => void): Server => {
-    const server = new TunnelServer(
+  const readHead = (request: IncomingMessage): Target | Refusal => {
+    const refused = refuseHead(request)
+    if (refused !== null) return refused
+    if (cameRound(request.rawHeaders, options.loop)) {
+      options.onLoop(request.method as string)
+      return refusal('loop_detected', 'its `CDN-Loop` line names this proxy: the upstream leads back here')
+    }
+    return (
+      parseTarget(request.url as string) ??
+      malformed(400, 'the request target is neither a path nor an http(s) URL')
+    )
+  }
+  const makeServer = (pass: (request: IncomingMessage, response: ServerResponse) => void): TrafficServer => {
+    const server = new TrafficServer(
       {
         requestTimeout: 0,
         headersTimeout: HEAD_TIMEOUT,
         keepAliveTimeout: KEEP_ALIVE,
-        shouldUpgradeCallback: isWebSocket,
+        // Behind a request that is not answered yet, a handshake is a GET like any other: its answer must not overtake.
+        shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
+        // Refused by refuseHead, in the form of the other refusals.
+        requireHostHeader: false,
       },
       (request, response) => {
         if (options.draining()) response.shouldKeepAlive = false
-        const target = parseTarget(request.url as string)
-        // Two `Host` lines are two opinions on whom the request is for (RFC 9112 §3.2).
-        if (target === null || linesOf(request.rawHeaders, 'host').length > 1) {
-          response.writeHead(400, ['Connection', 'close', 'Content-Length', '0'])
-          response.end()
+        const target = readHead(request)
+        if ('code' in target) {
+          response.shouldKeepAlive = false
+          writer.problem(request, response, target)
           return
         }
         const way = wayOf(routed(), request, target)
@@ -152,7 +188,7 @@ export async function dataServer(options: DataOptions): Promise<Server> {
           case 'pass': {
             const startedAt = performance.now()
             const name = way.route?.name ?? config.defaults.name
-            const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
+            const lines = requestLines(request.rawHeaders, peerOf(request), routed().forwarding)
             const marks = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
             const witness = way.kind === 'shadow' ? watch(way.route, target, request, response) : null
             setPassage(request, { target: target.origin, lines, response, marks, witness })
@@ -164,27 +200,41 @@ export async function dataServer(options: DataOptions): Promise<Server> {
           }
         }
       },
+      options.onBug,
     )
+    // All of them: Node would leave out what comes after 2000 without a word, framing and keys included.
+    server.maxHeadersCount = 0
     server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
-      continueInTurn(response)
+      // Its refusal is the answer.
+      if (refuseHead(request) === null) continueInTurn(response)
       server.emit('request', request, response)
+    })
+    server.on('checkExpectation', (request: IncomingMessage, response: ServerResponse) => {
+      response.shouldKeepAlive = false
+      writer.problem(request, response, malformed(417, 'an expectation other than 100-continue'))
     })
     server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
       // Node has taken its own listener off; a reset would end the process.
       socket.on('error', () => socket.destroy())
-      const target = parseTarget(request.url as string)
-      if (target === null) {
-        socket.end('HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n')
+      const target = readHead(request)
+      if ('code' in target) {
+        endRefused(socket, writer.problemMessage(target))
         return
       }
       // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
       if (wayOf(routed(), request, target).kind === 'refuse') {
-        socket.end(writer.problemMessage(noRoute(request.method as string, target)))
+        endRefused(socket, writer.problemMessage(noRoute(request.method as string, target)))
         return
       }
-      const lines = requestLines(request.rawHeaders, peerOf(request), upstream.host)
-      server.keep(socket)
-      tunnel(tunnelling, target.origin, lines, request, socket, head)
+      const lines = requestLines(request.rawHeaders, peerOf(request), routed().forwarding)
+      const holder = clientOf(request.rawHeaders, peerOf(request).address, trusted)
+      tunnel(tunnelling, holder, target.origin, lines, request, socket, head)
+    })
+    // Node has given up the connection: what was asked for before on it can't be answered any more.
+    server.on('connect', (_request: IncomingMessage, socket: Duplex) => {
+      socket.on('error', () => socket.destroy())
+      if (answersOn(socket).length > 0) socket.destroy()
+      else endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
     })
     return server
   }
@@ -197,16 +247,21 @@ export async function dataServer(options: DataOptions): Promise<Server> {
     onBug: options.onBug,
     onFailed: options.passFailed,
   })
-  return app.server
+  return app.server as TrafficServer
 }
 
 interface Routing {
   readonly config: Config
   readonly router: Router
+  readonly forwarding: Forwarding
 }
 
-function routingBy(config: Config): Routing {
-  return { config, router: new Router(config.routes, normalisePath) }
+function routingBy(config: Config, common: Pick<Forwarding, 'host' | 'loop'>): Routing {
+  return {
+    config,
+    router: new Router(config.routes, normalisePath),
+    forwarding: { ...common, counted: countedHeaders(config) },
+  }
 }
 
 function noRoute(method: string, target: Target): Refusal {
@@ -222,8 +277,8 @@ function policyOf({ config, router }: Routing, method: string, target: Target): 
 }
 
 /** What the head does not show may be in the body, or be made of it. */
-function mayHaveKey({ rawHeaders }: IncomingMessage, { key }: RoutePolicy): boolean {
-  return carriesKey(rawHeaders, key.from) || keyNeedsBody(key) || key.derive !== null
+function mayHaveKey({ rawHeaders }: IncomingMessage, { query }: Target, { key }: RoutePolicy): boolean {
+  return carriesKey({ headers: rawHeaders, query }, key.from) || keyNeedsBody(key) || key.derive !== null
 }
 
 function wayOf(routing: Routing, request: IncomingMessage, target: Target): Way {
@@ -243,13 +298,13 @@ function wayOf(routing: Routing, request: IncomingMessage, target: Target): Way 
       defaults !== null &&
       defaults.mode !== 'off' &&
       defaults.key.presence !== 'ignored' &&
-      mayHaveKey(request, defaults)
+      mayHaveKey(request, target, defaults)
     return looksAt
       ? { kind: defaults.mode === 'shadow' ? 'shadow' : 'guard', route: defaults }
       : { kind: 'pass', route: null, ignored: false }
   }
   if (route.mode === 'off' || route.key.presence === 'ignored') return { kind: 'pass', route, ignored: false }
-  if (route.key.presence === 'required' || mayHaveKey(request, route))
+  if (route.key.presence === 'required' || mayHaveKey(request, target, route))
     return { kind: route.mode === 'shadow' ? 'shadow' : 'guard', route }
   return { kind: 'pass', route, ignored: route.statusHeader }
 }

@@ -1,5 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import { firstOf } from '../core/headers.ts'
+import { firstOf, linesOf, type RawHeaders } from '../core/headers.ts'
+import { normaliseHost } from '../core/identity.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
@@ -7,9 +8,9 @@ import type { Target } from '../core/target.ts'
 import type { Call } from '../guard/call.ts'
 import type { Ports } from '../guard/ports.ts'
 import { guard } from '../guard.ts'
-import { readBody } from './body.ts'
-import { type Peer, protectedLines, requestLines } from './headers.ts'
-import { breakOff, type Writer } from './write.ts'
+import { readBody, type Uploads } from './body.ts'
+import { type Forwarding, type Peer, protectedLines, requestLines } from './headers.ts'
+import { breakOff, type ResponseWriter } from './write.ts'
 
 /** Makes spans of protected requests, where the user has loaded an SDK (docs/tracing.md). */
 export interface RequestSpans {
@@ -21,10 +22,12 @@ export interface RequestSpans {
 
 export interface GuardedOptions {
   readonly ports: Ports
-  readonly writer: Writer
+  readonly writer: ResponseWriter
   readonly upload: Millis
-  /** `Host` for the upstream; null keeps the client's. */
-  readonly host: string | null
+  readonly forwarding: Forwarding
+  readonly uploads: Uploads
+  /** Whose share of the limits a request takes. */
+  readonly clientOf: (headers: RawHeaders, peer: Peer) => string
   /** Where clients ask for a record's state; null: nowhere. */
   readonly statusPath: string | null
   readonly onBug: (error: unknown) => void
@@ -75,7 +78,9 @@ export function callOf(
 ): Call {
   const headers = request.rawHeaders
   const path = route.match.exact ? target.rawPath : target.path
+  const { forwarding } = options
   const own = options.spans?.current() ?? null
+  const client = options.clientOf(headers, peer)
   let gone = false
   response.once('close', () => {
     gone = !response.writableFinished
@@ -86,17 +91,20 @@ export function callOf(
     target: target.origin,
     path,
     query: target.query,
+    host: route.scope.host ? hostOf(headers, peer) : null,
     headers,
+    client,
     traceId: traceIdOf(own ?? firstOf(headers, 'traceparent')),
     span: own !== null && SAMPLED.test(own) ? own : undefined,
     statusLink:
-      // A key in the body, or none, cannot be asked about.
-      options.statusPath === null || !carriesKey(headers, route.key.from)
+      // A key in the body, or none, cannot be asked about; one in the query would stand in the link.
+      options.statusPath === null || !carriesKey({ headers, query: '' }, route.key.from)
         ? []
         : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path }).toString()}`],
-    readBody: () => readBody(request, route.limits.request, options.upload, options.ports.budget),
+    readBody: () =>
+      readBody(request, route.limits.request, options.upload, options.ports.budget, options.uploads, client),
     upstreamHeaders: (attempt) => {
-      const lines = requestLines(headers, peer, options.host)
+      const lines = requestLines(headers, peer, forwarding)
       return attempt === null ? lines : protectedLines(lines, route.key, attempt)
     },
     clientGone: () => gone,
@@ -105,6 +113,24 @@ export function callOf(
       return () => response.off('close', left)
     },
   }
+}
+
+/**
+ * The host that the client asked, as far as it can be believed: a trusted proxy may have put its own in the place of `Host`. Blanks
+ * name none; lines that disagree count together, since nobody knows which of them the upstream believes.
+ */
+function hostOf(headers: RawHeaders, { trusted }: Peer): string | null {
+  const named = trusted ? linesOf(headers, 'x-forwarded-host').map(firstNamed) : []
+  const hosts = new Set(named.filter((host) => host !== null))
+  return hosts.size > 0 ? [...hosts].join() : normaliseHost(firstOf(headers, 'host'))
+}
+
+function firstNamed(line: string): string | null {
+  for (const host of line.split(',')) {
+    const named = normaliseHost(host)
+    if (named !== null) return named
+  }
+  return null
 }
 
 /** The lowest bit of the flags. */

@@ -1,7 +1,18 @@
-import { BlockList, isIPv4, isIPv6 } from 'node:net'
-import { filterLines, firstOf, hopByHop, linesOf, type RawHeaders } from '../core/headers.ts'
+import { BlockList, isIPv6 } from 'node:net'
+import type { Config } from '../config/config.ts'
+import {
+  filterLines,
+  firstOf,
+  foldedName,
+  HOP_BY_HOP,
+  hopByHop,
+  linesOf,
+  type RawHeaders,
+} from '../core/headers.ts'
 import type { KeyPolicy } from '../core/policy.ts'
-import type { Sent } from '../guard/call.ts'
+import type { SentAttempt } from '../guard/call.ts'
+import { unmapped } from './client.ts'
+import type { LoopMark } from './loop.ts'
 
 /** Who is on the other side of the client's connection. */
 export interface Peer {
@@ -22,19 +33,46 @@ export function trustTester(cidrs: readonly string[]): (address: string) => bool
   }
   if (cidrs.length === 0) return () => false
   return (address) => {
-    const plain = address.startsWith('::ffff:') && isIPv4(address.slice(7)) ? address.slice(7) : address
+    const plain = unmapped(address)
     return list.check(plain, isIPv6(plain) ? 'ipv6' : 'ipv4')
   }
 }
 
+/** How requests are forwarded. */
+export interface Forwarding {
+  /** `Host` for the upstream; null keeps the client's. */
+  readonly host: string | null
+  readonly loop: LoopMark
+  readonly counted: Counted
+}
+
+/** Headers that some route counts on: what the record is made of, the upstream must hear as it is. */
+export interface Counted {
+  readonly names: ReadonlySet<string>
+  /** The same as {@link foldedName} gives them. */
+  readonly folded: ReadonlySet<string>
+}
+
+/** Every header that decides about a record on some route, or that the proxy sends by its key. */
+export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'defaults'>): Counted {
+  const names = new Set<string>()
+  for (const { key, scope, fingerprint } of [...routes, defaults]) {
+    for (const source of key.from) if (source.kind === 'header') names.add(source.name)
+    for (const source of scope.caller) if (source.kind === 'header') names.add(source.name)
+    for (const name of [...fingerprint.headers, ...(key.derive?.headers ?? [])]) names.add(name)
+    if (typeof key.forward === 'object') names.add(key.forward.header.toLowerCase())
+  }
+  return { names, folded: new Set([...names].map(foldedName)) }
+}
+
 /**
  * The request's lines for the upstream: end-to-end ones as received, without framing (undici makes it), `X-Forwarded-*`
- * extended where the peer is trusted and replaced where it is not (contract §10), `Via` appended.
+ * extended where the peer is trusted and replaced where it is not (contract §10), `Via` and `CDN-Loop` appended.
  */
-export function requestLines(headers: RawHeaders, peer: Peer, host: string | null): string[] {
-  const hop = hopByHop(headers)
+export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, counted }: Forwarding): string[] {
+  const hop = hopByHop(headers, counted.names)
   const lines = filterLines(headers, (name) => {
-    if (hop.has(name) || NOT_FORWARDED.has(name)) return false
+    if (hop.has(name) || NOT_FORWARDED.has(name) || impersonates(name, counted)) return false
     return peer.trusted ? !EXTENDED.has(name) : !name.startsWith('x-forwarded-') && name !== 'forwarded'
   })
   const clientHost = firstOf(headers, 'host')
@@ -44,7 +82,7 @@ export function requestLines(headers: RawHeaders, peer: Peer, host: string | nul
   lines.push('X-Forwarded-Proto', said('x-forwarded-proto') ?? 'http')
   const forwardedHost = said('x-forwarded-host') ?? clientHost
   if (forwardedHost !== null) lines.push('X-Forwarded-Host', forwardedHost)
-  lines.push('Via', VIA)
+  lines.push('Via', VIA, 'CDN-Loop', loop.entry)
   const sent = host ?? clientHost
   if (sent !== null) lines.push('Host', sent)
   return lines
@@ -57,6 +95,31 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
   'expect',
   'idempotency-fence',
   'idempotency-record',
+])
+
+/**
+ * Whether an application may take the line for one that this proxy counts on, sets or takes away: `Idempotency_Key` and
+ * `X.Forwarded.For` are `HTTP_IDEMPOTENCY_KEY` and `HTTP_X_FORWARDED_FOR` behind CGI, WSGI or PHP.
+ */
+function impersonates(name: string, { names, folded }: Counted): boolean {
+  if (names.has(name)) return false
+  const other = foldedName(name)
+  if (folded.has(other)) return true
+  if (other === name) return false
+  return (
+    OWN.has(other) || other.startsWith('x-forwarded-') || HOP_BY_HOP.has(other) || NOT_FORWARDED.has(other)
+  )
+}
+
+/** What the proxy reads of a request, or says in it, besides what routes count on. */
+const OWN: ReadonlySet<string> = new Set([
+  'cdn-loop',
+  'ce-source',
+  'content-encoding',
+  'content-type',
+  'forwarded',
+  'repeatability-first-sent',
+  'via',
 ])
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
@@ -72,7 +135,11 @@ const RETRY_ORDERS: ReadonlySet<string> = new Set([
  * The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it; without orders to
  * proxies on the way to send it more than once.
  */
-export function protectedLines(lines: string[], policy: KeyPolicy, { id, key, fence }: Sent): string[] {
+export function protectedLines(
+  lines: string[],
+  policy: KeyPolicy,
+  { id, key, fence }: SentAttempt,
+): string[] {
   const orders = lines.some((name, n) => n % 2 === 0 && RETRY_ORDERS.has(name.toLowerCase()))
   let sent = orders ? filterLines(lines, (name) => !RETRY_ORDERS.has(name)) : lines
   const { forward } = policy

@@ -2,10 +2,19 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Dispatcher } from 'undici'
 import { filterLines, firstOf, HOP_BY_HOP, hopByHop } from '../core/headers.ts'
 import { lines, reasonPhrase } from '../upstream/forward.ts'
-import { breakOff, chunkable, ONE_WRITE, pairs, sendHead, type Writer } from './write.ts'
+import {
+  breakOff,
+  chunkable,
+  lingeringClose,
+  ONE_WRITE,
+  pairs,
+  type ResponseWriter,
+  sendHead,
+  withMarks,
+} from './write.ts'
 
 export interface PassedOptions {
-  readonly writer: Writer
+  readonly writer: ResponseWriter
   readonly request: IncomingMessage
   readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
@@ -78,8 +87,11 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
       return !hop.has(name) && name !== 'idempotent-replayed' && (name !== 'content-length' || status !== 204)
     })
     // What is left of an upload that nobody reads stands between this answer and the next request.
-    if (!request.complete) kept.push('Connection', 'close')
-    response.writeHead(status, this.#reason, marks.length === 0 ? kept : [...kept, ...marks])
+    if (!request.complete) {
+      kept.push('Connection', 'close')
+      lingeringClose(request, response)
+    }
+    response.writeHead(status, this.#reason, marks.length === 0 ? kept : withMarks(kept, marks))
     this.#chunked = chunked
     this.#begun = true
     if (request.method === 'HEAD' || status === 204 || status === 304) {
@@ -107,11 +119,19 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   #write(chunk: Buffer): void {
-    const { response } = this.#options
+    const { request, response, writer } = this.#options
     if (response.write(chunk)) return
     const controller = this.#controller as Dispatcher.DispatchController
     controller.pause()
-    response.once('drain', () => controller.resume())
+    // It holds a connection to the upstream: a byte now and then is not enough.
+    const timer = setTimeout(() => breakOff(request, response), writer.idleTimeout)
+    const stop = (): void => clearTimeout(timer)
+    response.once('close', stop)
+    response.once('drain', () => {
+      stop()
+      response.off('close', stop)
+      controller.resume()
+    })
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {

@@ -5,11 +5,12 @@ import type { Dispatcher } from 'undici'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../guard/answers.ts'
+import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import type { Witness } from '../upstream/witness.ts'
 import { hasBody } from './body.ts'
+import { clientErrorHandler } from './client-error.ts'
 import { PassedExchange } from './passed.ts'
-import { breakOff, type Writer } from './write.ts'
+import { breakOff, type ResponseWriter } from './write.ts'
 
 const { METHODS } = process.getBuiltinModule('node:http')
 
@@ -21,12 +22,12 @@ export interface Passage {
   /** Header lines of the proxy's own on the answer. */
   readonly marks: readonly string[]
   /** Overhears the exchange, in shadow mode. */
-  readonly witness: Witness | null
+  readonly witness: ExchangeTap | null
   exchange?: PassedExchange
 }
 
 const kPassage = Symbol('passage')
-/** A member and no WeakMap: a young collection takes the values of one for alive, and with them every request (docs/performance.md). */
+/** A member and no WeakMap: a young collection takes the values of one for alive, and with them every request (docs/internals/performance.md). */
 interface Passing extends IncomingMessage {
   [kPassage]?: Passage
 }
@@ -44,7 +45,7 @@ const kRequest = Symbol('raw request')
 
 export interface PassthroughOptions {
   readonly upstream: Upstream
-  readonly writer: Writer
+  readonly writer: ResponseWriter
   readonly timeout: Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
@@ -69,6 +70,7 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
   }
   const app = fastify({
     serverFactory: options.makeServer,
+    clientErrorHandler: clientErrorHandler(writer),
     rewriteUrl: () => '/',
     bodyLimit: Number.MAX_SAFE_INTEGER,
     exposeHeadRoutes: false,
@@ -110,8 +112,10 @@ export async function passthrough(options: PassthroughOptions): Promise<FastifyI
       ) => {
         reply.hijack()
         // The refusal of an idle upload stands; whatever began otherwise is broken off where it was begun.
-        if (!reply.raw.headersSent)
-          writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
+        if (reply.raw.headersSent) return
+        // undici gives up a body that it streams: nobody reads that to its end.
+        if (!reply.request.raw.complete) reply.raw.shouldKeepAlive = false
+        writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
       },
     } as never,
   })

@@ -2,9 +2,9 @@ import { EventEmitter } from 'node:events'
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Budget } from '../core/budget.ts'
 import type { BodyReading, Call } from '../guard/call.ts'
-import type { Shadow } from '../guard/shadow.ts'
-import { Collector } from '../upstream/collect.ts'
-import { Witness } from '../upstream/witness.ts'
+import type { Shadow } from '../shadow/shadow.ts'
+import { BodyBuffer } from '../upstream/body-buffer.ts'
+import { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { hasBody } from './body.ts'
 
 export interface ShadowOptions {
@@ -17,16 +17,16 @@ export interface ShadowOptions {
  * Looks at a request that passes: overhears its body and, by the witness, its exchange. Null where shadow has no place for
  * it. The decider begins once the request is on its way.
  */
-export function overhear(
+export function tapRequest(
   { shadow, budget }: ShadowOptions,
   onBug: (error: unknown) => void,
   call: Call,
   request: IncomingMessage,
   response: ServerResponse,
-): Witness | null {
+): ExchangeTap | null {
   if (!shadow.enter(call)) return null
   const { limits } = call.route
-  const witness = new Witness({ method: call.method, responseLimit: limits.response }, budget, onBug)
+  const witness = new ExchangeTap({ method: call.method, responseLimit: limits.response }, budget, onBug)
   response.once('close', () => witness.gone())
   const body = overhearBody(request, limits.request, budget)
   const heard: Call = { ...call, readBody: () => body, clientGone: () => false }
@@ -42,7 +42,7 @@ export function overhearBody(request: IncomingMessage, limit: number, budget: Bu
   if (!hasBody(request)) return Promise.resolve({ kind: 'body', body: Buffer.alloc(0), release: () => {} })
   if (Number(request.headers['content-length'] ?? 0) > limit) return Promise.resolve({ kind: 'too_large' })
   return new Promise((resolve) => {
-    const chunks = new Collector()
+    const chunks = new BodyBuffer()
     let size = 0
     let over = false
     const finish = (reading: BodyReading): void => {

@@ -5,56 +5,94 @@ import { type Duplex, pipeline } from 'node:stream'
 import { filterLines, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
+import { Shares, shareOf } from '../core/shares.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import type { Writer } from './write.ts'
+import { linger, type ResponseWriter } from './write.ts'
 
-const { request: httpRequest, Server } = process.getBuiltinModule('node:http')
+const { request: httpRequest } = process.getBuiltinModule('node:http')
 
 /** Only this is tunnelled: an `Upgrade` on any other request is a hop-by-hop line, and must not carry it past the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {
   return request.method === 'GET' && request.headers.upgrade?.toLowerCase() === 'websocket'
 }
 
-/** A server whose tunnels end with its other connections: Node forgets a connection that was upgraded. */
-export class TunnelServer extends Server {
-  readonly #tunnels = new Set<Duplex>()
+/** Ends a connection that left HTTP's hands with `message`, and gives the client time to read it. */
+export function endRefused(client: Duplex, message: string | Buffer): void {
+  client.write(message)
+  // Bytes that nobody reads would make the end of the connection a reset.
+  client.resume()
+  linger(client)
+}
 
-  keep(client: Duplex): void {
-    this.#tunnels.add(client)
-    client.once('close', () => this.#tunnels.delete(client))
+/** Places for tunnels: no client address may have all of them. */
+export class TunnelRoom {
+  readonly most: number
+  readonly #shares: Shares
+  #open = 0
+
+  constructor(most: number, salt: number) {
+    this.most = most
+    this.#shares = new Shares(salt)
   }
 
-  override closeAllConnections(): void {
-    super.closeAllConnections()
-    for (const client of this.#tunnels) client.destroy()
+  /** Gives what leaves again; null: there is no place for this client. */
+  enter(client: string): (() => void) | null {
+    const slot = this.#shares.slotOf(client)
+    if (this.#open >= this.most || this.#shares.held(slot) >= shareOf(this.most)) return null
+    this.#open++
+    this.#shares.add(slot, 1)
+    return () => {
+      this.#open--
+      this.#shares.add(slot, -1)
+    }
   }
 }
 
 export interface TunnelOptions {
   readonly upstream: Upstream
-  readonly writer: Writer
+  readonly writer: ResponseWriter
   readonly connectTimeout: Millis
   /** Until the upstream has answered the handshake. */
   readonly timeout: Millis
+  /** One for each tunnel: it holds a connection to the upstream for as long as both sides like. */
+  readonly room: TunnelRoom
 }
+
+/** TCP asks a silent peer whether it is still there, so that a tunnel does not outlive one. */
+const PROBE_AFTER: Millis = 60_000
 
 /**
  * Passes a WebSocket handshake and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a
  * refused handshake reach the client unchanged (docs/adr/0004).
  */
 export function tunnel(
-  { upstream, writer, connectTimeout, timeout }: TunnelOptions,
+  { upstream, writer, connectTimeout, timeout, room }: TunnelOptions,
+  holder: string,
   target: string,
   lines: readonly string[],
   request: IncomingMessage,
   client: Duplex,
   head: Buffer,
 ): void {
+  const leave = room.enter(holder)
+  if (leave === null) {
+    const detail = `of ${room.most} WebSockets at one time (upstream.connections), none is free for this client`
+    endRefused(client, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
+    return
+  }
+  client.once('close', leave)
   const secure = upstream.origin.protocol === 'https:'
   const sent = (secure ? httpsRequest : httpRequest)({
     method: 'GET',
     path: target,
-    headers: [...lines, 'Connection', 'Upgrade', 'Upgrade', request.headers.upgrade as string],
+    // A `Trailer` line announces trailers of a body; a handshake has none, and Node's client would throw.
+    headers: [
+      ...filterLines(lines, (name) => name !== 'trailer'),
+      'Connection',
+      'Upgrade',
+      'Upgrade',
+      request.headers.upgrade as string,
+    ],
     agent: false,
     ...(upstream.socketPath === null
       ? { host: upstream.origin.hostname, port: upstream.origin.port || (secure ? 443 : 80) }
@@ -85,6 +123,7 @@ export function tunnel(
     // Two pipelines, each with listeners of its own.
     client.setMaxListeners(0)
     server.setMaxListeners(0)
+    for (const side of [client, server]) if (side instanceof Socket) side.setKeepAlive(true, PROBE_AFTER)
     client.write(headOf(answer, ownLinesOut(answer.rawHeaders)), 'latin1')
     if (first.length > 0) server.unshift(first)
     if (head.length > 0) client.unshift(head)
@@ -109,7 +148,7 @@ export function tunnel(
   })
   sent.once('error', () => {
     clearTimeout(timer)
-    if (!answered && client.writable) client.end(writer.problemMessage(refused))
+    if (!answered && client.writable) endRefused(client, writer.problemMessage(refused))
   })
   client.once('close', () => {
     clearTimeout(timer)

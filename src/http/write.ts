@@ -1,10 +1,15 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
+import type { Duplex } from 'node:stream'
+import { prefersHtml } from '../core/accept.ts'
 import { filterLines, firstOf } from '../core/headers.ts'
+import { problemLine } from '../core/problem-header.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, type Refusal } from '../core/refusal.ts'
 import type { Answer } from '../guard/call.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
+import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
+import { NOBODY, Stalled } from './stalled.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
@@ -12,14 +17,21 @@ const { STATUS_CODES } = process.getBuiltinModule('node:http')
 export const ONE_WRITE = 16 * 1024
 
 /** The one way out: live and replayed answers leave through the same lines of code, so that they are identical. */
-export class Writer {
+export class ResponseWriter {
   readonly #baseUrl: string
   /** How long a client may take between two bytes. */
   readonly #idleTimeout: Millis
+  readonly #stalled: Stalled
 
-  constructor(baseUrl: string, idleTimeout: Millis) {
+  /** `stalled`: hears of whole answers that have not left, which give their room up to others. */
+  constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
     this.#idleTimeout = idleTimeout
+    this.#stalled = stalled
+  }
+
+  get idleTimeout(): Millis {
+    return this.#idleTimeout
   }
 
   write(request: IncomingMessage, response: ServerResponse, answer: Answer): void {
@@ -27,7 +39,10 @@ export class Writer {
       case 'response':
         response.once('close', answer.release)
         if (response.destroyed) answer.release()
-        else this.#whole(request, response, answer.response, answer.marks)
+        else {
+          this.#whole(request, response, answer.response, answer.marks)
+          this.#hurry(response, answer.response.body.length, answer.release)
+        }
         return
       case 'live':
         if (response.destroyed) answer.live.drain()
@@ -47,29 +62,34 @@ export class Writer {
     refused: Refusal,
     marks: readonly string[] = [],
   ): void {
-    const { headers, body } = this.#problem(refused)
+    const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...marks)
-    if (!request.complete) headers.push('Connection', 'close')
+    const keeps = request.complete || (refused.code !== 'request_timeout' && restIsSmall(request, response))
+    if (!keeps) headers.push('Connection', 'close')
     response.writeHead(refused.status, headers)
     response.end(body)
     this.watch(response)
-    if (!request.complete) lingeringClose(request, response)
+    if (!keeps) lingeringClose(request, response)
+    else if (!request.complete) awaitRest(request, response)
   }
 
   /** The same for a connection that has left HTTP's hands: the whole message, after which it is to be ended. */
   problemMessage(refused: Refusal): Buffer {
-    const { headers, body } = this.#problem(refused)
+    const { headers, body } = this.#refusal(refused, false)
     const lines = pairs([...headers, 'Connection', 'close']).map(([name, value]) => `${name}: ${value}\r\n`)
     const head = `HTTP/1.1 ${refused.status} ${STATUS_CODES[refused.status]}\r\n${lines.join('')}\r\n`
     return Buffer.concat([Buffer.from(head), body])
   }
 
-  #problem(refused: Refusal): { headers: string[]; body: Buffer } {
-    const headers = ['Content-Type', 'application/problem+json', 'Cache-Control', 'no-store']
+  #refusal(refused: Refusal, asPage: boolean): { headers: string[]; body: Buffer } {
+    const type = asPage ? 'text/html; charset=utf-8' : 'application/problem+json'
+    const headers = ['Content-Type', type, 'Cache-Control', 'no-store', 'Idempotency-Retry', refused.retry]
+    headers.push('Idempotency-Problem', problemLine(refused))
+    if (asPage) headers.push(...PAGE_HEADERS)
     if (refused.retryAfter !== null) headers.push('Retry-After', String(refused.retryAfter))
     if (!this.#baseUrl.startsWith('urn:'))
       headers.push('Link', `<${this.#baseUrl}${refused.code}>; rel="describedby"`)
-    const body = Buffer.from(problemBody(refused, this.#baseUrl))
+    const body = Buffer.from(asPage ? refusalPage(refused) : problemBody(refused, this.#baseUrl))
     headers.push('Content-Length', String(body.length))
     return { headers, body }
   }
@@ -82,7 +102,7 @@ export class Writer {
   ): void {
     const { status, trailers, body } = kept
     const chunked = trailers.length > 0 && chunkable(request, status)
-    const headers = [...withoutTrailer(kept.headers, chunked), ...marks]
+    const headers = withMarks(withoutTrailer(kept.headers, chunked), marks)
     const bodiless = status === 204 || status === 304 || request.method === 'HEAD'
     // Without a length Node chunks, which trailers need.
     if (!chunked && !bodiless) headers.push('Content-Length', String(body.length))
@@ -97,6 +117,24 @@ export class Writer {
     this.watch(response)
   }
 
+  /**
+   * A whole answer is held in memory until it has left, however slowly its client reads: it is dropped where it takes less than a
+   * mebibyte in each idle time, or stands in the way of others. A retry gets the replay.
+   */
+  #hurry(response: ServerResponse, size: number, release: () => void): void {
+    if (hasLeft(response)) return
+    const drop = (): void => {
+      release()
+      response.socket?.resetAndDestroy()
+    }
+    const timer = setTimeout(drop, this.#idleTimeout * (1 + size / 1024 ** 2))
+    const unfinished = this.#stalled.watch(drop, NOBODY)
+    response.once('close', () => {
+      clearTimeout(timer)
+      unfinished.done()
+    })
+  }
+
   #live(
     request: IncomingMessage,
     response: ServerResponse,
@@ -104,17 +142,15 @@ export class Writer {
     marks: readonly string[],
   ): void {
     const headers = withoutTrailer(live.headers, chunkable(request, live.status))
-    response.writeHead(live.status, live.reason, [...headers, ...marks])
+    response.writeHead(live.status, live.reason, withMarks(headers, marks))
     sendHead(response)
     live.attach(new ClientSink(request, response, this, this.#idleTimeout))
   }
 
   /** A client that stops reading an answer is dropped: its bytes are held in memory meanwhile. */
   watch(response: ServerResponse): void {
-    if (response.writableFinished || response.destroyed) return
+    if (hasLeft(response)) return
     const { socket } = response
-    // The kernel has all of it.
-    if (response.writableEnded && socket?.writableLength === 0) return
     if (socket === null) {
       // Pipelined behind another answer: the connection is that one's until then.
       response.once('socket', () => this.watch(response))
@@ -129,16 +165,30 @@ export class Writer {
   }
 }
 
+/** Whether the kernel has all of it, or nobody is there to get it. */
+function hasLeft(response: ServerResponse): boolean {
+  return (
+    response.writableFinished ||
+    response.destroyed ||
+    (response.writableEnded && response.socket?.writableLength === 0)
+  )
+}
+
 /** Live bytes to a client; one that reads too slowly is dropped, and the upstream goes on to its end (contract §7). */
 class ClientSink implements LiveSink {
   readonly #request: IncomingMessage
   readonly #response: ServerResponse
-  readonly #writer: Writer
+  readonly #writer: ResponseWriter
   readonly #idleTimeout: Millis
   #resume: () => void = () => {}
   #stalled: NodeJS.Timeout | null = null
 
-  constructor(request: IncomingMessage, response: ServerResponse, writer: Writer, idleTimeout: Millis) {
+  constructor(
+    request: IncomingMessage,
+    response: ServerResponse,
+    writer: ResponseWriter,
+    idleTimeout: Millis,
+  ) {
     this.#request = request
     this.#response = response
     this.#writer = writer
@@ -210,20 +260,83 @@ export function chunkable(request: IncomingMessage, status: number): boolean {
   return request.httpVersionMinor > 0 && request.method !== 'HEAD' && status !== 204 && status !== 304
 }
 
+/** With lines of the proxy's own, which stand in place of those that a proxy behind this one says of itself. */
+export function withMarks(headers: readonly string[], marks: readonly string[]): string[] {
+  // None of an upstream's is kept.
+  if (marks.every((name, i) => i % 2 === 1 || name === 'Idempotent-Replayed')) return [...headers, ...marks]
+  const own = new Set(marks.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
+  // Its time is that of another record.
+  if (own.has('idempotency-status')) own.add('idempotency-expires')
+  return [...filterLines(headers, (name) => !own.has(name)), ...marks]
+}
+
 function withoutTrailer(headers: readonly string[], chunked: boolean): readonly string[] {
   return chunked || firstOf(headers, 'trailer') === null
     ? headers
     : filterLines(headers, (name) => name !== 'trailer')
 }
 
-/** Time for the client to read the refusal before the connection is reset under the rest of its upload. */
-const LINGER: Millis = 1000
+/** A body up to this size is read to its end for the sake of its connection: it is there already, or soon. */
+const SMALL_BODY = 64 * 1024
 
-function lingeringClose(request: IncomingMessage, response: ServerResponse): void {
+/** Whether the connection can be kept although the body was not read: what is left of it says where the next request begins. */
+function restIsSmall(request: IncomingMessage, response: ServerResponse): boolean {
+  if (!response.shouldKeepAlive) return false
+  return Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY
+}
+
+/** Time for the client to read the answer, or to send the rest of a small body. */
+const LINGER: Millis = 1000
+/** Times as long at most, while it still sends. */
+const MOST_LINGERS = 30
+/** So many may take longer than one at a time. */
+const MOST_LINGERING = 100
+
+let lingering = 0
+
+/**
+ * Ends a connection that the client may still send on: for as long as bytes come, it has not read the answer. The bytes must be read
+ * by whoever calls.
+ */
+export function linger(connection: Duplex): void {
+  connection.end()
+  if (lingering >= MOST_LINGERING || !(connection instanceof Socket)) {
+    setTimeout(() => connection.destroy(), LINGER).unref()
+    return
+  }
+  lingering++
+  let heard = connection.bytesRead
+  let times = 0
+  const timer = setInterval(() => {
+    if (connection.bytesRead === heard || ++times >= MOST_LINGERS) connection.destroy()
+    heard = connection.bytesRead
+  }, LINGER).unref()
+  connection.once('close', () => {
+    lingering--
+    clearInterval(timer)
+  })
+}
+
+function awaitRest(request: IncomingMessage, response: ServerResponse): void {
+  request.resume()
+  const { socket } = response
+  const timer = setTimeout(() => {
+    if (!request.complete) socket?.destroy()
+  }, LINGER).unref()
+  request.once('end', () => clearTimeout(timer))
+}
+
+/**
+ * Ends a connection on which the client still sends: what it sends is read and thrown away for a moment. Were the connection
+ * closed at once, the client would get a reset instead of the answer.
+ */
+export function lingeringClose(request: IncomingMessage, response: ServerResponse): void {
   request.resume()
   // Not `request.socket`: undici takes that away from a request whose body it gave up.
   const { socket } = response
-  response.once('finish', () => setTimeout(() => socket?.destroy(), LINGER).unref())
+  if (socket === null) return
+  // What Node calls after an answer that says `Connection: close`.
+  socket.destroySoon = () => linger(socket)
 }
 
 export function pairs(lines: readonly string[]): [string, string][] {

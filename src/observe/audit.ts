@@ -29,12 +29,17 @@ export interface Change {
 
 export interface AuditLine extends Change {
   readonly time: string
+  /** Whose proxy or command wrote it: several services may share a file. Lines of earlier versions have none. */
+  readonly service: string
   /** Hash of the line before; zeros: there is none. */
   readonly prev: string
   readonly hash: string
 }
 
-/** Where the lines go. The log as well as a file: a file that lost its end differs from the log. */
+/**
+ * Where the lines go. The log as well as a file: a file that lost its end differs from the log.
+ * @throws where there is no file and the line cannot be written: the change is not made.
+ */
 export type AuditSink = (line: AuditLine) => void
 
 /**
@@ -42,6 +47,7 @@ export type AuditSink = (line: AuditLine) => void
  * shows. SHA-256 over the line without its own hash.
  */
 export class Audit {
+  readonly #service: string
   readonly #file: LockedFile | null
   readonly #sink: AuditSink
   /** Hash of the last line; null: it has none to go on from. */
@@ -50,7 +56,14 @@ export class Audit {
   #size: number
   #last: Promise<unknown> = Promise.resolve()
 
-  private constructor(file: LockedFile | null, sink: AuditSink, prev: string | null, size: number) {
+  private constructor(
+    service: string,
+    file: LockedFile | null,
+    sink: AuditSink,
+    prev: string | null,
+    size: number,
+  ) {
+    this.#service = service
     this.#file = file
     this.#sink = sink
     this.#prev = prev
@@ -63,13 +76,13 @@ export class Audit {
    * write to one file: each line is added under a lock, behind the last one of all.
    * @throws where the file, or its lock beside it, cannot be opened.
    */
-  static async open(file: string | null, sink: AuditSink): Promise<Audit> {
-    if (file === null) return new Audit(null, sink, NOTHING, 0)
+  static async open(file: string | null, service: string, sink: AuditSink): Promise<Audit> {
+    if (file === null) return new Audit(service, null, sink, NOTHING, 0)
     const handle = await open(file, 'a+', MODE)
     const locked = { handle, lock: `${file}${LOCK_SUFFIX}` }
     try {
       const { size, line } = await alone(locked, () => lastLine(handle))
-      return new Audit(locked, sink, line === null ? NOTHING : hashIn(line), size)
+      return new Audit(service, locked, sink, line === null ? NOTHING : hashIn(line), size)
     } catch (error) {
       await handle.close()
       throw error
@@ -99,11 +112,22 @@ export class Audit {
     if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
     if (this.#file !== null) await this.#catchUp(this.#file.handle, this.#prev)
     const time = new Date().toISOString()
-    const content = { time, who, what, record, before, after, reason, prev: this.#prev }
+    const content = {
+      time,
+      service: this.#service,
+      who,
+      what,
+      record,
+      before,
+      after,
+      reason,
+      prev: this.#prev,
+    }
     const line: AuditLine = { ...content, hash: hashOf(content) }
     if (this.#file !== null) await this.#store(this.#file.handle, `${JSON.stringify(line)}\n`)
-    this.#prev = line.hash
+    // Without a file the sink is where it is written; a line that the sink refuses is no part of the chain.
     this.#sink(line)
+    this.#prev = line.hash
     return line
   }
 

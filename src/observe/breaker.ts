@@ -5,7 +5,7 @@ import type { Metrics } from './metrics.ts'
 const GAUGE: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
 
 /** What the breaker of the store called `store` does → metrics, and a log line where the store goes or comes back. */
-export function breakerTeller(store: string, metrics: Metrics, log: Logger): (state: BreakerState) => void {
+export function breakerObserver(store: string, metrics: Metrics, log: Logger): (state: BreakerState) => void {
   let down = false
   return (state) => {
     metrics.set('idempotency_breaker_state', { store }, GAUGE[state])

@@ -1,10 +1,17 @@
 import { collectDefaultMetrics, Gauge, type Metric as PromMetric, Registry } from 'prom-client'
-import { Counts, Distributions, type Labels } from './series.ts'
+import { Counts, Distributions, type Labels } from './fast-series.ts'
 
-/** Upstream work and the proxy's own share of it: from half a millisecond to a minute. */
-const SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
-const AGES = [1, 5, 30, 60, 300, 1800, 3600, 21_600, 43_200, 86_400, 259_200, 604_800, 2_592_000]
-const RATIOS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3]
+// Each bound costs a series per route (docs/metrics.md): no more than the alerts and dashboards can tell apart.
+/** A request with its upstream's work. */
+const DURATIONS = [0.005, 0.025, 0.05, 0.1, 0.25, 1, 2.5, 10, 60]
+/** The proxy's own share; IdempotencyOverheadHigh compares with 0.1. */
+const OVERHEADS = [0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5]
+/** Up to `store.timeout` and its grace. */
+const STORE_TIMES = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1]
+/** IdempotencyRetentionTooShort compares with 80 % of `ttl`; reports count retries within a minute, an hour and a day. */
+const AGES = [10, 60, 600, 3600, 21_600, 43_200, 86_400, 259_200, 604_800, 2_592_000]
+/** IdempotencyLeaseTooShort compares with 0.8. */
+const RATIOS = [0.1, 0.25, 0.5, 0.75, 1, 1.5]
 
 interface Described {
   readonly labels: readonly string[]
@@ -19,40 +26,40 @@ export const METRICS = {
   idempotency_requests_total: {
     kind: 'counter',
     labels: ['route', 'outcome'],
-    help: 'Requests by how they were answered.',
+    help: 'Requests, by how they were answered.',
   },
   idempotency_claims_total: {
     kind: 'counter',
     labels: ['route', 'result'],
-    help: 'Claims by what they found.',
+    help: 'Attempts to claim a key, by what was found.',
   },
   idempotency_completions_total: {
     kind: 'counter',
     labels: ['route', 'result'],
-    help: 'Outcomes by how they were recorded.',
+    help: 'Outcomes of executed requests, by how they were recorded.',
   },
   idempotency_duplicates_prevented_total: {
     kind: 'counter',
     labels: ['route'],
-    help: 'Requests that were not executed again.',
+    help: 'Duplicates that were answered without being executed again.',
   },
   idempotency_request_duration_seconds: {
     kind: 'histogram',
     labels: ['route', 'outcome'],
-    help: 'From the head to the answer.',
-    buckets: SECONDS,
+    help: 'Time from the request’s head to the end of its answer, of requests that got an answer of the upstream, live or replayed.',
+    buckets: DURATIONS,
   },
   idempotency_overhead_seconds: {
     kind: 'histogram',
     labels: ['route', 'outcome'],
-    help: 'The same, without the upstream.',
-    buckets: SECONDS,
+    help: 'The part of that time which the upstream did not take, of executed and replayed requests.',
+    buckets: OVERHEADS,
   },
   idempotency_store_operation_seconds: {
     kind: 'histogram',
     labels: ['store', 'operation'],
-    help: 'Time of store operations.',
-    buckets: SECONDS,
+    help: 'Time that store operations took.',
+    buckets: STORE_TIMES,
   },
   idempotency_store_errors_total: {
     kind: 'counter',
@@ -62,82 +69,109 @@ export const METRICS = {
   idempotency_store_up: {
     kind: 'gauge',
     labels: ['store'],
-    help: '1 while the last store operation was answered.',
+    help: '1 if the store answered the last operation, else 0.',
   },
-  idempotency_breaker_state: { kind: 'gauge', labels: ['store'], help: '0 closed, 1 half open, 2 open.' },
-  idempotency_in_flight: { kind: 'gauge', labels: [], help: 'Protected requests under way.' },
-  idempotency_waiters: { kind: 'gauge', labels: [], help: 'Duplicates held until the first has finished.' },
-  idempotency_buffered_bytes: { kind: 'gauge', labels: [], help: 'Bytes of bodies held.' },
+  idempotency_breaker_state: {
+    kind: 'gauge',
+    labels: ['store'],
+    help: 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.',
+  },
+  idempotency_in_flight: { kind: 'gauge', labels: [], help: 'Protected requests in progress.' },
+  idempotency_waiters: {
+    kind: 'gauge',
+    labels: [],
+    help: 'Duplicates that wait for the first request to finish.',
+  },
+  idempotency_buffered_bytes: {
+    kind: 'gauge',
+    labels: [],
+    help: 'Bytes of request and response bodies held in memory.',
+  },
   idempotency_spooled: {
     kind: 'gauge',
     labels: [],
-    help: 'Outcomes that the store has not taken yet: held in memory, and on disk with store.spool.',
+    help: 'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.',
   },
   idempotency_lease_expired_total: {
     kind: 'counter',
     labels: ['route'],
-    help: 'Leases that lapsed, each once.',
+    help: 'Leases that expired before their request finished; each is counted once.',
   },
   idempotency_records: {
     kind: 'gauge',
     labels: ['state'],
-    help: 'Records whose outcome is unknown; dead-lettered ones apart.',
+    help: 'Records with an unknown outcome, dead-lettered ones counted separately.',
   },
   idempotency_pruned_total: {
     kind: 'counter',
     labels: ['store'],
-    help: 'Expired records that the store has removed, where the store tells (memory, sqlite).',
+    help: 'Expired records removed from the store (memory and sqlite only; Redis does not report them).',
   },
   idempotency_reconcile_total: {
     kind: 'counter',
     labels: ['route', 'result'],
-    help: 'Unknown records that the upstream is asked about, by what came of it.',
+    help: 'Reconciliation of unknown records, by result.',
   },
   idempotency_unresolved_expiring_total: {
     kind: 'counter',
     labels: ['route'],
-    help: 'Unknown records that are about to be dropped unresolved.',
+    help: 'Unknown records that will be dropped unresolved within a day.',
   },
   idempotency_retry_age_seconds: {
     kind: 'histogram',
     labels: ['route'],
-    help: 'Age of a record when a retry came.',
+    help: 'Age of a completed record when a retry arrived.',
     buckets: AGES,
   },
   idempotency_retention_seconds: {
     kind: 'gauge',
     labels: ['route'],
-    help: 'ttl of the route: how long a finished record answers retries.',
+    help: 'The ttl of the route: how long a completed record answers retries.',
   },
   idempotency_shadow_total: {
     kind: 'counter',
     labels: ['route', 'verdict'],
-    help: 'Requests that shadow mode looked at, by what enforce would have done.',
+    help: 'Requests seen in shadow mode, by what enforce would have done.',
   },
   idempotency_lease_use_ratio: {
     kind: 'histogram',
     labels: ['route'],
-    help: 'Upstream time by lease.',
+    help: 'Upstream time divided by the lease.',
     buckets: RATIOS,
   },
   idempotency_regenerated_keys_total: {
     kind: 'counter',
     labels: ['route'],
-    help: 'Operations that came again under a new key within a minute, on this replica.',
+    help: 'Requests repeated under a new key within a minute, as seen by this replica.',
   },
   idempotency_store_grade: {
     kind: 'gauge',
     labels: ['store'],
-    help: '0 unfit, 1 volatile, 2 unknown, 3 strict.',
+    help: 'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.',
+  },
+  idempotency_log_lines_dropped_total: {
+    kind: 'counter',
+    labels: [],
+    help: 'Log lines dropped because nobody read standard output, or it was full.',
   },
   idempotency_config_last_reload_successful: {
     kind: 'gauge',
     labels: [],
-    help: '1 while what was last read of the configuration is in force, 0 where it was invalid or needs a restart.',
+    help: '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.',
   },
-  idempotency_build_info: { kind: 'gauge', labels: ['version', 'node'], help: 'Always 1.' },
+  idempotency_build_info: {
+    kind: 'gauge',
+    labels: ['version', 'node'],
+    help: 'Version of the proxy and of Node.js; always 1.',
+  },
 } as const satisfies Record<string, Metric>
 export type MetricName = keyof typeof METRICS
+
+const MISNAMED = [
+  'nodejs_active_handles_total',
+  'nodejs_active_requests_total',
+  'nodejs_active_resources_total',
+]
 
 /** The registry of one process. Values are set by name; unknown names are a compile error. */
 export class Metrics {
@@ -146,12 +180,14 @@ export class Metrics {
   readonly #gauges = new Map<MetricName, Gauge>()
   readonly #histograms = new Map<MetricName, Distributions>()
 
-  constructor(collect: Partial<Record<MetricName, () => number>>) {
-    collectDefaultMetrics({ register: this.registry })
+  /** `defaults`: Node's metrics as well. */
+  constructor(collect: Partial<Record<MetricName, () => number>>, defaults = true) {
+    if (defaults) this.#collectDefaults()
+    else this.#registerStartTime()
     for (const [name, metric] of Object.entries(METRICS) as [MetricName, Metric][]) {
       switch (metric.kind) {
         case 'counter':
-          this.#counters.set(name, this.#register(new Counts({ name, ...metric })))
+          this.#counters.set(name, this.#register(new Counts({ name, ...metric }, collect[name])))
           break
         case 'histogram':
           this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
@@ -171,6 +207,19 @@ export class Metrics {
   }
   observe(name: MetricName, labels: Labels, value: number): void {
     this.#histograms.get(name)?.observe(labels, value)
+  }
+
+  #collectDefaults(): void {
+    collectDefaultMetrics({ register: this.registry })
+    // Gauges named like counters, which `promtool check metrics` refuses: sums of the metrics without `_total`.
+    for (const name of MISNAMED) this.registry.removeSingleMetric(name)
+  }
+
+  /** Alerts on single events need it (docs/adr/0024-alerts-on-single-events.md). */
+  #registerStartTime(): void {
+    const help = 'Start time of the process since unix epoch in seconds.'
+    const gauge = new Gauge({ name: 'process_start_time_seconds', help, registers: [this.registry] })
+    gauge.set(Math.round(performance.timeOrigin / 1000))
   }
 
   /** All that the registry asks of a metric is its name and `get`. */

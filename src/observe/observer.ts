@@ -1,15 +1,36 @@
-import { shortId } from '../core/record.ts'
-import type { Observer, Trace, Verdict } from '../guard/call.ts'
+import { type RecordId, shortId } from '../core/record.ts'
+import type { Observer, RequestOutcome, ShadowVerdict, Trace } from '../guard/call.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
 import type { History } from './history.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
+/** Answers of the upstream. How long a refusal took says little: the counters have them, and the log. */
+const TIMED: ReadonlySet<string> = new Set<RequestOutcome>([
+  'executed',
+  'replayed',
+  'waited',
+  'bypassed',
+  'passed',
+])
+
 /**
  * The walk's events → metrics, one log line per protected request (contract §13, §14), and the records' histories. Never a
  * key or a credential.
  */
-export function observer(metrics: Metrics, log: Logger, history: History): Observer {
+export function observer(
+  metrics: Metrics,
+  log: Logger,
+  history: History,
+  stored: (route: string, id: RecordId) => void,
+): Observer {
+  const misconfigured = new Set<string>()
+  /** A scope that its own clients do not fit is warned of once for each route: they may send thousands of such requests. */
+  const isFirstMisfit = ({ route, outcome, cause }: Trace): boolean => {
+    if (outcome !== 'caller_missing' || cause === null || misconfigured.has(route)) return false
+    misconfigured.add(route)
+    return true
+  }
   return {
     answered(trace) {
       const { route } = trace
@@ -17,11 +38,16 @@ export function observer(metrics: Metrics, log: Logger, history: History): Obser
       const duration = performance.now() - trace.startedAt
       if (trace.outcome !== null) {
         metrics.count('idempotency_requests_total', { route, outcome })
-        metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
-        const overhead = Math.max(0, duration - trace.upstreamMs) / 1000
-        metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
+        if (TIMED.has(outcome))
+          metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
+        if (outcome === 'executed' || outcome === 'replayed') {
+          const overhead = Math.max(0, duration - trace.upstreamMs) / 1000
+          metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
+        }
       }
-      log.info(line(trace, outcome, duration), 'request')
+      const becameUnknown = trace.after === 'unknown' && trace.before !== 'unknown'
+      const level = becameUnknown || isFirstMisfit(trace) ? 'warn' : 'info'
+      log[level](line(trace, outcome, duration), 'request')
       history.answered(trace)
     },
     began: (run, before) => history.began(run, before),
@@ -29,6 +55,7 @@ export function observer(metrics: Metrics, log: Logger, history: History): Obser
     completed: (route, result, id) => {
       metrics.count('idempotency_completions_total', { route, result })
       history.completed(result, id)
+      if (result === 'stored') stored(route, id)
     },
     prevented: (route) => metrics.count('idempotency_duplicates_prevented_total', { route }),
     retryAge: (route, age) => metrics.observe('idempotency_retry_age_seconds', { route }, age / 1000),
@@ -69,22 +96,25 @@ export function reconcileObserver(
       )
     },
     trouble: (message, detail) => log.error(detail, message),
+    tried: (level, message, detail) => log[level](detail, message),
   }
 }
 
 /** What shadow mode decided → a metric and one log line per request that it looked at, and its record's history. */
-export function shadowTeller(
+export function shadowObserver(
   metrics: Metrics,
   log: Logger,
   history: History,
-): (trace: Trace, verdict: Verdict) => void {
-  return ({ route, id, before, after, traceId, startedAt, retryAge, regenerated }, verdict) => {
+): (trace: Trace, verdict: ShadowVerdict) => void {
+  return (trace, verdict) => {
+    const { route, method, id, before, after, cause, traceId, startedAt, retryAge, regenerated } = trace
     metrics.count('idempotency_shadow_total', { route, verdict })
     if (id !== null) history.add(id, 'shadowed', verdict, { verdict })
     const record = id === null ? null : shortId(id)
     const ms = round(performance.now() - startedAt)
     log.info(
       {
+        method,
         route,
         record,
         verdict,
@@ -93,6 +123,7 @@ export function shadowTeller(
         ms,
         ...(retryAge === null ? {} : { retryAgeMs: Math.round(retryAge) }),
         ...(regenerated ? { newKey: true } : {}),
+        ...(cause === null ? {} : { cause }),
         ...(traceId === null ? {} : { traceId }),
       },
       'shadow',
@@ -102,6 +133,7 @@ export function shadowTeller(
 
 function line(trace: Trace, outcome: string, duration: number): Record<string, unknown> {
   return {
+    method: trace.method,
     route: trace.route,
     record: trace.id === null ? null : shortId(trace.id),
     outcome,

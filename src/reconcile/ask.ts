@@ -1,13 +1,31 @@
-import { claimedAt, deadLettered, type Heard, pauseAfter, type Step, stepOf } from '../core/looks.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { asksByKey, type Question, questionOf, type ReconcilePolicy, readAnswer } from '../core/reconcile.ts'
+import type { Proof } from '../core/proof.ts'
+import {
+  asksByKey,
+  buildQuestion,
+  type PathParameters,
+  pathParameters,
+  type Question,
+  type ReconcilePolicy,
+  readAnswer,
+  whyUntold,
+} from '../core/reconcile/answer.ts'
+import {
+  deadLettered,
+  neededInARow,
+  nextStep,
+  pauseAfter,
+  type QuestionResult,
+  type Step,
+  waitsOf,
+} from '../core/reconcile/schedule.ts'
 import { type Millis, type RecordId, shortId } from '../core/record.ts'
-import { type Resolution, resolvedDraft, withoutResponse } from '../core/resolve.ts'
+import { type Resolution, resolvedDraft, withoutResponse } from '../core/resolution.ts'
 import { outcomeSpans } from '../core/settle.ts'
 import type { SettleReply } from '../store/records.ts'
 import { StoreFull } from '../store/register.ts'
 import type { Forwarded } from '../upstream/port.ts'
-import { type Askable, write } from './look.ts'
+import { type Askable, write } from './inspect-due.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** Between the last moment of a question and the next one, which may be another replica's. */
@@ -19,11 +37,12 @@ const MARGIN: Millis = 5_000
  * learns is written where the record is still as it was taken: an owner or an operator who was faster stands.
  */
 export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
-  const { id, record, reconciliation: before, policy } = due
+  const { id, record, reconciliation: before, route, policy } = due
   // An upstream that keeps the quotes knows nothing of the key without them, and the other way round.
   const spellings = record.keySent !== undefined && asksByKey(policy) ? 2 : 1
   const key = before.asked % spellings === 1 ? (record.keySent as string) : record.key
-  const question = questionOf(policy, id, key)
+  const parameters = pathParameters(route.match, record.path)
+  const question = buildQuestion(policy, id, key, parameters)
   if (typeof question === 'string') {
     await keep(ports, due, deadLettered({ ...before, answer: question }))
     return
@@ -33,26 +52,53 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
     return
   }
   const counted = { ...before, asked: before.asked + 1, notFound: 0 }
-  const atMost = ports.questionTimeout + MARGIN
+  // The question that frees a key is followed by one about a completed request, in both its spellings.
+  const mayFree = policy.notFound !== null && before.notFound + 1 >= neededInARow(spellings)
+  const atMost = ports.questionTimeout * (mayFree ? 3 : 1) + MARGIN
   const pause = Math.max(pauseAfter(counted.asked, policy), atMost)
   const taken = await write(ports, due, counted, pause, atMost)
   if (taken === null) return
+  const asked = ports.monotonic()
+  const passed = (since: Millis): Millis => ports.clock.since(since, asked)
+  const waits = waitsOf(policy, due.route.lease, record, before, taken.now, passed)
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 
-  const { heard, release } = await hear(ports, { ...due, key }, question)
+  const { heard: said, release } = await askUpstream(ports, { ...due, key, parameters }, question)
   try {
+    const why = said.kind === 'not_found' ? whyUntold(policy, record, ports.upstream) : null
+    const heard: QuestionResult = why === null ? said : { kind: 'pending', why }
     const known = { ...before, reported: taken.reconciliation.reported }
-    const step = stepOf(policy, known, claimedAt(record, before), taken.now, heard, spellings)
+    const stepBy = (answer: QuestionResult): Step => nextStep(policy, known, waits, answer, spellings)
+    const first = stepBy(heard)
+    const doubt = frees(first) ? doubtOf(await ports.prove(route, policy)) : null
+    const step = doubt === null ? first : stepBy({ kind: 'unusable', why: doubt })
     const now = { ...due, record: { ...record, version: taken.version }, now: taken.now }
     if (heard.kind === 'mismatch' && before.answer !== heard.why)
       ports.observer.trouble('the answer about an unknown record is not that of this record', {
-        ...said(due),
+        ...named(due),
         answer: heard.why,
       })
     if (step.kind === 'unknown') await keep(ports, now, step)
     else await resolve(ports, now, step.resolution, counted.asked >= policy.attempts)
   } finally {
     release()
+  }
+}
+
+function frees(step: Step): boolean {
+  return step.kind === 'resolved' && step.resolution.kind === 'not_executed'
+}
+
+/** Why "not found" of the question is not believed, though the record says that the upstream was told; null: it is. */
+function doubtOf(proof: Proof): string | null {
+  switch (proof.kind) {
+    case 'refuted':
+      return 'not found, and no more is a request that was completed: the question proves nothing'
+    case 'unanswered':
+      return `not found, and whether the question finds a completed request could not be asked: ${proof.why}`
+    case 'proven':
+    case 'untested':
+      return null
   }
 }
 
@@ -65,7 +111,7 @@ async function keep(
   ports.observer.reconciled(due.record.route, result, due.id)
   if (result === 'dead_lettered')
     ports.observer.trouble('a record stays unknown: it is dead-lettered, and a person has to decide', {
-      ...said(due),
+      ...named(due),
       asked: reconciliation.asked,
       answer: reconciliation.answer,
     })
@@ -101,16 +147,17 @@ const nothing = (): void => {}
 export interface Asking {
   readonly id: RecordId
   readonly key: string | null
+  readonly parameters: PathParameters
   readonly route: RoutePolicy
   readonly policy: ReconcilePolicy
 }
 
 /** Asks once. `release` gives back the room that the answer takes. */
-export async function hear(
+export async function askUpstream(
   ports: Pick<ReconcilePorts, 'forward'>,
-  { id, key, route, policy }: Asking,
+  { id, key, parameters, route, policy }: Asking,
   question: Question,
-): Promise<{ readonly heard: Heard; readonly release: () => void }> {
+): Promise<{ readonly heard: QuestionResult; readonly release: () => void }> {
   const unusable = (why: string) => ({ heard: { kind: 'unusable', why } as const, release: nothing })
   let result: Forwarded
   try {
@@ -120,7 +167,7 @@ export async function hear(
   }
   switch (result.proof) {
     case 'responded': {
-      const heard = readAnswer(policy, route.keep, id, key, result.response)
+      const heard = readAnswer(policy, route.keep, id, key, result.response, parameters)
       return { heard, release: result.release }
     }
     case 'live':
@@ -139,6 +186,6 @@ const WHY_LIVE = {
   no_room: 'there is no room for',
 } as const
 
-function said({ id, record }: Askable): Readonly<Record<string, unknown>> {
+function named({ id, record }: Askable): Readonly<Record<string, unknown>> {
   return { route: record.route, record: shortId(id) }
 }

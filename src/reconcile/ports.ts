@@ -1,5 +1,8 @@
 import type { RoutePolicy } from '../core/policy.ts'
+import type { Proof } from '../core/proof.ts'
+import type { ReconcilePolicy } from '../core/reconcile/answer.ts'
 import type { Millis, RecordId } from '../core/record.ts'
+import type { StoreClock } from '../core/store-clock.ts'
 import type { Records } from '../store/records.ts'
 import type { Forward } from '../upstream/port.ts'
 
@@ -29,17 +32,24 @@ export const QUESTION_TIMEOUT: Millis = 10_000
 
 /** What the workers that look after unresolved records need of the world. */
 export interface ReconcilePorts {
-  readonly records: Pick<Records, 'get' | 'replace' | 'due'>
+  readonly records: Pick<Records, 'get' | 'replace' | 'due' | 'ping'>
   readonly forward: Forward
+  /** Tag of the upstream that is asked. */
+  readonly upstream: string
   /** How long `forward` may take. */
   readonly questionTimeout: Millis
   /** Null: the configuration has no such route any more. */
   readonly policyOf: (route: string) => RoutePolicy | null
   /** This replica runs the attempt, or holds its outcome: it will tell the store by itself. */
   readonly isOwn: (id: RecordId) => boolean
+  /** Whether the route's question finds what it should, so that its "not found" may free a key. */
+  readonly prove: (route: RoutePolicy, policy: ReconcilePolicy) => Promise<Proof>
   /** Wakes the duplicates that wait on this replica. */
   readonly tell: (id: RecordId) => void
   readonly observer: ReconcileObserver
   /** 0 to below 1. */
   readonly random: () => number
+  /** What this process has seen of the store's clock, by `monotonic`. */
+  readonly clock: StoreClock
+  readonly monotonic: () => Millis
 }

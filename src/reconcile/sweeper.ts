@@ -1,7 +1,7 @@
 import { type Millis, type RecordId, shortId } from '../core/record.ts'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
 import { ask } from './ask.ts'
-import { look } from './look.ts'
+import { inspectDue } from './inspect-due.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** How often the index is looked at, give or take a quarter. */
@@ -70,6 +70,7 @@ export class Sweeper {
    * @throws {StoreUnavailable}
    */
   async sweep(): Promise<boolean> {
+    await this.#readClock()
     const limit = BATCH + this.#left
     const ids = await this.#ports.records.due(limit)
     // In another order than the other replicas, so that each finds work that nobody has begun.
@@ -104,9 +105,16 @@ export class Sweeper {
     ).unref()
   }
 
+  async #readClock(): Promise<void> {
+    const { records, clock, monotonic } = this.#ports
+    const before = monotonic()
+    const now = await records.ping()
+    clock.saw(now, before, monotonic())
+  }
+
   /** True: it is not due any more. */
   async #look(id: RecordId): Promise<boolean> {
-    const due = await this.#guarded(id, () => look(this.#ports, id))
+    const due = await this.#guarded(id, () => inspectDue(this.#ports, id))
     if (due === null) return !this.#told.has(id) && !this.#ports.isOwn(id)
     if (this.#stopped || this.#asking.size >= MOST_WAITING) return false
     this.#asking.add(id)
@@ -123,7 +131,7 @@ export class Sweeper {
       try {
         await this.#guarded(asked, async () => {
           // It waited for its turn: meanwhile others may have asked.
-          const due = await look(this.#ports, asked)
+          const due = await inspectDue(this.#ports, asked)
           if (due !== null) await ask(this.#ports, due)
           return null
         })

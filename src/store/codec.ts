@@ -1,16 +1,17 @@
 import {
   type CompletedResponse,
-  type Draft,
   type Fingerprint,
+  IDENTIFIERS,
   type IdempotencyRecord,
   type Millis,
   NOT_KEPT,
   newReconciliation,
   type Reconciliation,
+  type RecordDraft,
   STATES,
   type State,
 } from '../core/record.ts'
-import { Reader, U48, Writer } from './octets.ts'
+import { BinaryReader, BinaryWriter, U48 } from './binary.ts'
 import { type Condition, CorruptRecord } from './register.ts'
 
 /*
@@ -23,7 +24,7 @@ import { type Condition, CorruptRecord } from './register.ts'
  *  10  6  fence               all numbers big-endian
  *
  * The head (see `encodeDraft`), then the payload: the response's head and body, which `coding` may say is compressed and
- * `sealing` may say is encrypted. Stores read and stamp the first 56 bytes only.
+ * `sealing` may say is encrypted. Stores read and stamp the first 56 bytes only; a renewal also the flags, the head's first byte.
  */
 export const PREFIX = {
   schema: 2,
@@ -52,9 +53,9 @@ export function stateCode(state: State): number {
 }
 
 /** Bytes of a record whose stamps the store fills in. */
-export function encodeDraft(draft: Draft): Buffer {
+export function encodeDraft(draft: RecordDraft): Buffer {
   const response = draft.state === 'completed' ? draft.result : null
-  const w = new Writer(512 + (response?.kept ? response.response.body.length : 0))
+  const w = new BinaryWriter(512 + (response?.kept ? response.response.body.length : 0))
   w.ascii('IP')
   w.u8(SCHEMA)
   w.u8(stateCode(draft.state))
@@ -92,7 +93,7 @@ export function encodeDraft(draft: Draft): Buffer {
   return w.done()
 }
 
-function flagsOf(draft: Draft): number {
+function flagsOf(draft: RecordDraft): number {
   if (draft.state !== 'unknown') return 0
   const { leaseExpired, reconciliation } = draft
   return (leaseExpired ? FLAG_LEASE_EXPIRED : 0) | (reconciliation?.deadLettered ? FLAG_DEAD_LETTERED : 0)
@@ -102,10 +103,12 @@ function flagsOf(draft: Draft): number {
  * What the first release did not know, by name: one that does not know a name passes it over. Nothing to say is nothing
  * written.
  */
-function extensionsOf(draft: Draft): [name: string, value: string][] {
+function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
+  if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
+  if (draft.toldTo !== undefined) named.push(['told-to', draft.toldTo])
   if (draft.span !== undefined) named.push(['span', draft.span])
   const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
   if (reconciliation === null) return named
@@ -130,7 +133,7 @@ function reconciliationOf(named: ReadonlyMap<string, string>, deadLettered: bool
   }
 }
 
-function encodeResultHead(w: Writer, result: CompletedResponse | null): void {
+function encodeResultHead(w: BinaryWriter, result: CompletedResponse | null): void {
   if (result === null) {
     w.u8(RESPONSE_NONE)
   } else if (result.kept) {
@@ -160,7 +163,7 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)
   const due = u48(bytes, PREFIX.due)
   const head = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
-  const r = new Reader(bytes.subarray(0, head), HEAD_AT)
+  const r = new BinaryReader(bytes.subarray(0, head), HEAD_AT)
   if (head > bytes.length) throw new CorruptRecord(`the stored record is cut off at ${bytes.length} bytes`)
   const flags = r.u8()
   const fixed = {
@@ -183,14 +186,18 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   const named = new Map<string, string>()
   for (let extensions = r.u8(); extensions > 0; extensions--) named.set(r.text(), r.text())
   const keySent = named.get('key-sent')
+  const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
+  const toldTo = named.get('told-to')
   const span = named.get('span')
   const common = {
     ...fixed,
     key: named.get('key') ?? null,
     ...(keySent === undefined ? {} : { keySent }),
+    ...(told.length === 0 ? {} : { told }),
+    ...(toldTo === undefined ? {} : { toldTo }),
     ...(span === undefined ? {} : { span }),
   }
-  const payload = new Reader(bytes, head)
+  const payload = new BinaryReader(bytes, head)
   const result = decodeResult(r, payload)
   r.end()
   payload.end()
@@ -215,7 +222,7 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   }
 }
 
-function decodeResult(r: Reader, payload: Reader): CompletedResponse | null {
+function decodeResult(r: BinaryReader, payload: BinaryReader): CompletedResponse | null {
   const kind = r.u8()
   if (kind === RESPONSE_NONE) return null
   if (kind === RESPONSE_NOT_KEPT) {
@@ -293,6 +300,21 @@ export function meets(bytes: Buffer, condition: Condition): boolean {
     condition.states.includes(state) &&
     bytes.compare(condition.token, 0, 16, PREFIX.token, PREFIX.createdAt) === 0
   )
+}
+
+/**
+ * Whether the lease is that owner's to renew: its attempt is in progress, or unknown for no other reason than its silence, which
+ * the renewal ends.
+ */
+export function mayRenew(bytes: Buffer, token: Buffer): boolean {
+  if (meets(bytes, { token, states: ['in_progress'] })) return true
+  return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
+}
+
+/** In place: whatever the record was, it is in progress again. What else its head says of the time before, no reader looks at. */
+export function resume(bytes: Buffer): void {
+  bytes[PREFIX.state] = stateCode('in_progress')
+  bytes[HEAD_AT] = 0
 }
 
 function u48(bytes: Buffer, at: number): number {

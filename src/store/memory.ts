@@ -1,9 +1,10 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import { endsAttempt, isUnresolved, meets, readStamps } from './codec.ts'
+import { endsAttempt, isUnresolved, mayRenew, meets, readStamps } from './codec.ts'
+import { inOrder, pageOf, placeOf } from './cursor.ts'
+import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
 import { Heap, type Heaped } from './heap.ts'
-import { inOrder, pageOf, placeOf } from './listing.ts'
-import { noted, readNote } from './noting.ts'
+import { noted, readNote } from './history-lines.ts'
 import {
   type Condition,
   type GetReply,
@@ -18,8 +19,7 @@ import {
   type StoreTraits,
   type SwapReply,
 } from './register.ts'
-import { prolonged, SMALL_RECORD, stamped } from './stamping.ts'
-import { type Bucket, drawn, fullAt } from './throttling.ts'
+import { prolongLease, SMALL_RECORD, stampCopy } from './stamps.ts'
 import { Watchers } from './watchers.ts'
 
 /** Beside the default `limits.buffered` of the same size, it keeps a process well within the 200 MB that it may take. */
@@ -78,7 +78,7 @@ export class MemoryRegister implements Register {
     const entry = this.#entries.get(id)
     if (entry !== undefined) return { done: false, now, bytes: Buffer.from(entry.bytes) }
     this.#makeSure(bytes.length + ENTRY_BYTES)
-    const written = stamped(bytes, null, now, spans, false)
+    const written = stampCopy(bytes, null, now, spans, false)
     const slot = (): Slot => ({ id, key: 0, at: -1 })
     const fresh = { bytes: written.bytes, history: [], seq: ++this.#seq, drop: slot(), due: slot() }
     this.#entries.set(id, fresh)
@@ -101,7 +101,7 @@ export class MemoryRegister implements Register {
     if (!meets(entry.bytes, condition)) return { done: false, now, bytes: Buffer.from(entry.bytes) }
     const growth = bytes.length - entry.bytes.length
     if (growth > 0 && bytes.length > SMALL_RECORD) this.#makeSure(growth)
-    const written = stamped(bytes, entry.bytes, now, spans, nextFence)
+    const written = stampCopy(bytes, entry.bytes, now, spans, nextFence)
     entry.bytes = written.bytes
     this.#used += growth
     this.#file(entry)
@@ -119,8 +119,8 @@ export class MemoryRegister implements Register {
     const now = this.#now()
     return items.map(({ id, token, ...spans }) => {
       const entry = this.#entries.get(id)
-      if (entry === undefined || !meets(entry.bytes, { token, states: ['in_progress'] })) return false
-      entry.bytes = prolonged(entry.bytes, now, spans).bytes
+      if (entry === undefined || !mayRenew(entry.bytes, token)) return false
+      entry.bytes = prolongLease(entry.bytes, now, spans).bytes
       this.#file(entry)
       return true
     })
@@ -156,9 +156,10 @@ export class MemoryRegister implements Register {
       return pageOf(after.slice(0, limit), limit)
     }
     if (cursor !== null && !/^\d{1,16}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+    const beginning = which === 'all' ? '' : which.beginning
     const ids: RecordId[] = []
     for (const [id, { seq }] of this.#entries) {
-      if (seq <= Number(cursor)) continue
+      if (seq <= Number(cursor) || !id.startsWith(beginning)) continue
       if (ids.push(id) === limit) return { ids, next: String(seq) }
     }
     return { ids, next: null }
@@ -190,7 +191,7 @@ export class MemoryRegister implements Register {
   async throttle(id: string, rate: Rate, units: 1 | -1): Promise<Millis> {
     const now = this.#now()
     const kept = this.#buckets.get(id)
-    const { wait, bucket } = drawn(kept?.bucket ?? null, now, rate, units)
+    const { wait, bucket } = drawFromBucket(kept?.bucket ?? null, now, rate, units)
     if (bucket === null) {
       if (kept !== undefined) this.#release(kept)
     } else if (kept === undefined) {

@@ -1,4 +1,4 @@
-import type { StoreConfig } from '../config/config.ts'
+import type { Config } from '../config/config.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from './breaker.ts'
 import { MEMORY_BYTES, MemoryRegister } from './memory.ts'
 import { type Register, StoreUnavailable } from './register.ts'
@@ -12,19 +12,27 @@ export interface StoreHooks {
   readonly onPruned?: ((records: number) => void) | undefined
 }
 
-type Opener = (config: StoreConfig, hooks: StoreHooks) => Promise<Register>
+/** The store, and the service whose records are to be seen in it. */
+type StoreOf = Pick<Config, 'service' | 'store'>
+type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Register>
 
 /** Loaded where it is used: its client is a tenth of the start. */
-const openRedis: Opener = async ({ url, timeout }, { onEvent }) => {
+const openRedis: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
   const { RedisRegister } = await import('./redis.ts')
-  return RedisRegister.open({ url, timeoutMs: timeout, onEvent })
+  return RedisRegister.open({ url, service, timeoutMs: timeout, onEvent })
 }
 
 const OPENERS: Readonly<Record<string, Opener>> = {
   'memory:': async (_config, { onPruned }) =>
     new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
-  'sqlite:': async ({ url, timeout }, { onEvent, onPruned }) =>
-    SqliteRegister.open({ path: url.slice('sqlite:'.length), timeoutMs: timeout, onEvent, onPruned }),
+  'sqlite:': async ({ service, store: { url, timeout } }, { onEvent, onPruned }) =>
+    SqliteRegister.open({
+      path: url.slice('sqlite:'.length),
+      service,
+      timeoutMs: timeout,
+      onEvent,
+      onPruned,
+    }),
   'redis:': openRedis,
   'rediss:': openRedis,
 }
@@ -36,11 +44,12 @@ const PRUNING: readonly string[] = ['memory:', 'sqlite:']
 export const STORE_SCHEMES: readonly string[] = Object.keys(OPENERS)
 
 /**
- * The store that `config.url` names, behind a circuit breaker.
+ * The store that `store.url` names, behind a circuit breaker.
  * @throws {StoreUnavailable} where an embedded store cannot be used. One over the network may come up later.
  */
-export async function openStore(config: StoreConfig, hooks: StoreHooks): Promise<Register> {
-  const scheme = config.url.slice(0, config.url.indexOf(':') + 1)
+export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Register> {
+  const { url } = config.store
+  const scheme = url.slice(0, url.indexOf(':') + 1)
   const open = OPENERS[scheme]
   if (open === undefined)
     throw new StoreUnavailable(

@@ -1,6 +1,6 @@
 import type { Rate } from '../core/policy.ts'
-import type { Draft, IdempotencyRecord, Millis, RecordId, Spans } from '../core/record.ts'
-import { ACCEPTING, ACCEPTING_UNKNOWN, stillUnknown } from '../core/settle.ts'
+import type { IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
+import { ACCEPTING, ACCEPTING_UNKNOWN, isFromBefore, stillUnknown } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import type {
   Condition,
@@ -47,7 +47,7 @@ export class Records {
   }
 
   /** Creates the record for `draft`'s attempt, or gives back the one that is there. One round trip. */
-  async claim(id: RecordId, draft: Draft, spans: Spans): Promise<ClaimReply> {
+  async claim(id: RecordId, draft: RecordDraft, spans: Spans): Promise<ClaimReply> {
     const reply = await this.#register.put(id, encodeDraft(draft), spans)
     if (reply.done) return { kind: 'claimed', now: reply.now, stamp: reply.stamp, recognised: false }
     const record = decodeRecord(reply.bytes)
@@ -55,7 +55,12 @@ export class Records {
   }
 
   /** Claims a record that is there for a new attempt, where it is still as `from` says. */
-  async takeOver(id: RecordId, from: IdempotencyRecord, draft: Draft, spans: Spans): Promise<TakeOverReply> {
+  async takeOver(
+    id: RecordId,
+    from: IdempotencyRecord,
+    draft: RecordDraft,
+    spans: Spans,
+  ): Promise<TakeOverReply> {
     const condition = { version: from.version }
     const reply = await this.#register.swap(id, condition, encodeDraft(draft), spans, true)
     if (reply.done) return { kind: 'claimed', now: reply.now, stamp: reply.stamp, recognised: false }
@@ -65,10 +70,10 @@ export class Records {
   }
 
   /**
-   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone. An uncertain one keeps
-   * what was found out about a record that is unknown already.
+   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` where the record had gone, or was that of an
+   * earlier attempt which the outcome may replace ({@link isFromBefore}). An uncertain one keeps what was found out about a record that is unknown already.
    */
-  async settle(id: RecordId, draft: Draft, spans: Spans): Promise<SettleReply> {
+  async settle(id: RecordId, draft: RecordDraft, spans: Spans): Promise<SettleReply> {
     const bytes = encodeDraft(draft)
     const condition = {
       token: draft.token,
@@ -81,6 +86,10 @@ export class Records {
       const kept = await this.replace(id, unknown.version, still.draft, still.spans)
       // The sweeper, or a person, was faster.
       return kept?.kind === 'written' ? kept : await this.settle(id, draft, spans)
+    }
+    if (reply.kind === 'refused' && isFromBefore(reply.record, draft)) {
+      const over = await this.replace(id, reply.record.version, draft, spans)
+      return over?.kind === 'written' ? { ...over, kind: 'recovered' } : await this.settle(id, draft, spans)
     }
     // The attempt's own claim, long given up, may be applied between the two steps: then it can be swapped after all.
     const again = reply.kind === 'refused' && recognise(reply.record, draft, reply.now) !== null
@@ -99,7 +108,12 @@ export class Records {
   }
 
   /** Replaces the record at exactly this version: a decision by somebody other than the owner. */
-  async replace(id: RecordId, version: number, draft: Draft, spans: Spans): Promise<SettleReply | null> {
+  async replace(
+    id: RecordId,
+    version: number,
+    draft: RecordDraft,
+    spans: Spans,
+  ): Promise<SettleReply | null> {
     const reply = await this.#register.swap(id, { version }, encodeDraft(draft), spans, false)
     if (reply.done) return { kind: 'written', now: reply.now, stamp: reply.stamp }
     return reply.bytes === null
@@ -162,7 +176,7 @@ export class Records {
   }
 }
 
-function recognise(record: IdempotencyRecord, draft: Draft, now: Millis): Claimed | null {
+function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): Claimed | null {
   if (record.state !== 'in_progress' || !record.token.equals(draft.token)) return null
   const { version, fence, createdAt } = record
   return { kind: 'claimed', now, stamp: { version, fence, createdAt }, recognised: true }

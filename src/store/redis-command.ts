@@ -8,7 +8,7 @@ export type Arg = string | number | Buffer
 /**
  * A command for ioredis' `sendCommand`: it sends and queues it, matches the reply and ends it with its connection, as it
  * does with a command of its own. Only what a command is made of is leaner: encoded once into one buffer, one promise, one
- * timer (docs/performance.md). Errors carry no arguments, which are keys and records.
+ * timer (docs/internals/performance.md). Errors carry no arguments, which are keys and records.
  */
 class LeanCommand {
   readonly name: string

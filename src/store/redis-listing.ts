@@ -1,25 +1,36 @@
 import type { RecordId } from '../core/record.ts'
-import { inOrder, type Place, pageOf, placeOf } from './listing.ts'
-import { indexKeyOf, RECORDS, SHARDS } from './redis-keys.ts'
+import { inOrder, type Place, pageOf, placeOf } from './cursor.ts'
+import type { RedisKeys } from './redis-keys.ts'
 import type { Page } from './register.ts'
 
 type Ask = (command: string, args: (string | number)[]) => Promise<unknown>
 
 /** SCAN's own guarantee is the port's: what is there all the while comes at least once. */
-export async function listRecords(ask: Ask, cursor: string | null, limit: number): Promise<Page> {
+export async function listRecords(
+  ask: Ask,
+  keys: RedisKeys,
+  cursor: string | null,
+  limit: number,
+  glob: string,
+): Promise<Page> {
   if (cursor !== null && !/^\d{1,20}$/.test(cursor)) throw new RangeError('not a cursor of this store')
-  const [next, keys] = (await ask('scan', [cursor ?? 0, 'MATCH', RECORDS.glob, 'COUNT', limit])) as [
+  const [next, found] = (await ask('scan', [cursor ?? 0, 'MATCH', glob, 'COUNT', limit])) as [
     Buffer,
     Buffer[],
   ]
-  const ids = keys.map((key) => RECORDS.idOf(String(key))).filter((id) => id !== null)
+  const ids = found.map((key) => keys.idOf(String(key))).filter((id) => id !== null)
   return { ids, next: String(next) === '0' ? null : String(next) }
 }
 
 /** The first of every shard's index after the cursor, and of these the first. */
-export async function listUnresolved(ask: Ask, cursor: string | null, limit: number): Promise<Page> {
+export async function listUnresolved(
+  ask: Ask,
+  keys: RedisKeys,
+  cursor: string | null,
+  limit: number,
+): Promise<Page> {
   const from = placeOf(cursor)
-  const found = await Promise.all(SHARDS.map((shard) => placesAfter(ask, indexKeyOf(shard), from, limit)))
+  const found = await Promise.all(keys.indexes.map((index) => placesAfter(ask, index, from, limit)))
   return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
 }
 

@@ -19,6 +19,10 @@ export function storeError(error: unknown): Error {
   return new StoreUnavailable(`Redis refuses: ${message}`, false)
 }
 
+/** What an operator does about a server that does not say whether it evicts. */
+const UNTOLD = 'routes with profile strict answer 503'
+const ACCEPT = 'store.acceptRisk: true accepts the risk'
+
 /** Reads the reply of `INFO`; null where it was denied. */
 export function traitsOf(info: string | null): StoreTraits {
   if (info === null)
@@ -26,7 +30,7 @@ export function traitsOf(info: string | null): StoreTraits {
       durable: null,
       evicts: null,
       findings: [
-        'INFO is denied to this user: version, persistence and eviction policy of the store are not known.',
+        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
       ],
     }
   const fields = new Map<string, string | undefined>()
@@ -42,12 +46,14 @@ export function traitsOf(info: string | null): StoreTraits {
     findings.push('The server is a read-only replica: no key can be claimed on it.')
   if (fields.get('cluster_enabled') === '1')
     findings.push('The server is a node of a cluster: keys of other nodes are refused with MOVED.')
-  const durable = fields.get('aof_enabled') === '1'
-  if (!durable)
+  const aof = fields.get('aof_enabled')
+  const durable = aof === '1' ? true : aof === '0' ? false : null
+  if (durable === null) findings.push('INFO does not say whether appendonly is on.')
+  if (durable === false)
     findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
-  const policy = fields.get('maxmemory_policy')
-  const evicts = policy === undefined ? null : policy !== 'noeviction'
-  if (evicts === null) findings.push('The server does not tell its maxmemory-policy.')
+  const policy = fields.get('maxmemory_policy') || null
+  const evicts = policy === null ? null : policy !== 'noeviction'
+  if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
   if (evicts)
     findings.push(`maxmemory-policy is ${policy}, not noeviction: records may vanish before their time.`)
   return { durable, evicts, findings }

@@ -5,11 +5,11 @@ import { Redis } from 'ioredis'
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 import { stateCode } from './codec.ts'
-import { readNote } from './noting.ts'
+import { readNote } from './history-lines.ts'
 import { Channels } from './redis-channels.ts'
 import { type Arg, command } from './redis-command.ts'
 import { disconnect, settingsOf } from './redis-connection.ts'
-import { bucketKey, channelOf, historyKey, indexKey, indexKeyOf, recordKey, SHARDS } from './redis-keys.ts'
+import { RedisKeys } from './redis-keys.ts'
 import { listRecords, listUnresolved, scored } from './redis-listing.ts'
 import { storeError, TIMED_OUT, traitsOf } from './redis-replies.ts'
 import {
@@ -26,7 +26,7 @@ import {
   StoreUnavailable,
   type SwapReply,
 } from './register.ts'
-import { SMALL_RECORD } from './stamping.ts'
+import { SMALL_RECORD } from './stamps.ts'
 
 /** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
 const SILENT_COMMANDS = 5
@@ -56,6 +56,8 @@ const NOTES = script('notes')
 export interface RedisRegisterOptions {
   /** `redis://` or `rediss://`, with user, password and database. */
   readonly url: string
+  /** Whose records: those of other services on the same server are never seen. */
+  readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   /** Added to the server's time. Tests travel with it; 0 otherwise. */
@@ -75,6 +77,7 @@ interface Noting {
 export class RedisRegister implements Register {
   readonly name = 'redis'
   readonly #client: Redis
+  readonly #keys: RedisKeys
   readonly #channels: Channels
   readonly #onEvent: RedisRegisterOptions['onEvent']
   readonly #skew: () => Millis
@@ -88,11 +91,12 @@ export class RedisRegister implements Register {
   private constructor(options: RedisRegisterOptions) {
     this.#onEvent = options.onEvent
     this.#skew = options.skew ?? (() => 0)
+    this.#keys = new RedisKeys(options.service)
     this.#client = this.#connect(options)
     this.#channels = new Channels({
       // Channels belong to no database.
       open: () => new Redis({ ...settingsOf(options.url, options.timeoutMs), db: 0, autoResubscribe: false }),
-      channelOf,
+      channelOf: (id) => this.#keys.channel(id),
       timeoutMs: options.timeoutMs,
       onRefused: (reason) => this.#onEvent('error', `channels are refused, nobody is woken: ${reason}`),
     })
@@ -106,11 +110,13 @@ export class RedisRegister implements Register {
   }
 
   async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
-    const reply = await this.#run(
-      PUT,
-      [recordKey(id), indexKey(id)],
-      [id, bytes, spans.dueIn, spans.dropIn, this.#skew()],
-    )
+    const reply = await this.#run(PUT, this.#keys.recordAndIndex(id), [
+      id,
+      bytes,
+      spans.dueIn,
+      spans.dropIn,
+      this.#skew(),
+    ])
     return reply[0] === 1 ? done(reply as Written) : { done: false, now: reply[1], bytes: reply[2] as Buffer }
   }
 
@@ -125,7 +131,7 @@ export class RedisRegister implements Register {
       'version' in condition ? [condition.version, '', ''] : ['', condition.token, codesOf(condition.states)]
     const reply = await this.#run(
       bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
-      [recordKey(id), indexKey(id)],
+      this.#keys.recordAndIndex(id),
       [id, bytes, spans.dueIn, spans.dropIn, this.#skew(), nextFence ? 1 : 0, ...expected],
     )
     return reply[0] === 1
@@ -134,14 +140,18 @@ export class RedisRegister implements Register {
   }
 
   async get(id: RecordId): Promise<GetReply> {
-    const [now, bytes] = await this.#run<[number, Buffer | null]>(GET, [recordKey(id)], [this.#skew()])
+    const [now, bytes] = await this.#run<[number, Buffer | null]>(
+      GET,
+      [this.#keys.record(id)],
+      [this.#skew()],
+    )
     return { now, bytes }
   }
 
   async renew(items: readonly Renewal[]): Promise<boolean[]> {
     const replies = await Promise.all(
       items.map(({ id, token, dueIn, dropIn }) =>
-        this.#run<number>(RENEW, [recordKey(id), indexKey(id)], [id, token, dueIn, dropIn, this.#skew()]),
+        this.#run<number>(RENEW, this.#keys.recordAndIndex(id), [id, token, dueIn, dropIn, this.#skew()]),
       ),
     )
     return replies.map((reply) => reply === 1)
@@ -149,30 +159,34 @@ export class RedisRegister implements Register {
 
   async due(limit: number): Promise<RecordId[]> {
     const now = await this.ping()
-    const range = (shard: string) =>
-      this.#ask('zrangebyscore', [indexKeyOf(shard), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
-    const found = (await Promise.all(SHARDS.map(range))).flatMap((reply) => scored(reply as Buffer[]))
+    const range = (index: string) =>
+      this.#ask('zrangebyscore', [index, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
+    const found = (await Promise.all(this.#keys.indexes.map(range))).flatMap((reply) =>
+      scored(reply as Buffer[]),
+    )
     const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
     const there = await Promise.all(
-      first.map(({ id }) => this.#run<number>(DUE, [recordKey(id), indexKey(id)], [id, this.#skew()])),
+      first.map(({ id }) => this.#run<number>(DUE, this.#keys.recordAndIndex(id), [id, this.#skew()])),
     )
     return first.filter((_, n) => there[n] === 1).map(({ id }) => id)
   }
 
   async remove(id: RecordId, version: number): Promise<boolean> {
-    const keys = [recordKey(id), indexKey(id), historyKey(id)]
+    const keys = [this.#keys.record(id), this.#keys.index(id), this.#keys.history(id)]
     return (await this.#run<number>(REMOVE, keys, [id, version, this.#skew()])) === 1
   }
 
   list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
-    const list = which === 'all' ? listRecords : listUnresolved
-    return list((command, args) => this.#ask(command, args), cursor, limit)
+    const ask = (command: string, args: (string | number)[]): Promise<unknown> => this.#ask(command, args)
+    if (which === 'unresolved') return listUnresolved(ask, this.#keys, cursor, limit)
+    const glob = which === 'all' ? this.#keys.glob : this.#keys.globOf(which.beginning)
+    return listRecords(ask, this.#keys, cursor, limit, glob)
   }
 
   /** Those of one turn of the event loop are one command: there is one for every executed request. */
   async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
     const batch = (this.#noting ??= this.#noteTogether())
-    const nth = batch.keys.push(recordKey(id), historyKey(id)) / 2 - 1
+    const nth = batch.keys.push(this.#keys.record(id), this.#keys.history(id)) / 2 - 1
     batch.args.push(notes.length)
     for (const { tag, count, firstAgo, lastAgo, text } of notes)
       batch.args.push(Buffer.from(tag), count, Math.round(firstAgo), Math.round(lastAgo), Buffer.from(text))
@@ -190,7 +204,11 @@ export class RedisRegister implements Register {
   }
 
   async notes(id: RecordId): Promise<KeptNote[]> {
-    const lines = await this.#run<Buffer[]>(NOTES, [recordKey(id), historyKey(id)], [this.#skew()])
+    const lines = await this.#run<Buffer[]>(
+      NOTES,
+      [this.#keys.record(id), this.#keys.history(id)],
+      [this.#skew()],
+    )
     return lines.map((line) => readNote(String(line)))
   }
 
@@ -199,7 +217,7 @@ export class RedisRegister implements Register {
   }
 
   throttle(bucket: string, { count, per }: Rate, units: 1 | -1): Promise<Millis> {
-    return this.#run(THROTTLE, [bucketKey(bucket)], [count, per, units, this.#skew()])
+    return this.#run(THROTTLE, [this.#keys.bucket(bucket)], [count, per, units, this.#skew()])
   }
 
   async ping(): Promise<Millis> {

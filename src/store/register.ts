@@ -21,7 +21,7 @@ export interface Register {
   put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply>
   /**
    * Replaces the record where `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or
-   * + 1 (`nextFence`), due and dropAt as in {@link put}.
+   * + 1 (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}.
    */
   swap(
     id: RecordId,
@@ -31,7 +31,11 @@ export interface Register {
     nextFence: boolean,
   ): Promise<SwapReply>
   get(id: RecordId): Promise<GetReply>
-  /** Prolongs leases: due = now + dueIn, dropAt at least now + dropIn, version + 1 where the record is `in_progress` under that token. One answer per item. */
+  /**
+   * Prolongs leases where the record is `in_progress` under that token, or `unknown` under it for no other reason than that its
+   * lease expired: then it is `in_progress` again. Stamps: due = now + dueIn, dropAt at least now + dropIn, version + 1. One
+   * answer per item.
+   */
   renew(items: readonly Renewal[]): Promise<boolean[]>
   /** Ids of unresolved records whose `due` instant has come, oldest first within what one step of the index gives. */
   due(limit: number): Promise<RecordId[]>
@@ -39,7 +43,8 @@ export interface Register {
   remove(id: RecordId, version: number): Promise<boolean>
   /**
    * Ids a page at a time, about `limit` of them: of `all` records in no order, where one that is there from the first page
-   * to the last is on some page; or of the `unresolved` ones, oldest `due` instant first. Some ids may come twice, and some
+   * to the last is on some page, likewise of those whose id has that `beginning`; or of the `unresolved` ones, oldest `due`
+   * instant first. A store may look at all of its records to find a few: pages may be empty and have a next one. Some ids may come twice, and some
    * records may have gone. `cursor`: null, then what the page before gave.
    * @throws {RangeError} for a cursor that no page gave.
    */
@@ -94,7 +99,8 @@ export interface Renewal {
   readonly dueIn: Millis
   readonly dropIn: Millis
 }
-export type Listing = 'all' | 'unresolved'
+/** All of them, the unresolved ones, or those whose id begins so (two characters at least). */
+export type Listing = 'all' | 'unresolved' | { readonly beginning: string }
 export interface Page {
   readonly ids: readonly RecordId[]
   /** Null: this was the last one. */

@@ -99,11 +99,15 @@ export class Spool {
     }
   }
 
+  /** Bytes that it takes at most now. */
+  get room(): number {
+    return Math.max(0, this.#maxBytes - this.#bytes)
+  }
+
   append(payload: Buffer): Entry {
     const bytes = frameBytes(payload.length)
     if (this.#closing !== null) return refused('the spool is closed')
-    if (this.#bytes + bytes > this.#maxBytes)
-      return refused(`the spool is full: it may take ${this.#maxBytes} bytes`)
+    if (bytes > this.room) return refused(`the spool is full: it may take ${this.#maxBytes} bytes`)
     this.#bytes += bytes
     const { promise, resolve } = Promise.withResolvers<Kept>()
     const item: Item = { number: ++this.#number, done: promise, segment: null, dropped: false }

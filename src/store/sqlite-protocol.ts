@@ -1,6 +1,6 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import type { Place } from './listing.ts'
+import type { Place } from './cursor.ts'
 import type { Condition, Note, Renewal } from './register.ts'
 
 export const BUSY = 5
@@ -8,7 +8,7 @@ const READONLY = 8
 const FULL = 13
 
 /** Between `sqlite.ts` and its worker. A reply's `result` is what the operation of the port answers. */
-export type Operation =
+export type StoreOperation =
   | { readonly op: 'put'; readonly id: RecordId; readonly bytes: Uint8Array; readonly spans: Spans }
   | {
       readonly op: 'swap'
@@ -22,7 +22,7 @@ export type Operation =
   | { readonly op: 'renew'; readonly items: readonly Renewal[] }
   | { readonly op: 'due'; readonly limit: number }
   | { readonly op: 'remove'; readonly id: RecordId; readonly version: number }
-  | { readonly op: 'list'; readonly after: string; readonly limit: number }
+  | { readonly op: 'list'; readonly beginning: string; readonly after: string; readonly limit: number }
   | { readonly op: 'unresolved'; readonly after: Place; readonly limit: number }
   | { readonly op: 'note'; readonly id: RecordId; readonly notes: readonly Note[] }
   | { readonly op: 'notes'; readonly id: RecordId }
@@ -31,7 +31,7 @@ export type Operation =
 
 export interface Request {
   readonly seq: number
-  readonly operation: Operation
+  readonly operation: StoreOperation
 }
 
 export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
@@ -46,6 +46,8 @@ export type Message =
 
 export interface WorkerOptions {
   readonly file: string
+  /** Whose rows: those of other services in the file are never seen. */
+  readonly service: string
   readonly busyMs: Millis
   /** One number: milliseconds added to the clock. */
   readonly skew: SharedArrayBuffer

@@ -1,28 +1,28 @@
 import { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
 import type { Millis } from '../core/record.ts'
-import { isUnresolved, meets, readStamps } from './codec.ts'
-import { noted } from './noting.ts'
+import { isUnresolved, mayRenew, meets, readStamps } from './codec.ts'
+import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
+import { noted } from './history-lines.ts'
 import type { GetReply, PutReply, SwapReply } from './register.ts'
 import {
   BUSY,
   codeOf,
   failureOf,
   type Message,
-  type Operation,
   type Reply,
   type Request,
+  type StoreOperation,
   type WorkerOptions,
 } from './sqlite-protocol.ts'
-import { prolonged, stamped } from './stamping.ts'
-import { type Bucket, drawn, fullAt } from './throttling.ts'
+import { prolongLease, stampCopy } from './stamps.ts'
 
 /*
  * Runs SQLite off the event loop. What arrived together is one transaction with one fsync, and is answered after it.
  */
 
 /** `PRAGMA user_version` of the file. */
-const SCHEMA = 1
+const SCHEMA = 2
 /** Bounds how long a batch holds the lock that other processes wait for. */
 const BATCH = 256
 const PRUNE_EVERY: Millis = 1000
@@ -39,39 +39,45 @@ const skew = new Float64Array(options.skew)
 /** A rowid table: rows with large blobs are slow inside the b-tree of a WITHOUT ROWID one. */
 const CREATE = `
   CREATE TABLE records (
-    id TEXT PRIMARY KEY NOT NULL,
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
     unresolved INTEGER NOT NULL,
     due INTEGER NOT NULL,
     drop_at INTEGER NOT NULL,
-    bytes BLOB NOT NULL
+    bytes BLOB NOT NULL,
+    PRIMARY KEY (service, id)
   ) STRICT;
-  CREATE INDEX records_unresolved ON records (due) WHERE unresolved = 1;
+  CREATE INDEX records_unresolved ON records (service, due) WHERE unresolved = 1;
   CREATE INDEX records_drop_at ON records (drop_at);
   PRAGMA user_version = ${SCHEMA};
 `
 /** Later than the rest, and no other schema: an earlier release does without it and can go on with the file. */
 const CREATE_BUCKETS = `
   CREATE TABLE IF NOT EXISTS buckets (
-    id TEXT PRIMARY KEY NOT NULL,
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
     at INTEGER NOT NULL,
     debt INTEGER NOT NULL,
     count INTEGER NOT NULL,
-    full_at INTEGER NOT NULL
+    full_at INTEGER NOT NULL,
+    PRIMARY KEY (service, id)
   ) STRICT, WITHOUT ROWID;
   CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
 `
 /** Likewise. `created_at` says of which record under that id; the trigger lives in the file, so an earlier release clears up, too. */
 const CREATE_NOTES = `
   CREATE TABLE IF NOT EXISTS notes (
-    id TEXT PRIMARY KEY NOT NULL,
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
     created_at INTEGER NOT NULL,
-    lines TEXT NOT NULL
+    lines TEXT NOT NULL,
+    PRIMARY KEY (service, id)
   ) STRICT, WITHOUT ROWID;
   CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
-    BEGIN DELETE FROM notes WHERE id = OLD.id; END;
+    BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
 `
 /** What needs no lock of the file for writing. */
-const READS: readonly Operation['op'][] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
+const READS: readonly StoreOperation['op'][] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
 
 function open(): DatabaseSync {
   const db = new DatabaseSync(options.file, { timeout: options.busyMs })
@@ -81,6 +87,10 @@ function open(): DatabaseSync {
     const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
     if (version > SCHEMA)
       throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
+    if (version > 0 && version < SCHEMA)
+      throw new Error(
+        'its records were made before records belonged to a service, and none would be found: move the file away',
+      )
     if (version === 0) db.exec(CREATE)
     db.exec(CREATE_BUCKETS)
     db.exec(CREATE_NOTES)
@@ -101,7 +111,7 @@ function refuseForeign(db: DatabaseSync): void {
        count(*) FILTER (WHERE type = 'table' AND name = 'records') AS records FROM sqlite_schema`,
     )
     .get() as { version: number; objects: number; records: number }
-  const foreign = version < SCHEMA ? objects > 0 : version === SCHEMA && records === 0
+  const foreign = version === 0 ? objects > 0 : version <= SCHEMA && records === 0
   if (foreign) throw new Error('it is the database of another program')
 }
 
@@ -124,43 +134,54 @@ function now(): Millis {
 }
 
 function serve(db: DatabaseSync): void {
-  const select = db.prepare('SELECT bytes FROM records WHERE id = ? AND drop_at > ?')
+  const { service } = options
+  const select = db.prepare('SELECT bytes FROM records WHERE service = ? AND id = ? AND drop_at > ?')
   const upsert = db.prepare(
-    `INSERT INTO records (id, unresolved, due, drop_at, bytes) VALUES (?, ?, ?, ?, ?)
-     ON CONFLICT (id) DO UPDATE SET
+    `INSERT INTO records (service, id, unresolved, due, drop_at, bytes) VALUES (?, ?, ?, ?, ?, ?)
+     ON CONFLICT (service, id) DO UPDATE SET
        unresolved = excluded.unresolved, due = excluded.due, drop_at = excluded.drop_at, bytes = excluded.bytes`,
   )
-  const prolong = db.prepare('UPDATE records SET due = ?, drop_at = ?, bytes = ? WHERE id = ?')
-  const erase = db.prepare('DELETE FROM records WHERE id = ?')
+  const prolong = db.prepare(
+    'UPDATE records SET due = ?, drop_at = ?, bytes = ? WHERE service = ? AND id = ?',
+  )
+  const erase = db.prepare('DELETE FROM records WHERE service = ? AND id = ?')
   const overdue = db.prepare(
-    'SELECT id FROM records WHERE unresolved = 1 AND due <= ? AND drop_at > ? ORDER BY due LIMIT ?',
+    `SELECT id FROM records WHERE service = ? AND unresolved = 1 AND due <= ? AND drop_at > ?
+     ORDER BY due LIMIT ?`,
   )
+  // What has expired is nobody's: that of other services goes, too, and so their processes need not run for it.
   const prune = db.prepare(
-    'DELETE FROM records WHERE id IN (SELECT id FROM records WHERE drop_at <= ? LIMIT ?)',
+    'DELETE FROM records WHERE rowid IN (SELECT rowid FROM records WHERE drop_at <= ? LIMIT ?)',
   )
-  const selectIds = db.prepare('SELECT id FROM records WHERE id > ? AND drop_at > ? ORDER BY id LIMIT ?')
+  const selectIds = db.prepare(
+    `SELECT id FROM records WHERE service = ? AND id > ? AND id >= ? AND id < ? AND drop_at > ?
+     ORDER BY id LIMIT ?`,
+  )
   const selectPlaces = db.prepare(
-    `SELECT due, id FROM records WHERE unresolved = 1 AND (due, id) > (?, ?) AND drop_at > ?
+    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND (due, id) > (?, ?) AND drop_at > ?
      ORDER BY due, id LIMIT ?`,
   )
-  const selectNotes = db.prepare('SELECT lines FROM notes WHERE id = ? AND created_at = ?')
-  const keepNotes = db.prepare('INSERT OR REPLACE INTO notes (id, created_at, lines) VALUES (?, ?, ?)')
-  const selectBucket = db.prepare('SELECT at, debt, count FROM buckets WHERE id = ?')
-  const keepBucket = db.prepare(
-    'INSERT OR REPLACE INTO buckets (id, at, debt, count, full_at) VALUES (?, ?, ?, ?, ?)',
+  const selectNotes = db.prepare('SELECT lines FROM notes WHERE service = ? AND id = ? AND created_at = ?')
+  const keepNotes = db.prepare(
+    'INSERT OR REPLACE INTO notes (service, id, created_at, lines) VALUES (?, ?, ?, ?)',
   )
-  const dropBucket = db.prepare('DELETE FROM buckets WHERE id = ?')
+  const selectBucket = db.prepare('SELECT at, debt, count FROM buckets WHERE service = ? AND id = ?')
+  const keepBucket = db.prepare(
+    'INSERT OR REPLACE INTO buckets (service, id, at, debt, count, full_at) VALUES (?, ?, ?, ?, ?, ?)',
+  )
+  const dropBucket = db.prepare('DELETE FROM buckets WHERE service = ? AND id = ?')
   const pruneBuckets = db.prepare(
-    'DELETE FROM buckets WHERE id IN (SELECT id FROM buckets WHERE full_at <= ? LIMIT ?)',
+    `DELETE FROM buckets WHERE (service, id) IN
+     (SELECT service, id FROM buckets WHERE full_at <= ? LIMIT ?)`,
   )
 
   function read(id: string, at: Millis): Buffer | null {
-    const row = select.get(id, at) as { bytes: Uint8Array } | undefined
+    const row = select.get(service, id, at) as { bytes: Uint8Array } | undefined
     return row === undefined ? null : view(row.bytes)
   }
 
-  function write(id: string, written: ReturnType<typeof stamped>): void {
-    upsert.run(id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
+  function write(id: string, written: ReturnType<typeof stampCopy>): void {
+    upsert.run(service, id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
   }
 
   /** `kept`: of this record, not of one before it under the same id. */
@@ -168,17 +189,17 @@ function serve(db: DatabaseSync): void {
     const there = read(id, at)
     if (there === null) return null
     const { createdAt } = readStamps(there)
-    const row = selectNotes.get(id, createdAt) as { lines: string } | undefined
+    const row = selectNotes.get(service, id, createdAt) as { lines: string } | undefined
     return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
   }
 
-  function perform(o: Operation): unknown {
+  function perform(o: StoreOperation): unknown {
     const at = now()
     switch (o.op) {
       case 'put': {
         const there = read(o.id, at)
         if (there !== null) return { done: false, now: at, bytes: there } satisfies PutReply
-        const written = stamped(view(o.bytes), null, at, o.spans, false)
+        const written = stampCopy(view(o.bytes), null, at, o.spans, false)
         write(o.id, written)
         return { done: true, now: at, stamp: written.stamp } satisfies PutReply
       }
@@ -188,7 +209,7 @@ function serve(db: DatabaseSync): void {
           'token' in o.condition ? { ...o.condition, token: view(o.condition.token) } : o.condition
         if (there === null || !meets(there, condition))
           return { done: false, now: at, bytes: there } satisfies SwapReply
-        const written = stamped(view(o.bytes), there, at, o.spans, o.nextFence)
+        const written = stampCopy(view(o.bytes), there, at, o.spans, o.nextFence)
         write(o.id, written)
         return { done: true, now: at, stamp: written.stamp } satisfies SwapReply
       }
@@ -197,37 +218,40 @@ function serve(db: DatabaseSync): void {
       case 'renew':
         return o.items.map(({ id, token, ...spans }) => {
           const there = read(id, at)
-          if (there === null || !meets(there, { token: view(token), states: ['in_progress'] })) return false
-          const { bytes, due, dropAt } = prolonged(there, at, spans)
-          prolong.run(due, dropAt, bytes, id)
+          if (there === null || !mayRenew(there, view(token))) return false
+          const { bytes, due, dropAt } = prolongLease(there, at, spans)
+          prolong.run(due, dropAt, bytes, service, id)
           return true
         })
       case 'due':
-        return overdue.all(at, at, o.limit).map((row) => row['id'])
+        return overdue.all(service, at, at, o.limit).map((row) => row['id'])
       case 'remove': {
         const there = read(o.id, at)
         if (there === null || !meets(there, { version: o.version })) return false
-        erase.run(o.id)
+        erase.run(service, o.id)
         return true
       }
       case 'list':
-        return selectIds.all(o.after, at, o.limit).map((row) => row['id'])
+        // No character of an id comes after ~.
+        return selectIds
+          .all(service, o.after, o.beginning, `${o.beginning}~`, at, o.limit)
+          .map((row) => row['id'])
       case 'unresolved':
-        return selectPlaces.all(o.after.due, o.after.id, at, o.limit)
+        return selectPlaces.all(service, o.after.due, o.after.id, at, o.limit)
       case 'note': {
         const history = historyOf(o.id, at)
         if (history === null) return false
-        keepNotes.run(o.id, history.createdAt, noted(history.kept, o.notes, at).join('\n'))
+        keepNotes.run(service, o.id, history.createdAt, noted(history.kept, o.notes, at).join('\n'))
         return true
       }
       case 'notes':
         return historyOf(o.id, at)?.kept ?? []
       case 'throttle': {
-        const there = (selectBucket.get(o.bucket) as Bucket | undefined) ?? null
-        const { wait, bucket } = drawn(there, at, o.rate, o.units)
-        if (bucket === null) dropBucket.run(o.bucket)
+        const there = (selectBucket.get(service, o.bucket) as Bucket | undefined) ?? null
+        const { wait, bucket } = drawFromBucket(there, at, o.rate, o.units)
+        if (bucket === null) dropBucket.run(service, o.bucket)
         else if (bucket !== there)
-          keepBucket.run(o.bucket, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
+          keepBucket.run(service, o.bucket, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
         return wait
       }
       case 'ping':

@@ -4,8 +4,8 @@ import { Worker } from 'node:worker_threads'
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { endsAttempt } from './codec.ts'
-import { type Place, pageOf, placeOf } from './listing.ts'
-import { readNote } from './noting.ts'
+import { type Place, pageOf, placeOf } from './cursor.ts'
+import { readNote } from './history-lines.ts'
 import {
   type Condition,
   type GetReply,
@@ -21,7 +21,7 @@ import {
   StoreUnavailable,
   type SwapReply,
 } from './register.ts'
-import type { Message, Operation, Reply, WorkerOptions } from './sqlite-protocol.ts'
+import type { Message, Reply, StoreOperation, WorkerOptions } from './sqlite-protocol.ts'
 import { Watchers } from './watchers.ts'
 
 const RESPAWN_FROM: Millis = 100
@@ -32,6 +32,8 @@ const CLOSE_TIMEOUT: Millis = 5000
 export interface SqliteRegisterOptions {
   /** Relative to the working directory. */
   readonly path: string
+  /** Whose records: those of other services in the file are never seen. */
+  readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   /** Expired records were removed, by this process: each that has the file open removes some. */
@@ -132,7 +134,8 @@ export class SqliteRegister implements Register {
       return pageOf(found, limit)
     }
     if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
-    const ids = await this.#ask<RecordId[]>({ op: 'list', after: cursor ?? '', limit })
+    const beginning = which === 'all' ? '' : which.beginning
+    const ids = await this.#ask<RecordId[]>({ op: 'list', beginning, after: cursor ?? '', limit })
     return { ids, next: ids[limit - 1] ?? null }
   }
 
@@ -173,7 +176,7 @@ export class SqliteRegister implements Register {
     clearTimeout(force)
   }
 
-  #ask<T>(operation: Operation): Promise<T> {
+  #ask<T>(operation: StoreOperation): Promise<T> {
     return new Promise((resolve, reject) => {
       const worker = this.#worker
       if (worker === null || this.#closing)
@@ -193,6 +196,7 @@ export class SqliteRegister implements Register {
     const options: WorkerOptions = {
       file: this.#file,
       // Shorter than the timeout, so that a file locked by another process is an honest "not applied".
+      service: this.#options.service,
       busyMs: Math.floor(this.#options.timeoutMs / 2),
       skew: this.#skew,
       maxPages: this.#options.maxPages ?? 0,

@@ -1,7 +1,7 @@
 import { randomFillSync } from 'node:crypto'
 
 const TOKEN_BYTES = 16
-/** Drawn at once: a draw from the system costs as much as twenty tokens (docs/performance.md). */
+/** Drawn at once: a draw from the system costs as much as twenty tokens (docs/internals/performance.md). */
 const TOKENS_DRAWN = 256
 
 /** Owners' tokens: 16 random bytes, other ones with every call. */

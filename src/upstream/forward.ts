@@ -2,7 +2,7 @@ import type { Dispatcher, Pool } from 'undici'
 import type { Budget } from '../core/budget.ts'
 import { filterLines, firstOf, HOP_BY_HOP, hopByHop, linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
-import { Collector } from './collect.ts'
+import { BodyBuffer } from './body-buffer.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 
 export interface ForwardLimits {
@@ -44,14 +44,14 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
 const LIVE_QUEUE = 64 * 1024
 
 /** What of a request counts for hearing its answer. */
-export type Heard = Pick<UpstreamRequest, 'method' | 'responseLimit' | 'mayBegin'>
+export type ExchangeRequest = Pick<UpstreamRequest, 'method' | 'responseLimit' | 'mayBegin'>
 
 /**
  * One exchange. The witness is `onRequestStart`: undici calls it on a connected (and, with TLS, authenticated) socket,
  * right before it writes the first byte. Error codes prove nothing: the same ones occur before and after.
  */
 export class Exchange implements Dispatcher.DispatchHandler {
-  readonly #request: Heard
+  readonly #request: ExchangeRequest
   readonly #limits: Pick<ForwardLimits, 'timeout' | 'budget'>
   #resolve: ((result: Forwarded) => void) | null
   #timer: NodeJS.Timeout | null
@@ -62,12 +62,12 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #headers: string[] = []
   #said: string | null = null
   #announced = 0
-  readonly #chunks = new Collector()
+  readonly #chunks = new BodyBuffer()
   #size = 0
   #live: Live | null = null
 
   constructor(
-    request: Heard,
+    request: ExchangeRequest,
     limits: Pick<ForwardLimits, 'timeout' | 'budget'>,
     resolve: (result: Forwarded) => void,
   ) {
@@ -148,7 +148,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
       this.#live.end(trailers)
       return
     }
-    const size = this.#size
+    let held = this.#size
     this.#settle({
       proof: 'responded',
       said: this.#said,
@@ -159,7 +159,11 @@ export class Exchange implements Dispatcher.DispatchHandler {
         body: this.#chunks.take(),
         trailers,
       },
-      release: () => this.#limits.budget.give(size),
+      // Whoever drops an answer hears of its end, too.
+      release: () => {
+        this.#limits.budget.give(held)
+        held = 0
+      },
     })
   }
 

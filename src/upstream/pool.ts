@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { UpstreamConfig } from '../config/config.ts'
-import { withoutInterim } from './interim.ts'
-import { untilTaken } from './paused.ts'
+import { withoutInterim } from './undici-fixes/interim.ts'
+import { untilTaken } from './undici-fixes/paused.ts'
 
 export interface Upstream {
   readonly pool: Pool

@@ -65,7 +65,7 @@ export interface LiveSink {
 export type Forward = (request: UpstreamRequest) => Promise<Forwarded>
 
 /** An exchange that somebody else conducts, overheard. */
-export interface Overheard {
+export interface TappedExchange {
   /** What it proved; never rejects. */
   readonly ended: Promise<Forwarded>
   /** Nothing more is heard. */

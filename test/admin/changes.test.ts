@@ -1,8 +1,8 @@
 import t, { type Test } from 'tap'
 import type { AdminAnswer } from '../../src/admin/answers.ts'
 import { AdminApi } from '../../src/admin/api.ts'
+import { RecordLookup } from '../../src/admin/lookup.ts'
 import type { OwnAttempts } from '../../src/admin/ports.ts'
-import { Subjects } from '../../src/admin/subject.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
@@ -33,13 +33,13 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
   const told: RecordId[] = []
   const bugs: unknown[] = []
   const config = load(`${UPSTREAM}defaults: { ${route} }\n`)
-  const audit = await Audit.open(null, (line) => void lines.push(line))
+  const audit = await Audit.open(null, 'test', (line) => void lines.push(line))
   t.teardown(() => audit.close())
   const api = new AdminApi(
     {
       config,
       records: new Records(between),
-      subjects: new Subjects(config),
+      subjects: new RecordLookup(config),
       waiters: { tell: (id) => void told.push(id) },
       own: { isRunning: () => false, tell: async () => true, ...own },
       audit,

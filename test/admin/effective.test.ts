@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { effective } from '../../src/admin/effective.ts'
 import type { Config } from '../../src/config/config.ts'
-import { loadConfig } from '../../src/config/load.ts'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { FIXTURES } from '../config/support.ts'
 
 const loaded = loadConfig({
@@ -37,10 +37,10 @@ void t.test('K22 of a configuration with every property no secret is shown', asy
   for (const secret of secrets) t.notOk(text.includes(secret), 'a secret is masked')
   t.notMatch(text, /BEGIN|"type":"Buffer"/)
   t.match(shown, {
-    admin: { token: '***', hosts: ['admin.internal', '10.0.0.7', '[fd00::7]'] },
-    store: { url: 'rediss://***@redis.internal:6380/3', timeout: 250, secret: '***' },
-    limits: { buffered: 1024 ** 3 },
-    issuer: { secret: '***' },
+    admin: { listen: '0.0.0.0:9000', tokenFile: '***', hosts: ['admin.internal', '10.0.0.7', '[fd00::7]'] },
+    store: { url: 'rediss://***@redis.internal:6380/3', timeout: '250ms', secretFile: '***' },
+    limits: { request: '64KiB', buffered: '1GiB', inFlight: 10 },
+    issuer: { secretFile: '***', ttl: '1h' },
     audit: { file: '/var/log/idempotency-proxy/audit.log' },
   })
   const kept = new Map(texts(shown))
@@ -74,7 +74,7 @@ void t.test(
               headers: ['Authorization', `Bearer ${secret}`],
             },
           },
-          key: { ...route?.key, pattern: /^a+$/u },
+          key: { ...route?.key, pattern: /^(?:a+)$/u },
           outcomes: { exact: new Map([[503, 'release']]), class: new Map() },
           excludeHeaders: new Set(['x-a']),
         },
@@ -85,11 +85,76 @@ void t.test(
     t.match(shown['routes'], [
       {
         scope: { jwt: { jwks: 'https://id.example.com/keys?token=***&***', keyFile: '***', issuer: 'i' } },
-        reconcile: { request: { path: '/v1/p?k={key}&api_key=***', headers: ['Authorization', '***'] } },
-        key: { pattern: '^a+$' },
-        outcomes: { exact: { 503: 'release' }, class: {} },
-        excludeHeaders: ['x-a'],
+        reconcile: { request: { path: '/v1/p?k={key}&api_key=***', headers: { Authorization: '***' } } },
+        key: { pattern: 'a+' },
+        outcomes: { 503: 'release' },
+        replay: { excludeHeaders: ['x-a'] },
       },
     ])
   },
 )
+
+void t.test('/v1/config says what a file would: read as one, it is the same configuration', async (t) => {
+  // A file has neither a name nor a match for the defaults, and no `wait` where nothing waits.
+  const { defaults, ...shown } = JSON.parse(JSON.stringify(effective(config)), (_, value) =>
+    value === null ? undefined : value?.mode === 'reject' ? { ...value, wait: undefined } : value,
+  ) as Record<string, object>
+  const { name: _n, match: _m, ...policy } = defaults as Record<string, unknown>
+  const masked: [string, string][] = [
+    ['"tokenFile":"***"', `"tokenFile":"${FIXTURES}/files/token"`],
+    ['"acceptRisk":true,"secretFile":"***"', `"acceptRisk":true,"secretFile":"${FIXTURES}/files/secret"`],
+    ['"secretFile":"***"', `"secretFile":"${FIXTURES}/files/signing-secret"`],
+    ['"keyFile":"***"', `"keyFile":"${FIXTURES}/files/public.pem"`],
+    ['"Authorization":"***"', '"Authorization":"Bearer t"'],
+    ['"X-Record":"***"', '"X-Record":"{record}"'],
+    ['"Content-Type":"***"', '"Content-Type":"application/json"'],
+    ['"Location":"***"', '"Location":"/v1/x"'],
+    ['rediss://***@', 'rediss://user:password@'],
+    ['?v=***', '?v=1'],
+    ['?brief=***', '?brief=1'],
+  ]
+  const text = masked.reduce(
+    (all, [mask, value]) => all.replaceAll(mask, value),
+    JSON.stringify({ ...shown, defaults: policy }),
+  )
+  const again = loadConfig({ file: 'shown.json', text, env: {}, flags: {} })
+  if (!again.ok) throw new Error(again.errors.map(formatConfigError).join('\n'))
+  // What is written is not a default any more.
+  const written = (given: Config): unknown =>
+    JSON.parse(JSON.stringify(effective({ ...given, spelled: new Map() })))
+  t.strictSame(written(again.config), written(config))
+  const plain = ({ spelled: _s, warnings: _w, routes, defaults: own, ...rest }: Config): unknown => ({
+    ...rest,
+    policies: [...routes, own].map(({ scope, ...more }) => ({ ...more, ...scope, callerIsDefault: false })),
+  })
+  t.same(plain(again.config), plain(config))
+})
+
+void t.test('durations and sizes are shown as the file spells them', async (t) => {
+  const text = `upstream: { url: "http://u", timeout: 120s }
+limits: { request: 1024KiB }
+defaults: { ttl: 48h, lease: "\${LEASE}", respondWithin: 90000ms }
+`
+  const given = loadConfig({ file: 'f', text, env: { LEASE: '61s' }, flags: {} })
+  if (!given.ok) throw new Error(given.errors.map(formatConfigError).join('\n'))
+  const own = effective(given.config)
+  t.match(own, {
+    listen: '127.0.0.1:8080',
+    upstream: { timeout: '120s', connectTimeout: '2s', idleTimeout: '60s' },
+    limits: { request: '1024KiB', response: '5MiB', upload: '30s' },
+    drain: { delay: '0s', timeout: '125s' },
+    defaults: {
+      ttl: '48h',
+      ttlFailed: '48h',
+      lease: '61s',
+      respondWithin: '90000ms',
+      tombstone: 'off',
+      unresolvedTtl: '30d',
+      limits: { request: '1024KiB', newKeys: 'off' },
+      inFlight: { wait: '10s' },
+      reconcile: 'none',
+      key: { from: ['header:idempotency-key'], derive: 'off', pattern: '' },
+      scope: { caller: ['header:authorization'] },
+    },
+  })
+})

@@ -2,11 +2,11 @@ import t from 'tap'
 import { Value } from 'typebox/value'
 import type { AdminAnswer } from '../../src/admin/answers.ts'
 import { AdminApi } from '../../src/admin/api.ts'
+import { RecordLookup } from '../../src/admin/lookup.ts'
 import type { CounterSample, Recheck } from '../../src/admin/ports.ts'
 import type { Report } from '../../src/admin/report-schema.ts'
 import { SCHEMAS } from '../../src/admin/schemas.ts'
-import { Subjects } from '../../src/admin/subject.ts'
-import type { Rechecked } from '../../src/core/recheck.ts'
+import type { Verification } from '../../src/core/reconcile/verify.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { countersOf } from '../../src/observe/counters.ts'
@@ -27,10 +27,10 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
     {
       config,
       records: new Records(register),
-      subjects: new Subjects(config),
+      subjects: new RecordLookup(config),
       waiters: { tell: () => {} },
       own: { isRunning: () => false, tell: async () => true },
-      audit: await Audit.open(null, () => {}),
+      audit: await Audit.open(null, 'test', () => {}),
       history: { add: () => {} },
       announceDrain: () => {},
       ...(samples === undefined
@@ -228,7 +228,7 @@ void t.test('a store with more records than one report looks at says so', async 
 })
 
 /** Asks nobody: says `says`, and keeps what it was asked about. */
-function rechecking(says: (id: RecordId) => Rechecked = () => ({ kind: 'agrees' })) {
+function rechecking(says: (id: RecordId) => Verification = () => ({ kind: 'agrees' })) {
   const asked: RecordId[] = []
   const recheck: Recheck = {
     from: (route) => (route === 'mute' ? null : HOUR),

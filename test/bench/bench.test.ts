@@ -45,3 +45,12 @@ t.test('a candidate that is not there is left out with a sentence', async (t) =>
   t.match(text, /nginx \+ Lua \+ Redis is left out: .* libnginx-mod-http-lua lua-nginx-redis lua-cjson\./)
   t.match(text, '| pass-through GET | plain @fastify/http-proxy |')
 })
+
+t.test('how long one request stops the event loop at most is a row of the goals', async (t) => {
+  const text = await bench('--no-build', '--only', 'stops', '--candidates', 'proxy-redis')
+  t.match(text, /^\| orders, as clients send them \| \d+\.\d \|$/m)
+  t.match(
+    text,
+    /^\| longest stop of the event loop by one request of `limits.request` bytes, ms \| 10 \| \d+\.\d \| /m,
+  )
+})

@@ -4,16 +4,21 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import type { Checked } from '../../src/commands/checked.ts'
+import type { CheckResult } from '../../src/commands/check-result.ts'
+import type { PendingOutcome } from '../../src/core/pending-outcome.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { indexKey } from '../../src/store/redis-keys.ts'
+import type { OutcomeDraft } from '../../src/core/settle.ts'
+import { encodeEntry } from '../../src/store/outbox-entry.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { Spool } from '../../src/store/spool.ts'
 import { damagedName, newSegmentName } from '../../src/store/spool-file.ts'
+import { draft, newId, newToken, SPANS } from '../store/fixtures.ts'
 import { TOKEN } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
+import { SERVICE } from '../support/service.ts'
 
 t.setTimeout(60_000)
 
@@ -21,11 +26,24 @@ const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
 
+function outcome(): PendingOutcome {
+  return {
+    id: newId(),
+    draft: draft('completed', newToken()) as OutcomeDraft,
+    spans: SPANS,
+    claimed: true,
+    withdrawn: false,
+    over: null,
+    onLeaseExpired: 'unknown',
+    usefulFor: 60_000,
+  }
+}
+
 /** Findings and notes by the check, and everything that was looked at. */
 async function examine(t: Test, words: readonly string[]) {
   const { code, out, err } = await command(['doctor', '--json', ...words])
   t.equal(err, '')
-  const checked = JSON.parse(out) as Checked[]
+  const checked = JSON.parse(out) as CheckResult[]
   const findings = checked
     .filter(({ found }) => found === 'finding')
     .map(({ check, detail }) => `${check}: ${detail}`)
@@ -91,23 +109,37 @@ void t.test('redis: volatile, evicting, read-only and unreachable', async (t) =>
   await using weak = await RedisServer.start({
     args: ['--appendonly', 'no', '--maxmemory-policy', 'allkeys-lru'],
   })
-  const { findings } = await examine(t, ['--store', weak.url])
+  const { findings } = await examine(t, ['--store', weak.url, '--service', 'test'])
   t.match(findings, [/promises: appendonly is off/, /promises: maxmemory-policy is allkeys-lru/])
   const dir = tempDir(t)
   const risk = join(dir, 'risk.yaml')
   writeFileSync(
     risk,
-    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${weak.url}", acceptRisk: true }\n`,
+    `service: test\nupstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${weak.url}", acceptRisk: true }\n`,
   )
   const accepted = await examine(t, ['--config', risk])
   t.strictSame(accepted.findings, [], 'what was accepted is a note')
   t.match(accepted.of('promises'), /appendonly is off/)
   await weak.command('REPLICAOF', '127.0.0.1', '1')
-  const replica = await examine(t, ['--store', weak.url])
+  const replica = await examine(t, ['--store', weak.url, '--service', 'test'])
   t.match(replica.findings.join('\n'), /promises: The server is a read-only replica[^]*writing: .*READONLY/)
   await weak.kill()
-  t.match((await examine(t, ['--store', weak.url])).findings, [
+  t.match((await examine(t, ['--store', weak.url, '--service', 'test'])).findings, [
     /store: redis:.* does not answer: .*ECONNREFUSED/,
+  ])
+})
+
+void t.test('V09 redis: a user who may not run INFO', async (t) => {
+  await using server = await RedisServer.start()
+  await server.command('ACL', 'SETUSER', 'app', 'on', '>secret', '~*', '&*', '+@all', '-info')
+  const { findings } = await examine(t, [
+    '--store',
+    `redis://app:secret@127.0.0.1:${server.port}`,
+    '--service',
+    'test',
+  ])
+  t.match(findings, [
+    /promises: .*may not run INFO.* 503: ACL SETUSER <user> \+info grants it, store\.acceptRisk/,
   ])
 })
 
@@ -115,9 +147,9 @@ void t.test('redis: an unresolved record that the index has lost, and one that c
   await redis.command('FLUSHALL')
   const { where, unknown, proxy } = await operated(t, redis.url)
   const [lost, kept] = [await unknown(), await unknown()]
-  await redis.command('ZREM', indexKey(lost as RecordId), lost)
+  await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
   await send(proxy, newKey())
-  await redis.command('SET', `idempotency:{00}:r:${'A'.repeat(43)}`, 'no record')
+  await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
   const { findings, of } = await examine(t, where.config)
   t.match(findings, [
     /unreadable: A{43}: this version cannot read them/,
@@ -148,15 +180,27 @@ void t.test(
     t.match(fresh.of('spool'), /is not there yet: a proxy makes it/)
     mkdirSync(spool)
     t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
-    const { spool: open } = await Spool.open({ directory: spool, maxBytes: 1024 ** 2, say: () => {} })
-    await open.append(Buffer.from('an outcome')).done
+    const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
+    const { spool: open } = await Spool.open(opened)
+    for (const service of ['default', 'orders', 'default', 'orders', 'orders'])
+      await open.append(encodeEntry(outcome(), service)).done
     t.match((await examine(t, ['--config', file])).findings, [
-      /spool: 1 outcome in .* that the store has not taken/,
+      /spool: 2 outcomes in .* that the store has not taken/,
+      /spool: 3 outcomes of service orders in .* that default does not write: start a proxy of orders on it/,
+    ])
+    await open.append(Buffer.from([1, 0])).done
+    await open.append(Buffer.from('an outcome')).done
+    t.match((await examine(t, ['--config', file])).findings.slice(2), [
+      /spool: 1 outcome without a service in .*: the version that made them does, else remove the files/,
+      /spool: 1 outcome of another version in .* that this one does not read \(the entry has version 97, not 2\)/,
     ])
     await open.close()
     writeFileSync(join(spool, damagedName(newSegmentName(1).name)), 'x')
     t.match((await examine(t, ['--config', file])).findings, [
-      /spool: 1 outcome in /,
+      /spool: 2 outcomes in /,
+      /spool: 3 outcomes of service orders in /,
+      /spool: 1 outcome without a service in /,
+      /spool: 1 outcome of another version in /,
       /spool: 1 damaged file kept aside in .*: look at them, and remove them/,
     ])
     rmSync(spool, { recursive: true })

@@ -2,7 +2,10 @@ import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
+import type { RecordId } from '../../src/core/record.ts'
 import { verifyAudit } from '../../src/observe/audit.ts'
+import { openStore } from '../../src/store/open.ts'
+import { bytesOf, newToken, SPANS } from '../store/fixtures.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -15,6 +18,55 @@ t.teardown(() => redis[Symbol.asyncDispose]())
 
 const NOBODY = 'A'.repeat(43)
 const CALLER = ['--caller', 'Authorization: Bearer alice', '--method', 'POST', '--path']
+
+for (const kind of ['sqlite', 'redis'] as const)
+  for (const way of ['admin', 'config'] as const)
+    void t.test(`§11 ${kind}, by --${way}: inspect takes the beginning of an id`, async (t) => {
+      await redis.command('FLUSHALL')
+      const url = storeUrl(t, kind, redis)
+      const { proxy, where } = await operated(t, url)
+      const run = async (...words: string[]) => command([...words, ...where[way]])
+      // One id in 64 begins with a dash, and seven characters of it read as an option: those are tried below.
+      const seen = new Set<string>()
+      let record = '-'
+      while (record.startsWith('-')) {
+        await send(proxy, newKey())
+        const line = await proxy.logged(
+          (entry) => entry.msg === 'request' && !seen.has(entry.record as string),
+        )
+        record = line.record as string
+        seen.add(record)
+      }
+      const { records } = JSON.parse((await run('list', '--json')).out) as PageView
+      const id = records.find((one) => one.id.startsWith(record))?.id ?? ''
+      await until(async () => (await run('inspect', id)).out.includes('fence='))
+      const whole = await run('inspect', id, '--json')
+      t.strictSame(await run('inspect', record, '--json'), whole)
+      t.strictSame(await run('inspect', id.slice(0, 8), '--json'), whole)
+      t.match(await run('inspect', id.slice(0, 7)), { code: 2, out: '', err: /8 or more characters/ })
+
+      const alike = ['-_-_-_-_-_-_', '-_-_-_-_-_-a'].map((start) => start.padEnd(43, 'A') as RecordId)
+      const settings = { url, timeout: 1000, secret: null, spool: null, acceptRisk: false }
+      const hooks = { onEvent() {}, onBreaker() {} }
+      const store = await openStore(
+        { service: kind === 'redis' ? 'test' : 'default', store: settings },
+        hooks,
+      )
+      for (const one of alike) await store.put(one, bytesOf('completed', newToken()), SPANS)
+      await store.close()
+      const several = await run('inspect', '-_-_-_-_')
+      t.match(several, { code: 1, out: '', err: /: 2 record ids begin with -_-_-_-_; give more of the one/ })
+      for (const one of alike) t.match(several.err, new RegExp(`^${one} +completed `, 'm'))
+      t.match((await run('inspect', '-_-_-_-_-_-a')).out, new RegExp(`^record +${alike[1]}$`, 'm'))
+      t.match(await run('inspect', 'order-4711-secret'), {
+        code: 1,
+        out: '',
+        err: /record_not_found: no record id begins with that\. A key needs --method, --path and --caller, or --route\.\n$/,
+      })
+      t.match(await run('inspect', newKey()), { code: 2, out: '', err: /a key needs --method/ })
+      const decision = await run('resolve', id.slice(0, 12), '--retryable', '--reason', 'r', '--yes')
+      t.match(decision, { code: 2, out: '', err: `resolve: give the whole id: ${id}\n` })
+    })
 
 for (const kind of ['sqlite', 'redis'] as const)
   for (const way of ['admin', 'config'] as const)
@@ -85,8 +137,11 @@ for (const kind of ['sqlite', 'redis'] as const)
         t.ok(asked.out.includes(sentence), sentence)
       if (kind === 'redis') {
         const url = storeUrl(t, kind, redis).replace('//', '//default:pass-word@')
-        const told = (await command(['inspect', id, '--store', url])).out
-        t.ok(told.includes(' --reason TEXT --config FILE --store URL '), 'a password is not repeated')
+        const told = (await command(['inspect', id, '--store', url, '--service', 'test'])).out
+        t.ok(
+          told.includes(' --reason TEXT --config FILE --store URL --service test'),
+          'a password is not repeated',
+        )
       }
 
       const other = await run(
@@ -295,7 +350,11 @@ void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) =
   writeFileSync(wrong, 'wrong-token')
   const ask = (url: string, token: string) => command(['list', '--admin', url, '--token-file', token])
   const right = where.admin[3] as string
-  t.match(await ask(proxy.adminUrl, wrong), { code: 1, out: '', err: /the proxy at http:.*: unauthorized: / })
+  t.match(await ask(proxy.adminUrl, wrong), {
+    code: 1,
+    out: '',
+    err: /the proxy at http:.*: unauthorized: the token in ".*" is not this proxy's admin token \(admin\.tokenFile\)\n/,
+  })
   t.notMatch((await ask(proxy.adminUrl, wrong)).err, /wrong-token/)
   t.match(await ask(upstream.url, right), {
     code: 1,

@@ -56,8 +56,8 @@ void t.test('check --against names what a reload refuses, and exits 1 where ther
     code: 0,
     out: [
       `${live}: fine; a reload applies all of it`,
-      '  routes[pay].ttl: 86400000 → 172800000',
-      '  routes[pay].ttlFailed: 86400000 → 3600000',
+      '  routes[pay].ttl: 24h → 48h',
+      '  routes[pay].ttlFailed: 24h → 1h',
       '',
     ].join('\n'),
   })
@@ -68,8 +68,8 @@ void t.test('check --against names what a reload refuses, and exits 1 where ther
   t.match(await command(['check', other, '--against', old]), {
     code: 1,
     out: [
-      'routes[pay].key.presence: optional → ignored: identifies records: needs a restart, and keys used before are other keys after it; wait out ttl',
-      'drain.delay: 0 → 1000: needs a restart',
+      'routes[pay].key.presence: optional → ignored: changes which record a request finds: restart, after waiting out ttl',
+      'drain.delay: 0s → 1s: needs a restart',
       '',
     ].join('\n'),
   })
@@ -101,7 +101,9 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
   const store = ['--store', 'sqlite:none.db']
   const by = ['--reason', 'why', '--yes', ...store]
   const cases: [string[], RegExp][] = [
-    [['list', '--nonsense'], /--nonsense/],
+    [['list', '--nonsense'], /: unknown option --nonsense\n/],
+    [['--upsteam', 'http://127.0.0.1:1'], /: unknown option --upsteam; did you mean --upstream\?\n/],
+    [['list', '-z'], /: unknown option -z\n/],
     [['list', 'extra', ...store], /list takes no argument, found 1/],
     [['list', '--limit', '0', ...store], /--limit: found "0"; allowed: a whole number from 1/],
     [['list', '--limit', '1', '--limit', '2', ...store], /--limit is given more than once; allowed: once/],
@@ -109,6 +111,10 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['list', '--admin', 'http://127.0.0.1:1', ...store], /found --admin and --store; allowed: --admin, or/],
     [['list', '--admin', 'http://127.0.0.1:1'], /--admin needs --token-file FILE/],
     [['list', '--token-file', token], /found --token-file without --admin URL/],
+    [
+      ['inspect', ID, '--store', 'redis://127.0.0.1:1'],
+      /: whose records\? Give --service NAME: services may share this store\n/,
+    ],
     [['list', '--config', memory], /memory:, which its process alone can see; allowed: --admin URL/],
     [['list', '--store', 'memory:'], /memory:, which its process alone can see; allowed: --admin URL/],
     ...['127.0.0.1:9464', 'ftp://h', 'http://h/path', 'http://u:p@h', 'http://h?q'].map(
@@ -128,8 +134,8 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['inspect', ...store], /inspect needs the id of a record, or a key/],
     [['inspect', 'a', 'b', ...store], /inspect takes one id or key, found 2 arguments/],
     [
-      ['inspect', 'my-secret-key', ...store],
-      /found no record id, which is 43 characters .* a key needs --method/,
+      ['inspect', 'my-secret-key!', ...store],
+      /found no record id, nor 8 or more characters that one begins with .* a key needs --method/,
     ],
     [['inspect', 'k', '--caller', 'no line', ...store], /--caller: found neither "Name: value", nor/],
     [['inspect', 'k', '--caller', '{"sub": [1]}', ...store], /--caller: found no JSON object of texts/],
@@ -138,10 +144,10 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
       ['inspect', 'k', '--caller', `@${dir}/none`, ...store],
       /--caller: found a file that cannot be read at ".*none"/,
     ],
-    [['resolve', ...by], /resolve: found nothing; allowed: a record id of 43 characters/],
+    [['resolve', ...by], /resolve needs a whole record id of 43 characters; inspect finds it/],
     [
       ['resolve', 'a-key', ...by],
-      /resolve: found no record id; allowed: a record id of 43 characters; inspect KEY/,
+      /resolve needs a whole record id of 43 characters, and this is none; inspect finds it/,
     ],
     [['resolve', ID, ID, ...by], /resolve takes one record id, found 2 arguments/],
     [['resolve', ID, ...by], /found neither; allowed: --completed FILE or --retryable/],
@@ -155,7 +161,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
       ['resolve', ID, '--retryable', '--version', 'v1', ...by],
       /--version: found "v1"; allowed: a whole number/,
     ],
-    [['resolve', ID, '--retryable', '--reason', 'x', ...store], /no terminal to confirm at; allowed: --yes/],
+    [['resolve', ID, '--retryable', '--reason', 'x', ...store], /no terminal to confirm at: add --yes/],
     [
       ['resolve', ID, '--retryable', ...by],
       /found --store alone; allowed: with --config FILE, or --admin URL/,
@@ -176,6 +182,10 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [
       ['resolve', ID, '--completed', file('s.json', '{"status":99}'), ...by],
       /s.json": \/response\/status: must be >= 200/,
+    ],
+    [
+      ['resolve', ID, '--completed', file('o.json', '{"status":200,"headers":{"a":"b"}}'), ...by],
+      /o.json": \/response\/headers: must be array, such as \[\["Content-Type","application\/json"\]\];/,
     ],
     [
       ['resolve', ID, '--completed', file('m.json', '{"status":200,"more":1}'), ...by],
@@ -208,6 +218,25 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
   }
 })
 
+void t.test('a flag that npm kept for itself is missed by name', async (t) => {
+  const npm = { npm_lifecycle_event: 'start' }
+  const url = 'http://127.0.0.1:1'
+  const says = async (words: string[], env: Record<string, string>): Promise<string> =>
+    (await command(words, undefined, env)).err
+  t.match(
+    await says([url], { ...npm, npm_config_upstream: 'true' }),
+    `unknown command "${url}"; npm took the flag: write npm start -- --upstream …\n`,
+  )
+  const both = { ...npm, npm_config_upstream: url, npm_config_store: 'memory:' }
+  t.match(
+    await says([], both),
+    'nothing to serve: give --config FILE or --upstream URL; npm took the flag: write npm start -- --upstream … --store …\n',
+  )
+  t.match(await says(['serve', url], both), `unexpected argument "${url}"; npm took the flag`)
+  for (const env of [npm, {}, { npm_config_upstream: 'true' }])
+    t.match(await says([url], env), `unknown command "${url}"; known are serve, check`)
+})
+
 void t.test('a record id may begin as an option does', async (t) => {
   const store = ['--store', 'sqlite:none.db']
   for (const id of [`-${'a'.repeat(42)}`, `--${'a'.repeat(41)}`, `-w${'-'.repeat(41)}`]) {
@@ -216,7 +245,7 @@ void t.test('a record id may begin as an option does', async (t) => {
       ['inspect', ...store, id],
       ['inspect', ...store, '--', id],
     ])
-      t.match(await command(words), { code: 1, err: /found no file at/ }, words.join(' '))
+      t.match(await command(words), { code: 1, err: /there is no file at/ }, words.join(' '))
     const resolve = ['resolve', id, '--retryable', '--reason', 'x', '--yes']
     t.match(await command([...resolve, ...store]), { code: 2, err: /found --store alone/ })
   }
@@ -226,7 +255,7 @@ void t.test('a record id may begin as an option does', async (t) => {
   })
   t.match(await command(['inspect', '--route', 'r', ...store, '--', '-key']), {
     code: 1,
-    err: /found no file at/,
+    err: /there is no file at/,
   })
 })
 
@@ -240,11 +269,12 @@ void t.test('a configuration or a store that cannot be used is told and exits 1'
     t.match(told.err, /bad\.yaml:1:1: stor: found .*\n.*bad\.yaml:2:18: upstream.url: found/)
     const lost = await command([name, '--store', `sqlite:${dir}/none.db`])
     t.equal(lost.code, 1, `${name} makes no store`)
-    t.match(lost.err, /found no file at .*none\.db; allowed: one that a proxy made/)
+    t.match(lost.err, /there is no file at .*none\.db; a proxy makes it when it starts/)
   }
   writeFileSync(join(dir, 'other.db'), 'no database, and long enough to be one'.repeat(30))
   t.match(await command(['list', '--store', `sqlite:${dir}/other.db`]), { code: 1, err: /other\.db/ })
-  const down = await command(['list', '--store', 'redis://user:hush@127.0.0.1:1'])
+  const unreachable = ['list', '--store', 'redis://user:hush@127.0.0.1:1']
+  const down = await command([...unreachable, '--service', 'test'])
   t.match(down, { code: 1, err: /the store redis:\/\/\*\*\*@127.0.0.1:1: store_unavailable: .*ECONNREFUSED/ })
   t.notMatch(down.err, /hush/)
 })

@@ -10,7 +10,7 @@ const DAY = 24 * HOUR
 const MiB = 1024 ** 2
 
 void t.test('every default of the property table (contract §10)', async (t) => {
-  const { warnings: _, ...config } = load(routeFile())
+  const { warnings: _w, spelled: _s, ...config } = load(routeFile())
   const policy = {
     mode: 'enforce',
     profile: 'standard',
@@ -31,6 +31,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
       callerIsDefault: true,
       jwt: null,
       path: 'exact',
+      host: false,
       anonymous: 'share',
     },
     fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
@@ -54,6 +55,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
   }
   t.strictSame(config, {
     listen: { host: '127.0.0.1', port: 8080 },
+    service: 'default',
     admin: {
       listen: { host: '127.0.0.1', port: 9464 },
       token: null,
@@ -84,6 +86,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     wellKnown: false,
     problems: { baseUrl: 'urn:idempotency-proxy:' },
     drain: { delay: 0, timeout: 65 * SECOND },
+    metrics: { defaults: true },
     log: { level: 'info', format: 'auto' },
     trustProxy: [],
     unmatched: 'protect',
@@ -213,18 +216,18 @@ routes:
     routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
     [
       [
-        { json: ['/id'], headers: [], bucket: HOUR },
+        { json: ['/id'], form: [], headers: [], bucket: HOUR },
         { path: '/me', cache: 5 * SECOND },
         { count: 100, per: 60 * SECOND },
       ],
       [
-        { json: ['/id'], headers: ['x-delivery'], bucket: null },
+        { json: ['/id'], form: [], headers: ['x-delivery'], bucket: null },
         { path: '/me', cache: 0 },
         { count: 100, per: 60 * SECOND },
       ],
       [null, null, null],
       [
-        { json: ['/id'], headers: [], bucket: HOUR },
+        { json: ['/id'], form: [], headers: [], bucket: HOUR },
         { path: '/me', cache: 5 * SECOND },
         { count: 5, per: SECOND },
       ],

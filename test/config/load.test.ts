@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { readConfigFile } from '../../src/config/files.ts'
-import { formatConfigError } from '../../src/config/load.ts'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
 void t.test('flags go over the file, and are enough without one', async (t) => {
@@ -21,6 +21,36 @@ void t.test('flags go over the file, and are enough without one', async (t) => {
     listen: { port: 80 },
     store: { url: 'memory:', timeout: 1000 },
   })
+})
+
+void t.test(
+  'V01 the service is a name of letters, digits, _, . and -; --service goes over the file',
+  async (t) => {
+    const serviceOf = (text: string, service?: string): string =>
+      load(UPSTREAM + text, { flags: { service } }).service
+    t.equal(serviceOf(''), 'default')
+    t.equal(serviceOf('service: Payments_v1.2-eu'), 'Payments_v1.2-eu')
+    t.equal(serviceOf('service: payments', 'orders'), 'orders')
+    t.equal(serviceOf(`service: ${'a'.repeat(64)}`), 'a'.repeat(64))
+    for (const name of ['a b', 'a:b', 'a{b', 'a*', 'ä', '""', 'a'.repeat(65)])
+      t.match(errorsOf(`${UPSTREAM}service: "${name.replaceAll('"', '')}"`), [
+        /^c\.yaml:2:10: service: found .*; allowed: up to 64 letters, digits, `_`, `\.`, `-`/,
+      ])
+    t.match(errorsOf(UPSTREAM, { flags: { service: 'a/b' } }), [
+      /^--service: service: found "a\/b"; allowed: /,
+    ])
+  },
+)
+
+void t.test('V02 a store that others can share needs a service; embedded ones do without', async (t) => {
+  for (const store of ['redis://h', 'rediss://u:p@h/'])
+    t.match(errorsOf(UPSTREAM, { flags: { store } }), [
+      /^--store: store\.url: found a store that other services can share, and no `service`/,
+    ])
+  for (const store of ['memory:', 'sqlite:a.db'])
+    t.equal(load(UPSTREAM, { flags: { store } }).service, 'default')
+  t.equal(load(UPSTREAM, { flags: { store: 'redis://h', service: 'pay' } }).service, 'pay')
+  t.equal(load(`${UPSTREAM}service: pay`, { flags: { store: 'redis://h' } }).service, 'pay')
 })
 
 void t.test('an error of a flag names the flag', async (t) => {
@@ -239,7 +269,7 @@ void t.test('stores that this version opens', async (t) => {
     'redis://:p@h:1/2',
     'rediss://u:p@h/',
   ]) {
-    t.equal(load('', { flags: { upstream: 'http://a', store: url } }).store.url, url)
+    t.equal(load('', { flags: { upstream: 'http://a', store: url, service: 'a' } }).store.url, url)
   }
 })
 
@@ -255,4 +285,25 @@ void t.test('a configuration file that cannot be read is an error of the configu
     `${process.execPath}: found bytes that are not UTF-8; allowed: a readable file of YAML in UTF-8`,
   )
   t.match(told('config/minimal.yaml'), 'upstream:')
+})
+
+void t.test('V05 the proxy’s own address as a flag is refused, too', async (t) => {
+  for (const flags of [
+    { upstream: 'http://localhost:8080' },
+    { upstream: 'http://[::1]:9000', listen: '[::]:9000' },
+    { upstream: 'http://proxy:80', listen: 'proxy:80' },
+    { upstream: 'http://127.0.0.1:9464' },
+  ]) {
+    const loaded = loadConfig({ text: '', env: {}, flags })
+    t.match(loaded.ok ? [] : loaded.errors.map(formatConfigError), [
+      /^--upstream: upstream\.url: .*listens on itself/,
+    ])
+  }
+  for (const flags of [
+    { upstream: 'http://127.0.0.1:9000', listen: '127.0.0.1:0' },
+    { upstream: 'http://127.0.0.2:9000', listen: '127.0.0.1:9000' },
+    { upstream: 'http://app:8080' },
+    { upstream: 'unix:/run/app.sock' },
+  ])
+    t.ok(loadConfig({ text: '', env: {}, flags }).ok, flags.upstream)
 })

@@ -170,6 +170,7 @@ void t.test('every promise given up by name is warned of in a sentence with its 
   t.match(warnings(`${caller}, outcomes: { 503: release, "4xx": release, 500: store }`), [
     /^Route `a`: outcomes release 503, 4xx, .*\.$/,
   ])
+  t.match(warnings(`${caller}, fingerprint: { body: raw }`), [/^Route `a`: fingerprint.body raw, .*422.*\.$/])
   t.match(warnings('mode: off'), [/^Route `a`: mode off, .*\.$/])
   t.match(warnings('mode: shadow'), [/^Route `a`: mode shadow, .*\.$/], 'nothing else is promised there')
   t.match(warnings(`${caller}, key: { derive: { json: [/id], bucket: 1h } }`), [
@@ -178,8 +179,44 @@ void t.test('every promise given up by name is warned of in a sentence with its 
   t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
   t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
   t.match(warnings('mode: enforce'), [
-    /^Route `a`: scope\.anonymous share, so all callers without .*; scope: \{ anonymous: reject \}, .* refuses them\.$/,
+    "Requests without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400). Set scope.caller, or scope.anonymous: reject.",
   ])
+  const twice = (lines: string): readonly string[] =>
+    load(
+      `unmatched: pass\n${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n  - { name: b, match: { path: /b }, ${lines} }\n`,
+    ).warnings
+  t.match(
+    twice(`${caller}, outcomes: { 400: release }`),
+    ['Routes `a`, `b`: outcomes release 400, so a retry executes again after such an answer.'],
+    'equal warnings of several routes are one',
+  )
+  t.strictSame(
+    warnings('scope: { caller: "cookie:sid", anonymous: reject }', ''),
+    [
+      "Requests that match no route: those without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400); set `defaults.scope.caller` or `unmatched: reject`.",
+    ],
+    'the only route is not meant',
+  )
+  t.strictSame(warnings('scope: { caller: none }', 'defaults: { scope: { caller: "cookie:sid" } }\n'), [
+    "Requests that match no route: those without cookie:sid share one key space, so one client may receive another's response; set `defaults.scope.anonymous: reject` or `unmatched: reject`.",
+  ])
+  t.strictSame(
+    warnings('scope: { caller: "cookie:sid" }', 'defaults: { scope: { anonymous: reject } }\n'),
+    [],
+  )
+  t.match(
+    warnings(
+      'scope: { caller: "cookie:sid", anonymous: share }',
+      'defaults: { scope: { anonymous: reject } }\n',
+    ),
+    [/^Route `a`: requests without cookie:sid share one key space, .*\. Set scope\.anonymous: reject\.$/],
+  )
+  t.match(
+    load(
+      `${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${caller} }\n  - { name: b, match: { path: /b } }\n`,
+    ).warnings,
+    [/^Route `b` and requests that match no route: requests without Authorization share one key space/],
+  )
   t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
     /^The store is memory:, so .*\.$/,
   ])
@@ -190,7 +227,12 @@ void t.test('every promise given up by name is warned of in a sentence with its 
     'nothing is promised there',
   )
   t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
-  t.match(warnings('profile: standard', ''), [/^Routes `a`, `default`: scope\.anonymous share/])
+  t.match(warnings('profile: standard', ''), [/^Requests without Authorization share/], 'one for all routes')
+  t.strictSame(warnings('scope: { caller: ["header:X-Tenant", "cookie:sid"] }'), [
+    "Requests without header:x-tenant or cookie:sid share one key space, so one client may receive another's response. Set scope.anonymous: reject.",
+  ])
+  t.strictSame(warnings('scope: { caller: ["header:x-tenant"], anonymous: reject }'), [])
+  t.strictSame(warnings('scope: { caller: none }'), [], 'chosen')
 })
 
 void t.test('reconcile: `after` is upstream.timeout, and a route adds to what `defaults` says', async (t) => {
@@ -252,4 +294,51 @@ routes: [{ name: a, match: { path: /a }, ${scope}${reconcile} }]
 `).warnings.join('\n')
   t.match(by(''), 'Route `a`: reconcile asks by the key alone')
   t.notMatch(by('scope: { caller: none }, '), 'reconcile asks by the key alone')
+})
+
+void t.test('a question that another request may answer, or that comes early, is warned of', async (t) => {
+  const asks = (path: string, more = ''): string =>
+    `reconcile: { request: { path: "${path}" }, identity: { /k: "{key}" }, completed: { status: 200 }${more} }`
+  const warnings = (...routes: readonly string[]): string =>
+    load(
+      `unmatched: pass\n${UPSTREAM}routes:\n${routes.map((lines, n) => `  - { name: r${n}, scope: { caller: none }, ${lines} }\n`).join('')}`,
+    ).warnings.join('\n')
+  const one = (name: string) => `match: { methods: [POST], path: /${name} }`
+  t.equal(warnings(`${one('a')}, ${asks('/k/{key}')}`), '')
+  t.match(
+    warnings(`match: { path: /a }, ${asks('/k/{key}')}`),
+    'Route `r0`: reconcile asks by a key that requests of several methods',
+  )
+  t.equal(warnings(`match: { path: /a }, ${asks('/k/{record}').replace('"{key}"', '"{record}"')}`), '')
+  const both = [`${one('a')}, ${asks('/k/{key}')}`, `${one('b')}, ${asks('/k/{key}')}`]
+  t.match(warnings(...both), 'Routes `r0`, `r1`: reconcile asks the same question for equal keys')
+  t.equal(warnings(both[0] as string, `${one('b')}, ${asks('/l/{key}')}`), '')
+  const early = ', notFound: { status: 404 }, after: 59s'
+  t.match(
+    warnings(`${one('a')}, ${asks('/k/{key}', early)}`),
+    'Route `r0`: reconcile.after is less than upstream.timeout (1m), so "not found" counts',
+  )
+  for (const fine of [early.replace('59s', '60s'), ', notFound: { status: 404 }', ', after: 1s'])
+    t.equal(warnings(`${one('a')}, ${asks('/k/{key}', fine)}`), '', fine)
+  for (const scope of ['route', 'none'])
+    t.equal(
+      load(
+        `unmatched: pass\n${UPSTREAM}routes:\n  - { name: r, scope: { caller: none, path: ${scope} }, match: { methods: [POST], path: "/a/:id/*" }, ${asks('/k/{key}')} }\n`,
+      ).warnings.length,
+      0,
+      'one set of keys for all paths',
+    )
+  t.equal(warnings(`match: { methods: [POST], path: "/a/:id/x" }, ${asks('/a/{:id}/{key}')}`), '')
+  t.equal(
+    warnings(
+      `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('"{key}" }', '"{key}", /a: "{:id}" }')}`,
+    ),
+    '',
+  )
+  t.match(
+    warnings(
+      `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('{ /k: "{key}" }', 'none')}`,
+    ),
+    'identity none',
+  )
 })

@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { changesBetween } from '../../src/config/changes.ts'
-import type { Config } from '../../src/config/config.ts'
+import { type Config, namespaceOf } from '../../src/config/config.ts'
+import { changesBetween } from '../../src/config/config-diff.ts'
 import { loadConfig } from '../../src/config/load.ts'
 import { recipeOf } from '../../src/core/fingerprint.ts'
 import { readCaller, recordId } from '../../src/core/identity.ts'
@@ -123,12 +123,12 @@ function finds(
   const found = router.match(method, parsed)
   const route = found ?? (config.unmatched === 'protect' && method !== 'PUT' ? config.defaults : null)
   if (route === null || route.mode === 'off' || route.key.presence === 'ignored') return null
-  const key = readKey(headers, route.key, null)
+  const key = readKey({ headers, query: parsed.query }, route.key, null)
   if (key.kind === 'missing') return null
   const caller = readCaller(headers, route.scope, null)
   if (key.kind === 'invalid' || caller.kind === 'missing') return 'refused'
   const path = route.match.exact ? parsed.rawPath : parsed.path
-  const id = recordId(route, caller.parts, method, path, key.key, null, key.qualifier)
+  const id = recordId(namespaceOf(config), route, caller.parts, method, path, key.key, key.qualifier, null)
   return `${id} ${recipeOf(route.fingerprint)}`
 }
 

@@ -1,6 +1,6 @@
 import t from 'tap'
+import { didYouMean } from '../../src/config/did-you-mean.ts'
 import { substitute } from '../../src/config/env.ts'
-import { nearest } from '../../src/config/nearest.ts'
 import {
   formatDuration,
   formatSize,
@@ -130,8 +130,8 @@ void t.test('the environment', async (t) => {
 
 void t.test('a mistyped name finds the one that was meant', async (t) => {
   const known = ['timeout', 'connectTimeout', 'url', 'tls']
-  t.equal(nearest('timout', known), 'timeout')
-  t.equal(nearest('connecttimeout', known), 'connectTimeout')
-  t.equal(nearest('uri', known), 'url')
-  t.equal(nearest('retries', known), null)
+  t.equal(didYouMean('timout', known), 'timeout')
+  t.equal(didYouMean('connecttimeout', known), 'connectTimeout')
+  t.equal(didYouMean('uri', known), 'url')
+  t.equal(didYouMean('retries', known), null)
 })

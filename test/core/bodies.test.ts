@@ -159,7 +159,35 @@ t.test('a body with Content-Encoding counts as sent, whatever it is', async (t) 
 t.test('no mode passes for another', async (t) => {
   const modes = ['raw', 'form', 'json', 'none'] as const
   t.equal(new Set(modes.map((body) => sent('1', FORM, { body }))).size, modes.length)
-  t.equal(sent('1', FORM, { body: 'multipart' }), sent('1', FORM, { body: 'raw' }), 'no multipart: bytes')
+  t.equal(sent('1', FORM, { body: 'multipart' }), sent('1', FORM, { body: 'form' }), 'a form all the same')
+})
+
+t.test('F14 F15 a body of another kind than the mode is for is compared as auto does', async (t) => {
+  const upload = (boundary: string, body: 'form' | 'json' | 'multipart' | 'raw') =>
+    sent(multipart(UPLOAD, boundary), typeOf(boundary), { body })
+  for (const body of ['form', 'json', 'multipart'] as const) {
+    t.equal(upload('x1', body), upload('x2', body), `a new boundary under ${body}`)
+    t.equal(sent('a=+&b=%7E', FORM, { body }), sent('a=%20&b=~', FORM, { body }), `a form under ${body}`)
+    t.not(sent('a=1&b=2', FORM, { body }), sent('b=2&a=1', FORM, { body }))
+    t.equal(
+      sent('{"a":1,"b":2}', 'application/json', { body }),
+      sent('{"b":2, "a":1}', 'application/json', { body }),
+      `JSON under ${body}`,
+    )
+    for (const [broken, ...types] of [
+      ['{"a":1', 'application/json', typeOf('x1'), 'text/plain'],
+      ['a=%zz', 'application/json', typeOf('x1'), 'text/plain', FORM],
+      ['--x1\r\n', 'application/json', typeOf('x1'), 'text/plain'],
+    ] as const)
+      for (const type of types)
+        t.equal(sent(broken, type, { body }), sent(broken, type, { body: 'raw' }), `${broken} as ${type}`)
+  }
+  t.equal(
+    sent('{"a":1,"b":2}', 'text/plain', { body: 'json' }),
+    sent('{"b":2,"a":1}', 'text/plain', { body: 'json' }),
+    'what the mode can read, whatever it is called',
+  )
+  t.not(upload('x1', 'raw'), upload('x2', 'raw'))
 })
 
 t.test('ignore and only are pointers into JSON: no other body loses by them', async (t) => {

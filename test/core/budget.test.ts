@@ -29,6 +29,24 @@ t.test('another bound holds from then on; what is held stays', async (t) => {
   t.ok(budget.take(15))
 })
 
+t.test(
+  'without room, others are asked to give some back, until there is enough or nobody is left',
+  async (t) => {
+    const others = [3, 4, 2]
+    const budget: Budget = new Budget(10, () => {
+      const size = others.shift()
+      if (size !== undefined) budget.give(size)
+      return size !== undefined
+    })
+    t.equal(budget.most, 10)
+    t.ok(budget.take(9))
+    t.ok(budget.take(5))
+    t.strictSame([budget.held, others], [7, [2]])
+    t.notOk(budget.take(9))
+    t.equal(budget.held, 5)
+  },
+)
+
 t.test('whatever is taken and given back, it never holds more than its bound and ends empty', async () => {
   fc.assert(
     fc.property(fc.nat(1000), fc.array(fc.nat(400)), (most, sizes) => {

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { type Asked, decide, retryAfterSeconds } from '../../src/core/decide.ts'
+import { decide, type RequestDigests, retryAfterSeconds } from '../../src/core/decide.ts'
 import { type IdempotencyRecord, type Millis, readAt } from '../../src/core/record.ts'
 import {
   bytes,
@@ -21,10 +21,10 @@ const AT: Millis = 5000
 const LATER: Millis = 8999
 const DROPPED: Millis = 9000
 
-const same: Asked = { fingerprint: FIRST, rawDigestUnder: () => COMMON.rawDigest, recipe: 'recipe' }
+const same: RequestDigests = { fingerprint: FIRST, rawDigestUnder: () => COMMON.rawDigest, recipe: 'recipe' }
 
 /** What a request may have in common with the record. `same`: whether contract §5 calls it the same operation. */
-const ASKED: readonly { readonly what: string; readonly asked: Asked; readonly same: boolean }[] = [
+const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; readonly same: boolean }[] = [
   { what: 'the same request', asked: same, same: true },
   {
     what: 'another spelling: same fingerprint',
@@ -220,4 +220,19 @@ t.test('Retry-After is whole seconds, rounded down, at least 1', async (t) => {
     [-5000, 1],
   ] as const)
     t.equal(retryAfterSeconds(remaining), seconds, `${remaining} ms`)
+})
+
+void t.test('V08 a clock that went back makes no wait longer than it was', (t) => {
+  const day = 86_400_000
+  const running = inProgress()
+  const waiting = unknown()
+  t.match(decide(running, same, { onLeaseExpired: 'unknown' }, running.updatedAt - day), {
+    kind: 'in_progress',
+    age: 0,
+  })
+  t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, waiting.updatedAt - day), {
+    kind: 'unknown',
+    lookIn: waiting.nextLookAt - waiting.updatedAt,
+  })
+  t.end()
 })

@@ -3,8 +3,8 @@ import t from 'tap'
 import { deriveKey } from '../../src/core/derive.ts'
 import type { DerivePolicy } from '../../src/core/policy.ts'
 
-const POLICY: DerivePolicy = { json: ['/order'], headers: [], bucket: null }
-const BY_HEADER: DerivePolicy = { json: [], headers: ['x-order', 'x-shop'], bucket: null }
+const POLICY: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }
+const BY_HEADER: DerivePolicy = { json: [], form: [], headers: ['x-order', 'x-shop'], bucket: null }
 const CALLER = ['Bearer t1']
 
 interface Asked {
@@ -108,7 +108,7 @@ t.test('headers count line by line, and each of them must say something', async 
 })
 
 t.test('pointers and headers do not run into each other', async (t) => {
-  const policy = { json: ['/a', '/b'], headers: ['c'], bucket: null }
+  const policy = { json: ['/a', '/b'], form: [], headers: ['c'], bucket: null }
   const keys = [
     derive('{"a":1,"b":23}', { policy, headers: ['C', '4'] }),
     derive('{"a":12,"b":3}', { policy, headers: ['C', '4'] }),
@@ -116,6 +116,37 @@ t.test('pointers and headers do not run into each other', async (t) => {
     derive('{"a":23,"b":1}', { policy, headers: ['C', '4'] }),
   ]
   t.equal(distinct(keys), keys.length)
+})
+
+t.test('of form fields, urlencoded or multipart', async (t) => {
+  const policy = { json: [], form: ['order', 'shop'], headers: [], bucket: null }
+  const urlencoded = ['Content-Type', 'application/x-www-form-urlencoded']
+  const keyed = (body: string, headers = urlencoded): string | null => derive(body, { policy, headers })
+  const part = (name: string, value: string, more = ''): string =>
+    `--XYZ\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
+  const multipart = ['Content-Type', 'multipart/form-data; boundary=XYZ']
+  const one = keyed('order=1&shop=a+b')
+  t.type(one, 'string')
+  t.equal(keyed('x=1&shop=a%20b&%6frder=1'), one)
+  t.equal(keyed(`${part('order', '1')}${part('shop', 'a b')}--XYZ--`, multipart), one)
+  const keys = [
+    one,
+    ...['order=1&shop=b', 'order=1a&shop=+b', 'order=a b&shop=1', 'order=1&shop=%E9'].map((body) =>
+      keyed(body),
+    ),
+  ]
+  t.equal(distinct(keys), keys.length)
+  for (const body of [
+    'order=1',
+    'order=1&shop=',
+    'order=1&shop=+',
+    'order=1&shop=a&shop=a',
+    '',
+    '{"order":1,"shop":2}',
+  ])
+    t.equal(keyed(body), null, body)
+  t.equal(keyed('order=1&shop=a', ['Content-Type', 'application/json']), null)
+  t.equal(keyed(`${part('order', '1')}${part('shop', 'a', '; filename="f"')}--XYZ--`, multipart), null)
 })
 
 t.test('with a bucket the store’s time counts, rounded down', async (t) => {
@@ -131,7 +162,7 @@ t.test('with a bucket the store’s time counts, rounded down', async (t) => {
 t.test('two requests have one derived key exactly where what is named is equal', async () => {
   const value = fc.oneof(fc.integer({ min: 0, max: 12 }), fc.constantFrom('1', '12', ',', 'null', true))
   const asked = fc.record({ order: value, shop: value, who: fc.constantFrom('a', 'b', '1:a') })
-  const policy = { json: ['/order', '/shop'], headers: [], bucket: null }
+  const policy = { json: ['/order', '/shop'], form: [], headers: [], bucket: null }
   const keyOf = ({ who, ...body }: { order: unknown; shop: unknown; who: string }): string | null =>
     derive(JSON.stringify(body), { policy, caller: [who] })
   fc.assert(

@@ -1,8 +1,10 @@
+import { hash } from 'node:crypto'
 import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
+import { mediaType } from '../../src/core/content-type.ts'
 import { fingerprintOf, type RequestContent, rawDigestOf, recipeOf } from '../../src/core/fingerprint.ts'
-import { mediaType } from '../../src/core/media.ts'
+import { frame } from '../../src/core/identity.ts'
 import type { FingerprintPolicy } from '../../src/core/policy.ts'
 import { FINGERPRINT, request } from './fixtures.ts'
 
@@ -241,6 +243,20 @@ t.test('F19 no body, an empty string and an empty object differ', async (t) => {
     t.equal(new Set(['', '""', '{}', '[]', 'null', '0'].map((text) => json(text, { body }))).size, 6)
   }
 })
+
+t.test(
+  'F20 the modes that compared other kinds as bytes once have recipes of their own since then',
+  async (t) => {
+    const id = (body: 'auto' | 'raw' | 'none' | 'json' | 'form' | 'multipart', ...more: string[]): string => {
+      const settings = JSON.stringify([body, [], [], [], 'include'])
+      return hash('sha256', frame(['fingerprint/2', settings, ...more]), 'base64url').slice(0, 16)
+    }
+    for (const body of ['auto', 'raw', 'none'] as const)
+      t.equal(recipeOf({ ...FINGERPRINT, body }), id(body), body)
+    for (const body of ['json', 'form', 'multipart'] as const)
+      t.equal(recipeOf({ ...FINGERPRINT, body }), id(body, 'by kind'), body)
+  },
+)
 
 t.test('F20 every setting is part of the recipe', async (t) => {
   const recipes = [

@@ -28,6 +28,7 @@ export const SCOPE: ScopePolicy = {
   caller: [{ kind: 'header', name: 'authorization' }],
   callerIsDefault: true,
   path: 'exact',
+  host: false,
   anonymous: 'share',
   jwt: null,
 }

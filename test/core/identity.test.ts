@@ -2,8 +2,9 @@ import fc from 'fast-check'
 import t from 'tap'
 import {
   type Claims,
-  callerBucket,
   frame,
+  newKeysBucket,
+  normaliseHost,
   readCaller as readCallerOf,
   recordId,
 } from '../../src/core/identity.ts'
@@ -29,7 +30,9 @@ interface Asked {
   readonly method?: string
   readonly path?: string
   readonly key?: string
+  readonly service?: string
   readonly secret?: Buffer
+  readonly host?: string | null
   readonly qualifier?: readonly (string | null)[]
 }
 function id({
@@ -38,10 +41,12 @@ function id({
   method = 'POST',
   path = PATH,
   key = KEY,
+  service = 'default',
   secret,
   qualifier = [],
+  host = null,
 }: Asked = {}): string {
-  return recordId(route, caller, method, path, key, secret ?? null, qualifier)
+  return recordId({ service, secret: secret ?? null }, route, caller, method, path, key, qualifier, host)
 }
 /** The id of a request with these headers; fails where the caller is missing. */
 function idOf(headers: readonly string[], scope: ScopePolicy): string {
@@ -76,7 +81,7 @@ t.test('S03 anonymous callers share one bucket, or are refused', async (t) => {
 })
 
 t.test('S03 where scope.caller is not set, another credential is never shared', async (t) => {
-  for (const name of ['Cookie', 'X-API-Key', 'api-key', 'COOKIE']) {
+  for (const name of ['Cookie', 'X-API-Key', 'api-key', 'COOKIE', 'api_key', 'X_Api_Key']) {
     for (const anonymous of ['share', 'reject'] as const) {
       const scope = { ...SCOPE, anonymous }
       t.match(readCaller([name, 's=1'], scope), { kind: 'missing', status: 400 }, name)
@@ -91,6 +96,22 @@ t.test('S03 where scope.caller is not set, another credential is never shared', 
       'the same scope, but chosen',
     )
   }
+})
+
+t.test('S03 the refusal speaks to the client, its cause to the operator', async (t) => {
+  for (const [name, source] of [
+    ['cookie', 'cookie:<name>'],
+    ['x-api-key', 'header:x-api-key'],
+    ['api-key', 'header:api-key'],
+  ] as const) {
+    const reading = readCaller([name, 's3cret=s3cret'], SCOPE)
+    if (reading.kind !== 'missing') throw new Error(name)
+    t.equal(reading.detail, `the proxy is not set up to tell clients apart by ${name}; nothing was executed`)
+    t.notMatch(reading.detail, /scope|caller|route/, 'no advice about the configuration')
+    t.match(reading.cause, `scope.caller is not set: set it to what tells callers apart, such as ${source},`)
+    t.notMatch(JSON.stringify(reading), /s3cret/)
+  }
+  t.match(readCaller([], { ...SCOPE, anonymous: 'reject' }), { status: 401, cause: null })
 })
 
 t.test('a refusal names the attributes, and no credential', async (t) => {
@@ -245,6 +266,35 @@ t.test('the three kinds of path scope do not meet', async (t) => {
   t.equal(new Set(ids).size, 3)
 })
 
+t.test('V01 another service has another record for the same caller, path and key', async (t) => {
+  const secret = Buffer.from('secret')
+  const ids = [
+    id(),
+    id({ service: 'orders' }),
+    id({ service: 'Orders' }),
+    id({ secret }),
+    id({ service: 'orders', secret }),
+  ]
+  t.equal(new Set(ids).size, ids.length)
+  t.equal(ids[1], id({ service: 'orders' }))
+})
+
+t.test(
+  'V03 with scope.host another host is another record; without it the host is not looked at',
+  async (t) => {
+    const route = scoped({ host: true })
+    const ids = ['a.test', 'b.test', null].map((host) => id({ route, host }))
+    t.equal(new Set([...ids, id()]).size, 4)
+    t.equal(id({ host: 'a.test' }), id({ host: 'b.test' }))
+    for (const line of ['API.test', 'api.test.', 'api.test:80', 'api.test.:443', ' api.test ', 'api.test:'])
+      t.equal(normaliseHost(line), 'api.test', line)
+    t.equal(normaliseHost('api.test:8080'), 'api.test:8080')
+    t.equal(normaliseHost('[::1]:80'), '[::1]')
+    t.equal(normaliseHost('[::80]'), '[::80]')
+    for (const none of [null, '', ' ', '.']) t.equal(normaliseHost(none), null)
+  },
+)
+
 t.test('a secret changes every id, and another secret changes it again', async (t) => {
   const ids = [id(), id({ secret: Buffer.from('one') }), id({ secret: Buffer.from('two') })]
   t.equal(new Set(ids).size, 3)
@@ -252,10 +302,10 @@ t.test('a secret changes every id, and another secret changes it again', async (
   t.equal(ids[1], id({ secret: Buffer.from('one') }))
 })
 
-t.test('the ids of existing records stay: what the version before qualifiers made', async (t) => {
+t.test('the ids of records stay what they are', async (t) => {
   const caller = ['Bearer t1', null]
-  t.equal(id({ caller }), 'fiFzdjoZv4NFEqXDBrU61bP63P3NXJHT4b7faTLY-A0')
-  t.equal(id({ caller, secret: Buffer.from('secret') }), 'MYSXX4DOJk0GGDlB_d3EWjJnvIgZQUnOQ7TsDYA-oJU')
+  t.equal(id({ caller }), 'b8lKZMz3OAQCZ6lGbV95xw_2s2YREu3YYX8QqMLQ7i4')
+  t.equal(id({ caller, secret: Buffer.from('secret') }), 'SYhOYonNX6UDQuKIm8HY4HvtbyCZC_lo6jGMnq5Ak5w')
 })
 
 t.test('equal ids of events from two sources are two records', async (t) => {
@@ -328,15 +378,20 @@ t.test('claims are joined with other attributes', async (t) => {
   t.same(readCaller([], scope, { sub: 's', iss: 'i' }), { kind: 'caller', parts: ['"i"', null, '"s"'] })
 })
 
-t.test('what a caller may spend is counted by route and caller, and shows neither', async (t) => {
-  const bucket = (name: string, caller: readonly (string | null)[], secret: Buffer | null = null): string =>
-    callerBucket({ name }, caller, secret)
+t.test('what a caller may spend is counted by service, route and caller, and shows neither', async (t) => {
+  const bucket = (
+    name: string,
+    caller: readonly (string | null)[],
+    secret: Buffer | null = null,
+    service = 'default',
+  ): string => newKeysBucket({ service, secret }, { name }, caller)
   const buckets = [
     bucket('a', ['b']),
     bucket('a', ['c']),
     bucket('b', ['b']),
     bucket('a', [null]),
     bucket('a', ['b'], Buffer.from('secret')),
+    bucket('a', ['b'], null, 'other'),
   ]
   t.equal(new Set(buckets).size, buckets.length)
   for (const name of buckets) t.match(name, /^[A-Za-z0-9_-]{43}$/)

@@ -24,6 +24,9 @@ const TABLE: Readonly<Record<RefusalCode, readonly [status: number, retry: strin
   route_not_found: [404, 'no'],
   replay_forbidden: [403, 'no'],
   replay_unauthorized_yet: [503, 'same-key'],
+  loop_detected: [508, 'no'],
+  // Not of the contract's table: what is no HTTP/1.1 request at all.
+  request_malformed: [400, 'no'],
 }
 const URN = 'urn:idempotency-proxy:'
 const ID = 'A'.repeat(43) as RecordId

@@ -1,10 +1,11 @@
 import t from 'tap'
 import type { CompletedResponse, Outcome } from '../../src/core/record.ts'
-import { withoutResponse } from '../../src/core/resolve.ts'
+import { withoutResponse } from '../../src/core/resolution.ts'
 import {
   ACCEPTING,
   claimDraft,
   claimSpans,
+  isFromBefore,
   judgeRefusal,
   outcomeDraft,
   outcomeSpans,
@@ -138,6 +139,28 @@ t.test('the status of an answer, kept or not', async (t) => {
 t.test('an outcome is accepted in progress, unknown and unclaimed failed_retryable', async (t) => {
   t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
 })
+
+t.test(
+  'an outcome goes over the record of an earlier attempt only where it says something of it',
+  async (t) => {
+    const over = {
+      completed: ['in_progress', 'unknown', 'failed_retryable'],
+      failed_retryable: ['failed_retryable'],
+      unknown: ['failed_retryable'],
+    }
+    for (const [state, states] of Object.entries(over) as [
+      'completed' | 'failed_retryable' | 'unknown',
+      string[],
+    ][])
+      for (const found of [inProgress(), unknown(), failedRetryable(), completed(), expired()]) {
+        const { fence, createdAt } = found
+        const later = { state, fence: fence + 1, createdAt }
+        t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
+        t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
+        t.notOk(isFromBefore(found, { ...later, createdAt: createdAt - 1 }), 'a record made later')
+      }
+  },
+)
 
 t.test('a refused outcome is a duplicate where this attempt completed the record, else stale', async (t) => {
   const token = Buffer.from(COMMON.token)

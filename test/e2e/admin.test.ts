@@ -540,10 +540,10 @@ void t.test('K22 the configuration in force, without a secret', async (t) => {
   t.equal(status, 200)
   t.notMatch(text, new RegExp(`hunter2|${TOKEN}`))
   t.match(json, {
-    admin: { token: '***', hosts: ['localhost', '127.0.0.1', '[::1]'] },
+    admin: { tokenFile: '***', hosts: ['localhost', '127.0.0.1', '[::1]'] },
     store: { url: /^redis:\/\/\*\*\*@127\.0\.0\.1:\d+$/ },
-    drain: { timeout: 65_000 },
-    routes: [{ name: 'pay', key: { from: [{ kind: 'header', name: 'idempotency-key' }] } }],
+    drain: { timeout: '65s' },
+    routes: [{ name: 'pay', key: { from: ['header:idempotency-key'] } }],
   })
 })
 

@@ -1,6 +1,6 @@
 import { createHmac } from 'node:crypto'
 import t, { type Test } from 'tap'
-import { jwksServer, type Pair, pair, part, token } from '../callers/support.ts'
+import { jwksServer, type Pair, pair, part, token } from '../credentials/support.ts'
 import { gate, newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import type { TestProxy } from '../support/proxy.ts'

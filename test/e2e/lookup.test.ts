@@ -1,7 +1,7 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { jwksServer, pair, token } from '../callers/support.ts'
+import { jwksServer, pair, token } from '../credentials/support.ts'
 import { adminYaml, ask, fullOf } from '../support/admin.ts'
 import { send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
@@ -37,6 +37,8 @@ routes:
   - { name: tokens, match: { path: /tokens }, scope: { caller: ["jwt:sub", "jwt:level"], jwt: { jwks: "${jwks.url}" } } }
   - { name: events, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"] }, scope: { caller: none } }
   - { name: pointed, match: { path: /pointed, methods: [PUT] }, key: { from: ["json:/id"] }, scope: { caller: none } }
+  - { name: structured, match: { path: /structured }, key: { from: ["json:/id"] }, scope: { caller: none } }
+  - { name: fields, match: { path: /fields }, key: { from: ["form:k", "query:k"] }, scope: { caller: none } }
   - { name: exact, match: { path: "/exact/", exact: true }, scope: { caller: none } }
   - { name: derived, match: { path: /derived }, key: { derive: { json: [/a] }, forward: X-Key }, scope: { caller: none } }
   - { name: watched, match: { path: /watched }, mode: shadow, scope: { caller: none } }
@@ -114,6 +116,31 @@ routes:
       lookup: { key: 'e4', route: 'events', method: 'POST', caller: { 'ce-source': '/bank' } },
     },
     {
+      route: 'structured',
+      send: { key: null, path: '/structured', body: '{"id":"e5","source":"/bank"}', headers: cloud },
+      lookup: { key: 'e5', route: 'structured', method: 'POST', caller: { 'ce-source': '/bank' } },
+    },
+    {
+      route: 'structured',
+      send: { key: null, path: '/structured', body: '{"id":"e6"}', headers: cloud },
+      lookup: { key: 'e6', route: 'structured', method: 'POST' },
+    },
+    {
+      route: 'fields',
+      send: { key: null, path: '/fields?k=q1' },
+      lookup: { key: 'q1', route: 'fields', method: 'POST' },
+    },
+    {
+      route: 'fields',
+      send: {
+        key: null,
+        path: '/fields',
+        body: 'k=f1',
+        headers: { 'content-type': 'application/x-www-form-urlencoded' },
+      },
+      lookup: { key: 'f1', route: 'fields', method: 'POST' },
+    },
+    {
       route: 'pointed',
       send: { key: null, path: '/pointed', method: 'PUT', body: '{"id":42}', headers: json },
       lookup: { key: '42', route: 'pointed' },
@@ -155,7 +182,7 @@ routes:
       'x-tenant': 't2',
       sub: 'eve',
     }
-    if (lookup['caller'] !== undefined && route !== 'events')
+    if (lookup['caller'] !== undefined && !['events', 'structured'].includes(route))
       t.equal((await look({ ...lookup, caller: other })).status, 404, `${title}: another caller`)
   }
   // A derived key is what the upstream got.

@@ -304,6 +304,40 @@ void t.test(
 )
 
 void t.test(
+  'V09 strict on a store that does not tell its eviction policy: 503 until INFO is granted or the risk accepted',
+  async (t) => {
+    const { redis, upstream, start } = await world(t)
+    const rights = ['on', '>secret', '~idempotency:*', '&idempotency:*', '+@all', '-info']
+    await redis.command('ACL', 'SETUSER', 'app', ...rights)
+    const url = `redis://app:secret@127.0.0.1:${redis.port}`
+    const routes = `routes:
+  - { name: hard, match: { path: /hard }, profile: strict, scope: { caller: "header:authorization" } }
+  - { name: soft, match: { path: /soft } }`
+    const proxy = await start(routes, `{ url: "${url}" }`)
+    const said = await proxy.logged(({ msg }) => /may not run INFO/.test(String(msg)))
+    t.equal(said['level'], 40, 'a warning')
+    t.match(said['msg'], /ACL SETUSER <user> \+info grants it, store\.acceptRisk: true accepts the risk/)
+    t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 2)
+    await unavailable(t, proxy, newKey(), '/hard')
+    t.equal(upstream.seen.length, 0)
+    t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201, 'the other profiles go on')
+
+    const accepting = await start(routes, `{ url: "${url}", acceptRisk: true }`)
+    t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
+
+    await redis.command('ACL', 'SETUSER', 'app', '+info')
+    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
+    await until(async () => (await send(proxy, newKey(), { path: '/hard' })).status === 201)
+    t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 3)
+
+    await redis.command('ACL', 'SETUSER', 'app', '-info')
+    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
+    await until(async () => (await send(proxy, newKey(), { path: '/soft' })).status === 201)
+    await unavailable(t, proxy, newKey(), '/hard')
+  },
+)
+
+void t.test(
   'R08 a full Redis: new claims 503, replays go on, and an executed outcome is never lost',
   async (t) => {
     const { redis, upstream, work, start } = await world(t)

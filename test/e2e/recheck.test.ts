@@ -93,7 +93,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     )
     upstream.fate = () => 'paid'
     t.match(await command(words), { code: 0, out: /\npay +5 +5 +4 +1 +0 +0 +0\n/ })
-    t.match(await command(['report', '--sample', '9', '--store', redis.url]), {
+    t.match(await command(['report', '--sample', '9', '--store', redis.url, '--service', 'test']), {
       code: 2,
       err: /found --sample without --admin URL: only a running proxy asks the upstream/,
     })

@@ -187,7 +187,8 @@ void t.test(
     const keys = { paid: newKey(), unheard: newKey() }
     upstream.fate = (key) => (key === keys.paid ? 'paid' : 'unheard')
     const first = { paid: send(owner, keys.paid), unheard: send(owner, keys.unheard) }
-    await upstream.arrived(2)
+    // The canary arrives, too.
+    await until(() => upstream.executed.length === 2)
     owner.kill('SIGSTOP')
     const [other] = await replicas(t, 1, yaml)
     if (other === undefined) throw new Error('no other')

@@ -20,6 +20,8 @@ t.teardown(() => redis[Symbol.asyncDispose]())
 
 const RELOADED = 'the configuration was reloaded'
 const SAME = 'the configuration was read again: nothing has changed'
+const IDENTIFIES =
+  'the configuration changes which record a request finds: restart, after waiting out ttl; the one before it stays in force, whole'
 const RESTART = 'the configuration needs a restart; the one before it stays in force, whole'
 const INVALID = 'the configuration is invalid; the one before it stays in force'
 const SUCCESSFUL = 'idempotency_config_last_reload_successful'
@@ -34,7 +36,7 @@ function newest(proxy: ChildProxy, message: string): Record<string, unknown> | u
 
 /** What came of each time that the configuration was read again. */
 function reads(proxy: ChildProxy): Record<string, unknown>[] {
-  return proxy.log.filter(({ msg }) => [RELOADED, SAME, RESTART, INVALID].includes(String(msg)))
+  return proxy.log.filter(({ msg }) => [RELOADED, SAME, RESTART, IDENTIFIES, INVALID].includes(String(msg)))
 }
 
 /** What is done until the log says so once more. */
@@ -82,7 +84,7 @@ async function served(t: Test, yaml: string): Promise<Served> {
 }
 
 function yamlOf(upstream: { readonly url: string }, rest: string, store = 'memory:'): string {
-  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${rest}\n`
+  return `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${rest}\n`
 }
 
 interface Answered {
@@ -285,8 +287,8 @@ void t.test(
     t.equal(await proxy.metric(SUCCESSFUL), 1)
     const { errors } = await reload(`${good}lmits: { inFlight: 1 }\ndefaults: { ttl: 1x }\n`, INVALID)
     t.match(errors, [
-      `${file}:6:1: lmits: found the unknown property`,
-      `${file}:7:18: defaults.ttl: found "1x"`,
+      `${file}:7:1: lmits: found the unknown property`,
+      `${file}:8:18: defaults.ttl: found "1x"`,
     ])
     t.equal(await proxy.metric(SUCCESSFUL), 0)
     t.strictSame(refusalOf(await send(proxy, null, { path: '/fast' })), [400, 'idempotency_key_missing'])
@@ -309,11 +311,12 @@ void t.test('§10 a reload that needs a restart says exactly why, and changes no
 
   const line = await reload(
     `upstream: { url: "http://127.0.0.1:9" }
+service: payments
 store: { url: "redis://:secret@127.0.0.1:1/0" }
 limits: { inFlight: 1 }
 routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key" } }]
 `,
-    RESTART,
+    IDENTIFIES,
   )
   t.match(line, {
     level: 'error',
@@ -321,7 +324,10 @@ routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key
       `upstream.url: ${upstream.url} → http://127.0.0.1:9`,
       'store.url: memory: → redis://***@127.0.0.1:1/0',
     ],
-    identifies: ['routes[pay].scope.caller: ["header:authorization"] → ["header:x-api-key"]'],
+    identifies: [
+      'service: default → payments',
+      'routes[pay].scope.caller: ["header:authorization"] → ["header:x-api-key"]',
+    ],
   })
   t.notMatch(JSON.stringify(proxy.log), /secret@/)
   t.equal(await proxy.metric(SUCCESSFUL), 0)
@@ -380,6 +386,31 @@ void t.test(
   },
 )
 
+void t.test('§10 log.level changes without a restart, log.format does not', async (t) => {
+  const upstream = await heldUpstream(t)
+  const yaml = (log: string): string => yamlOf(upstream, `log: { ${log} }`)
+  const { proxy, file, reload } = await served(t, yaml('level: info'))
+  const head = readFileSync(file, 'utf8').slice(0, -yaml('level: info').length)
+  const changeTo = async (log: string, change: string): Promise<void> => {
+    writeFileSync(file, head + yaml(log))
+    proxy.kill('SIGHUP')
+    await proxy.logged(({ msg, changes }) => msg === RELOADED && String(changes) === change)
+  }
+  const requests = (): unknown[] => proxy.log.filter(({ msg }) => msg === 'request')
+  await changeTo('level: warn', 'log.level: info → warn')
+  t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
+  await changeTo('level: debug', 'log.level: warn → debug')
+  t.strictSame(requests(), [], 'a quieter level is in force once the log has said so')
+  t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
+  await proxy.logged(({ msg }) => msg === 'request')
+  t.equal(requests().length, 1)
+  await changeTo('level: silent', 'log.level: debug → silent')
+  await changeTo('level: info', 'log.level: silent → info')
+
+  const refused = await reload(yaml('level: trace, format: json'), RESTART)
+  t.match(refused, { restart: ['log.format: auto → json'] })
+})
+
 void t.test('environment and flags are those of the start', async (t) => {
   const upstream = await heldUpstream(t)
   const file = join(tempDir(t), 'proxy.yaml')
@@ -392,7 +423,7 @@ void t.test('environment and flags are those of the start', async (t) => {
     writeFileSync(file, yaml('defaults: { ttl: "${TTL}" }\n'))
     proxy.kill('SIGHUP')
   })
-  t.match(line['changes'], ['defaults.ttl: 86400000 → 172800000', 'defaults.ttlFailed: 86400000 → 172800000'])
+  t.match(line['changes'], ['defaults.ttl: 24h → 48h', 'defaults.ttlFailed: 24h → 48h'])
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
 })
 
@@ -414,7 +445,7 @@ void t.test('a route moves from shadow to enforce, which honours what shadow lef
     'said again',
   )
   t.equal((await send(proxy, key, { path: '/fast' })).replayed, false)
-  t.match(await reload(yaml('off'), RESTART), { identifies: ['routes[pay].mode: shadow → off'] })
+  t.match(await reload(yaml('off'), IDENTIFIES), { identifies: ['routes[pay].mode: shadow → off'] })
 })
 
 void t.test('the reconciler asks as the new configuration says', async (t) => {

@@ -114,6 +114,11 @@ void t.test('K22 neither key nor credential is in the file of the embedded store
   const stub = await upstream(t)
   const file = `${tempDir(t)}/store.db`
   const proxy = await started(t, stub.url, `sqlite:${file}`)
+  t.match(
+    proxy.log.find(({ msg }) => msg === 'listening'),
+    { store: 'sqlite', file, service: 'default' },
+    'the log names the file',
+  )
   await everything(proxy)
   for (const one of [file, `${file}-wal`]) quiet(t, readFileSync(one, 'latin1'), one, [BODY])
   await proxy.drain()

@@ -1,6 +1,7 @@
 import { readdirSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
+import { command } from '../support/commands.ts'
 import { configFile, gate, newKey, onlyRecord, STATE, send, stateOf, tempDir, until } from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -153,6 +154,38 @@ void t.test(
     t.ok(left > 2.9 * 86_400_000 && left <= 3 * 86_400_000, 'kept as long as its route said')
   },
 )
+
+void t.test('V01 a renamed service leaves the outcomes of the first one to it', async (t) => {
+  const w = await world(t)
+  const key = newKey()
+  const first = await w.start('service: orders')
+  const body = await answeredWithout(w, first, key)
+  await killed(first)
+  await w.redis.start()
+
+  const second = await w.start('service: payments')
+  t.match(await second.logged(({ msg }) => /not of this service/.test(String(msg))), {
+    level: 'warn',
+    service: 'payments',
+    services: { orders: 1 },
+    withoutService: 0,
+  })
+  t.equal(await second.metric('idempotency_spooled'), 0)
+  t.match(await send(second, newKey()), { status: 201, replayed: false })
+  const { out, code } = await command(['doctor', '--config', configFile(w.dir, w.yaml('service: payments'))])
+  t.equal(code, 1)
+  t.match(out, /1 outcome of service orders in .* that payments does not write: start a proxy of orders/)
+  await second.drain()
+  await second.exited
+  const keys = (await w.redis.command('KEYS', 'idempotency:payments:*:r:*')) as string[]
+  t.equal(keys.length, 1, 'only what it made itself')
+
+  const third = await w.start('service: orders')
+  t.strictSame((await send(third, key)).body, body)
+  await until(async () => (await third.metric('idempotency_spooled')) === 0)
+  await until(() => readdirSync(w.spool).length === 1)
+  t.equal(w.upstream.seen.length, 2, 'one execution for each service')
+})
 
 void t.test(
   'two proxies on one directory, and a directory that is none: the process does not start',

@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import { jwksServer, type Pair, pair, token } from '../callers/support.ts'
+import { jwksServer, type Pair, pair, token } from '../credentials/support.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import { emptyRedis, RedisServer } from '../support/redis.ts'
@@ -103,6 +103,7 @@ for (const kind of STORES)
       const reply = await asking
       t.equal(reply.status, 404, what)
       t.notOk(reply.body.includes(done.recordId), what)
+      t.equal(reply.headers.get('idempotency-retry'), 'same-key', what)
     }
     t.equal((await ask(proxy, null)).status, 400, 'no key')
     t.equal((await ask(proxy, '"x')).status, 400, 'an invalid key')

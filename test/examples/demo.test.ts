@@ -1,9 +1,10 @@
-import { spawn, spawnSync } from 'node:child_process'
-import { once } from 'node:events'
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import { on, once } from 'node:events'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { stripVTControlCharacters } from 'node:util'
-import tap from 'tap'
+import tap, { type Test } from 'tap'
 
 const root = join(import.meta.dirname, '../..')
 const demo = join(root, 'scripts/demo.ts')
@@ -79,6 +80,73 @@ void tap.test(
     return t.rejects(fetch(url), 'the proxy has gone with it')
   },
 )
+
+/** `npm run demo` once its servers are up, their URLs, and when the demo itself has ended. */
+async function npmRunsDemo(t: Test): Promise<{ npm: ChildProcess; urls: string[]; ended: Promise<unknown> }> {
+  // A group of its own, so that whatever is left over can be ended together.
+  const npm = spawn('npm', ['run', '--silent', 'demo', '--', '--port', '0'], {
+    cwd: root,
+    env: plain(),
+    stdio: ['ignore', 'pipe', 'inherit'],
+    detached: true,
+  })
+  t.teardown(() => {
+    try {
+      process.kill(-Number(npm.pid), 'SIGKILL')
+    } catch {
+      // Nothing is left.
+    }
+  })
+  let said = ''
+  const ended = once(npm.stdout, 'end')
+  for await (const chunk of on(npm.stdout, 'data', { close: ['end'] })) {
+    said += String(chunk)
+    if (said.includes('Ctrl-C ends both')) break
+  }
+  const urls = [...said.matchAll(/^ {2}(?:payments API|proxy), .+ (http:\/\/\S+)$/gm)].map(([, url]) =>
+    String(url),
+  )
+  if (urls.length !== 2) throw new Error(`no two servers\n${said}`)
+  return { npm, urls, ended }
+}
+
+const answers = (url: string): Promise<boolean> =>
+  fetch(url).then(
+    () => true,
+    () => false,
+  )
+
+for (const signal of ['SIGTERM', 'SIGHUP', 'SIGKILL'] as const)
+  void tap.test(`the end of npm by ${signal} is the end of the demo and of both servers`, async (t) => {
+    const { npm, urls, ended } = await npmRunsDemo(t)
+    for (const url of urls) t.ok(await answers(url), url)
+    npm.kill(signal)
+    // Its standard output ends when nobody holds it any longer: npm, the shell, the demo.
+    await ended
+    for (const url of urls) t.notOk(await answers(url), `${url} has gone with it`)
+  })
+
+void tap.test('a killed demo takes both servers with it', async (t) => {
+  const { npm, urls, ended } = await npmRunsDemo(t)
+  const [demoPid] = descendants(Number(npm.pid)).filter(
+    ({ args }) => /scripts\/demo\.ts/.test(args) && !args.startsWith('sh'),
+  )
+  process.kill(Number(demoPid?.pid), 'SIGKILL')
+  await ended
+  for (const url of urls) while (await answers(url)) await sleep(20)
+})
+
+/** Processes below one, as `ps` has them. */
+function descendants(pid: number): { pid: number; args: string }[] {
+  const all = spawnSync('ps', ['-eo', 'pid=,ppid=,args='], { encoding: 'utf8' })
+    .stdout.trim()
+    .split('\n')
+    .map((line) => /^ *(\d+) +(\d+) (.*)$/.exec(line) ?? [])
+    .map(([, own, parent, args]) => ({ pid: Number(own), parent: Number(parent), args: String(args) }))
+  const below = (parent: number): { pid: number; args: string }[] =>
+    all.filter((one) => one.parent === parent).flatMap((one) => [one, ...below(one.pid)])
+  return below(pid)
+}
 
 /** Without what a test runner or a terminal adds: the demo is to behave as for a user's script. */
 function plain(): NodeJS.ProcessEnv {

@@ -203,6 +203,16 @@ void t.test(
     })
     t.equal(api.seen.length, before + 2)
 
+    const structured = (source: string) =>
+      deliver('events', JSON.stringify({ specversion: '1.0', id: '7', source }), {
+        'content-type': 'application/cloudevents+json',
+      })
+    // The same record; the media type is another one.
+    t.strictSame(refusalOf(await structured('/orders')), [422, 'idempotency_key_reused'])
+    t.match(await structured('/invoices'), { status: 200, replayed: false }, 'another source')
+    t.match(await structured('/invoices'), { status: 200, replayed: true })
+    t.equal(api.seen.length, before + 3)
+
     t.strictSame(refusalOf(await deliver('unknown', '{}')), [404, 'route_not_found'])
     t.strictSame(refusalOf(await deliver('shopify', '{}')), [400, 'idempotency_key_missing'])
   },

@@ -2,9 +2,9 @@ import t from 'tap'
 import type { Rate } from '../../src/core/policy.ts'
 import { ReplayGrants } from '../../src/guard/authorize.ts'
 import type { Run } from '../../src/guard/call.ts'
-import { inquire } from '../../src/guard/inquire.ts'
-import { issueKey } from '../../src/guard/issue.ts'
-import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
+import { issueKey } from '../../src/guard/issue-key.ts'
+import { KeyChurn } from '../../src/guard/key-churn.ts'
+import { queryStatus } from '../../src/guard/status-query.ts'
 import { guard } from '../../src/guard.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
@@ -47,6 +47,35 @@ void t.test('§4 a key in the body', async (t) => {
     await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
     t.equal(a.bytes.held, 0)
   })
+  await t.test('a batch of events says what to send in its place', async (t) => {
+    const a = replica(t)
+    const from = [{ kind: 'header', name: 'ce-id' } as const, json]
+    const batch = {
+      key: null,
+      route: route({ key: { ...KEY, from } }),
+      headers: ['content-type', 'application/cloudevents-batch+json'],
+      body: '[]',
+    }
+    t.match(await refused(t, a, batch, 'idempotency_key_missing'), {
+      detail: /^a batch of events has no key; send its events one by one$/,
+    })
+    t.match(await refused(t, a, { ...batch, headers: [] }, 'idempotency_key_missing'), {
+      detail: /^send one of: ce-id, json:/,
+    })
+  })
+  await t.test('what is not compared is not said to differ', async (t) => {
+    for (const [more, differs] of [
+      [{}, 'its body, query or media type differs,'],
+      [{ body: 'none' }, 'its query or media type differs,'],
+      [{ body: 'none', query: 'ignore' }, 'its media type differs,'],
+    ] as const) {
+      const a = replica(t)
+      const policy = route({ fingerprint: { ...route().fingerprint, ...more } })
+      await a.get({ route: policy, headers: ['content-type', 'text/plain'] })
+      const other = { route: policy, headers: ['content-type', 'text/html'] }
+      t.match(await refused(t, a, other, 'idempotency_key_reused'), { detail: differs })
+    }
+  })
   await t.test('optional and absent: goes on unprotected, every time, and nothing is recorded', async (t) => {
     const a = replica(t)
     const sent = { key: null, route: optional, body: '{"amount":1}' }
@@ -79,7 +108,7 @@ void t.test('§4 a key in the body', async (t) => {
 })
 
 void t.test('§4 derive makes a key where the client sent none', async (t) => {
-  const derive = { json: ['/order'], headers: [], bucket: HOUR }
+  const derive = { json: ['/order'], form: [], headers: [], bucket: HOUR }
   const policy = route({ key: { ...KEY, derive } })
   const sent = { key: null, route: policy, body: '{"order":1,"note":"a"}' }
   await t.test('says so in every answer', async (t) => {
@@ -151,7 +180,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
       detail: `the request was first sent at ${new Date(a.store.now - TTL - 1).toISOString()}, longer ago than this route keeps answers (86400 s); nothing was executed now, and whether it was executed then is not known here`,
     })
     t.match(await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired'), { status: 412 })
-    const derive = { json: ['/amount'], headers: [], bucket: null }
+    const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
     const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
     t.match(await refused(t, a, derived, 'idempotency_key_expired'), {
       marks: ['Idempotency-Key-Derived', 'true'],
@@ -436,7 +465,7 @@ void t.test('§5 callers by verified token', async (t) => {
     t.equal(blind.trace.outcome, 'passed')
     t.match(await blind.get({ ...keyless, body: '{"id":"1"}' }), { status: 503 })
     t.match(await blind.get({ ...keyless, key: 'k' }), { status: 503 })
-    const derive = { json: ['/id'], headers: [], bucket: MINUTE }
+    const derive = { json: ['/id'], form: [], headers: [], bucket: MINUTE }
     const derived = {
       ...keyless,
       route: route({ ...optional, key: { ...KEY, derive, presence: 'optional' } }),
@@ -444,7 +473,7 @@ void t.test('§5 callers by verified token', async (t) => {
     t.match(await blind.get(derived), { status: 201 })
     t.match(await blind.get({ ...derived, body: '{"id":"1"}' }), { status: 503 })
     t.equal(blind.store.calls, 0)
-    const strange = await inquire(blind.ports, blind.call(keyless))
+    const strange = await queryStatus(blind.ports, blind.call(keyless))
     t.match(strange, { kind: 'problem', refusal: { code: 'idempotency_caller_missing' } })
   })
   await t.test('an empty Authorization is none', async (t) => {
@@ -484,7 +513,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
     t.equal(regenerated(), 1)
   })
   await t.test('remembers so many', async (t) => {
-    const seenKeys = new RegeneratedKeys(() => 0)
+    const seenKeys = new KeyChurn(() => 0)
     const run = (id: string, body: string) =>
       ({ id, operation: { route: 'r', fingerprint: Buffer.from(body) } }) as unknown as Run
     seenKeys.saw(run('first', 'x'), ['a'])
@@ -495,7 +524,8 @@ void t.test('§13 the same operation under a new key', async (t) => {
 })
 
 void t.test('§6 status.path', async (t) => {
-  const ask = async (a: Replica, over: Parameters<Replica['call']>[0] = {}) => inquire(a.ports, a.call(over))
+  const ask = async (a: Replica, over: Parameters<Replica['call']>[0] = {}) =>
+    queryStatus(a.ports, a.call(over))
   await t.test('tells the state and changes nothing', async (t) => {
     const a = replica(t)
     t.match(await ask(a), { kind: 'absent' })

@@ -2,23 +2,24 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
 import { Budget } from '../../src/core/budget.ts'
-import { ByRecord } from '../../src/core/by-record.ts'
-import type { Verified } from '../../src/core/claims.ts'
+import type { VerifiedToken } from '../../src/core/jwt.ts'
 import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { profileDefaults } from '../../src/core/profiles.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
+import { RecordMap } from '../../src/core/record-map.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
+import { InFlight } from '../../src/core/shares.ts'
 import { ReplayGrants } from '../../src/guard/authorize.ts'
 import type { Answer, BodyReading, Call, Observer, Run, Trace } from '../../src/guard/call.ts'
+import { KeyChurn } from '../../src/guard/key-churn.ts'
+import { KeyedMutex } from '../../src/guard/keyed-mutex.ts'
 import { Latency } from '../../src/guard/latency.ts'
 import { Leases } from '../../src/guard/leases.ts'
 import type { Ports } from '../../src/guard/ports.ts'
-import { RegeneratedKeys } from '../../src/guard/regenerated.ts'
 import { Settler } from '../../src/guard/settler.ts'
-import { Turns } from '../../src/guard/turns.ts'
-import { Waiters } from '../../src/guard/waiters.ts'
+import { WaitingRoom } from '../../src/guard/waiting-room.ts'
 import { guard } from '../../src/guard.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
@@ -40,6 +41,8 @@ import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from
 export const SECOND = 1000
 export const MINUTE = 60 * SECOND
 export const HOUR = 60 * MINUTE
+/** Tag of the upstream. */
+export const UPSTREAM = 'upstream'
 export const LEASE = 30 * SECOND
 export const TTL = 24 * HOUR
 const START = 1_795_000_000_000
@@ -68,6 +71,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
       caller: [{ kind: 'header', name: 'authorization' }],
       callerIsDefault: true,
       path: 'exact',
+      host: false,
       anonymous: 'share',
       jwt: null,
     },
@@ -199,6 +203,15 @@ export class Store {
     return all
   }
 
+  /** Puts the record back to what it was, as a store does that is restored from a snapshot; null: it was not there. */
+  async restore(id: RecordId, bytes: Buffer | null): Promise<void> {
+    const there = await this.inner.get(id)
+    if (there.bytes !== null) await this.inner.remove(id, readStamps(there.bytes).version)
+    if (bytes === null) return
+    const { due, dropAt } = readStamps(bytes)
+    await this.inner.put(id, bytes, { dueIn: due - this.now, dropIn: dropAt - this.now })
+  }
+
   /** The record as it reads now. */
   async read(id: RecordId): Promise<IdempotencyRecord | null> {
     const { bytes, now } = await this.inner.get(id)
@@ -261,7 +274,7 @@ export interface Options {
   readonly secret?: Buffer | null
   readonly unfit?: boolean
   readonly maxWaiters?: number
-  readonly verified?: Verified
+  readonly verified?: VerifiedToken
   readonly issued?: 'valid' | 'expired' | 'forged'
 }
 
@@ -313,14 +326,15 @@ export class Replica {
         (error) => void this.renewalErrors.push(error),
       ),
       settler: new Settler(this.records, observer, options.outbox ?? null),
-      waiters: new Waiters(this.records, options.maxWaiters ?? 100),
-      turns: new Turns(),
+      waiters: new WaitingRoom(this.records, options.maxWaiters ?? 100),
+      turns: new KeyedMutex(),
       grants: new ReplayGrants(() => this.store.now),
-      regenerated: new RegeneratedKeys(() => this.store.now),
+      regenerated: new KeyChurn(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
       checkIssued: async () => options.issued ?? 'valid',
-      running: new ByRecord<Run>(),
-      secret: options.secret ?? null,
+      running: new RecordMap<Run>(),
+      upstream: UPSTREAM,
+      namespace: { service: 'default', secret: options.secret ?? null },
       unfitForStrict: () => options.unfit ?? false,
       pause: async () => {},
       newToken: () => {
@@ -329,7 +343,7 @@ export class Replica {
         return token
       },
       maxInFlight: options.maxInFlight ?? 1000,
-      inFlight: { count: 0 },
+      inFlight: new InFlight(1),
       observer,
       latency: new Latency(),
       budget: this.budget,
@@ -372,6 +386,7 @@ export class Replica {
       path,
       query,
       headers: over.anonymous ? own.filter((_, i) => i < own.length - headers.length - 2) : own,
+      client: '127.0.0.1',
       traceId: null,
       span: over.span,
       readBody: async () => {
@@ -380,11 +395,19 @@ export class Replica {
         const body = Buffer.from(over.body ?? '{"amount":1}')
         return { kind: 'body', body, release: this.bytes.take(body.length) }
       },
+      host: null,
       statusLink: ['Location', '/status'],
       upstreamHeaders: (attempt) =>
         attempt === null
           ? this.forwarded(own)
-          : ['Idempotency-Key', attempt.key, 'X-Fence', String(attempt.fence), 'X-Record', attempt.id],
+          : [
+              'Idempotency-Key',
+              key ?? attempt.key,
+              'X-Fence',
+              String(attempt.fence),
+              'Idempotency-Record',
+              attempt.id,
+            ],
       clientGone: over.gone ?? (() => false),
       onGone: (left) => {
         over.leaving?.then(left, () => {})
@@ -455,6 +478,7 @@ export interface Seen {
   readonly code: RefusalCode | null
   readonly retryAfter: number | null
   readonly instance: string | null
+  readonly scope: string | null
   readonly original: { readonly status: number; readonly location: string | null } | null
   /** Everything that a client sees of a whole answer, but for the marks. */
   readonly bytes: string | null
@@ -470,6 +494,7 @@ export function seen(answer: Answer): Seen {
     code: null,
     retryAfter: null,
     instance: null,
+    scope: null,
     original: null,
     bytes: null,
     replayed: false,

@@ -71,6 +71,7 @@ async function spooling(
 ): Promise<Spooling> {
   const said: string[] = []
   const { outbox, left } = await Outbox.open({
+    service: 'test',
     directory,
     maxBytes,
     say: (message) => void said.push(message),
@@ -376,7 +377,12 @@ void t.test('a clock that was set back does not prolong what is kept', async (t)
   const directory = remains(t, a.directory)
   const { now } = Date
   t.intercept(Date, 'now', { value: () => now() - 30 * TTL })
-  const { outbox, left } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox, left } = await Outbox.open({
+    service: 'test',
+    directory,
+    maxBytes: MiB,
+    say: () => t.fail(),
+  })
   t.equal(left[0]?.unsettled.usefulFor, 30 * TTL)
   await outbox.close()
 })
@@ -487,7 +493,7 @@ for (const story of STORIES)
 async function life(t: Test, story: Story, k: number, death: 'before' | 'after'): Promise<boolean> {
   const store = new Store()
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ directory, maxBytes: MiB, say: () => {} })
+  const { outbox } = await Outbox.open({ service: 'test', directory, maxBytes: MiB, say: () => {} })
   let n = 0
   const executed = (): void => void n++
   let calls = 0

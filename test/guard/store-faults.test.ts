@@ -1,4 +1,5 @@
 import t, { type Test } from 'tap'
+import { scopeOf } from '../../src/core/chain.ts'
 import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
@@ -347,17 +348,18 @@ void t.test(
   },
 )
 
-void t.test('L09 a run with a claim is the store’s to tell of, not this replica’s', async (t) => {
+void t.test('L09 a run with a claim is the store’s to tell of, on every other replica', async (t) => {
   const a = replica(t)
+  const b = replica(t, { store: a.store })
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded(201, 'late')))
   const policy = route({ onLeaseExpired: 'retry' })
   const working = a.send({ route: policy })
   await gate.reached
   a.store.now += LEASE
-  const retry = await a.get({ route: policy })
-  t.ok(ok(retry), 'lapsed on its own replica, too')
-  t.equal(a.events.filter(([name]) => name === 'leaseExpired').length, 1)
+  const retry = await b.get({ route: policy })
+  t.ok(ok(retry), 'lapsed')
+  t.equal(b.events.filter(([name]) => name === 'leaseExpired').length, 1)
   gate.open()
   seen(await working)
   t.match(await a.get({ route: policy }), { bytes: retry.bytes, replayed: true })
@@ -866,11 +868,12 @@ void t.test('O03 a retry that claimed after the resolution wins over the late ou
   await gate.reached
   a.store.now += LEASE
   await resolve(a, 'retryable')
-  const retry = await a.get()
+  const b = replica(t, { store: a.store })
+  const retry = await b.get()
   t.ok(ok(retry))
   gate.open()
   seen(await working)
-  t.same(a.said('completed'), ['stored', 'stale'])
+  t.same(a.said('completed'), ['stale'])
   t.match(await a.get(), { bytes: retry.bytes, replayed: true })
 })
 
@@ -1032,7 +1035,7 @@ void t.test(
       t.ok(ok(seen(await first)))
       t.equal(a.n, 1, 'executed once')
       if (fault === null) t.match(await a.get(), { replayed: true })
-      else t.equal((await a.get()).code, 'idempotency_key_in_progress', 'nobody executes it')
+      else t.equal((await a.get()).code, 'idempotency_outcome_unknown', 'nobody executes it')
       t.ok(a.said('trouble').length > 0)
     }
   },
@@ -1088,3 +1091,19 @@ void t.test(
     t.match(await a.get({ route: changed }), { bytes: first.bytes, replayed: true })
   },
 )
+
+void t.test('V04 without a claim a proxy in front is not told that a retry is recognised', async (t) => {
+  for (const down of [true, false]) {
+    const a = replica(t)
+    a.store.fault = () => (down ? 'down' : null)
+    a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+    const scope = scopeOf(BYPASS)
+    t.match(await a.get({ route: BYPASS }), { code: 'upstream_failed', scope: down ? 'none' : scope })
+    const slow = new Gate()
+    a.script.push(slow.before(() => a.responded()))
+    const impatient = { ...BYPASS, respondWithin: 1 }
+    const answer = await a.get({ route: impatient, key: 'other-0123456789abcdef' })
+    t.match(answer, { code: 'upstream_slow', scope: down ? 'none' : scope })
+    slow.open()
+  }
+})

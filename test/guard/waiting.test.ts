@@ -1,7 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { Waiters } from '../../src/guard/waiters.ts'
+import { WaitingRoom } from '../../src/guard/waiting-room.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import { Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store, seen } from './harness.ts'
 
@@ -398,7 +398,7 @@ void t.test('the room', async (t) => {
     let stopped = 0
     let changed = (): void => {}
     const looks: PromiseWithResolvers<{ now: number; record: null }>[] = []
-    const waiters = new Waiters(
+    const waiters = new WaitingRoom(
       {
         watch: (_id, call) => {
           watches++
@@ -434,7 +434,7 @@ void t.test('the room', async (t) => {
   })
   await t.test('a watch that came too late is ended', async (t) => {
     const watched = Promise.withResolvers<() => void>()
-    const waiters = new Waiters(
+    const waiters = new WaitingRoom(
       { watch: () => watched.promise, get: async () => ({ now: 0, record: null }) },
       1,
     )

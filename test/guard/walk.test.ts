@@ -72,7 +72,7 @@ void t.test(
       'key-0123456789abcdef',
       'X-Fence',
       String(a.traces[0]?.fence),
-      'X-Record',
+      'Idempotency-Record',
       a.id,
     ])
     t.ok((a.traces[0]?.fence ?? 0) > 0)
@@ -344,6 +344,24 @@ void t.test('§6 refusals before the claim never reach the store', async (t) => 
   t.equal(a.bytes.held, 0)
 })
 
+void t.test('§10 a request takes its place when its body is there; by then there may be none', async (t) => {
+  const a = replica(t, { maxInFlight: 1 })
+  const upload = new Gate()
+  const late = a.send({ key: 'late', upload: upload.pass() })
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const first = a.send()
+  await gate.reached
+  t.equal(a.ports.inFlight.count, 2)
+  upload.open()
+  t.match(seen(await late), { status: 503, code: 'overloaded', retryAfter: 1 })
+  gate.open()
+  t.equal(seen(await first).status, 201)
+  const shared = { ...route().scope, anonymous: 'share' as const }
+  t.equal((await a.get({ key: 'nobody', anonymous: true, route: route({ scope: shared }) })).status, 201)
+  t.strictSame([a.ports.inFlight.count, a.bytes.held, a.n], [0, 0, 2])
+})
+
 void t.test('§6 refusals by the record leave its bytes as they are', async (t) => {
   const A = { body: '{"amount":1}' }
   const B = { body: '{"amount":2}' }
@@ -519,12 +537,14 @@ void t.test(
     a.store.now += 100
     t.equal(await retryAfter(), 29, 'rounded down')
     a.ports.latency.saw('payments', 4000)
-    t.equal(await retryAfter(), 3)
+    t.equal(await retryAfter(), 3, 'from the first answer on')
     a.ports.latency.saw('payments', 9000)
-    t.equal(await retryAfter(), 4, 'an average')
+    t.equal(await retryAfter(), 8, 'what most answers take')
     a.store.now += 10 * SECOND
-    t.equal(await retryAfter(), 19, 'longer than usual: nothing suggests less than the lease')
-    a.store.now += 19 * SECOND + 500
+    t.equal(await retryAfter(), 10, 'longer than usual: perhaps as long again')
+    a.store.now += 9 * SECOND
+    t.equal(await retryAfter(), 10, 'no longer than the lease')
+    a.store.now += 10 * SECOND + 500
     t.equal(await retryAfter(), 1)
     a.store.now += 400
     t.match(
@@ -550,7 +570,15 @@ void t.test(
     const b = replica(t)
     b.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
     await b.get()
-    t.equal((await refused(t, b, {}, 'idempotency_outcome_unknown')).retryAfter, 30, 'to the next look')
+    t.match(
+      await refused(t, b, {}, 'idempotency_outcome_unknown'),
+      {
+        retryAfter: 30,
+        checking: false,
+        detail: /is not known, and a person has to find out; a new key is not safe/,
+      },
+      'to the next look',
+    )
     t.same(
       b.events.filter(([name]) => name === 'leaseExpired'),
       [],

@@ -6,8 +6,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { AdminApi } from '../../src/admin/api.ts'
-import { Subjects } from '../../src/admin/subject.ts'
-import { adminServer, type Door, type Health, opsServer } from '../../src/http/admin.ts'
+import { RecordLookup } from '../../src/admin/lookup.ts'
+import { type AdminAccess, adminServer, type Health, opsServer } from '../../src/http/admin.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
@@ -16,6 +16,10 @@ import { load, UPSTREAM } from '../config/support.ts'
 import { proxyBefore } from '../support/exchange.ts'
 import { rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
+
+const noBug = (error: unknown): never => {
+  throw error
+}
 
 const OPEN = ['/livez', '/startupz', '/readyz', '/metrics']
 
@@ -31,16 +35,16 @@ class Fake implements Health {
 }
 
 /** The API on a store without records. */
-async function door(token: string): Promise<Door> {
+async function door(token: string): Promise<AdminAccess> {
   const config = load(UPSTREAM)
   const api = new AdminApi(
     {
       config,
       records: new Records(new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })),
-      subjects: new Subjects(config),
+      subjects: new RecordLookup(config),
       waiters: { tell: () => {} },
       own: { isRunning: () => false, tell: async () => true },
-      audit: await Audit.open(null, () => {}),
+      audit: await Audit.open(null, 'test', () => {}),
       history: { add: () => {} },
       announceDrain: () => {},
     },
@@ -66,7 +70,7 @@ async function listening(server: Server): Promise<{ url: string; port: number } 
 
 void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   const health = new Fake()
-  await using admin = await listening(adminServer(health, null))
+  await using admin = await listening(adminServer(health, null, noBug))
   const states = async (): Promise<number[]> =>
     Promise.all(
       ['/livez', '/startupz', '/readyz'].map(async (path) => (await fetch(admin.url + path)).status),
@@ -109,8 +113,8 @@ void t.test(
 
 void t.test('S10 everything but the open paths needs the token; ops has nothing else', async (t) => {
   const health = new Fake()
-  await using admin = await listening(adminServer(health, await door('right token')))
-  await using ops = await listening(opsServer(health))
+  await using admin = await listening(adminServer(health, await door('right token'), noBug))
+  await using ops = await listening(opsServer(health, noBug))
   for (const path of OPEN)
     for (const base of [admin.url, ops.url]) {
       t.equal((await fetch(`${base}${path}`)).status, 200)
@@ -153,14 +157,14 @@ void t.test('S10 everything but the open paths needs the token; ops has nothing 
 })
 
 void t.test('S10 two Authorization lines do not open the door', async (t) => {
-  await using admin = await listening(adminServer(new Fake(), await door('right')))
+  await using admin = await listening(adminServer(new Fake(), await door('right'), noBug))
   const lines = 'Authorization: Bearer wrong\r\nAuthorization: Bearer right\r\n'
   const answer = await rawRequest(admin.port, `GET /v1/records HTTP/1.1\r\nHost: a\r\n${lines}\r\n`)
   t.equal(answer.status, 401)
 })
 
 void t.test('O10 GET and HEAD alone', async (t) => {
-  await using ops = await listening(opsServer(new Fake()))
+  await using ops = await listening(opsServer(new Fake(), noBug))
   for (const path of OPEN) {
     for (const method of ['POST', 'PUT', 'DELETE', 'OPTIONS', 'PATCH']) {
       const answer = await fetch(`${ops.url}${path}`, { method })
@@ -182,7 +186,7 @@ void t.test('O10 GET and HEAD alone', async (t) => {
 void t.test('O10 a path that fails is answered 500, and the listener lives on', async (t) => {
   const health = new Fake()
   Object.assign(health, { store: () => Promise.reject(new Error('a bug')) })
-  await using ops = await listening(opsServer(health))
+  await using ops = await listening(opsServer(health, noBug))
   t.equal((await fetch(`${ops.url}/readyz`)).status, 500)
   t.equal((await fetch(`${ops.url}/livez`)).status, 200)
 })
@@ -199,6 +203,7 @@ void t.test('S10 none of it exists on the traffic port, where these are the upst
   }
   t.equal(upstream.seen.length, OPEN.length + 3)
   const listening = await proxy.logged((line) => line['msg'] === 'listening')
+  t.match(listening, { service: 'default' })
   t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
   t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
   rmSync(dir, { recursive: true })

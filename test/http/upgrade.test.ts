@@ -271,3 +271,68 @@ void t.test('M10 clients that reset their handshake at any moment do the proxy n
   t.pass('the proxy is alive and upgrades')
   socket.terminate()
 })
+
+void t.test(
+  'V10 no more tunnels than upstream.connections, in the handshake or open; the excess is 503',
+  async (t) => {
+    await using silent = await tcpStub((socket) => void socket.resume())
+    await using proxy = await proxyBefore(silent, { upstream: 'connections: 4' })
+    const ask = (): Socket => {
+      const client = connect(proxy.port, '127.0.0.1')
+      client.on('error', () => {})
+      client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+      return client
+    }
+    const held = Array.from({ length: 4 }, ask)
+    while (silent.sockets.length < 4) await new Promise((resolve) => setTimeout(resolve, 5))
+    for (let n = 0; n < 50; n++) {
+      const client = ask()
+      const answer = await readAnswer(client)
+      client.destroy()
+      if (n > 0) continue
+      t.match(problemOf(answer), { code: 'overloaded', status: 503, retry: 'same-key' })
+      t.match(values(answer, 'retry-after'), ['1'])
+    }
+    t.equal(silent.sockets.length, 4)
+    for (const client of held) client.destroy()
+    while (!silent.sockets.every(({ destroyed }) => destroyed))
+      await new Promise((resolve) => setTimeout(resolve, 5))
+    const again = ask()
+    while (silent.sockets.length < 5) await new Promise((resolve) => setTimeout(resolve, 5))
+    again.destroy()
+  },
+)
+
+void t.test('M10 a handshake with a Trailer line is tunnelled without it', async (t) => {
+  await using server = await echo()
+  await using proxy = await proxyBefore(server)
+  const client = connect(proxy.port, '127.0.0.1')
+  client.write(`GET /x HTTP/1.1\r\nHost: a\r\nTrailer: x\r\n${HANDSHAKE}\r\n\r\n`)
+  t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 /)
+  client.destroy()
+  t.notOk(server.handshakes[0]?.some((name) => /^trailer$/i.test(name)))
+})
+
+void t.test('V10 one address cannot take every tunnel', async (t) => {
+  await using silent = await tcpStub((socket) => void socket.resume())
+  await using proxy = await proxyBefore(silent, { upstream: 'connections: 64' })
+  const ask = (localAddress: string): Socket => {
+    const client = connect({ port: proxy.port, host: '127.0.0.1', localAddress })
+    client.on('error', () => {})
+    client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+    return client
+  }
+  const held = Array.from({ length: 60 }, () => ask('127.0.0.1'))
+  while (silent.sockets.length < 60) await new Promise((resolve) => setTimeout(resolve, 5))
+  const excess = ask('127.0.0.1')
+  t.match(problemOf(await readAnswer(excess)), { code: 'overloaded', status: 503 })
+  held.push(ask('127.0.0.2'))
+  while (silent.sockets.length < 61) await new Promise((resolve) => setTimeout(resolve, 5))
+  // Who leaves makes room in the share.
+  held[0]?.destroy()
+  while (!silent.sockets.some(({ destroyed }) => destroyed))
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  held.push(ask('127.0.0.1'))
+  while (silent.sockets.length < 62) await new Promise((resolve) => setTimeout(resolve, 5))
+  for (const client of [...held, excess]) client.destroy()
+})

@@ -3,7 +3,7 @@ import { createServer, type RequestListener } from 'node:http'
 import { type AddressInfo, connect } from 'node:net'
 import t from 'tap'
 import { refusal } from '../../src/core/refusal.ts'
-import { Writer } from '../../src/http/write.ts'
+import { ResponseWriter } from '../../src/http/write.ts'
 import { post, readAnswer } from '../support/raw.ts'
 
 async function serving(
@@ -24,7 +24,7 @@ async function serving(
 void t.test(
   'P27 the watch over a slow reader leaves the keep-alive timeout of the connection alone',
   async (t) => {
-    const writer = new Writer('urn:x:', 60_000)
+    const writer = new ResponseWriter('urn:x:', 60_000)
     await using server = await serving((request, response) => {
       request.resume().on('end', () => writer.problem(request, response, refusal('upstream_failed', 'x')))
     }, 300)
@@ -43,7 +43,7 @@ void t.test(
 void t.test(
   'P24 a refusal before the upload is whole closes the connection, after it could be read',
   async (t) => {
-    const writer = new Writer('urn:x:', 60_000)
+    const writer = new ResponseWriter('urn:x:', 60_000)
     await using server = await serving((request, response) =>
       writer.problem(request, response, refusal('request_too_large', 'x')),
     )

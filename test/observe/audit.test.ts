@@ -1,4 +1,5 @@
 import { spawn } from 'node:child_process'
+import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import {
   appendFileSync,
@@ -34,8 +35,8 @@ function change(n: number): Change {
   }
 }
 
-async function written(file: string, count: number): Promise<void> {
-  const audit = await Audit.open(file, () => {})
+async function written(file: string, count: number, service = 'test'): Promise<void> {
+  const audit = await Audit.open(file, service, () => {})
   await Promise.all(Array.from({ length: count }, (_, n) => audit.write(change(n))))
   await audit.close()
 }
@@ -112,7 +113,7 @@ void t.test('a file whose last line was edited takes no line, and keeps nobody f
     `${'x'.repeat(70_000)}\n`,
   ]) {
     writeFileSync(file, edited)
-    const audit = await Audit.open(file, () => {})
+    const audit = await Audit.open(file, 'test', () => {})
     await t.rejects(audit.write(change(4)), { message: /move the file away/ })
     await audit.close()
     t.equal(readFileSync(file, 'utf8'), edited)
@@ -129,7 +130,7 @@ void t.test('a long file is gone on with', async (t) => {
 void t.test('lines missing at the end show by the hash that the log has', async (t) => {
   const file = fileIn(t)
   const heads: string[] = []
-  const audit = await Audit.open(file, ({ hash }) => void heads.push(hash))
+  const audit = await Audit.open(file, 'test', ({ hash }) => void heads.push(hash))
   for (let n = 0; n < 3; n++) await audit.write(change(n))
   await audit.close()
   const text = readFileSync(file, 'utf8')
@@ -145,7 +146,7 @@ void t.test('a line that a crash cut off stands for no change, and goes', async 
   const whole = readFileSync(file, 'utf8')
   for (const torn of ['{"time":"20', '{', whole.slice(0, 50)]) {
     writeFileSync(file, `${whole}${torn}`)
-    const audit = await Audit.open(file, () => {})
+    const audit = await Audit.open(file, 'test', () => {})
     t.equal(readFileSync(file, 'utf8'), whole)
     await audit.close()
   }
@@ -158,17 +159,37 @@ void t.test('a file of something else is not cut off, and takes no line', async 
   for (const text of ['upstream: { url: "http://h" }', 'a: 1\nb: 2', 'x'.repeat(70_000)]) {
     const file = fileIn(t)
     writeFileSync(file, text)
-    const audit = await Audit.open(file, () => {})
+    const audit = await Audit.open(file, 'test', () => {})
     t.teardown(() => audit.close())
     await t.rejects(audit.write(change(0)), { message: /move the file away/ })
     t.equal(readFileSync(file, 'utf8'), text)
   }
 })
 
+void t.test(
+  'each line says whose it is; lines of before, which do not, stay a chain with them',
+  async (t) => {
+    const file = fileIn(t)
+    const content = { time: '2026-01-01T00:00:00.000Z', ...change(0), prev: '0'.repeat(64) }
+    const hash = createHash('sha256').update(JSON.stringify(content)).digest('hex')
+    writeFileSync(file, `${JSON.stringify({ ...content, hash })}\n`)
+    await written(file, 1, 'payments')
+    await written(file, 1, 'orders')
+    const lines = readFileSync(file, 'utf8').trim().split('\n')
+    t.strictSame(
+      lines.map((line) => (JSON.parse(line) as Partial<AuditLine>).service),
+      [undefined, 'payments', 'orders'],
+    )
+    t.match(await verifyAudit(file), { ok: true, lines: 3 })
+    writeFileSync(file, `${lines.join('\n').replace('"orders"', '"payments"')}\n`)
+    t.match(await verifyAudit(file), { ok: false, line: 3, problem: /edited/ })
+  },
+)
+
 void t.test('a file that somebody removed takes no line', async (t) => {
   const file = fileIn(t)
   const told: AuditLine[] = []
-  const audit = await Audit.open(file, (line) => void told.push(line))
+  const audit = await Audit.open(file, 'test', (line) => void told.push(line))
   t.teardown(() => audit.close())
   await audit.write(change(0))
   rmSync(file)
@@ -179,7 +200,7 @@ void t.test('a file that somebody removed takes no line', async (t) => {
 void t.test('a file that somebody else writes to takes no line', async (t) => {
   const file = fileIn(t)
   const told: AuditLine[] = []
-  const audit = await Audit.open(file, (line) => void told.push(line))
+  const audit = await Audit.open(file, 'test', (line) => void told.push(line))
   t.teardown(() => audit.close())
   const first = await audit.write(change(0))
   appendFileSync(file, 'x\n')
@@ -195,7 +216,7 @@ void t.test('a file that somebody else writes to takes no line', async (t) => {
 
 void t.test('what the command line added to the chain meanwhile is gone on from', async (t) => {
   const file = fileIn(t)
-  const audit = await Audit.open(file, () => {})
+  const audit = await Audit.open(file, 'test', () => {})
   t.teardown(() => audit.close())
   await audit.write(change(0))
   await written(file, 2)
@@ -207,7 +228,7 @@ void t.test('what the command line added to the chain meanwhile is gone on from'
 
 void t.test('without a file the lines go to the sink, chained', async (t) => {
   const told: AuditLine[] = []
-  const audit = await Audit.open(null, (line) => void told.push(line))
+  const audit = await Audit.open(null, 'test', (line) => void told.push(line))
   await Promise.all([audit.write(change(0)), audit.write(change(1))])
   await audit.close()
   t.equal(told[1]?.prev, told[0]?.hash)
@@ -218,7 +239,7 @@ async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFI
   const module = new URL('../../src/observe/audit.ts', import.meta.url).href
   const program = `
     import { Audit } from ${JSON.stringify(module)}
-    const audit = await Audit.open(${JSON.stringify(file)}, () => {})
+    const audit = await Audit.open(${JSON.stringify(file)}, 'test', () => {})
     for (let n = 0; n < ${lines}; n++) {
       const { hash } = await audit.write({ who: { address: 'a', by: null }, what: 'drain', record: null, before: n, after: null, reason: null })
       process.stdout.write(hash + '\\n')
@@ -268,7 +289,7 @@ void t.test('several processes write to one file at once: one chain, and nothing
 
 void t.test('a lock that is never given back keeps changes from being made', async (t) => {
   const file = fileIn(t)
-  const audit = await Audit.open(file, () => {})
+  const audit = await Audit.open(file, 'test', () => {})
   t.teardown(() => audit.close())
   const release = lockFile(`${file}.lock`)
   if (release === null) throw new Error('it is free')
@@ -288,7 +309,7 @@ void t.test('a line is on the disk before the change is answered: kill -9 loses 
   const file = fileIn(t)
   const hashes = await writer(file, 100_000, 20)
   t.ok(hashes.length >= 19)
-  const audit = await Audit.open(file, () => {})
+  const audit = await Audit.open(file, 'test', () => {})
   await audit.close()
   const kept = readFileSync(file, 'utf8')
     .trimEnd()
@@ -299,11 +320,11 @@ void t.test('a line is on the disk before the change is answered: kill -9 loses 
 
 void t.test('what cannot be opened says why', async (t) => {
   await t.rejects(
-    Audit.open(join(tmpdir(), 'there-is-no-such-folder', 'a'), () => {}),
+    Audit.open(join(tmpdir(), 'there-is-no-such-folder', 'a'), 'test', () => {}),
     { code: 'ENOENT' },
   )
   await t.rejects(
-    Audit.open(tmpdir(), () => {}),
+    Audit.open(tmpdir(), 'test', () => {}),
     { code: 'EISDIR' },
   )
 })

@@ -1,10 +1,11 @@
 import { pino } from 'pino'
 import t from 'tap'
+import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { newTrace, type Run, type Trace } from '../../src/guard/call.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { shadowTeller } from '../../src/observe/observer.ts'
+import { shadowObserver } from '../../src/observe/observer.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId
@@ -26,7 +27,11 @@ function run(fence: number): Run {
 }
 
 function trace(over: Partial<Trace>): Trace {
-  return Object.assign(newTrace('r', null), { id, status: 201, after: 'completed' }, over)
+  return Object.assign(
+    newTrace({ route: { name: 'r' } as RoutePolicy, method: 'POST', traceId: null }),
+    { id, status: 201, after: 'completed' },
+    over,
+  )
 }
 
 const EXECUTED = { outcome: 'executed', before: 'absent', fence: 7, upstreamMs: 12.6 } as const
@@ -94,7 +99,7 @@ void t.test(
   'O06 shadow mode: equal verdicts in a row are one line; a request without a record is none',
   async (t) => {
     const { history, written } = setup()
-    const tell = shadowTeller(new Metrics({}), pino({ level: 'silent' }), history)
+    const tell = shadowObserver(new Metrics({}), pino({ level: 'silent' }), history)
     for (const verdict of ['first', 'replay_differs', 'replay_differs', 'misuse'] as const)
       tell(trace({}), verdict)
     tell(trace({ id: null }), 'key_missing')

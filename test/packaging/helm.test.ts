@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import t, { type Test } from 'tap'
-import { stringify } from 'yaml'
+import { parse, stringify } from 'yaml'
 import { helmTools } from '../../scripts/helm-tools.ts'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
@@ -98,7 +98,7 @@ function configurationIn(t: Test, objects: readonly Manifest[]): Config | null {
     ({ kind, metadata }) => kind === 'ConfigMap' && metadata.name === volume.configMap.name,
   )
   if (map === undefined) return null
-  const env: Record<string, string> = { STORE_URL: 'redis://redis:6379/0' }
+  const env: Record<string, string> = { STORE_URL: 'redis://redis:6379/0', POD_NAMESPACE: 'shop' }
   for (const { name, value } of container.env) if (value !== undefined) env[name] = value
   const text = map['data'][container.args[1].split('/').at(-1)]
     .replace('/etc/idempotency-proxy-admin/token', join(secrets, 'secret'))
@@ -116,7 +116,7 @@ const bytes = (quantity: string): number => {
 
 /** What `bench` measured of this proxy, in bytes. */
 function benchMemory(): { rest: number; most: number } {
-  const lines = readFileSync(join(HELM_FOLDER, '../docs/performance.md'), 'utf8').split('\n')
+  const lines = readFileSync(join(HELM_FOLDER, '../docs/internals/performance.md'), 'utf8').split('\n')
   const at = lines.findIndex((line) => line.includes('MB at rest'))
   const cells = (line: string) => line.split('|').map((cell) => cell.trim())
   const head = cells(lines[at] as string)
@@ -128,7 +128,7 @@ function benchMemory(): { rest: number; most: number } {
   const column = (title: string) =>
     mine.flatMap((row) => row.filter((_, n) => head[n]?.includes(title)).map((cell) => Number(cell) * 1e6))
   const [rest, most] = [Math.max(...column('MB at rest')), Math.max(...column('most MB'))]
-  if (!(rest > 0 && most > rest)) throw new Error('docs/performance.md has no table of memory')
+  if (!(rest > 0 && most > rest)) throw new Error('docs/internals/performance.md has no table of memory')
   return { rest, most }
 }
 
@@ -201,6 +201,7 @@ for (const { name } of WITH_PROXY)
     t.same(config.ops.listen, { host: '0.0.0.0', port: 9901 })
     t.same(config.listen, { host: '0.0.0.0', port: 8080 })
     t.equal(config.admin.listen?.host, '127.0.0.1')
+    t.equal(config.service, name.endsWith(': production') ? 'payments' : 'shop.shop')
     const { delay, timeout } = config.drain
     t.ok(timeout >= config.upstream.timeout, 'running calls may finish')
     t.ok(pod.terminationGracePeriodSeconds * 1000 > sleep + delay + timeout, 'and the pod lives as long')
@@ -243,9 +244,19 @@ void t.test('each scenario is what its file says', async (t) => {
         'Service',
         'ServiceAccount',
       ])
-      const { deployment, container } = proxyIn(rendered.get('idempotency-proxy: least') as Manifest[])
+      const { deployment, container, pod } = proxyIn(rendered.get('idempotency-proxy: least') as Manifest[])
       t.equal(deployment['spec'].replicas, 2)
-      t.equal(container.image, 'idempotency-proxy:0.1.0')
+      t.equal(container.image, 'registry.example.com/idempotency-proxy:0.1.0')
+      t.same(
+        pod.topologySpreadConstraints.map((one: Manifest) => [
+          one['topologyKey'],
+          one['labelSelector'].matchLabels,
+        ]),
+        ['topology.kubernetes.io/zone', 'kubernetes.io/hostname'].map((key) => [
+          key,
+          deployment['spec'].selector.matchLabels,
+        ]),
+      )
     },
     'idempotency-proxy: production'(t) {
       const name = 'idempotency-proxy: production'
@@ -344,7 +355,7 @@ void t.test('each scenario is what its file says', async (t) => {
     'examples/payments: off'(t) {
       const objects = rendered.get('examples/payments: off') as Manifest[]
       t.notMatch(stringify(objects), /idempotency/)
-      t.equal(of('examples/payments: off', 'Service')[0]?.['spec'].ports[0].targetPort, 3000)
+      t.equal(of('examples/payments: off', 'Service')[0]?.['spec'].ports[0].targetPort, 'app')
     },
     'examples/payments: drain-hook'(t) {
       const { pod } = proxyIn(rendered.get('examples/payments: drain-hook') as Manifest[])
@@ -415,7 +426,7 @@ void t.test('dashboards and rules are shipped as they are, braces and all', asyn
     ],
   }
   own.add('idempotency-proxy-observability', 'files/dashboards/one.json', JSON.stringify(dashboard, null, 2))
-  own.add('idempotency-proxy-observability', 'files/rules.yaml', stringify(rules))
+  own.add('idempotency-proxy-observability', 'files/rules.yaml', `# One.\n${stringify(rules)}`)
   const objects = own.render('idempotency-proxy-observability')
   const map = objects.find(({ metadata }) => metadata.name === 'idempotency-proxy-one') as Manifest
   t.same(JSON.parse(map['data']['idempotency-proxy-one.json']), dashboard)
@@ -431,7 +442,68 @@ void t.test('dashboards and rules are shipped as they are, braces and all', asyn
   )
 })
 
+/** Rules of the chart by the name of their alert. */
+function rulesOf(objects: readonly Manifest[]): Map<string, Manifest> {
+  const [rule] = objects.filter(({ kind }) => kind === 'PrometheusRule')
+  const rules = rule?.['spec'].groups.flatMap((group: Manifest) => group['rules']) as Manifest[]
+  return new Map(rules.map((one) => [one['alert'], one]))
+}
+
+void t.test('single alerts change by value, and nothing else does', async (t) => {
+  const source = parse(readFileSync(join(HELM_FOLDER, '../alerts/rules.yaml'), 'utf8')).groups[0]
+    .rules as Manifest[]
+  const plain = rulesOf(charts.render('idempotency-proxy-observability'))
+  t.same(
+    [...plain.values()],
+    source.map((one) => {
+      const { runbook_url: _link, ...annotations } = one['annotations']
+      return { ...one, annotations }
+    }),
+    'as they are, without a link to nowhere',
+  )
+
+  const changed = rulesOf(rendered.get('idempotency-proxy-observability: stack') as Manifest[])
+  t.notOk(changed.has('IdempotencyAbsent'))
+  t.equal(changed.size, plain.size - 1)
+  for (const [name, one] of changed)
+    t.equal(one['annotations'].runbook_url, `https://runbooks.example.com/idempotency/${name}.md`)
+  t.match(changed.get('IdempotencyStoreUnavailable'), { for: '5m', labels: { severity: 'page' } })
+  t.match(changed.get('IdempotencyDuplicatesHigh'), {
+    for: '1h',
+    labels: { severity: 'info' },
+    expr: /> 0\.2$/,
+  })
+  t.same(changed.get('IdempotencyDown')?.['expr'], plain.get('IdempotencyDown')?.['expr'])
+})
+
+void t.test('docs/helm.md names the alerts that have a limit, and their limits', async (t) => {
+  const text = readFileSync(join(HELM_FOLDER, '../docs/helm.md'), 'utf8')
+  const [sentence = ''] = /`threshold` for those that compare.*?\[monitoring/s.exec(text) ?? []
+  const told = new Map([...sentence.matchAll(/`(\w+)`\s\(([\d.]+)/g)].map(([, name, limit]) => [name, limit]))
+  const plain = rulesOf(charts.render('idempotency-proxy-observability'))
+  for (const [name, one] of plain) {
+    const set = `prometheusRule.alerts.${name}.threshold=0.77`
+    const { ok, out, err } = charts.run(
+      'template',
+      'shop',
+      charts.path('idempotency-proxy-observability'),
+      '--set',
+      set,
+    )
+    t.equal(ok, told.has(name), `${name} ${err}`)
+    if (!ok) t.match(err, /has no limit to change/)
+    else
+      t.equal(
+        rulesOf(manifests(out)).get(name)?.['expr'],
+        one['expr'].replace(new RegExp(`> ${told.get(name)}(?![\\d.])`), '> 0.77'),
+        name,
+      )
+  }
+})
+
 const GATEWAY = [
+  '--set',
+  'idempotencyProxy.image.repository=x/y',
   '--set',
   'idempotencyProxy.upstream.url=http://x',
   '--set',
@@ -440,6 +512,14 @@ const GATEWAY = [
 const P = 'idempotencyProxy'
 const REFUSED: readonly (readonly [Chart, string, ...string[]])[] = [
   ['idempotency-proxy', 'Set idempotencyProxy.upstream.url', `${P}.upstream.url=`],
+  ['idempotency-proxy', 'no image is published yet', `${P}.image.repository=`],
+  ['examples/payments', 'docker push REGISTRY/idempotency-proxy:0.1.0', `${P}.image.repository=`],
+  ['examples/payments', 'Set idempotencyProxy.upstream.port', `${P}.upstream.port=0`],
+  ['examples/payments', 'port and idempotencyProxy.upstream.port are both 8080', `${P}.upstream.port=8080`],
+  ['idempotency-proxy', 'are both 9000', `${P}.port=9000`, `${P}.opsPort=9000`],
+  ['idempotency-proxy', 'use idempotencyProxy.service', `${P}.config.service=x`],
+  ['idempotency-proxy', 'service', `${P}.service=a/b`],
+  ['idempotency-proxy', 'topologySpreadConstraints', 'topologySpreadConstraints=always'],
   ['idempotency-proxy', 'Set idempotencyProxy.store.url', `${P}.store.url=`],
   ['idempotency-proxy', 'not both', `${P}.store.existingSecret.name=x`],
   ['idempotency-proxy', 'has credentials', `${P}.store.url=redis://u:p@r:6379`],
@@ -502,6 +582,12 @@ const REFUSED: readonly (readonly [Chart, string, ...string[]])[] = [
     'replicaCount=1',
   ],
   ['examples/payments', 'hook', `${P}.drain.hook=later`],
+  [
+    'idempotency-proxy-observability',
+    'there is no such alert. There are Idempotency',
+    'prometheusRule.alerts.Absent.enabled=false',
+  ],
+  ['idempotency-proxy-observability', 'levl', 'prometheusRule.alerts.IdempotencyAbsent.levl=x'],
   ['idempotency-proxy-observability', 'dashbords', 'dashbords.enabled=false'],
 ]
 
@@ -520,6 +606,14 @@ void t.test(
       }
   },
 )
+
+void t.test('an install without any value is told first how to come by an image', async (t) => {
+  for (const { name, charts: own } of helms) {
+    const { ok, err } = own.run('template', 'shop', own.path('idempotency-proxy'))
+    t.notOk(ok, name)
+    t.match(err, /Set idempotencyProxy\.image\.repository: no image is published yet/)
+  }
+})
 
 void t.test('a dependency without its alias is told so', async (t) => {
   using own = new Charts(tools.helm['Helm 4'])
@@ -564,7 +658,7 @@ void t.test('NOTES say which wiring is missing, and no longer once it is there',
 
 /** What the library makes of the values that the Kustomize component and the admission policy stand for. */
 function fromLibrary() {
-  const sets = [`${P}.store.url=`, `${P}.store.existingSecret.name=idempotency-proxy`]
+  const sets = [`${P}.service=orders`, `${P}.store.url=`, `${P}.store.existingSecret.name=idempotency-proxy`]
   return proxyIn(charts.render('examples/payments', ...sets.flatMap((set) => ['--set', set])))
 }
 
@@ -581,6 +675,7 @@ void t.test('the Kustomize component puts the same sidecar into a chart that nob
   t.equal(pod.volumes.length, 2)
   t.equal(orders.find(({ kind }) => kind === 'Service')?.['spec'].ports[0].targetPort, 8080)
   const config = configurationIn(t, objects) as Config
+  t.equal(config.service, 'shop.orders')
   t.same(config.ops.listen, { host: '0.0.0.0', port: 9901 })
   t.same(config.drain, { delay: 3000, timeout: 35_000 })
   const worker = objects.find(({ metadata }) => metadata.name === 'orders-worker')
@@ -609,14 +704,25 @@ void t.test('the admission policy makes the same sidecar', async (t) => {
   }
   const pod = admitted(map as Manifest, bare)
   const [container] = pod['spec'].initContainers
-  t.match(container, { ...wanted, env: [wanted.env[0], { name: 'APP_PORT', value: '3000' }] })
+  const unset = (name: string, annotation: string) => ({ name, value: `set the annotation ${annotation}` })
+  t.match(container, {
+    ...wanted,
+    image: 'registry.example.com/idempotency-proxy:0.1.0',
+    env: [
+      wanted.env[0],
+      unset('APP_PORT', 'idempotency-proxy/app-port'),
+      unset('SERVICE', 'idempotency-proxy/service'),
+    ],
+  })
   t.equal(pod['spec'].terminationGracePeriodSeconds, shop.terminationGracePeriodSeconds)
   t.same(pod['spec'].containers[0].lifecycle, shop.containers[0].lifecycle)
   t.equal(typeErrors(tools, [['admitted', pod]]), '')
   t.same(admitted(map as Manifest, pod), pod, 'once')
 
   const busy = structuredClone(bare) as unknown as Manifest
-  Object.assign(busy.metadata, { annotations: { 'idempotency-proxy/app-port': '8000' } })
+  Object.assign(busy.metadata, {
+    annotations: { 'idempotency-proxy/app-port': '8000', 'idempotency-proxy/service': 'orders' },
+  })
   Object.assign(busy['spec'], {
     terminationGracePeriodSeconds: 600,
     volumes: [{ name: 'v', emptyDir: {} }],
@@ -631,18 +737,9 @@ void t.test('the admission policy makes the same sidecar', async (t) => {
     ['i', 'idempotency-proxy'],
   )
   t.equal(after['spec'].volumes.length, 2)
-  t.match(after['spec'].initContainers[1].env[1], { value: '8000' })
+  t.match(after['spec'].initContainers[1].env.slice(1), [{ value: '8000' }, { value: 'orders' }])
 })
 
 function policy(): Manifest[] {
   return manifests(readFileSync(join(HELM_FOLDER, 'mutating-admission-policy/policy.yaml'), 'utf8'))
 }
-
-void t.test('four lines: what the example chart includes beside its own', async (t) => {
-  const lines = ['deployment', 'idempotency-proxy'].flatMap((file) =>
-    readFileSync(join(HELM_FOLDER, `examples/payments/templates/${file}.yaml`), 'utf8').split('\n'),
-  )
-  const included = lines.flatMap((line) => /include "idempotency-proxy\.(\w+)"/.exec(line)?.[1] ?? [])
-  // The container alone is for `mode: plain`, which the example can do besides.
-  t.same(included.toSorted(), ['appLifecycle', 'configMap', 'container', 'pod', 'podAnnotations'])
-})

@@ -3,9 +3,10 @@ import { once } from 'node:events'
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:http'
 import { tmpdir } from 'node:os'
-import { delimiter, join } from 'node:path'
+import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import tap from 'tap'
+import { OLD_NODE } from '../support/old-node.ts'
 
 const root = join(import.meta.dirname, '../..')
 const place = mkdtempSync(join(tmpdir(), 'idempotency-pack-'))
@@ -132,26 +133,16 @@ void tap.test(
   },
 )
 
-const old = findOldNode()
 void tap.test(
   'an older Node gets one sentence, not a stack',
-  { skip: old === null && 'none on the PATH' },
+  { skip: OLD_NODE === null && 'none on the PATH' },
   (t) => {
-    const { status, stderr } = run(user, String(old), [
+    const { status, stderr } = run(user, String(OLD_NODE), [
       'node_modules/idempotency-proxy/dist/cli.js',
       '--help',
     ])
     t.equal(status, 2)
-    t.match(stderr, /^idempotency-proxy needs Node 24\.13 or newer; this is v\d+\.\S+\.?\n$/)
+    t.match(stderr, /^idempotency-proxy needs Node 24\.13 or later; this is v\d+\.\d+\.\d+\.\n$/)
     t.end()
   },
 )
-
-function findOldNode(): string | null {
-  for (const directory of (process.env.PATH ?? '').split(delimiter)) {
-    const node = join(directory, 'node')
-    const { status, stdout } = spawnSync(node, ['--version'], { encoding: 'utf8' })
-    if (status === 0 && Number(/^v(\d+)/.exec(stdout)?.[1]) < 24) return node
-  }
-  return null
-}

@@ -1,13 +1,26 @@
 import type { Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import type { ReconcilePolicy } from '../../src/core/reconcile.ts'
+import type { Proof } from '../../src/core/proof.ts'
+import type { ReconcilePolicy } from '../../src/core/reconcile/answer.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Unknown } from '../../src/core/record.ts'
+import { StoreClock } from '../../src/core/store-clock.ts'
 import type { ReconcileObserver } from '../../src/reconcile/ports.ts'
 import { Sweeper } from '../../src/reconcile/sweeper.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
-import { Bytes, Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store } from '../guard/harness.ts'
+import {
+  Bytes,
+  Gate,
+  LEASE,
+  MINUTE,
+  type Replica,
+  replica,
+  route,
+  SECOND,
+  Store,
+  UPSTREAM,
+} from '../guard/harness.ts'
 
 export const QUESTION_TIMEOUT = 10 * SECOND
 export const AFTER = MINUTE
@@ -49,6 +62,11 @@ export class Worker {
   readonly woken: RecordId[] = []
   isOwn: (id: RecordId) => boolean = () => false
   random = 0
+  readonly clock = new StoreClock()
+  /** As the store's clock runs, unless a test has that step. */
+  monotonic = (): number => this.store.now
+  /** What trying the question shows. */
+  proof: Proof = { kind: 'untested' }
 
   constructor(store: Store, policies: readonly RoutePolicy[], by: unknown = null) {
     this.store = store
@@ -62,15 +80,21 @@ export class Worker {
       expiring: (_route, _id, dropAt) => say('expiring')(dropAt),
       trouble: say('trouble'),
     }
+    // It has been there all the time.
+    this.clock.saw(0, 0, 0)
     this.sweeper = new Sweeper({
       records: new Records(store.wire(by ?? this)),
       forward: (request) => this.#answer(request),
+      upstream: UPSTREAM,
       questionTimeout: QUESTION_TIMEOUT,
       policyOf: (name) => policies.find((policy) => policy.name === name) ?? null,
       isOwn: (id) => this.isOwn(id),
+      prove: async () => this.proof,
       tell: (id) => void this.woken.push(id),
       observer,
       random: () => this.random,
+      clock: this.clock,
+      monotonic: () => this.monotonic(),
     })
   }
 

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { newReconciliation, type Unknown } from '../../src/core/record.ts'
-import { resolvedDraft } from '../../src/core/resolve.ts'
+import { resolvedDraft } from '../../src/core/resolution.ts'
 import { outcomeSpans } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import {
@@ -202,6 +202,34 @@ void t.test('O03 not found twice in a row, not before `after`: exactly one retry
   t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
 })
 
+void t.test('O03 "not found" frees nothing where the question was tried and found nothing', async (t) => {
+  const store = new Store()
+  const policy = asking({ after: 1 })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  const twice = async (): Promise<void> => {
+    for (let n = 0; n < 2; n++) {
+      store.now = (await unknownIn(store)).nextLookAt
+      one.script.push(one.says(404, {}))
+      await one.round()
+    }
+  }
+  for (const [proof, answer] of [
+    [{ kind: 'refuted' }, /no more is a request that was completed/],
+    [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
+  ] as const) {
+    one.proof = proof
+    await twice()
+    t.match(await stored(store), { state: 'unknown', reconciliation: { notFound: 0, answer } })
+    await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
+  }
+  one.proof = { kind: 'proven' }
+  await twice()
+  t.equal((await stored(store)).state, 'failed_retryable')
+  t.same(one.results, ['scheduled', 'pending', 'failed', 'pending', 'failed', 'pending', 'retryable'])
+})
+
 void t.test('O03 the owner’s late proof before that claim wins', async (t) => {
   const policy = asking({ after: 1 })
   const { store, owner, late, first, one } = await silentOwner(t, policy)
@@ -250,7 +278,7 @@ void t.test('who is faster than the answer stands: the owner, an operator, anoth
       const draft = encodeDraft(resolvedDraft(record, resolution))
       const { version } = record
       await store.inner.swap(owner.id, { version }, draft, outcomeSpans(resolution, policy), false)
-      if (who === 'next attempt') t.equal((await owner.get({ route: policy })).status, 201)
+      if (who === 'next attempt') t.equal((await replica(t, { store }).get({ route: policy })).status, 201)
     }
     const before = await store.dump()
     gate.open()
@@ -366,6 +394,21 @@ void t.test('the key was not kept: a person has to decide', async (t) => {
   t.match(await stored(store), {
     reconciliation: { asked: 0, deadLettered: true, answer: /key was not kept/ },
   })
+})
+
+void t.test('the id of an event is not kept: without its source it names nothing', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  const policy = asking()
+  const events = { ...policy, key: { ...policy.key, from: [{ kind: 'json', pointer: '/id' } as const] } }
+  owner.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+  await owner.get({
+    key: null,
+    route: events,
+    body: '{"id":"key-0123456789abcdef","source":"/a"}',
+    headers: ['Content-Type', 'application/cloudevents+json'],
+  })
+  t.match(await stored(store), { state: 'unknown', key: null })
 })
 
 void t.test('{record} needs no key, and none is kept', async (t) => {
@@ -761,7 +804,7 @@ void t.test('it sweeps by itself, outlasts the store’s outages, and stops', as
   await one.sweeper.sweep()
   one.sweeper.start()
   await one.sweeper.stop()
-  t.equal(store.calls, calls + 1, 'nothing is begun any more')
+  t.equal(store.calls, calls + 2, 'the clock and the index are looked at, and nothing is begun any more')
 })
 
 void t.test('more than one look at the index takes is looked at soon', async (t) => {

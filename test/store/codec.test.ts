@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { type Draft, type Fingerprint, NOT_KEPT } from '../../src/core/record.ts'
+import { type Fingerprint, NOT_KEPT, type RecordDraft } from '../../src/core/record.ts'
 import {
   decodeRecord,
   encodeDraft,
@@ -70,9 +70,18 @@ const common = record({
   attempts: u16,
   lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
 })
-const sent = fc.oneof(fc.constant({}), record({ keySent: text }))
+const told = fc.constantFrom(
+  {},
+  { told: ['key'] as const },
+  { told: ['record'] as const },
+  { told: ['key', 'record'] as const },
+  { told: ['key'] as const, toldTo: 'abcdefgh' },
+)
+const sent = fc
+  .tuple(fc.oneof(fc.constant({}), record({ keySent: text })), told)
+  .map(([a, b]) => ({ ...a, ...b }))
 const traced = fc.oneof(record({}), record({ span: text }))
-const drafts: fc.Arbitrary<Draft> = fc
+const drafts: fc.Arbitrary<RecordDraft> = fc
   .tuple(common, sent, traced, variant)
   .map(([a, b, c, d]) => ({ ...a, ...b, ...c, ...d }))
 

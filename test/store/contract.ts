@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import fc from 'fast-check'
 import type { Test } from 'tap'
-import type { RecordId } from '../../src/core/record.ts'
+import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
 import type { Register } from '../../src/store/register.ts'
 import {
@@ -21,6 +21,8 @@ export interface Harness extends AsyncDisposable {
   readonly register: Register
   /** Another process on the same store, as far as the adapter knows any. */
   readonly peer: Register
+  /** Another service on the same store; null where nobody shares one. */
+  readonly other: Register | null
   /** Whether a watcher is told of what the peer writes. */
   readonly tellsPeers: boolean
   /** Moves the store's clock, for both. */
@@ -57,6 +59,50 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const given = { fence: 1_700_000_000_007, createdAt: 1_700_000_000_001 }
     const put = await register.put(newId(), bytesOf('completed', newToken(), given), SPANS)
     t.match(put, { done: true, stamp: { version: put.now, ...given } })
+  })
+
+  void test('V01 two services share nothing, not even under one id', async (t, harness) => {
+    const { register, other } = harness
+    if (other === null) return
+    const id = newId()
+    const [mine, theirs] = [newToken(), newToken()]
+    let told = 0
+    const stop = await register.watch(id, () => void told++)
+    const claimed = await register.put(id, bytesOf('in_progress', mine), SPANS)
+    t.ok(claimed.done)
+    t.ok(await register.note(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'mine' }]))
+    const before = (await register.get(id)).bytes as Buffer
+    const version = readStamps(before).version
+
+    t.equal((await other.get(id)).bytes, null)
+    t.match(await other.swap(id, { version }, bytesOf('unknown', theirs), SPANS, false), { bytes: null })
+    t.match(
+      await other.swap(id, { token: mine, states: ['in_progress'] }, bytesOf('unknown', mine), SPANS, false),
+      { done: false, bytes: null },
+    )
+    t.same(await other.renew([{ id, token: mine, ...SPANS }]), [false])
+    t.equal(await other.remove(id, version), false)
+    t.equal(await other.note(id, [{ tag: 'b', count: 1, firstAgo: 0, lastAgo: 0, text: 'theirs' }]), false)
+    t.same(await other.notes(id), [])
+    for (const which of ['all', 'unresolved'] as const) t.same((await other.list(which, null, 10)).ids, [])
+    harness.advance(SPANS.dueIn + MINUTE)
+    t.same(await other.due(10), [], 'nobody else looks after it')
+    t.same(await register.due(10), [id])
+    t.same((await register.get(id)).bytes, before)
+
+    t.ok((await other.put(id, bytesOf('completed', theirs), SPANS)).done, 'the same id is free there')
+    t.ok(await other.remove(id, readStamps((await other.get(id)).bytes as Buffer).version))
+    t.same((await register.get(id)).bytes, before)
+    t.equal((await register.notes(id)).length, 1)
+    t.equal(told, 0, 'nor is anybody told of what another service wrote')
+    stop()
+
+    const once = { count: 1, per: HOUR }
+    t.equal(await register.throttle(id, once, 1), 0)
+    t.equal(await other.throttle(id, once, 1), 0, 'each has a rate of its own')
+    t.ok((await register.throttle(id, once, 1)) > 0)
+    t.equal(await other.throttle(id, once, -1), 0)
+    t.ok((await register.throttle(id, once, 1)) > 0)
   })
 
   void test('put gives back what is there, and changes nothing', async (t, { register, advance }) => {
@@ -147,6 +193,23 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.match(next, { done: true, stamp: { version: put.now + 2, fence: put.now + 1, createdAt: put.now } })
   })
 
+  void test('§2 a swap never takes the fence back below that of its attempt', async (t, { register }) => {
+    const id = newId()
+    const { now } = await register.put(id, bytesOf('failed_retryable', newToken()), SPANS)
+    const written = [
+      { fence: now + 7, next: false, stands: now + 7 },
+      { fence: now + 2, next: false, stands: now + 7 },
+      { fence: now + 8, next: true, stands: now + 8 },
+      { fence: 0, next: true, stands: now + 9 },
+    ]
+    for (const [n, { fence, next, stands }] of written.entries()) {
+      const bytes = bytesOf('in_progress', newToken(), { fence })
+      const reply = await register.swap(id, { version: now + n }, bytes, SPANS, next)
+      t.match(reply, { done: true, stamp: { fence: stands } })
+      t.equal(readStamps((await register.get(id)).bytes as Buffer).fence, stands)
+    }
+  })
+
   void test('swap on another version gives back what is there, and changes nothing', async (t, {
     register,
   }) => {
@@ -222,6 +285,76 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.ok(due > now && due <= now + MINUTE)
     advance(2 * MINUTE)
     t.equal((await register.get(id)).bytes, null)
+  })
+
+  void test('V08 a renewal revives what is unknown by its owner’s silence alone', async (t, {
+    register,
+    advance,
+  }) => {
+    const asked = { ...newReconciliation(1), asked: 20, notFound: 1, answer: 'not found' }
+    for (const deadLettered of [false, true]) {
+      const id = newId()
+      const token = newToken()
+      const silent = { leaseExpired: true, reconciliation: { ...asked, deadLettered }, key: 'k', attempts: 3 }
+      const { now: version } = await register.put(id, bytesOf('unknown', token, silent), SPANS)
+      t.same(await register.renew([{ id, token: newToken(), dueIn: HOUR, dropIn: HOUR }]), [false])
+      advance(2 * HOUR)
+      t.same(await register.due(10), [id])
+      t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: 48 * HOUR }]), [true])
+      const { now, bytes } = await register.get(id)
+      const record = decodeRecord(bytes as Buffer)
+      t.match(record, { state: 'in_progress', version: version + 1, fence: version, attempts: 3, key: 'k' })
+      t.ok(record.state === 'in_progress' && record.leaseUntil > now && record.leaseUntil <= now + HOUR)
+      t.ok(record.dropAt > now + 47 * HOUR)
+      t.same(await register.due(10), [], 'the index knows it')
+      t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true])
+      t.match(
+        await register.swap(
+          id,
+          { token, states: ['in_progress'] },
+          bytesOf('completed', token),
+          SPANS,
+          false,
+        ),
+        { done: true },
+      )
+    }
+  })
+
+  void test('V08 a renewal revives nothing else', async (t, { register, peer }) => {
+    const token = newToken()
+    const uncertain = { leaseExpired: false, status: 502 }
+    const others = [
+      bytesOf('unknown', token, uncertain),
+      bytesOf('completed', token),
+      bytesOf('failed_retryable', token),
+      bytesOf('expired', token),
+      bytesOf('unknown', newToken(), { leaseExpired: true }),
+      bytesOf('unknown', token, { leaseExpired: true }).subarray(0, PREFIX.end),
+    ]
+    for (const bytes of others) {
+      const id = newId()
+      await register.put(id, Buffer.concat([bytes]), SPANS)
+      const { bytes: before } = await register.get(id)
+      t.same(await peer.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [false])
+      t.ok((await register.get(id)).bytes?.equals(before as Buffer))
+    }
+  })
+
+  void test('V08 renewals, and a reconciler that writes what it learned: one of the two stands', async (t, {
+    register,
+    peer,
+  }) => {
+    for (let n = 0; n < 10; n++) {
+      const id = newId()
+      const token = newToken()
+      const put = await register.put(id, bytesOf('unknown', token, { leaseExpired: true }), SPANS)
+      const [[renewed], resolved] = await Promise.all([
+        register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]),
+        peer.swap(id, { version: put.now }, bytesOf('failed_retryable', token), SPANS, false),
+      ])
+      t.not(renewed, resolved.done)
+    }
   })
 
   void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, {
@@ -460,6 +593,34 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     for (const id of ids) if (!seen.has(id)) t.fail(`${id} was missed`)
     t.ok(pages > 5, `${pages} pages`)
     await t.rejects(register.list('all', 'no cursor', 10), RangeError)
+  })
+
+  void test('list: the records whose ids begin alike, and no others', async (t, { register, peer }) => {
+    // The neighbours in every order of bytes, and the last one of all.
+    const wanted = ['ab-_ab-_', 'ab-_ab-_zzz', 'ab-_ab-_---'].map(
+      (start) => start.padEnd(43, '_') as RecordId,
+    )
+    const others = ['ab-_ab-', 'ab-_ab-Z', 'ab-_ab-a', 'ab-_AB-_', 'bb-_ab-_', 'zzzzzzzz'].map(
+      (start) => start.padEnd(43, 'z') as RecordId,
+    )
+    for (const id of [...others, ...wanted]) await register.put(id, bytesOf('completed', newToken()), SPANS)
+    const found = async (beginning: string, limit = 10): Promise<string[]> => {
+      const ids = new Set<string>()
+      let cursor: string | null = null
+      do {
+        const page = await peer.list({ beginning }, cursor, limit)
+        for (const id of page.ids) ids.add(id)
+        cursor = page.next
+      } while (cursor !== null)
+      return [...ids].toSorted()
+    }
+    t.strictSame(await found('ab-_ab-_'), wanted.toSorted())
+    t.strictSame(await found('ab-_ab-_', 1), wanted.toSorted(), 'a page at a time')
+    t.strictSame(await found('ab-_ab-_zz'), [wanted[1]])
+    t.strictSame(await found(wanted[2] as string), [wanted[2]], 'a whole id')
+    t.strictSame(await found('zzzzzzzz'), [others[5]])
+    t.strictSame(await found('ab-_ab-_0'), [])
+    await t.rejects(register.list({ beginning: 'ab-_ab-_' }, 'no cursor', 10), RangeError)
   })
 
   void test('list: an empty store, and a record that is gone', async (t, { register, advance }) => {

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { CompletedResponse, Draft, Fingerprint, RecordId, Spans } from '../../src/core/record.ts'
+import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 
 export const MINUTE = 60_000
@@ -43,10 +43,10 @@ const OPERATION = {
   key: null,
 }
 
-type State = Draft extends infer D ? (D extends { state: infer S } ? S : never) : never
+type State = RecordDraft extends infer D ? (D extends { state: infer S } ? S : never) : never
 
 /** A draft of an attempt in `state`. */
-export function draft(state: State, token: Buffer, over: Partial<Draft> = {}): Draft {
+export function draft(state: State, token: Buffer, over: Partial<RecordDraft> = {}): RecordDraft {
   const variant = {
     in_progress: {},
     completed: { result: response() },
@@ -64,10 +64,10 @@ export function draft(state: State, token: Buffer, over: Partial<Draft> = {}): D
     ...variant,
     ...over,
     state,
-  } as Draft
+  } as RecordDraft
 }
 
-export function bytesOf(state: State, token: Buffer, over: Partial<Draft> = {}): Buffer {
+export function bytesOf(state: State, token: Buffer, over: Partial<RecordDraft> = {}): Buffer {
   return encodeDraft(draft(state, token, over))
 }
 

@@ -2,7 +2,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
-import { SMALL_RECORD } from '../../src/store/stamping.ts'
+import { SMALL_RECORD } from '../../src/store/stamps.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, newId, newToken, response, SPANS } from './fixtures.ts'
 
@@ -12,6 +12,7 @@ registerContract(t, 'memory', async () => {
   return {
     register,
     peer: register,
+    other: null,
     tellsPeers: true,
     advance: (ms) => void (now += ms),
     [Symbol.asyncDispose]: () => register.close(),

@@ -32,6 +32,7 @@ function memory(): Harness {
   return {
     register,
     peer: register,
+    other: null,
     tellsPeers: true,
     advance: (ms) => void (now += ms),
     [Symbol.asyncDispose]: () => register.close(),
@@ -43,12 +44,18 @@ const onEvent = () => {}
 
 void t.test('sqlite: generated sequences end as the contract says', async (t) => {
   using dir = tempDir()
-  const register = await SqliteRegister.open({ path: join(dir.path, 'r.db'), timeoutMs: 10_000, onEvent })
+  const register = await SqliteRegister.open({
+    path: join(dir.path, 'r.db'),
+    service: 'pay',
+    timeoutMs: 10_000,
+    onEvent,
+  })
   let skew = 0
   const advance = (ms: number) => void (register.skew = skew += ms)
   await using harness = {
     register,
     peer: register,
+    other: null,
     tellsPeers: true,
     advance,
     [Symbol.asyncDispose]: () => register.close(),
@@ -63,11 +70,18 @@ void t.test('sqlite: generated sequences end as the contract says', async (t) =>
 void t.test('redis: generated sequences end as the contract says', async (t) => {
   await using server = await RedisServer.start()
   let skew = 0
-  const register = await RedisRegister.open({ url: server.url, timeoutMs: 10_000, onEvent, skew: () => skew })
+  const register = await RedisRegister.open({
+    url: server.url,
+    service: 'pay',
+    timeoutMs: 10_000,
+    onEvent,
+    skew: () => skew,
+  })
   const advance = (ms: number) => void (skew += ms)
   await using harness = {
     register,
     peer: register,
+    other: null,
     tellsPeers: true,
     advance,
     [Symbol.asyncDispose]: () => register.close(),

@@ -5,7 +5,10 @@ import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir } from './fixtures.ts'
 
 const hooks: StoreHooks = { onEvent: () => {}, onBreaker: () => {} }
-const config = (url: string) => ({ url, timeout: 5000, secret: null, spool: null, acceptRisk: false })
+const config = (url: string) => ({
+  service: 'pay',
+  store: { url, timeout: 5000, secret: null, spool: null, acceptRisk: false },
+})
 
 void t.test('each scheme opens its store', async (t) => {
   using dir = tempDir()

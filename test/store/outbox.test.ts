@@ -1,16 +1,19 @@
 import { randomBytes } from 'node:crypto'
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
+import type { PendingOutcome } from '../../src/core/pending-outcome.ts'
 import type { OutcomeDraft } from '../../src/core/settle.ts'
-import type { Unsettled } from '../../src/core/unsettled.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { Outbox } from '../../src/store/outbox.ts'
 import { Spool } from '../../src/store/spool.ts'
+import { SERVICE } from '../support/service.ts'
 import { draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 const MiB = 1024 ** 2
+/** How an entry of this service begins. */
+const BEGIN = Buffer.from(`\x02\x04${SERVICE}`)
 
 function folder(t: Test): string {
   const path = mkdtempSync(join(tmpdir(), 'outbox-'))
@@ -20,9 +23,9 @@ function folder(t: Test): string {
 
 function outcome(
   state: OutcomeDraft['state'],
-  over: Partial<Unsettled> = {},
+  over: Partial<PendingOutcome> = {},
   of: Partial<OutcomeDraft> = {},
-): Unsettled {
+): PendingOutcome {
   return {
     id: newId(),
     draft: draft(state, newToken(), { fence: 1_795_000_000_000, attempts: 3, ...of }) as OutcomeDraft,
@@ -36,9 +39,10 @@ function outcome(
   }
 }
 
-async function reopened(t: Test, directory: string): Promise<{ left: Unsettled[]; said: string[] }> {
+async function reopened(t: Test, directory: string): Promise<{ left: PendingOutcome[]; said: string[] }> {
   const said: string[] = []
   const { outbox, left } = await Outbox.open({
+    service: SERVICE,
     directory,
     maxBytes: MiB,
     say: (message) => void said.push(message),
@@ -65,7 +69,7 @@ void t.test('every outcome comes back as it was, with all that writing it needs'
     outcome('unknown', { claimed: true }, { lastError: 'reset', status: 502 }),
     outcome('unknown', { spans: { dueIn: 1, dropIn: 2 } }),
   ]
-  const { outbox } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
   const kept = all.map((one) => outbox.keep(one))
   for (const { done } of kept) t.equal(await done, 'kept')
   await outbox.close()
@@ -74,7 +78,7 @@ void t.test('every outcome comes back as it was, with all that writing it needs'
 
 void t.test('what is dropped does not come back, nor what is older than its record', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
   const [dropped, lapsed, left] = [
     outcome('completed'),
     outcome('completed', { usefulFor: 0 }),
@@ -95,11 +99,13 @@ void t.test('an entry that this version cannot read is told of and left where it
   const directory = folder(t)
   const unreadable = [
     Buffer.alloc(0),
+    Buffer.from([3]),
     Buffer.from([2]),
-    Buffer.concat([Buffer.from([1, 0]), randomBytes(20)]),
-    Buffer.concat([Buffer.from([1, 0]), Buffer.alloc(62), Buffer.from('no record')]),
+    Buffer.from([2, 200, 0x74]),
+    Buffer.concat([BEGIN, randomBytes(20)]),
+    Buffer.concat([BEGIN, Buffer.alloc(63), Buffer.from('no record')]),
     ...(['in_progress', 'expired'] as const).map((state) =>
-      Buffer.concat([Buffer.from([1, 0]), Buffer.alloc(62), encodeDraft(draft(state, newToken()))]),
+      Buffer.concat([BEGIN, Buffer.alloc(63), encodeDraft(draft(state, newToken()))]),
     ),
   ]
   const { spool } = await Spool.open({ directory, maxBytes: MiB, say: () => t.fail() })
@@ -113,9 +119,74 @@ void t.test('an entry that this version cannot read is told of and left where it
   t.equal(readdirSync(directory).length, 2)
 })
 
+void t.test('V01 outcomes of another service are told of once, stay on disk, and wait for it', async (t) => {
+  const directory = folder(t)
+  const say = (message: string, detail: object): void => void said.push([message, detail])
+  let said: [string, object][] = []
+  const open = (service: string, maxBytes = MiB) => Outbox.open({ service, directory, maxBytes, say })
+  const theirs = [outcome('completed'), outcome('unknown', { usefulFor: 60_000 })]
+  for (const [service, all] of [
+    ['orders', theirs],
+    ['__proto__', [outcome('failed_retryable')]],
+  ] as const) {
+    const { outbox } = await open(service)
+    for (const one of all) t.equal(await outbox.keep(one).done, 'kept')
+    await outbox.close()
+  }
+  // As the version before wrote them.
+  const { spool } = await Spool.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  t.equal(await spool.append(Buffer.concat([Buffer.from([1, 0]), randomBytes(300)])).done, 'kept')
+  await spool.close()
+  const files = (): [string, string][] =>
+    readdirSync(directory)
+      .filter((name) => name.startsWith('spool-'))
+      .map((name) => [name, readFileSync(join(directory, name), 'hex')])
+  const before = files()
+  const bytes = before.reduce((sum, [, hex]) => sum + hex.length / 2, 0)
+
+  said = []
+  const { outbox, left } = await open(SERVICE, bytes + 10_000)
+  t.strictSame(left, [])
+  t.match(said, [
+    [
+      /not of this service.*never written here: start a proxy of their service/,
+      { service: SERVICE, withoutService: 1, bytes, room: 10_000 },
+    ],
+  ])
+  t.equal(said.length, 1)
+  const [, detail] = said[0] as [string, { services: object }]
+  t.strictSame(Object.entries(detail.services), [
+    ['orders', 2],
+    ['__proto__', 1],
+  ])
+
+  // What this service keeps and drops in many segments takes nothing of theirs away, and leaves nothing.
+  for (let n = 0; n < 50; n++) {
+    const kept = [0, 1].map(() => outbox.keep(outcome('completed')))
+    for (const { done } of kept) t.equal(await done, 'kept')
+    for (const one of kept) one.drop()
+  }
+  t.match(
+    await outbox.keep(outcome('completed', {}, { result: response(randomBytes(10_000)) })).done,
+    { message: /^the spool is full/ },
+    'they take their part of the room',
+  )
+  await outbox.close()
+  t.strictSame(files(), before)
+
+  const found = await open('orders')
+  t.strictSame(
+    found.left.map(({ unsettled }) => ({ ...unsettled, usefulFor: 60_000 })),
+    theirs,
+  )
+  for (const { kept } of found.left) kept.drop()
+  await found.outbox.close()
+  t.strictSame(files(), before.slice(1))
+})
+
 void t.test('a bug is no damage', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
   await outbox.keep(outcome('completed')).done
   await outbox.close()
   const { now } = Date
@@ -124,6 +195,8 @@ void t.test('a bug is no damage', async (t) => {
       throw new Error('no clock')
     },
   })
-  await t.rejects(Outbox.open({ directory, maxBytes: MiB, say: () => t.fail() }), { message: 'no clock' })
+  await t.rejects(Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }), {
+    message: 'no clock',
+  })
   t.intercept(Date, 'now', { value: now })
 })

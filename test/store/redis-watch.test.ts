@@ -3,9 +3,11 @@ import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import { RedisRegister } from '../../src/store/redis.ts'
-import { bucketKey, channelOf, recordKey } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+
+const KEYS = new RedisKeys('pay')
 
 const FAST: Millis = 300
 const PATIENT: Millis = 10_000
@@ -13,7 +15,7 @@ const PATIENT: Millis = 10_000
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await RedisRegister.open({ url, timeoutMs, onEvent })
+  const register = await RedisRegister.open({ url, service: 'pay', timeoutMs, onEvent })
   t.teardown(() => register.close())
   return { register, events }
 }
@@ -58,10 +60,10 @@ void t.test('one connection for all watchers, from the first on; one subscriptio
   const [a, b] = [newId(), newId()]
   const watchers = await Promise.all([a, a, a, b].map((id) => watch(register, id)))
   t.equal(await connections(server), 2)
-  t.same(await channels(server), [channelOf(a), channelOf(b)].toSorted())
+  t.same(await channels(server), [KEYS.channel(a), KEYS.channel(b)].toSorted())
   for (const { stop } of watchers.slice(1)) stop()
   await until(async () => (await channels(server)).length === 1)
-  t.same(await channels(server), [channelOf(a)])
+  t.same(await channels(server), [KEYS.channel(a)])
   watchers[0]?.stop()
   await until(async () => (await channels(server)).length === 0)
   const again = await watch(register, a)
@@ -86,15 +88,15 @@ void t.test('a record that is watched again while its last watcher leaves stays 
   }
   await end(register, id)
   await until(() => last.told === 1)
-  t.same(await channels(server), [channelOf(id)])
+  t.same(await channels(server), [KEYS.channel(id)])
 })
 
 void t.test(
   'the channel is that of the layout, in the slot of the record, whatever the database',
   async (t) => {
     const id = Buffer.alloc(32, 0xaf).toString('base64url') as RecordId
-    t.equal(channelOf(id), `idempotency:{af}:c:${id}`)
-    t.equal(bucketKey(id), `idempotency:{af}:n:${id}`)
+    t.equal(KEYS.channel(id), `idempotency:pay:{af}:c:${id}`)
+    t.equal(KEYS.bucket(id), `idempotency:pay:{af}:n:${id}`)
     await using server = await RedisServer.start()
     const [one, two] = [await open(t, `${server.url}/3`), await open(t, `${server.url}/3`)]
     const watcher = await watch(one.register, id)
@@ -152,7 +154,7 @@ void t.test('a watch while there is no server throws nothing, and works when the
   await end(register, id)
   await until(() => watcher.told === 2)
   t.equal(other.told, 0)
-  t.same(await channels(server), [channelOf(id)])
+  t.same(await channels(server), [KEYS.channel(id)])
 })
 
 for (const connected of [false, true])
@@ -203,7 +205,16 @@ void t.test(
   'a user without a right to channels: writes are done, watches are silent, it is told once',
   async (t) => {
     await using server = await RedisServer.start()
-    await server.command('ACL', 'SETUSER', 'app', 'on', '>secret', '~idempotency:*', '+@all', 'resetchannels')
+    await server.command(
+      'ACL',
+      'SETUSER',
+      'app',
+      'on',
+      '>secret',
+      '~idempotency:pay:*',
+      '+@all',
+      'resetchannels',
+    )
     const { register, events } = await open(t, `redis://app:secret@127.0.0.1:${server.port}`)
     const told = () => events.filter((event) => event.includes('channels are refused'))
     const [id, other] = [newId(), newId()]
@@ -224,7 +235,7 @@ void t.test(
     silent.stop()
     t.equal(told().length, 1)
 
-    await server.command('ACL', 'SETUSER', 'app', '+@all', '&idempotency:*')
+    await server.command('ACL', 'SETUSER', 'app', '+@all', '&idempotency:pay:*')
     const third = newId()
     const watcher = await watch(register, third)
     await end(register, third)
@@ -273,22 +284,22 @@ void t.test(
     const [id, short] = [newId(), newId()]
     const rate = { count: 10, per: 10 * HOUR }
     await register.throttle(id, rate, 1)
-    const expires = async () => Number(await server.command('PTTL', bucketKey(id)))
+    const expires = async () => Number(await server.command('PTTL', KEYS.bucket(id)))
     t.ok((await expires()) > 0 && (await expires()) <= HOUR)
     await register.throttle(id, rate, 1)
     t.ok((await expires()) > HOUR && (await expires()) <= 2 * HOUR)
     await register.throttle(id, rate, -1)
     t.ok((await expires()) > 0 && (await expires()) <= HOUR)
     await register.throttle(id, rate, -1)
-    t.equal(await server.command('EXISTS', bucketKey(id)), 0)
+    t.equal(await server.command('EXISTS', KEYS.bucket(id)), 0)
     await register.throttle(short, { count: 2, per: 100 }, 1)
-    await until(async () => (await server.command('EXISTS', bucketKey(short))) === 0)
+    await until(async () => (await server.command('EXISTS', KEYS.bucket(short))) === 0)
     t.equal(await server.command('DBSIZE'), 0)
 
-    await server.command('SET', bucketKey(id), 'of a later release')
+    await server.command('SET', KEYS.bucket(id), 'of a later release')
     t.equal(await register.throttle(id, rate, 1), 0)
     await server.command('CONFIG', 'SET', 'maxmemory', '1')
     await t.rejects(register.throttle(newId(), rate, 1), { name: 'StoreFull' })
-    t.equal(await server.command('EXISTS', recordKey(id)), 0)
+    t.equal(await server.command('EXISTS', KEYS.record(id)), 0)
   },
 )

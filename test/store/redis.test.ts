@@ -1,6 +1,6 @@
 import t from 'tap'
 import { RedisRegister } from '../../src/store/redis.ts'
-import { historyKey, indexKey, recordKey } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
@@ -8,29 +8,32 @@ import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 const server = await RedisServer.start()
 t.teardown(() => server[Symbol.asyncDispose]())
 let skew = 0
-const open = () =>
-  RedisRegister.open({ url: server.url, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
+const KEYS = new RedisKeys('pay')
+const open = (service = 'pay') =>
+  RedisRegister.open({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
 
 registerContract(t, 'redis', async () => {
-  const [register, peer] = await Promise.all([open(), open()])
+  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
   await server.command('FLUSHALL')
   return {
     register,
     peer,
+    other,
     tellsPeers: true,
     advance: (ms) => void (skew += ms),
-    [Symbol.asyncDispose]: async () => void (await Promise.all([register.close(), peer.close()])),
+    [Symbol.asyncDispose]: async () =>
+      void (await Promise.all([register.close(), peer.close(), other.close()])),
   }
 })
 
 void t.test('the keys of one record share a hash tag of the fixed layout', async (t) => {
   const id = Buffer.alloc(32, 0xaf).toString('base64url') as ReturnType<typeof newId>
-  t.equal(recordKey(id), `idempotency:{af}:r:${id}`)
-  t.equal(indexKey(id), 'idempotency:{af}:u')
+  t.equal(KEYS.record(id), `idempotency:pay:{af}:r:${id}`)
+  t.equal(KEYS.index(id), 'idempotency:pay:{af}:u')
   const register = await open()
   t.teardown(() => register.close())
   await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  const ttl = Number(await server.command('PTTL', recordKey(id)))
+  const ttl = Number(await server.command('PTTL', KEYS.record(id)))
   t.ok(ttl > SPANS.dropIn - HOUR && ttl <= SPANS.dropIn, 'the retention is the expiry, not the lease')
   const token = newToken()
   const { now } = await register.put(newId(), bytesOf('in_progress', token), SPANS)
@@ -42,8 +45,8 @@ void t.test('what is not a record of ours is given back by a claim and never ove
   t.teardown(() => register.close())
   for (const foreign of ['x', 'y'.repeat(100)]) {
     const id = newId()
-    await server.command('SET', recordKey(id), foreign)
-    await server.command('ZADD', indexKey(id), 1, id)
+    await server.command('SET', KEYS.record(id), foreign)
+    await server.command('ZADD', KEYS.index(id), 1, id)
     const bytes = bytesOf('in_progress', newToken())
     t.match(await register.put(id, bytes, SPANS), { done: false, bytes: Buffer.from(foreign) })
     t.match(await register.swap(id, { version: 1 }, bytes, SPANS, false), {
@@ -53,8 +56,8 @@ void t.test('what is not a record of ours is given back by a claim and never ove
     t.same((await register.get(id)).bytes, Buffer.from(foreign))
     t.equal(await register.remove(id, 1), false)
     t.same(await register.due(10), [])
-    t.equal(await server.command('GET', recordKey(id)), foreign)
-    t.ok(await server.command('ZSCORE', indexKey(id), id), 'nor taken out of the index')
+    t.equal(await server.command('GET', KEYS.record(id)), foreign)
+    t.ok(await server.command('ZSCORE', KEYS.index(id), id), 'nor taken out of the index')
     await server.command('FLUSHALL')
   }
 })
@@ -65,21 +68,21 @@ void t.test('due forgets members whose record has gone', async (t) => {
   const [gone, there] = [newId(), newId()]
   for (const id of [gone, there])
     await register.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
-  await server.command('DEL', recordKey(gone))
+  await server.command('DEL', KEYS.record(gone))
   t.same(await register.due(10), [there])
-  t.equal(await server.command('ZSCORE', indexKey(gone), gone), null)
+  t.equal(await server.command('ZSCORE', KEYS.index(gone), gone), null)
 })
 
 void t.test('a value of another type is a corrupt record', async (t) => {
   const register = await open()
   t.teardown(() => register.close())
   const id = newId()
-  await server.command('RPUSH', recordKey(id), 'x')
+  await server.command('RPUSH', KEYS.record(id), 'x')
   const bytes = bytesOf('in_progress', newToken())
   await t.rejects(register.put(id, bytes, SPANS), { name: 'CorruptRecord' })
   await t.rejects(register.swap(id, { version: 1 }, bytes, SPANS, false), { name: 'CorruptRecord' })
   await t.rejects(register.get(id), { name: 'CorruptRecord' })
-  t.equal(await server.command('TYPE', recordKey(id)), 'list')
+  t.equal(await server.command('TYPE', KEYS.record(id)), 'list')
 })
 
 void t.test(
@@ -90,7 +93,7 @@ void t.test(
     const id = newId()
     const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
     const expiries = async () =>
-      Promise.all([recordKey(id), historyKey(id)].map((key) => server.command('PEXPIRETIME', key)))
+      Promise.all([KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)))
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     await register.note(id, [note])
     const [first, history] = await expiries()
@@ -107,7 +110,7 @@ void t.test(
     const [second, later] = await expiries()
     t.not(second, first)
     t.equal(later, second)
-    t.equal(historyKey(id).slice(0, 16), recordKey(id).slice(0, 16), 'in the slot of the record')
+    t.equal(KEYS.history(id).slice(0, 20), KEYS.record(id).slice(0, 20), 'in the slot of the record')
   },
 )
 
@@ -117,11 +120,11 @@ void t.test(
     const register = await open()
     t.teardown(() => register.close())
     await server.command('FLUSHALL')
-    await server.command('SET', 'idempotency:{ff}:r:not-an-id', 'x')
+    await server.command('SET', 'idempotency:pay:{ff}:r:not-an-id', 'x')
     await server.command('SET', 'other', 'x')
     t.same(await register.list('all', null, 1000), { ids: [], next: null })
     const ids = Array.from({ length: 25 }, () => newId()).sort()
-    for (const id of ids) await server.command('ZADD', 'idempotency:{00}:u', 1000, id)
+    for (const id of ids) await server.command('ZADD', 'idempotency:pay:{00}:u', 1000, id)
     const seen: string[] = []
     let cursor: string | null = null
     do {

@@ -15,7 +15,7 @@ import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from 
 const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
 
 function open(path: string, over: Partial<SqliteRegisterOptions> = {}): Promise<SqliteRegister> {
-  return SqliteRegister.open({ path, timeoutMs: 10_000, onEvent: () => {}, ...over })
+  return SqliteRegister.open({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
 }
 
 const workers: Worker[] = []
@@ -36,19 +36,25 @@ async function opened(t: Test, over: Partial<SqliteRegisterOptions> = {}) {
 registerContract(t, 'sqlite', async () => {
   const dir = tempDir()
   const path = join(dir.path, 'records.db')
-  const [register, peer] = await Promise.all([open(path), open(path)])
+  const [register, peer, other] = await Promise.all([
+    open(path),
+    open(path),
+    open(path, { service: 'pay.eu' }),
+  ])
   let skew = 0
   return {
     register,
     peer,
+    other,
     tellsPeers: false,
     advance(ms) {
       skew += ms
       register.skew = skew
       peer.skew = skew
+      other.skew = skew
     },
     async [Symbol.asyncDispose]() {
-      await Promise.all([register.close(), peer.close()])
+      await Promise.all([register.close(), peer.close(), other.close()])
       dir[Symbol.dispose]()
     },
   }
@@ -94,7 +100,7 @@ void t.test('two processes on one file: exactly one claims', async (t) => {
 function program(body: string, file: string, uid?: number) {
   const source = `
     import { SqliteRegister } from '${MODULE}'
-    const register = await SqliteRegister.open({ path: ${JSON.stringify(file)}, timeoutMs: 10_000, onEvent() {} })
+    const register = await SqliteRegister.open({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
     ${body}`
   const process_ = spawn(process.execPath, ['--input-type=module', '-e', source], {
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -125,8 +131,23 @@ void t.test('a file of a later release is refused, and left as it is', async (t)
   after.close()
 })
 
+void t.test('a file from before records belonged to a service is refused, and left as it is', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const db = new DatabaseSync(file)
+  db.exec('CREATE TABLE records (id TEXT PRIMARY KEY); PRAGMA user_version = 1')
+  db.close()
+  await t.rejects(open(file), {
+    name: 'StoreUnavailable',
+    message: /records\.db.*before records belonged to a service.*move the file away/,
+  })
+  const after = new DatabaseSync(file)
+  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 2 })
+  after.close()
+})
+
 void t.test('the database of another program is refused, and left as it is', async (t) => {
-  for (const version of [0, 1]) {
+  for (const version of [0, 1, 2]) {
     using dir = tempDir()
     const file = join(dir.path, 'other.db')
     const db = new DatabaseSync(file)
@@ -288,7 +309,7 @@ void t.test('a file of the first release is taken over, and that release can go 
   t.equal(await register.throttle(newId(), { count: 1, per: HOUR }, 1), 0)
   await register.close()
   const after = new DatabaseSync(file, { readOnly: true })
-  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 1 })
+  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 2 })
   after.close()
 })
 

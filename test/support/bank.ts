@@ -35,7 +35,12 @@ export async function bank(t: Test): Promise<Bank> {
       await self.fault(key, response, request)
       return
     }
-    const key = new URL(seen.target, 'http://bank').searchParams.get('key') as string
+    const query = new URL(seen.target, 'http://bank').searchParams
+    const key = (query.get('key') ?? query.get('record')) as string
+    if (key.startsWith('canary-')) {
+      response.writeHead(404).end()
+      return
+    }
     asked.push(key)
     questions.push(seen)
     if (self.trouble(key, response)) return

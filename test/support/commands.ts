@@ -5,6 +5,7 @@ import { dispatch } from '../../src/commands/dispatch.ts'
 import { adminYaml } from './admin.ts'
 import { gate, newKey, send, tempDir } from './e2e.ts'
 import { proxyInProcess, type TestProxy } from './proxy.ts'
+import { serviceLine } from './service.ts'
 import { type UpstreamStub, upstreamStub } from './upstream.ts'
 
 export interface Said {
@@ -14,14 +15,18 @@ export interface Said {
 }
 
 /** A command in this process. `answers`: what the person at the terminal types; without it there is no terminal. */
-export async function command(words: readonly string[], answers?: readonly string[]): Promise<Said> {
+export async function command(
+  words: readonly string[],
+  answers?: readonly string[],
+  env: Readonly<Record<string, string>> = {},
+): Promise<Said> {
   let out = ''
   let err = ''
   const left = [...(answers ?? [])]
   const code = await dispatch(words, {
     out: (text) => void (out += text),
     err: (text) => void (err += text),
-    env: {},
+    env,
     ask:
       answers === undefined
         ? null
@@ -66,8 +71,9 @@ export async function operated(t: Test, store: string, more = ''): Promise<Opera
     'routes: [{ name: pay, match: { path: /pay } }, { name: break, match: { path: /break } }]',
     more,
   ].join('\n')
+  const service = serviceLine(yaml)
   const file = join(dir, 'proxy.yaml')
-  writeFileSync(file, yaml)
+  writeFileSync(file, `${service}${yaml}`)
   const proxy = await proxyInProcess(`${admin}\n${yaml}`)
   t.teardown(() => proxy.drain())
   t.teardown(open)

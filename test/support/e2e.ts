@@ -7,6 +7,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import type { Test } from 'tap'
 import type { RedisServer } from './redis.ts'
+import { serviceLine } from './service.ts'
 
 /** An answer as a client of the proxy sees it. */
 export interface Reply {
@@ -67,11 +68,11 @@ export function tempDir(t: Test): string {
 
 let files = 0
 
-/** A configuration file for a process: `yaml`, and free ports to listen on. */
+/** A configuration file for a process: `yaml`, free ports to listen on, and a `service` where it has none. */
 export function configFile(dir: string, yaml: string): string {
   const file = join(dir, `config-${++files}.yaml`)
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${yaml}`)
+  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${yaml}`)
   return file
 }
 

@@ -81,11 +81,15 @@ export interface Problem {
   readonly location?: string
 }
 
-/** The problem in the answer; throws where it is none. */
+/** The problem in the answer; throws where it is none, or lacks the lines that every one has. */
 export function problemOf(answer: RawAnswer): Problem {
   if (values(answer, 'content-type')[0] !== 'application/problem+json')
     throw new Error(`no problem: ${answer.bytes.toString('latin1').slice(0, 400)}`)
-  return JSON.parse(answer.body.toString()) as Problem
+  const problem = JSON.parse(answer.body.toString()) as Problem
+  const lines = [values(answer, 'idempotency-retry'), values(answer, 'cache-control')]
+  if (JSON.stringify(lines) !== JSON.stringify([[problem.retry], ['no-store']]))
+    throw new Error(`not the lines of a problem: ${answer.bytes.toString('latin1').slice(0, 400)}`)
+  return problem
 }
 
 /** Resolves when the sample of /metrics has the value. */

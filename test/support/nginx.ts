@@ -44,7 +44,7 @@ http {
 `,
   )
   const child = spawn(BINARY as string, ['-p', folder, '-e', `${folder}/error.log`, '-c', file], {
-    stdio: 'inherit',
+    stdio: 'ignore',
   })
   const exited = once(child, 'exit')
   t.teardown(async () => {

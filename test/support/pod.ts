@@ -28,9 +28,10 @@ export class Pod implements AsyncDisposable {
   static async start(dir: string, name: string, yaml: string): Promise<Pod> {
     const database = join(dir, `${name}.db`)
     const app = spawn(process.execPath, [APP, '--port', '0', '--db', database], {
-      stdio: ['ignore', 'pipe', 'inherit'],
+      stdio: ['ignore', 'pipe', 'pipe'],
       env: { ...process.env, NODE_V8_COVERAGE: '' },
     })
+    app.stderr.on('data', (text: Buffer) => process.stderr.write(text))
     let url = ''
     for await (const line of createInterface({ input: app.stdout })) {
       url = (JSON.parse(line) as { url: string }).url

@@ -6,6 +6,7 @@ import { fileURLToPath } from 'node:url'
 import { pino } from 'pino'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { start } from '../../src/main.ts'
+import { serviceLine } from './service.ts'
 
 export interface TestProxy extends AsyncDisposable {
   readonly url: string
@@ -20,10 +21,10 @@ export interface TestProxy extends AsyncDisposable {
   metric(sample: string): Promise<number>
 }
 
-/** Everything of a configuration file, as YAML text; `listen` and, without an `admin`, `admin.listen` are set to free ports. */
+/** Everything of a configuration file, as YAML text; `listen`, and where they are missing `admin.listen` and `service`, are set. */
 export async function proxyInProcess(yaml: string): Promise<TestProxy> {
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  const text = `listen: 127.0.0.1:0\n${admin}${yaml}`
+  const text = `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${yaml}`
   const loaded = loadConfig({ file: 'test.yaml', text, env: process.env, flags: {} })
   if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
   const lines = new Lines()

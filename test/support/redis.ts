@@ -45,8 +45,10 @@ export class RedisServer {
   /** Resolves when it accepts connections. */
   async start(): Promise<void> {
     const child = spawn(process.env['REDIS_SERVER'] ?? 'redis-server', this.#args, {
-      stdio: ['ignore', 'pipe', 'inherit'],
+      // Not inherited: a server that outlives a test that was killed would keep the runner waiting.
+      stdio: ['ignore', 'pipe', 'pipe'],
     })
+    child.stderr.on('data', (text: Buffer) => process.stderr.write(text))
     this.#process = child
     for await (const line of createInterface({ input: child.stdout }))
       if (line.includes('Ready to accept connections')) {

@@ -144,9 +144,18 @@ export async function trouble(t: Test): Promise<Trouble> {
 
   async function stopped(): Promise<void> {
     await wait(SEEN)
+    const others = sharing.slice(1)
+    const resolved = async (): Promise<number> => {
+      const completed = 'idempotency_reconcile_total{route="pay",result="completed"}'
+      const counts = await Promise.all(others.map((proxy) => proxy.metric(completed)))
+      return counts.reduce((sum, one) => sum + one, 0)
+    }
+    const before = await resolved()
     const first = held(owner, '/pay', `paid-${newKey()}`, async () => {
       owner.kill('SIGSTOP')
-      await counted(sharing.slice(1), 'idempotency_lease_expired_total{route="pay"}')
+      await counted(others, 'idempotency_lease_expired_total{route="pay"}')
+      // A renewal would give the record back to its owner until somebody has found out what became of it.
+      await until(async () => (await resolved()) > before)
       owner.kill('SIGCONT')
       // It is scraped again before it brings what comes too late.
       await wait(SEEN)

@@ -116,6 +116,19 @@ void t.test('U05 the status of a cut answer is noted; the budget is given back',
   t.match(await other.forward(REQUEST), { proof: 'unknown', status: null, timedOut: true })
 })
 
+void t.test('P19 a kept body gives its bytes back once, however often it is released', async (t) => {
+  await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello')
+  await using one = rig(peer.url)
+  const [first, second] = [await one.forward(REQUEST), await one.forward(REQUEST)]
+  if (first.proof !== 'responded' || second.proof !== 'responded') throw new Error('no answer')
+  t.equal(one.budget.held, 10)
+  first.release()
+  first.release()
+  t.equal(one.budget.held, 5)
+  second.release()
+  t.equal(one.budget.held, 0)
+})
+
 void t.test('P19 a kept body is counted until it is released; an oversize one is not', async (t) => {
   await using peer = await answering(
     `HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n${'x'.repeat(1000)}\r\n0\r\n\r\n`,

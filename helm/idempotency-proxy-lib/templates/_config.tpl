@@ -14,6 +14,7 @@
 {{- $_ := set $store "spool" "/var/spool/idempotency-proxy/outcomes" -}}
 {{- end -}}
 {{- $own := dict
+      "service" (include "idempotency-proxy.service" .)
       "listen" (printf "0.0.0.0:%d" (int $proxy.port))
       "ops" (dict "listen" (printf "0.0.0.0:%d" (int $proxy.opsPort)))
       "admin" $admin
@@ -29,7 +30,6 @@
 {{- .Values.idempotencyProxy.existingConfigMap.name | default (include "idempotency-proxy.name" .) -}}
 {{- end }}
 
-{{/* A manifest of its own: `include` it alone in a file. */}}
 {{- define "idempotency-proxy.configMap" -}}
 {{- if and (include "idempotency-proxy.enabled" .) (not .Values.idempotencyProxy.existingConfigMap.name) -}}
 apiVersion: v1

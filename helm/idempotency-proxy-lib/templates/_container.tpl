@@ -68,7 +68,8 @@
 {{- define "idempotency-proxy.env" -}}
 {{- $proxy := .Values.idempotencyProxy -}}
 {{- $store := $proxy.store -}}
-{{- if or $store.url $store.existingSecret.name $proxy.ca.existingConfigMap $proxy.ca.existingSecret $proxy.env -}}
+{{- $namespaced := not (or $proxy.service $proxy.existingConfigMap.name) -}}
+{{- if or $namespaced $store.url $store.existingSecret.name $proxy.ca.existingConfigMap $proxy.ca.existingSecret $proxy.env -}}
 env:
   {{- if $store.existingSecret.name }}
   - name: STORE_URL
@@ -84,6 +85,11 @@ env:
   # Node trusts these beside the public ones.
   - name: NODE_EXTRA_CA_CERTS
     value: {{ printf "/etc/idempotency-proxy-ca/%s" $proxy.ca.key }}
+  {{- end }}
+  {{- if $namespaced }}
+  - name: POD_NAMESPACE
+    valueFrom:
+      fieldRef: { fieldPath: metadata.namespace }
   {{- end }}
   {{- with $proxy.env }}
   {{- toYaml . | nindent 2 }}

@@ -3,6 +3,7 @@
 {{- if include "idempotency-proxy.enabled" . -}}
 {{- $proxy := .Values.idempotencyProxy -}}
 idempotency-proxy: every pod takes traffic on port {{ $proxy.port }} and serves /metrics on port {{ $proxy.opsPort }}.
+Its records belong to the service {{ include "idempotency-proxy.service" . | replace "${POD_NAMESPACE}" .Release.Namespace }} (idempotencyProxy.service). Under another name they are not found, and retries of what was executed are executed again.
 The end of a pod may take {{ include "idempotency-proxy.gracePeriod" . }} s.
 {{- if not $proxy.existingConfigMap.name }}
 {{- if not $proxy.config.routes }}
@@ -12,6 +13,7 @@ MISSING: idempotencyProxy.config.routes. POST and PATCH requests that carry an I
 {{- else }}
 
 The configuration is {{ $proxy.existingConfigMap.name }}/{{ $proxy.existingConfigMap.key }}, which this chart cannot see. It has to say:
+  service: {{ include "idempotency-proxy.service" . | replace "${POD_NAMESPACE}" .Release.Namespace }}
   listen: 0.0.0.0:{{ $proxy.port }}
   ops: { listen: 0.0.0.0:{{ $proxy.opsPort }} }
   upstream.timeout: {{ $proxy.upstream.timeoutSeconds }}s

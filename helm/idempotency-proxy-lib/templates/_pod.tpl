@@ -1,25 +1,3 @@
-{{/* What a pod needs beside the app's container, for a chart that sets none of these itself: grace period, the native sidecar, volumes. */}}
-{{- define "idempotency-proxy.pod" -}}
-{{- if include "idempotency-proxy.enabled" . -}}
-terminationGracePeriodSeconds: {{ include "idempotency-proxy.gracePeriod" . }}
-{{- if eq .Values.idempotencyProxy.mode "native" }}
-initContainers:
-  {{- include "idempotency-proxy.container" . | nindent 2 }}
-{{- end }}
-volumes:
-  {{- include "idempotency-proxy.volumes" . | nindent 2 }}
-{{- end -}}
-{{- end }}
-
-{{/* Of the APP's container: while its pod leaves the load balancers it serves on, and finishes what the proxy sent it. */}}
-{{- define "idempotency-proxy.appLifecycle" -}}
-{{- if and (include "idempotency-proxy.enabled" .) .Values.idempotencyProxy.preStopSleepSeconds -}}
-lifecycle:
-  preStop:
-    sleep: { seconds: {{ int .Values.idempotencyProxy.preStopSleepSeconds }} }
-{{- end -}}
-{{- end }}
-
 {{/* Items of the pod's volumes. */}}
 {{- define "idempotency-proxy.volumes" -}}
 {{- if include "idempotency-proxy.enabled" . -}}

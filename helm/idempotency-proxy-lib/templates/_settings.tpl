@@ -3,9 +3,27 @@ The templates that charts include take the chart's root context. All of them ren
 idempotencyProxy.enabled is false, and refuse what Kubernetes would accept and what would lose records or requests.
 */}}
 
-{{/* The name of what the proxy owns: one proxy for each release of a chart. */}}
+{{/* At most so many characters of a name; what is longer stays different from others by a hash. */}}
+{{- define "idempotency-proxy.shortened" -}}
+{{- if gt (len .name) (int .most) -}}
+{{- printf "%s-%s" (.name | trunc (int (sub .most 9)) | trimSuffix "-") (.name | sha256sum | trunc 8) -}}
+{{- else -}}
+{{- .name -}}
+{{- end -}}
+{{- end }}
+
+{{/* The name of what the proxy owns. An umbrella chart may have several charts that include the proxy. */}}
 {{- define "idempotency-proxy.name" -}}
-{{- printf "%s-idempotency-proxy" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- $app := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) .Chart.IsRoot -}}
+{{- include "idempotency-proxy.shortened" (dict "most" 63 "name" (printf "%s-idempotency-proxy" $app)) -}}
+{{- end }}
+
+{{/*
+What sets its records apart from all others on the same store. The namespace is the one that the pod runs in: `helm template` without
+--namespace knows another. No two charts of a cluster have the same name: a namespace has no dot, a release no underscore.
+*/}}
+{{- define "idempotency-proxy.service" -}}
+{{- .Values.idempotencyProxy.service | default (printf "${POD_NAMESPACE}.%s" (ternary .Release.Name (printf "%s_%s" .Release.Name .Chart.Name) .Chart.IsRoot)) -}}
 {{- end }}
 
 {{- define "idempotency-proxy.labels" -}}
@@ -23,15 +41,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if .Values.idempotencyProxy.enabled -}}
 {{- include "idempotency-proxy.validate" . -}}
 true
-{{- end -}}
-{{- end }}
-
-{{/* Where a Service sends the traffic: the proxy, or the app where the proxy is off. */}}
-{{- define "idempotency-proxy.port" -}}
-{{- if include "idempotency-proxy.enabled" . -}}
-{{- int .Values.idempotencyProxy.port -}}
-{{- else -}}
-{{- int .Values.idempotencyProxy.upstream.port -}}
 {{- end -}}
 {{- end }}
 

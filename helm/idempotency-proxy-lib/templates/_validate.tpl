@@ -1,9 +1,17 @@
 {{/* What Kubernetes would accept and what would lose records or requests. */}}
 {{- define "idempotency-proxy.validate" -}}
+{{- $proxy := .Values.idempotencyProxy -}}
+{{- if not $proxy.image.repository -}}
+{{- fail (printf "Set idempotencyProxy.image.repository: no image is published yet, so build it from the checkout and push it to a registry that your cluster pulls from. docker build -t REGISTRY/idempotency-proxy:%s . && docker push REGISTRY/idempotency-proxy:%s" .Subcharts.idempotencyProxy.Chart.AppVersion .Subcharts.idempotencyProxy.Chart.AppVersion) -}}
+{{- end -}}
 {{- include "idempotency-proxy.validateStore" . -}}
 {{- include "idempotency-proxy.validateEnd" . -}}
 {{- include "idempotency-proxy.validateConfig" . -}}
-{{- $proxy := .Values.idempotencyProxy -}}
+{{- include "idempotency-proxy.validatePorts" . -}}
+{{- $service := include "idempotency-proxy.service" . | replace "${POD_NAMESPACE}" .Release.Namespace -}}
+{{- if gt (len $service) 64 -}}
+{{- fail (printf "Set idempotencyProxy.service: its default, %s, has more than 64 characters." $service) -}}
+{{- end -}}
 {{- if and (eq $proxy.mode "gateway") (not $proxy.upstream.url) (not $proxy.existingConfigMap.name) -}}
 {{- fail "Set idempotencyProxy.upstream.url: the Service behind the gateway, such as http://payments.shop.svc.cluster.local" -}}
 {{- end -}}
@@ -12,6 +20,25 @@
 {{- end -}}
 {{- if and $proxy.ca.existingConfigMap $proxy.ca.existingSecret -}}
 {{- fail "Set idempotencyProxy.ca.existingConfigMap or ca.existingSecret, not both." -}}
+{{- end -}}
+{{- end }}
+
+{{- define "idempotency-proxy.validatePorts" -}}
+{{- $proxy := .Values.idempotencyProxy -}}
+{{- $ports := dict "port" $proxy.port "opsPort" $proxy.opsPort "admin.port" $proxy.admin.port -}}
+{{- if ne $proxy.mode "gateway" -}}
+{{- if not $proxy.upstream.port -}}
+{{- fail "Set idempotencyProxy.upstream.port: where the app listens in its pod, the containerPort of its container." -}}
+{{- end -}}
+{{- $_ := set $ports "upstream.port" $proxy.upstream.port -}}
+{{- end -}}
+{{- $taken := dict -}}
+{{- range $name, $port := $ports -}}
+{{- $number := toString (int $port) -}}
+{{- if hasKey $taken $number -}}
+{{- fail (printf "idempotencyProxy.%s and idempotencyProxy.%s are both %s: the containers of a pod share one address." (get $taken $number) $name $number) -}}
+{{- end -}}
+{{- $_ := set $taken $number $name -}}
 {{- end -}}
 {{- end }}
 
@@ -69,6 +96,7 @@
 {{- fail "Set idempotencyProxy.config or existingConfigMap, not both." -}}
 {{- end -}}
 {{- range $path, $instead := dict
+      "service" "service"
       "listen" "port"
       "ops" "opsPort"
       "admin.listen" "admin.port"

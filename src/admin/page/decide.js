@@ -2,7 +2,7 @@ import { call, Refused } from './api.js'
 import { announce, byId, make, show, write } from './dom.js'
 import { drawRecord, notice } from './record.js'
 import { routeOf } from './routes.js'
-import { moment, STATES } from './words.js'
+import { asksUpstream, moment, STATES } from './words.js'
 
 /** @typedef {import('../schemas.ts').FullView} FullView */
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
@@ -114,7 +114,7 @@ function warning(chosen, { state, route }) {
     case 'delete':
       if (state === 'failed_retryable') return 'The key is forgotten: any request may use it anew.'
       return state === 'unknown'
-        ? `Nobody knows whether the upstream did it, and after this the proxy has forgotten that it was ever asked: the next request with the key is executed. To free the key of what was not done, resolve it instead: then the key still belongs to this request.${routeOf(route)?.reconcile ? ' The upstream is no longer asked.' : ''}`
+        ? `Nobody knows whether the upstream did it, and after this the proxy has forgotten that it was ever asked: the next request with the key is executed. To free the key of what was not done, resolve it instead: then the key still belongs to this request.${asksUpstream(routeOf(route)) ? ' The upstream is no longer asked.' : ''}`
         : 'It was done, and after this the proxy has forgotten it: the next request with the key executes again, and its answer is no longer there for the client.'
   }
 }

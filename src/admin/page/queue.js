@@ -2,7 +2,7 @@ import { call } from './api.js'
 import { counted as tally } from './counters.js'
 import { byId, make, show, write } from './dom.js'
 import { routeOf } from './routes.js'
-import { ago, counted, moment, setClock, times, until } from './words.js'
+import { ago, asksUpstream, counted, moment, setClock, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
 /** @typedef {import('../schemas.ts').FullView} FullView */
@@ -145,7 +145,7 @@ export async function lookAtRows() {
   const ids = new Set(shown.map(({ id }) => id))
   details = new Map([...details].filter(([id]) => ids.has(id)))
   const wanted = shown.filter(
-    (record) => routeOf(record.route)?.reconcile && details.get(record.id)?.of !== nameOf(record),
+    (record) => asksUpstream(routeOf(record.route)) && details.get(record.id)?.of !== nameOf(record),
   )
   for (let at = 0; at < wanted.length; at += AT_ONCE) {
     if (of !== tab || byId('queue').hidden) return
@@ -234,7 +234,7 @@ function nextOf(record) {
   if (tab === 'running') return record.leaseUntil === null ? '–' : until(record.leaseUntil)
   const known = details.get(record.id)?.told
   if (tab === 'dead') return known ? times(known.asked) : '…'
-  if (!routeOf(record.route)?.reconcile) return 'nobody asks'
+  if (!asksUpstream(routeOf(record.route))) return 'nobody asks'
   if (known === undefined) return '…'
   return known === null ? 'now' : `${until(known.nextLookAt)} · asked ${known.asked}×`
 }

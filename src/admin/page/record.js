@@ -1,7 +1,19 @@
 import { call, Refused } from './api.js'
 import { announce, byId, make, write } from './dom.js'
 import { routeOf } from './routes.js'
-import { ago, attempts, meaning, moment, now, STATES, size, times, told, until } from './words.js'
+import {
+  ago,
+  asksUpstream,
+  attempts,
+  meaning,
+  moment,
+  now,
+  STATES,
+  size,
+  times,
+  told,
+  until,
+} from './words.js'
 
 /** @typedef {import('../schemas.ts').FullView} FullView */
 
@@ -179,11 +191,11 @@ function facts(record) {
     ['Last written', moment(record.updatedAt)],
     ['Unknown since', asking && moment(asking.since)],
     ['Last error', record.lastError],
-    ['Upstream asked', asking && routeOf(record.route)?.reconcile ? times(asking.asked) : null],
+    ['Upstream asked', asking && asksUpstream(routeOf(record.route)) ? times(asking.asked) : null],
     ['It said', asking && asking.answer],
     [
       'Next look',
-      asking && !asking.deadLettered && routeOf(record.route)?.reconcile ? until(asking.nextLookAt) : null,
+      asking && !asking.deadLettered && asksUpstream(routeOf(record.route)) ? until(asking.nextLookAt) : null,
     ],
     [
       'Lease',

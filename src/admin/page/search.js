@@ -147,7 +147,9 @@ function callerFields() {
   const route = chosen() ?? allRoutes().at(-1)
   /** @type {CallerField[]} */
   const fields = []
-  for (const { kind, name } of route?.scope.caller ?? []) {
+  const { caller = 'none' } = route?.scope ?? {}
+  for (const source of caller === 'none' ? [] : caller) {
+    const [, kind = '', name = ''] = /^(\w+):(.*)$/.exec(source) ?? []
     if (kind === 'cookie') {
       /** @type {CallerField['put']} */
       const put = (caller, value) => {
@@ -167,7 +169,7 @@ function callerFields() {
       })
     }
   }
-  if (route?.key.from.some(({ kind, name }) => kind === 'header' && name === 'ce-id'))
+  if (route?.key.from.includes('header:ce-id'))
     fields.push({
       label: 'Header ce-source',
       claim: false,

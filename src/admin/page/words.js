@@ -9,12 +9,17 @@
  * @property {string} name
  * @property {string} mode
  * @property {{ methods: string[], path: string } | null} match
- * @property {{ caller: { kind: string, name: string }[] }} scope
- * @property {{ from: { kind: string, name: string }[] }} key
- * @property {object | null} reconcile
+ * @property {{ caller: string[] | 'none' }} scope
+ * @property {{ from: string[] }} key
+ * @property {object | 'none'} reconcile
  * @property {string} onLeaseExpired
  * @property {string} keep
  */
+
+/** Whether unknown records of the route are asked about. @param {Route | null | undefined} route */
+export function asksUpstream(route) {
+  return route != null && route.reconcile !== 'none'
+}
 
 /** @type {Readonly<Record<RecordView['state'], string>>} */
 export const STATES = {
@@ -145,7 +150,7 @@ function unknownNext({ leaseUntil, reconciliation, expiresAt }, route) {
     return `${silent}This route says onLeaseExpired: retry, so the next retry executes.`
   if (reconciliation?.deadLettered === true)
     return `${silent}The upstream was asked ${times(reconciliation.asked)} and did not settle it: a person has to decide. Until then retries are refused and nothing is executed.${dropped}`
-  if (route?.reconcile)
+  if (asksUpstream(route))
     return `${silent}The proxy asks the upstream by itself: ${times(reconciliation?.asked ?? 0)} so far, next ${reconciliation === null ? 'soon' : until(reconciliation.nextLookAt)}. Until then retries are refused and nothing is executed.`
   return `${silent}Retries are refused and nothing is executed until somebody decides: this route has no reconcile, so find out at the upstream.${dropped}`
 }

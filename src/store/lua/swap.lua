@@ -22,7 +22,7 @@ end
 if not holds then return {0, now, redis.call('GET', KEYS[1])} end
 
 local bytes, due = ARGV[2], now + ARGV[3]
-version, fence = version + 1, fence + ARGV[6]
+version, fence = version + 1, math.max(fence + ARGV[6], (struct.unpack('>I6', bytes, 11)))
 local value = struct.pack('>c4I6I6c16I6I6I6I6', bytes, version, fence, bytes:sub(17, 32), created, now, due, now + ARGV[4])
   .. bytes:sub(57)
 redis.call('SET', KEYS[1], value, 'PX', math.max(1, ARGV[4]))

@@ -1,0 +1,123 @@
+import { existsSync } from 'node:fs'
+import { resolve } from 'node:path'
+import type { Config } from '../config/config.ts'
+import { Findings, formatConfigError } from '../config/errors.ts'
+import { readToken } from '../config/files.ts'
+import { quote } from '../config/units.ts'
+import { isSharedStore } from '../config/urls.ts'
+import { type Args, finding, type Io, type Options, usage } from './command.ts'
+import { configOf, printErrors } from './configuration.ts'
+import { openDirect } from './direct.ts'
+import type { RecordSource } from './record-source.ts'
+import { openRemote } from './remote.ts'
+
+export const ADMIN_OPTIONS: Options = {
+  admin: { value: 'URL', help: 'admin listener of a running proxy, such as http://127.0.0.1:9464' },
+  'token-file': { value: 'FILE', help: 'the token of --admin (admin.tokenFile of its configuration)' },
+}
+
+/** Where the commands about records look. */
+export const SOURCE_OPTIONS: Options = {
+  ...ADMIN_OPTIONS,
+  config: { value: 'FILE', help: 'configuration of the proxy: its store is asked directly' },
+  store: { value: 'URL', help: 'store to ask directly: sqlite:<path>, redis:// or rediss://' },
+  service: {
+    value: 'NAME',
+    help: 'whose records to look at on that store, such as payments; needed with redis:// and rediss://',
+  },
+}
+
+export type Opened<T> =
+  | { readonly ok: true; readonly value: T }
+  | { readonly ok: false; readonly code: number }
+
+/**
+ * The source that the words name. `changes`: it will be written to, for which a store alone is not enough: what is kept and for
+ * how long is the route's to say, and where it is written down the configuration's.
+ */
+export async function openSource(args: Args, io: Io, changes = false): Promise<Opened<RecordSource>> {
+  const own = ['config', 'store', 'service'].filter((name) => args.has(name))
+  if (args.has('admin')) {
+    if (own.length > 0)
+      return failed(
+        usage(io, `found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`),
+      )
+    return openAdmin(args, io)
+  }
+  if (args.has('token-file')) return failed(usage(io, 'found --token-file without --admin URL'))
+  if (!args.has('config') && !args.has('store'))
+    return failed(
+      usage(io, 'where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL'),
+    )
+  if (changes && !args.has('config'))
+    return failed(
+      usage(
+        io,
+        'found --store alone; allowed: with --config FILE, or --admin URL, since the routes say what is kept and for how long',
+      ),
+    )
+  const loaded = storeConfig(args, io)
+  if (!loaded.ok) return loaded
+  try {
+    return { ok: true, value: await openDirect(loaded.value, changes, io) }
+  } catch (error) {
+    return failed(finding(io, (error as Error).message))
+  }
+}
+
+/** A running proxy, and the token that opens it. */
+export function openAdmin(args: Args, io: Io): Opened<RecordSource> {
+  const found = args.text('admin') ?? ''
+  const url = /^https?:\/\/[^/]/i.test(found) ? URL.parse(found) : null
+  if (
+    url === null ||
+    url.pathname !== '/' ||
+    url.username !== '' ||
+    url.password !== '' ||
+    /[?#]/.test(found)
+  )
+    return failed(
+      usage(io, `--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`),
+    )
+  const file = args.text('token-file')
+  if (file === undefined)
+    return failed(usage(io, '--admin needs --token-file FILE: the token that it was given'))
+  const findings = new Findings('--token-file')
+  const token = readToken(findings, '', file)
+  if (token === null) return failed(usage(io, findings.sorted().map(formatConfigError).join('; ')))
+  return { ok: true, value: openRemote(url.origin, token, file) }
+}
+
+/** The configuration whose store is asked directly; without a file it is all defaults. */
+export function storeConfig(args: Args, io: Io): Opened<Config> {
+  const file = args.text('config') ?? null
+  if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
+    return failed(usage(io, 'whose records? Give --service NAME: services may share this store'))
+  // Nothing is sent upstream.
+  const upstream = file === null ? 'http://127.0.0.1' : undefined
+  const loaded = configOf(
+    file,
+    { upstream, store: args.text('store'), service: args.text('service') },
+    io.env,
+  )
+  if (!loaded.ok) return failed(printErrors(io, loaded.errors))
+  const { url } = loaded.config.store
+  if (url === 'memory:')
+    return failed(
+      usage(
+        io,
+        'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
+      ),
+    )
+  const path = url.startsWith('sqlite:') ? resolve(url.slice('sqlite:'.length)) : null
+  // It would be made, and have no records.
+  if (path !== null && !existsSync(path))
+    return failed(
+      finding(io, `the store ${quote(url)}: there is no file at ${path}; a proxy makes it when it starts`),
+    )
+  return { ok: true, value: loaded.config }
+}
+
+function failed(code: number): { readonly ok: false; readonly code: number } {
+  return { ok: false, code }
+}

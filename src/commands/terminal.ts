@@ -1,0 +1,50 @@
+import { withoutUnseen } from '../core/unseen.ts'
+
+/** A text from outside on one line of a terminal. */
+export function plain(text: string): string {
+  return withoutUnseen(text)
+}
+
+/** JSON on one line, which programs read and terminals show. */
+export function json(value: unknown): string {
+  return `${withoutUnseen(JSON.stringify(value))}\n`
+}
+
+/** Columns as wide as their widest cell. */
+export function table(rows: readonly (readonly string[])[]): string {
+  const clean = rows.map((row) => row.map(plain))
+  const width = (column: number): number => Math.max(...clean.map((row) => (row[column] ?? '').length))
+  const widths = (rows[0] ?? []).map((_, column) => width(column))
+  return clean
+    .map(
+      (row) =>
+        `${row
+          .map((cell, column) => cell.padEnd(widths[column] as number))
+          .join('  ')
+          .trimEnd()}\n`,
+    )
+    .join('')
+}
+
+const UNITS: readonly (readonly [string, number])[] = [
+  ['d', 86_400_000],
+  ['h', 3_600_000],
+  ['m', 60_000],
+  ['s', 1000],
+]
+
+/** How long a span is, in its largest unit: `3d`, `5h`. */
+export function span(ms: number): string {
+  const [unit, factor] = UNITS.find(([, by]) => Math.abs(ms) >= by) ?? ['s', 1000]
+  return `${Math.round(ms / factor)}${unit}`
+}
+
+/** `once`, `twice`, `3 times`. */
+export function times(count: number): string {
+  return count === 1 ? 'once' : count === 2 ? 'twice' : `${count} times`
+}
+
+/** `1 retry`, `2 retries`. */
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${count} ${count === 1 ? one : many}`
+}

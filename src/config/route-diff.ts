@@ -1,0 +1,86 @@
+import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
+import { normalisePath } from '../core/target.ts'
+import { covers } from './check.ts'
+import type { Config } from './config.ts'
+
+/** Requests that one policy decided about, and another one will. Null: nothing does. */
+export interface RouteChange {
+  readonly from: RoutePolicy | null
+  readonly to: RoutePolicy | null
+  readonly method: string
+  /** Pattern of the narrower one of the two. */
+  readonly path: string
+}
+
+type RoutedBy = Pick<Config, 'routes' | 'defaults' | 'unmatched'>
+
+/**
+ * Which requests change hands between two configurations, method by method. Where that is not certain they are said to: two
+ * patterns may overlap, and routes before them may or may not take all of the overlap.
+ */
+export function routeDiff(before: RoutedBy, after: RoutedBy): RouteChange[] {
+  const methods = new Set(['POST', 'PATCH', ...[...before.routes, ...after.routes].flatMap(methodsOf)])
+  const found: RouteChange[] = []
+  const told = new Set<string>()
+  for (const method of methods) {
+    const old = deciders(before, method)
+    const next = deciders(after, method)
+    for (const [i, from] of old.entries())
+      for (const [j, to] of next.entries()) {
+        if (from.policy?.name === to.policy?.name) continue
+        if (!overlaps(from.match, to.match)) continue
+        // What a route before it takes never comes here.
+        if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
+        if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
+        const pair = `${from.policy?.name} ${to.policy?.name}`
+        if (told.has(pair)) continue
+        told.add(pair)
+        const path = from.match.path === EVERYTHING.path ? to.match.path : from.match.path
+        found.push({ from: from.policy, to: to.policy, method, path })
+      }
+  }
+  return found
+}
+
+interface Decider {
+  readonly policy: RoutePolicy | null
+  readonly match: RouteMatch
+}
+
+const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false }
+
+/** In their order: the first that matches decides. */
+function deciders({ routes, defaults, unmatched }: RoutedBy, method: string): Decider[] {
+  const protectable = unmatched === 'protect' && (method === 'POST' || method === 'PATCH')
+  return [
+    ...routes
+      .filter((route) => methodsOf(route).includes(method))
+      .map((policy) => ({ policy, match: policy.match })),
+    { policy: protectable ? defaults : null, match: EVERYTHING },
+  ]
+}
+
+function methodsOf({ match }: RoutePolicy): readonly string[] {
+  return match.methods
+}
+
+/** Between normal and exact paths nothing is certain: an exact one may hold dot segments. */
+function takesAll(earlier: Decider, later: Decider): boolean {
+  return earlier.match.exact === later.match.exact && covers(earlier.match, later.match)
+}
+
+function overlaps(a: RouteMatch, b: RouteMatch): boolean {
+  if (a.exact !== b.exact) return true
+  const [left, right] = [segments(a), segments(b)]
+  for (let i = 0; i < Math.max(left.length, right.length); i++) {
+    const [one, other] = [left[i], right[i]]
+    if (one === undefined || other === undefined) return false
+    if (one === '*' || other === '*') return true
+    if (!one.startsWith(':') && !other.startsWith(':') && one !== other) return false
+  }
+  return true
+}
+
+function segments({ path, exact }: RouteMatch): string[] {
+  return (exact ? path : normalisePath(path)).split('/').slice(1)
+}

@@ -1,0 +1,80 @@
+import { hash } from 'node:crypto'
+import { linesOf, type RawHeaders } from './headers.ts'
+import { spells } from './key.ts'
+import type { KeyPolicy } from './policy.ts'
+import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from './record.ts'
+
+type Kept = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
+
+/** Names an upstream inside records, so that another one is not asked about what it was never told. */
+export function upstreamTag(url: string): string {
+  return hash('sha256', url, 'base64url').slice(0, 8)
+}
+
+/**
+ * What the upstream is told with one attempt, as the record keeps it. Read off the `lines` that are sent, never off the
+ * configuration: a client, or a proxy in front, may have a line removed that the route means to forward. `inBody`: the key
+ * stands in what is forwarded as it came. `keepsKey`: questions are asked by the key, so it belongs in the record. `upstream`: the
+ * tag of the one that hears it.
+ */
+export function identifiersSent(
+  lines: RawHeaders,
+  policy: KeyPolicy,
+  id: RecordId,
+  key: string,
+  inBody: boolean,
+  keepsKey: boolean,
+  upstream: string,
+): Kept {
+  const spelt = spellings(lines, policy, key)
+  const others = [...new Set(spelt.filter((value) => value !== key))]
+  const hasKey = others.length < 2 && (inBody || spelt.length > 0)
+  const hasRecord = linesOf(lines, 'idempotency-record').includes(id)
+  const keySent = keepsKey && others.length === 1 ? others[0] : undefined
+  const told = [
+    ...(keepsKey && hasKey ? (['key'] as const) : []),
+    ...(hasRecord ? (['record'] as const) : []),
+  ]
+  return kept(keepsKey ? key : null, keySent, told, upstream)
+}
+
+/**
+ * What holds of both attempts where either may have been executed: an earlier one that fell silent, and the one that takes
+ * over. Three spellings of one key cannot all be asked for.
+ */
+export function identifiersSentByBoth(earlier: Kept, later: Operation): Operation {
+  const { key, keySent, told: _, toldTo, ...operation } = later
+  const others = new Set([earlier.keySent, keySent].filter((value) => value !== undefined))
+  const told = IDENTIFIERS.filter(
+    (name) =>
+      earlier.toldTo === toldTo &&
+      earlier.told?.includes(name) &&
+      later.told?.includes(name) &&
+      (name !== 'key' || others.size < 2),
+  )
+  return { ...operation, ...kept(key, keySent ?? earlier.keySent, told, toldTo) }
+}
+
+function kept(
+  key: string | null,
+  keySent: string | undefined,
+  told: readonly Identifier[],
+  toldTo: string | undefined,
+): Kept {
+  return {
+    key,
+    ...(keySent === undefined ? {} : { keySent }),
+    ...(told.length === 0 ? {} : { told }),
+    ...(told.length === 0 || toldTo === undefined ? {} : { toldTo }),
+  }
+}
+
+/** The values of the lines that carry the key. */
+function spellings(lines: RawHeaders, policy: KeyPolicy, key: string): string[] {
+  const { from, forward } = policy
+  const names = from.flatMap((source) => (source.kind === 'header' ? [source.name] : []))
+  if (typeof forward === 'object') names.push(forward.header.toLowerCase())
+  return [...new Set(names)]
+    .flatMap((name) => linesOf(lines, name).map((value) => value.trim()))
+    .filter((value) => value === key || spells(value, policy.syntax, key))
+}

@@ -1,0 +1,133 @@
+import { textOf } from './content-type.ts'
+import type { RawHeaders } from './headers.ts'
+import { isIndex, pointerTokens } from './json-places.ts'
+
+/** What a JSON pointer finds in a body, as it is written there. */
+export type PointerResult =
+  | { readonly kind: 'literal'; readonly literal: string }
+  | { readonly kind: 'absent' }
+  /** A member on the way there is named twice: which of them an upstream takes is not known. */
+  | { readonly kind: 'ambiguous' }
+
+/** A body's text where it is JSON (RFC 8259), however lossy for a double or a map; else null. */
+export function jsonText(headers: RawHeaders, body: Buffer): string | null {
+  const text = textOf(headers, body)
+  if (text === null || isDeep(text)) return null
+  try {
+    // Asked whether it is JSON, not what it says: V8 13.6 misnames members whose names have escapes.
+    JSON.parse(text)
+    return text
+  } catch {
+    return null
+  }
+}
+
+/** Parsers of services give up far earlier, and a megabyte of brackets would keep this one busy for a fifth of a second. */
+const MAX_DEPTH = 1000
+
+/** Whether brackets nest deeper than anything that is meant. Looks at each character once. */
+function isDeep(text: string): boolean {
+  let depth = 0
+  let quoted = false
+  for (let at = 0; at < text.length; at++) {
+    const code = text.charCodeAt(at)
+    if (quoted) {
+      if (code === BACKSLASH) at++
+      else if (code === QUOTE) quoted = false
+    } else if (code === QUOTE) quoted = true
+    else if (code === BRACKET || code === BRACE) {
+      if (++depth > MAX_DEPTH) return true
+    } else if (code === BRACKET_END || code === BRACE_END) depth--
+  }
+  return false
+}
+
+const QUOTE = 0x22
+const BACKSLASH = 0x5c
+const BRACKET = 0x5b
+const BRACKET_END = 0x5d
+const BRACE = 0x7b
+const BRACE_END = 0x7d
+
+/**
+ * The literal that an RFC 6901 pointer names. Only what stands on the way there is looked at: neither numbers beyond a
+ * double nor duplicate names elsewhere matter. `json` must be valid JSON.
+ */
+export function resolvePointer(json: string, pointer: string): PointerResult {
+  let at = skipSpace(json, 0)
+  for (const token of pointerTokens(pointer)) {
+    const next = json[at] === '{' ? member(json, at, token) : json[at] === '[' ? item(json, at, token) : []
+    if (next.length > 1) return { kind: 'ambiguous' }
+    if (next[0] === undefined) return { kind: 'absent' }
+    at = next[0]
+  }
+  return { kind: 'literal', literal: json.slice(at, skipValue(json, at)) }
+}
+
+/** Where the values of that name begin. */
+function member(json: string, object: number, token: string): number[] {
+  const found: number[] = []
+  let at = skipSpace(json, object + 1)
+  while (json[at] !== '}') {
+    const name = at
+    at = skipString(json, at)
+    const own = JSON.parse(json.slice(name, at)) === token
+    at = skipSpace(json, skipSpace(json, at) + 1)
+    if (own) found.push(at)
+    at = skipComma(json, skipValue(json, at))
+  }
+  return found
+}
+
+function item(json: string, array: number, token: string): number[] {
+  if (!isIndex(token)) return []
+  let at = skipSpace(json, array + 1)
+  for (let index = Number(token); json[at] !== ']'; index--) {
+    if (index === 0) return [at]
+    at = skipComma(json, skipValue(json, at))
+  }
+  return []
+}
+
+function skipSpace(json: string, at: number): number {
+  while (' \t\n\r'.includes(json.charAt(at)) && at < json.length) at++
+  return at
+}
+
+function skipComma(json: string, at: number): number {
+  const next = skipSpace(json, at)
+  return json[next] === ',' ? skipSpace(json, next + 1) : next
+}
+
+function skipString(json: string, at: number): number {
+  for (at++; json[at] !== '"'; at++) if (json[at] === '\\') at++
+  return at + 1
+}
+
+const DELIMITERS = ' \t\n\r,:"[]{}'
+
+/** A loop, not a recursion: bodies may be nested as deep as they are long. */
+function skipValue(json: string, at: number): number {
+  let depth = 0
+  do {
+    switch (json.charAt(at)) {
+      case '"':
+        at = skipString(json, at)
+        break
+      case '{':
+      case '[':
+        depth++
+        at++
+        break
+      case '}':
+      case ']':
+        depth--
+        at++
+        break
+      default:
+        do at++
+        while (at < json.length && !DELIMITERS.includes(json.charAt(at)))
+    }
+  } while (depth > 0)
+  return at
+}

@@ -1,0 +1,261 @@
+/** What keys must look like: an ECMAScript regular expression over printable ASCII, matched in linear time (ADR 0045). */
+export interface KeyPattern {
+  /** As an ECMAScript regular expression that is anchored at both ends. */
+  readonly source: string
+  /** Whether the whole of `key` matches. */
+  test(key: string): boolean
+}
+
+export type PatternReading =
+  | { readonly kind: 'pattern'; readonly pattern: KeyPattern }
+  /** `why`, of the text: no regular expression, one of an unsupported kind, or too large. */
+  | { readonly kind: 'refused'; readonly why: string }
+
+/** Reads the text of a pattern. */
+export function readPattern(text: string): PatternReading {
+  try {
+    // V8 tells what is wrong with the syntax; from here on it is known to be right.
+    const { source } = new RegExp(text, 'u')
+    return { kind: 'pattern', pattern: new LinearPattern(source, new Parser(source).whole()) }
+  } catch (error) {
+    if (error instanceof Unsupported) return { kind: 'refused', why: error.message }
+    if (error instanceof SyntaxError) return { kind: 'refused', why: error.message.replace(/^.*: /s, '') }
+    throw error
+  }
+}
+
+/** Thrown inside this module only. */
+class Unsupported extends Error {}
+
+type Tree =
+  | { readonly kind: 'set'; readonly set: Uint8Array }
+  | { readonly kind: 'start' }
+  | { readonly kind: 'end' }
+  | { readonly kind: 'sequence'; readonly parts: readonly Tree[] }
+  | { readonly kind: 'choice'; readonly options: readonly Tree[] }
+  | { readonly kind: 'repeat'; readonly of: Tree; readonly least: number; readonly most: number }
+
+/** `(`, with what says that it is no plain group. */
+const GROUP = /\((?:\?(?::|<(?![=!])[^>]*>))?/y
+const ESCAPE = /\\(?:u\{[^}]*\}|u[dD][89abAB]..\\u[dD][c-fC-F]..|u.{4}|x..|c.|[pP]\{[^}]*\}|.)/sy
+const CLASS = /\[(?:\\.|[^\\\]])*\]/sy
+const QUANTIFIER = /(?:([*+?])|\{(\d+)(,?)(\d*)\})\??/y
+
+/** Each level is some calls on the stack. */
+const MAX_DEPTH = 100
+
+class Parser {
+  readonly #text: string
+  #at = 0
+  #depth = 0
+
+  /** `text` must be valid under the flag `u`. */
+  constructor(text: string) {
+    this.#text = text
+  }
+
+  whole(): Tree {
+    return this.#choice()
+  }
+
+  #choice(): Tree {
+    const options = [this.#sequence()]
+    while (this.#text[this.#at] === '|') {
+      this.#at++
+      options.push(this.#sequence())
+    }
+    return { kind: 'choice', options }
+  }
+
+  #sequence(): Tree {
+    const parts: Tree[] = []
+    while (this.#at < this.#text.length && !'|)'.includes(this.#text[this.#at] as string))
+      parts.push(this.#quantified(this.#term()))
+    return { kind: 'sequence', parts }
+  }
+
+  #quantified(of: Tree): Tree {
+    const found = this.#take(QUANTIFIER)
+    if (found === null) return of
+    const [, sign, least = '', comma, most = ''] = found
+    if (sign === '*') return { kind: 'repeat', of, least: 0, most: Number.POSITIVE_INFINITY }
+    if (sign === '+') return { kind: 'repeat', of, least: 1, most: Number.POSITIVE_INFINITY }
+    if (sign === '?') return { kind: 'repeat', of, least: 0, most: 1 }
+    const upTo = comma === '' ? least : most
+    return {
+      kind: 'repeat',
+      of,
+      least: Number(least),
+      most: upTo === '' ? Number.POSITIVE_INFINITY : Number(upTo),
+    }
+  }
+
+  #term(): Tree {
+    const start = this.#at
+    switch (this.#text[start] as string) {
+      case '^':
+        this.#at++
+        return { kind: 'start' }
+      case '$':
+        this.#at++
+        return { kind: 'end' }
+      case '(': {
+        this.#take(GROUP)
+        if (this.#text[this.#at] === '?') throw new Unsupported(groupName(this.#text.slice(start)))
+        if (++this.#depth > MAX_DEPTH) throw new Unsupported(`groups more than ${MAX_DEPTH} deep`)
+        const inner = this.#choice()
+        this.#depth--
+        this.#at++
+        return inner
+      }
+      case '\\': {
+        const [escape] = this.#take(ESCAPE) as RegExpExecArray
+        if (/^\\[1-9k]/.test(escape)) throw new Unsupported(`the backreference ${escape}`)
+        if (/^\\[bB]/.test(escape)) throw new Unsupported(`the word boundary ${escape}`)
+        return setOf(escape)
+      }
+      case '[':
+        return setOf((this.#take(CLASS) as RegExpExecArray)[0])
+      default: {
+        const char = String.fromCodePoint(this.#text.codePointAt(start) as number)
+        this.#at += char.length
+        return setOf(char)
+      }
+    }
+  }
+
+  #take(what: RegExp): RegExpExecArray | null {
+    what.lastIndex = this.#at
+    const found = what.exec(this.#text)
+    if (found !== null) this.#at = what.lastIndex
+    return found
+  }
+}
+
+function groupName(text: string): string {
+  if (/^\(\?<?[=!]/.test(text))
+    return `the lookaround ${text.startsWith('(?<') ? text.slice(0, 4) : text.slice(0, 3)}`
+  return `the modifier ${text.slice(0, text.indexOf(':') + 1)}`
+}
+
+const FIRST = 0x20
+const LAST = 0x7e
+
+/** The characters of a key that one character of the pattern, an escape or a class stands for. V8 knows them. */
+function setOf(atom: string): Tree {
+  const single = new RegExp(`^(?:${atom})$`, 'u')
+  const set = new Uint8Array(LAST + 1)
+  for (let code = FIRST; code <= LAST; code++) if (single.test(String.fromCharCode(code))) set[code] = 1
+  return { kind: 'set', set }
+}
+
+type State =
+  | { readonly kind: 'set'; readonly set: Uint8Array; readonly next: number }
+  | { readonly kind: 'start' | 'end'; readonly next: number }
+  | { readonly kind: 'split'; readonly to: number[] }
+  | { readonly kind: 'accept' }
+
+/** Each character of a key may cost a visit to each state: 255 characters and 4096 states are some milliseconds. */
+const MAX_STATES = 4096
+
+const ACCEPT = 0
+
+/** A nondeterministic automaton (Thompson 1968), run in all its states at once: nothing is tried twice. */
+class LinearPattern implements KeyPattern {
+  readonly source: string
+  readonly #states: State[] = [{ kind: 'accept' }]
+  readonly #first: number
+  /** The step at which a state was last entered. */
+  readonly #entered: Uint32Array
+  #built = 0
+  #step = 0
+
+  constructor(source: string, tree: Tree) {
+    this.source = `^(?:${source})$`
+    this.#first = this.#build(tree, ACCEPT)
+    this.#entered = new Uint32Array(this.#states.length)
+  }
+
+  test(key: string): boolean {
+    // So that no step of another key is taken for one of this.
+    this.#entered.fill(0)
+    this.#step = 0
+    let now = this.#enter([this.#first], true, key === '')
+    for (let at = 0; at < key.length && now.length > 0; at++) {
+      const code = key.charCodeAt(at)
+      const next: number[] = []
+      for (const n of now) {
+        const state = this.#states[n] as State
+        if (state.kind === 'set' && state.set[code] === 1) next.push(state.next)
+      }
+      now = this.#enter(next, false, at + 1 === key.length)
+    }
+    return now.includes(ACCEPT)
+  }
+
+  /** The states that wait for a character, or accept, once those of `open` are entered. */
+  #enter(open: number[], isStart: boolean, isEnd: boolean): number[] {
+    const entered: number[] = []
+    const step = ++this.#step
+    for (let n = open.pop(); n !== undefined; n = open.pop()) {
+      if (this.#entered[n] === step) continue
+      this.#entered[n] = step
+      const state = this.#states[n] as State
+      switch (state.kind) {
+        case 'set':
+        case 'accept':
+          entered.push(n)
+          break
+        case 'start':
+          if (isStart) open.push(state.next)
+          break
+        case 'end':
+          if (isEnd) open.push(state.next)
+          break
+        case 'split':
+          open.push(...state.to)
+      }
+    }
+    return entered
+  }
+
+  /** The state at which `tree` begins, after which comes `next`. */
+  #build(tree: Tree, next: number): number {
+    // Not the states alone: an empty group repeated a billion times has none.
+    if (++this.#built > MAX_STATES) throw new Unsupported('a pattern of that size')
+    switch (tree.kind) {
+      case 'set':
+        return this.#add({ kind: 'set', set: tree.set, next })
+      case 'start':
+      case 'end':
+        return this.#add({ kind: tree.kind, next })
+      case 'sequence':
+        return tree.parts.reduceRight((after, part) => this.#build(part, after), next)
+      case 'choice': {
+        const [only, ...more] = tree.options.map((option) => this.#build(option, next))
+        return more.length === 0
+          ? (only as number)
+          : this.#add({ kind: 'split', to: [only as number, ...more] })
+      }
+      case 'repeat':
+        return this.#repeat(tree.of, tree.least, tree.most, next)
+    }
+  }
+
+  #repeat(of: Tree, least: number, most: number, next: number): number {
+    let first = next
+    if (most === Number.POSITIVE_INFINITY) {
+      const to = [next]
+      first = this.#add({ kind: 'split', to })
+      to.push(this.#build(of, first))
+    } else
+      for (let n = least; n < most; n++)
+        first = this.#add({ kind: 'split', to: [this.#build(of, first), next] })
+    for (let n = 0; n < least; n++) first = this.#build(of, first)
+    return first
+  }
+
+  #add(state: State): number {
+    return this.#states.push(state) - 1
+  }
+}

@@ -1,0 +1,327 @@
+import { firstOf, linesOf, type RawHeaders } from '../headers.ts'
+import { jsonText, resolvePointer } from '../json-pointer.ts'
+import {
+  type CompletedResponse,
+  IDENTIFIERS,
+  type Identifier,
+  type Operation,
+  type RecordId,
+  type StoredResponse,
+} from '../record.ts'
+import { normalisePath } from '../target.ts'
+
+/** What stands at a JSON pointer (RFC 6901). A JSON string is its value; everything else is as it is written. */
+export interface Expected {
+  readonly pointer: string
+  readonly value: string
+}
+
+/** Answers that mean one thing: by status, and by all of what `when` expects in them. */
+export interface AnswerPattern {
+  readonly status: number
+  readonly when: readonly Expected[]
+}
+
+export interface CompletedPattern extends AnswerPattern {
+  /** What of the answer is kept: a JSON pointer; empty: all of it. */
+  readonly json: string
+  readonly response: {
+    /** null: that of the answer. */
+    readonly status: number | null
+    /** Flat name–value list. */
+    readonly headers: RawHeaders
+  }
+}
+
+/** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
+export interface ReconcilePolicy {
+  /** `{key}` and `{record}` stand in the path (percent-encoded) and in the values of headers; `{:name}` in the path, as in the record. */
+  readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
+  /** What shows that the answer is about this record; `{key}`, `{record}` and `{:name}` stand in the values. Empty: `none`. */
+  readonly identity: readonly Expected[]
+  /** The first that fits counts. */
+  readonly completed: readonly CompletedPattern[]
+  readonly notFound: AnswerPattern | null
+  /** Goes before the others. */
+  readonly pending: AnswerPattern | null
+  /** Milliseconds from the claim: "not found" before is pending. */
+  readonly after: number
+  /** Milliseconds until the first question; the pauses double. */
+  readonly every: number
+  /** Questions before the record is dead-lettered. */
+  readonly attempts: number
+}
+
+/** A question to the upstream, as it is sent. */
+export interface Question {
+  readonly method: string
+  readonly target: string
+  readonly headers: readonly string[]
+}
+
+/** What an answer says. `why` is for people: pointers and statuses, nothing of the body. */
+export type AnswerMeaning =
+  | { readonly kind: 'completed'; readonly result: CompletedResponse }
+  | { readonly kind: 'not_found' }
+  | { readonly kind: 'pending'; readonly why: string }
+  /** It may be another operation's: a wrong replay is worse than waiting. */
+  | { readonly kind: 'mismatch'; readonly why: string }
+  /** Nothing can be read from it. */
+  | { readonly kind: 'unusable'; readonly why: string }
+
+/** What the answer is chosen by: what stands in the path and the headers. Of `identity` nothing is asked. */
+export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifier[] {
+  const texts = [request.path, ...request.headers]
+  return IDENTIFIERS.filter((name) => texts.some((text) => text.includes(`{${name}}`)))
+}
+
+/**
+ * Why "not found" proves nothing about this record, as text; null: it does. The upstream must have been told everything that it
+ * is asked by: one name that it never heard, and it finds nothing whatever it did. `upstream`: the tag of the one that is asked.
+ */
+export function whyUntold(
+  policy: Pick<ReconcilePolicy, 'request'>,
+  { told = [], toldTo }: Pick<Operation, 'told' | 'toldTo'>,
+  upstream: string,
+): string | null {
+  const by = asksBy(policy)
+  const untold = by.filter((name) => !told.includes(name))
+  if (by.length > 0 && untold.length === 0)
+    return toldTo === upstream
+      ? null
+      : 'not found, which proves nothing: the request was sent to another `upstream.url`'
+  return by.length === 0
+    ? 'not found, which proves nothing: the question names no record'
+    : `not found, which proves nothing: the upstream was not told ${untold.map((name) => `{${name}}`).join(' and ')} by this record's request`
+}
+
+/** Names of the `{:name}` in the path of the question and in `identity`. */
+export function parametersIn({ request, identity }: Pick<ReconcilePolicy, 'request' | 'identity'>): string[] {
+  const texts = [request.path, ...identity.map(({ value }) => value)]
+  return texts.flatMap((text) =>
+    [...text.matchAll(/\{:([A-Za-z_][A-Za-z0-9_]*)\}/g)].map(([, name]) => name as string),
+  )
+}
+
+/** The record's part in what is asked: it must be kept in the record (contract §1). */
+export function asksByKey({ request, identity }: ReconcilePolicy): boolean {
+  const texts = [request.path, ...request.headers, ...identity.map(({ value }) => value)]
+  return texts.some((text) => text.includes('{key}'))
+}
+
+/** The segments of a record's path that its route calls `:name`, by name; percent-encoded as in the record. */
+export type PathParameters = ReadonlyMap<string, string>
+
+const NO_PARAMETERS: PathParameters = new Map()
+
+export function pathParameters(
+  match: { readonly path: string; readonly exact: boolean },
+  path: string,
+): PathParameters {
+  if (!match.path.includes('/:')) return NO_PARAMETERS
+  const segments = path.split('/')
+  const pattern = match.exact ? match.path : normalisePath(match.path)
+  const found = new Map<string, string>()
+  for (const [i, part] of pattern.split('/').entries()) {
+    const segment = segments[i]
+    if (part.startsWith(':') && segment !== undefined) found.set(part.slice(1), segment)
+  }
+  return found
+}
+
+/** null: its bytes are not UTF-8. */
+function decoded(segment: string): string | null {
+  try {
+    return decodeURIComponent(segment)
+  } catch {
+    return null
+  }
+}
+
+/** The question, or, as a text, why the record cannot be asked about. */
+export function buildQuestion(
+  policy: ReconcilePolicy,
+  id: RecordId,
+  key: string | null,
+  parameters: PathParameters = NO_PARAMETERS,
+): Question | string {
+  if (key === null && asksByKey(policy))
+    return 'cannot be asked: the key was not kept, as the record is older than `reconcile`'
+  const lacking = parametersIn(policy).find((name) => !parameters.has(name))
+  if (lacking !== undefined) return `cannot be asked: the record's path has no :${lacking}`
+  const undecoded = parametersIn({
+    request: { ...policy.request, path: '' },
+    identity: policy.identity,
+  }).find((name) => decoded(parameters.get(name) as string) === null)
+  if (undecoded !== undefined)
+    return `cannot be asked: :${undecoded} of the record's path is not UTF-8, so \`identity\` cannot be compared with it`
+  const { method, path, headers } = policy.request
+  const target = targetOf(path, id, key, parameters)
+  // However dots are encoded, a path that ends in them is another path (RFC 3986 §5.2.4, WHATWG URL): "not found" there says nothing.
+  if (/^[^?]*\/\.\.?(?:[/?]|$)/.test(target))
+    return 'cannot be asked: the key, or a part of the path, would be a dot segment'
+  const own = headers.map((part, i) => (i % 2 === 0 ? part : filled(part, id, key)))
+  const defaults = DEFAULTS.filter(([name]) => linesOf(headers, name.toLowerCase()).length === 0)
+  return { method, target, headers: [...defaults.flat(), ...own] }
+}
+
+const DEFAULTS: readonly (readonly [string, string])[] = [
+  ['Accept', 'application/json'],
+  // A coding would have to be undone before anything could be read.
+  ['Accept-Encoding', 'identity'],
+  // What a cache on the way knows is what was so before: "not found" of a time when the request was still on its way.
+  ['Cache-Control', 'no-cache'],
+]
+
+/**
+ * What an answer says of the record. The order matters: what is said to be pending is; what is completed is so for this
+ * very record alone; "not found" beside a completed form of the same status must be told apart by its `when`.
+ */
+export function readAnswer(
+  policy: ReconcilePolicy,
+  keep: 'response' | 'outcome',
+  id: RecordId,
+  key: string | null,
+  answer: StoredResponse,
+  parameters: PathParameters = NO_PARAMETERS,
+): AnswerMeaning {
+  const { status } = answer
+  // A proxy in between refuses by itself; the upstream said nothing.
+  if (linesOf(answer.headers, 'idempotency-retry').length > 0)
+    return {
+      kind: 'unusable',
+      why: `status ${status} with Idempotency-Retry, which a proxy says and not the upstream`,
+    }
+  const json = jsonText(answer.headers, answer.body)
+  const fits = (pattern: AnswerPattern): boolean =>
+    pattern.status === status &&
+    pattern.when.every(({ pointer, value }) => json !== null && textAt(json, pointer) === value)
+  const { pending, notFound } = policy
+  if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
+  const completed = policy.completed.find(fits)
+  const missing = notFound !== null && fits(notFound)
+  const nothing: AnswerMeaning = isOld(answer)
+    ? { kind: 'pending', why: `status ${status}, out of a cache` }
+    : { kind: 'not_found' }
+  if (completed === undefined)
+    return missing
+      ? nothing
+      : status >= 500 || json === null
+        ? { kind: 'unusable', why: `status ${status}, which says nothing` }
+        : { kind: 'pending', why: `status ${status}, which no pattern fits` }
+  if (json === null) return { kind: 'unusable', why: `status ${status}, and no JSON in UTF-8` }
+  const found = policy.identity.map(({ pointer, value }) => {
+    const literal = literalAt(json, pointer)
+    // An empty list is no key, though a key may be written like one.
+    const holds =
+      literal !== null &&
+      !/^[[{]/.test(literal) &&
+      textOf(literal) === filled(value, id, key, (name) => decoded(parameters.get(name) as string))
+    return { pointer, literal, holds }
+  })
+  const kept = completed.json === '' ? json : literalAt(json, completed.json)
+  const other = found.find(({ holds }) => !holds)
+  if (other === undefined && kept !== null)
+    return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
+  // Both fit. That nothing is there is believed where nothing of this record or of another is shown.
+  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return nothing
+  return other !== undefined && other.literal !== null
+    ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not that of this record` }
+    : { kind: 'pending', why: `status ${status}, and nothing at ${other?.pointer ?? completed.json}` }
+}
+
+/** From a cache, and not asked for now (RFC 9111 §5.1). */
+function isOld({ headers }: StoredResponse): boolean {
+  return linesOf(headers, 'age').some((age) => !/^0*$/.test(age.trim()))
+}
+
+/** Where a body has no place (RFC 9110 §6.4.1). */
+const BODILESS: ReadonlySet<number> = new Set([204, 205, 304])
+
+function resultOf(
+  { response }: CompletedPattern,
+  keep: 'response' | 'outcome',
+  json: string,
+  answer: StoredResponse,
+): CompletedResponse {
+  const status = response.status ?? answer.status
+  const { headers } = response
+  if (keep === 'outcome')
+    return { kept: false, why: 'outcome_only', status, location: firstOf(headers, 'location') }
+  const bodiless = BODILESS.has(status)
+  const typed = bodiless || linesOf(headers, 'content-type').length > 0
+  const dated = linesOf(headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
+  return {
+    kept: true,
+    response: {
+      status,
+      reason: status === answer.status ? answer.reason : '',
+      headers: [
+        ...(typed ? [] : ['Content-Type', 'application/json']),
+        ...headers,
+        ...dated.flatMap((date) => ['Date', date]),
+      ],
+      body: bodiless ? Buffer.alloc(0) : Buffer.from(json),
+      trailers: [],
+    },
+  }
+}
+
+/** null: nothing there, `null` (which says that there is nothing), or two things. */
+function literalAt(json: string, pointer: string): string | null {
+  const found = resolvePointer(json, pointer)
+  return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
+}
+
+function textAt(json: string, pointer: string): string | null {
+  const literal = literalAt(json, pointer)
+  return literal === null ? null : textOf(literal)
+}
+
+function textOf(literal: string): string {
+  if (literal.startsWith('"')) return JSON.parse(literal) as string
+  // An empty list is what a search that finds nothing answers.
+  return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
+}
+
+/** Segments stand in the path byte for byte as in the record: decoded and encoded again, one that is not UTF-8 names another path. */
+function targetOf(template: string, id: RecordId, key: string | null, parameters: PathParameters): string {
+  const mark = template.indexOf('?')
+  const [path, query] = mark < 0 ? [template, ''] : [template.slice(0, mark), template.slice(mark)]
+  const segment = (name: string): string => parameters.get(name) as string
+  return (
+    filled(path, id, key, segment, percentEncoded) +
+    filled(query, id, key, (name) => escapedInQuery(segment(name)), percentEncoded)
+  )
+}
+
+/** `parameter` gives the text for a `{:name}`; `encode` is for the others. */
+function filled(
+  template: string,
+  id: RecordId,
+  key: string | null,
+  parameter: (name: string) => string | null = () => null,
+  encode: (text: string) => string = (text) => text,
+): string {
+  // A function: `$&` in a key is data.
+  return template.replaceAll(PLACEHOLDER, (whole, name: string) => {
+    if (name.startsWith(':')) return parameter(name.slice(1)) ?? whole
+    return encode(name === 'key' ? (key as string) : id)
+  })
+}
+
+const PLACEHOLDER = /\{(key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g
+
+/** RFC 3986: everything but the unreserved characters. */
+function percentEncoded(text: string): string {
+  return encodeURIComponent(text).replaceAll(/[!'()*]/g, hex)
+}
+
+/** `&`, `=` and `+` mean nothing in a segment, and much in a query. */
+function escapedInQuery(segment: string): string {
+  return segment.replaceAll(/[!$&'()*+,;=:@]/g, hex)
+}
+
+function hex(character: string): string {
+  return `%${character.charCodeAt(0).toString(16).toUpperCase()}`
+}

@@ -1,0 +1,166 @@
+import type { Millis, Reconciliation, Unknown } from '../record.ts'
+import type { Resolution } from '../resolution.ts'
+import { EVEN } from '../store-clock.ts'
+import type { AnswerMeaning, ReconcilePolicy } from './answer.ts'
+
+/** The longest pause between two looks, where the route does not ask for a longer one. */
+const MOST_BETWEEN_LOOKS: Millis = 3_600_000
+/** The shortest one where nobody is asked. */
+const LEAST_BETWEEN_LOOKS: Millis = 5_000
+const DAY: Millis = 86_400_000
+/** "Not found" counts only so often in a row: one may have come from a replica that lags behind. */
+const NOT_FOUND_IN_A_ROW = 2
+
+/** So many answers in a row have to say it; `spellings`: in so many ways the record is asked about in turn. */
+export function neededInARow(spellings: 1 | 2): number {
+  return NOT_FOUND_IN_A_ROW * spellings
+}
+
+/** Before the next question, where so many were asked. */
+export function pauseAfter(asked: number, { every }: Pick<ReconcilePolicy, 'every'>): Millis {
+  return Math.min(every * 2 ** asked, Math.max(every, MOST_BETWEEN_LOOKS))
+}
+
+/** Before the next look at a record that has been unknown for `age` and that only a person resolves. */
+export function pauseWithoutQuestion(age: Millis): Millis {
+  return Math.min(Math.max(age, LEAST_BETWEEN_LOOKS), MOST_BETWEEN_LOOKS)
+}
+
+/** When it is said that the record will be dropped unresolved: early enough for a person to decide. */
+export function reportAt(dropAt: Millis, unresolvedTtl: Millis): Millis {
+  return dropAt - Math.min(DAY, Math.floor(unresolvedTtl / 10))
+}
+
+/**
+ * When the record's latest attempt claimed it. A first attempt's fence is the instant of its claim; of a later one it is
+ * known only that it was before the record became unknown.
+ */
+export function claimedAt(record: Unknown, { since }: Reconciliation): Millis {
+  return record.fence === record.createdAt ? record.createdAt : since
+}
+
+/** How long "not found" has to wait; not above 0: it counts. */
+export interface Waits {
+  /** Until it counts at all. */
+  readonly first: Millis
+  /** Until it counts as another one than the one before. */
+  readonly next: Millis
+}
+
+/**
+ * `askedAt` is one reading of the store's clock, which may have stepped: `passed` says how much time has certainly passed since
+ * an instant of it. `lease` is that of the route: silence is believed when it has certainly lasted so long, as an owner that
+ * lives ends it before that.
+ */
+export function waitsOf(
+  policy: Pick<ReconcilePolicy, 'after' | 'every'>,
+  lease: Millis,
+  record: Unknown,
+  before: Reconciliation,
+  askedAt: Millis,
+  passed: (since: Millis) => Millis,
+): Waits {
+  const claimed = claimedAt(record, before)
+  const silent = record.leaseExpired ? lease - passed(before.since - lease) : 0
+  const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passed(claimed), silent)
+  return { first, next: policy.every / 2 - passed(record.updatedAt) }
+}
+
+/** `not_sent`: the question did not reach the upstream, and is not counted. */
+export type QuestionResult = AnswerMeaning | { readonly kind: 'not_sent'; readonly why: string }
+
+/** What an answer makes of an unknown record. */
+export type Step =
+  | { readonly kind: 'resolved'; readonly resolution: Resolution }
+  | {
+      readonly kind: 'unknown'
+      readonly result: 'pending' | 'failed' | 'dead_lettered'
+      readonly reconciliation: Reconciliation
+      readonly pause: Millis
+    }
+
+/**
+ * The question has been counted in `taken`; `before` says what was known when it was asked. `spellings`: in so many ways it is
+ * asked about in turn, each of which has to be not found.
+ */
+export function nextStep(
+  policy: ReconcilePolicy,
+  before: Reconciliation,
+  waits: Waits,
+  heard: QuestionResult,
+  spellings: 1 | 2,
+): Step {
+  const asked = before.asked + 1
+  const inARow = neededInARow(spellings)
+  const still = (
+    result: 'pending' | 'failed',
+    notFound: number,
+    answer: string,
+    pause = pauseAfter(asked, policy),
+  ): Step =>
+    asked >= policy.attempts
+      ? deadLettered({ ...before, asked, notFound, answer })
+      : {
+          kind: 'unknown',
+          result,
+          reconciliation: { ...before, asked, notFound, answer },
+          pause: sparing(policy, asked, inARow, pause, waits.first),
+        }
+  switch (heard.kind) {
+    case 'completed':
+      return { kind: 'resolved', resolution: { kind: 'completed', result: heard.result } }
+    case 'not_found': {
+      // The next one comes as soon as it counts, and the second one soon after it.
+      if (waits.first > 0)
+        return still(
+          'pending',
+          0,
+          'not found, too early to count',
+          Math.min(pauseAfter(asked, policy), waits.first),
+        )
+      if (before.notFound > 0 && waits.next > 0)
+        return still('pending', before.notFound, 'not found, too soon after the one before', policy.every)
+      const notFound = before.notFound + 1
+      return notFound >= inARow
+        ? {
+            kind: 'resolved',
+            resolution: { kind: 'not_executed', reason: 'the upstream does not know of it' },
+          }
+        : still('pending', notFound, 'not found', policy.every)
+    }
+    case 'pending':
+      return still('pending', 0, heard.why)
+    case 'mismatch':
+    case 'unusable':
+      return still('failed', 0, heard.why)
+    case 'not_sent':
+      return {
+        kind: 'unknown',
+        result: 'failed',
+        reconciliation: { ...before, answer: heard.why },
+        pause: pauseAfter(before.asked, policy),
+      }
+  }
+}
+
+/** Nothing more is asked; a person has to decide. */
+export function deadLettered(reconciliation: Reconciliation): Extract<Step, { kind: 'unknown' }> {
+  return {
+    kind: 'unknown',
+    result: 'dead_lettered',
+    reconciliation: { ...reconciliation, deadLettered: true },
+    pause: MOST_BETWEEN_LOOKS,
+  }
+}
+
+/** The last questions are kept until "not found" counts. */
+function sparing(
+  policy: ReconcilePolicy,
+  asked: number,
+  inARow: number,
+  pause: Millis,
+  untilCounts: Millis,
+): Millis {
+  const left = policy.attempts - asked
+  return policy.notFound !== null && left <= inARow ? Math.max(pause, untilCounts) : pause
+}

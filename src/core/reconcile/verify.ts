@@ -1,0 +1,57 @@
+import { canonicalJson } from '../json.ts'
+import { jsonText } from '../json-pointer.ts'
+import type { CompletedResponse } from '../record.ts'
+import { statusOf } from '../settle.ts'
+import type { AnswerMeaning } from './answer.ts'
+
+/** What asking anew about a completed record showed. `why` is for people: pointers and statuses, nothing of a body. */
+export type Verification =
+  | { readonly kind: 'agrees' }
+  /** Done, and as a success or a refusal as stored; but what it is now is not what retries are answered. */
+  | { readonly kind: 'differs'; readonly why: string }
+  /** Not done, done as something else, or another operation's. */
+  | { readonly kind: 'disagrees'; readonly why: string }
+  /** The answer decides nothing. */
+  | { readonly kind: 'undecided'; readonly why: string }
+  | { readonly kind: 'not_asked'; readonly why: string }
+
+/**
+ * Whether the upstream's answer is what the record says. Careful: a status is compared as a success (2xx) or none, since a
+ * question is rarely answered with the status that the request was; a body only where both are JSON, as values.
+ */
+export function verifyStored(stored: CompletedResponse, verdict: AnswerMeaning): Verification {
+  switch (verdict.kind) {
+    case 'not_found':
+      return { kind: 'disagrees', why: 'the upstream does not know of it' }
+    case 'mismatch':
+      return { kind: 'disagrees', why: verdict.why }
+    case 'pending':
+    case 'unusable':
+      return { kind: 'undecided', why: verdict.why }
+    case 'completed': {
+      const [was, is] = [statusOf(stored), statusOf(verdict.result)]
+      if (isSuccess(was) !== isSuccess(is))
+        return { kind: 'disagrees', why: `status ${is} where ${was} is stored` }
+      return sameValue(stored, verdict.result)
+        ? { kind: 'agrees' }
+        : { kind: 'differs', why: 'another value than the one that is stored' }
+    }
+  }
+}
+
+function isSuccess(status: number): boolean {
+  return status >= 200 && status < 300
+}
+
+/** True where they cannot be compared, too. */
+function sameValue(stored: CompletedResponse, found: CompletedResponse): boolean {
+  const [was, is] = [valueOf(stored), valueOf(found)]
+  return was === null || is === null || was === is
+}
+
+function valueOf(result: CompletedResponse): string | null {
+  if (!result.kept) return null
+  const { headers, body } = result.response
+  const json = jsonText(headers, body)
+  return json === null ? null : (canonicalJson(body)?.toString() ?? json)
+}

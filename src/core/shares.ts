@@ -1,0 +1,84 @@
+/** Holders that fall into one slot share one share: rare, and it refuses them only while others need the room. */
+const SLOTS = 4096
+
+/** Smaller bounds are not divided: whoever sets `limits.inFlight: 10` counts on ten. */
+const LEAST_DIVIDED = 64
+
+/** How much of a bound one holder may have: a sixteenth is left for others. */
+export function shareOf(most: number): number {
+  return most < LEAST_DIVIDED ? most : most - Math.ceil(most / 16)
+}
+
+/**
+ * How much each of many holders has of something bounded. Counted in fixed slots, so that nothing grows and shrinks with every
+ * request (docs/adr/0017).
+ */
+export class Shares {
+  readonly #held = new Float64Array(SLOTS)
+  readonly #salt: number
+
+  /** `salt`: a random integer, so that nobody can aim at another holder's slot. */
+  constructor(salt: number) {
+    this.#salt = salt
+  }
+
+  slotOf(holder: string): number {
+    // FNV-1a
+    let hash = this.#salt
+    for (let n = 0; n < holder.length; n++) hash = Math.imul(hash ^ holder.charCodeAt(n), 0x01000193)
+    return (hash ^ (hash >>> 15)) & (SLOTS - 1)
+  }
+
+  held(slot: number): number {
+    return this.#held[slot] as number
+  }
+
+  /** Less than nothing takes away. */
+  add(slot: number, amount: number): void {
+    this.#held[slot] = this.held(slot) + amount
+  }
+}
+
+/**
+ * Requests of the walk. Of those whose body is there at most `limits.inFlight` go on, and no client address and no caller may have all
+ * of these places.
+ */
+export class InFlight {
+  /** Under way, those whose body is still awaited too. */
+  count = 0
+  #placed = 0
+  readonly #shares: Shares
+
+  constructor(salt: number) {
+    this.#shares = new Shares(salt)
+  }
+
+  isFull(most: number): boolean {
+    return this.#placed >= most
+  }
+
+  /** Gives what leaves again; null: there is no place for this client and this caller. */
+  enter(most: number, client: string, caller: string | null): (() => void) | null {
+    if (this.isFull(most)) return null
+    const slots = [this.#shares.slotOf(`a${client}`)]
+    if (caller !== null) slots.push(this.#shares.slotOf(`c${caller}`))
+    const share = shareOf(most)
+    if (slots.some((slot) => this.#shares.held(slot) >= share)) return null
+    this.#placed++
+    for (const slot of slots) this.#shares.add(slot, 1)
+    return () => {
+      this.#placed--
+      for (const slot of slots) this.#shares.add(slot, -1)
+    }
+  }
+
+  /** For work that goes on after its request was answered: it takes a place, and gives what leaves again. */
+  remain(): () => void {
+    this.count++
+    this.#placed++
+    return () => {
+      this.count--
+      this.#placed--
+    }
+  }
+}

@@ -1,0 +1,249 @@
+import { closeSync, openSync, readSync } from 'node:fs'
+import { type Document, isNode, LineCounter, parseDocument } from 'yaml'
+import { type ConfigError } from '../../config/errors.ts'
+import { whyUnreadable } from '../../config/files.ts'
+import { formatSize, quote } from '../../config/units.ts'
+
+/** JSON is read without a tree of nodes; larger descriptions than this nobody has. */
+const JSON_MOST = 32 * 1024 ** 2
+/** Each byte of YAML costs some 150 of memory while it is read, and a third of a microsecond. */
+const YAML_MOST = 8 * 1024 ** 2
+/** `? ? ?` on one line nests as deep as it is long, and costs the square of that. */
+const TOO_NESTED = /(?:[?-][ \t]+){100}/
+/** Aliases of aliases: more of them than this is a bomb. */
+const ALIASES_MOST = 1000
+
+export type Json = Readonly<Record<string, unknown>>
+export type Pointer = readonly string[]
+
+export function isObject(value: unknown): value is Json {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
+
+/** A member that is the object's own, whatever its name. */
+export function member(value: unknown, name: string): unknown {
+  return isObject(value) && Object.hasOwn(value, name) ? value[name] : undefined
+}
+
+export function listOf(value: unknown): readonly unknown[] {
+  return Array.isArray(value) ? (value as readonly unknown[]) : []
+}
+
+/** `openapi: 3.1` is a number in YAML. */
+function scalarText(value: unknown): string | null {
+  return typeof value === 'number' ? String(value) : textOf(value)
+}
+
+export function textOf(value: unknown): string | null {
+  return typeof value === 'string' ? value : null
+}
+
+/** Where a `$ref` leads. `external`: out of this document, which is not followed. */
+export type Referred =
+  | { readonly kind: 'found'; readonly value: unknown; readonly pointer: Pointer }
+  | { readonly kind: 'external' | 'missing' | 'ring'; readonly ref: string }
+
+/** References from one place to the next that are followed. */
+const HOPS_MOST = 20
+
+/** An OpenAPI description: its values, and where they stand. */
+export class Description {
+  readonly file: string
+  readonly root: Json
+  /** `3.1`. */
+  readonly version: string
+  /** The line of what stands there, or of what it would stand in; 0 where the file is too large to say. */
+  readonly lineOf: (pointer: Pointer) => number
+
+  constructor(file: string, root: Json, version: string, lineOf: (pointer: Pointer) => number) {
+    this.file = file
+    this.root = root
+    this.version = version
+    this.lineOf = lineOf
+  }
+
+  /** The value at a place, behind its reference where it is one. */
+  follow(value: unknown, pointer: Pointer): Referred {
+    let found: { value: unknown; pointer: Pointer } = { value, pointer }
+    for (let hop = 0; hop < HOPS_MOST; hop++) {
+      const ref = textOf(member(found.value, '$ref'))
+      if (ref === null) return { kind: 'found', ...found }
+      if (!ref.startsWith('#')) return { kind: 'external', ref }
+      const next = pointerOf(ref)
+      const target = next === null ? undefined : this.#at(next)
+      if (next === null || target === undefined) return { kind: 'missing', ref }
+      found = { value: target, pointer: next }
+    }
+    return { kind: 'ring', ref: textOf(member(value, '$ref')) ?? '' }
+  }
+
+  #at(pointer: Pointer): unknown {
+    let value: unknown = this.root
+    for (const name of pointer)
+      value = Array.isArray(value) && /^\d{1,9}$/.test(name) ? value[Number(name)] : member(value, name)
+    return value
+  }
+}
+
+export type ReadDescription =
+  | { readonly ok: true; readonly description: Description }
+  | { readonly ok: false; readonly errors: readonly ConfigError[] }
+
+/** Reads an OpenAPI description of YAML or JSON. Nothing that it refers to outside of itself is read. */
+export function readDescription(file: string): ReadDescription {
+  const failed = (message: string, line = 0, column = 0): ReadDescription => ({
+    ok: false,
+    errors: [{ file, line, column, path: '', message }],
+  })
+  let bytes: Buffer
+  try {
+    bytes = readUpTo(file, JSON_MOST + 1)
+  } catch (error) {
+    return failed(`found ${whyUnreadable(error)}; allowed: a readable file of YAML or JSON in UTF-8`)
+  }
+  if (bytes.length > JSON_MOST)
+    return failed(`found more than ${formatSize(JSON_MOST)}; allowed: at most that much`)
+  let text: string
+  try {
+    text = new TextDecoder('utf-8', { fatal: true }).decode(bytes)
+  } catch {
+    return failed('found bytes that are not UTF-8; allowed: YAML or JSON in UTF-8')
+  }
+  const parsed = parse(text)
+  if (!parsed.ok) return failed(parsed.message, parsed.line, parsed.column)
+  const { value, lineOf } = parsed
+  if (!isObject(value)) return failed('found no mapping; allowed: an OpenAPI description', 1, 1)
+  const line = (name: string): number => lineOf(Object.hasOwn(value, name) ? [name] : [])
+  const swagger = member(value, 'swagger')
+  if (swagger !== undefined)
+    return failed(
+      `swagger: found ${quote(scalarText(swagger) ?? '')}; allowed: OpenAPI 3, into which Swagger 2.0 is converted by many tools`,
+      line('swagger'),
+      1,
+    )
+  const version = scalarText(member(value, 'openapi')) ?? ''
+  if (!/^3\.[012](?:\.|$)/.test(version))
+    return failed(
+      `openapi: found ${version === '' ? 'nothing' : quote(version)}; allowed: 3.0, 3.1 or 3.2`,
+      line('openapi'),
+      1,
+    )
+  return { ok: true, description: new Description(file, value, version.slice(0, 3), lineOf) }
+}
+
+/** What is not a file, such as a device, may have no end. */
+function readUpTo(file: string, most: number): Buffer {
+  const descriptor = openSync(file, 'r')
+  try {
+    const parts: Buffer[] = []
+    for (let left = most; left > 0; ) {
+      const part = Buffer.alloc(Math.min(left, 1024 ** 2))
+      const size = readSync(descriptor, part)
+      if (size === 0) break
+      parts.push(part.subarray(0, size))
+      left -= size
+    }
+    return Buffer.concat(parts)
+  } finally {
+    closeSync(descriptor)
+  }
+}
+
+type Parsed =
+  | { readonly ok: true; readonly value: unknown; readonly lineOf: (pointer: Pointer) => number }
+  | { readonly ok: false; readonly message: string; readonly line?: number; readonly column?: number }
+
+const OPTIONS = { uniqueKeys: false, prettyErrors: false, logLevel: 'error', version: '1.2' } as const
+
+function parse(text: string): Parsed {
+  try {
+    return { ok: true, value: JSON.parse(text) as unknown, lineOf: linesOfJson(text) }
+  } catch {
+    // YAML, or an error of which YAML knows the line.
+  }
+  if (text.length > YAML_MOST)
+    return {
+      ok: false,
+      message: `found more than ${formatSize(YAML_MOST)} of what is no JSON; allowed: at most that much YAML, or JSON`,
+    }
+  if (TOO_NESTED.test(text)) return { ok: false, message: NESTED }
+  const lines = new LineCounter()
+  try {
+    const document = parseDocument(text, { ...OPTIONS, lineCounter: lines })
+    const [broken] = [...document.errors, ...document.warnings]
+    if (broken === undefined) {
+      const value: unknown = document.toJS({ maxAliasCount: ALIASES_MOST })
+      return { ok: true, value, lineOf: linesOf(document, lines) }
+    }
+    const { line, col } = lines.linePos(broken.pos[0])
+    return {
+      ok: false,
+      // The parser catches its own overflow.
+      message: broken.message.includes('call stack')
+        ? NESTED
+        : `found invalid YAML: ${broken.message}; allowed: YAML 1.2 or JSON`,
+      line,
+      column: col,
+    }
+  } catch (error) {
+    // Its only way to say that the stack is full, or that aliases explode.
+    if (error instanceof RangeError) return { ok: false, message: NESTED }
+    if (error instanceof ReferenceError) return { ok: false, message: `found ${error.message}` }
+    throw error
+  }
+}
+
+const NESTED = 'found YAML that is nested too deeply; allowed: a description that people can read'
+
+/** For errors and remarks alone: the tree of nodes is made when the first of them is. */
+function linesOfJson(text: string): (pointer: Pointer) => number {
+  let lineOf: ((pointer: Pointer) => number) | null = text.length > YAML_MOST ? () => 0 : null
+  return (pointer) => {
+    if (lineOf === null) {
+      const lines = new LineCounter()
+      try {
+        lineOf = linesOf(parseDocument(text, { ...OPTIONS, lineCounter: lines }), lines)
+      } catch {
+        // Nested more deeply than the parser can follow.
+        lineOf = () => 0
+      }
+    }
+    return lineOf(pointer)
+  }
+}
+
+function linesOf(document: Document, lines: LineCounter): (pointer: Pointer) => number {
+  return (pointer) => {
+    for (let depth = pointer.length; depth > 0; depth--) {
+      const key = keyAt(document.getIn(pointer.slice(0, depth - 1), true), pointer[depth - 1] as string)
+      if (key !== null) return lines.linePos(key).line
+    }
+    return 1
+  }
+}
+
+/** Where the member `name` of a node begins. */
+function keyAt(node: unknown, name: string): number | null {
+  const items = (node as { readonly items?: readonly unknown[] } | undefined)?.items ?? []
+  for (const [n, item] of items.entries()) {
+    const { key } = item as { readonly key?: unknown }
+    if (isNode(key) && 'value' in key && String(key.value) === name) return key.range?.[0] ?? null
+    if (key === undefined && String(n) === name && isNode(item)) return item.range?.[0] ?? null
+  }
+  return null
+}
+
+/** `#/components/parameters/Key` (RFC 6901 §6); null: no pointer. */
+function pointerOf(ref: string): Pointer | null {
+  try {
+    const text = decodeURIComponent(ref.slice(1))
+    if (text === '') return []
+    if (!text.startsWith('/')) return null
+    return text
+      .slice(1)
+      .split('/')
+      .map((name) => name.replaceAll('~1', '/').replaceAll('~0', '~'))
+  } catch {
+    return null
+  }
+}

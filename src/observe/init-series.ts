@@ -1,0 +1,78 @@
+import type { Config } from '../config/config.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, type RequestOutcome } from '../guard/call.ts'
+import { RECONCILE_RESULTS } from '../reconcile/ports.ts'
+import type { Metrics } from './metrics.ts'
+
+/**
+ * Tells the metrics of these routes, at the start and whenever they have changed: their retention, and a 0 for every counter
+ * that can happen under the route's settings. A counter that is first seen at 1 has not increased for Prometheus, and the first
+ * orphan would ring no bell.
+ */
+export function initSeries(
+  metrics: Metrics,
+  { routes, defaults, unmatched }: Pick<Config, 'routes' | 'defaults' | 'unmatched'>,
+): void {
+  for (const route of routes) tellRoute(metrics, route)
+  if (unmatched === 'protect') tellRoute(metrics, defaults)
+  // Methods that nothing protects.
+  if (unmatched !== 'reject') tellOutcomes(metrics, defaults.name, ['passed'])
+}
+
+function tellRoute(metrics: Metrics, policy: RoutePolicy): void {
+  const { name: route, mode, key, ttl } = policy
+  tellOutcomes(metrics, route, possibleOutcomes(policy))
+  // Of any route: it may have left records under earlier settings, and one such event rings an alert.
+  metrics.count('idempotency_lease_expired_total', { route }, 0)
+  metrics.count('idempotency_unresolved_expiring_total', { route }, 0)
+  if (mode === 'off' || key.presence === 'ignored') return
+  metrics.set('idempotency_retention_seconds', { route }, ttl / 1000)
+  metrics.count('idempotency_regenerated_keys_total', { route }, 0)
+  for (const result of COMPLETION_RESULTS)
+    metrics.count('idempotency_completions_total', { route, result }, 0)
+  if (policy.reconcile !== null)
+    for (const result of RECONCILE_RESULTS) metrics.count('idempotency_reconcile_total', { route, result }, 0)
+  // Shadow mode claims without protecting anybody: its verdicts are counted alone.
+  if (mode === 'shadow') return
+  metrics.count('idempotency_duplicates_prevented_total', { route }, 0)
+  for (const result of CLAIM_RESULTS) metrics.count('idempotency_claims_total', { route, result }, 0)
+}
+
+function tellOutcomes(metrics: Metrics, route: string, outcomes: readonly RequestOutcome[]): void {
+  for (const outcome of outcomes) metrics.count('idempotency_requests_total', { route, outcome }, 0)
+}
+
+/** Of every route that protects. */
+const ALWAYS: readonly RequestOutcome[] = [
+  'executed',
+  'replayed',
+  'in_progress',
+  'misuse',
+  'key_invalid',
+  'unknown',
+  'response_unavailable',
+  'store_unavailable',
+  'upstream_unreachable',
+  'upstream_failed',
+  'upstream_timeout',
+  'request_too_large',
+  'request_timeout',
+  'overloaded',
+]
+
+function possibleOutcomes(policy: RoutePolicy): RequestOutcome[] {
+  const { mode, key, scope, inFlight, tombstone, limits } = policy
+  if (mode !== 'enforce' || key.presence === 'ignored') return ['passed']
+  const sometimes: readonly (readonly [RequestOutcome, boolean])[] = [
+    ['passed', key.presence === 'optional'],
+    ['key_missing', key.presence === 'required'],
+    ['caller_missing', scope.caller.length > 0],
+    ['waited', inFlight.mode === 'wait'],
+    ['expired', tombstone > 0],
+    ['bypassed', policy.onStoreUnavailable === 'bypass'],
+    ['upstream_slow', policy.respondWithin !== null],
+    ['rate_limited', limits.newKeys !== null],
+    ['replay_forbidden', policy.authorizeReplay !== null],
+  ]
+  return [...ALWAYS, ...sometimes.flatMap(([outcome, isPossible]) => (isPossible ? [outcome] : []))]
+}

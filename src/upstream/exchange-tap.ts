@@ -1,0 +1,126 @@
+import type { Dispatcher } from 'undici'
+import type { Budget } from '../core/budget.ts'
+import { Exchange, type ExchangeRequest } from './forward.ts'
+import type { Forwarded, TappedExchange } from './port.ts'
+
+/** The events by which the one who conducts the exchange hears of it. */
+export type Handler = Required<
+  Pick<
+    Dispatcher.DispatchHandler,
+    'onRequestStart' | 'onResponseStart' | 'onResponseData' | 'onResponseEnd' | 'onResponseError'
+  >
+>
+
+/**
+ * Hears an exchange that somebody else conducts, and says what it proved by the same rules as the guard's own: for
+ * shadow mode. It delays nothing, aborts nothing and holds nothing back; a bug of it ends the hearing, not the exchange.
+ */
+export class ExchangeTap implements TappedExchange {
+  readonly ended: Promise<Forwarded>
+  readonly #exchange: Exchange
+  readonly #onBug: (error: unknown) => void
+  readonly #controller: Dispatcher.DispatchController & { rawHeaders: Buffer[]; rawTrailers: Buffer[] }
+  #dispatched = false
+  #over = false
+
+  constructor(request: ExchangeRequest, budget: Budget, onBug: (error: unknown) => void) {
+    this.#onBug = onBug
+    const { promise, resolve } = Promise.withResolvers<Forwarded>()
+    this.ended = promise
+    this.#exchange = new Exchange(request, { timeout: Number.POSITIVE_INFINITY, budget }, resolve)
+    this.#controller = {
+      aborted: false,
+      paused: false,
+      reason: null,
+      rawHeaders: [],
+      rawTrailers: [],
+      // The exchange is somebody else's: what it would break off here is just not listened to any longer.
+      abort: (reason) => this.#end(() => this.#exchange.failed(reason)),
+      pause: () => {},
+      resume: () => {},
+    }
+  }
+
+  get over(): boolean {
+    return this.#over
+  }
+
+  /** Dispatches once, heard. */
+  dispatch(dispatcher: Dispatcher, options: Dispatcher.DispatchOptions, handler: Handler): void {
+    dispatcher.dispatch(options, this.#tee(handler))
+  }
+
+  /** It ended with this error, if it has not ended otherwise. */
+  failed(error: Error): void {
+    this.#end(() => this.#exchange.failed(error))
+  }
+
+  /** The client has left. Where nobody has begun to send its request, somebody still may. */
+  gone(): void {
+    if (!this.#dispatched) this.#giveUp(new Error('the client left before its request was sent'))
+  }
+
+  /** Nobody asks any more what it proves: lets go of what was heard. */
+  ignore(): void {
+    this.#giveUp(new Error('nobody listens any more'))
+  }
+
+  #tee(handler: Handler): Handler {
+    this.#dispatched = true
+    const controller = this.#controller
+    const exchange = this.#exchange
+    return {
+      onRequestStart: (real, context) => {
+        handler.onRequestStart(real, context)
+        // Given up while it waited for a connection: not a byte leaves.
+        if (!real.aborted) this.#hear(() => exchange.onRequestStart(controller))
+      },
+      onResponseStart: (real, status, headers, reason) => {
+        handler.onResponseStart(real, status, headers, reason)
+        this.#hear(() => {
+          controller.rawHeaders = real.rawHeaders as Buffer[]
+          exchange.onResponseStart(controller, status, null, reason)
+        })
+      },
+      onResponseData: (real, chunk) => {
+        handler.onResponseData(real, chunk)
+        this.#hear(() => exchange.onResponseData(controller, chunk))
+      },
+      onResponseEnd: (real, trailers) => {
+        handler.onResponseEnd(real, trailers)
+        this.#hear(() => {
+          controller.rawTrailers = (real.rawTrailers ?? []) as Buffer[]
+          this.#end(() => exchange.onResponseEnd(controller))
+        })
+      },
+      onResponseError: (real, error) => {
+        handler.onResponseError(real, error)
+        this.#end(() => exchange.onResponseError(controller, error))
+      },
+    }
+  }
+
+  #end(how: () => void): void {
+    if (this.#over) return
+    this.#hear(how)
+    this.#over = true
+  }
+
+  #hear(event: () => void): void {
+    if (this.#over) return
+    try {
+      event()
+    } catch (error) {
+      this.#giveUp(error as Error)
+      this.#onBug(error)
+    }
+  }
+
+  /** What is not heard proves nothing: "not sent" least of all. */
+  #giveUp(error: Error): void {
+    if (this.#over) return
+    this.#over = true
+    this.#exchange.onRequestStart(this.#controller)
+    this.#exchange.failed(error)
+  }
+}

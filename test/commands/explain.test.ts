@@ -1,0 +1,231 @@
+import t from 'tap'
+import type { FullView, HistoryView } from '../../src/admin/schemas.ts'
+import { explainRecord } from '../../src/commands/explain.ts'
+import { asCsv, asMarkdown, asText, toldOf } from '../../src/commands/report-text.ts'
+import { json, plain, span, table } from '../../src/commands/terminal.ts'
+
+const RECORD: FullView = {
+  id: 'A'.repeat(43),
+  route: 'pay',
+  state: 'completed',
+  fence: 1,
+  version: 2,
+  createdAt: '2026-01-01T00:00:00.000Z',
+  updatedAt: '2026-01-01T00:00:01.000Z',
+  leaseUntil: null,
+  expiresAt: '2026-01-02T00:00:01.000Z',
+  attempts: 1,
+  method: 'POST',
+  path: '/pay',
+  fingerprint: 'B'.repeat(43),
+  response: { status: 201, headers: [], size: 2 },
+  lastError: null,
+  reconciliation: null,
+  shadowed: null,
+  history: [],
+}
+
+function event(name: string, detail: HistoryView['detail'] = {}, count = 1): HistoryView {
+  return { event: name, first: RECORD.createdAt, last: RECORD.updatedAt, count, detail }
+}
+
+function told(over: Partial<FullView>, route: Parameters<typeof explainRecord>[1] = null): string {
+  const { told: sentences, next } = explainRecord({ ...RECORD, ...over }, route)
+  return [...sentences, 'Next:', ...next].join('\n')
+}
+
+const claimed = (attempts: number, before: string): HistoryView => event('claimed', { attempts, before })
+
+void t.test('was it executed, and how often: never more certain than the record is', async (t) => {
+  const cases: [Partial<FullView>, RegExp][] = [
+    [{}, /^It was executed once\.\nThe answer was 201; 2 bytes are kept\.\nRetries get it until 2026-01-02/],
+    [{ response: { status: 201, headers: [], size: null } }, /The answer was 201; its body was not kept/],
+    [{ state: 'expired', response: null }, /^It was executed once\.\nNext:/],
+    [
+      { attempts: 2, history: [claimed(1, 'absent'), claimed(2, 'failed_retryable')] },
+      /^It was sent upstream twice; the last of them was executed\.\nEach attempt before was taken for not executed/,
+    ],
+    [
+      { attempts: 3, history: [claimed(1, 'absent'), claimed(2, 'unknown'), claimed(3, 'failed_retryable')] },
+      /sent upstream 3 times; .*\nAn attempt was made while the outcome of the one before was unknown .*: it may have been executed more than once/,
+    ],
+    [
+      // A request that was claimed, stored and answered between two flushes is one entry.
+      { attempts: 2, history: [event('executed', { before: 'unknown', after: 'completed', status: 201 })] },
+      /it may have been executed more than once/,
+    ],
+    [
+      { attempts: 2, history: [claimed(2, 'failed_retryable'), event('settled', { result: 'stale' })] },
+      /taken for not executed[^]*\nThe outcome of an earlier attempt came too late.* it may have been executed more than once/,
+    ],
+    [
+      { history: [event('resolved', { outcome: 'completed' }), event('settled', { result: 'stale' })] },
+      /^It was done, as somebody decided[^]*\nIts own outcome came after that, and was refused/,
+    ],
+    [
+      { history: [event('resolved', { outcome: 'completed', what: 'resolve', by: 'ada' })] },
+      /^It was done, as ada decided; it was sent upstream once\./,
+    ],
+    [
+      { history: [event('resolved', { outcome: 'completed', what: 'outcome' })] },
+      /^It was done, as somebody reported and the proxy decided; /,
+    ],
+    [
+      { history: [event('reconciled', { result: 'completed' })] },
+      /^It was done, as the upstream said when it was asked; it was sent upstream once/,
+    ],
+    [
+      { state: 'failed_retryable', response: null, lastError: 'the upstream answered 503' },
+      /^It counts as not executed: the upstream answered 503\.\nNext:\nNothing\. The client may retry/,
+    ],
+    [
+      { state: 'in_progress', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
+      /^It is being executed now: attempt 1, whose owner has until 2026-01-01T00:00:30.000Z .*\nNext:\nWait\./,
+    ],
+    [
+      { state: 'unknown', response: null, lastError: 'cut' },
+      /^Nobody knows whether it was executed: cut\.\nIt was sent upstream once, so it was done once or not at all\.\nNext:\nA person has to decide\./,
+    ],
+    [{ state: 'unknown', response: null, attempts: 2 }, /so it was done at most twice\./],
+    [
+      { state: 'unknown', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
+      /Its owner fell silent; the lease ended 2026-01-01T00:00:30.000Z\./,
+    ],
+    [
+      {
+        history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)],
+      },
+      /5 retries were answered without executing: 3 with the stored answer, 1 with .* after waiting for it, 1 that it is still running\.\n2 requests with this key and another content were refused\./,
+    ],
+    [{ history: [event('bypassed')] }, /onStoreUnavailable: bypass\): it was executed besides/],
+  ]
+  for (const [over, says] of cases) t.match(told(over), says)
+})
+
+void t.test('an unknown record: who looks at it next, and what a retry does until then', async (t) => {
+  const unknown = { state: 'unknown', response: null } as const
+  const asked = {
+    since: RECORD.createdAt,
+    nextLookAt: '2026-01-01T01:00:00.000Z',
+    asked: 2,
+    deadLettered: false,
+    answer: 'status 202',
+  }
+  t.match(
+    told({ ...unknown, reconciliation: asked }),
+    /asked twice; the last answer: status 202\.\nNext:\nIt is looked at again 2026-01-01T01:00:00.000Z; or decide yourself/,
+  )
+  t.match(
+    told({ ...unknown, reconciliation: { ...asked, deadLettered: true } }),
+    /Next:\nA person has to decide/,
+  )
+  const retry = { mode: 'enforce', onLeaseExpired: 'retry' }
+  const lapsed = { ...unknown, leaseUntil: RECORD.updatedAt }
+  t.match(told(lapsed, retry), /onLeaseExpired: retry, so the next retry executes it whatever was done/)
+  t.match(told({ ...unknown, history: [event('lease_expired')] }, retry), /the next retry executes it/)
+  t.match(told(unknown, retry), /Until then retries are refused, and a new key is not safe/)
+  t.match(told(lapsed, { ...retry, onLeaseExpired: 'unknown' }), /Until then retries are refused/)
+})
+
+void t.test('a route that does not protect says so', async (t) => {
+  for (const mode of ['shadow', 'off'])
+    for (const over of [{}, { state: 'unknown' }, { state: 'in_progress' }, { state: 'expired' }] as const) {
+      const says = told(over, { mode, onLeaseExpired: 'unknown' })
+      t.match(says, `The route pay is in mode ${mode}: retries are executed again`)
+      t.match(says, `in mode ${mode}, so a retry with the same key is executed`)
+      t.notMatch(says, /executed once|is not executed|Retries get it|refused|not at all/)
+    }
+  t.notMatch(told({}, { mode: 'enforce', onLeaseExpired: 'unknown' }), /retries are executed again/)
+})
+
+void t.test('what shadow mode forwarded besides is counted, whatever the mode is now', async (t) => {
+  const shadowed = { duplicates: 2, misuse: 0 }
+  const executed = /^It was executed at least once, and sent upstream at least 3 times\./
+  const besides = /2 duplicates were forwarded in shadow mode, and may have been executed, too/
+  const enforce = { mode: 'enforce', onLeaseExpired: 'unknown' }
+  for (const route of [null, enforce, { ...enforce, mode: 'shadow' }])
+    for (const state of ['completed', 'expired'] as const) {
+      t.match(told({ state, shadowed }, route), executed)
+      t.match(told({ state, shadowed }, route), besides)
+    }
+  t.match(told({ shadowed }, enforce), /Retries get it until .*[^]*Nothing\. A retry .* is not executed\.$/)
+  t.match(told({ shadowed }), /Nothing, if the route is in mode enforce: .* In any other mode it is\.$/)
+  t.match(
+    told({ shadowed: { duplicates: 0, misuse: 2 } }, enforce),
+    /executed at least once, and sent upstream at least once\.[^]*the history has none\.\n2 requests with this key and another content were forwarded/,
+  )
+  t.match(
+    told({ state: 'unknown', shadowed: { duplicates: 1, misuse: 0 } }),
+    /sent upstream at least twice; each time it may have been done\.[^]*\n1 duplicate was forwarded/,
+  )
+  t.match(
+    told({ shadowed, history: [event('resolved', { outcome: 'completed' })] }),
+    /somebody decided; it was sent upstream at least 3 times\./,
+  )
+})
+
+void t.test('nothing from outside reaches a terminal as more than text', async (t) => {
+  const evil = 'a\x1b]0;x\x07\n\x9b2J\u202eb'
+  t.equal(plain(evil), 'a\\u001b]0;x\\u0007\\u000a\\u009b2J\\u202eb')
+  t.notMatch(table([[evil, 'b']]).trimEnd(), /[\p{Cc}\u202e]/u)
+  t.strictSame(JSON.parse(json({ evil })), { evil })
+  t.notMatch(json({ evil }).trimEnd(), /[\p{Cc}\u202e]/u)
+})
+
+void t.test('spans are told in their largest unit', async (t) => {
+  t.strictSame([500, 59_000, 61_000, 7_200_000, 172_800_000].map(span), ['1s', '59s', '1m', '2h', '2d'])
+})
+
+void t.test('one report, four formats: all figures in all of them, quoted as each needs', async (t) => {
+  const zeros = {
+    records: 2,
+    executed: 1,
+    expired: 0,
+    notExecuted: 0,
+    running: 0,
+    unknown: 1,
+    attempts: 2,
+    replayed: 3,
+    prevented: 4,
+    misuse: 0,
+    lapsed: 0,
+    recovered: 0,
+    stale: 0,
+    reconciled: 0,
+    resolved: 0,
+  }
+  const report = {
+    since: '2026-01-01T00:00:00.000Z',
+    now: '2026-01-02T00:00:00.000Z',
+    looked: 9,
+    complete: false,
+    unreadable: 1,
+    period: [
+      { route: '=a|"b",c', ...zeros },
+      { route: 'd', ...zeros },
+    ],
+    unknown: [],
+    counted: null,
+    asked: null,
+  }
+  const text = asText(toldOf(report))
+  t.match(
+    text,
+    /^Records created from 2026-01-01T00:00:00.000Z to 2026-01-02T00:00:00.000Z, as far as they are still kept\nROUTE +RECORDS +EXECUTED/,
+  )
+  t.match(text, /\n\(all\) +4 +2 +0 +0 +0 +2 +4 +6 +8 +0/)
+  t.match(text, /\nUnknown now, whenever created, by age\nnone\n/)
+  t.match(
+    text,
+    /Only 9 records were looked at, and there are more: the figures are too low\.\n1 records cannot be read/,
+  )
+  t.match(text, /No running proxy was asked/)
+  t.match(
+    asMarkdown(toldOf(report)),
+    /^## Records created .*\n\n\| route \| records \|.*\n\| --- \| --: \|.*\n\| =a\\\|"b",c \| 2 \| 1 \|/,
+  )
+  const csv = asCsv(toldOf(report)).split('\r\n')
+  t.equal(csv[0], 'table,route,figure,value')
+  t.equal(csv[1], `period,"'=a|""b"",c",records,2`)
+  t.equal(csv.length, 1 + 2 * Object.keys(zeros).length + 1)
+})

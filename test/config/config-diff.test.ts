@@ -1,0 +1,355 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { changeLine } from '../../src/admin/effective.ts'
+import type { Config } from '../../src/config/config.ts'
+import { type Change, changesBetween } from '../../src/config/config-diff.ts'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { FILE_RELOAD_RULES, POLICY_RELOAD_RULES, ruleOf } from '../../src/config/reload-rules.ts'
+import { configurationDoc } from '../support/configuration-doc.ts'
+import { tempDir } from '../support/e2e.ts'
+
+function tempFile(t: Test, text: string): string {
+  const file = join(tempDir(t), 'file')
+  writeFileSync(file, text)
+  return file
+}
+
+function configOf(text: string): Config {
+  const loaded = loadConfig({ text, env: {}, flags: { upstream: 'http://127.0.0.1:3000' } })
+  if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
+  return loaded.config
+}
+
+function changes(before: string, after: string): Change[] {
+  return changesBetween(configOf(before), configOf(after))
+}
+
+/** What a reload refuses, as people read it. */
+function refused(before: string, after: string): string[] {
+  return changes(before, after)
+    .filter(({ effect }) => effect !== 'live')
+    .map((change) => `${change.effect} ${changeLine(change)}`)
+}
+
+function paths(before: string, after: string, effect: Change['effect']): string[] {
+  return changes(before, after)
+    .filter((change) => change.effect === effect)
+    .map(({ path }) => path)
+}
+
+void t.test('every property of the file says what its change takes', async (t) => {
+  const [file = '', policy = ''] = configurationDoc().split('## Of `defaults`')
+  const rows = (text: string): string[] =>
+    [...text.matchAll(/^\| `([^`]+)`/gm)].map(([, path]) => path as string)
+  for (const path of rows(file)) {
+    const own = path.replace(/^routes\[\]\./, '')
+    t.not(ruleOf<unknown>(own === path ? FILE_RELOAD_RULES : POLICY_RELOAD_RULES, own), undefined, path)
+  }
+  for (const path of rows(policy)) t.not(ruleOf<unknown>(POLICY_RELOAD_RULES, path), undefined, path)
+  t.ok(rows(file).length > 40 && rows(policy).length > 50)
+})
+
+void t.test('what no table knows takes a restart', async (t) => {
+  const config = configOf('')
+  const before = { ...config, novelty: { a: 1 }, defaults: { ...config.defaults, trick: 1 } }
+  const after = { ...config, novelty: { a: 2 }, defaults: { ...config.defaults, trick: 2 } }
+  t.same(
+    changesBetween(before, after).map(({ path, effect }) => [path, effect]),
+    [
+      ['novelty.a', 'restart'],
+      ['defaults.trick', 'restart'],
+    ],
+  )
+})
+
+void t.test(
+  '§10 listeners, upstream and store take a restart, and the rest of the file but its limits',
+  async (t) => {
+    const token = tempFile(t, 'a-token')
+    const other = tempFile(t, 'b-token')
+    const cases: [before: string, after: string, line: string][] = [
+      ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen: 127.0.0.1:1 → 127.0.0.1:2'],
+      ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen: none → 127.0.0.1:9901'],
+      [
+        `admin: { tokenFile: ${token} }`,
+        `admin: { tokenFile: ${other} }`,
+        'restart admin.tokenFile: *** → *** (another value)',
+      ],
+      ['upstream: { timeout: 30s }', 'upstream: { timeout: 40s }', 'restart upstream.timeout: 30s → 40s'],
+      [
+        'service: pay\nstore: { url: "redis://user:secret@h1/0" }',
+        'service: pay\nstore: { url: "redis://user:other@h2/0" }',
+        'restart store.url: redis://***@h1/0 → redis://***@h2/0',
+      ],
+      ['', 'log: { format: json }', 'restart log.format: auto → json'],
+      ['', 'metrics: { defaults: false }', 'restart metrics.defaults: true → false'],
+      ['', 'trustProxy: [10.0.0.0/8]', 'restart trustProxy: [] → ["10.0.0.0/8"]'],
+      [
+        'defaults: { scope: { host: true } }',
+        'trustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
+        'identifies trustProxy: [] → ["10.0.0.0/8"]',
+      ],
+      [
+        'unmatched: pass\ndefaults: { scope: { host: true } }',
+        'unmatched: pass\ntrustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
+        'restart trustProxy: [] → ["10.0.0.0/8"]',
+      ],
+      ['', 'status: { path: /status }', 'restart status.path: off → /status'],
+      ['', 'unmatched: pass', 'identifies unmatched: protect → pass'],
+      ['', 'service: payments', 'identifies service: default → payments'],
+    ]
+    for (const [before, after, line] of cases) t.match(refused(before, after), [line], line)
+    const secret = tempFile(t, 'x'.repeat(40))
+    const later = tempFile(t, 'y'.repeat(40))
+    t.strictSame(
+      refused(`store: { secretFile: ${secret} }`, `store: { secretFile: ${later} }`),
+      ['identifies store.secretFile: *** → *** (another value)'],
+      'the content counts, and is not shown',
+    )
+    t.strictSame(
+      refused('', `issuer: { path: /keys, secretFile: ${secret} }`).map((line) => line.split(':')[0]),
+      ['restart issuer.path', 'restart issuer.secretFile', 'restart issuer.ttl'],
+    )
+    const issued = (file: string, only: boolean) =>
+      `issuer: { path: /keys, secretFile: ${file} }\ndefaults: { key: { issuedOnly: ${only} } }`
+    for (const only of [true, false])
+      t.strictSame(refused(issued(secret, only), issued(later, only)), [
+        `${only ? 'identifies' : 'restart'} issuer.secretFile: *** → *** (another value)`,
+      ])
+  },
+)
+
+void t.test('limits, and what decides about requests but does not identify them, is live', async (t) => {
+  const before = 'routes: [{ name: pay, match: { path: /pay } }]'
+  const after = `limits: { request: 2MiB, buffered: 128MiB, inFlight: 10, waiters: 5, upload: 3s, newKeys: 10/m }
+defaults: { ttl: 48h }
+routes:
+  - name: pay
+    match: { path: /pay }
+    mode: shadow
+    profile: lenient
+    key: { presence: required, forward: X-Key, forwardFence: true }
+    inFlight: { mode: wait, wait: 3s, status: 425 }
+    misuse: { status: 409 }
+    lease: 20s
+    ttlFailed: 2h
+    tombstone: 1h
+    unresolvedTtl: 60d
+    respondWithin: 20s
+    outcomes: { "503": release }
+    onLeaseExpired: retry
+    onStoreUnavailable: bypass
+    keep: outcome
+    replay: { excludeHeaders: [date] }
+    statusHeader: true
+    authorizeReplay: { path: /me }
+    scope: { caller: "header:authorization" }
+    limits: { response: 1MiB }
+    reconcile: { request: { path: "/pay?key={key}", headers: { authorization: Bearer top-secret } }, identity: { /id: "{key}" }, completed: { status: 200 } }
+`
+  t.strictSame(refused(before, after), [])
+  const live = changes(before, after).map(changeLine)
+  t.ok(live.includes('routes[pay].ttl: 24h → 48h'))
+  t.ok(live.includes('limits.inFlight: 2000 → 10'))
+  t.ok(live.includes('routes[pay].outcomes: {} → {"503":"release"}'))
+  t.notMatch(live.join('\n'), /top-secret/)
+  t.strictSame(refused(after, before), [], 'and back')
+})
+
+void t.test('§10 what identifies records is refused, on a route and in defaults', async (t) => {
+  const jwt = (more: string): string =>
+    `scope: { caller: "jwt:sub", jwt: { jwks: "https://a.example/keys", ${more} } }`
+  const cases: [before: string, after: string, property: string][] = [
+    ['', 'key: { from: ["header:x-key"] }', 'key.from'],
+    ['', 'key: { from: ["header:idempotency-key", "json:/id"] }', 'key.from'],
+    ['', 'key: ignored', 'key.presence'],
+    ['key: ignored', 'key: required', 'key.presence'],
+    ['', 'mode: off', 'mode'],
+    ['mode: shadow', 'mode: off', 'mode'],
+    ['', 'key: { derive: { json: [/id] } }', 'key.derive'],
+    [
+      'key: { derive: { json: [/id], bucket: 1h } }',
+      'key: { derive: { json: [/id], bucket: 2h } }',
+      'key.derive',
+    ],
+    ['', 'key: { syntax: strict }', 'key.syntax'],
+    ['', 'key: { minLength: 2 }', 'key.minLength'],
+    ['', 'key: { maxLength: 254 }', 'key.maxLength'],
+    ['', 'key: { pattern: "[a-z]+" }', 'key.pattern'],
+    ['key: { pattern: "[a-z]+" }', 'key: { pattern: "[a-y]+" }', 'key.pattern'],
+    ['', 'fingerprint: { body: raw }', 'fingerprint.body'],
+    ['', 'fingerprint: { ignore: [/sentAt] }', 'fingerprint.ignore'],
+    ['', 'fingerprint: { headers: [x-tenant] }', 'fingerprint.headers'],
+    ['', 'fingerprint: { query: sorted }', 'fingerprint.query'],
+    ['', 'scope: { caller: "header:x-api-key" }', 'scope.caller'],
+    ['', 'scope: { caller: none }', 'scope.caller'],
+    ['', 'scope: { path: none }', 'scope.path'],
+    ['', 'scope: { anonymous: reject }', 'scope.anonymous'],
+    [jwt('audience: a'), jwt('audience: b'), 'scope.jwt'],
+    [jwt('issuer: a'), jwt('issuer: b'), 'scope.jwt'],
+  ]
+  for (const [before, after, property] of cases) {
+    const flow = (text: string): string => (text === '' ? '' : `, ${text}`)
+    const route = (text: string): string => `routes: [{ name: pay, match: { path: /pay }${flow(text)} }]`
+    t.strictSame(
+      paths(route(before), route(after), 'identifies'),
+      [`routes[pay].${property}`],
+      `route: ${after}`,
+    )
+    t.strictSame(
+      paths(`defaults: { ${before} }`, `defaults: { ${after} }`, 'identifies'),
+      [`defaults.${property}`],
+      `defaults: ${after}`,
+    )
+    t.strictSame(
+      paths(
+        `unmatched: pass\ndefaults: { ${before} }`,
+        `unmatched: pass\ndefaults: { ${after} }`,
+        'identifies',
+      ),
+      [],
+      'defaults that no request is decided by',
+    )
+  }
+  t.strictSame(
+    refused(
+      'defaults: { scope: { caller: none } }',
+      'defaults: { scope: { caller: none, anonymous: reject } }',
+    ),
+    [],
+    'where nobody is told apart, nobody is anonymous',
+  )
+  t.match(refused('', 'defaults: { profile: strict, scope: { caller: "header:x-api-key" } }'), [
+    'identifies defaults.key.minLength: 1 → 16',
+    'identifies defaults.scope.caller: ["header:authorization"] → ["header:x-api-key"]',
+    'identifies defaults.scope.anonymous: share → reject',
+  ])
+})
+
+void t.test('rules of keys may become wider: every key that was used is still one', async (t) => {
+  const secret = tempFile(t, 'x'.repeat(40))
+  const yaml = (key: string): string =>
+    `issuer: { path: /keys, secretFile: ${secret} }\ndefaults: { key: { ${key} } }`
+  const narrow = yaml('syntax: strict, minLength: 8, maxLength: 250, pattern: "[a-z]+"')
+  t.strictSame(refused(narrow, yaml('syntax: lenient, minLength: 1, maxLength: 255')), [])
+  t.strictSame(refused(yaml('issuedOnly: true'), yaml('issuedOnly: false')), [])
+  t.strictSame(paths(yaml('issuedOnly: false'), yaml('issuedOnly: true'), 'identifies'), [
+    'defaults.key.issuedOnly',
+  ])
+})
+
+void t.test('an ignored route may change its scope: it has no records', async (t) => {
+  const route = (more: string): string =>
+    `routes: [{ name: pay, match: { path: /pay }, key: ignored, ${more} }]`
+  t.strictSame(refused(route('ttl: 2h'), route('scope: { caller: none }')), [])
+})
+
+function routes(...list: string[]): string {
+  return `routes: [${list.map((one) => `{ ${one} }`).join(', ')}]`
+}
+
+void t.test('§10 match of a route that stays is refused', async (t) => {
+  const before = routes('name: pay, match: { path: /pay }')
+  for (const [match, property] of [
+    ['{ path: /pay2 }', 'path'],
+    ['{ path: /pay, methods: [POST] }', 'methods'],
+    ['{ path: /pay, exact: true }', 'exact'],
+  ])
+    t.ok(
+      paths(before, routes(`name: pay, match: ${match}`), 'identifies').includes(
+        `routes[pay].match.${property}`,
+      ),
+    )
+  t.strictSame(
+    refused(
+      routes('name: pay, match: { path: /pay, methods: [POST, PATCH] }'),
+      routes('name: pay, match: { path: /pay, methods: [PATCH, POST] }'),
+    ),
+    [],
+    'the order of methods says nothing',
+  )
+  t.match(
+    refused(
+      routes('name: a, match: { path: /a }, key: ignored'),
+      routes('name: a, match: { path: /b }, key: ignored'),
+    ),
+    ['identifies routes[a].match.path: /a → /b'],
+    'of one that is ignored, too: its requests become protected ones',
+  )
+})
+
+void t.test('routes come, go and move where their requests keep their records', async (t: Test) => {
+  const pay = 'name: pay, match: { path: /pay }'
+  const refunds = 'name: refunds, match: { path: /refunds }, ttl: 48h, key: required'
+  const wide = 'name: all, match: { path: "/*" }'
+  t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'as under defaults')
+  t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
+  t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
+  t.strictSame(refused(routes(pay, wide), routes(refunds, wide)), [], 'as under the wider route')
+  t.strictSame(
+    refused(routes(pay), routes('name: charge, match: { path: /pay }')),
+    [],
+    'a route may be renamed where its name is in no id',
+  )
+  t.match(
+    refused(
+      routes('name: a, match: { path: /a }, scope: { path: route }'),
+      routes('name: b, match: { path: /a }, scope: { path: route }'),
+    ),
+    ['identifies routes[b].name: a → b (POST /a, of route a before)'],
+  )
+  t.match(
+    refused(
+      routes(pay),
+      routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
+    ),
+    [
+      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
+    ],
+  )
+  t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
+    'identifies defaults: not protected → protected (POST /free, of route free before)',
+  ])
+  t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
+    'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
+  ])
+  t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
+    'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
+  ])
+  t.strictSame(
+    refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
+    [],
+    'unprotected before and after',
+  )
+  t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
+    'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
+  ])
+})
+
+void t.test('of overlapping routes the first counts', async (t) => {
+  const narrow = 'name: narrow, match: { path: /v1/pay }, scope: { caller: none }'
+  const wide = 'name: wide, match: { path: "/v1/*" }'
+  const one = 'name: one, match: { path: "/:x/a" }, scope: { caller: none }'
+  const other = 'name: other, match: { path: "/b/:y" }'
+  const exact = 'name: exact, match: { path: /v1/pay, exact: true }, scope: { caller: none }'
+  for (const list of [
+    [narrow, wide],
+    [one, other],
+    [exact, wide],
+    [narrow, wide, one, other],
+  ])
+    t.strictSame(changes(routes(...list), routes(...list)), [], 'nothing moves')
+  t.strictSame(
+    paths(routes(one, other), routes(other, one), 'identifies'),
+    ['routes[other].scope.caller'],
+    'of what both match',
+  )
+  t.strictSame(paths(routes(narrow, wide), routes(wide), 'identifies'), ['routes[wide].scope.caller'])
+  t.strictSame(
+    paths(routes(narrow, wide), routes(narrow, 'name: more, match: { path: /v1/more }', wide), 'identifies'),
+    [],
+  )
+  const under = 'name: under, match: { path: "/v1/pay/*" }'
+  t.strictSame(paths(routes(narrow), routes(narrow, under), 'identifies'), [], '/v1/pay/* has a slash more')
+})

@@ -1,0 +1,402 @@
+import fc from 'fast-check'
+import t from 'tap'
+import {
+  type AnswerMeaning,
+  asksByKey,
+  buildQuestion,
+  pathParameters,
+  type Question,
+  type ReconcilePolicy,
+  readAnswer,
+} from '../../src/core/reconcile/answer.ts'
+import type { RecordId, StoredResponse } from '../../src/core/record.ts'
+
+const ID = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ' as RecordId
+
+/** The route of the contract's example. */
+const POLICY: ReconcilePolicy = {
+  request: { method: 'GET', path: '/v1/payments?idempotency_key={key}', headers: [] },
+  identity: [{ pointer: '/data/0/idempotency_key', value: '{key}' }],
+  completed: [{ status: 200, when: [], json: '/data/0', response: { status: null, headers: [] } }],
+  notFound: { status: 404, when: [] },
+  pending: null,
+  after: 60_000,
+  every: 5_000,
+  attempts: 20,
+}
+const policy = (more: Partial<ReconcilePolicy> = {}): ReconcilePolicy => ({ ...POLICY, ...more })
+const form = (more: Partial<ReconcilePolicy['completed'][0]> = {}): ReconcilePolicy['completed'] => [
+  { ...(POLICY.completed[0] as ReconcilePolicy['completed'][0]), ...more },
+]
+
+function answer(status: number, body: unknown, headers: readonly string[] = []): StoredResponse {
+  const text = typeof body === 'string' || Buffer.isBuffer(body) ? body : JSON.stringify(body)
+  return { status, reason: 'Fine', headers, body: Buffer.from(text as string), trailers: [] }
+}
+
+function asked(by: ReconcilePolicy, key: string | null): Question {
+  const question = buildQuestion(by, ID, key)
+  if (typeof question === 'string') throw new Error(question)
+  return question
+}
+
+const read = (
+  given: StoredResponse,
+  more: Partial<ReconcilePolicy> = {},
+  key: string | null = 'k1',
+): AnswerMeaning => readAnswer(policy(more), 'response', ID, key, given)
+
+void t.test(
+  'a question: key and record id percent-encoded in the path, as they are in headers',
+  async (t) => {
+    const request = {
+      method: 'POST',
+      path: '/p/{record}?k={key}&k2={key}',
+      headers: ['X-{key}', '{key}/{record}/{other}', 'Authorization', 'Bearer secret'],
+    }
+    const key = `a/b?c=d&e#f%2F {key}{record} $& $1 !'()*"\\~-._`
+    const question = asked(policy({ request }), key)
+    t.equal(question.method, 'POST')
+    const [path = '', query] = question.target.split('?')
+    t.equal(path, `/p/${ID}`)
+    t.match(question.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
+    t.same(new URLSearchParams(query).getAll('k'), [key])
+    t.same(new URLSearchParams(query).getAll('k2'), [key])
+    const own = ['X-{key}', `${key}/${ID}/{other}`, 'Authorization', 'Bearer secret']
+    const defaults = [
+      'Accept',
+      'application/json',
+      'Accept-Encoding',
+      'identity',
+      'Cache-Control',
+      'no-cache',
+    ]
+    t.same(question.headers, defaults.concat(own))
+  },
+)
+
+void t.test('any printable key stays one value of the query and one segment of the path', async (t) => {
+  const keys = fc.string({
+    unit: fc.integer({ min: 0x20, max: 0x7e }).map((c) => String.fromCharCode(c)),
+    minLength: 1,
+  })
+  const request = { ...POLICY.request, path: '/payments/{key}/state?k={key}' }
+  fc.assert(
+    fc.property(keys, (key) => {
+      if (key === '.' || key === '..') return true
+      const target = asked(policy({ request }), key).target
+      const [path = '', query = ''] = target.split('?')
+      const [, , segment = '', last] = path.split('/')
+      return (
+        decodeURIComponent(segment) === key &&
+        last === 'state' &&
+        target.split('?').length === 2 &&
+        new URLSearchParams(query).get('k') === key
+      )
+    }),
+  )
+  t.pass()
+})
+
+void t.test(
+  'a key that is a dot segment cannot be asked by in a path: it would be another path',
+  async (t) => {
+    for (const key of ['.', '..'])
+      for (const path of ['/payments/{key}', '/payments/{key}/state', '/payments/{key}?a=1', '/{key}'])
+        t.match(buildQuestion(policy({ request: { ...POLICY.request, path } }), ID, key), /dot segment/, path)
+    t.equal(asked(POLICY, '..').target, '/v1/payments?idempotency_key=..')
+    t.equal(
+      asked(policy({ request: { ...POLICY.request, path: '/p/{key}?b=/../' } }), '...').target,
+      '/p/...?b=/../',
+    )
+    t.equal(asked(policy({ request: { ...POLICY.request, path: '/p/x{key}' } }), '..').target, '/p/x..')
+  },
+)
+
+void t.test('a header that the route sets takes the place of its default', async (t) => {
+  const headers = [
+    'accept',
+    'application/vnd.api+json',
+    'Accept-Encoding',
+    'gzip',
+    'cache-control',
+    'no-store',
+  ]
+  const question = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
+  t.same(question.headers, headers)
+})
+
+void t.test('"not found" out of a cache says nothing of now', async (t) => {
+  const empty = { when: [{ pointer: '/data', value: '[]' }], status: 200 }
+  for (const [given, more] of [
+    [(headers: string[]) => answer(404, {}, headers), {}],
+    [(headers: string[]) => answer(200, { data: [] }, headers), { notFound: empty }],
+  ] as const) {
+    for (const age of ['0', '', '00'])
+      t.equal(read(given(['Age', age]), more).kind, 'not_found', `Age: ${age}`)
+    t.equal(read(given([]), more).kind, 'not_found')
+    for (const age of ['1', '86400', 'x'])
+      t.match(read(given(['age', age]), more), { kind: 'pending', why: /out of a cache/ }, `Age: ${age}`)
+  }
+  // What was done once is done.
+  const done = { data: [{ idempotency_key: 'k1' }] }
+  t.equal(read(answer(200, done, ['Age', '9'])).kind, 'completed')
+})
+
+void t.test('the key is kept only where it is asked by', async (t) => {
+  t.ok(asksByKey(POLICY))
+  const byRecord = { method: 'GET', path: '/p/{record}', headers: ['A', 'b'] }
+  const identity = [{ pointer: '/record', value: '{record}' }]
+  t.notOk(asksByKey(policy({ request: byRecord, identity })))
+  t.ok(asksByKey(policy({ request: { ...byRecord, headers: ['A', '{key}'] }, identity })))
+  t.ok(asksByKey(policy({ request: byRecord })))
+  t.equal(asked(policy({ request: byRecord, identity }), null).target, `/p/${ID}`)
+  t.match(buildQuestion(POLICY, ID, null), /key was not kept/, 'a record that has none cannot be asked about')
+})
+
+const DATED = ['Set-Cookie', 'a=1', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT', 'Content-Type', 'text/json']
+const PAYMENT = { id: 'p1', idempotency_key: 'k1', amount: 12 }
+
+void t.test(
+  'O02 a completed answer keeps what `json` points at, with the status of the answer',
+  async (t) => {
+    const given = answer(200, { data: [PAYMENT, { secret: 1 }], more: 'secret' }, DATED)
+    t.same(read(given), {
+      kind: 'completed',
+      result: {
+        kept: true,
+        response: {
+          status: 200,
+          reason: 'Fine',
+          headers: ['Content-Type', 'application/json', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT'],
+          body: Buffer.from(JSON.stringify(PAYMENT)),
+          trailers: [],
+        },
+      },
+    })
+  },
+)
+
+void t.test('what is kept is the text as it was written', async (t) => {
+  const text = '{"data":[ {"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"} ]}'
+  const verdict = read(answer(200, text))
+  t.equal(
+    verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.body.toString(),
+    '{"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"}',
+  )
+})
+
+void t.test(
+  '`completed.response` gives status and headers; without `json` the whole body is kept',
+  async (t) => {
+    const verdict = read(answer(200, { data: [PAYMENT] }), {
+      completed: form({
+        json: '',
+        response: {
+          status: 201,
+          headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
+        },
+      }),
+    })
+    t.match(verdict, {
+      kind: 'completed',
+      result: {
+        response: {
+          status: 201,
+          reason: '',
+          headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
+        },
+      },
+    })
+    t.equal(
+      verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.body.toString(),
+      JSON.stringify({ data: [PAYMENT] }),
+    )
+  },
+)
+
+void t.test('a status without a body has none, nor its type', async (t) => {
+  for (const status of [204, 205, 304]) {
+    const verdict = read(answer(200, { data: [PAYMENT] }), {
+      completed: form({ response: { status, headers: [] } }),
+    })
+    t.match(verdict, { result: { response: { status, headers: [], body: Buffer.alloc(0) } } })
+  }
+})
+
+void t.test('`keep: outcome` keeps nothing of the body', async (t) => {
+  const completed = form({ response: { status: 201, headers: ['Location', '/p1'] } })
+  t.same(readAnswer(policy({ completed }), 'outcome', ID, 'k1', answer(200, { data: [PAYMENT] })), {
+    kind: 'completed',
+    result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' },
+  })
+})
+
+void t.test(
+  'identity: every pointer is there and equal, else it is no answer about this record',
+  async (t) => {
+    const of = (payment: unknown) => read(answer(200, { data: [payment] })).kind
+    t.equal(of({ idempotency_key: 'k1' }), 'completed')
+    for (const other of ['k2', 'K1', 'k1 ', '', 1, true, ['k1'], { k1: 1 }])
+      t.equal(of({ idempotency_key: other }), 'mismatch', JSON.stringify(other))
+    for (const [key, other] of [
+      ['[]', []],
+      ['{}', {}],
+    ] as const)
+      t.equal(read(answer(200, { data: [{ idempotency_key: other }] }), {}, key).kind, 'mismatch')
+    for (const missing of [{}, { idempotency_key: null }, null, 'k1', []])
+      t.equal(of(missing), 'pending', JSON.stringify(missing))
+    t.equal(
+      read(answer(200, '{"data":[{"idempotency_key":"k2","idempotency_key":"k1"}]}')).kind,
+      'pending',
+      'two of the name say nothing',
+    )
+    t.equal(read(answer(200, { data: [{ idempotency_key: 'null' }] }), {}, 'null').kind, 'completed')
+    t.equal(read(answer(200, { data: [{ idempotency_key: null }] }), {}, 'null').kind, 'pending')
+    t.equal(read(answer(200, { data: [{ idempotency_key: 123 }] }), {}, '123').kind, 'completed')
+    const both = { identity: [...POLICY.identity, { pointer: '/record', value: '{record}' }] }
+    t.equal(read(answer(200, { data: [PAYMENT], record: ID }), both).kind, 'completed')
+    const mismatch = read(answer(200, { data: [PAYMENT], record: 'secret' }), both)
+    t.same(mismatch, { kind: 'mismatch', why: 'status 200, and /record is not that of this record' })
+    t.equal(read(answer(200, { data: [PAYMENT] }), both).kind, 'pending')
+  },
+)
+
+void t.test('identity none: whatever answers is believed', async (t) => {
+  t.equal(read(answer(200, { data: [{}] }), { identity: [] }).kind, 'completed')
+  t.equal(read(answer(200, { data: [] }), { identity: [] }).kind, 'pending', 'a missing pointer is pending')
+})
+
+void t.test('O03 what fits `notFound` is not found; anything that fits nothing is pending', async (t) => {
+  t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
+  t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
+  for (const status of [201, 202, 301, 401, 403, 409, 410, 429])
+    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which no pattern fits` })
+})
+
+void t.test('nothing can be read from a 5xx, and from what is no JSON in UTF-8', async (t) => {
+  for (const status of [500, 502, 503, 504]) t.equal(read(answer(status, {})).kind, 'unusable')
+  t.equal(read(answer(418, 'teapot')).kind, 'unusable')
+  for (const body of ['', '<p>', '{"data":[', Buffer.from([0x22, 0xff, 0x22])])
+    t.equal(read(answer(200, body)).kind, 'unusable', String(body))
+  t.equal(read(answer(200, { data: [PAYMENT] }, ['Content-Encoding', 'gzip'])).kind, 'unusable')
+  t.equal(
+    read(answer(503, 'down'), { notFound: { status: 503, when: [] } }).kind,
+    'not_found',
+    'if it is said so',
+  )
+})
+
+void t.test('`when` tells answers of one status apart, and a found refusal is a completed one', async (t) => {
+  const completed = [
+    ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
+    ...form({
+      when: [
+        { pointer: '/state', value: 'paid' },
+        { pointer: '/final', value: 'true' },
+      ],
+    }),
+  ]
+  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
+  const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
+  t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
+  t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
+  t.same(of({ state: 'paid', final: false }), { kind: 'pending', why: 'status 200, which no pattern fits' })
+  t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
+  t.equal(of({}).kind, 'pending')
+})
+
+void t.test('a search that finds nothing with 200 is told by `when`', async (t) => {
+  for (const [value, empty] of [
+    ['[]', { data: [] }],
+    ['0', { data: [], total: 0 }],
+  ] as const) {
+    const notFound = { status: 200, when: [{ pointer: value === '0' ? '/total' : '/data', value }] }
+    t.equal(read(answer(200, empty), { notFound }).kind, 'not_found')
+    t.equal(read(answer(200, { data: [PAYMENT], total: 1 }), { notFound }).kind, 'completed')
+  }
+  const spaced = { notFound: { status: 200, when: [{ pointer: '/data', value: '[]' }] } }
+  t.equal(read(answer(200, '{ "data": [ \n ] }'), spaced).kind, 'not_found')
+  const notFound = { status: 200, when: [{ pointer: '/total', value: '0' }] }
+  t.equal(
+    read(answer(200, { data: [PAYMENT], total: 0 }), { notFound }).kind,
+    'completed',
+    'what is shown to be there is there',
+  )
+  t.equal(
+    read(answer(200, { data: [{ idempotency_key: 'k2' }], total: 0 }), { notFound }).kind,
+    'mismatch',
+    'an answer that contradicts itself frees no key',
+  )
+  t.equal(read(answer(200, { total: 0 }), { notFound, identity: [] }).kind, 'not_found')
+})
+
+void t.test('a refusal of a proxy in between is not the word of the upstream', async (t) => {
+  const body = JSON.stringify({ data: [{ idempotency_key: 'k1' }] })
+  for (const status of [200, 404])
+    t.match(
+      readAnswer(
+        POLICY,
+        'response',
+        ID,
+        'k1',
+        {
+          status,
+          reason: '',
+          headers: ['Content-Type', 'application/problem+json', 'Idempotency-Retry', 'no'],
+          body: Buffer.from(body),
+          trailers: [],
+        },
+        new Map(),
+      ),
+      { kind: 'unusable', why: /Idempotency-Retry/ },
+    )
+})
+
+void t.test('segments of the path, by the names of the route', async (t) => {
+  const of = (path: string, actual: string, exact = false) => [...pathParameters({ path, exact }, actual)]
+  t.same(
+    of('/accounts/:id/charges', '/accounts/1%202/charges'),
+    [['id', '1%202']],
+    'as they stand in the path',
+  )
+  t.same(of('/a/:one/:two/*', '/a/1/2/3/4'), [
+    ['one', '1'],
+    ['two', '2'],
+  ])
+  t.same(of('/a/:id/', '/a/1'), [['id', '1']], 'a slash at the end does not count')
+  t.same(of('/a/:id', '/a//1', true), [['id', '']], 'unless it is exact')
+  t.same(of('/a/:id', '/a/%ff'), [['id', '%ff']])
+  t.same(of('/a/:id', '/a'), [])
+  t.same(of('/a', '/b'), [])
+  const named = policy({
+    request: { method: 'GET', path: '/a/{:id}?k={key}&of={:id}', headers: ['X-Path', '{:id}'] },
+    identity: [{ pointer: '/account', value: '{:id}' }],
+  })
+  const put = (value: string) => buildQuestion(named, ID, 'k1', new Map([['id', value]]))
+  t.match(put('1'), { target: '/a/1?k=k1&of=1' })
+  t.match(put('1&k=k2%2Fx'), { target: '/a/1&k=k2%2Fx?k=k1&of=1%26k%3Dk2%2Fx' }, 'data, wherever it stands')
+  t.match(put('caf%C3%A9'), { target: '/a/caf%C3%A9?k=k1&of=caf%C3%A9' })
+  for (const segment of ['%FF', 'caf%E9', '%C3%A9%FF']) {
+    t.match(put(segment), /cannot be asked: :id of the record's path is not UTF-8/)
+    t.match(
+      buildQuestion({ ...named, identity: [] }, ID, 'k1', new Map([['id', segment]])),
+      { target: `/a/${segment}?k=k1&of=${segment}` },
+      'byte for byte',
+    )
+  }
+  t.ok((put('1') as Question).headers.includes('{:id}'), 'not in headers, which cannot carry every text')
+  t.match(put('..'), /dot segment/)
+  t.equal(buildQuestion(named, ID, 'k1'), "cannot be asked: the record's path has no :id")
+  const completed = [{ status: 200, when: [], json: '', response: { status: null, headers: [] } }]
+  const read = (account: string) =>
+    readAnswer(
+      { ...named, completed },
+      'response',
+      ID,
+      'k1',
+      answer(200, { account }),
+      new Map([['id', '1']]),
+    ).kind
+  t.same([read('1'), read('2')], ['completed', 'mismatch'])
+})

@@ -1,0 +1,212 @@
+import t from 'tap'
+import type { ReconcilePolicy } from '../../src/core/reconcile/answer.ts'
+import {
+  claimedAt,
+  nextStep,
+  pauseAfter,
+  pauseWithoutQuestion,
+  type QuestionResult,
+  reportAt,
+  waitsOf,
+} from '../../src/core/reconcile/schedule.ts'
+import { newReconciliation, type Reconciliation } from '../../src/core/record.ts'
+import { RESULT, unknown } from './fixtures.ts'
+
+const HOUR = 3_600_000
+const DAY = 24 * HOUR
+const CLAIMED = 1_000_000
+const SINCE = CLAIMED + 60_000
+
+const POLICY: ReconcilePolicy = {
+  request: { method: 'GET', path: '/', headers: [] },
+  identity: [],
+  completed: [],
+  notFound: { status: 404, when: [] },
+  pending: null,
+  after: 60_000,
+  every: 5_000,
+  attempts: 20,
+}
+const known = (more: Partial<Reconciliation> = {}): Reconciliation => ({
+  ...newReconciliation(SINCE),
+  ...more,
+})
+const step = (
+  heard: QuestionResult,
+  before = known(),
+  askedAt = SINCE,
+  policy = POLICY,
+  spellings: 1 | 2 = 1,
+) => nextStep(policy, before, { first: CLAIMED + policy.after - askedAt, next: 0 }, heard, spellings)
+
+const NOT_FOUND: QuestionResult = { kind: 'not_found' }
+const PENDING: QuestionResult = { kind: 'pending', why: 'status 202' }
+
+void t.test('backoff from `every`, doubling up to an hour, or `every` where that is longer', async (t) => {
+  t.same(
+    [0, 1, 2, 3, 9, 10, 11, 19, 1000].map((asked) => pauseAfter(asked, POLICY)),
+    [5_000, 10_000, 20_000, 40_000, 2_560_000, HOUR, HOUR, HOUR, HOUR],
+  )
+  t.same(
+    [0, 1, 5].map((asked) => pauseAfter(asked, { every: 2 * HOUR })),
+    [2 * HOUR, 2 * HOUR, 2 * HOUR],
+  )
+})
+
+void t.test('where nobody is asked, looks come ever more apart', async (t) => {
+  t.same([-5, 0, 5_000, 60_000, HOUR, 30 * DAY].map(pauseWithoutQuestion), [
+    5_000,
+    5_000,
+    5_000,
+    60_000,
+    HOUR,
+    HOUR,
+  ])
+})
+
+void t.test('a record that will be dropped is reported a day before, or a tenth of its life', async (t) => {
+  t.equal(reportAt(100 * DAY, 30 * DAY), 99 * DAY)
+  t.equal(reportAt(100 * DAY, 5 * DAY), 99.5 * DAY)
+  t.equal(reportAt(100 * DAY, Number.POSITIVE_INFINITY), 99 * DAY)
+})
+
+void t.test('`after` counts from the claim; of a later attempt, from when it became unknown', async (t) => {
+  const first = unknown({ fence: CLAIMED, createdAt: CLAIMED })
+  t.equal(claimedAt(first, known()), CLAIMED)
+  t.equal(claimedAt({ ...first, fence: CLAIMED + 1, attempts: 2 }, known()), SINCE)
+})
+
+void t.test('O02 completed resolves, whenever it comes', async (t) => {
+  const heard: QuestionResult = { kind: 'completed', result: RESULT }
+  for (const before of [known(), known({ asked: 19, notFound: 1 })])
+    for (const at of [CLAIMED, SINCE])
+      t.same(step(heard, before, at), { kind: 'resolved', resolution: heard })
+})
+
+void t.test('O03 not found counts twice in a row, and never before `after`', async (t) => {
+  t.match(step(NOT_FOUND), {
+    kind: 'unknown',
+    result: 'pending',
+    reconciliation: { asked: 1, notFound: 1, answer: 'not found' },
+    pause: 5_000,
+  })
+  t.match(step(NOT_FOUND, known({ asked: 1, notFound: 1 })), {
+    kind: 'resolved',
+    resolution: { kind: 'not_executed', reason: 'the upstream does not know of it' },
+  })
+  for (const notFound of [0, 1])
+    t.match(step(NOT_FOUND, known({ notFound }), CLAIMED + 59_999), {
+      kind: 'unknown',
+      result: 'pending',
+      reconciliation: { notFound: 0, answer: 'not found, too early to count' },
+      pause: 1,
+    })
+  t.match(step(NOT_FOUND, known({ notFound: 1 }), CLAIMED + 60_000), { kind: 'resolved' })
+  t.match(step(NOT_FOUND, known(), CLAIMED), { pause: 10_000 }, 'no sooner for it where it is still long')
+})
+
+void t.test('any other answer breaks the row', async (t) => {
+  const others: [QuestionResult, string][] = [
+    [PENDING, 'pending'],
+    [{ kind: 'mismatch', why: 'another' }, 'failed'],
+    [{ kind: 'unusable', why: 'status 500' }, 'failed'],
+  ]
+  for (const [heard, result] of others)
+    t.match(step(heard, known({ asked: 3, notFound: 1 })), {
+      kind: 'unknown',
+      result,
+      reconciliation: { asked: 4, notFound: 0, answer: (heard as { why: string }).why, deadLettered: false },
+      pause: 80_000,
+    })
+})
+
+void t.test('a question that was not sent is not counted', async (t) => {
+  const before = known({ asked: 19, notFound: 1, answer: 'not found' })
+  t.same(step({ kind: 'not_sent', why: 'refused' }, before), {
+    kind: 'unknown',
+    result: 'failed',
+    reconciliation: { ...before, answer: 'refused' },
+    pause: HOUR,
+  })
+})
+
+void t.test(
+  'after `attempts` questions it is dead-lettered, whatever the last answer but a final one',
+  async (t) => {
+    for (const heard of [PENDING, NOT_FOUND, { kind: 'unusable', why: 'x' } as const]) {
+      t.match(step(heard, known({ asked: 18 })), { result: heard.kind === 'unusable' ? 'failed' : 'pending' })
+      t.match(step(heard, known({ asked: 19 })), {
+        kind: 'unknown',
+        result: 'dead_lettered',
+        reconciliation: { asked: 20, deadLettered: true },
+        pause: HOUR,
+      })
+    }
+  },
+)
+
+void t.test('the last two questions are kept until not found counts', async (t) => {
+  const policy = { ...POLICY, after: HOUR, attempts: 4 }
+  const pauses = [0, 1, 2].map((asked) => {
+    const next = step(PENDING, known({ asked }), CLAIMED + 1000, policy)
+    return next.kind === 'unknown' ? next.pause : null
+  })
+  t.same(pauses, [10_000, HOUR - 1000, HOUR - 1000])
+  const without = step(PENDING, known({ asked: 2 }), CLAIMED + 1000, { ...policy, notFound: null })
+  t.match(without, { pause: 40_000 })
+})
+
+void t.test('asked about in two spellings: each has to be not found as often', async (t) => {
+  const late = CLAIMED + POLICY.after
+  for (const [before, kind] of [
+    [1, 'unknown'],
+    [2, 'unknown'],
+    [3, 'resolved'],
+  ] as const)
+    t.equal(
+      step(NOT_FOUND, known({ asked: 9, notFound: before }), late, POLICY, 2).kind,
+      kind,
+      String(before),
+    )
+})
+
+void t.test('V08 “not found” waits for the store’s clock, and for what has certainly passed', async (t) => {
+  const lease = 30_000
+  const record = unknown({ fence: CLAIMED, createdAt: CLAIMED, updatedAt: SINCE })
+  /** `passed`: by instant, milliseconds. */
+  const waits = (
+    askedAt: number,
+    passed: Readonly<Record<number, number>>,
+    leaseExpired = false,
+    after = 60_000,
+  ) =>
+    waitsOf(
+      { after, every: 5000 },
+      lease,
+      { ...record, leaseExpired },
+      known(),
+      askedAt,
+      (at) => passed[at] ?? 0,
+    )
+  t.equal(waits(CLAIMED + 10_000, { [CLAIMED]: 60_000 }).first, 50_000, 'by the store’s clock')
+  t.equal(waits(CLAIMED + DAY, { [CLAIMED]: 10_000 }).first, 49_000, 'by the other, good to a second')
+  t.equal(waits(CLAIMED + 60_000, { [CLAIMED]: 59_900 }).first, 0)
+  const renewed = SINCE - lease
+  const short = { [CLAIMED]: 5000, [renewed]: 5000 }
+  t.equal(waits(CLAIMED + DAY, short, true, 3000).first, 25_000, 'a lease must have been silent, too')
+  t.equal(waits(CLAIMED + DAY, short, false, 3000).first, 0, 'where silence is the reason')
+  t.equal(waits(CLAIMED, {}).next, 2500)
+  t.equal(waits(CLAIMED, { [SINCE]: 5000 }).next, -2500)
+})
+
+void t.test('V08 a “not found” too soon after the one before is not another one', async (t) => {
+  const soon = { first: 0, next: 1 }
+  t.match(nextStep(POLICY, known({ asked: 3, notFound: 1 }), soon, NOT_FOUND, 1), {
+    kind: 'unknown',
+    result: 'pending',
+    pause: POLICY.every,
+    reconciliation: { asked: 4, notFound: 1, answer: 'not found, too soon after the one before' },
+  })
+  t.match(nextStep(POLICY, known({ asked: 3 }), soon, NOT_FOUND, 1), { reconciliation: { notFound: 1 } })
+  t.match(nextStep(POLICY, known({ notFound: 1 }), { first: 0, next: 0 }, NOT_FOUND, 1), { kind: 'resolved' })
+})

@@ -1,0 +1,263 @@
+import { createHmac, createPublicKey, randomBytes } from 'node:crypto'
+import { exportSPKI, type JWTPayload, SignJWT } from 'jose'
+import t from 'tap'
+import { verifier } from '../../src/credentials/jwt.ts'
+import { bearer, NOW, type Pair, POLICY, pair, part, subject, token, told } from './support.ts'
+
+const rsa = await pair('RS256')
+const other = await pair('RS256')
+const KEY_FILE = JSON.stringify({ keys: [rsa.jwk] })
+const FILE = { ...POLICY, keyFile: KEY_FILE }
+const clock = (): number => NOW
+const SECOND = 1000
+const FORGED = 'refused: the signature of the bearer token is wrong'
+const NO_JWT = 'refused: the bearer token is not a signed JWT'
+const NO_KEY = 'refused: the bearer token is not signed with a key of its issuer'
+const ALGORITHM = 'refused: the bearer token is signed in a way that is not accepted here ("alg" or "crit")'
+
+t.test('S04 a rotated bearer token of the same sub gives the same claims', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const first = await token(rsa, { iat: 1, jti: 'a' })
+  const second = await token(rsa, { iat: 2, jti: 'b' })
+  t.not(first, second)
+  t.equal(await subject(tokens, FILE, first), 'u1')
+  t.equal(await subject(tokens, FILE, second), 'u1')
+  t.equal(await subject(tokens, FILE, await token(rsa, { sub: 'u2' })), 'u2')
+})
+
+t.test('S04 a forged token is refused, in words that quote nothing of it', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const good = await token(rsa)
+  const [head = '', body = '', signature = ''] = good.split('.')
+  const none = part({ alg: 'none' })
+  const spki = await exportSPKI(rsa.publicKey)
+  const hs256 = part({ alg: 'HS256', kid: 'k1' })
+  const der = createPublicKey(spki).export({ type: 'spki', format: 'der' })
+  const hmac = (secret: string | Buffer): string =>
+    `${hs256}.${body}.${createHmac('sha256', secret).update(`${hs256}.${body}`).digest('base64url')}`
+  const victim = part({ sub: 'victim', exp: NOW / 1000 + 60 })
+  const forgeries: readonly (readonly [string, string, string])[] = [
+    ['another key under the same id', await token(other), FORGED],
+    ['another key without an id', await token(other, {}, { kid: undefined }), FORGED],
+    ['an unknown key id', await token(other, {}, { kid: 'k9' }), NO_KEY],
+    ['a tampered payload', `${head}.${victim}.${signature}`, FORGED],
+    ['a tampered header', `${part({ alg: 'RS512', kid: 'k1' })}.${body}.${signature}`, FORGED],
+    [
+      'an algorithm of another kind of key',
+      `${part({ alg: 'ES256', kid: 'k1' })}.${body}.${signature}`,
+      NO_KEY,
+    ],
+    ['no algorithm', `${none}.${victim}.${signature}`, ALGORITHM],
+    ['no algorithm, in capitals', `${part({ alg: 'NONE' })}.${victim}.${signature}`, ALGORITHM],
+    ['no signature', `${none}.${victim}.`, NO_JWT],
+    ['no "alg"', `${part({ kid: 'k1' })}.${body}.${signature}`, ALGORITHM],
+    ['"alg" that is a list', `${part({ alg: ['RS256'] })}.${body}.${signature}`, ALGORITHM],
+    ['HMAC under the public key in PEM', hmac(spki), ALGORITHM],
+    ['HMAC under the public key in PEM with a newline', hmac(`${spki}\n`), ALGORITHM],
+    ['HMAC under the public key in DER', hmac(der), ALGORITHM],
+    ['HMAC under the key file', hmac(KEY_FILE), ALGORITHM],
+    ['HMAC under nothing', hmac(''), ALGORITHM],
+    ['a key of its own in the header', await token(other, {}, { kid: undefined, jwk: other.jwk }), FORGED],
+    ['a key set of its own', await token(other, {}, { kid: 'k9', jku: 'http://127.0.0.1:1/' }), NO_KEY],
+    ['a header that is no JSON', `${part('{')}.${body}.${signature}`, NO_JWT],
+    ['a header that is no object', `${part('"a"')}.${body}.${signature}`, NO_JWT],
+    ['five parts', `${good}.a.b`, NO_JWT],
+    ['an opaque token', 'd6Cf0pWjtDUKWLXEJqQ', NO_JWT],
+    ['nothing', '', NO_JWT],
+    ['two tokens', `${good}, Bearer ${good}`, NO_JWT],
+    ['a blank within', `${good.slice(0, 40)} ${good.slice(40)}`, NO_JWT],
+  ]
+  for (const [what, forged, expected] of forgeries)
+    t.equal(await subject(tokens, FILE, forged), expected, what)
+  t.equal(await subject(tokens, FILE, good), 'u1', 'the true one still counts')
+})
+
+t.test('S04 a token says when it counts, within 30 s; one without an end is refused', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const now = NOW / 1000
+  const expired = 'refused: the bearer token has expired'
+  const early = 'refused: the bearer token is not valid yet'
+  for (const [claims, expected] of [
+    [{ exp: now + 1 }, 'u1'],
+    [{ exp: now - 29 }, 'u1'],
+    [{ exp: now - 30 }, expired],
+    [{ exp: 0 }, expired],
+    [{ nbf: now + 30 }, 'u1'],
+    [{ nbf: now + 31 }, early],
+    [{ exp: undefined }, 'refused: the bearer token has no "exp"'],
+    [{ exp: String(now + 60) }, 'refused: "exp" of the bearer token is no time'],
+    [{ nbf: null }, 'refused: "nbf" of the bearer token is no time'],
+  ] as const)
+    t.equal(
+      await subject(tokens, FILE, await token(rsa, claims as JWTPayload)),
+      expected,
+      JSON.stringify(claims),
+    )
+})
+
+t.test('S04 issuer and audience count where they are configured', async (t) => {
+  const strict = { ...FILE, issuer: 'https://id.example', audience: ['orders', 'payments'] }
+  const tokens = verifier([FILE, strict], { clock })
+  const issuer = 'refused: the bearer token is of another issuer'
+  const audience = 'refused: the bearer token is for another audience'
+  for (const [iss, aud, expected] of [
+    ['https://id.example', 'payments', 'u1'],
+    ['https://id.example', ['mail', 'orders'], 'u1'],
+    ['https://id.example', ['mail'], audience],
+    ['https://id.example', 'pay', audience],
+    ['https://id.example', [], audience],
+    ['https://id.example', undefined, 'refused: the bearer token has no "aud"'],
+    ['https://id.example/', 'payments', issuer],
+    [['https://id.example'], 'payments', issuer],
+    [undefined, 'payments', 'refused: the bearer token has no "iss"'],
+  ] as const) {
+    const claims = { iss, aud } as JWTPayload
+    const made = await token(rsa, claims)
+    t.equal(await subject(tokens, strict, made), expected, JSON.stringify(claims))
+    t.equal(await subject(tokens, FILE, made), 'u1', 'not configured')
+  }
+})
+
+t.test('a header with critical extensions is refused', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const [, body = '', signature = ''] = (await token(rsa)).split('.')
+  for (const [header, expected] of [
+    [{ crit: ['exp'], exp: 1 }, ALGORITHM],
+    [{ crit: [] }, NO_JWT],
+    [{ crit: ['b64'], b64: false }, FORGED],
+  ] as const) {
+    const head = part({ alg: 'RS256', kid: 'k1', ...header })
+    t.equal(await subject(tokens, FILE, `${head}.${body}.${signature}`), expected, JSON.stringify(header))
+  }
+  const unencoded = await new SignJWT({ sub: 'u1', exp: NOW / 1000 + 60 })
+    .setProtectedHeader({ alg: 'RS256', kid: 'k1', crit: ['x'], x: 1 })
+    .sign(rsa.privateKey, { crit: { x: true } })
+  t.equal(await subject(tokens, FILE, unencoded), ALGORITHM, 'signed, and still not understood')
+})
+
+t.test('absent: no Authorization, or of another scheme; two lines are refused', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const good = await token(rsa)
+  const verdict = async (...headers: string[]): Promise<unknown> => told(await tokens.verify(FILE, headers))
+  for (const headers of [
+    [],
+    ['Host', 'api'],
+    ['Authorization', ''],
+    ['Authorization', '  '],
+    ['Authorization', 'Basic dTpw'],
+    ['Authorization', `Bearer2 ${good}`],
+    ['X-Authorization', `Bearer ${good}`],
+    ['Cookie', `token=${good}`],
+  ])
+    t.equal(await verdict(...headers), 'absent', JSON.stringify(headers).slice(0, 40))
+  for (const line of [`Bearer ${good}`, `bearer ${good}`, `BEARER   ${good} `, `Bearer\t${good}`])
+    t.equal(await verdict('authorization', line), 'u1', line.slice(0, 10))
+  const two = 'refused: 2 Authorization lines; one is allowed'
+  const line = ['Authorization', `Bearer ${good}`]
+  t.equal(await verdict(...line, ...line), two, 'equal ones too')
+  t.equal(await verdict(...line, 'AUTHORIZATION', ''), two)
+  t.equal(await verdict('Authorization', 'Bearer'), NO_JWT)
+})
+
+t.test('claims have no other members than those of the token', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const verified = await tokens.verify(FILE, bearer(await token(rsa, { sub: 'u1' })))
+  const claims = verified.kind === 'claims' ? verified.claims : {}
+  t.strictSame(Object.keys(claims).sort(), ['exp', 'sub'])
+  t.equal(claims.constructor, undefined)
+  t.equal(claims.__proto__, undefined)
+})
+
+t.test('every asymmetric algorithm is verified, each with keys of its own kind', async (t) => {
+  const algorithms = 'RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519'.split(' ')
+  const pairs = await Promise.all(algorithms.map((alg) => pair(alg, alg)))
+  const all = { ...POLICY, keyFile: JSON.stringify({ keys: pairs.map(({ jwk }) => jwk) }) }
+  const tokens = verifier([all], { clock })
+  for (const by of pairs) t.equal(await subject(tokens, all, await token(by)), 'u1', by.alg)
+  const [first, second] = pairs as [Pair, Pair]
+  t.equal(await subject(tokens, all, await token(first, {}, { kid: second.kid })), FORGED)
+})
+
+t.test(
+  'a token without a key id is tried with every key that fits; a key without one fits any',
+  async (t) => {
+    const { kid: _, ...nameless } = rsa.jwk
+    const both = { ...POLICY, keyFile: JSON.stringify({ keys: [other.jwk, rsa.jwk] }) }
+    const single = { ...POLICY, keyFile: JSON.stringify(nameless) }
+    const pem = { ...POLICY, keyFile: await exportSPKI(rsa.publicKey) }
+    const tokens = verifier([both, single, pem], { clock })
+    const stranger = await pair('RS256')
+    for (const policy of [both, single, pem]) {
+      t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: undefined })), 'u1')
+      t.equal(await subject(tokens, policy, await token(stranger, {}, { kid: undefined })), FORGED)
+    }
+    for (const policy of [single, pem]) {
+      t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: 'other' })), 'u1')
+      t.equal(await subject(tokens, policy, await token(stranger)), FORGED)
+    }
+    t.equal(await subject(tokens, both, await token(rsa, {}, { kid: 'other' })), NO_KEY)
+  },
+)
+
+t.test('a forged token without a key id costs eight verifications at most', async (t) => {
+  const { kid: _, ...key } = other.jwk
+  const policyOf = (strangers: number): typeof FILE => ({
+    ...FILE,
+    keyFile: JSON.stringify({ keys: [...Array.from({ length: strangers }, () => key), rsa.jwk] }),
+  })
+  const seven = policyOf(7)
+  const eight = policyOf(8)
+  const tokens = verifier([seven, eight], { clock })
+  const made = await token(rsa, {}, { kid: undefined })
+  t.equal(await subject(tokens, seven, made), 'u1')
+  t.equal(await subject(tokens, eight, made), FORGED)
+})
+
+t.test(
+  'HMAC counts with an oct key in the file alone, and asymmetric tokens do not count there',
+  async (t) => {
+    const secret = randomBytes(64)
+    const k = secret.toString('base64url')
+    const oct = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, kid: 's1' }) }
+    const pinned = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, alg: 'HS512' }) }
+    const mixed = { ...POLICY, keyFile: JSON.stringify({ keys: [{ kty: 'oct', k }, rsa.jwk] }) }
+    const tokens = verifier([oct, pinned, mixed], { clock })
+    const hmac = async (alg: string, kid: string | undefined, key = secret): Promise<string> =>
+      new SignJWT({ sub: 'u1', exp: NOW / 1000 + 60 })
+        .setProtectedHeader({ alg, ...(kid === undefined ? {} : { kid }) })
+        .sign(key)
+    for (const alg of ['HS256', 'HS384', 'HS512']) {
+      t.equal(await subject(tokens, oct, await hmac(alg, 's1')), 'u1', alg)
+      t.equal(await subject(tokens, oct, await hmac(alg, undefined)), 'u1', `${alg} without an id`)
+      t.equal(await subject(tokens, oct, await hmac(alg, 's1', randomBytes(64))), FORGED)
+      t.equal(await subject(tokens, pinned, await hmac(alg, 'any')), alg === 'HS512' ? 'u1' : NO_KEY)
+    }
+    t.equal(await subject(tokens, oct, await hmac('HS256', 's2')), NO_KEY)
+    t.equal(await subject(tokens, oct, await token(rsa)), ALGORITHM)
+    t.equal(await subject(tokens, mixed, await token(rsa)), 'u1')
+    t.equal(await subject(tokens, mixed, await hmac('HS256', undefined)), 'u1')
+    const confused = await hmac('HS256', 'k1', Buffer.from(await exportSPKI(rsa.publicKey)))
+    t.equal(await subject(tokens, mixed, confused), FORGED, 'the public key is nobody’s secret')
+  },
+)
+
+t.test('a verifier is not made with a key file that holds no key', async (t) => {
+  t.throws(() => verifier([{ ...POLICY, keyFile: 'secret' }]), {
+    message: /^scope\.jwt\.keyFile: found neither PEM nor a JSON object; allowed: /,
+  })
+  t.throws(() => verifier([POLICY]), { message: /^scope\.jwt\.keyFile: found / })
+})
+
+t.test('the clock is the wall clock where none is given; unknown policies are a bug', async (t) => {
+  const tokens = verifier([FILE])
+  const made = await token(rsa, { exp: Math.floor(Date.now() / SECOND) - 60 })
+  t.equal(await subject(tokens, FILE, made), 'refused: the bearer token has expired')
+  const equal = { ...FILE }
+  t.equal(
+    await subject(tokens, equal, made),
+    'refused: the bearer token has expired',
+    'an equal one is known',
+  )
+  await t.rejects(tokens.verify({ ...POLICY, keyFile: 'x' }, bearer(made)))
+  await tokens.close()
+})

@@ -1,0 +1,440 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { plain } from '../../src/commands/terminal.ts'
+import type { Config } from '../../src/config/config.ts'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import type { RoutePolicy } from '../../src/core/policy.ts'
+import { Router } from '../../src/core/route.ts'
+import { normalisePath, parseTarget } from '../../src/core/target.ts'
+import { draftOf } from '../../src/describe/openapi/draft.ts'
+import { draftText } from '../../src/describe/openapi/draft-text.ts'
+import { operationsOf } from '../../src/describe/openapi/operations.ts'
+import { Description } from '../../src/describe/openapi/read.ts'
+import { drafted, withPaths } from './support.ts'
+
+t.setTimeout(240_000)
+
+function configOf(yaml: string): Config {
+  const loaded = loadConfig({ file: 'draft.yaml', text: yaml, env: {}, flags: {} })
+  if (!loaded.ok) throw new Error(`${loaded.errors.map(formatConfigError).join('\n')}\n${yaml}`)
+  return loaded.config
+}
+
+interface Made {
+  readonly out: string
+  readonly err: string
+  readonly config: Config
+  readonly routes: Readonly<Record<string, RoutePolicy>>
+}
+
+async function made(t: Tap, paths: string, more?: string): Promise<Made> {
+  const { code, out, err } = await drafted(t, withPaths(paths, more))
+  t.equal(code, 0)
+  const config = configOf(out)
+  return { out, err, config, routes: Object.fromEntries(config.routes.map((route) => [route.name, route])) }
+}
+type Tap = Parameters<typeof drafted>[0]
+
+/** The comments right before a route. */
+function commentsOf(out: string, name: string): string {
+  const [before = ''] = out.split(`  - name: ${JSON.stringify(name)}\n`)
+  return (/(?: {2}# .*\n)*$/.exec(before)?.[0] ?? '').replaceAll(/\n? {2}# /g, ' ')
+}
+
+void t.test('POST and PATCH become routes, PUT and DELETE that declare a key, nothing else', async (t) => {
+  const key = 'parameters: [ { name: Idempotency-Key, in: header } ]'
+  const { config, out } = await made(
+    t,
+    `/a:
+  get: { operationId: get-a, ${key} }
+  head: {}
+  options: {}
+  put: { operationId: put-a }
+  delete: { operationId: delete-a }
+  post: { operationId: post-a }
+  patch: { operationId: patch-a }
+/b:
+  put: { operationId: put-b, ${key} }
+  delete: { operationId: delete-b, ${key} }`,
+  )
+  t.strictSame(
+    config.routes.map(({ name, match }) => [name, match.methods.join(), match.path]),
+    [
+      ['put-b', 'PUT', '/b'],
+      ['delete-b', 'DELETE', '/b'],
+      ['post-a', 'POST', '/a'],
+      ['patch-a', 'PATCH', '/a'],
+    ].toSorted((a, b) => (a[2] as string).localeCompare(b[2] as string)),
+  )
+  t.match(out, /4 routes of 9 operations/)
+})
+
+void t.test('paths: parameters, base paths, and what a route cannot say', async (t) => {
+  const { routes, out } = await made(
+    t,
+    `/pets/{pet-id}/toys/{n}: { post: { operationId: toys } }
+/files/{name}.json: { post: { operationId: part } }
+"/jobs/{id}:cancel": { post: { operationId: verb } }
+/:odd: { post: { operationId: colon } }
+/a/*: { post: { operationId: star } }
+/späti/a b//x/./y%2Fz/: { post: { operationId: normal } }
+/q?action=do: { post: { operationId: query } }
+/{id}/{id}: { post: { operationId: twice } }
+/{}: { post: { operationId: nameless } }
+/{1}/9: { post: { operationId: digit } }
+/: { post: { operationId: root } }
+/own: { servers: [ { url: /other/ } ], post: { operationId: own } }
+/op: { post: { operationId: op, servers: [ { url: "https://x.example/deep/er/" } ] } }
+x-note: 1
+relative: { post: {} }`,
+    'servers: [ { url: "https://{host}/v{n}/", variables: { host: { default: api.example.com }, n: { default: 2 } } } ]',
+  )
+  t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, { match }]) => [name, match.path])), {
+    toys: '/v2/pets/:pet_id/toys/:n',
+    part: '/v2/files/:name_json',
+    verb: '/v2/jobs/:id_cancel',
+    colon: '/v2/:odd',
+    star: '/v2/a/:p_',
+    normal: '/v2/sp%C3%A4ti/a%20b/x/y%2Fz',
+    query: '/v2/q',
+    twice: '/v2/:id/:id',
+    digit: '/v2/:p_1/9',
+    root: '/v2',
+    own: '/other/own',
+    op: '/deep/er/op',
+  })
+  for (const name of ['part', 'verb', 'colon', 'star', 'query'])
+    t.match(commentsOf(out, name), /Matches more than the description says: /, name)
+  t.match(commentsOf(out, 'colon'), /POST \/\{\} is left out: the route below matches the same requests\./)
+})
+
+void t.test('the narrower route goes first, whatever the order of the description', async (t) => {
+  const { config } = await made(
+    t,
+    `/{a}/{b}: { post: { operationId: any } }
+/x/{b}: { post: { operationId: x-any } }
+/{a}/y: { post: { operationId: any-y } }
+/x/y: { post: { operationId: x-y } }
+/{c}/{d}: { patch: { operationId: patch } }`,
+  )
+  const router = new Router(config.routes, normalisePath)
+  for (const [path, name] of [
+    ['/x/y', 'x-y'],
+    ['/x/z', 'x-any'],
+    ['/z/y', 'any-y'],
+    ['/z/z', 'any'],
+  ])
+    t.equal(router.match('POST', parseTarget(path as string) as never)?.name, name)
+})
+
+void t.test('names: of operations, unique, of what a metric label takes', async (t) => {
+  const long = 'l'.repeat(80)
+  const { routes, out } = await made(
+    t,
+    `/a: { post: { operationId: "create it!" } }
+/b: { post: { operationId: "create-it" } }
+/c: { post: { operationId: default } }
+/d: { post: { operationId: ${long} } }
+/e: { post: { operationId: ${long} } }
+/f/{id}: { post: {} }
+/g: { post: { operationId: "" } }
+/h: { post: { operationId: 7 } }
+/i: { post: { operationId: "__x" } }
+/j: { post: { operationId: "\\u00e4\\n" } }`,
+  )
+  t.strictSame(Object.keys(routes), [
+    'create-it',
+    'create-it-2',
+    'post-default',
+    long.slice(0, 64),
+    `${long.slice(0, 62)}-2`,
+    'post-f-id',
+    'post-root',
+    'post-h',
+    'x',
+    'post-root-2',
+  ])
+  t.match(commentsOf(out, 'post-f-id'), /Has no operationId: named by its path/)
+})
+
+void t.test('keys: required, optional, of other headers, with their lengths; not described', async (t) => {
+  const header = (name: string, more = '') => `{ name: ${name}, in: header, ${more} }`
+  const { routes, out } = await made(
+    t,
+    `/a: { post: { operationId: required, parameters: [ ${header('Idempotency-Key', 'required: true')} ] } }
+/b: { post: { operationId: optional, parameters: [ ${header('idempotency-key')} ] } }
+/c: { post: { operationId: none, parameters: [ ${header('X-Request-Id')}, { name: Idempotency-Key, in: query } ] } }
+/d: { post: { operationId: paypal, parameters: [ ${header('PayPal-Request-Id', 'required: true')} ] } }
+/e: { post: { operationId: both, parameters: [ ${header('X-Idempotency-Key', 'schema: { maxLength: 30, minLength: 8 }')}, ${header('Idempotency-Key', 'required: true, schema: { maxLength: 300, minLength: 10 }')} ] } }
+/f: { post: { operationId: silly, parameters: [ ${header('Idempotency-Key', 'schema: { minLength: 9, maxLength: 3 }')} ] } }
+/g: { post: { operationId: huge, parameters: [ ${header('Idempotency-Key', 'schema: { maxLength: 99999 }')} ] } }
+/h:
+  parameters: [ ${header('Idempotency-Key', 'required: true')} ]
+  post: { operationId: over, parameters: [ ${header('IDEMPOTENCY-KEY')} ] }
+  patch: { operationId: inherited }`,
+  )
+  const told = Object.fromEntries(
+    Object.entries(routes).map(([name, { key }]) => [
+      name,
+      [
+        key.presence,
+        key.from.map((source) => (source.kind === 'header' ? source.name : '')).join(),
+        key.minLength,
+        key.maxLength,
+      ],
+    ]),
+  )
+  t.strictSame(told, {
+    required: ['required', 'idempotency-key', 1, 255],
+    optional: ['optional', 'idempotency-key', 1, 255],
+    none: ['optional', 'idempotency-key', 1, 255],
+    paypal: ['required', 'paypal-request-id', 1, 255],
+    both: ['required', 'x-idempotency-key,idempotency-key', 8, 300],
+    silly: ['optional', 'idempotency-key', 1, 255],
+    huge: ['optional', 'idempotency-key', 1, 255],
+    over: ['optional', 'idempotency-key', 1, 255],
+    inherited: ['required', 'idempotency-key', 1, 255],
+  })
+  t.match(commentsOf(out, 'none'), /No header that carries a key is described/)
+  t.match(commentsOf(out, 'both'), /has the headers X-Idempotency-Key, Idempotency-Key, and requires one/)
+  t.match(commentsOf(out, 'optional'), /DECIDE: required, where every client sends it/)
+})
+
+void t.test('bodies: how they are compared, and what uploads need', async (t) => {
+  const takes = (id: string, ...types: string[]) =>
+    `/${id}: { post: { operationId: ${id}, requestBody: { content: { ${types.map((type) => `"${type}": {}`).join(', ')} } } } }`
+  const { routes, out } = await made(
+    t,
+    [
+      takes('json', 'application/json', 'application/problem+json; charset=utf-8'),
+      takes('upload', 'multipart/form-data'),
+      takes('form', 'application/x-www-form-urlencoded'),
+      takes('mixed', 'application/json', 'multipart/form-data'),
+      takes('image', 'image/png'),
+      takes('xml', 'application/xml'),
+      '/nothing: { post: { operationId: nothing } }',
+    ].join('\n'),
+  )
+  t.strictSame(
+    Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
+    [
+      ['json', 'auto'],
+      ['upload', 'multipart'],
+      ['form', 'form'],
+      ['mixed', 'auto'],
+      ['image', 'auto'],
+      ['xml', 'auto'],
+      ['nothing', 'auto'],
+    ],
+  )
+  for (const name of ['upload', 'mixed', 'image'])
+    t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
+  for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
+  t.match(commentsOf(out, 'xml'), /Takes application\/xml: compared by media type/)
+})
+
+void t.test(
+  'callers: by the security of the description, and of an operation that has its own',
+  async (t) => {
+    const secured = (id: string, security: string) =>
+      `/${id}: { post: { operationId: ${id}, security: ${security} } }`
+    const more = `security: [ { bearer: [] } ]
+components:
+  securitySchemes:
+    bearer: { type: http, scheme: bearer }
+    oauth: { type: oauth2, flows: {} }
+    key: { type: apiKey, in: header, name: X-API-Key }
+    cookie: { type: apiKey, in: cookie, name: SID }
+    query: { type: apiKey, in: query, name: k }
+    signed: { type: apiKey, in: header, name: X-Hub-Signature-256 }
+    odd: { type: apiKey, in: header, name: "no token" }
+    mutual: { type: mutualTLS }
+    behind: { $ref: "#/components/securitySchemes/key" }`
+    const { config, routes, out } = await made(
+      t,
+      [
+        '/inherits: { post: { operationId: inherits } }',
+        secured('same', '[ { oauth: [a] } ]'),
+        secured('key', '[ { key: [] } ]'),
+        secured('cookie', '[ { cookie: [] } ]'),
+        secured('both', '[ { bearer: [], behind: [] } ]'),
+        secured('either', '[ { bearer: [] }, { cookie: [] }, {} ]'),
+        secured('open', '[]'),
+        secured('signed', '[ { signed: [] } ]'),
+        secured('query', '[ { query: [] } ]'),
+        secured('mutual', '[ { mutual: [], key: [] } ]'),
+        secured('odd', '[ { odd: [] }, { unheard: [] } ]'),
+      ].join('\n'),
+      more,
+    )
+    const callers = ({ scope }: RoutePolicy) => scope.caller.map(({ kind, name }) => `${kind}:${name}`).join()
+    t.equal(callers(config.defaults), 'header:authorization')
+    t.notOk(config.defaults.scope.callerIsDefault, 'written, so that strict can be chosen')
+    t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, route]) => [name, callers(route)])), {
+      inherits: 'header:authorization',
+      same: 'header:authorization',
+      key: 'header:x-api-key',
+      cookie: 'cookie:SID',
+      both: 'header:authorization,header:x-api-key',
+      either: 'header:authorization,cookie:SID',
+      open: 'header:authorization',
+      signed: 'header:authorization',
+      query: 'header:authorization',
+      mutual: 'header:x-api-key',
+      odd: 'header:authorization',
+    })
+    t.match(out, /# Callers are told apart by what the description secures: bearer \(http bearer\)\./)
+    t.match(commentsOf(out, 'either'), /Requests without any are let in, and share one set of keys/)
+    t.match(commentsOf(out, 'open'), /DECIDE: the description lets everybody in here/)
+    t.match(commentsOf(out, 'query'), /what tells callers apart\? query \(query k\) is nothing/)
+    t.match(
+      commentsOf(out, 'signed'),
+      /signed \(header X-Hub-Signature-256, made anew for each request\) is nothing/,
+    )
+    t.match(commentsOf(out, 'mutual'), /Not looked at: mutual \(mutualTLS\)/)
+    t.match(commentsOf(out, 'odd'), /odd \(header no token\), unheard \(not described\) is nothing/)
+  },
+)
+
+void t.test('without security the draft leaves callers to the default, which is warned of', async (t) => {
+  const { config } = await made(t, '/a: { post: { operationId: a } }')
+  t.ok(config.defaults.scope.callerIsDefault)
+})
+
+void t.test('what only a person can say is asked for', async (t) => {
+  const { out } = await made(
+    t,
+    `/orders/search: { post: { operationId: a1 } }
+/orders: { post: { operationId: findOrders } }
+/checkout: { post: { operationId: checkout } }
+/research: { post: { operationId: research } }
+/graphql: { post: { operationId: a2 } }
+/oauth/token: { post: { operationId: a3 } }
+/chat: { post: { operationId: a4, responses: { "200": { content: { text/event-stream: {} } } } } }
+/jobs: { post: { operationId: a5, deprecated: true, responses: { "202": {} } } }`,
+  )
+  for (const name of ['a1', 'findOrders']) t.match(commentsOf(out, name), /Then: key: ignored/, name)
+  for (const name of ['checkout', 'research']) t.notMatch(commentsOf(out, name), /ignored/, name)
+  t.match(commentsOf(out, 'a2'), /GraphQL/)
+  t.match(commentsOf(out, 'a3'), /keep: outcome/)
+  t.match(commentsOf(out, 'a4'), /idempotency_response_unavailable/)
+  t.match(commentsOf(out, 'a5'), /Answers 202: .* Deprecated/)
+})
+
+void t.test('servers that cannot be read are told', async (t) => {
+  for (const [url, says] of [
+    ['https://{host}/a', /server https:\/\/\{host\}\/a: no default for host; its path is left out/],
+    ['http://[', /server http:\/\/\[: no URL; its path is left out/],
+  ] as const) {
+    const { routes, err } = await made(
+      t,
+      '/a: { post: { operationId: a } }',
+      `servers: [ { url: "${url}" } ]`,
+    )
+    t.equal(routes['a']?.match.path, '/a')
+    t.match(err, says)
+  }
+})
+
+void t.test('operations that are none are told and left out', async (t) => {
+  const { config, err } = await made(
+    t,
+    '/a: { post: 7, patch: { operationId: a, parameters: nonsense } }\n/b: 1',
+  )
+  t.equal(config.routes.length, 1)
+  t.match(err, /api\.yaml:5: POST \/a: found no mapping; left out/)
+})
+
+void t.test('texts of a description stay in their comments and quotes', async (t) => {
+  const evil = 'x\\ny: 1\\u0085z\\u2028\\u001b]0;t\\u0007\\u202e # \\"\'{}[]'
+  const { out, err, config } = await made(
+    t,
+    `"/${evil}/{${evil}}":
+  post:
+    operationId: "${evil}"
+    requestBody: { content: { "${evil}": {} } }
+    security: [ { "${evil}": [] } ]
+"/ref": { $ref: "${evil}" }`,
+    `servers: [ { url: "https://a.example/${evil}" } ]`,
+  )
+  t.equal(config.routes.length, 1)
+  for (const line of [...out.split('\n'), ...err.split('\n')]) t.notMatch(line, /[\p{Cc}\u2028\u202e]/u)
+})
+
+void t.test('any description makes a configuration that loads, each of whose routes is reached', (t) => {
+  const segment = fc.oneof(
+    fc.constantFrom(
+      '{id}',
+      '{a-b}',
+      'x',
+      'y',
+      '.',
+      '..',
+      '',
+      ':v',
+      '{a}:b',
+      '%2F',
+      '%zz',
+      '*',
+      '\\',
+      'a b',
+      '{',
+    ),
+    fc.string({ maxLength: 6, unit: 'binary' }),
+  )
+  const path = fc.array(segment, { maxLength: 4 }).map((segments) => `/${segments.join('/')}`)
+  const parameter = fc.record({
+    name: fc.oneof(fc.constantFrom('Idempotency-Key', 'X-Idempotency-Key', 'PayPal-Request-Id'), fc.string()),
+    in: fc.constantFrom('header', 'query'),
+    required: fc.boolean(),
+    schema: fc.record({ minLength: fc.anything(), maxLength: fc.oneof(fc.nat(), fc.anything()) }),
+  })
+  const operation = fc.record(
+    {
+      operationId: fc.oneof(fc.string(), fc.anything()),
+      parameters: fc.oneof(fc.array(parameter, { maxLength: 3 }), fc.anything()),
+      security: fc.oneof(
+        fc.array(fc.dictionary(fc.constantFrom('a', 'b', 'c'), fc.constant([]))),
+        fc.anything(),
+      ),
+      requestBody: fc.oneof(
+        fc.record({
+          content: fc.dictionary(fc.constantFrom('multipart/form-data', 'text/x'), fc.anything()),
+        }),
+        fc.anything(),
+      ),
+      responses: fc.anything(),
+    },
+    { requiredKeys: [] },
+  )
+  const scheme = fc.record({
+    type: fc.constantFrom('apiKey', 'http', 'nonsense'),
+    in: fc.constantFrom('header', 'cookie', 'query'),
+    name: fc.string({ maxLength: 4 }),
+  })
+  const api = fc.record({
+    openapi: fc.constant('3.1.0'),
+    info: fc.record({ title: fc.string(), version: fc.anything() }),
+    servers: fc.array(fc.record({ url: fc.string() }), { maxLength: 1 }),
+    security: fc.array(fc.dictionary(fc.constantFrom('a', 'b', 'c'), fc.constant([])), { maxLength: 2 }),
+    components: fc.record({ securitySchemes: fc.dictionary(fc.constantFrom('a', 'b'), scheme) }),
+    paths: fc.dictionary(path, fc.dictionary(fc.constantFrom('post', 'patch', 'put', 'get'), operation), {
+      maxKeys: 8,
+    }),
+  })
+  let routes = 0
+  fc.assert(
+    fc.property(api, (value) => {
+      const text = JSON.stringify(value)
+      const description = new Description('f', JSON.parse(text), '3.1', () => 0)
+      const operations = operationsOf(description)
+      if (operations.found.length === 0) return
+      const lines = draftText(draftOf(description, operations), 'f', 'http://a:1', operations.all)
+      const config = configOf(lines.map(plain).join('\n'))
+      routes += config.routes.length
+    }),
+    { numRuns: 120 },
+  )
+  t.ok(routes > 100, `${routes} routes`)
+  t.end()
+})

@@ -1,0 +1,264 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { Validator } from '@seriousme/openapi-schema-validator'
+import openapiFormat from 'openapi-format'
+import t from 'tap'
+import { parse } from 'yaml'
+import { command, type Said } from '../support/commands.ts'
+import { descriptionFile, withPaths } from './support.ts'
+
+t.setTimeout(60_000)
+
+interface Overlay {
+  readonly overlay: string
+  readonly info: { readonly title: string; readonly version: string }
+  readonly actions: readonly { readonly target: string; readonly update?: object }[]
+}
+// What a description is made of.
+type Any = any
+
+const CONFIG = `upstream: { url: http://127.0.0.1:3000 }
+problems: { baseUrl: "https://docs.example.com/problems/" }
+unmatched: pass
+`
+
+async function overlaid(t: Tap, api: string, routes: string): Promise<Said> {
+  const config = descriptionFile(t, CONFIG + routes, 'proxy.yaml')
+  return command(['routes', 'overlay', descriptionFile(t, api), '--config', config])
+}
+type Tap = Parameters<typeof descriptionFile>[0]
+
+/** The description with the overlay applied, by a tool of others; every action must have found its target. */
+async function applied(
+  t: Tap,
+  api: string,
+  routes: string,
+): Promise<{ api: Any; overlay: Overlay; err: string }> {
+  const { code, out, err } = await overlaid(t, api, routes)
+  t.equal(code, 0, err)
+  const overlay = parse(out) as Overlay
+  const { data, resultData } = await openapiFormat.openapiOverlay(
+    parse(api) as object,
+    {
+      overlaySet: overlay,
+    } as Any,
+  )
+  t.equal((resultData as Any).totalUnusedActions, 0, 'every action finds its target')
+  const checked = await new Validator().validate(structuredClone(data))
+  t.ok(checked.valid, `valid OpenAPI: ${JSON.stringify(checked.errors)}`)
+  return { api: data, overlay, err }
+}
+
+const ROUTES = `routes:
+  - name: payments
+    match: { methods: [POST], path: /v1/payments }
+    key: required
+    profile: strict
+    scope: { caller: "header:authorization" }
+    statusHeader: true
+    ttl: 7d
+  - { name: search, match: { path: /v1/payments/search }, key: ignored }
+  - { name: change, match: { methods: [PATCH], path: "/v1/payments/:id" }, key: required }
+  - { name: evidence, match: { path: "/v1/payments/:id/evidence" }, key: { from: ["header:x-idempotency-key"] } }
+  - { name: orders, match: { path: "/v1/webhooks/*" }, mode: shadow }
+`
+
+void t.test('the example, for 3.0 and 3.1: parameter, marks and answers; valid afterwards', async (t) => {
+  const text = readFileSync(new URL('../../examples/adoption/openapi.yaml', import.meta.url), 'utf8')
+  for (const version of ['3.1.0', '3.0.3']) {
+    const { api, overlay } = await applied(t, text.replace('3.1.0', version), ROUTES)
+    t.equal(overlay.overlay, '1.0.0')
+    t.ok(overlay.info.title && overlay.info.version)
+    const { paths, components } = api
+    const { post, get } = paths['/payments']
+
+    t.strictSame(post.parameters, [{ $ref: '#/components/parameters/Key' }], 'it is described already')
+    const marks = {
+      'Idempotent-Replayed': { $ref: '#/components/headers/IdempotentReplayed' },
+      'Idempotency-Status': { $ref: '#/components/headers/IdempotencyStatus' },
+      'Idempotency-Expires': { $ref: '#/components/headers/IdempotencyExpires' },
+    }
+    t.strictSame(post.responses['201'].headers, marks)
+    t.strictSame(post.responses['402'].headers, marks, 'stored, so replayed')
+    t.equal(post.responses['201'].description, 'Created.')
+    t.equal(post.responses['409'].description, 'The account is closed.', 'what was said stays')
+    const problem = { schema: { $ref: '#/components/schemas/IdempotencyProblem' } }
+    t.strictSame(post.responses['409'].content, {
+      'application/json': { schema: { type: 'object' } },
+      'application/problem+json': problem,
+    })
+    t.strictSame(Object.keys(post.responses).sort(), [
+      '201',
+      '400',
+      '401',
+      '402',
+      '408',
+      '409',
+      '413',
+      '422',
+      '502',
+      '503',
+      '504',
+    ])
+    t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
+    t.notOk(post.responses['401'].headers, 'released, never replayed')
+    t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })
+    t.strictSame(Object.keys(get.responses), ['200'], 'what is not protected is left alone')
+
+    const change = paths['/payments/{payment-id}'].patch
+    t.equal(change.parameters.length, 2, 'completed, not doubled')
+    t.match(change.parameters[1], { name: 'Idempotency-Key', required: true, schema: { maxLength: 64 } })
+    const { parameters } = paths['/payments/{payment-id}/evidence'].post
+    t.match(parameters[1], {
+      name: 'X-Idempotency-Key',
+      in: 'header',
+      required: false,
+      description: /for 24 hours\./,
+      schema: { type: 'string', minLength: 1, maxLength: 255 },
+    })
+    for (const path of ['/payments/search', '/webhooks/orders'])
+      t.notMatch(JSON.stringify(paths[path]), /dempoten/, `${path}: ignored or in shadow`)
+    t.strictSame(Object.keys(components.schemas), ['IdempotencyProblem'])
+    t.match(
+      components.schemas.IdempotencyProblem.properties.type.description,
+      'https://docs.example.com/problems/',
+    )
+  }
+})
+
+void t.test('what cannot be merged is left alone and told', async (t) => {
+  const api = withPaths(
+    `/a:
+  parameters: [ { $ref: "#/components/parameters/Key" } ]
+  post:
+    responses:
+      "200": { $ref: "#/components/responses/Done" }
+      "201": { description: d, headers: { idempotent-replayed: { schema: { type: string } } } }
+      "400": { $ref: "#/components/responses/Done" }
+      "409": { description: own, content: { application/problem+json: { schema: { type: object } } } }
+      "2XX": { description: some }
+      default: { description: else }
+      "500": { description: down }
+      "503": { description: busy }
+      "429": { description: slow }
+/shared: { $ref: "#/components/pathItems/One" }
+/again: { $ref: "#/components/pathItems/One" }
+"/it's/{a b}": { parameters: [ { name: a b, in: path, required: true, schema: { type: string } } ], post: { responses: { "200": { description: d } } } }`,
+    `components:
+  schemas: { IdempotencyProblem: { type: string } }
+  headers: { IdempotentReplayed: { schema: { type: string } }, IdempotentReplayed2: { schema: { type: string } } }
+  parameters: { Key: { name: Idempotency-Key, in: header, schema: { type: string } } }
+  responses: { Done: { description: d } }
+  pathItems: { One: { post: { responses: { "200": { description: d } } } } }`,
+  )
+  const {
+    api: made,
+    overlay,
+    err,
+  } = await applied(t, api, 'routes: [ { name: a, match: { path: "/*" }, key: required } ]')
+  for (const says of [
+    /api\.yaml:12: POST \/a: the description does not require Idempotency-Key, the route does: mend the parameter/,
+    /api\.yaml:12: POST \/a: its 200 is a reference, whose headers are left alone\n/,
+    /POST \/a: its 400 is a reference, to which idempotency_key_missing, .* cannot be added\n/,
+    /POST \/a: its 409 has problems of its own; idempotency_key_in_progress, .* come as well\n/,
+  ])
+    t.match(err, says)
+  const { responses, parameters } = made.paths['/a'].post
+  t.notOk(parameters)
+  t.strictSame(responses['400'], { $ref: '#/components/responses/Done' })
+  t.strictSame(Object.keys(responses['201'].headers), ['idempotent-replayed'])
+  for (const status of ['2XX', 'default', '500'])
+    t.strictSame(
+      responses[status].headers?.['Idempotent-Replayed'],
+      { $ref: '#/components/headers/IdempotentReplayed3' },
+      status,
+    )
+  for (const status of ['429', '503'])
+    t.notOk(responses[status].headers, `${status}: released or unknown, never replayed`)
+  t.strictSame(made.components.schemas.IdempotencyProblem, { type: 'string' }, 'theirs stays')
+  t.match(made.components.schemas.IdempotencyProblem2, { type: 'object' })
+  t.match(
+    made.components.pathItems.One.post.parameters,
+    [{ name: 'Idempotency-Key' }],
+    'where it stands, once',
+  )
+  t.equal(overlay.actions.filter(({ target }) => target.includes("['One']")).length, 1)
+  t.ok(overlay.actions.some(({ target }) => target === "$['paths']['/it\\'s/{a b}']['post']"))
+})
+
+void t.test('keys as the route takes them', async (t) => {
+  const api = withPaths('/a: { post: { responses: { "200": { description: d } } } }')
+  const parametersFor = async (key: string): Promise<Any> =>
+    (await applied(t, api, `routes: [ { name: a, match: { path: /a }, key: ${key} } ]`)).api.paths['/a'].post
+  t.match(await parametersFor('{ syntax: strict, presence: required }'), {
+    parameters: [{ required: true, schema: { pattern: '^".*"$' } }],
+  })
+  t.match(await parametersFor('{ pattern: "[0-9a-f-]{36}" }'), {
+    parameters: [{ required: false, schema: { pattern: '^(?:[0-9a-f-]{36})$' } }],
+  })
+  const several = await parametersFor('{ from: ["header:a", "header:b-c"], presence: required }')
+  t.match(several.parameters, [
+    { name: 'A', required: false },
+    { name: 'B-C', required: false },
+  ])
+  const query = await parametersFor('{ from: ["query:idempotency_key"], presence: required, syntax: strict }')
+  t.match(query.parameters, [
+    { name: 'idempotency_key', in: 'query', required: true, schema: { minLength: 1, maxLength: 255 } },
+  ])
+  t.notOk((await parametersFor('{ from: ["form:key"], presence: required }')).parameters, 'it is in the body')
+  t.notOk((await parametersFor('{ from: ["json:/id"], presence: required }')).parameters, 'it is in the body')
+  const derived = await parametersFor('{ presence: required, derive: { json: [/a] } }')
+  t.match(derived.parameters, [{ required: false }])
+  t.ok(derived.responses['200'].headers['Idempotency-Key-Derived'])
+})
+
+void t.test('what no route matches is documented where it is protected', async (t) => {
+  const api = withPaths('/a: { post: { responses: { "200": { description: d } } } }')
+  t.match(await overlaid(t, api, ''), {
+    code: 1,
+    out: '',
+    err: /api\.yaml: found no operation that .*proxy\.yaml protects/,
+  })
+  const config = descriptionFile(t, 'defaults: { key: required }\n', 'proxy.yaml')
+  const file = descriptionFile(t, api)
+  const said = await command([
+    'routes',
+    'overlay',
+    file,
+    '--config',
+    config,
+    '--upstream',
+    'http://127.0.0.1:1',
+  ])
+  t.equal(said.code, 0)
+  t.match(said.out, /required: false/)
+})
+
+void t.test(
+  'a configuration or a description that cannot be read: their errors, exit 1; usage: exit 2',
+  async (t) => {
+    const api = descriptionFile(t, withPaths('/a: { post: {} }'))
+    const bad = descriptionFile(t, 'stor: {}\n', 'proxy.yaml')
+    const good = descriptionFile(t, CONFIG, 'proxy.yaml')
+    t.match(await command(['routes', 'overlay', api, '--config', bad]), {
+      code: 1,
+      out: '',
+      err: /proxy\.yaml:1:1: stor: found the unknown property/,
+    })
+    t.match(await command(['routes', 'overlay', join(api, 'none'), '--config', good]), {
+      code: 1,
+      out: '',
+      err: /found no such file/,
+    })
+    for (const [words, says] of [
+      [[], /routes: found nothing; allowed: from, overlay/],
+      [['to', api], /routes: found "to"; allowed: from, overlay/],
+      [['from'], /routes from takes one OpenAPI file, found 0/],
+      [['from', api, api], /routes from takes one OpenAPI file, found 2/],
+      [['overlay', api], /routes overlay needs --config FILE/],
+      [['from', api, '--config', good], /routes from takes no --config/],
+      [['from', api, '--upstream', 'ftp://x'], /--upstream: found "ftp:\/\/x"; allowed: http:\/\/host:port/],
+    ] as [string[], RegExp][])
+      t.match(await command(['routes', ...words]), { code: 2, out: '', err: says }, words.join(' '))
+  },
+)

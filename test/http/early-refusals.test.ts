@@ -1,0 +1,99 @@
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import t from 'tap'
+import { metricIs, problemOf, proxyBefore, values } from '../support/exchange.ts'
+import { post, readAnswer } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+const REQUIRED = '{ name: r, match: { path: /p }, key: required, limits: { request: 1KiB } }'
+
+function open(port: number): Socket {
+  // As a client that sends on after the proxy has ended its side.
+  const client = connect({ port, host: '127.0.0.1', allowHalfOpen: true })
+  client.on('error', () => {})
+  return client
+}
+
+void t.test(
+  '§6 a refusal before a small body was read keeps the connection, wherever the body is cut',
+  async (t) => {
+    await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+    await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
+    // What is left of the body looks like a request, and is none.
+    const inner = post('/p', 'smuggled', 'x')
+    const refusals = [
+      { bytes: post('/p', null, inner), status: 400 },
+      { bytes: post('/p', 'large', inner.repeat(20)), status: 413 },
+    ]
+    let n = 0
+    for (const { bytes, status } of refusals) {
+      const head = bytes.indexOf('\r\n\r\n') + 4
+      for (const cut of [head, head + 1, head + inner.length, bytes.length - 1, bytes.length]) {
+        const client = open(proxy.port)
+        client.write(bytes.slice(0, cut))
+        const refused = await readAnswer(client)
+        t.strictSame([refused.status, values(refused, 'connection')], [status, ['keep-alive']])
+        client.write(bytes.slice(cut) + post('/p', `k${++n}`, '{}'))
+        t.equal((await readAnswer(client)).status, 201, `cut at ${cut - head} of the body`)
+        client.destroy()
+      }
+    }
+    t.equal(upstream.seen.length, 10)
+    t.notOk(upstream.seen.some(({ headers }) => headers.includes('smuggled')))
+  },
+)
+
+void t.test('§6 the rest of a small body that does not come ends the connection', async (t) => {
+  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
+  const client = open(proxy.port)
+  client.write(post('/p', null, '{}').slice(0, -1))
+  t.equal((await readAnswer(client)).status, 400)
+  await once(client.resume(), 'end')
+  client.destroy()
+  t.equal(upstream.seen.length, 0)
+})
+
+for (const [what, framing, rest] of [
+  ['large', `Content-Length: ${8 * 1024 ** 2}`, 'x'.repeat(8 * 1024 ** 2)],
+  ['chunked', 'Transfer-Encoding: chunked', `100000\r\n${'x'.repeat(0x100000)}\r\n`],
+] as const)
+  void t.test(
+    `§6 a refusal before a ${what} body: readable, then the connection ends; nothing behind is served`,
+    async (t) => {
+      await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+      await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
+      for (let round = 0; round < 5; round++) {
+        const client = open(proxy.port)
+        client.write(`POST /p HTTP/1.1\r\nHost: a\r\n${framing}\r\n\r\n`)
+        client.write(rest)
+        // Everything is sent before anything is read.
+        await new Promise((resolve) => setTimeout(resolve, 50))
+        const refused = await readAnswer(client)
+        t.match(problemOf(refused), { code: 'idempotency_key_missing' })
+        t.strictSame(values(refused, 'connection'), ['close'])
+        client.write(`${what === 'chunked' ? '0\r\n\r\n' : ''}${post('/p', 'behind', '{}')}`)
+        // By its end, or by a reset.
+        const ended = new Promise(
+          (resolve) => void client.resume().once('end', resolve).once('close', resolve),
+        )
+        if (!client.readableEnded && !client.destroyed) await ended
+        client.destroy()
+      }
+      await metricIs(proxy, 'idempotency_in_flight', 0)
+      t.equal(upstream.seen.length, 0)
+    },
+  )
+
+void t.test('§6 a client that sends on for seconds can still read its refusal', async (t) => {
+  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
+  const client = open(proxy.port)
+  client.write(`POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: ${8 * 1024 ** 2}\r\n\r\n`)
+  for (let n = 0; n < 25 && !client.destroyed; n++) {
+    client.write('x'.repeat(65_536))
+    await new Promise((resolve) => setTimeout(resolve, 100))
+  }
+  t.match(problemOf(await readAnswer(client)), { code: 'idempotency_key_missing' })
+  client.destroy()
+})

@@ -1,0 +1,325 @@
+import { once } from 'node:events'
+import { connect } from 'node:net'
+import t from 'tap'
+import { answering, problemOf, proxyBefore, scriptedPeer, storeCalls, values } from '../support/exchange.ts'
+import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
+
+const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
+
+/** Lower-case names of the header lines in the request text. */
+function namesIn(request: string): string[] {
+  const [, ...lines] = request.slice(0, request.indexOf('\r\n\r\n')).split('\r\n')
+  return lines.map((line) => line.slice(0, line.indexOf(':')).toLowerCase())
+}
+
+const HANDSHAKE = [
+  'Upgrade: websocket',
+  'Sec-WebSocket-Version: 13',
+  'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
+]
+
+void t.test('V06 Connection names away no header that the proxy counts on', async (t) => {
+  await using peer = await answering(OK)
+  const routes = [
+    '{ name: a, match: { path: /a }, key: { from: ["header:x-my-key", "header:idempotency-key"] } }',
+    '{ name: b, match: { path: /b }, key: { from: ["header:ce-id"] } }',
+    '{ name: c, match: { path: /c }, scope: { caller: "header:x-user" }, fingerprint: { headers: [x-tenant] } }',
+    '{ name: d, match: { path: /d }, key: { derive: { headers: [x-part] } } }',
+    '{ name: e, match: { path: /e }, key: { forward: X-Told } }',
+  ]
+  await using proxy = await proxyBefore(peer, { routes: routes.join(', ') })
+  const counted = {
+    'Idempotency-Key': 'KEY',
+    'X-My-Key': 'KEY',
+    'CE-Id': 'KEY',
+    'ce-source': 's',
+    'X-User': 'u',
+    'X-Tenant': 't',
+    'X-Part': 'p',
+    Authorization: 'Bearer a',
+    Cookie: 'a=b',
+    'X-API-Key': 'a',
+    'Content-Type': 'application/json',
+    'Content-Encoding': 'identity',
+    'Repeatability-First-Sent': new Date().toUTCString(),
+    'X-Forwarded-For': '1.2.3.4',
+    Via: '1.1 before',
+    'CDN-Loop': 'before',
+    traceparent: '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01',
+  }
+  const listed = [...Object.keys(counted), 'Host', 'Content-Length', 'X-Forwarded-Host', 'X-Mine']
+  const lines = Object.entries(counted).map(([name, value]) => `${name}: ${value}`)
+  const wanted = [...Object.keys(counted), 'Host', 'X-Forwarded-Host'].map((name) => name.toLowerCase())
+  const told = async (connections: readonly string[], target: string): Promise<string[]> => {
+    const keyed = lines.map((line) => line.replace('KEY', target.slice(1)))
+    const own = ['Host: a', ...keyed, ...connections, 'X-Mine: 1']
+    await rawRequest(
+      proxy.port,
+      `POST ${target} HTTP/1.1\r\n${own.join('\r\n')}\r\nContent-Length: 2\r\n\r\n{}`,
+    )
+    return namesIn(peer.requests.at(-1) ?? '')
+  }
+  for (const path of ['/a?', '/b?', '/c?', '/d?', '/other?']) {
+    const names = await told([`Connection: ${listed.join(', ')}`], `${path}1`)
+    for (const name of wanted) t.ok(names.includes(name), `${path} ${name}`)
+    t.notOk(names.includes('x-mine'), 'P13 what nobody counts on is still the connection’s')
+    t.ok(names.includes('content-length'))
+    const split = await told(
+      listed.map((name) => `connection: ${name.toUpperCase()}`),
+      `${path}2`,
+    )
+    t.same(split, names)
+  }
+  t.ok((await told(['Connection: X-Told, Idempotency-Key'], '/e?3')).includes('x-told'))
+  t.equal(peer.requests.length, 11)
+})
+
+void t.test(
+  'V06 Connection: <key header> changes neither what the upstream hears nor the record',
+  async (t) => {
+    await using peer = await answering(OK)
+    await using proxy = await proxyBefore(peer)
+    const answers = []
+    for (const more of [['Connection: Idempotency-Key'], [], ['Connection: idempotency-key, close']])
+      answers.push(values(await rawRequest(proxy.port, post('/p', 'k', '{}', more)), 'idempotent-replayed'))
+    t.same(answers, [[], ['true'], ['true']])
+    t.equal(peer.requests.length, 1)
+    t.match(peer.requests[0], /\r\nIdempotency-Key: k\r\n/)
+  },
+)
+
+void t.test('V06 a handshake keeps them, too', async (t) => {
+  await using peer = await answering('HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n')
+  await using proxy = await proxyBefore(peer)
+  const lines = [
+    'Connection: Upgrade, Authorization, X-Mine',
+    ...HANDSHAKE,
+    'Authorization: a',
+    'X_Forwarded_For: 1',
+  ]
+  await everything(proxy.port, `GET /ws HTTP/1.1\r\nHost: a\r\n${lines.join('\r\n')}\r\nX-Mine: 1\r\n\r\n`)
+  const names = namesIn(peer.requests[0] ?? '')
+  t.ok(names.includes('authorization'))
+  t.ok(names.includes('cdn-loop'))
+  t.notOk(names.includes('x-mine'))
+  t.notOk(names.includes('x_forwarded_for'))
+})
+
+void t.test('V06 an upstream’s Connection takes nothing off its answer that belongs to it', async (t) => {
+  const lines = {
+    'Set-Cookie': 'a=1',
+    'Content-Type': 'text/plain',
+    'Cache-Control': 'no-store',
+    'Retry-After': '7',
+    'Idempotency-Retry': 'no',
+    Location: '/x',
+    ETag: '"1"',
+  }
+  const own = Object.entries(lines).map(([name, value]) => `${name}: ${value}\r\n`)
+  await using peer = await answering(
+    `HTTP/1.1 201 Created\r\nConnection: ${Object.keys(lines).join(', ')}, X-Hop\r\n${own.join('')}X-Hop: 1\r\nContent-Length: 2\r\n\r\nok`,
+  )
+  await using proxy = await proxyBefore(peer)
+  for (const [path, key] of [
+    ['/p', 'k'],
+    ['/p', 'k'],
+    ['/other', null],
+  ] as const) {
+    const answer = await rawRequest(proxy.port, post(path, key, '{}'))
+    for (const [name, value] of Object.entries(lines)) t.same(values(answer, name.toLowerCase()), [value])
+    t.same(values(answer, 'x-hop'), [])
+  }
+})
+
+void t.test('names that CGI folds into a counted one do not pass', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer, {
+    routes:
+      '{ name: p, match: { path: /p }, scope: { caller: "header:x-user" } }, { name: q, match: { path: /q }, key: { from: ["header:my_key"] } }',
+    more: 'trustProxy: ["127.0.0.0/8"]',
+  })
+  const folded = [
+    'Idempotency_Key',
+    'idempotency.key',
+    'Idempotency_Fence',
+    'IDEMPOTENCY_RECORD',
+    'X_Forwarded_For',
+    'X-Forwarded_Port',
+    'X.Forwarded.Proto',
+    'X_User',
+    'Content_Length',
+    'Content_Type',
+    'Transfer_Encoding',
+    'CDN_Loop',
+    'Repeatability_First_Sent',
+    'My-Key',
+    'my.key',
+  ]
+  const others = ['tenant_id', 'X_Custom', 'x.y', 'My_Key']
+  const lines = [...folded, ...others].map((name) => `${name}: 0`)
+  for (const [path, key] of [
+    ['/p', 'k'],
+    ['/other', 'k'],
+    ['/other', null],
+    ['/q', null],
+  ] as const) {
+    await rawRequest(proxy.port, post(path, key, '{}', lines))
+    const names = namesIn(peer.requests.at(-1) ?? '')
+    for (const name of folded) t.notOk(names.includes(name.toLowerCase()), `${path} ${name}`)
+    for (const name of others) t.ok(names.includes(name.toLowerCase()), `${path} ${name}`)
+  }
+  t.equal(peer.requests.length, 4)
+})
+
+void t.test(
+  'P24 heads that two servers may read in two ways are refused, and nothing is claimed',
+  async (t) => {
+    await using peer = await answering(OK)
+    await using proxy = await proxyBefore(peer)
+    const before = await storeCalls(proxy)
+    const chunks = '2\r\n{}\r\n0\r\n\r\n'
+    for (const path of ['/p', '/other'])
+      for (const [status, request] of [
+        [
+          501,
+          `POST ${path} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: gzip, chunked\r\n\r\n${chunks}`,
+        ],
+        [
+          501,
+          `POST ${path} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n${chunks}`,
+        ],
+        [
+          400,
+          `POST ${path} HTTP/1.0\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n${chunks}`,
+        ],
+        [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/2.0')],
+        [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/0.9')],
+        [400, `POST ${path} HTTP/1.1\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}`],
+        [400, post(path, 'k', '{}', ['Host: b'])],
+        [400, post('p', 'k', '{}')],
+        [400, post(`${path}#a`, 'k', '{}')],
+        [417, post(path, 'k', '{}', ['Expect: tea'])],
+      ] as const) {
+        const client = connect(proxy.port, '127.0.0.1')
+        client.on('error', () => {})
+        client.write(request)
+        const answer = await readAnswer(client)
+        t.match(
+          problemOf(answer),
+          { code: 'request_malformed', status, retry: 'no' },
+          JSON.stringify(request),
+        )
+        t.same(values(answer, 'connection'), ['close'])
+        client.resume()
+        await once(client, 'close')
+      }
+    // A line without a version is HTTP/0.9's.
+    t.notMatch(await everything(proxy.port, 'POST /p\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}'), / 201 /)
+    for (const line of ['HTTP/2.0', 'HTTP/1.1'])
+      t.match(
+        await everything(
+          proxy.port,
+          `GET /ws ${line}\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\n${HANDSHAKE.join('\r\n')}\r\n\r\n`,
+        ),
+        /^HTTP\/1\.1 (?:505|400) [^]*request_malformed/,
+      )
+    t.equal(peer.requests.length, 0)
+    t.equal(await storeCalls(proxy), before, 'nothing was claimed')
+  },
+)
+
+void t.test('K17 P24 what the parser refuses is a problem, too', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer)
+  for (const [status, code, request] of [
+    [431, 'request_too_large', post('/p', 'k'.repeat(20_000), '{}')],
+    [400, 'request_malformed', 'POST /p HTTP/1.1\r\nHost: a\r\nX : 1\r\n\r\n'],
+    [400, 'request_malformed', 'nonsense\r\n\r\n'],
+    [400, 'request_malformed', 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'],
+    [
+      400,
+      'request_malformed',
+      post('/p', 'k', '{}').replace('Content-Length: 2', 'Content-Length: 2\r\nContent-Length: 3'),
+    ],
+    [
+      413,
+      'request_too_large',
+      `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n2;${'x'.repeat(20_000)}\r\n`,
+    ],
+    [
+      400,
+      'request_malformed',
+      'POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n',
+    ],
+  ] as const) {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(Buffer.from(request, 'latin1'))
+    const answer = await readAnswer(client)
+    t.match(problemOf(answer), { code, status, retry: 'no' }, request.slice(0, 80))
+    t.same(values(answer, 'connection'), ['close'])
+    client.resume()
+    await once(client, 'close')
+  }
+  t.equal(peer.requests.length, 0)
+})
+
+void t.test('P24 the refusal of a pipelined head is never taken for the answer before it', async (t) => {
+  for (const path of ['/p', '/other']) {
+    let answer = (): void => {}
+    await using peer = await scriptedPeer((socket) => {
+      answer = () => void socket.write(OK)
+    })
+    await using proxy = await proxyBefore(peer)
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(post(path, 'k', '{}'))
+    while (peer.requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5))
+    client.write('nonsense\r\n\r\n')
+    await new Promise((resolve) => setTimeout(resolve, 50))
+    client.write('and more of it\r\n\r\n')
+    answer()
+    const got = await readAnswer(client)
+    t.equal(got.status, 201)
+    t.same(values(got, 'connection'), ['close'])
+    let rest = ''
+    client.on('data', (chunk: Buffer) => {
+      rest += chunk.toString()
+    })
+    client.resume()
+    await once(client, 'close')
+    t.equal(rest, '')
+  }
+})
+
+void t.test('a request of more than 2000 header lines is forwarded whole', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer)
+  const many = 'a:\r\n'.repeat(2500)
+  for (const path of ['/p', '/other']) {
+    await rawRequest(
+      proxy.port,
+      `POST ${path} HTTP/1.1\r\nHost: a\r\n${many}Idempotency-Key: ${path}\r\nContent-Length: 2\r\n\r\n{}`,
+    )
+    const request = peer.requests.at(-1) ?? ''
+    t.ok(request.endsWith('\r\n\r\n{}'), 'its body, too')
+    t.match(request, /\r\nIdempotency-Key: /)
+    t.equal(namesIn(request).filter((name) => name === 'a').length, 2500)
+  }
+})
+
+void t.test('trailers of a request are not forwarded: a key in them is nobody’s', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer)
+  for (const [path, key] of [
+    ['/p', 'Idempotency-Key: k\r\n'],
+    ['/other', ''],
+  ] as const) {
+    const head = `POST ${path} HTTP/1.1\r\nHost: a\r\n${key}Trailer: Idempotency-Key\r\nTransfer-Encoding: chunked\r\n\r\n`
+    await rawRequest(
+      proxy.port,
+      `${head}2;a=b\r\n{}\r\n0\r\nIdempotency-Key: smuggled\r\nIdempotency-Fence: 1\r\n\r\n`,
+    )
+  }
+  t.notMatch(peer.requests.join(''), /smuggled|Idempotency-Fence|a=b/)
+})

@@ -1,0 +1,223 @@
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
+import t from 'tap'
+import { gate } from '../support/e2e.ts'
+import { metricIs, proxyBefore } from '../support/exchange.ts'
+import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+function get(path: string): string {
+  return `GET ${path} HTTP/1.1\r\nHost: a\r\n\r\n`
+}
+
+const HANDSHAKE =
+  'GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n'
+const CONNECT = 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n'
+
+function open(port: number, bytes: string): Socket {
+  const client = connect(port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(bytes)
+  return client
+}
+
+for (const [name, last] of [
+  ['a WebSocket handshake', HANDSHAKE],
+  ['CONNECT', CONNECT],
+] as const)
+  void t.test(
+    `V10 slow and large answers, then ${name}, and the client leaves: nothing is held`,
+    async (t) => {
+      const large = Buffer.alloc(4 * 1024 ** 2, 'x')
+      const held = gate()
+      await using upstream = await upstreamStub(async ({ target }, response) => {
+        if (target === '/slow') await held.opened
+        response.end(large)
+      })
+      await using proxy = await proxyBefore(upstream, {
+        upstream: 'connections: 4',
+        more: 'limits: { buffered: 24MiB }',
+      })
+      t.equal((await rawRequest(proxy.port, post('/p', 'stored', '{}'))).status, 200)
+      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+      const replay = post('/p', 'stored', '{}')
+      for (let round = 0; round < 3; round++)
+        for (const first of [
+          get('/slow'),
+          get('/large'),
+          get('/large') + get('/slow'),
+          replay,
+          replay.repeat(3),
+          post('/p', `slow-${round}`, '{}'),
+          get('/large') + replay,
+        ]) {
+          const client = open(proxy.port, first + last)
+          // Nobody reads an answer; so each answer is under way, or cut.
+          await new Promise((resolve) => setTimeout(resolve, 20))
+          client.destroy()
+        }
+      held.open()
+      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+      await metricIs(proxy, 'idempotency_in_flight', 0)
+      // Every upstream slot is free.
+      const answers = await Promise.all(
+        Array.from({ length: 8 }, (_, n) =>
+          rawRequest(proxy.port, n % 2 ? get('/') : post('/p', `k${n}`, '{}')),
+        ),
+      )
+      t.ok(answers.every(({ status }) => status === 200))
+    },
+  )
+
+void t.test('V10 a handshake behind an unanswered request does not overtake its answer', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target, headers }, response) => {
+    if (target === '/slow') await held.opened
+    const upgrade = headers.some((name) => name.toLowerCase() === 'upgrade')
+    response.writeHead(upgrade ? 500 : 200).end(target)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const client = open(proxy.port, get('/slow') + get('/after') + HANDSHAKE)
+  await upstream.arrived(1)
+  held.open()
+  for (const target of ['/slow', '/after', '/ws']) {
+    const { status, body } = await readAnswer(client)
+    t.strictSame([status, body.toString()], [200, target])
+  }
+  await once(client.resume(), 'close')
+})
+
+void t.test('V10 CONNECT alone is refused, and the connection ends', async (t) => {
+  await using upstream = await upstreamStub((_, response) => void response.end())
+  await using proxy = await proxyBefore(upstream)
+  t.match(await everything(proxy.port, CONNECT), /^HTTP\/1.1 501 /)
+})
+
+void t.test('V10 one connection takes one place of limits.inFlight, however much it pipelines', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/held') await held.opened
+    response.writeHead(201).end('ok')
+  })
+  await using proxy = await proxyBefore(upstream, { more: 'limits: { inFlight: 10 }' })
+  const keyed = Array.from({ length: 300 }, (_, n) => post(n === 0 ? '/held' : '/p', `k${n}`, '{}'))
+  const client = open(proxy.port, keyed.join(''))
+  await upstream.arrived(1)
+  t.equal((await rawRequest(proxy.port, post('/p', 'other', '{}'))).status, 201)
+  await metricIs(proxy, 'idempotency_in_flight', 1)
+  held.open()
+  for (let n = 0; n < keyed.length; n++) t.equal((await readAnswer(client)).status, 201)
+  client.destroy()
+  t.equal(upstream.seen.length, 301)
+})
+
+void t.test('V10 100,000 pipelined requests: memory stays bounded, answers come in order', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/0') await held.opened
+    response.end(target)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const before = process.memoryUsage().rss
+  const client = open(proxy.port, Array.from({ length: 100_000 }, (_, n) => get(`/${n}`)).join(''))
+  await upstream.arrived(1)
+  // As long as it takes to read all of it, where nothing stops the reading.
+  await new Promise((resolve) => setTimeout(resolve, 500))
+  const grown = (process.memoryUsage().rss - before) / 1024 ** 2
+  t.ok(grown < 150, `${Math.round(grown)} MiB more`)
+  held.open()
+  const told: string[] = []
+  for (let n = 0; n < 1500; n++) told.push((await readAnswer(client)).body.toString())
+  client.destroy()
+  t.strictSame(
+    told,
+    told.map((_, n) => `/${n}`),
+  )
+})
+
+void t.test('V10 what a client that left had pipelined is not executed', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/held') await held.opened
+    response.end(target)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const client = open(proxy.port, get('/held') + post('/p', 'left', '{}') + get('/left'))
+  await upstream.arrived(1)
+  client.destroy()
+  await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="passed"}', 1)
+  held.open()
+  await rawRequest(proxy.port, get('/last'))
+  t.strictSame(
+    upstream.seen.map(({ target }) => target),
+    ['/held', '/last'],
+  )
+})
+
+void t.test('V10 clients that pipeline too far ahead at once are cut; the others are served', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/held') await held.opened
+    response.end(target)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const greedy = get('/held') + get('/').repeat(5000)
+  const cut = Promise.withResolvers<void>()
+  const clients = Array.from({ length: 20 }, () =>
+    open(proxy.port, greedy).once('close', () => cut.resolve()),
+  )
+  await cut.promise
+  t.equal((await rawRequest(proxy.port, get('/other'))).body.toString(), '/other')
+  for (const client of clients) client.destroy()
+  held.open()
+})
+
+void t.test('V10 a client that leaves is noticed, however far ahead it has sent', async (t) => {
+  await using upstream = await upstreamStub(({ target }, response) => {
+    // The others never get an answer.
+    if (target === '/quick') response.end('quick')
+  })
+  await using proxy = await proxyBefore(upstream, { upstream: 'connections: 4, timeout: 600s' })
+  const clients = Array.from({ length: 4 }, () => open(proxy.port, get('/never').repeat(18)))
+  await upstream.arrived(4)
+  for (const client of clients) client.resetAndDestroy()
+  t.equal((await rawRequest(proxy.port, get('/quick'))).body.toString(), 'quick')
+})
+
+void t.test('V10 who sends far ahead is cut before who does not', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/held') await held.opened
+    response.end(target)
+  })
+  await using proxy = await proxyBefore(upstream, { upstream: 'connections: 700' })
+  const cut = Promise.withResolvers<void>()
+  const greedy = Array.from({ length: 640 }, () =>
+    open(proxy.port, get('/held').repeat(17)).once('close', () => cut.resolve()),
+  )
+  await cut.promise
+  const client = open(proxy.port, get('/1') + get('/2'))
+  for (const target of ['/1', '/2']) t.equal((await readAnswer(client)).body.toString(), target)
+  for (const one of [...greedy, client]) one.destroy()
+  held.open()
+})
+
+void t.test('V10 behind an Upgrade that is not tunnelled nothing is read', async (t) => {
+  await using upstream = await upstreamStub(({ target }, response) => void response.end(target))
+  await using proxy = await proxyBefore(upstream)
+  for (const first of ['GET /1', 'POST /1', 'POST /p']) {
+    const before = upstream.seen.length
+    const head = `${first} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nIdempotency-Key: ${first}\r\n`
+    const body = first.startsWith('POST') ? 'Content-Length: 3\r\n\r\nabc' : '\r\n'
+    // The first part of the second request is lost; its second part must not be taken for another one.
+    const client = open(proxy.port, `${head}${body}GET /2 HTTP/1.1\r\nHost: a\r\nX: `)
+    let got = ''
+    client.on('data', (chunk: Buffer) => {
+      got += chunk.toString()
+      if (!client.destroyed) client.write(get('/smuggled'))
+    })
+    await once(client, 'close')
+    t.match(got, /^HTTP\/1.1 200 [^]*\r\nConnection: close\r\n/i)
+    t.equal(upstream.seen.length, before + 1)
+  }
+})

@@ -1,0 +1,51 @@
+import { pino } from 'pino'
+import t from 'tap'
+import { newTrace, type Trace } from '../../src/guard/call.ts'
+import { History } from '../../src/observe/history.ts'
+import { Metrics } from '../../src/observe/metrics.ts'
+import { observer } from '../../src/observe/observer.ts'
+
+/** The levels of the lines that these requests give. */
+function levelsOf(...traces: readonly Partial<Trace>[]): string[] {
+  const levels: string[] = []
+  const logger = pino(
+    { formatters: { level: (level) => ({ level }) } },
+    { write: (line: string) => void levels.push(JSON.parse(line).level) },
+  )
+  const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
+  const heard = observer(new Metrics({}, false), logger, history, () => {})
+  for (const { route = 'pay', ...trace } of traces)
+    heard.answered({
+      ...newTrace({ route: { name: route } as never, method: 'POST', traceId: null }),
+      ...trace,
+    })
+  return levels
+}
+
+void t.test(
+  'a request whose outcome becomes unknown is a warning; those that find it so are not',
+  async (t) => {
+    t.strictSame(
+      levelsOf(
+        { outcome: 'upstream_timeout', before: 'absent', after: 'unknown' },
+        { outcome: 'upstream_timeout', before: null, after: 'unknown' },
+        { outcome: 'unknown', before: 'unknown', after: 'unknown' },
+        { outcome: 'executed', before: 'absent', after: 'completed' },
+      ),
+      ['warn', 'warn', 'info', 'info'],
+    )
+  },
+)
+
+void t.test('a scope that its clients do not fit is warned of once for each route', async (t) => {
+  const misfit = { outcome: 'caller_missing', cause: 'no Authorization but cookie, …' } as const
+  t.strictSame(
+    levelsOf(misfit, misfit, { ...misfit, route: 'other' }, { outcome: 'caller_missing', route: 'third' }),
+    ['warn', 'info', 'warn', 'info'],
+  )
+  t.strictSame(
+    levelsOf({ outcome: 'store_unavailable', cause: 'down' }),
+    ['info'],
+    'a cause of something else',
+  )
+})

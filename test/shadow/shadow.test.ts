@@ -1,0 +1,606 @@
+import t, { type Test } from 'tap'
+import type { RoutePolicy } from '../../src/core/policy.ts'
+import type { ShadowVerdict, Trace } from '../../src/guard/call.ts'
+import { Shadow } from '../../src/shadow/shadow.ts'
+import { CorruptRecord } from '../../src/store/register.ts'
+import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
+import {
+  HOUR,
+  LEASE,
+  type Options,
+  type Replica,
+  replica,
+  route,
+  type Sent,
+  Store,
+  Stream,
+  TTL,
+  until,
+} from '../guard/harness.ts'
+
+/** The exchange of a forwarded request, under the test's control. */
+class Exchange implements TappedExchange {
+  readonly #end = Promise.withResolvers<Forwarded>()
+  readonly ended: Promise<Forwarded> = this.#end.promise
+  over = false
+  ignored = 0
+  end(result: Forwarded): this {
+    this.over = true
+    this.#end.resolve(result)
+    return this
+  }
+  break(error: Error): this {
+    this.over = true
+    this.#end.reject(error)
+    return this
+  }
+  ignore(): void {
+    this.ignored++
+    if (!this.over) this.end({ proof: 'unknown', reason: 'ignored', timedOut: false, status: null })
+  }
+}
+
+const SHADOW = route({ mode: 'shadow' })
+const NOT_SENT: Forwarded = { proof: 'not_sent', reason: 'connection refused' }
+const BROKEN: Forwarded = { proof: 'unknown', reason: 'reset', timedOut: false, status: null }
+
+interface Shadowed {
+  readonly replica: Replica
+  readonly shadow: Shadow
+  readonly told: [ShadowVerdict, Trace][]
+  verdicts(): ShadowVerdict[]
+  /** Follows a request; the promise ends with the following. */
+  follow(exchange: Exchange, over?: Sent): Promise<void>
+  /** The same, answered at once; gives the verdict. */
+  pass(result: Forwarded | undefined, over?: Sent): Promise<ShadowVerdict | undefined>
+}
+
+function shadowed(t: Test, options: Options = {}): Shadowed {
+  const one = replica(t, options)
+  const told: [ShadowVerdict, Trace][] = []
+  const shadow = new Shadow(
+    Object.assign(one.ports, { pause: () => new Promise((done) => setImmediate(done)) }),
+    (trace, verdict) => void told.push([verdict, { ...trace }]),
+  )
+  const follow = async (exchange: Exchange, over: Sent = {}): Promise<void> => {
+    const call = one.call({ route: SHADOW, ...over })
+    if (shadow.enter(call)) await shadow.observe(call, exchange)
+  }
+  t.teardown(() => {
+    shadow.close()
+    if (shadow.size !== 0 || one.bytes.held !== 0)
+      throw new Error(`${shadow.size} places and ${one.bytes.held} bytes were not given back`)
+  })
+  return {
+    replica: one,
+    shadow,
+    told,
+    verdicts: () => told.map(([verdict]) => verdict),
+    follow,
+    async pass(result, over) {
+      await follow(new Exchange().end(result ?? one.responded()), over)
+      return told.at(-1)?.[0]
+    },
+  }
+}
+
+void t.test(
+  'O06 the first completes its record; a second equal answer is replay_same, another replay_differs',
+  async (t) => {
+    const a = shadowed(t)
+    t.equal(await a.pass(undefined), 'first')
+    const record = await a.replica.store.read(a.replica.id)
+    t.match(record, { state: 'completed', attempts: 1, result: { kept: true, response: { status: 201 } } })
+    t.match(a.told[0]?.[1], { before: 'absent', after: 'completed', id: a.replica.id })
+    t.equal(await a.pass(undefined), 'replay_same')
+    t.equal(await a.pass(a.replica.responded(201, '{"id":"p2"}')), 'replay_differs')
+    t.equal(await a.pass(a.replica.responded(200)), 'replay_differs')
+    t.equal(await a.pass(BROKEN), 'not_compared')
+    t.same(await a.replica.store.read(a.replica.id), record, 'the record stays what the first made it')
+    const replayed = await a.replica.get()
+    t.match(replayed, { status: 201, replayed: true }, 'enforce replays it')
+    t.equal(a.replica.n, 0, 'and executes nothing')
+  },
+)
+
+void t.test('what always differs does not count, and neither does what a replay leaves out', async (t) => {
+  const policy = route({ mode: 'shadow', excludeHeaders: new Set(['x-secret']) })
+  const answer = (a: Shadowed, headers: string[]): Forwarded => {
+    const made = a.replica.responded()
+    if (made.proof !== 'responded') throw new Error('unreachable')
+    return { ...made, response: { ...made.response, headers } }
+  }
+  const a = shadowed(t)
+  const first = ['Date', 'yesterday', 'X-Request-Id', '1', 'X-Secret', 's', 'A', '1', 'B', '2', 'A', '3']
+  t.equal(await a.pass(answer(a, first), { route: policy }), 'first')
+  const same = ['b', ' 2', 'a', '1', 'A', '3', 'date', 'today', 'x-request-id', '2', 'X-Secret', 't']
+  t.equal(await a.pass(answer(a, same), { route: policy }), 'replay_same')
+  const swapped = ['A', '3', 'A', '1', 'B', '2']
+  t.equal(await a.pass(answer(a, swapped), { route: policy }), 'replay_differs')
+})
+
+void t.test('a response that is not kept is recorded as enforce does, and cannot be compared', async (t) => {
+  const a = shadowed(t)
+  const over = { route: route({ mode: 'shadow', keep: 'outcome' }) }
+  t.equal(await a.pass(undefined, over), 'first')
+  t.match(await a.replica.store.read(a.replica.id), { result: { kept: false, why: 'outcome_only' } })
+  t.equal(await a.pass(undefined, over), 'response_unavailable')
+
+  const b = shadowed(t)
+  const stream = new Stream()
+  const exchange = new Exchange().end(stream.reply())
+  const following = b.follow(exchange)
+  await until(() => stream.drained === 1)
+  t.match(await b.replica.store.read(b.replica.id), { state: 'in_progress' })
+  stream.end('complete')
+  await following
+  t.same(b.verdicts(), ['first'])
+  t.match(await b.replica.store.read(b.replica.id), { state: 'completed', result: { why: 'streamed' } })
+
+  const c = shadowed(t)
+  const broken = new Stream()
+  const other = c.follow(new Exchange().end(broken.reply()))
+  broken.end('broken')
+  await other
+  t.same(c.verdicts(), ['upstream_failed'])
+  t.match(await c.replica.store.read(c.replica.id), { state: 'unknown' })
+})
+
+void t.test(
+  'not sent and refused by status free the key; a retry claims anew; broken off stays unknown',
+  async (t) => {
+    const a = shadowed(t)
+    t.equal(await a.pass(NOT_SENT), 'upstream_unreachable')
+    t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable' })
+    t.equal(await a.pass(a.replica.responded(429)), 'retry')
+    t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable', attempts: 2 })
+    t.equal(await a.pass(BROKEN), 'upstream_failed')
+    t.match(await a.replica.store.read(a.replica.id), { state: 'unknown', attempts: 3 })
+    t.match(await a.replica.get(), { code: 'idempotency_outcome_unknown' })
+  },
+)
+
+void t.test('another payload is misuse, whatever the state, and leaves the record alone', async (t) => {
+  const a = shadowed(t)
+  await a.pass(undefined)
+  const before = await a.replica.store.dump()
+  const exchange = new Exchange()
+  await a.follow(exchange, { body: '{"amount":2}' })
+  t.same(a.verdicts(), ['first', 'misuse'])
+  t.equal(exchange.ignored, 1, 'what the upstream answers is not collected')
+  t.same(await a.replica.store.dump(), before)
+})
+
+void t.test('a tombstone is expired', async (t) => {
+  const a = shadowed(t)
+  const over = { route: route({ mode: 'shadow', tombstone: HOUR }) }
+  await a.pass(undefined, over)
+  a.replica.store.now += TTL
+  t.equal(await a.pass(undefined, over), 'expired')
+  t.match(a.told[1]?.[1], { before: 'expired' })
+})
+
+void t.test('over unknown the retry is forwarded; completed, it becomes what the record says', async (t) => {
+  for (const [result, state] of [
+    [null, 'completed'],
+    [NOT_SENT, 'unknown'],
+    [BROKEN, 'unknown'],
+  ] as const) {
+    const a = shadowed(t)
+    await a.pass(BROKEN)
+    const before = await a.replica.store.read(a.replica.id)
+    t.equal(await a.pass(result ?? undefined), 'unknown')
+    const after = await a.replica.store.read(a.replica.id)
+    t.match(after, { state })
+    if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
+    else t.match(after, { attempts: 2, createdAt: before?.createdAt })
+    const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
+    t.match(await a.replica.get(), { code })
+    t.equal(a.replica.n, 0, 'enforce never executes it again')
+  }
+})
+
+void t.test('after a change of recipe an unchanged request still tells its record', async (t) => {
+  const a = shadowed(t)
+  await a.pass(BROKEN)
+  const raw = route({ mode: 'shadow', fingerprint: { ...SHADOW.fingerprint, body: 'raw' } })
+  t.equal(await a.pass(undefined, { route: raw }), 'unknown')
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
+})
+
+void t.test('over a lapsed lease the outcome is taken over, and the late owner is refused', async (t) => {
+  const a = shadowed(t)
+  const slow = new Exchange()
+  const following = a.follow(slow)
+  await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+  const b = shadowed(t, { store: a.replica.store })
+  a.replica.store.now += LEASE
+  t.equal(await b.pass(undefined), 'unknown')
+  const record = await a.replica.store.read(a.replica.id)
+  t.match(record, { state: 'completed', attempts: 2 })
+  slow.end(NOT_SENT)
+  await following
+  t.same(await a.replica.store.read(a.replica.id), record)
+})
+
+void t.test('a route that retries after silence claims over a lapsed lease', async (t) => {
+  const over = { route: route({ mode: 'shadow', profile: 'lenient' }) }
+  const a = shadowed(t)
+  const silent = new Exchange()
+  const following = a.follow(silent, over)
+  await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+  const b = shadowed(t, { store: a.replica.store })
+  a.replica.store.now += LEASE
+  t.equal(await b.pass(undefined, over), 'retry')
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
+  t.same(b.replica.said('leaseExpired'), [])
+  silent.end(BROKEN)
+  await following
+  t.same(a.replica.said('completed'), ['stale'])
+})
+
+/** What an owner and the duplicate beside it did, and what enforce must find afterwards. */
+const BESIDE: readonly (readonly [
+  owner: Forwarded | null,
+  second: Forwarded | null,
+  state: string,
+  attempts: number,
+])[] = [
+  [null, null, 'completed', 1],
+  [null, BROKEN, 'completed', 1],
+  [NOT_SENT, null, 'completed', 2],
+  [NOT_SENT, BROKEN, 'unknown', 2],
+  [NOT_SENT, NOT_SENT, 'failed_retryable', 1],
+  [BROKEN, null, 'completed', 2],
+  [BROKEN, NOT_SENT, 'unknown', 1],
+]
+
+void t.test(
+  'a duplicate beside a running first: no later retry executes because the first alone did nothing',
+  async (t) => {
+    for (const order of ['owner ends first', 'duplicate ends first'] as const)
+      for (const where of ['one replica', 'two replicas'] as const)
+        for (const [owner, second, state, attempts] of BESIDE) {
+          const title = `${order}, ${where}: ${owner?.proof ?? 'done'}, ${second?.proof ?? 'done'}`
+          const a = shadowed(t)
+          const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
+          const [one, two] = [new Exchange(), new Exchange()]
+          const following = [a.follow(one)]
+          await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+          following.push(b.follow(two))
+          await until(() => b.verdicts().includes('in_progress'))
+          const ends = [
+            () => one.end(owner ?? a.replica.responded(201, 'owner')),
+            () => two.end(second ?? b.replica.responded(201, 'second')),
+          ]
+          if (order === 'duplicate ends first') ends.reverse()
+          for (const end of ends) {
+            end()
+            for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
+          }
+          await Promise.all(following)
+          t.match(await a.replica.store.read(a.replica.id), { state, attempts }, title)
+          t.equal(b.verdicts().filter((verdict) => verdict === 'in_progress').length, 1)
+        }
+  },
+)
+
+void t.test('a route that lets duplicates wait tells them as waited', async (t) => {
+  const a = shadowed(t)
+  const over = { route: route({ mode: 'shadow', inFlight: { mode: 'wait', wait: 10_000, status: 409 } }) }
+  const [one, two] = [new Exchange(), new Exchange()]
+  const following = [a.follow(one, over), a.follow(two, over)]
+  await until(() => a.verdicts().length === 1)
+  t.same(a.verdicts(), ['waited'])
+  two.end(a.replica.responded())
+  one.end(a.replica.responded())
+  await Promise.all(following)
+  t.same(a.verdicts(), ['waited', 'first'])
+})
+
+void t.test('a retry of what was answered is a replay, however far the store is behind', async (t) => {
+  const a = shadowed(t)
+  const gate = Promise.withResolvers<void>()
+  a.replica.store.gate = () => gate.promise
+  const following = [a.pass(undefined), a.pass(undefined), a.pass(undefined, { body: 'other' })]
+  for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
+  t.same(a.verdicts(), [], 'nothing is decided yet')
+  gate.resolve()
+  await Promise.all(following)
+  t.same(a.verdicts().sort(), ['first', 'misuse', 'replay_same'])
+})
+
+void t.test('what enforce would refuse before it claims is told, and leaves no record', async (t) => {
+  const strict = route({ mode: 'shadow', profile: 'strict' })
+  const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }
+  const closed = { ...SHADOW, scope: { ...SHADOW.scope, anonymous: 'reject' as const } }
+  const optional = {
+    ...SHADOW,
+    key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
+  }
+  const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
+    ['key_missing', { key: null }],
+    ['key_invalid', { key: 'a,b' }],
+    ['caller_missing', { anonymous: true, route: closed }],
+    ['request_too_large', { reading: { kind: 'too_large' } }],
+    ['overloaded', { reading: { kind: 'no_room' } }],
+    ['store_unavailable', { route: strict }, { unfit: true }],
+    ['key_invalid', { route: issued }, { issued: 'forged' }],
+    ['expired', { route: issued }, { issued: 'expired' }],
+    ['passed', { key: null, route: optional as RoutePolicy }],
+    // A call that breaks the rule that what was sent was sent.
+    ['error', { gone: () => true }],
+  ]
+  for (const [verdict, over, options] of cases) {
+    const a = shadowed(t, options)
+    const exchange = new Exchange()
+    await a.follow(exchange, over)
+    t.same(a.verdicts(), [verdict])
+    t.equal(exchange.ignored, 1)
+    if (verdict !== 'error') t.same(await a.replica.store.dump(), {}, verdict)
+  }
+  const a = shadowed(t)
+  const limited = { route: { ...SHADOW, limits: { ...SHADOW.limits, newKeys: { count: 1, per: HOUR } } } }
+  t.equal(await a.pass(undefined, { ...limited, key: 'one-0123456789abcdef' }), 'first')
+  t.equal(await a.pass(undefined, { ...limited, key: 'two-0123456789abcdef' }), 'rate_limited')
+})
+
+void t.test(
+  'a body that never was whole leaves no record; nobody read it where the upstream was not there',
+  async (t) => {
+    for (const kind of ['aborted', 'timeout'] as const) {
+      const a = shadowed(t)
+      const over = { reading: { kind } }
+      t.equal(await a.pass(BROKEN, over), 'request_aborted')
+      t.equal(await a.pass(undefined, over), 'request_aborted')
+      t.equal(await a.pass(NOT_SENT, over), 'upstream_unreachable')
+      t.same(await a.replica.store.dump(), {})
+    }
+  },
+)
+
+void t.test('what was heard of an exchange that nobody asks about is let go', async (t) => {
+  const a = shadowed(t)
+  await a.pass(a.replica.responded(), { key: null })
+  const stream = new Stream()
+  await a.pass(stream.reply(), { key: null })
+  await until(() => stream.drained === 1)
+  t.same(a.verdicts(), ['key_missing', 'key_missing'])
+})
+
+void t.test('no more at once than limits.inFlight', async (t) => {
+  const a = shadowed(t, { maxInFlight: 1 })
+  const exchange = new Exchange()
+  const following = a.follow(exchange)
+  t.equal(a.shadow.size, 1)
+  await a.follow(new Exchange(), { key: 'other-0123456789abcdef' })
+  t.same(a.verdicts(), ['overloaded'])
+  exchange.end(a.replica.responded())
+  await following
+  t.same(a.verdicts(), ['overloaded', 'first'])
+})
+
+void t.test('limits.inFlight is asked for each time: it may change', async (t) => {
+  const a = shadowed(t, { maxInFlight: 1 })
+  const exchange = new Exchange()
+  const following = a.follow(exchange)
+  Object.assign(a.replica.ports, { maxInFlight: 2 })
+  const other = new Exchange()
+  const also = a.follow(other, { key: 'other-0123456789abcdef' })
+  t.equal(a.shadow.size, 2)
+  for (const one of [exchange, other]) one.end(a.replica.responded())
+  await Promise.all([following, also])
+  t.same(a.verdicts(), ['first', 'first'])
+})
+
+void t.test('O06 a store that is down is a verdict; the outcome is told when it is back', async (t) => {
+  for (const fault of ['down', 'dropped', 'lost', 'late'] as const) {
+    const a = shadowed(t)
+    a.replica.store.fault = () => fault
+    t.equal(await a.pass(undefined), 'store_unavailable')
+    t.equal(a.replica.ports.settler.size, 1)
+    a.replica.store.fault = () => null
+    await a.replica.store.arrive()
+    t.ok(await a.replica.ports.settler.flush())
+    t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, fault)
+    t.match(await a.replica.get(), { replayed: true })
+    t.equal(a.replica.n, 0)
+  }
+})
+
+void t.test('a store that fails at the outcome: it is held, and answers enforce meanwhile', async (t) => {
+  const a = shadowed(t)
+  a.replica.store.next.push({ op: 'swap', fault: 'down' })
+  t.equal(await a.pass(undefined), 'first')
+  t.match(await a.replica.get(), { replayed: true })
+  t.equal(a.replica.n, 0)
+  t.ok(await a.replica.ports.settler.flush())
+})
+
+void t.test('the settler’s room is for routes that protect', async (t) => {
+  const a = shadowed(t)
+  a.replica.store.fault = () => 'down'
+  for (let i = 0; i < 1000; i++) await a.pass(undefined, { key: `key-${i}-0123456789abcdef` })
+  t.equal(a.replica.ports.settler.size, 1000)
+  t.equal(await a.pass(undefined, { key: 'one-more-0123456789' }), 'store_unavailable')
+  t.equal(a.replica.ports.settler.size, 1000)
+  a.replica.close()
+})
+
+void t.test('a record that cannot be read is left as it is', async (t) => {
+  const a = shadowed(t)
+  a.replica.store.next.push({ op: 'put', fault: new CorruptRecord('unknown version') })
+  t.equal(await a.pass(undefined), 'store_unavailable')
+  t.match(a.replica.troubles(), [/cannot be read/])
+})
+
+/** An owner elsewhere that did nothing, and a duplicate whose outcome is on its way to the record. */
+async function besideUnknown(a: Shadowed): Promise<void> {
+  await a.pass(BROKEN)
+  t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
+}
+
+void t.test('a duplicate’s outcome that the store does not take is tried again', async (t) => {
+  for (const fault of ['down', 'lost', 'dropped', 'full'] as const)
+    for (const at of [0, 1]) {
+      const a = shadowed(t)
+      await besideUnknown(a)
+      // Of the steps that tell it: the owner's place is tried first, then the take-over.
+      if (at === 1) a.replica.store.next.push({ op: 'swap', fault: null })
+      a.replica.store.next.push({ op: 'swap', fault })
+      t.equal(await a.pass(undefined), 'unknown')
+      t.match(
+        await a.replica.store.read(a.replica.id),
+        { state: 'completed', attempts: 2 },
+        `${fault} at ${at}`,
+      )
+      const kept = (await a.replica.get()).replayed
+      t.equal(kept, fault !== 'full', 'without room it is done without a body')
+      t.same(a.replica.troubles(), [])
+    }
+})
+
+void t.test(
+  'a duplicate’s outcome that the store does not take for long is given up, said once',
+  async (t) => {
+    const a = shadowed(t)
+    await besideUnknown(a)
+    const before = await a.replica.store.dump()
+    a.replica.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+    for (let i = 0; i < 2; i++) t.equal(await a.pass(undefined), 'unknown')
+    t.same(a.replica.troubles(), ['what forwarded duplicates did could not be recorded'])
+    t.same(await a.replica.store.dump(), before)
+    t.equal(await a.pass(BROKEN), 'unknown')
+    a.replica.store.fault = ({ op }) => (op === 'swap' ? new CorruptRecord('unknown version') : null)
+    t.equal(await a.pass(undefined), 'unknown', 'what cannot be read is left as it is')
+    a.replica.store.fault = ({ op }) => (op === 'swap' ? new Error('a bug') : null)
+    t.equal(await a.pass(undefined), 'unknown')
+    t.match(a.replica.troubles()[1], /internal error/)
+  },
+)
+
+void t.test('half of the places at most wait for a store that hangs', async (t) => {
+  const a = shadowed(t, { maxInFlight: 2 })
+  await besideUnknown(a)
+  const hung = Promise.withResolvers<void>()
+  a.replica.store.gate = async ({ op }) => (op === 'swap' ? hung.promise : undefined)
+  const following = a.pass(undefined)
+  await until(() => a.verdicts().length === 2)
+  for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
+  t.equal(await a.pass(undefined), 'unknown')
+  t.same(a.replica.troubles(), ['what forwarded duplicates did could not be recorded'])
+  hung.resolve()
+  await following
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed' })
+})
+
+void t.test(
+  'a record that has gone meanwhile is written; one of another payload, or a first answer on its way, stays',
+  async (t) => {
+    const a = shadowed(t)
+    await besideUnknown(a)
+    const exchange = new Exchange()
+    let following = a.follow(exchange)
+    await until(() => a.verdicts().length === 2)
+    a.replica.store.now += 31 * TTL
+    exchange.end(a.replica.responded())
+    await following
+    t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 1 })
+
+    const b = shadowed(t)
+    await besideUnknown(b)
+    const late = new Exchange()
+    following = b.follow(late)
+    await until(() => b.verdicts().length === 2)
+    b.replica.store.now += 31 * TTL
+    t.equal(await b.pass(undefined, { body: 'other' }), 'first')
+    const record = await b.replica.store.read(b.replica.id)
+    late.end(b.replica.responded())
+    await following
+    t.same(await b.replica.store.read(b.replica.id), record)
+  },
+)
+
+void t.test('of two duplicates that tell a record at the same time the first stays', async (t) => {
+  const a = shadowed(t)
+  await besideUnknown(a)
+  const b = shadowed(t, { store: a.replica.store })
+  let swaps = 0
+  a.replica.store.gate = async ({ op, by }) => {
+    if (op === 'swap' && by === a.replica && ++swaps === 2) await b.pass(b.replica.responded(200, 'other'))
+  }
+  t.equal(await a.pass(undefined), 'unknown')
+  t.match(await a.replica.store.read(a.replica.id), { attempts: 2, result: { response: { status: 200 } } })
+})
+
+void t.test('a first answer that this replica holds goes before a duplicate’s', async (t) => {
+  const a = shadowed(t)
+  const [one, two] = [new Exchange(), new Exchange()]
+  const following = [a.follow(one), a.follow(two)]
+  await until(() => a.verdicts().includes('in_progress'))
+  a.replica.store.next.push({ op: 'swap', fault: 'down' })
+  one.end(a.replica.responded(201, 'first'))
+  two.end(a.replica.responded(201, 'second'))
+  await Promise.all(following)
+  t.ok(await a.replica.ports.settler.flush())
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 1 })
+})
+
+void t.test('the drain ends what waits for another replica', async (t) => {
+  const store = new Store()
+  const a = shadowed(t, { store })
+  const b = shadowed(t, { store })
+  const one = new Exchange()
+  const following = a.follow(one)
+  await until(async () => (await store.read(a.replica.id))?.state === 'in_progress')
+  const waiting = b.pass(undefined)
+  await until(() => b.verdicts().length === 1)
+  t.equal(b.shadow.size, 1)
+  b.shadow.close()
+  await waiting
+  t.equal(b.shadow.size, 0)
+  one.end(a.replica.responded())
+  await following
+})
+
+void t.test(
+  'an error of the decider is one verdict and one line, and the claim does not stay behind',
+  async (t) => {
+    const a = shadowed(t)
+    const error = new Error('a bug')
+    await a.follow(new Exchange().break(error))
+    t.same(a.verdicts(), ['error'])
+    t.match(a.replica.troubles(), [/internal error in shadow mode/])
+    t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
+    t.equal(a.replica.ports.running.size, 0)
+    t.equal(a.replica.ports.leases.size, 0)
+
+    const pattern = Object.assign(/x/, {
+      test: () => {
+        throw error
+      },
+    })
+    t.equal(await a.pass(undefined, { route: { ...SHADOW, key: { ...SHADOW.key, pattern } } }), 'error')
+    t.equal(a.told[1]?.[1].id, null)
+
+    const b = shadowed(t)
+    b.replica.store.next.push({ op: 'put', fault: error })
+    t.equal(await b.pass(undefined), 'error')
+    t.equal(await b.pass(undefined), 'first', 'the next one has its turn')
+  },
+)
+
+void t.test('the lease is held while the upstream works, and its claim is seen by enforce', async (t) => {
+  const a = shadowed(t)
+  const exchange = new Exchange()
+  const following = a.follow(exchange)
+  await until(() => a.replica.ports.leases.size === 1)
+  t.match(await a.replica.get(), { code: 'idempotency_key_in_progress' })
+  t.equal(a.replica.ports.running.size, 1, 'the drain waits for it')
+  exchange.end(a.replica.responded())
+  await following
+  t.equal(a.replica.ports.leases.size, 0)
+  t.equal(a.replica.ports.running.size, 0)
+  t.same(a.replica.said('completed'), ['stored'])
+  t.same(a.replica.said('claimed'), ['in_progress'], 'shadow’s own claims are told by verdicts alone')
+})
