@@ -44,20 +44,21 @@ function layerOf(path: string): string {
 /** Ports and values that everybody may name; the adapters behind them are main's to choose. */
 const PORTS = new Set(['store/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
 
-/** What the modules of a layer may import of the others, beside core: layers, or single modules. */
+/** What the modules of a layer may import of the others, beside core and runtime: layers, or single modules. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   core: [],
+  runtime: [],
   store: ['config/config.ts'],
   upstream: ['config/config.ts'],
   credentials: [],
   // What a key file may hold is known where it is used, and checked when the configuration is read.
   config: ['credentials/key-text.ts'],
-  guard: [...PORTS],
+  protect: [...PORTS],
   // Decides beside traffic that passes, by the steps of the guard.
-  shadow: ['guard', ...PORTS],
+  shadow: ['protect', ...PORTS],
   reconcile: [...PORTS],
   admin: [
-    'guard',
+    'protect',
     ...PORTS,
     'config/config-diff.ts',
     'config/config.ts',
@@ -68,14 +69,13 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   ],
   // What clients of the API and its developers are told; descriptions of theirs.
   describe: ['config'],
-  http: ['guard', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
+  http: ['protect', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
-    'guard/call.ts',
+    'protect/call.ts',
     'reconcile/ports.ts',
     'reconcile/reconciler.ts',
     'store/breaker.ts',
     'store/register.ts',
-    'store/file-lock.ts',
     'upstream/port.ts',
     'config/config.ts',
   ],
@@ -84,7 +84,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   main: [
     'reload',
     'admin',
-    'guard',
+    'protect',
     'shadow',
     'reconcile',
     'http',
@@ -118,14 +118,14 @@ void t.test('every file of src is seen', async (t) => {
 })
 
 void t.test(
-  'arrows point one way: core ← {store, upstream, config} ← guard ← http ← main, cli',
+  'arrows point one way: core ← {store, upstream, config} ← protect ← http ← main, cli',
   async (t) => {
     const wrong = modules.flatMap(({ path, own }) => {
       const layer = layerOf(path)
       const allowed = ALLOWED[layer]
       if (allowed === undefined) return [`${path}: no such layer`]
       return own
-        .filter((target) => layerOf(target) !== layer && layerOf(target) !== 'core')
+        .filter((target) => ![layer, 'core', 'runtime'].includes(layerOf(target)))
         .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
         .map((target) => `${path} → ${target}`)
     })
@@ -155,10 +155,12 @@ void t.test('core does no I/O, has no clock and no randomness', async (t) => {
 })
 
 void t.test('the guard knows ports, not adapters; nobody but main imports http', async (t) => {
-  const guard = modules.filter(({ path }) => layerOf(path) === 'guard')
-  t.ok(guard.length >= 5)
-  for (const { path, own, foreign } of guard) {
-    const beyond = own.filter((target) => !['core', 'guard'].includes(layerOf(target)) && !PORTS.has(target))
+  const protect = modules.filter(({ path }) => layerOf(path) === 'protect')
+  t.ok(protect.length >= 5)
+  for (const { path, own, foreign } of protect) {
+    const beyond = own.filter(
+      (target) => !['core', 'runtime', 'protect'].includes(layerOf(target)) && !PORTS.has(target),
+    )
     t.strictSame(beyond, [], path)
     t.strictSame(foreign, [], `${path} needs no package and nothing of Node`)
   }
@@ -176,7 +178,7 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   )
   t.strictSame(
     users('node:sqlite').filter((path) => !path.startsWith('store/')),
-    [],
+    ['runtime/file-lock.ts'],
   )
   t.strictSame(
     users('fastify').filter((path) => !path.startsWith('http/')),

@@ -1,9 +1,9 @@
 import type { Config } from '../config/config.ts'
 import type { Verification } from '../core/reconcile/verify.ts'
 import type { Completed, Millis, RecordId } from '../core/record.ts'
-import type { WaitingRoom } from '../guard/waiting-room.ts'
 import type { Audit } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
+import type { WaitingRoom } from '../protect/waiting-room.ts'
 import type { Records } from '../store/records.ts'
 import type { RecordLookup } from './lookup.ts'
 

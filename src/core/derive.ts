@@ -1,9 +1,9 @@
 import { hash } from 'node:crypto'
+import { canonicalJson } from './body/json.ts'
+import { jsonText, resolvePointer } from './body/json-pointer.ts'
 import { formField } from './field.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import { frame } from './identity.ts'
-import { canonicalJson } from './json.ts'
-import { jsonText, resolvePointer } from './json-pointer.ts'
 import type { DerivePolicy } from './policy.ts'
 import type { Millis } from './record.ts'
 

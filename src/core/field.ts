@@ -1,7 +1,7 @@
-import { essence, isEncoded, isUtf8Named } from './content-type.ts'
+import { essence, isEncoded, isUtf8Named } from './body/content-type.ts'
+import { multipartParts } from './body/multipart.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import { hexPair } from './hex.ts'
-import { multipartParts } from './multipart.ts'
 
 /** What a form or a query holds under one name. */
 export type Field =

@@ -1,8 +1,8 @@
 import { parseItem } from 'structured-headers'
-import { essence } from './content-type.ts'
+import { essence } from './body/content-type.ts'
+import { jsonText, resolvePointer } from './body/json-pointer.ts'
 import { type Field, formField, queryField } from './field.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
-import { jsonText, resolvePointer } from './json-pointer.ts'
 import type { KeyPolicy, KeySource } from './policy.ts'
 
 /** `qualifier`: what else tells equal keys apart (CloudEvents' source); framed into the record id. */

@@ -1,4 +1,4 @@
-import { essence, isEncoded } from './content-type.ts'
+import { essence, isEncoded } from './body/content-type.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import type { Refusal } from './refusal.ts'
 

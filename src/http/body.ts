@@ -1,9 +1,9 @@
 import type { IncomingMessage } from 'node:http'
-import type { Budget } from '../core/budget.ts'
 import type { Millis } from '../core/record.ts'
-import { type Shares, shareOf } from '../core/shares.ts'
-import type { BodyReading } from '../guard/call.ts'
-import { BodyBuffer } from '../upstream/body-buffer.ts'
+import type { BodyReading } from '../protect/call.ts'
+import { BodyBuffer } from '../runtime/body-buffer.ts'
+import type { Budget } from '../runtime/budget.ts'
+import { type Shares, shareOf } from '../runtime/shares.ts'
 import type { Stalled, Unfinished } from './stalled.ts'
 
 /** Where many clients upload at once: what is given up when there is no room, and how much each of them has. */

@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { Call } from '../guard/call.ts'
-import { issueKey, type KeyIssuer } from '../guard/issue-key.ts'
-import type { Ports } from '../guard/ports.ts'
-import { queryStatus } from '../guard/status-query.ts'
+import type { Call } from '../protect/call.ts'
+import { issueKey, type KeyIssuer } from '../protect/issue-key.ts'
+import type { Ports } from '../protect/ports.ts'
+import { queryStatus } from '../protect/status-query.ts'
 import type { ResponseWriter } from './write.ts'
 
 /** Answers a client that asks for the state of a record instead of retrying (contract §6, `status.path`). */

@@ -1,9 +1,9 @@
 import { EventEmitter } from 'node:events'
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { Budget } from '../core/budget.ts'
-import type { BodyReading, Call } from '../guard/call.ts'
+import type { BodyReading, Call } from '../protect/call.ts'
+import { BodyBuffer } from '../runtime/body-buffer.ts'
+import type { Budget } from '../runtime/budget.ts'
 import type { Shadow } from '../shadow/shadow.ts'
-import { BodyBuffer } from '../upstream/body-buffer.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { hasBody } from './body.ts'
 

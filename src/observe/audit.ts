@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { type FileHandle, open, readFile } from 'node:fs/promises'
 import { setTimeout as wait } from 'node:timers/promises'
-import { lockFile } from '../store/file-lock.ts'
+import { lockFile } from '../runtime/file-lock.ts'
 
 /** Before the first line. */
 const NOTHING = '0'.repeat(64)

@@ -1,5 +1,5 @@
 import type { Millis, RecordId, State } from '../core/record.ts'
-import type { CompletionResult, Run, Trace } from '../guard/call.ts'
+import type { CompletionResult, Run, Trace } from '../protect/call.ts'
 import type { Note } from '../store/register.ts'
 
 /** Long enough that a usual request is one line, short enough that a crash leaves the claims of what took long. */

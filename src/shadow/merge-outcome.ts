@@ -1,10 +1,10 @@
 import { decide } from '../core/decide.ts'
 import type { Millis, Outcome } from '../core/record.ts'
 import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
-import type { Run } from '../guard/call.ts'
-import { isExisting } from '../guard/claim.ts'
-import { withoutBody } from '../guard/outcome.ts'
-import type { Ports } from '../guard/ports.ts'
+import type { Run } from '../protect/call.ts'
+import { isExisting } from '../protect/claim.ts'
+import { withoutBody } from '../protect/outcome.ts'
+import type { Ports } from '../protect/ports.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../store/register.ts'
 
 /** Looks at a record that another replica's attempt is about to finish. */

@@ -1,7 +1,7 @@
-import { shared } from '../core/budget.ts'
 import type { Outcome, StoredResponse } from '../core/record.ts'
-import type { Call, ShadowVerdict } from '../guard/call.ts'
-import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../guard/outcome.ts'
+import type { Call, ShadowVerdict } from '../protect/call.ts'
+import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/outcome.ts'
+import { shared } from '../runtime/budget.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 
 /** What the upstream did with a request that shadow mode watched. */

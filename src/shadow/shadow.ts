@@ -1,7 +1,7 @@
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Outcome, type RecordId, shortId } from '../core/record.ts'
 import { digestResponse, type ResponseDigest, sameResponse } from '../core/response-digest.ts'
-import { admit } from '../guard/admit.ts'
+import { admit } from '../protect/admit.ts'
 import {
   type Call,
   newTrace,
@@ -9,12 +9,12 @@ import {
   SHADOW_VERDICTS,
   type ShadowVerdict,
   type Trace,
-} from '../guard/call.ts'
-import type { Execute, Existing } from '../guard/claim.ts'
-import { finish } from '../guard/execute.ts'
-import { type Identified, identify, readHead } from '../guard/identify.ts'
-import { keepsBody, replayable, unknownBecause } from '../guard/outcome.ts'
-import type { Ports } from '../guard/ports.ts'
+} from '../protect/call.ts'
+import type { Execute, Existing } from '../protect/claim.ts'
+import { finish } from '../protect/execute.ts'
+import { type Identified, identify, readHead } from '../protect/identify.ts'
+import { keepsBody, replayable, unknownBecause } from '../protect/outcome.ts'
+import type { Ports } from '../protect/ports.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'

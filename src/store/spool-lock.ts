@@ -1,5 +1,5 @@
 import { join } from 'node:path'
-import { lockFile } from './file-lock.ts'
+import { lockFile } from '../runtime/file-lock.ts'
 
 const NAME = 'spool.lock'
 

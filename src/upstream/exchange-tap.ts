@@ -1,5 +1,5 @@
 import type { Dispatcher } from 'undici'
-import type { Budget } from '../core/budget.ts'
+import type { Budget } from '../runtime/budget.ts'
 import { Exchange, type ExchangeRequest } from './forward.ts'
 import type { Forwarded, TappedExchange } from './port.ts'
 

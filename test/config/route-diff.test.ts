@@ -4,7 +4,7 @@ import { routeDiff } from '../../src/config/route-diff.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { Router } from '../../src/core/route.ts'
 import { normalisePath, parseTarget } from '../../src/core/target.ts'
-import { route } from '../guard/harness.ts'
+import { route } from '../protect/harness.ts'
 
 interface Routed {
   readonly routes: readonly RoutePolicy[]

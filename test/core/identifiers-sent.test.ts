@@ -2,7 +2,7 @@ import t from 'tap'
 import { identifiersSent, identifiersSentByBoth, upstreamTag } from '../../src/core/identifiers-sent.ts'
 import { asksBy, whyUntold } from '../../src/core/reconcile/answer.ts'
 import type { Fingerprint, Operation, RecordId } from '../../src/core/record.ts'
-import { route } from '../guard/harness.ts'
+import { route } from '../protect/harness.ts'
 
 const ID = 'a'.repeat(43) as RecordId
 const POLICY = route().key

@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { RecordMap } from '../../src/core/record-map.ts'
+import { RecordMap } from '../../src/runtime/record-map.ts'
 
 void t.test('it holds what a Map would, whatever was set and deleted before', async (t) => {
   // The tail of an id chooses its slot: few tails, so that many ids share one.

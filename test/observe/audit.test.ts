@@ -14,7 +14,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { Audit, type AuditLine, type Change, verifyAudit } from '../../src/observe/audit.ts'
-import { lockFile } from '../../src/store/file-lock.ts'
+import { lockFile } from '../../src/runtime/file-lock.ts'
 
 function fileIn(t: Test): string {
   const dir = mkdtempSync(join(tmpdir(), 'audit-'))

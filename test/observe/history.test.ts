@@ -2,10 +2,10 @@ import { pino } from 'pino'
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { newTrace, type Run, type Trace } from '../../src/guard/call.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { shadowObserver } from '../../src/observe/observer.ts'
+import { newTrace, type Run, type Trace } from '../../src/protect/call.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId

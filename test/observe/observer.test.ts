@@ -1,9 +1,9 @@
 import { pino } from 'pino'
 import t from 'tap'
-import { newTrace, type Trace } from '../../src/guard/call.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
+import { newTrace, type Trace } from '../../src/protect/call.ts'
 
 /** The levels of the lines that these requests give. */
 function levelsOf(...traces: readonly Partial<Trace>[]): string[] {

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { Gate, HOUR, LEASE, MINUTE, replica, SECOND, Store, seen } from '../guard/harness.ts'
+import { Gate, HOUR, LEASE, MINUTE, replica, SECOND, Store, seen } from '../protect/harness.ts'
 import { AFTER, asking, broken, EVERY, stored, unknownIn, type Worker, worker } from './harness.ts'
 
 /** A replica whose own clock runs on while the store's steps; it has been there for an hour. */

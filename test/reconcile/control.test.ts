@@ -5,7 +5,7 @@ import { Control } from '../../src/reconcile/control.ts'
 import { MemoryRegister } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
-import { UPSTREAM } from '../guard/harness.ts'
+import { UPSTREAM } from '../protect/harness.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
 import { asking, RECONCILE } from './harness.ts'
 

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { Gate, idle, LEASE, replica, Store } from '../guard/harness.ts'
+import { Gate, idle, LEASE, replica, Store } from '../protect/harness.ts'
 import { asking, broken, stored, unknownIn, Worker, worker } from './harness.ts'
 
 const FAULTS = ['down', 'full', 'lost', 'dropped', 'dead', 'dead_applied'] as const

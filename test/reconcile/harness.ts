@@ -20,7 +20,7 @@ import {
   SECOND,
   Store,
   UPSTREAM,
-} from '../guard/harness.ts'
+} from '../protect/harness.ts'
 
 export const QUESTION_TIMEOUT = 10 * SECOND
 export const AFTER = MINUTE

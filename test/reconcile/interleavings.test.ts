@@ -13,7 +13,7 @@ import {
   Store,
   type StoreCall,
   WIRE_FAULTS,
-} from '../guard/harness.ts'
+} from '../protect/harness.ts'
 import { AFTER, asking, EVERY, KEY, Worker } from './harness.ts'
 
 t.setTimeout(600_000)

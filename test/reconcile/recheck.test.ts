@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Completed } from '../../src/core/record.ts'
 import { Recheck } from '../../src/reconcile/recheck.ts'
 import type { UpstreamRequest } from '../../src/upstream/port.ts'
-import { Bytes, replica, route } from '../guard/harness.ts'
+import { Bytes, replica, route } from '../protect/harness.ts'
 import { AFTER, asking, KEY, type Say, stored } from './harness.ts'
 
 /** A record that a request left completed, and who asks about it. */

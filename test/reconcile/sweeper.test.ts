@@ -17,7 +17,7 @@ import {
   seen,
   TTL,
   until,
-} from '../guard/harness.ts'
+} from '../protect/harness.ts'
 import { draft, newId, newToken } from '../store/fixtures.ts'
 import {
   AFTER,

@@ -3,7 +3,7 @@ import type { RecordId } from '../../src/core/record.ts'
 import { type Counted, UnresolvedCount } from '../../src/reconcile/unresolved-count.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
-import { HOUR, LEASE, replica, route, Store } from '../guard/harness.ts'
+import { HOUR, LEASE, replica, route, Store } from '../protect/harness.ts'
 import { draft, newId, newToken } from '../store/fixtures.ts'
 import { asking, broken, unknownIn, worker } from './harness.ts'
 

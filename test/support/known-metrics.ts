@@ -1,5 +1,10 @@
-import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES, SHADOW_VERDICTS } from '../../src/guard/call.ts'
 import { METRICS, type MetricName } from '../../src/observe/metrics.ts'
+import {
+  CLAIM_RESULTS,
+  COMPLETION_RESULTS,
+  REQUEST_OUTCOMES,
+  SHADOW_VERDICTS,
+} from '../../src/protect/call.ts'
 import { RECONCILE_RESULTS } from '../../src/reconcile/ports.ts'
 import { named } from './promql.ts'
 

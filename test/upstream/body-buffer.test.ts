@@ -1,5 +1,5 @@
 import t from 'tap'
-import { BodyBuffer } from '../../src/upstream/body-buffer.ts'
+import { BodyBuffer } from '../../src/runtime/body-buffer.ts'
 
 void t.test('P02 bytes come out in order, whatever their pieces', (t) => {
   const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => (i * 7) % 251))

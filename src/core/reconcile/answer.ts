@@ -1,5 +1,5 @@
+import { jsonText, resolvePointer } from '../body/json-pointer.ts'
 import { firstOf, linesOf, type RawHeaders } from '../headers.ts'
-import { jsonText, resolvePointer } from '../json-pointer.ts'
 import {
   type CompletedResponse,
   IDENTIFIERS,

@@ -1,5 +1,5 @@
-import { canonicalJson } from '../json.ts'
-import { jsonText } from '../json-pointer.ts'
+import { canonicalJson } from '../body/json.ts'
+import { jsonText } from '../body/json-pointer.ts'
 import type { CompletedResponse } from '../record.ts'
 import { statusOf } from '../settle.ts'
 import type { AnswerMeaning } from './answer.ts'

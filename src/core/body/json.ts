@@ -1,5 +1,5 @@
 import { isUtf8 } from 'node:buffer'
-import { hexPair } from './hex.ts'
+import { hexPair } from '../hex.ts'
 import {
   BACKSLASH,
   byteAt,

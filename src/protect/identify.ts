@@ -1,4 +1,4 @@
-import { essence } from '../core/content-type.ts'
+import { essence } from '../core/body/content-type.ts'
 import type { RequestDigests } from '../core/decide.ts'
 import { deriveKey } from '../core/derive.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from '../core/fingerprint.ts'

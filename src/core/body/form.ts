@@ -1,6 +1,6 @@
+import type { RawHeaders } from '../headers.ts'
+import { hexPair } from '../hex.ts'
 import { decodeUtf8, isUtf8Named } from './content-type.ts'
-import type { RawHeaders } from './headers.ts'
-import { hexPair } from './hex.ts'
 
 /**
  * Bytes that no form parser gives a meaning of its own, so that their escapes are needless. Not `,`, `;`, `=` and brackets,

@@ -1,7 +1,7 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { WaitingRoom } from '../../src/guard/waiting-room.ts'
+import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import { Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store, seen } from './harness.ts'
 

@@ -1,5 +1,5 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import { RecordMap } from '../core/record-map.ts'
+import { RecordMap } from '../runtime/record-map.ts'
 import type { Renewal } from '../store/register.ts'
 
 /** Three tries before a lease lapses. Configuration refuses leases too short for it. */

@@ -1,5 +1,5 @@
+import type { RawHeaders } from '../headers.ts'
 import { formDataBoundary } from './content-type.ts'
-import type { RawHeaders } from './headers.ts'
 
 /** More parts than any honest form has; each costs a call of the hash. */
 const MOST_PARTS = 1000

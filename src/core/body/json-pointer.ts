@@ -1,5 +1,5 @@
+import type { RawHeaders } from '../headers.ts'
 import { textOf } from './content-type.ts'
-import type { RawHeaders } from './headers.ts'
 import { isIndex, pointerTokens } from './json-places.ts'
 
 /** What a JSON pointer finds in a body, as it is written there. */

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
-import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/guard/call.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/protect/call.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
   Gate,

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { spoolRoom } from '../../src/guard/settler.ts'
+import { spoolRoom } from '../../src/protect/settler.ts'
 import { Outbox } from '../../src/store/outbox.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {

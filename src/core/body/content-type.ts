@@ -1,4 +1,4 @@
-import { linesOf, type RawHeaders } from './headers.ts'
+import { linesOf, type RawHeaders } from '../headers.ts'
 
 /** type/subtype and parameters without charset, in lower case but for a boundary's value (RFC 2046 §5.1.1). */
 export function mediaType(headers: RawHeaders): string {

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { Latency } from '../../src/guard/latency.ts'
-import { Leases } from '../../src/guard/leases.ts'
+import { Latency } from '../../src/protect/latency.ts'
+import { Leases } from '../../src/protect/leases.ts'
 import type { Renewal } from '../../src/store/register.ts'
 import {
   Gate,

@@ -1,4 +1,4 @@
-import type { RecordId } from './record.ts'
+import type { RecordId } from '../core/record.ts'
 
 /** One entry in each where as many requests run as `limits.inFlight` allows by default. */
 const SLOTS = 2048

@@ -1,11 +1,11 @@
 import t from 'tap'
 import type { Rate } from '../../src/core/policy.ts'
-import { ReplayGrants } from '../../src/guard/authorize.ts'
-import type { Run } from '../../src/guard/call.ts'
-import { issueKey } from '../../src/guard/issue-key.ts'
-import { KeyChurn } from '../../src/guard/key-churn.ts'
-import { queryStatus } from '../../src/guard/status-query.ts'
-import { guard } from '../../src/guard.ts'
+import { ReplayGrants } from '../../src/protect/authorize.ts'
+import type { Run } from '../../src/protect/call.ts'
+import { guard } from '../../src/protect/guard.ts'
+import { issueKey } from '../../src/protect/issue-key.ts'
+import { KeyChurn } from '../../src/protect/key-churn.ts'
+import { queryStatus } from '../../src/protect/status-query.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
   Gate,

@@ -1,7 +1,7 @@
-import { shared } from '../core/budget.ts'
 import { scopeOf } from '../core/chain.ts'
 import { type Millis, type Outcome, shortId } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
+import { shared } from '../runtime/budget.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import { discard, refuse, sentUnanswered, statusHeaders } from './answers.ts'
 import type { Answer, Call, Run, Trace } from './call.ts'
