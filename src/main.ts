@@ -26,12 +26,12 @@ import { type StoreGrade, watchStoreGrade } from './observe/store-grade.ts'
 import { withMetrics } from './observe/store-metrics.ts'
 import { openTracing } from './observe/tracing.ts'
 import { ReplayGrants } from './protect/authorize.ts'
-import type { Run } from './protect/call.ts'
+import { unknownBecause } from './protect/classify.ts'
 import { KeyChurn } from './protect/key-churn.ts'
 import { Latency } from './protect/latency.ts'
 import { Leases } from './protect/leases.ts'
-import { unknownBecause } from './protect/outcome.ts'
 import type { Ports } from './protect/ports.ts'
+import type { Execution } from './protect/request.ts'
 import { Settler, spoolRoom } from './protect/settler.ts'
 import { WaitingRoom } from './protect/waiting-room.ts'
 import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
@@ -75,7 +75,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
   // Shadow mode takes no room from the routes that protect.
   const overheard = new Budget(config.limits.buffered)
   const inFlight = new InFlight(randomInt(2 ** 32))
-  const running = new RecordMap<Run>()
+  const running = new RecordMap<Execution>()
   const metrics = new Metrics(
     {
       idempotency_in_flight: () => inFlight.count,

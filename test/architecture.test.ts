@@ -71,7 +71,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   describe: ['config'],
   http: ['protect', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
-    'protect/call.ts',
+    'protect/request.ts',
     'reconcile/ports.ts',
     'reconcile/reconciler.ts',
     'store/breaker.ts',

@@ -11,7 +11,7 @@ import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/response-digest.ts'
 import { METRICS } from '../src/observe/metrics.ts'
-import { SHADOW_VERDICTS } from '../src/protect/call.ts'
+import { SHADOW_VERDICTS } from '../src/protect/request.ts'
 import { RECONCILE_RESULTS } from '../src/reconcile/ports.ts'
 import { configurationDoc } from './support/configuration-doc.ts'
 

@@ -65,7 +65,13 @@ async function serve(
   read.release()
   if (result.proof !== 'responded') return void response.destroy()
   const { response: whole, release } = result
-  writer.write(request, response, { kind: 'response', response: whole, replayed: false, marks: [], release })
+  writer.write(request, response, {
+    kind: 'response',
+    response: whole,
+    replayed: false,
+    proxyHeaders: [],
+    release,
+  })
   const labels = { route: 'default', outcome: 'passed' }
   metrics.count('idempotency_requests_total', labels)
   metrics.observe('idempotency_request_duration_seconds', labels, (performance.now() - startedAt) / 1000)

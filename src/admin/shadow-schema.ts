@@ -1,5 +1,5 @@
 import { type Static, Type } from 'typebox'
-import { SHADOW_VERDICTS } from '../protect/call.ts'
+import { SHADOW_VERDICTS } from '../protect/request.ts'
 
 const count = (description: string) => Type.Integer({ minimum: 0, description })
 

@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/call.ts'
+import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/request.ts'
 import { SHADOW_FIGURES, type ShadowRow } from './shadow-schema.ts'
 
 /** What `enforce` would have done with a request of that verdict. */

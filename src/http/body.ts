@@ -1,6 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import type { Millis } from '../core/record.ts'
-import type { BodyReading } from '../protect/call.ts'
+import type { BodyReading } from '../protect/request.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
 import type { Budget } from '../runtime/budget.ts'
 import { type Shares, shareOf } from '../runtime/shares.ts'

@@ -189,9 +189,9 @@ export async function dataServer(options: DataOptions): Promise<TrafficServer> {
             const startedAt = performance.now()
             const name = way.route?.name ?? config.defaults.name
             const lines = requestLines(request.rawHeaders, peerOf(request), routed().forwarding)
-            const marks = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
+            const proxyHeaders = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
             const witness = way.kind === 'shadow' ? watch(way.route, target, request, response) : null
-            setPassage(request, { target: target.origin, lines, response, marks, witness })
+            setPassage(request, { target: target.origin, lines, response, proxyHeaders, witness })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
             // Fastify would refuse what it cannot parse; the upstream gets the line from the passage.
             delete request.headers['content-type']

@@ -1,7 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { Call } from '../protect/call.ts'
 import { issueKey, type KeyIssuer } from '../protect/issue-key.ts'
 import type { Ports } from '../protect/ports.ts'
+import type { ProtectedRequest } from '../protect/request.ts'
 import { queryStatus } from '../protect/status-query.ts'
 import type { ResponseWriter } from './write.ts'
 
@@ -9,7 +9,7 @@ import type { ResponseWriter } from './write.ts'
 export async function handleStatus(
   ports: Ports,
   writer: ResponseWriter,
-  call: Call,
+  call: ProtectedRequest,
   request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {

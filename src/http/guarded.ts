@@ -5,9 +5,9 @@ import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/target.ts'
-import type { Call } from '../protect/call.ts'
 import { guard } from '../protect/guard.ts'
 import type { Ports } from '../protect/ports.ts'
+import type { ProtectedRequest } from '../protect/request.ts'
 import { readBody, type Uploads } from './body.ts'
 import { type Forwarding, type Peer, protectedLines, requestLines } from './headers.ts'
 import { breakOff, type ResponseWriter } from './write.ts'
@@ -75,7 +75,7 @@ export function callOf(
   peer: Peer,
   request: IncomingMessage,
   response: ServerResponse,
-): Call {
+): ProtectedRequest {
   const headers = request.rawHeaders
   const path = route.match.exact ? target.rawPath : target.path
   const { forwarding } = options

@@ -10,7 +10,7 @@ import {
   type RawHeaders,
 } from '../core/headers.ts'
 import type { KeyPolicy } from '../core/policy.ts'
-import type { SentAttempt } from '../protect/call.ts'
+import type { SentAttempt } from '../protect/request.ts'
 import { unmapped } from './client.ts'
 import type { LoopMark } from './loop.ts'
 

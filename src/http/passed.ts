@@ -10,7 +10,7 @@ import {
   pairs,
   type ResponseWriter,
   sendHead,
-  withMarks,
+  withProxyHeaders,
 } from './write.ts'
 
 export interface PassedOptions {
@@ -18,7 +18,7 @@ export interface PassedOptions {
   readonly request: IncomingMessage
   readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
-  readonly marks: readonly string[]
+  readonly proxyHeaders: readonly string[]
   /** The upstream answers: {@link PassedExchange.begin} is to be called before this returns. */
   readonly onAnswer: () => void
   /** There is no answer. */
@@ -77,7 +77,7 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
 
   /** Writes the head. */
   begin(): void {
-    const { writer, request, response, marks } = this.#options
+    const { writer, request, response, proxyHeaders } = this.#options
     const status = this.#status
     const raw = lines((this.#controller as Dispatcher.DispatchController).rawHeaders)
     const hop = hopByHop(raw)
@@ -91,7 +91,11 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
       kept.push('Connection', 'close')
       lingeringClose(request, response)
     }
-    response.writeHead(status, this.#reason, marks.length === 0 ? kept : withMarks(kept, marks))
+    response.writeHead(
+      status,
+      this.#reason,
+      proxyHeaders.length === 0 ? kept : withProxyHeaders(kept, proxyHeaders),
+    )
     this.#chunked = chunked
     this.#begun = true
     if (request.method === 'HEAD' || status === 204 || status === 304) {

@@ -20,7 +20,7 @@ export interface Passage {
   readonly lines: readonly string[]
   readonly response: ServerResponse
   /** Header lines of the proxy's own on the answer. */
-  readonly marks: readonly string[]
+  readonly proxyHeaders: readonly string[]
   /** Overhears the exchange, in shadow mode. */
   readonly witness: ExchangeTap | null
   exchange?: PassedExchange
@@ -148,12 +148,12 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
     request({ headers }, done) {
       const raw = headers[kRequest] as IncomingMessage
       const passage = passageOf(raw)
-      const { response, marks, witness } = passage
+      const { response, proxyHeaders, witness } = passage
       const exchange = new PassedExchange({
         writer: options.writer,
         request: raw,
         response,
-        marks,
+        proxyHeaders,
         // The client's going is heard by the exchange itself.
         onAnswer: () => done(null, { statusCode: 200, headers: {}, body: { destroy() {} } }),
         onError: (error) => done(error, null),

@@ -1,6 +1,6 @@
 import { EventEmitter } from 'node:events'
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import type { BodyReading, Call } from '../protect/call.ts'
+import type { BodyReading, ProtectedRequest } from '../protect/request.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
 import type { Budget } from '../runtime/budget.ts'
 import type { Shadow } from '../shadow/shadow.ts'
@@ -20,7 +20,7 @@ export interface ShadowOptions {
 export function tapRequest(
   { shadow, budget }: ShadowOptions,
   onBug: (error: unknown) => void,
-  call: Call,
+  call: ProtectedRequest,
   request: IncomingMessage,
   response: ServerResponse,
 ): ExchangeTap | null {
@@ -29,7 +29,7 @@ export function tapRequest(
   const witness = new ExchangeTap({ method: call.method, responseLimit: limits.response }, budget, onBug)
   response.once('close', () => witness.gone())
   const body = overhearBody(request, limits.request, budget)
-  const heard: Call = { ...call, readBody: () => body, clientGone: () => false }
+  const heard: ProtectedRequest = { ...call, readBody: () => body, clientGone: () => false }
   setImmediate(() => void shadow.observe(heard, witness))
   return witness
 }

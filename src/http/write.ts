@@ -6,7 +6,7 @@ import { filterLines, firstOf } from '../core/headers.ts'
 import { problemLine } from '../core/problem-header.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, type Refusal } from '../core/refusal.ts'
-import type { Answer } from '../protect/call.ts'
+import type { Answer } from '../protect/request.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import { NOBODY, Stalled } from './stalled.ts'
@@ -40,16 +40,16 @@ export class ResponseWriter {
         response.once('close', answer.release)
         if (response.destroyed) answer.release()
         else {
-          this.#whole(request, response, answer.response, answer.marks)
+          this.#whole(request, response, answer.response, answer.proxyHeaders)
           this.#hurry(response, answer.response.body.length, answer.release)
         }
         return
       case 'live':
         if (response.destroyed) answer.live.drain()
-        else this.#live(request, response, answer.live, answer.marks)
+        else this.#live(request, response, answer.live, answer.proxyHeaders)
         return
       case 'problem':
-        this.problem(request, response, answer.refusal, answer.marks)
+        this.problem(request, response, answer.refusal, answer.proxyHeaders)
         return
       case 'none':
         breakOff(request, response)
@@ -60,10 +60,10 @@ export class ResponseWriter {
     request: IncomingMessage,
     response: ServerResponse,
     refused: Refusal,
-    marks: readonly string[] = [],
+    proxyHeaders: readonly string[] = [],
   ): void {
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
-    headers.push(...marks)
+    headers.push(...proxyHeaders)
     const keeps = request.complete || (refused.code !== 'request_timeout' && restIsSmall(request, response))
     if (!keeps) headers.push('Connection', 'close')
     response.writeHead(refused.status, headers)
@@ -98,11 +98,11 @@ export class ResponseWriter {
     request: IncomingMessage,
     response: ServerResponse,
     kept: StoredResponse,
-    marks: readonly string[],
+    proxyHeaders: readonly string[],
   ): void {
     const { status, trailers, body } = kept
     const chunked = trailers.length > 0 && chunkable(request, status)
-    const headers = withMarks(withoutTrailer(kept.headers, chunked), marks)
+    const headers = withProxyHeaders(withoutTrailer(kept.headers, chunked), proxyHeaders)
     const bodiless = status === 204 || status === 304 || request.method === 'HEAD'
     // Without a length Node chunks, which trailers need.
     if (!chunked && !bodiless) headers.push('Content-Length', String(body.length))
@@ -139,10 +139,10 @@ export class ResponseWriter {
     request: IncomingMessage,
     response: ServerResponse,
     live: LiveResponse,
-    marks: readonly string[],
+    proxyHeaders: readonly string[],
   ): void {
     const headers = withoutTrailer(live.headers, chunkable(request, live.status))
-    response.writeHead(live.status, live.reason, withMarks(headers, marks))
+    response.writeHead(live.status, live.reason, withProxyHeaders(headers, proxyHeaders))
     sendHead(response)
     live.attach(new ClientSink(request, response, this, this.#idleTimeout))
   }
@@ -261,13 +261,14 @@ export function chunkable(request: IncomingMessage, status: number): boolean {
 }
 
 /** With lines of the proxy's own, which stand in place of those that a proxy behind this one says of itself. */
-export function withMarks(headers: readonly string[], marks: readonly string[]): string[] {
+export function withProxyHeaders(headers: readonly string[], proxyHeaders: readonly string[]): string[] {
   // None of an upstream's is kept.
-  if (marks.every((name, i) => i % 2 === 1 || name === 'Idempotent-Replayed')) return [...headers, ...marks]
-  const own = new Set(marks.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
+  if (proxyHeaders.every((name, i) => i % 2 === 1 || name === 'Idempotent-Replayed'))
+    return [...headers, ...proxyHeaders]
+  const own = new Set(proxyHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
   // Its time is that of another record.
   if (own.has('idempotency-status')) own.add('idempotency-expires')
-  return [...filterLines(headers, (name) => !own.has(name)), ...marks]
+  return [...filterLines(headers, (name) => !own.has(name)), ...proxyHeaders]
 }
 
 function withoutTrailer(headers: readonly string[], chunked: boolean): readonly string[] {

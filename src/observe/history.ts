@@ -1,5 +1,5 @@
 import type { Millis, RecordId, State } from '../core/record.ts'
-import type { CompletionResult, Run, Trace } from '../protect/call.ts'
+import type { CompletionResult, Execution, Trace } from '../protect/request.ts'
 import type { Note } from '../store/register.ts'
 
 /** Long enough that a usual request is one line, short enough that a crash leaves the claims of what took long. */
@@ -50,7 +50,7 @@ export class History {
     this.#options = options
   }
 
-  began({ id, attempt }: Run, before: State | 'absent' | null): void {
+  began({ id, attempt }: Execution, before: State | 'absent' | null): void {
     const { fence, attempts } = attempt
     this.add(id, 'claimed', fence, { fence, attempts, before })
   }

@@ -1,6 +1,6 @@
 import type { Config } from '../config/config.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { CLAIM_RESULTS, COMPLETION_RESULTS, type RequestOutcome } from '../protect/call.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, type RequestOutcome } from '../protect/request.ts'
 import { RECONCILE_RESULTS } from '../reconcile/ports.ts'
 import type { Metrics } from './metrics.ts'
 

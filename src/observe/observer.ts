@@ -1,5 +1,5 @@
 import { type RecordId, shortId } from '../core/record.ts'
-import type { Observer, RequestOutcome, ShadowVerdict, Trace } from '../protect/call.ts'
+import type { Observer, RequestOutcome, ShadowVerdict, Trace } from '../protect/request.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
 import type { History } from './history.ts'
 import type { Logger } from './log.ts'

@@ -2,7 +2,7 @@ import type { Attributes } from '@opentelemetry/api'
 import type { Config } from '../config/config.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { shortId } from '../core/record.ts'
-import type { Trace } from '../protect/call.ts'
+import type { Trace } from '../protect/request.ts'
 import type { Forwarded } from '../upstream/port.ts'
 
 /*

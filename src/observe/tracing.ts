@@ -6,7 +6,7 @@ import type { Config } from '../config/config.ts'
 import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import type { Observer, Trace } from '../protect/call.ts'
+import type { Observer, Trace } from '../protect/request.ts'
 import type { Register } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
 import {

@@ -1,6 +1,5 @@
 import { shortId } from '../core/record.ts'
 import { refuse, storeUnavailable } from './answers.ts'
-import type { Answer, Call, Run, Trace } from './call.ts'
 import {
   type ClaimOutcome,
   claim,
@@ -10,10 +9,11 @@ import {
   giveBack,
   notClaimed,
 } from './claim.ts'
+import { runningRecord } from './classify.ts'
 import { finish } from './execute.ts'
 import type { Identified } from './identify.ts'
-import { runningRecord } from './outcome.ts'
 import type { Ports } from './ports.ts'
+import type { Answer, Execution, ProtectedRequest, Trace } from './request.ts'
 import { claimScreened, isScreened } from './screen.ts'
 
 /** A record answers; or this request executes; or neither is possible, and the answer says why. */
@@ -22,13 +22,13 @@ export type Admitted = { readonly kind: 'existing'; readonly existing: Existing 
 /** Claims the record, unless it is there and answers. */
 export async function admit(
   ports: Ports,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   identified: Identified,
 ): Promise<Admitted> {
-  const { route } = call
+  const { route } = request
   const { id, operation, asked } = identified
-  const known = meets(ports, call, identified, false)
+  const known = meets(ports, request, identified, false)
   if (known !== null) return { kind: 'existing', existing: known }
   const earlier = ports.running.get(id)
   // What was not executed must be told to the store before anybody claims.
@@ -71,21 +71,28 @@ export async function admit(
       })
       return storeUnavailable(ports, trace, id, 'the stored record cannot be read by this version')
     case 'unavailable': {
-      const run: Run = { id, route, operation, attempt: claimed.attempt, createdAt: 0, ended: null }
+      const execution: Execution = {
+        id,
+        route,
+        operation,
+        attempt: claimed.attempt,
+        createdAt: 0,
+        ended: null,
+      }
       const bypass =
         route.onStoreUnavailable === 'bypass' &&
         identified.mayClaim &&
         !ports.settler.full &&
-        !call.clientGone()
+        !request.clientGone()
       // Others may have come further while the store was asked.
-      const own = meets(ports, call, identified, bypass)
+      const own = meets(ports, request, identified, bypass)
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
-        ports.running.set(id, run)
-        ports.observer.began(run, trace.before)
-        return { kind: 'execute', run, askedAt, unclaimed: claimed }
+        ports.running.set(id, execution)
+        ports.observer.began(execution, trace.before)
+        return { kind: 'execute', execution, askedAt, unclaimed: claimed }
       }
-      if (claimed.lost) ports.settler.withdraw(run, claimed)
+      if (claimed.lost) ports.settler.withdraw(execution, claimed)
       if (own !== null) return { kind: 'existing', existing: own }
       trace.cause = (claimed.error as Error).message
       return storeUnavailable(
@@ -96,7 +103,7 @@ export async function admit(
       )
     }
     case 'claimed': {
-      const { run, before } = claimed
+      const { execution, before } = claimed
       trace.before = before
       // Whatever the store says: what this replica knows to be under way, or to have ended while it asked, is not done twice.
       const other = ports.running.get(id) ?? earlier
@@ -107,46 +114,46 @@ export async function admit(
       }
       if (claimed.lapsed) ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
-      if (!call.clientGone()) {
-        ports.running.set(id, run)
-        ports.observer.began(run, trace.before)
-        return { kind: 'execute', run, askedAt: claimed.askedAt, unclaimed: null }
+      if (!request.clientGone()) {
+        ports.running.set(id, execution)
+        ports.observer.began(execution, trace.before)
+        return { kind: 'execute', execution, askedAt: claimed.askedAt, unclaimed: null }
       }
       const reason = 'the client left before the request was sent'
-      trace.after = (await finish(ports, run, null, { kind: 'not_executed', reason }, () => {})).state
+      trace.after = (await finish(ports, execution, null, { kind: 'not_executed', reason }, () => {})).state
       return { kind: 'none' }
     }
   }
 }
 
-/** A claim came through over a run that this replica knows of, which is to have the record back. */
+/** A claim came through over an execution that this replica knows of, which is to have the record back. */
 async function yieldTo(
   ports: Ports,
-  other: Run,
-  { run, version, before }: Extract<ClaimOutcome, { kind: 'claimed' }>,
+  other: Execution,
+  { execution, version, before }: Extract<ClaimOutcome, { kind: 'claimed' }>,
 ): Promise<void> {
   const given = await giveBack(ports.records, version, other)
   ports.observer.trouble(
     'the store forgot a run of this replica; the retry that claimed its record executes nothing',
     {
-      route: run.route.name,
-      record: shortId(run.id),
+      route: execution.route.name,
+      record: shortId(execution.id),
       fence: other.attempt.fence,
       found: before,
     },
   )
   if (given) return
   const reason = 'claimed over a run whose record the store had lost'
-  await ports.settler.settle(run, { kind: 'unknown', reason, status: null }, () => {})
+  await ports.settler.settle(execution, { kind: 'unknown', reason, status: null }, () => {})
 }
 
 /**
- * What answers the request on this replica, whatever the store says: an unsettled outcome, or a run without a claim; where
- * the store cannot be asked (`alone`) any run.
+ * What answers the request on this replica, whatever the store says: an unsettled outcome, or an execution without a claim; where
+ * the store cannot be asked (`alone`) any execution.
  */
 export function meets(
   ports: Ports,
-  { route }: Call,
+  { route }: ProtectedRequest,
   { id, asked }: Identified,
   alone: boolean,
 ): Existing | null {

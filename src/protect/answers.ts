@@ -3,10 +3,18 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
 import type { Budget } from '../runtime/budget.ts'
-import type { Answer, BodyReading, Call, Observer, Problem, RequestOutcome, Trace } from './call.ts'
 import type { Existing } from './claim.ts'
+import { replayable } from './classify.ts'
 import type { Latency } from './latency.ts'
-import { replayable } from './outcome.ts'
+import type {
+  Answer,
+  BodyReading,
+  Observer,
+  Problem,
+  ProtectedRequest,
+  RequestOutcome,
+  Trace,
+} from './request.ts'
 
 /** What answering needs of the walk's ports. */
 export interface AnswerPorts {
@@ -19,12 +27,12 @@ export interface AnswerPorts {
 /** Answers a request whose record was found (contract §6). */
 export function answerFromRecord(
   ports: AnswerPorts,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   id: RecordId,
   existing: Existing,
 ): Answer {
-  const { route } = call
+  const { route } = request
   const { observer } = ports
   switch (existing.kind) {
     case 'replay': {
@@ -51,7 +59,11 @@ export function answerFromRecord(
         kind: 'response',
         response: replayable(route, existing.result.response),
         replayed: true,
-        marks: ['Idempotent-Replayed', 'true', ...statusHeaders('replayed', route, existing.expiresAt)],
+        proxyHeaders: [
+          'Idempotent-Replayed',
+          'true',
+          ...statusHeaders('replayed', route, existing.expiresAt),
+        ],
         release,
       }
     }
@@ -76,7 +88,7 @@ export function answerFromRecord(
         retryAfter: retryAfterSeconds(ports.latency.retryIn(route, existing.leaseLeft, existing.age)),
         instance: id,
       })
-      return status === 202 ? { ...answer, marks: call.statusLink } : answer
+      return status === 202 ? { ...answer, proxyHeaders: request.statusLink } : answer
     }
     case 'unknown': {
       observer.claimed(route.name, 'unknown')
@@ -136,7 +148,7 @@ export function refuse(
   more: Parameters<typeof refusal>[2] = {},
 ): Problem {
   trace.outcome = outcome
-  return { kind: 'problem', refusal: refusal(code, detail, more), marks: [] }
+  return { kind: 'problem', refusal: refusal(code, detail, more), proxyHeaders: [] }
 }
 
 export function overloaded({ maxInFlight }: { readonly maxInFlight: number }, trace: Trace): Problem {
@@ -157,14 +169,18 @@ export function storeUnavailable(
   })
 }
 
-export function refuseBody(trace: Trace, call: Call, why: Exclude<BodyReading['kind'], 'body'>): Answer {
+export function refuseBody(
+  trace: Trace,
+  request: ProtectedRequest,
+  why: Exclude<BodyReading['kind'], 'body'>,
+): Answer {
   switch (why) {
     case 'too_large':
       return refuse(
         trace,
         'request_too_large',
         'request_too_large',
-        `the body is over ${call.route.limits.request} bytes, the limit of route ${call.route.name}`,
+        `the body is over ${request.route.limits.request} bytes, the limit of route ${request.route.name}`,
       )
     case 'timeout':
       return refuse(

@@ -3,7 +3,7 @@ import { digest, frame } from '../core/identity.ts'
 import type { Millis } from '../core/record.ts'
 import type { Forward } from '../upstream/port.ts'
 import { refuse } from './answers.ts'
-import type { Answer, Call, Trace } from './call.ts'
+import type { Answer, ProtectedRequest, Trace } from './request.ts'
 
 /** Bodies of the probe's answers are not looked at. */
 const RESPONSE_LIMIT = 64 * 1024
@@ -43,25 +43,25 @@ export class ReplayGrants {
  */
 export async function authorizeReplay(
   ports: { readonly forward: Forward; readonly grants: ReplayGrants },
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
 ): Promise<Answer | null> {
-  const { authorizeReplay: policy } = call.route
+  const { authorizeReplay: policy } = request.route
   if (policy === null) return null
   const credentials = new Set([
     'authorization',
     'cookie',
-    ...call.route.scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
+    ...request.route.scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
   ])
   // By every credential that is shown: another token of the same caller may be the revoked one.
-  const shown = filterLines(call.headers, (name) => credentials.has(name))
+  const shown = filterLines(request.headers, (name) => credentials.has(name))
   // A grant is worth nothing to a policy that remembers for another time, such as one that a reload put in force.
   // Another host is another tenant of the upstream, which asks for itself.
-  const caller = digest(frame([policy.path, String(policy.cache), call.host, ...shown]), null)
+  const caller = digest(frame([policy.path, String(policy.cache), request.host, ...shown]), null)
   if (ports.grants.has(caller)) return null
   const startedAt = performance.now()
   // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.
-  const lines = [...shown, ...filterLines(call.upstreamHeaders(null), (name) => ADDRESSING.has(name))]
+  const lines = [...shown, ...filterLines(request.upstreamHeaders(null), (name) => ADDRESSING.has(name))]
   const status = await probe(ports.forward, policy.path, lines)
   trace.upstreamMs += performance.now() - startedAt
   if (status === null || status >= 500)

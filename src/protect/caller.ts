@@ -1,8 +1,8 @@
 import { linesOf } from '../core/headers.ts'
 import { readCaller } from '../core/identity.ts'
 import { refuse } from './answers.ts'
-import type { Answer, Call, Trace } from './call.ts'
 import type { Ports } from './ports.ts'
+import type { Answer, ProtectedRequest, Trace } from './request.ts'
 
 /** Who calls, or why nobody can say (contract §5). */
 export type Caller =
@@ -21,7 +21,7 @@ export interface UnidentifiedCaller {
 /** Tells who calls by what the route's scope counts; tokens are verified. */
 export async function identifyCaller(
   { verifyToken }: Pick<Ports, 'verifyToken'>,
-  { route: { scope }, headers }: Call,
+  { route: { scope }, headers }: ProtectedRequest,
 ): Promise<Caller> {
   if (scope.jwt === null) return asCaller(readCaller(headers, scope, null))
   const verified = await verifyToken(scope.jwt, headers)

@@ -14,7 +14,7 @@ import type {
 import { claimDraft, claimSpans, outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Stamp, StoreUnavailable } from '../store/register.ts'
-import type { Run } from './call.ts'
+import type { Execution } from './request.ts'
 
 /** Rounds of a race that others keep winning; each lost round means that somebody else moved the record on. */
 const MAX_ROUNDS = 16
@@ -37,7 +37,7 @@ export interface Unclaimed {
 /** This request is sent upstream. `unclaimed`: why there is no claim, where the route goes on without one. */
 export interface Execute {
   readonly kind: 'execute'
-  readonly run: Run
+  readonly execution: Execution
   /** When the claim was asked for, by `performance.now()`. */
   readonly askedAt: Millis
   readonly unclaimed: Unclaimed | null
@@ -46,7 +46,7 @@ export interface Execute {
 export type ClaimOutcome =
   | {
       readonly kind: 'claimed'
-      readonly run: Run
+      readonly execution: Execution
       /** By `performance.now()`; of several tries the first. */
       readonly askedAt: Millis
       readonly before: State | 'absent'
@@ -112,7 +112,7 @@ export async function claim(
     lapsed: was === 'unknown' && over?.state === 'in_progress',
     version,
     askedAt,
-    run: { id, route, operation: executes, attempt: { ...by, fence }, createdAt, ended: null },
+    execution: { id, route, operation: executes, attempt: { ...by, fence }, createdAt, ended: null },
   })
   const unavailable = (): Unclaimed => ({
     kind: 'unavailable',
@@ -156,23 +156,23 @@ export async function claim(
 }
 
 /**
- * A claim for a retry came through over a run that this replica knows of, as the store had lost the record or gone back to an
- * older state of it: the record is given back to the run as it stands, so that its outcome is what retries find. False: the store
+ * A claim for a retry came through over an execution that this replica knows of, as the store had lost the record or gone back to an
+ * older state of it: the record is given back to the execution as it stands, so that its outcome is what retries find. False: the store
  * did not take it.
  */
-export async function giveBack(records: Records, version: number, run: Run): Promise<boolean> {
-  const { id, route, operation, attempt, createdAt } = run
+export async function giveBack(records: Records, version: number, execution: Execution): Promise<boolean> {
+  const { id, route, operation, attempt, createdAt } = execution
   let at: number | null = version
   try {
     while (at !== null) {
-      const { ended } = run
+      const { ended } = execution
       const [draft, spans]: [RecordDraft, Spans] =
         ended === null
           ? [claimDraft(operation, attempt), claimSpans(route)]
           : [outcomeDraft(operation, attempt, ended, createdAt), outcomeSpans(ended, route)]
       const reply = await records.replace(id, at, draft, spans)
-      // Where the run ended meanwhile, its own write may have met the claim and been refused.
-      at = reply?.kind === 'written' && run.ended !== ended ? reply.stamp.version : null
+      // Where the execution ended meanwhile, its own write may have met the claim and been refused.
+      at = reply?.kind === 'written' && execution.ended !== ended ? reply.stamp.version : null
     }
     return true
   } catch (error) {

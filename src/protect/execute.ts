@@ -4,31 +4,31 @@ import type { Refusal } from '../core/refusal.ts'
 import { shared } from '../runtime/budget.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import { discard, refuse, sentUnanswered, statusHeaders } from './answers.ts'
-import type { Answer, Call, Run, Trace } from './call.ts'
 import type { Execute, Unclaimed } from './claim.ts'
-import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './outcome.ts'
+import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './classify.ts'
 import type { Settled } from './outcome-writer.ts'
 import type { Ports } from './ports.ts'
+import type { Answer, Execution, ProtectedRequest, Trace } from './request.ts'
 
 /** Writes an attempt's outcome, lets go of the attempt and tells the duplicates that wait for it. */
 export async function finish(
   ports: Ports,
-  run: Run,
+  execution: Execution,
   unclaimed: Unclaimed | null,
   outcome: Outcome,
   release: () => void,
 ): Promise<Settled> {
-  const { id, attempt } = run
-  run.ended = outcome
+  const { id, attempt } = execution
+  execution.ended = outcome
   ports.leases.release(id, attempt.token)
   let settled: Settled | null = null
   try {
     settled = await (unclaimed === null
-      ? ports.settler.settle(run, outcome, release)
-      : ports.settler.settleUnclaimed(run, outcome, release, unclaimed))
+      ? ports.settler.settle(execution, outcome, release)
+      : ports.settler.settleUnclaimed(execution, outcome, release, unclaimed))
     return settled
   } finally {
-    if (ports.running.get(id) === run) ports.running.delete(id)
+    if (ports.running.get(id) === execution) ports.running.delete(id)
     ports.waiters.tell(id, settled?.record ?? null)
   }
 }
@@ -36,28 +36,28 @@ export async function finish(
 /** Sends the request once and writes its outcome before the first byte of the answer leaves. */
 export async function execute(
   ports: Ports,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   way: Execute,
   key: string,
   body: Buffer,
 ): Promise<Answer> {
-  const { run, askedAt, unclaimed } = way
-  const { route, id, attempt } = run
+  const { execution, askedAt, unclaimed } = way
+  const { route, id, attempt } = execution
   const sentAt = performance.now()
   const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
   const settle = async (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
     const startedAt = performance.now()
-    const settled = await finish(ports, run, unclaimed, outcome, release)
+    const settled = await finish(ports, execution, unclaimed, outcome, release)
     trace.storeMs += performance.now() - startedAt
     return settled
   }
   let result: Forwarded
   try {
     result = await ports.forward({
-      method: call.method,
-      target: call.target,
-      headers: call.upstreamHeaders({ id, key, fence: attempt.fence }),
+      method: request.method,
+      target: request.target,
+      headers: request.upstreamHeaders({ id, key, fence: attempt.fence }),
       body,
       responseLimit: route.limits.response,
       // Without a claim there is no lease that could have lapsed.
@@ -73,10 +73,10 @@ export async function execute(
   switch (result.proof) {
     case 'not_sent':
       trace.after = (await settle({ kind: 'not_executed', reason: result.reason })).state
-      return notSent(trace, result.reason, run)
+      return notSent(trace, result.reason, execution)
     case 'unknown':
       trace.after = (await settle({ kind: 'unknown', reason: result.reason, status: result.status })).state
-      return brokenOff(trace, result, { instance: run.id, scope: scopeTold(way) })
+      return brokenOff(trace, result, { instance: execution.id, scope: scopeTold(way) })
     case 'live': {
       const { live, why } = result
       trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
@@ -86,17 +86,23 @@ export async function execute(
         .then((end) =>
           settle(
             end === 'complete'
-              ? outcomeOf(route, call.headers, live, result.said, withoutBody(live, why))
+              ? outcomeOf(route, request.headers, live, result.declaredOutcome, withoutBody(live, why))
               : unknownBecause('the upstream broke off its answer', live.status),
           ),
         )
         .finally(leave)
-      return { kind: 'live', live, marks: statusHeaders(trace.outcome, route, null) }
+      return { kind: 'live', live, proxyHeaders: statusHeaders(trace.outcome, route, null) }
     }
     case 'responded': {
-      const { response, said } = result
+      const { response, declaredOutcome } = result
       ports.latency.saw(route.name, trace.upstreamMs)
-      const outcome = outcomeOf(route, call.headers, response, said, keptResult(route, response))
+      const outcome = outcomeOf(
+        route,
+        request.headers,
+        response,
+        declaredOutcome,
+        keptResult(route, response),
+      )
       // The body has up to two holders: the answer until it has left, the outcome that keeps it until it is written.
       const share = shared(result.release)
       const release = share()
@@ -104,7 +110,7 @@ export async function execute(
       trace.outcome = unclaimed === null ? 'executed' : 'bypassed'
       trace.after = settled.state
       const own = statusHeaders(trace.outcome, route, settled.expiresAt)
-      return { kind: 'response', response, replayed: false, marks: own, release }
+      return { kind: 'response', response, replayed: false, proxyHeaders: own, release }
     }
   }
 }
@@ -113,7 +119,7 @@ export async function execute(
 export async function within(
   ports: Ports,
   limit: Millis,
-  run: Run,
+  execution: Execution,
   work: Promise<Answer>,
 ): Promise<Answer | null> {
   let timer: NodeJS.Timeout | undefined
@@ -125,8 +131,8 @@ export async function within(
   const leave = ports.inFlight.remain()
   const failed = (error: unknown): void =>
     ports.observer.trouble('internal error after the client was answered', {
-      route: run.route.name,
-      record: shortId(run.id),
+      route: execution.route.name,
+      record: shortId(execution.id),
       error: String(error),
     })
   void work.then(discard, failed).finally(leave)
@@ -136,16 +142,16 @@ export async function within(
 /** A request whose body was read for a key that was not there: it goes on as one that is not protected (contract §3.1). */
 export async function passOn(
   ports: Pick<Ports, 'forward'>,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   body: Buffer,
 ): Promise<Answer> {
-  const { route } = call
+  const { route } = request
   const sentAt = performance.now()
   const result = await ports.forward({
-    method: call.method,
-    target: call.target,
-    headers: call.upstreamHeaders(null),
+    method: request.method,
+    target: request.target,
+    headers: request.upstreamHeaders(null),
     body,
     responseLimit: route.limits.response,
   })
@@ -158,18 +164,20 @@ export async function passOn(
     case 'unknown':
       return brokenOff(trace, result, null)
     case 'live':
-      return { kind: 'live', live: result.live, marks: own }
+      return { kind: 'live', live: result.live, proxyHeaders: own }
     case 'responded': {
       const { response, release } = result
-      return { kind: 'response', response, replayed: false, marks: own, release }
+      return { kind: 'response', response, replayed: false, proxyHeaders: own, release }
     }
   }
 }
 
-function notSent(trace: Trace, reason: string, run: Run | null): Answer {
+function notSent(trace: Trace, reason: string, execution: Execution | null): Answer {
   trace.cause = reason
   const detail = 'no byte of the request was sent'
-  return refuse(trace, 'upstream_unreachable', 'upstream_unreachable', detail, { instance: run?.id ?? null })
+  return refuse(trace, 'upstream_unreachable', 'upstream_unreachable', detail, {
+    instance: execution?.id ?? null,
+  })
 }
 
 function brokenOff(
@@ -191,6 +199,6 @@ function brokenOff(
 export const UNCLAIMED_SCOPE = 'none'
 
 /** For a proxy in front of this one: by what a retry is recognised here. Without a claim it may not be. */
-export function scopeTold({ run, unclaimed }: Execute): string {
-  return unclaimed === null ? scopeOf(run.route) : UNCLAIMED_SCOPE
+export function scopeTold({ execution, unclaimed }: Execute): string {
+  return unclaimed === null ? scopeOf(execution.route) : UNCLAIMED_SCOPE
 }

@@ -3,20 +3,20 @@ import type { Refusal } from '../core/refusal.ts'
 import { shared } from '../runtime/budget.ts'
 import { admit } from './admit.ts'
 import { overloaded, refuse, refuseBody, statusOf } from './answers.ts'
-import { type Answer, type Call, newTrace, type Trace } from './call.ts'
 import { callerName } from './caller.ts'
 import { duplicate } from './duplicate.ts'
 import { execute, passOn, scopeTold, UNCLAIMED_SCOPE, within } from './execute.ts'
-import { DERIVED_MARK, type Identified, identify, readHead } from './identify.ts'
+import { DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import type { Ports } from './ports.ts'
+import { type Answer, newTrace, type ProtectedRequest, type Trace } from './request.ts'
 
 /** Everything that happens to a protected request: claim → forward → settle (contract §3). */
-export async function guard(ports: Ports, call: Call): Promise<Answer> {
-  const trace = newTrace(call)
+export async function guard(ports: Ports, request: ProtectedRequest): Promise<Answer> {
+  const trace = newTrace(request)
   ports.inFlight.count++
   let answer: Answer
   try {
-    answer = asSpokenBy(call.route, await walk(ports, call, trace))
+    answer = asSpokenBy(request.route, await walk(ports, request, trace))
   } catch (error) {
     // A bug; nobody is answered, and the request is told of all the same.
     ports.observer.answered(trace)
@@ -36,26 +36,26 @@ function asSpokenBy({ profile }: RoutePolicy, answer: Answer): Answer {
 }
 
 /** THE WALK. Each step answers, or gives what the next one needs. */
-async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
-  const head = await readHead(ports, call, trace)
+async function walk(ports: Ports, request: ProtectedRequest, trace: Trace): Promise<Answer> {
+  const head = await readHead(ports, request, trace)
   if (head.kind !== 'head') return head
   // Full already: nothing of the body is read.
   if (ports.inFlight.isFull(ports.maxInFlight)) return overloaded(ports, trace)
-  const received = await call.readBody()
-  if (received.kind !== 'body') return refuseBody(trace, call, received.kind)
+  const received = await request.readBody()
+  if (received.kind !== 'body') return refuseBody(trace, request, received.kind)
 
   const { body } = received
   // Up to two holders: the walk, and the upstream call, which may outlast it.
   const hold = shared(received.release)
   const release = hold()
   // Only now: a client that sends no body takes no place from those that do.
-  const leave = ports.inFlight.enter(ports.maxInFlight, call.client, callerName(head.caller))
+  const leave = ports.inFlight.enter(ports.maxInFlight, request.client, callerName(head.caller))
   try {
     if (leave === null) return overloaded(ports, trace)
-    const identified = await identify(ports, call, trace, head, body)
-    if (identified.kind === 'no_key') return await passOn(ports, call, trace, body)
+    const identified = await identify(ports, request, trace, head, body)
+    if (identified.kind === 'no_key') return await passOn(ports, request, trace, body)
     if (identified.kind !== 'identified') return identified
-    return marked(await serve(ports, call, trace, identified, body, hold), identified, call.route)
+    return marked(await serve(ports, request, trace, identified, body, hold), identified, request.route)
   } finally {
     leave?.()
     release()
@@ -65,44 +65,47 @@ async function walk(ports: Ports, call: Call, trace: Trace): Promise<Answer> {
 /** Claims; executes where the claim came through, else answers from the record. */
 async function serve(
   ports: Ports,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   identified: Identified,
   body: Buffer,
   hold: () => () => void,
 ): Promise<Answer> {
-  const { route } = call
-  const admitted = await admit(ports, call, trace, identified)
+  const { route } = request
+  const admitted = await admit(ports, request, trace, identified)
   const way =
     admitted.kind === 'existing'
-      ? await duplicate(ports, call, trace, identified, admitted.existing)
+      ? await duplicate(ports, request, trace, identified, admitted.existing)
       : admitted
   if (way.kind !== 'execute') return way
 
-  const { run } = way
-  trace.fence = run.attempt.fence || null
-  if (trace.before === 'absent' && ports.regenerated.saw(run, identified.caller))
+  const { execution } = way
+  trace.fence = execution.attempt.fence || null
+  if (trace.before === 'absent' && ports.regenerated.saw(execution, identified.caller))
     ports.observer.regenerated(route.name)
   const own = { ...trace }
-  const work = execute(ports, call, own, way, identified.key, body).finally(hold())
+  const work = execute(ports, request, own, way, identified.key, body).finally(hold())
   const answer =
-    route.respondWithin === null ? await work : await within(ports, route.respondWithin, run, work)
+    route.respondWithin === null ? await work : await within(ports, route.respondWithin, execution, work)
   if (answer !== null) {
     Object.assign(trace, own)
     return answer
   }
   trace.after = 'in_progress'
   const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
-  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, { instance: run.id, scope: scopeTold(way) })
+  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, {
+    instance: execution.id,
+    scope: scopeTold(way),
+  })
 }
 
 /** Says of every answer that the proxy made the key, where it did (contract §4), and whether the key's record is met again. */
 function marked(answer: Answer, { derived }: Identified, route: RoutePolicy): Answer {
   if (answer.kind === 'none') return answer
-  const marks = derived ? [...answer.marks, ...DERIVED_MARK] : answer.marks
-  if (answer.kind !== 'problem') return derived ? { ...answer, marks } : answer
+  const proxyHeaders = derived ? [...answer.proxyHeaders, ...DERIVED_HEADER] : answer.proxyHeaders
+  if (answer.kind !== 'problem') return derived ? { ...answer, proxyHeaders } : answer
   const remembered = isRemembered(answer.refusal, derived, route)
-  return { ...answer, marks, refusal: { ...answer.refusal, remembered } }
+  return { ...answer, proxyHeaders, refusal: { ...answer.refusal, remembered } }
 }
 
 function isRemembered(

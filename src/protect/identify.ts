@@ -11,9 +11,9 @@ import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { readFirstSent } from '../core/repeatability.ts'
 import { StoreUnavailable } from '../store/register.ts'
 import { refuse, storeUnavailable } from './answers.ts'
-import type { Answer, Call, Trace } from './call.ts'
 import { type Caller, identifyCaller, refuseCaller } from './caller.ts'
 import type { Ports } from './ports.ts'
+import type { Answer, ProtectedRequest, Trace } from './request.ts'
 
 /** What a request is called and what it asks for: everything that a claim needs. */
 export interface Identified {
@@ -42,14 +42,19 @@ type NamingPorts = Pick<
 >
 
 /** Reads what stands in the head, before the body is asked for and before the store is. */
-export async function readHead(ports: NamingPorts, call: Call, trace: Trace): Promise<RequestHead | Answer> {
-  const { route } = call
+export async function readHead(
+  ports: NamingPorts,
+  request: ProtectedRequest,
+  trace: Trace,
+): Promise<RequestHead | Answer> {
+  const { route } = request
   const { presence } = route.key
-  const reading = readKey(call, route.key, null)
+  const reading = readKey(request, route.key, null)
   if (reading.kind === 'invalid') return refuseKey(trace, reading.detail)
   const mayFollow = keyNeedsBody(route.key) || route.key.derive !== null
-  if (reading.kind === 'missing' && presence === 'required' && !mayFollow) return refuseMissing(call, trace)
-  const caller = await identifyCaller(ports, call)
+  if (reading.kind === 'missing' && presence === 'required' && !mayFollow)
+    return refuseMissing(request, trace)
+  const caller = await identifyCaller(ports, request)
   // Without a key nobody needs to know, and where none is required the request may go on without one.
   const needed = reading.kind === 'key' || presence === 'required'
   return caller.kind === 'unidentified' && needed
@@ -58,7 +63,7 @@ export async function readHead(ports: NamingPorts, call: Call, trace: Trace): Pr
 }
 
 /** Says of an answer that the proxy made the key (contract §4). */
-export const DERIVED_MARK: readonly string[] = ['Idempotency-Key-Derived', 'true']
+export const DERIVED_HEADER: readonly string[] = ['Idempotency-Key-Derived', 'true']
 
 /** In no key that a client sends: a derived one can be computed by anybody. */
 const DERIVED = ['derived']
@@ -66,23 +71,23 @@ const DERIVED = ['derived']
 /** `no_key`: no key, and none is required. */
 export async function identify(
   ports: NamingPorts,
-  call: Call,
+  request: ProtectedRequest,
   trace: Trace,
   { caller, reading: head }: RequestHead,
   body: Buffer,
 ): Promise<Identified | Answer | { readonly kind: 'no_key' }> {
-  const { route, method, path, headers } = call
-  const reading = keyNeedsBody(route.key) ? readKey(call, route.key, body) : head
+  const { route, method, path, headers } = request
+  const reading = keyNeedsBody(route.key) ? readKey(request, route.key, body) : head
   if (reading.kind === 'invalid') return refuseKey(trace, reading.detail)
   const derive = reading.kind === 'missing' ? route.key.derive : null
   if (reading.kind === 'missing' && (derive === null || deriveKey(headers, body, [], derive, 0) === null))
-    return route.key.presence === 'required' ? refuseMissing(call, trace) : { kind: 'no_key' }
+    return route.key.presence === 'required' ? refuseMissing(request, trace) : { kind: 'no_key' }
   if (caller.kind === 'unidentified') return refuseCaller(trace, caller)
   const sent = readFirstSent(headers)
   if (sent.kind === 'invalid') return refuseKey(trace, sent.detail)
 
   const timed = sent.kind === 'sent' || route.key.issuedOnly || (derive !== null && derive.bucket !== null)
-  const now = timed ? await storeTime(ports, call) : 0
+  const now = timed ? await storeTime(ports, request) : 0
   if (now === null)
     return storeUnavailable(
       ports,
@@ -101,14 +106,14 @@ export async function identify(
   if (sent.kind === 'sent' && now - sent.at > route.ttl) {
     const detail = `the request was first sent at ${new Date(sent.at).toISOString()}, longer ago than this route keeps answers (${route.ttl / 1000} s); nothing was executed now, and whether it was executed then is not known here`
     const answer = refuse(trace, 'expired', 'idempotency_key_expired', detail, { status: 412 })
-    return derive === null ? answer : { ...answer, marks: DERIVED_MARK }
+    return derive === null ? answer : { ...answer, proxyHeaders: DERIVED_HEADER }
   }
   const issued = route.key.issuedOnly ? await ports.checkIssued(key, now) : 'valid'
   if (issued === 'forged') return refuseKey(trace, 'not a key that the issuer of this proxy made')
 
-  const content = { ...call, body }
+  const content = { ...request, body }
   const recipe = recipeOf(route.fingerprint)
-  const id = recordId(ports.namespace, route, parts, method, path, key, qualifier, call.host)
+  const id = recordId(ports.namespace, route, parts, method, path, key, qualifier, request.host)
   trace.id = id
   const operation: Operation = {
     route: route.name,
@@ -117,8 +122,8 @@ export async function identify(
     fingerprint: fingerprintOf(content, route.fingerprint),
     rawDigest: rawDigestOf(content, recipe),
     recipe,
-    ...identifiersOf(ports, call, id, key, qualifier, body),
-    span: call.span,
+    ...identifiersOf(ports, request, id, key, qualifier, body),
+    span: request.span,
   }
   return {
     kind: 'identified',
@@ -138,26 +143,26 @@ export async function identify(
  */
 function identifiersOf(
   { upstream }: Pick<Ports, 'upstream'>,
-  call: Call,
+  request: ProtectedRequest,
   id: RecordId,
   key: string,
   [qualifiedBy]: KeyQualifier,
   body: Buffer,
 ): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'> {
-  const { route } = call
+  const { route } = request
   // The question does not say which host was asked: another host's "not found" proves nothing.
   if (route.scope.host) return { key: null }
   const keepsKey = route.reconcile !== null && asksByKey(route.reconcile) && qualifiedBy !== 'ce-source'
   if (!keepsKey && !route.key.forwardFence) return { key: null }
   // Shadow mode lets the request pass as it is. The fence, which the claim makes, is nothing to ask by.
-  const lines = call.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
+  const lines = request.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
   const from = route.key.from.filter(({ kind }) => kind !== 'header')
-  const inBody = from.length > 0 && readKey(call, { ...route.key, from }, body).kind === 'key'
+  const inBody = from.length > 0 && readKey(request, { ...route.key, from }, body).kind === 'key'
   return identifiersSent(lines, route.key, id, key, inBody, keepsKey, upstream)
 }
 
 /** Null: the store cannot be asked, and the route does not go on without it. */
-async function storeTime(ports: NamingPorts, { route }: Call): Promise<Millis | null> {
+async function storeTime(ports: NamingPorts, { route }: ProtectedRequest): Promise<Millis | null> {
   try {
     return await ports.records.ping()
   } catch (error) {
@@ -170,7 +175,7 @@ function refuseKey(trace: Trace, detail: string): Answer {
   return refuse(trace, 'key_invalid', 'idempotency_key_invalid', detail)
 }
 
-function refuseMissing({ route, headers }: Call, trace: Trace): Answer {
+function refuseMissing({ route, headers }: ProtectedRequest, trace: Trace): Answer {
   const { from } = route.key
   const ofEvents = from.some((source) => source.kind === 'header' && source.name === 'ce-id')
   if (ofEvents && essence(headers) === 'application/cloudevents-batch+json') {

@@ -1,8 +1,8 @@
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { StoreUnavailable } from '../store/register.ts'
-import type { Problem } from './call.ts'
 import type { Ports } from './ports.ts'
+import type { Problem } from './request.ts'
 
 /** Makes keys (contract §4, `issuer`). Times are of the store's clock. */
 export interface KeyIssuer {
@@ -28,7 +28,7 @@ export async function issueKey(
     return {
       kind: 'problem',
       refusal: refusal('idempotency_store_unavailable', detail, { retryAfter: 1 }),
-      marks: [],
+      proxyHeaders: [],
     }
   }
   return { kind: 'issued', ...(await issuer.issue(now)) }

@@ -1,6 +1,6 @@
 import { frame } from '../core/identity.ts'
 import type { Millis, RecordId } from '../core/record.ts'
-import type { Run } from './call.ts'
+import type { Execution } from './request.ts'
 
 /** A client that makes a new key for each attempt sends the next one within seconds. */
 const WINDOW: Millis = 60_000
@@ -28,7 +28,7 @@ export class KeyChurn {
   }
 
   /** Notes an execution; true where the same operation was last executed under another record, less than a minute ago. */
-  saw({ id, operation: { route, fingerprint } }: Run, caller: readonly (string | null)[]): boolean {
+  saw({ id, operation: { route, fingerprint } }: Execution, caller: readonly (string | null)[]): boolean {
     const operation = `${fingerprint.toString('latin1')}${hashOf(frame(caller))} ${route}`
     const now = this.#clock()
     const before = this.#seen.get(operation) ?? this.#before.get(operation)

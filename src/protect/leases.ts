@@ -21,7 +21,7 @@ interface HeldLease {
   sureUntil: Millis
 }
 
-/** Renews the leases of attempts under way, in batches: one call to the store for all that are due. */
+/** Renews the leases of attempts under way, in batches: one call of the store for all that are due. */
 export class Leases {
   readonly #held = new RecordMap<HeldLease>()
   readonly #renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>

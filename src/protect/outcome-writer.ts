@@ -4,8 +4,8 @@ import { type IdempotencyRecord, type Millis, type Spans, type State, shortId } 
 import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull } from '../store/register.ts'
-import type { CompletionResult, Observer } from './call.ts'
-import { heldRecord, withoutBody } from './outcome.ts'
+import { heldRecord, withoutBody } from './classify.ts'
+import type { CompletionResult, Observer } from './request.ts'
 
 export interface Settled {
   readonly state: State

@@ -10,9 +10,9 @@ import type { Records } from '../store/records.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
 import type { ReplayGrants } from './authorize.ts'
-import type { Run } from './call.ts'
 import type { KeyChurn } from './key-churn.ts'
 import type { Leases } from './leases.ts'
+import type { Execution } from './request.ts'
 import type { Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
@@ -29,7 +29,7 @@ export interface Ports extends AnswerPorts {
   readonly grants: ReplayGrants
   readonly regenerated: KeyChurn
   /** Attempts under way; the drain waits for them. */
-  readonly running: RecordMap<Run>
+  readonly running: RecordMap<Execution>
   readonly namespace: Namespace
   /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
   readonly unfitForStrict: () => boolean

@@ -4,10 +4,10 @@ import type { OutcomeDraft } from '../core/settle.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'
 import type { Records } from '../store/records.ts'
 import { StoreFull, StoreUnavailable } from '../store/register.ts'
-import type { Observer, Run } from './call.ts'
 import type { Unclaimed } from './claim.ts'
-import { heldRecord } from './outcome.ts'
+import { heldRecord } from './classify.ts'
 import { described, OutcomeWriter, type Settled } from './outcome-writer.ts'
+import type { Execution, Observer } from './request.ts'
 
 /** Pauses between tries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
@@ -84,8 +84,8 @@ export class Settler {
    * Writes the outcome now, or holds it. `release` gives back the bytes that the outcome's body holds, once they are
    * no longer needed here. Never rejects: the client's answer does not depend on it.
    */
-  async settle(run: Run, outcome: Outcome, release: () => void): Promise<Settled> {
-    const written = pendingOutcome(run, outcome, { claimed: true })
+  async settle(execution: Execution, outcome: Outcome, release: () => void): Promise<Settled> {
+    const written = pendingOutcome(execution, outcome, { claimed: true })
     try {
       const settled = await this.#writer.write(written)
       release()
@@ -96,11 +96,11 @@ export class Settler {
   }
 
   /** Frees a claim whose reply was lost: writes `failed_retryable` under its token, as soon as possible. */
-  withdraw(run: Run, { over, error }: Unclaimed): void {
+  withdraw(execution: Execution, { over, error }: Unclaimed): void {
     const outcome: Outcome = { kind: 'not_executed', reason: 'the claim was withdrawn: its reply was lost' }
     // Nobody waits until it is on disk: a claim that stays in the store lapses.
     void this.#hold(
-      pendingOutcome(run, outcome, { withdrawn: true, over: over?.version ?? null }),
+      pendingOutcome(execution, outcome, { withdrawn: true, over: over?.version ?? null }),
       error,
       () => {},
     )
@@ -108,12 +108,12 @@ export class Settler {
 
   /** Under `bypass`: the outcome of an execution without a claim, written when the store is back. */
   settleUnclaimed(
-    run: Run,
+    execution: Execution,
     outcome: Outcome,
     release: () => void,
     { over, error }: Unclaimed,
   ): Promise<Settled> {
-    return this.#hold(pendingOutcome(run, outcome, { over: over?.version ?? null }), error, release)
+    return this.#hold(pendingOutcome(execution, outcome, { over: over?.version ?? null }), error, release)
   }
 
   /** Tries to write what is held, or only the record's. True: nothing (of it) is held any more. */

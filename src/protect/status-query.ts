@@ -5,11 +5,11 @@ import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../c
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
 import { overloaded, refuse, storeUnavailable } from './answers.ts'
 import { authorizeReplay } from './authorize.ts'
-import { type Answer, type Call, newTrace, type Trace } from './call.ts'
 import { refuseCaller } from './caller.ts'
+import { runningRecord } from './classify.ts'
 import { readHead } from './identify.ts'
-import { runningRecord } from './outcome.ts'
 import type { Ports } from './ports.ts'
+import { type Answer, newTrace, type ProtectedRequest, type Trace } from './request.ts'
 
 /** What a client learns that asks instead of retrying: never the stored body (contract §6, `status.path`). */
 export type StatusReply =
@@ -25,24 +25,24 @@ export type StatusReply =
   | { readonly kind: 'absent'; readonly id: RecordId }
   | Answer
 
-/** Looks the record of `call` up as a request with its key and its credentials would find it. Changes nothing. */
-export async function queryStatus(ports: Ports, call: Call): Promise<StatusReply> {
-  const trace = newTrace(call)
+/** Looks the record of `request` up as a request with its key and its credentials would find it. Changes nothing. */
+export async function queryStatus(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
+  const trace = newTrace(request)
   // It may ask the upstream: it takes a place like any request that does.
-  const leave = ports.inFlight.enter(ports.maxInFlight, call.client, null)
+  const leave = ports.inFlight.enter(ports.maxInFlight, request.client, null)
   if (leave === null) return overloaded(ports, trace)
   ports.inFlight.count++
   try {
-    return await look(ports, call, trace)
+    return await look(ports, request, trace)
   } finally {
     ports.inFlight.count--
     leave()
   }
 }
 
-async function look(ports: Ports, call: Call, trace: Trace): Promise<StatusReply> {
-  const { route } = call
-  const head = await readHead(ports, call, trace)
+async function look(ports: Ports, request: ProtectedRequest, trace: Trace): Promise<StatusReply> {
+  const { route } = request
+  const head = await readHead(ports, request, trace)
   if (head.kind !== 'head') return head
   const { reading, caller } = head
   if (caller.kind === 'unidentified') return refuseCaller(trace, caller)
@@ -57,14 +57,14 @@ async function look(ports: Ports, call: Call, trace: Trace): Promise<StatusReply
     ports.namespace,
     route,
     caller.parts,
-    call.method,
-    call.path,
+    request.method,
+    request.path,
     reading.key,
     reading.qualifier,
-    call.host,
+    request.host,
   )
-  if (call.clientGone()) return { kind: 'none' }
-  const refused = await authorizeReplay(ports, call, trace)
+  if (request.clientGone()) return { kind: 'none' }
+  const refused = await authorizeReplay(ports, request, trace)
   if (refused !== null) return refused
   const running = ports.running.get(id)
   const own =

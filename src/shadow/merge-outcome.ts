@@ -1,10 +1,10 @@
 import { decide } from '../core/decide.ts'
 import type { Millis, Outcome } from '../core/record.ts'
 import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
-import type { Run } from '../protect/call.ts'
 import { isExisting } from '../protect/claim.ts'
-import { withoutBody } from '../protect/outcome.ts'
+import { withoutBody } from '../protect/classify.ts'
 import type { Ports } from '../protect/ports.ts'
+import type { Execution } from '../protect/request.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../store/register.ts'
 
 /** Looks at a record that another replica's attempt is about to finish. */
@@ -27,7 +27,7 @@ export type ObservedOutcome = Extract<Outcome, { kind: 'completed' | 'unknown' }
  */
 export async function mergeOutcome(
   ports: AdoptPorts,
-  run: Run,
+  execution: Execution,
   shown: ObservedOutcome,
   stopped: () => boolean,
 ): Promise<boolean> {
@@ -35,10 +35,10 @@ export async function mergeOutcome(
   let failures = 0
   while (!stopped()) {
     // The first answer is on its way to the store.
-    if (ports.settler.held(run.id)?.state === 'completed') return true
+    if (ports.settler.held(execution.id)?.state === 'completed') return true
     let rest: Millis
     try {
-      const left = await write(ports, run, outcome)
+      const left = await write(ports, execution, outcome)
       if (left === null) return true
       failures = 0
       rest = left
@@ -59,12 +59,12 @@ export async function mergeOutcome(
 /** null: written, or nothing to write; else how long until it is worth another look. */
 async function write(
   { records, waiters }: AdoptPorts,
-  run: Run,
+  execution: Execution,
   outcome: ObservedOutcome,
 ): Promise<Millis | null> {
-  const { id, route, operation } = run
+  const { id, route, operation } = execution
   const spans = outcomeSpans(outcome, route)
-  const draft = outcomeDraft(operation, run.attempt, outcome, run.createdAt)
+  const draft = outcomeDraft(operation, execution.attempt, outcome, execution.createdAt)
   const reply = await records.settle(id, draft, spans)
   if (reply.kind !== 'refused') return null
   const { record: found, now } = reply

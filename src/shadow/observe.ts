@@ -1,6 +1,6 @@
 import type { Outcome, StoredResponse } from '../core/record.ts'
-import type { Call, ShadowVerdict } from '../protect/call.ts'
-import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/outcome.ts'
+import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/classify.ts'
+import type { ProtectedRequest, ShadowVerdict } from '../protect/request.ts'
 import { shared } from '../runtime/budget.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 
@@ -19,7 +19,7 @@ export interface Observed {
 
 /** Hears the exchange to its end. Whoever asks releases. */
 export async function observeExchange(
-  { route, headers }: Pick<Call, 'route' | 'headers'>,
+  { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
   upstream: TappedExchange,
 ): Promise<Observed> {
   const result = await upstream.ended
@@ -40,13 +40,13 @@ export async function observeExchange(
         cause: result.reason,
       }
     case 'live': {
-      const { live, why, said } = result
+      const { live, why, declaredOutcome } = result
       live.drain()
       const brokenOff = 'the upstream broke off its answer'
       return (await live.done) === 'complete'
         ? {
             ...nothing,
-            outcome: outcomeOf(route, headers, live, said, withoutBody(live, why)),
+            outcome: outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why)),
             failed: null,
             cause: null,
           }
@@ -58,8 +58,8 @@ export async function observeExchange(
           }
     }
     case 'responded': {
-      const { response, said } = result
-      const outcome = outcomeOf(route, headers, response, said, keptResult(route, response))
+      const { response, declaredOutcome } = result
+      const outcome = outcomeOf(route, headers, response, declaredOutcome, keptResult(route, response))
       return {
         outcome,
         response: replayable(route, response),

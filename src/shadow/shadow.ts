@@ -2,19 +2,19 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { type Outcome, type RecordId, shortId } from '../core/record.ts'
 import { digestResponse, type ResponseDigest, sameResponse } from '../core/response-digest.ts'
 import { admit } from '../protect/admit.ts'
+import type { Execute, Existing } from '../protect/claim.ts'
+import { keepsBody, replayable, unknownBecause } from '../protect/classify.ts'
+import { finish } from '../protect/execute.ts'
+import { type Identified, identify, readHead } from '../protect/identify.ts'
+import type { Ports } from '../protect/ports.ts'
 import {
-  type Call,
+  type Execution,
   newTrace,
-  type Run,
+  type ProtectedRequest,
   SHADOW_VERDICTS,
   type ShadowVerdict,
   type Trace,
-} from '../protect/call.ts'
-import type { Execute, Existing } from '../protect/claim.ts'
-import { finish } from '../protect/execute.ts'
-import { type Identified, identify, readHead } from '../protect/identify.ts'
-import { keepsBody, replayable, unknownBecause } from '../protect/outcome.ts'
-import type { Ports } from '../protect/ports.ts'
+} from '../protect/request.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
@@ -80,19 +80,19 @@ export class Shadow {
   }
 
   /** Takes one of `limits.inFlight` places, which {@link observe} gives back. False: there is none, which is told. */
-  enter(call: Pick<Call, 'route' | 'method' | 'traceId'>): boolean {
+  enter(request: Pick<ProtectedRequest, 'route' | 'method' | 'traceId'>): boolean {
     if (this.#size >= this.#bound.maxInFlight) {
-      this.#onVerdict(newTrace(call), 'overloaded')
+      this.#onVerdict(newTrace(request), 'overloaded')
       return false
     }
     this.#size++
     return true
   }
 
-  /** Follows one request to its end. The call's `clientGone` must say false: what was sent was sent. Never rejects. */
-  async observe(call: Call, upstream: TappedExchange): Promise<void> {
-    const trace = newTrace(call)
-    const body = call.readBody()
+  /** Follows one request to its end. Its `clientGone` must say false: what was sent was sent. Never rejects. */
+  async observe(request: ProtectedRequest, upstream: TappedExchange): Promise<void> {
+    const trace = newTrace(request)
+    const body = request.readBody()
     let decided = false
     const tell: Tell = (verdict) => {
       if (!decided) this.#onVerdict(trace, verdict)
@@ -100,18 +100,18 @@ export class Shadow {
     }
     let observed: Promise<Observed> | null = null
     const hear: Hear = async () => {
-      observed ??= observeExchange(call, upstream)
+      observed ??= observeExchange(request, upstream)
       const { cause } = await observed
       trace.cause ??= cause
       return await observed
     }
     try {
-      const identified = await this.#name(call, trace, body, hear)
+      const identified = await this.#name(request, trace, body, hear)
       if (typeof identified === 'string') tell(identified)
-      else await this.#follow(call, trace, identified, upstream, hear, tell)
+      else await this.#follow(request, trace, identified, upstream, hear, tell)
     } catch (error) {
       this.#ports.observer.trouble('internal error in shadow mode; the traffic is not touched', {
-        route: call.route.name,
+        route: request.route.name,
         record: trace.id === null ? null : shortId(trace.id),
         error: String(error),
       })
@@ -129,12 +129,12 @@ export class Shadow {
   }
 
   async #name(
-    call: Call,
+    request: ProtectedRequest,
     trace: Trace,
-    body: ReturnType<Call['readBody']>,
+    body: ReturnType<ProtectedRequest['readBody']>,
     hear: Hear,
   ): Promise<Identified | ShadowVerdict> {
-    const head = await readHead(this.#ports, call, trace)
+    const head = await readHead(this.#ports, request, trace)
     if (head.kind !== 'head') return verdictOf(trace)
     const received = await body
     switch (received.kind) {
@@ -150,7 +150,7 @@ export class Shadow {
         return failed === 'upstream_unreachable' ? failed : 'request_aborted'
       }
       case 'body': {
-        const identified = await identify(this.#ports, call, trace, head, received.body)
+        const identified = await identify(this.#ports, request, trace, head, received.body)
         if (identified.kind === 'identified') return identified
         return identified.kind === 'no_key' ? 'passed' : verdictOf(trace)
       }
@@ -158,7 +158,7 @@ export class Shadow {
   }
 
   async #follow(
-    call: Call,
+    request: ProtectedRequest,
     trace: Trace,
     identified: Identified,
     upstream: TappedExchange,
@@ -171,7 +171,7 @@ export class Shadow {
     lane.users++
     try {
       const part = await inTurn(lane, async () => {
-        const decided = await this.#decide(call, trace, identified)
+        const decided = await this.#decide(request, trace, identified)
         if (decided.kind === 'own') lane.owner = { upstream, settled: decided.settled.promise }
         return decided
       })
@@ -182,7 +182,7 @@ export class Shadow {
           return await compare(part.first, hear, tell)
         case 'beside':
           tell(part.verdict)
-          return await this.#beside(call, identified, lane, hear)
+          return await this.#beside(request, identified, lane, hear)
         case 'decided':
           return tell(part.verdict)
       }
@@ -191,28 +191,28 @@ export class Shadow {
     }
   }
 
-  async #decide(call: Call, trace: Trace, identified: Identified): Promise<Part> {
+  async #decide(request: ProtectedRequest, trace: Trace, identified: Identified): Promise<Part> {
     if (this.#ports.settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable' }
     // It is executed, whatever the store says: without a claim its outcome is told as soon as somebody listens.
-    const route: RoutePolicy = { ...call.route, onStoreUnavailable: 'bypass' }
-    const admitted = await admit(this.#ports, { ...call, route }, trace, identified)
+    const route: RoutePolicy = { ...request.route, onStoreUnavailable: 'bypass' }
+    const admitted = await admit(this.#ports, { ...request, route }, trace, identified)
     const { observer, regenerated } = this.#ports
     if (admitted.kind === 'existing') {
-      const part = partOf(admitted.existing, trace, call.route)
+      const part = partOf(admitted.existing, trace, request.route)
       if (trace.retryAge !== null) observer.retryAge(route.name, trace.retryAge)
       return part
     }
     if (admitted.kind !== 'execute') return { kind: 'decided', verdict: verdictOf(trace) }
-    trace.fence = admitted.run.attempt.fence || null
-    trace.regenerated = trace.before === 'absent' && regenerated.saw(admitted.run, identified.caller)
+    trace.fence = admitted.execution.attempt.fence || null
+    trace.regenerated = trace.before === 'absent' && regenerated.saw(admitted.execution, identified.caller)
     if (trace.regenerated) observer.regenerated(route.name)
     return { kind: 'own', execute: admitted, settled: Promise.withResolvers() }
   }
 
   /** Its attempt is the record's, settled as the walk settles it, but that nobody waits for it. */
   async #own(trace: Trace, { execute, settled }: Own, hear: Hear, tell: Tell): Promise<void> {
-    const { run, askedAt, unclaimed } = execute
-    const { id, route, attempt } = run
+    const { execution, askedAt, unclaimed } = execute
+    const { id, route, attempt } = execution
     let outcome: Outcome = unknownBecause('internal error in shadow mode', null)
     let release = (): void => {}
     this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
@@ -225,32 +225,34 @@ export class Shadow {
       if (!keepsBody(outcome)) release()
       verdict = observed.failed ?? verdict
     } finally {
-      const { state } = await finish(this.#ports, run, unclaimed, outcome, release).finally(settled.resolve)
+      const { state } = await finish(this.#ports, execution, unclaimed, outcome, release).finally(
+        settled.resolve,
+      )
       trace.after = state
     }
     tell(verdict)
   }
 
   /** It was executed beside the attempt that the record knows: what the record learns of it keeps a later retry safe. */
-  async #beside(call: Call, identified: Identified, lane: Lane, hear: Hear): Promise<void> {
+  async #beside(request: ProtectedRequest, identified: Identified, lane: Lane, hear: Hear): Promise<void> {
     const { outcome, release } = await hear()
     try {
       if (outcome.kind === 'not_executed') return
       await lane.owner?.settled
       const attempt = { fence: 0, token: this.#ports.newToken(), attempts: 1 }
-      const run: Run = {
+      const execution: Execution = {
         id: identified.id,
-        route: call.route,
+        route: request.route,
         operation: identified.operation,
         attempt,
         createdAt: 0,
         ended: null,
       }
-      const written = await this.#tellRecord(run, outcome)
+      const written = await this.#tellRecord(execution, outcome)
       if (!written && !this.#givingUp)
         this.#ports.observer.trouble('what forwarded duplicates did could not be recorded', {
-          route: run.route.name,
-          record: shortId(run.id),
+          route: execution.route.name,
+          record: shortId(execution.id),
         })
       // Said once: while the store is down, all of them are given up.
       this.#givingUp = !written
@@ -260,11 +262,11 @@ export class Shadow {
   }
 
   /** False: given up. A store that hangs must not take all places: requests would be told as `overloaded`. */
-  async #tellRecord(run: Run, outcome: ObservedOutcome): Promise<boolean> {
+  async #tellRecord(execution: Execution, outcome: ObservedOutcome): Promise<boolean> {
     if (this.#merging >= this.#bound.maxInFlight / 2) return false
     this.#merging++
     try {
-      return await mergeOutcome(this.#ports, run, outcome, () => this.#closed)
+      return await mergeOutcome(this.#ports, execution, outcome, () => this.#closed)
     } finally {
       this.#merging--
     }

@@ -60,7 +60,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #status: number | null = null
   #reason = ''
   #headers: string[] = []
-  #said: string | null = null
+  #declaredOutcome: string | null = null
   #announced = 0
   readonly #chunks = new BodyBuffer()
   #size = 0
@@ -110,7 +110,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
 
   #takeHeaders(raw: string[]): void {
     this.#announced = Number(firstOf(raw, 'content-length') ?? 0)
-    this.#said = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
+    this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
     const describes = this.#describes()
     this.#headers = filterLines(
@@ -151,7 +151,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     let held = this.#size
     this.#settle({
       proof: 'responded',
-      said: this.#said,
+      declaredOutcome: this.#declaredOutcome,
       response: {
         status: this.#status as number,
         reason: this.#reason,
@@ -214,7 +214,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#live = live
     const begun = this.#chunks.take()
     if (begun.length > 0) live.push(begun)
-    this.#settle({ proof: 'live', why, live, said: this.#said })
+    this.#settle({ proof: 'live', why, live, declaredOutcome: this.#declaredOutcome })
   }
 
   #settle(result: Forwarded): void {

@@ -20,7 +20,7 @@ export type Forwarded =
       readonly proof: 'responded'
       readonly response: StoredResponse
       /** The upstream's own word on the outcome (`Idempotency-Outcome`), taken off the headers. */
-      readonly said: string | null
+      readonly declaredOutcome: string | null
       /** Gives back the room that the body takes. */
       readonly release: () => void
     }
@@ -28,7 +28,7 @@ export type Forwarded =
       readonly proof: 'live'
       readonly why: 'streamed' | 'too_large' | 'no_room'
       readonly live: LiveResponse
-      readonly said: string | null
+      readonly declaredOutcome: string | null
     }
   | { readonly proof: 'not_sent'; readonly reason: string }
   | {

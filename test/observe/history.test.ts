@@ -5,7 +5,7 @@ import type { RecordId } from '../../src/core/record.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { shadowObserver } from '../../src/observe/observer.ts'
-import { newTrace, type Run, type Trace } from '../../src/protect/call.ts'
+import { type Execution, newTrace, type Trace } from '../../src/protect/request.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId
@@ -22,8 +22,8 @@ function setup(note?: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
   return { history, written, lost }
 }
 
-function run(fence: number): Run {
-  return { id, attempt: { fence, attempts: 1 } } as unknown as Run
+function run(fence: number): Execution {
+  return { id, attempt: { fence, attempts: 1 } } as unknown as Execution
 }
 
 function trace(over: Partial<Trace>): Trace {

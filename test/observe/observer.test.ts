@@ -3,7 +3,7 @@ import t from 'tap'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
-import { newTrace, type Trace } from '../../src/protect/call.ts'
+import { newTrace, type Trace } from '../../src/protect/request.ts'
 
 /** The levels of the lines that these requests give. */
 function levelsOf(...traces: readonly Partial<Trace>[]): string[] {

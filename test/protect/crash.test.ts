@@ -46,7 +46,10 @@ const STORIES: readonly Story[] = [
   { name: 'the reply of the completion lost', reply: whole, faults: { 2: 'lost' } },
   { name: 'the completion dropped', reply: whole, faults: { 2: 'dropped', 3: 'down' } },
   { name: 'no byte left', reply: () => notSent },
-  { name: 'the upstream says not-applied', reply: (r) => r.responded(200, 'x', { said: 'not-applied' }) },
+  {
+    name: 'the upstream says not-applied',
+    reply: (r) => r.responded(200, 'x', { declaredOutcome: 'not-applied' }),
+  },
   {
     name: 'bytes left, no answer',
     reply: (_, executed) => {

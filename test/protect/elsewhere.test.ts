@@ -1,10 +1,10 @@
 import t from 'tap'
 import type { Rate } from '../../src/core/policy.ts'
 import { ReplayGrants } from '../../src/protect/authorize.ts'
-import type { Run } from '../../src/protect/call.ts'
 import { guard } from '../../src/protect/guard.ts'
 import { issueKey } from '../../src/protect/issue-key.ts'
 import { KeyChurn } from '../../src/protect/key-churn.ts'
+import type { Execution } from '../../src/protect/request.ts'
 import { queryStatus } from '../../src/protect/status-query.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
@@ -83,7 +83,7 @@ void t.test('§4 a key in the body', async (t) => {
       t.match(await a.get(sent), {
         status: 201,
         replayed: false,
-        marks: ['Idempotency-Status', 'ignored'],
+        proxyHeaders: ['Idempotency-Status', 'ignored'],
       })
       t.equal(a.n, n)
       t.match(a.trace, { outcome: 'passed', id: null })
@@ -100,7 +100,7 @@ void t.test('§4 a key in the body', async (t) => {
     a.script.push(stream.reply())
     t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
       live: stream,
-      marks: [],
+      proxyHeaders: [],
     })
     t.equal(a.store.calls, 0)
     t.equal(a.bytes.held, 0)
@@ -119,14 +119,14 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     await gate.reached
     t.match(await a.get(sent), {
       code: 'idempotency_key_in_progress',
-      marks: ['Idempotency-Key-Derived', 'true'],
+      proxyHeaders: ['Idempotency-Key-Derived', 'true'],
     })
     gate.open()
-    t.same(seen(await first).marks.slice(-2), ['Idempotency-Key-Derived', 'true'])
-    t.same((await a.get(sent)).marks.slice(-2), ['Idempotency-Key-Derived', 'true'])
+    t.same(seen(await first).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
+    t.same((await a.get(sent)).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
     t.equal(a.n, 1)
     t.match(await a.get({ ...sent, body: '{"order":1,"note":"b"}' }), { code: 'idempotency_key_reused' })
-    t.same((await a.get({ ...sent, key: 'own' })).marks, [], 'not of a key that the client sent')
+    t.same((await a.get({ ...sent, key: 'own' })).proxyHeaders, [], 'not of a key that the client sent')
     const derived = a.asked[0]?.headers[1] as string
     t.match(await a.get({ ...sent, key: derived, body: '{}' }), { status: 201 }, 'another record')
     t.match((await a.get({ ...sent, gone: () => true, body: '{"order":3}' })).status, null)
@@ -144,7 +144,7 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     const a = replica(t)
     await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
     const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
-    t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, marks: [] })
+    t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, proxyHeaders: [] })
     t.equal(a.trace.outcome, 'passed')
   })
   await t.test(
@@ -183,7 +183,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
     const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
     t.match(await refused(t, a, derived, 'idempotency_key_expired'), {
-      marks: ['Idempotency-Key-Derived', 'true'],
+      proxyHeaders: ['Idempotency-Key-Derived', 'true'],
     })
     t.equal(a.n, 2)
   })
@@ -515,7 +515,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
   await t.test('remembers so many', async (t) => {
     const seenKeys = new KeyChurn(() => 0)
     const run = (id: string, body: string) =>
-      ({ id, operation: { route: 'r', fingerprint: Buffer.from(body) } }) as unknown as Run
+      ({ id, operation: { route: 'r', fingerprint: Buffer.from(body) } }) as unknown as Execution
     seenKeys.saw(run('first', 'x'), ['a'])
     for (let n = 0; n < 10_000; n++) seenKeys.saw(run('a', String(n)), ['a'])
     t.equal(seenKeys.saw(run('second', 'x'), ['a']), false, 'the oldest is forgotten')
@@ -618,7 +618,7 @@ void t.test('§6 status.path', async (t) => {
     a.script.push(gate.before(() => a.responded()))
     const first = a.send({ route: policy })
     await gate.reached
-    t.match(await a.get({ route: policy }), { status: 202, marks: ['Location', '/status'] })
+    t.match(await a.get({ route: policy }), { status: 202, proxyHeaders: ['Location', '/status'] })
     gate.open()
     seen(await first)
   })

@@ -7,12 +7,19 @@ import { profileDefaults } from '../../src/core/profiles.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import { ReplayGrants } from '../../src/protect/authorize.ts'
-import type { Answer, BodyReading, Call, Observer, Run, Trace } from '../../src/protect/call.ts'
 import { guard } from '../../src/protect/guard.ts'
 import { KeyChurn } from '../../src/protect/key-churn.ts'
 import { Latency } from '../../src/protect/latency.ts'
 import { Leases } from '../../src/protect/leases.ts'
 import type { Ports } from '../../src/protect/ports.ts'
+import type {
+  Answer,
+  BodyReading,
+  Execution,
+  Observer,
+  ProtectedRequest,
+  Trace,
+} from '../../src/protect/request.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { Budget } from '../../src/runtime/budget.ts'
@@ -332,7 +339,7 @@ export class Replica {
       regenerated: new KeyChurn(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
       checkIssued: async () => options.issued ?? 'valid',
-      running: new RecordMap<Run>(),
+      running: new RecordMap<Execution>(),
       upstream: UPSTREAM,
       namespace: { service: 'default', secret: options.secret ?? null },
       unfitForStrict: () => options.unfit ?? false,
@@ -376,7 +383,7 @@ export class Replica {
     return seen(await this.send(over))
   }
 
-  call(over: Sent): Call {
+  call(over: Sent): ProtectedRequest {
     const { key = 'key-0123456789abcdef', headers = [], path = '/v1/payments', query = '' } = over
     const own = [...(key === null ? [] : ['Idempotency-Key', key]), 'Authorization', 'Bearer a', ...headers]
     return {
@@ -421,7 +428,7 @@ export class Replica {
     const bytes = Buffer.from(body)
     return {
       proof: 'responded',
-      said: null,
+      declaredOutcome: null,
       response: {
         status,
         reason: 'Made',
@@ -480,10 +487,10 @@ export interface Seen {
   readonly instance: string | null
   readonly scope: string | null
   readonly original: { readonly status: number; readonly location: string | null } | null
-  /** Everything that a client sees of a whole answer, but for the marks. */
+  /** Everything that a client sees of a whole answer, but for the proxyHeaders. */
   readonly bytes: string | null
   readonly replayed: boolean
-  readonly marks: readonly string[]
+  readonly proxyHeaders: readonly string[]
   readonly live: LiveResponse | null
 }
 
@@ -498,22 +505,22 @@ export function seen(answer: Answer): Seen {
     original: null,
     bytes: null,
     replayed: false,
-    marks: [],
+    proxyHeaders: [],
     live: null,
   }
   switch (answer.kind) {
     case 'none':
       return nothing
     case 'problem':
-      return { ...nothing, ...answer.refusal, marks: answer.marks }
+      return { ...nothing, ...answer.refusal, proxyHeaders: answer.proxyHeaders }
     case 'live':
-      return { ...nothing, status: answer.live.status, marks: answer.marks, live: answer.live }
+      return { ...nothing, status: answer.live.status, proxyHeaders: answer.proxyHeaders, live: answer.live }
     case 'response': {
       const { status, reason, headers, body, trailers } = answer.response
       answer.release()
-      const { replayed, marks } = answer
+      const { replayed, proxyHeaders } = answer
       const bytes = JSON.stringify([status, reason, headers, body.toString('latin1'), trailers])
-      return { ...nothing, status, bytes, replayed, marks }
+      return { ...nothing, status, bytes, replayed, proxyHeaders }
     }
   }
 }
@@ -543,8 +550,11 @@ export class Stream implements LiveResponse {
   abandon(): void {
     this.end('broken')
   }
-  reply(why: 'streamed' | 'too_large' | 'no_room' = 'streamed', said: string | null = null): Forwarded {
-    return { proof: 'live', why, live: this, said }
+  reply(
+    why: 'streamed' | 'too_large' | 'no_room' = 'streamed',
+    declaredOutcome: string | null = null,
+  ): Forwarded {
+    return { proof: 'live', why, live: this, declaredOutcome }
   }
 }
 

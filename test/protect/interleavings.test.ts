@@ -27,7 +27,7 @@ const REPLIES: readonly { readonly did: boolean; readonly reply: (r: Replica, n:
   { did: true, reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) },
   { did: false, reply: () => ({ proof: 'not_sent', reason: 'refused' }) },
   { did: false, reply: (r) => r.responded(429, 'slow down') },
-  { did: false, reply: (r, n) => r.responded(200, `no ${n}`, { said: 'not-applied' }) },
+  { did: false, reply: (r, n) => r.responded(200, `no ${n}`, { declaredOutcome: 'not-applied' }) },
 ]
 
 type Step =

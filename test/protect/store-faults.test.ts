@@ -281,7 +281,7 @@ void t.test(
     const a = replica(t)
     a.store.fault = () => 'down'
     const first = await a.get({ route: BYPASS })
-    t.match(first, { status: 201, marks: ['Idempotency-Status', 'bypassed'] })
+    t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'bypassed'] })
     t.match(a.trace, { outcome: 'bypassed', after: 'completed', fence: null })
     t.same(a.said('claimed'), ['error'])
     t.same(a.said('completed'), ['deferred'])
@@ -384,7 +384,7 @@ void t.test(
           const first = await a.get({ route: BYPASS })
           t.match(
             first,
-            { status: 201, marks: ['Idempotency-Status', 'bypassed'] },
+            { status: 201, proxyHeaders: ['Idempotency-Status', 'bypassed'] },
             `${op} ${fault} ${arrives}`,
           )
           t.equal(a.trace.fence, null, 'a fence that the store did not give is none')
@@ -564,7 +564,7 @@ void t.test(
         return a.responded()
       })
       const first = await a.get({ route: route({ statusHeader: true }) })
-      t.match(first, { status: 201, marks: ['Idempotency-Status', 'executed'] })
+      t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'executed'] })
       t.equal(a.trace.outcome, 'executed')
       t.same(a.said('completed'), ['deferred'])
       t.match(await a.get(), { bytes: first.bytes, replayed: true }, 'this replica holds it')
@@ -754,7 +754,7 @@ void t.test('§3 a full store takes what is executed without its body: done stay
   const policy = route({ statusHeader: true })
   const first = await a.get({ route: policy })
   t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
-  t.equal(first.marks[2], 'Idempotency-Expires')
+  t.equal(first.proxyHeaders[2], 'Idempotency-Expires')
   t.same(a.said('completed'), ['too_large'])
   t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
   t.equal(a.bytes.held, 0)
@@ -1007,7 +1007,7 @@ void t.test('a stream under bypass is settled at its end', async (t) => {
   a.store.fault = () => 'down'
   const stream = new Stream()
   a.script.push(stream.reply())
-  t.match(await a.get({ route: BYPASS }), { status: 200, marks: ['Idempotency-Status', 'bypassed'] })
+  t.match(await a.get({ route: BYPASS }), { status: 200, proxyHeaders: ['Idempotency-Status', 'bypassed'] })
   await a.get({ route: BYPASS }).then((one) => t.equal(one.code, 'idempotency_key_in_progress'))
   stream.end('complete')
   await until(() => a.ports.settler.size === 1)

@@ -361,7 +361,7 @@ void t.test('the store’s clock decides: replicas know none of their own', asyn
   store.now = 1_000_000
   const a = replica(t, { store })
   const first = await a.get({ route: route({ statusHeader: true }) })
-  t.equal(first.marks[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
+  t.equal(first.proxyHeaders[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
 })
 
 void t.test('a lease of which less than a third is over is not renewed', async (t) => {

@@ -52,12 +52,13 @@ void t.test('P16 I02 the held duplicate is told the same expiry as the first', a
   const held = a.get({ route: policy })
   await until(() => a.ports.waiters.size === 1)
   gate.open()
-  const expires = (marks: readonly string[]) => marks[marks.indexOf('Idempotency-Expires') + 1]
+  const expires = (proxyHeaders: readonly string[]) =>
+    proxyHeaders[proxyHeaders.indexOf('Idempotency-Expires') + 1]
   const first = seen(await answer)
   const second = await held
-  t.match(expires(first.marks), /^\d{4}-/)
-  t.equal(expires(second.marks), expires(first.marks))
-  t.match(second.marks, ['Idempotent-Replayed', 'true', 'Idempotency-Status', 'replayed'])
+  t.match(expires(first.proxyHeaders), /^\d{4}-/)
+  t.equal(expires(second.proxyHeaders), expires(first.proxyHeaders))
+  t.match(second.proxyHeaders, ['Idempotent-Replayed', 'true', 'Idempotency-Status', 'replayed'])
 })
 
 void t.test(

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
-import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/protect/call.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/protect/request.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
   Gate,
@@ -46,14 +46,14 @@ void t.test(
     const a = replica(t)
     a.script.push(a.responded(201, Buffer.from([0, 255, 128]), {}))
     const first = await a.get()
-    t.match(first, { status: 201, replayed: false, marks: [] })
+    t.match(first, { status: 201, replayed: false, proxyHeaders: [] })
     t.match(a.trace, { outcome: 'executed', before: 'absent', after: 'completed', status: 201 })
     const before = await a.store.dump()
     a.store.now += MINUTE
     const second = await a.get()
     t.equal(second.bytes, first.bytes)
     t.ok(second.replayed)
-    t.same(second.marks, ['Idempotent-Replayed', 'true'])
+    t.same(second.proxyHeaders, ['Idempotent-Replayed', 'true'])
     t.match(a.trace, { outcome: 'replayed', before: 'completed', after: 'completed', status: 201 })
     t.same(await a.store.dump(), before, 'T03 a replay does not prolong retention')
     t.equal(a.n, 1)
@@ -174,7 +174,7 @@ void t.test('§7 every observation becomes what the table says, and is answered 
     },
     {
       seen: 'Idempotency-Outcome: not-applied',
-      reply: (r) => r.responded(201, 'x', { said: 'not-applied' }),
+      reply: (r) => r.responded(201, 'x', { declaredOutcome: 'not-applied' }),
       answer: { status: 201, code: null },
       outcome: 'executed',
       state: 'failed_retryable',
@@ -183,7 +183,7 @@ void t.test('§7 every observation becomes what the table says, and is answered 
     },
     {
       seen: 'Idempotency-Outcome: applied',
-      reply: (r) => r.responded(502, 'x', { said: 'applied' }),
+      reply: (r) => r.responded(502, 'x', { declaredOutcome: 'applied' }),
       answer: { status: 502, code: null },
       outcome: 'executed',
       state: 'completed',
@@ -192,7 +192,7 @@ void t.test('§7 every observation becomes what the table says, and is answered 
     },
     {
       seen: 'a word that nobody knows says nothing',
-      reply: (r) => r.responded(502, 'x', { said: 'perhaps' }),
+      reply: (r) => r.responded(502, 'x', { declaredOutcome: 'perhaps' }),
       answer: { status: 502, code: null },
       outcome: 'executed',
       state: 'unknown',
@@ -250,7 +250,7 @@ void t.test(
         a.script.push(stream.reply(why))
         const first = await a.get({ route: route({ statusHeader: true }) })
         t.equal(first.live, stream)
-        t.same(first.marks, ['Idempotency-Status', 'executed'])
+        t.same(first.proxyHeaders, ['Idempotency-Status', 'executed'])
         t.match(a.trace, { outcome: 'executed', after: 'in_progress', status: 201 })
         t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
         t.equal(a.ports.leases.size, 1, 'and keeps its lease')
@@ -508,9 +508,9 @@ void t.test(
     const policy = route({ statusHeader: true })
     const first = await a.get({ route: policy })
     const expires = new Date(a.store.now + TTL).toISOString()
-    t.same(first.marks, ['Idempotency-Status', 'executed', 'Idempotency-Expires', expires])
+    t.same(first.proxyHeaders, ['Idempotency-Status', 'executed', 'Idempotency-Expires', expires])
     a.store.now += HOUR
-    t.same((await a.get({ route: policy })).marks, [
+    t.same((await a.get({ route: policy })).proxyHeaders, [
       'Idempotent-Replayed',
       'true',
       'Idempotency-Status',
@@ -520,7 +520,7 @@ void t.test(
     ])
     a.script.push(a.responded(429))
     const released = await a.get({ key: 'released', route: policy })
-    t.same(released.marks, ['Idempotency-Status', 'executed'], 'what is not kept does not expire')
+    t.same(released.proxyHeaders, ['Idempotency-Status', 'executed'], 'what is not kept does not expire')
   },
 )
 

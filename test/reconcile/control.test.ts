@@ -53,7 +53,7 @@ function begun() {
       const found = self.knows.has(key)
       return {
         proof: 'responded',
-        said: null,
+        declaredOutcome: null,
         response: {
           status: found ? 200 : 404,
           reason: '',

@@ -117,7 +117,7 @@ export class Worker {
     const bytes = Buffer.from(JSON.stringify(body))
     return {
       proof: 'responded',
-      said: null,
+      declaredOutcome: null,
       response: { status, reason: 'Said', headers: ['Content-Type', 'text/json'], body: bytes, trailers: [] },
       release: this.bytes.take(bytes.length),
     }

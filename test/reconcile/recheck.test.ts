@@ -37,7 +37,7 @@ async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy |
       const headers = ['Content-Type', 'application/json']
       return {
         proof: 'responded',
-        said: null,
+        declaredOutcome: null,
         response: { status, reason: '', headers, body: text, trailers: [] },
         release: bytes.take(text.length),
       }

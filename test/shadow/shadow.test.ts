@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import type { ShadowVerdict, Trace } from '../../src/protect/call.ts'
+import type { ShadowVerdict, Trace } from '../../src/protect/request.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'

@@ -4,7 +4,7 @@ import {
   COMPLETION_RESULTS,
   REQUEST_OUTCOMES,
   SHADOW_VERDICTS,
-} from '../../src/protect/call.ts'
+} from '../../src/protect/request.ts'
 import { RECONCILE_RESULTS } from '../../src/reconcile/ports.ts'
 import { named } from './promql.ts'
 

@@ -5,7 +5,7 @@ import type { Refusal } from '../core/refusal.ts'
 import type { LiveResponse } from '../upstream/port.ts'
 
 /** A protected request as the walk sees it: no socket, no framework. */
-export interface Call {
+export interface ProtectedRequest {
   readonly route: RoutePolicy
   readonly method: string
   /** Origin form, as sent. */
@@ -49,10 +49,10 @@ export type Answer =
       readonly response: StoredResponse
       readonly replayed: boolean
       /** Header lines of the proxy's own. */
-      readonly marks: readonly string[]
+      readonly proxyHeaders: readonly string[]
       readonly release: () => void
     }
-  | { readonly kind: 'live'; readonly live: LiveResponse; readonly marks: readonly string[] }
+  | { readonly kind: 'live'; readonly live: LiveResponse; readonly proxyHeaders: readonly string[] }
   | Problem
   /** The client is gone: nobody to answer. */
   | { readonly kind: 'none' }
@@ -60,7 +60,7 @@ export type Answer =
 export interface Problem {
   readonly kind: 'problem'
   readonly refusal: Refusal
-  readonly marks: readonly string[]
+  readonly proxyHeaders: readonly string[]
 }
 
 /** `outcome` of `idempotency_requests_total` (contract §13). */
@@ -168,7 +168,11 @@ export interface Trace {
   execution: string | null
 }
 
-export function newTrace({ route, method, traceId }: Pick<Call, 'route' | 'method' | 'traceId'>): Trace {
+export function newTrace({
+  route,
+  method,
+  traceId,
+}: Pick<ProtectedRequest, 'route' | 'method' | 'traceId'>): Trace {
   return {
     route: route.name,
     method,
@@ -194,7 +198,7 @@ export interface Observer {
   answered(trace: Trace): void
   claimed(route: string, result: ClaimResult): void
   /** An attempt is about to be sent upstream. `before`: what its claim found; null where there is no claim. */
-  began(run: Run, before: State | 'absent' | null): void
+  began(execution: Execution, before: State | 'absent' | null): void
   completed(route: string, result: CompletionResult, id: RecordId): void
   prevented(route: string): void
   retryAge(route: string, age: Millis): void
@@ -206,7 +210,7 @@ export interface Observer {
 }
 
 /** One attempt under way, or one whose outcome is still to be written. */
-export interface Run {
+export interface Execution {
   readonly id: RecordId
   readonly route: RoutePolicy
   readonly operation: Operation

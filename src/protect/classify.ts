@@ -12,7 +12,7 @@ import type {
   StoredResponse,
 } from '../core/record.ts'
 import { claimDraft, type OutcomeDraft, outcomeDraft } from '../core/settle.ts'
-import type { Run } from './call.ts'
+import type { Execution } from './request.ts'
 
 /** The head of an answer, and its body where it was kept whole. */
 interface Answered {
@@ -29,10 +29,10 @@ export function outcomeOf(
   route: RoutePolicy,
   sent: RawHeaders,
   { status, headers, body }: Answered,
-  said: string | null,
+  declaredOutcome: string | null,
   result: CompletedResponse,
 ): Outcome {
-  const word = WORDS.get(said)
+  const word = WORDS.get(declaredOutcome)
   const deferral =
     word === undefined ? deferralOf({ status, headers, body: body ?? null }, route, sent) : null
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(status) }
@@ -109,10 +109,10 @@ function asRecord(draft: RecordDraft, leaseUntil: Millis): IdempotencyRecord {
 }
 
 /**
- * The record of a run on this replica, without asking the store: as if its lease had just been renewed, or as its outcome leaves
+ * The record of an execution on this replica, without asking the store: as if its lease had just been renewed, or as its outcome leaves
  * it.
  */
-export function runningRecord({ operation, attempt, createdAt, route, ended }: Run): IdempotencyRecord {
+export function runningRecord({ operation, attempt, createdAt, route, ended }: Execution): IdempotencyRecord {
   return ended === null
     ? asRecord(claimDraft(operation, attempt), route.lease)
     : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
