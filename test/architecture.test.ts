@@ -33,7 +33,7 @@ function read(path: string): Module {
 }
 
 const modules = readdirSync(SRC, { recursive: true, encoding: 'utf8' })
-  .filter((path) => path.endsWith('.ts'))
+  .filter((path) => path.endsWith('.ts') && !path.endsWith('.d.ts'))
   .sort()
   .map(read)
 
@@ -56,7 +56,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   protect: [...PORTS],
   // Decides beside traffic that passes, by the steps of the guard.
   shadow: ['protect', ...PORTS],
-  reconcile: [...PORTS],
+  reconcile: ['protect/outcomes.ts', ...PORTS],
   admin: [
     'protect',
     ...PORTS,
@@ -72,6 +72,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   http: ['protect', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
     'protect/request.ts',
+    'protect/outcomes.ts',
     'reconcile/ports.ts',
     'reconcile/reconciler.ts',
     'store/breaker.ts',
@@ -96,7 +97,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'version',
   ],
   // Of main its `serve` alone; the rest look from outside.
-  commands: ['main', 'admin', 'describe', 'store', 'config', 'observe', 'version'],
+  commands: ['main', 'admin', 'protect/outcomes.ts', 'describe', 'store', 'config', 'observe', 'version'],
   cli: ['commands'],
   version: [],
 }

@@ -11,8 +11,13 @@ import { classify, profileDefaults } from '../src/core/profiles.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/response-digest.ts'
 import { METRICS } from '../src/observe/metrics.ts'
-import { SHADOW_VERDICTS } from '../src/protect/request.ts'
-import { RECONCILE_RESULTS } from '../src/reconcile/ports.ts'
+import {
+  CLAIM_RESULTS,
+  COMPLETION_RESULTS,
+  RECONCILE_RESULTS,
+  REQUEST_OUTCOMES,
+  SHADOW_VERDICTS,
+} from '../src/protect/outcomes.ts'
 import { configurationDoc } from './support/configuration-doc.ts'
 
 /** The rows of a Markdown file's tables, cells without backticks. */
@@ -34,6 +39,11 @@ t.test('docs/errors.md lists every answer of the proxy with its status and advic
   t.same(told, known)
 })
 
+/** The rows that a table of outcomes makes. */
+function rowsOf(table: Readonly<Record<string, { readonly says: string }>>): string[][] {
+  return Object.entries(table).map(([name, { says }]) => [name, says])
+}
+
 t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in order', async (t) => {
   const known = Object.entries(METRICS).map(([name, { kind, labels, help }]) => [
     name,
@@ -41,22 +51,19 @@ t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in
     labels.join(', '),
     help,
   ])
-  t.same(rows('docs/metrics.md'), known)
+  const values = [REQUEST_OUTCOMES, CLAIM_RESULTS, COMPLETION_RESULTS].flatMap(rowsOf)
+  t.same(rows('docs/metrics.md'), [...known, ...values])
 })
 
 t.test('docs/shadow.md says when every verdict is given, and what is not compared', async (t) => {
-  t.same(
-    rows('docs/shadow.md').map(([verdict]) => verdict),
-    SHADOW_VERDICTS,
-  )
+  t.same(rows('docs/shadow.md'), rowsOf(SHADOW_VERDICTS))
   const text = readFileSync(new URL('../docs/shadow.md', import.meta.url), 'utf8').toLowerCase()
   for (const name of ALWAYS_DIFFERENT) t.ok(text.includes(`\`${name}\``), name)
   for (const name of SHADOW_FIGURES) t.ok(text.includes(` ${name.toLowerCase()}`), name)
 })
 
 t.test('docs/reconciliation.md says when every result is counted', async (t) => {
-  const told = rows('docs/reconciliation.md').flatMap(([results = '']) => results.split(', '))
-  t.same(told, RECONCILE_RESULTS)
+  t.same(rows('docs/reconciliation.md'), rowsOf(RECONCILE_RESULTS))
 })
 
 t.test('docs/configuration.md is what the schema says', async (t) => {

@@ -2,11 +2,10 @@ import type { Dashboard } from '@grafana/grafana-foundation-sdk/dashboard'
 import { dashboard, type Row } from './frame.ts'
 import { PROCESS, STORE } from './machinery.ts'
 import { graph, stat } from './panels.ts'
-import { increase, of, ofProcess, quantile, rate, shared, some } from './queries.ts'
+import { anyOf, increase, of, ofProcess, quantile, rate, shared, some } from './queries.ts'
 
-/** Answers of the proxy's own that say that something is wrong, beside misuse of keys (dashboard Safety). */
-const ERRORS =
-  'outcome=~"store_unavailable|upstream_.+|overloaded|rate_limited|request_.+|response_unavailable|replay_forbidden"'
+/** Faults of the proxy, its store and its upstream. Clients' are on the dashboard Safety. */
+const ERRORS = anyOf('error')
 
 const GLANCE: Row = {
   title: 'At a glance',

@@ -2,6 +2,7 @@
  * PromQL of the dashboards. A metric that the proxy does not have is a compile error here.
  */
 import { METRICS, type MetricName } from '../../src/observe/metrics.ts'
+import { namesOf, REQUEST_OUTCOMES, type RequestOutcome } from '../../src/protect/outcomes.ts'
 
 /** Which replicas the viewer looks at. */
 const REPLICAS = 'job=~"$job", namespace=~"$namespace", instance=~"$instance"'
@@ -34,6 +35,14 @@ export function increase(metric: MetricName, by = '', matchers = ''): string {
 export function quantile(share: number, metric: MetricName, by: string, matchers = ''): string {
   const labels = by === '' ? 'le' : `le, ${by}`
   return `histogram_quantile(${share}, ${rate(metric, labels, matchers, '_bucket')})`
+}
+
+/** The matcher of a group of outcomes of `idempotency_requests_total`. */
+export function anyOf(group: 'client' | 'error', except?: RequestOutcome): string {
+  const names = namesOf(REQUEST_OUTCOMES).filter(
+    (name) => REQUEST_OUTCOMES[name].group === group && name !== except,
+  )
+  return `outcome=~"${names.join('|')}"`
 }
 
 /** Series that have something to say: every counter begins at 0. */

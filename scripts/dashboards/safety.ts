@@ -1,7 +1,7 @@
 import type { Dashboard } from '@grafana/grafana-foundation-sdk/dashboard'
 import { dashboard, type Row } from './frame.ts'
 import { buckets, graph, stat } from './panels.ts'
-import { increase, of, quantile, rate, shared, some } from './queries.ts'
+import { anyOf, increase, of, quantile, rate, shared, some } from './queries.ts'
 
 const protectedRequests = some(rate('idempotency_requests_total', 'route', 'outcome!="passed"'))
 
@@ -224,13 +224,7 @@ const MISUSE: Row = {
       width: 8,
       queries: [
         {
-          expr: some(
-            rate(
-              'idempotency_requests_total',
-              'outcome, route',
-              'outcome=~"key_missing|key_invalid|caller_missing"',
-            ),
-          ),
+          expr: some(rate('idempotency_requests_total', 'outcome, route', anyOf('client', 'misuse'))),
           legend: '{{outcome}} {{route}}',
         },
       ],

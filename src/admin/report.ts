@@ -1,5 +1,6 @@
 import { parseDuration } from '../config/units.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import { isPrevented } from '../protect/outcomes.ts'
 import { CorruptRecord, type KeptNote } from '../store/register.ts'
 import { type AdminAnswer, ok, problem } from './answers.ts'
 import type { AdminPorts, AdminRequest, CounterSample } from './ports.ts'
@@ -21,8 +22,6 @@ import { time } from './view.ts'
 const HOUR: Millis = 3_600_000
 const DAY: Millis = 24 * HOUR
 
-/** What a history calls retries that were not executed. */
-const PREVENTED = new Set(['replayed', 'waited', 'in_progress', 'unknown', 'response_unavailable', 'expired'])
 const REPLAYED = new Set(['replayed', 'waited'])
 
 /** GET /v1/report */
@@ -152,7 +151,7 @@ function countRecord(
   for (const { tag, count } of notes) {
     const [event = '', of = ''] = tag.split(':', 2)
     if (REPLAYED.has(event)) row.replayed += count
-    if (PREVENTED.has(event)) row.prevented += count
+    if (isPrevented(event)) row.prevented += count
     if (event === 'shadowed' && isDuplicate(of)) row.attempts += count
     if (event === 'misuse') row.misuse += count
     if (event === 'settled' && of === 'recovered') row.recovered += count

@@ -1,5 +1,5 @@
 import { type Static, Type } from 'typebox'
-import { SHADOW_VERDICTS } from '../protect/request.ts'
+import { SHADOW_VERDICTS } from '../protect/outcomes.ts'
 
 const count = (description: string) => Type.Integer({ minimum: 0, description })
 
@@ -23,7 +23,9 @@ export const shadowRow = Type.Object(
     route: Type.String({ description: 'Name of the route.' }),
     ...figures,
     verdicts: Type.Object(
-      Object.fromEntries(SHADOW_VERDICTS.map((verdict) => [verdict, count('By verdict: docs/shadow.md.')])),
+      Object.fromEntries(
+        Object.entries(SHADOW_VERDICTS).map(([verdict, { says }]) => [verdict, count(says)]),
+      ),
       { additionalProperties: false, description: 'Of all requests.' },
     ),
   },

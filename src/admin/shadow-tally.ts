@@ -1,33 +1,6 @@
 import type { Millis } from '../core/record.ts'
-import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/request.ts'
+import { namesOf, SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
 import { SHADOW_FIGURES, type ShadowRow } from './shadow-schema.ts'
-
-/** What `enforce` would have done with a request of that verdict. */
-const EFFECT: Readonly<Record<ShadowVerdict, 'executed' | 'prevented' | 'refused' | 'unjudged'>> = {
-  first: 'executed',
-  retry: 'executed',
-  replay_same: 'prevented',
-  replay_differs: 'prevented',
-  not_compared: 'prevented',
-  response_unavailable: 'prevented',
-  in_progress: 'prevented',
-  waited: 'prevented',
-  unknown: 'prevented',
-  misuse: 'refused',
-  expired: 'prevented',
-  passed: 'executed',
-  key_missing: 'refused',
-  key_invalid: 'refused',
-  caller_missing: 'refused',
-  request_too_large: 'refused',
-  request_aborted: 'unjudged',
-  rate_limited: 'refused',
-  overloaded: 'unjudged',
-  store_unavailable: 'unjudged',
-  upstream_unreachable: 'executed',
-  upstream_failed: 'executed',
-  error: 'unjudged',
-}
 
 const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retriedIn1d'])[] = [
   [60_000, 'retriedIn1m'],
@@ -37,7 +10,7 @@ const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retried
 
 /** It had been executed, or was being, and `enforce` would not have executed it again. */
 export function isDuplicate(verdict: unknown): boolean {
-  return typeof verdict === 'string' && isVerdict(verdict) && EFFECT[verdict] === 'prevented'
+  return typeof verdict === 'string' && isVerdict(verdict) && SHADOW_VERDICTS[verdict].effect === 'prevented'
 }
 
 type Row = { -readonly [K in keyof ShadowRow]: ShadowRow[K] }
@@ -50,7 +23,7 @@ export class ShadowTally {
     if (!isVerdict(verdict)) return
     const row = this.#row(route)
     row.requests += count
-    row[EFFECT[verdict]] += count
+    row[SHADOW_VERDICTS[verdict].effect] += count
     if (verdict === 'replay_differs') row.differed += count
     row.verdicts[verdict] = (row.verdicts[verdict] ?? 0) + count
   }
@@ -78,7 +51,7 @@ export class ShadowTally {
       row = {
         route,
         ...(Object.fromEntries(SHADOW_FIGURES.map((name) => [name, 0])) as Omit<Row, 'route' | 'verdicts'>),
-        verdicts: Object.fromEntries(SHADOW_VERDICTS.map((verdict) => [verdict, 0])),
+        verdicts: Object.fromEntries(namesOf(SHADOW_VERDICTS).map((verdict) => [verdict, 0])),
       }
       this.#rows.set(route, row)
     }
@@ -87,7 +60,7 @@ export class ShadowTally {
 }
 
 export function isVerdict(text: string): text is ShadowVerdict {
-  return Object.hasOwn(EFFECT, text)
+  return Object.hasOwn(SHADOW_VERDICTS, text)
 }
 
 /** The same from the counters and the retry ages of a process. */

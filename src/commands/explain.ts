@@ -1,4 +1,5 @@
 import type { FullView, HistoryView } from '../admin/schemas.ts'
+import { REQUEST_OUTCOMES } from '../protect/outcomes.ts'
 import { counted, times } from './terminal.ts'
 
 /** A record for people: whether it was executed and how often, and what to do now. Sentences. */
@@ -12,16 +13,6 @@ export interface RouteFacts {
   readonly mode: string
   readonly onLeaseExpired: string
 }
-
-/** Requests that were answered without being executed, by how the history names them. */
-const DUPLICATES: readonly (readonly [string, string])[] = [
-  ['replayed', 'with the stored answer'],
-  ['waited', 'with the stored answer, after waiting for it'],
-  ['in_progress', 'that it is still running'],
-  ['unknown', 'that the outcome is unknown'],
-  ['response_unavailable', 'that it was done, without the answer'],
-  ['expired', 'that it was done, and the answer is no longer kept'],
-]
 
 /**
  * What happened to a record, from what it says and from its history. `route`: null where its settings are not known.
@@ -134,12 +125,15 @@ function asked({ reconciliation }: FullView): string[] {
 }
 
 function duplicates({ history }: FullView): string[] {
-  const parts = DUPLICATES.map(([event, told]) => ({ told, count: countOf(history, event) })).filter(
-    ({ count }) => count > 0,
-  )
+  const parts = Object.entries(REQUEST_OUTCOMES)
+    .flatMap(([event, { retry, group }]) =>
+      retry === undefined ? [] : [{ retry, served: group === 'served', count: countOf(history, event) }],
+    )
+    .filter(({ count }) => count > 0)
+    .toSorted((a, b) => Number(b.served) - Number(a.served))
   const all = parts.reduce((sum, { count }) => sum + count, 0)
   const misuse = countOf(history, 'misuse')
-  const each = parts.map(({ told, count }) => `${count} ${told}`).join(', ')
+  const each = parts.map(({ retry, count }) => `${count} ${retry}`).join(', ')
   return [
     ...(all === 0
       ? []

@@ -1,5 +1,6 @@
 import type { Millis, RecordId, State } from '../core/record.ts'
-import type { CompletionResult, Execution, Trace } from '../protect/request.ts'
+import type { CompletionResult } from '../protect/outcomes.ts'
+import type { Execution, Trace } from '../protect/request.ts'
 import type { Note } from '../store/register.ts'
 
 /** Long enough that a usual request is one line, short enough that a crash leaves the claims of what took long. */

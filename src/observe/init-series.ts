@@ -1,7 +1,13 @@
 import type { Config } from '../config/config.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { CLAIM_RESULTS, COMPLETION_RESULTS, type RequestOutcome } from '../protect/request.ts'
-import { RECONCILE_RESULTS } from '../reconcile/ports.ts'
+import {
+  CLAIM_RESULTS,
+  COMPLETION_RESULTS,
+  namesOf,
+  RECONCILE_RESULTS,
+  REQUEST_OUTCOMES,
+  type RequestOutcome,
+} from '../protect/outcomes.ts'
 import type { Metrics } from './metrics.ts'
 
 /**
@@ -28,51 +34,22 @@ function tellRoute(metrics: Metrics, policy: RoutePolicy): void {
   if (mode === 'off' || key.presence === 'ignored') return
   metrics.set('idempotency_retention_seconds', { route }, ttl / 1000)
   metrics.count('idempotency_regenerated_keys_total', { route }, 0)
-  for (const result of COMPLETION_RESULTS)
+  for (const result of namesOf(COMPLETION_RESULTS))
     metrics.count('idempotency_completions_total', { route, result }, 0)
   if (policy.reconcile !== null)
-    for (const result of RECONCILE_RESULTS) metrics.count('idempotency_reconcile_total', { route, result }, 0)
+    for (const result of namesOf(RECONCILE_RESULTS))
+      metrics.count('idempotency_reconcile_total', { route, result }, 0)
   // Shadow mode claims without protecting anybody: its verdicts are counted alone.
   if (mode === 'shadow') return
   metrics.count('idempotency_duplicates_prevented_total', { route }, 0)
-  for (const result of CLAIM_RESULTS) metrics.count('idempotency_claims_total', { route, result }, 0)
+  for (const result of namesOf(CLAIM_RESULTS)) metrics.count('idempotency_claims_total', { route, result }, 0)
 }
 
 function tellOutcomes(metrics: Metrics, route: string, outcomes: readonly RequestOutcome[]): void {
   for (const outcome of outcomes) metrics.count('idempotency_requests_total', { route, outcome }, 0)
 }
 
-/** Of every route that protects. */
-const ALWAYS: readonly RequestOutcome[] = [
-  'executed',
-  'replayed',
-  'in_progress',
-  'misuse',
-  'key_invalid',
-  'unknown',
-  'response_unavailable',
-  'store_unavailable',
-  'upstream_unreachable',
-  'upstream_failed',
-  'upstream_timeout',
-  'request_too_large',
-  'request_timeout',
-  'overloaded',
-]
-
 function possibleOutcomes(policy: RoutePolicy): RequestOutcome[] {
-  const { mode, key, scope, inFlight, tombstone, limits } = policy
-  if (mode !== 'enforce' || key.presence === 'ignored') return ['passed']
-  const sometimes: readonly (readonly [RequestOutcome, boolean])[] = [
-    ['passed', key.presence === 'optional'],
-    ['key_missing', key.presence === 'required'],
-    ['caller_missing', scope.caller.length > 0],
-    ['waited', inFlight.mode === 'wait'],
-    ['expired', tombstone > 0],
-    ['bypassed', policy.onStoreUnavailable === 'bypass'],
-    ['upstream_slow', policy.respondWithin !== null],
-    ['rate_limited', limits.newKeys !== null],
-    ['replay_forbidden', policy.authorizeReplay !== null],
-  ]
-  return [...ALWAYS, ...sometimes.flatMap(([outcome, isPossible]) => (isPossible ? [outcome] : []))]
+  if (policy.mode !== 'enforce' || policy.key.presence === 'ignored') return ['passed']
+  return namesOf(REQUEST_OUTCOMES).filter((outcome) => REQUEST_OUTCOMES[outcome].when?.(policy) ?? true)
 }

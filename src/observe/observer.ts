@@ -1,18 +1,10 @@
 import { type RecordId, shortId } from '../core/record.ts'
-import type { Observer, RequestOutcome, ShadowVerdict, Trace } from '../protect/request.ts'
+import { REQUEST_OUTCOMES, type ShadowVerdict } from '../protect/outcomes.ts'
+import type { Observer, Trace } from '../protect/request.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
 import type { History } from './history.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-
-/** Answers of the upstream. How long a refusal took says little: the counters have them, and the log. */
-const TIMED: ReadonlySet<string> = new Set<RequestOutcome>([
-  'executed',
-  'replayed',
-  'waited',
-  'bypassed',
-  'passed',
-])
 
 /**
  * The walk's events → metrics, one log line per protected request (contract §13, §14), and the records' histories. Never a
@@ -38,7 +30,8 @@ export function observer(
       const duration = performance.now() - trace.startedAt
       if (trace.outcome !== null) {
         metrics.count('idempotency_requests_total', { route, outcome })
-        if (TIMED.has(outcome))
+        // How long a refusal took says little.
+        if (REQUEST_OUTCOMES[trace.outcome].group === 'served')
           metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
         if (outcome === 'executed' || outcome === 'replayed') {
           const overhead = Math.max(0, duration - trace.upstreamMs) / 1000

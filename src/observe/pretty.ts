@@ -1,12 +1,10 @@
 import { withoutUnseen } from '../core/unseen.ts'
+import { REQUEST_OUTCOMES, type RequestOutcome } from '../protect/outcomes.ts'
 
 type Line = Readonly<Record<string, unknown>>
 
 const COLORS = { dim: 2, red: 31, green: 32, yellow: 33 } as const
 type Paint = (color: keyof typeof COLORS, text: string) => string
-
-/** Outcomes that a client wanted. */
-const GOOD = ['executed', 'replayed', 'waited', 'passed', 'bypassed']
 
 /**
  * Turns a JSON line of the log into one for people (contract §14), times in UTC as in the JSON:
@@ -37,13 +35,17 @@ function requestParts(line: Line, msg: string, paint: Paint): string[] {
   const result = text(msg === 'shadow' ? `shadow: ${text(verdict)}` : outcome)
   return [
     `${text(method)} ${text(route)}`,
-    msg === 'shadow' ? result : paint(GOOD.includes(result) ? 'green' : 'yellow', result),
+    msg === 'shadow' ? result : paint(isServed(result) ? 'green' : 'yellow', result),
     ...(status == null ? [] : [text(status)]),
     `${rounded(Number(ms))} ms${spent.length === 0 ? '' : ` (${spent.join(', ')})`}`,
     ...(record == null ? [] : [text(record)]),
     ...(after == null || before === after ? [] : [`${text(before ?? 'none')} → ${text(after)}`]),
     ...members(rest),
   ]
+}
+
+function isServed(outcome: string): boolean {
+  return REQUEST_OUTCOMES[outcome as RequestOutcome]?.group === 'served'
 }
 
 function otherParts({ err, ...line }: Line, msg: unknown): string[] {

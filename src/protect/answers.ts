@@ -6,15 +6,8 @@ import type { Budget } from '../runtime/budget.ts'
 import type { Existing } from './claim.ts'
 import { replayable } from './classify.ts'
 import type { Latency } from './latency.ts'
-import type {
-  Answer,
-  BodyReading,
-  Observer,
-  Problem,
-  ProtectedRequest,
-  RequestOutcome,
-  Trace,
-} from './request.ts'
+import type { RequestOutcome } from './outcomes.ts'
+import type { Answer, BodyReading, Observer, Problem, ProtectedRequest, Trace } from './request.ts'
 
 /** What answering needs of the walk's ports. */
 export interface AnswerPorts {

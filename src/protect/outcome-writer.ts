@@ -5,7 +5,8 @@ import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, StoreFull } from '../store/register.ts'
 import { heldRecord, withoutBody } from './classify.ts'
-import type { CompletionResult, Observer } from './request.ts'
+import type { CompletionResult } from './outcomes.ts'
+import type { Observer } from './request.ts'
 
 export interface Settled {
   readonly state: State

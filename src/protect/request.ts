@@ -3,6 +3,7 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { Attempt, Millis, Operation, Outcome, RecordId, State, StoredResponse } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
 import type { LiveResponse } from '../upstream/port.ts'
+import type { ClaimResult, CompletionResult, RequestOutcome } from './outcomes.ts'
 
 /** A protected request as the walk sees it: no socket, no framework. */
 export interface ProtectedRequest {
@@ -62,87 +63,6 @@ export interface Problem {
   readonly refusal: Refusal
   readonly proxyHeaders: readonly string[]
 }
-
-/** `outcome` of `idempotency_requests_total` (contract §13). */
-export const REQUEST_OUTCOMES = [
-  'executed',
-  'replayed',
-  'in_progress',
-  'waited',
-  'misuse',
-  'key_missing',
-  'key_invalid',
-  'unknown',
-  'response_unavailable',
-  'expired',
-  'store_unavailable',
-  'bypassed',
-  'upstream_unreachable',
-  'upstream_failed',
-  'upstream_timeout',
-  'upstream_slow',
-  'caller_missing',
-  'request_too_large',
-  'request_timeout',
-  'rate_limited',
-  'replay_forbidden',
-  'overloaded',
-  'passed',
-] as const
-export type RequestOutcome = (typeof REQUEST_OUTCOMES)[number]
-
-export const CLAIM_RESULTS = [
-  'created',
-  'replay',
-  'in_progress',
-  'key_misuse',
-  'failed_retry',
-  'unknown',
-  'error',
-] as const
-export type ClaimResult = (typeof CLAIM_RESULTS)[number]
-
-export const COMPLETION_RESULTS = [
-  'stored',
-  'released',
-  'unknown',
-  'too_large',
-  'stale',
-  'recovered',
-  'deferred',
-] as const
-export type CompletionResult = (typeof COMPLETION_RESULTS)[number]
-
-/**
- * `verdict` of `idempotency_shadow_total`: what `enforce` would have done with a request that shadow mode forwarded
- * (docs/shadow.md says when each is given).
- */
-export const SHADOW_VERDICTS = [
-  'first',
-  'retry',
-  'replay_same',
-  'replay_differs',
-  'not_compared',
-  'response_unavailable',
-  'in_progress',
-  'waited',
-  'unknown',
-  'misuse',
-  'expired',
-  'passed',
-  'key_missing',
-  'key_invalid',
-  'caller_missing',
-  'request_too_large',
-  'request_aborted',
-  'rate_limited',
-  'overloaded',
-  'store_unavailable',
-  'upstream_unreachable',
-  'upstream_failed',
-  'error',
-] as const
-export type ShadowVerdict = (typeof SHADOW_VERDICTS)[number]
 
 /** What the log line and the metrics of one protected request are made of. Filled in along the walk. */
 export interface Trace {

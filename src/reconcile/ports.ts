@@ -3,19 +3,9 @@ import type { Proof } from '../core/proof.ts'
 import type { ReconcilePolicy } from '../core/reconcile/answer.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import type { StoreClock } from '../core/store-clock.ts'
+import type { ReconcileResult } from '../protect/outcomes.ts'
 import type { Records } from '../store/records.ts'
 import type { Forward } from '../upstream/port.ts'
-
-/** `result` of `idempotency_reconcile_total` (contract §13; docs/reconciliation.md says when each is counted). */
-export const RECONCILE_RESULTS = [
-  'scheduled',
-  'completed',
-  'retryable',
-  'pending',
-  'failed',
-  'dead_lettered',
-] as const
-export type ReconcileResult = (typeof RECONCILE_RESULTS)[number]
 
 /** Hears what becomes of unresolved records; must not throw. */
 export interface ReconcileObserver {

@@ -1,6 +1,7 @@
 import type { Outcome, StoredResponse } from '../core/record.ts'
 import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/classify.ts'
-import type { ProtectedRequest, ShadowVerdict } from '../protect/request.ts'
+import type { ShadowVerdict } from '../protect/outcomes.ts'
+import type { ProtectedRequest } from '../protect/request.ts'
 import { shared } from '../runtime/budget.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 

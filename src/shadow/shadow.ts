@@ -6,15 +6,9 @@ import type { Execute, Existing } from '../protect/claim.ts'
 import { keepsBody, replayable, unknownBecause } from '../protect/classify.ts'
 import { finish } from '../protect/execute.ts'
 import { type Identified, identify, readHead } from '../protect/identify.ts'
+import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
 import type { Ports } from '../protect/ports.ts'
-import {
-  type Execution,
-  newTrace,
-  type ProtectedRequest,
-  SHADOW_VERDICTS,
-  type ShadowVerdict,
-  type Trace,
-} from '../protect/request.ts'
+import { type Execution, newTrace, type ProtectedRequest, type Trace } from '../protect/request.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
@@ -323,5 +317,5 @@ async function compare(first: ResponseDigest, hear: Hear, tell: Tell): Promise<v
 
 /** The walk's refusal, as it told it. */
 function verdictOf({ outcome }: Trace): ShadowVerdict {
-  return SHADOW_VERDICTS.find((verdict) => verdict === outcome) ?? 'error'
+  return outcome !== null && outcome in SHADOW_VERDICTS ? (outcome as ShadowVerdict) : 'error'
 }

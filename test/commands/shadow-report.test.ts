@@ -8,7 +8,7 @@ import { SCHEMAS } from '../../src/admin/schemas.ts'
 import type { ShadowRow } from '../../src/admin/shadow-schema.ts'
 import { isDuplicate, isVerdict } from '../../src/admin/shadow-tally.ts'
 import type { ShadowReport } from '../../src/commands/shadow-log.ts'
-import { SHADOW_VERDICTS } from '../../src/protect/request.ts'
+import { namesOf, SHADOW_VERDICTS } from '../../src/protect/outcomes.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
@@ -32,7 +32,7 @@ function row(route: string, figures: object, verdicts: object): ShadowRow {
     retriedIn1d: 0,
     retriedLater: 0,
     ...figures,
-    verdicts: { ...Object.fromEntries(SHADOW_VERDICTS.map((name) => [name, 0])), ...verdicts },
+    verdicts: { ...Object.fromEntries(namesOf(SHADOW_VERDICTS).map((name) => [name, 0])), ...verdicts },
   }
 }
 
@@ -212,7 +212,7 @@ void t.test('a route of the log reaches a terminal as text alone', async (t) => 
 })
 
 void t.test('every verdict has an effect; what cannot be read is told', async (t) => {
-  t.ok(SHADOW_VERDICTS.every(isVerdict))
+  t.ok(namesOf(SHADOW_VERDICTS).every(isVerdict))
   t.notOk(isVerdict('toString'))
   const none = join(tempDir(t), 'none')
   t.match(await command(['report', '--log', none]), { code: 1, out: '', err: /ENOENT/ })
@@ -289,7 +289,7 @@ void t.test(
 )
 
 void t.test('what counts as a duplicate is what enforce would have answered without executing', async (t) => {
-  const duplicates = SHADOW_VERDICTS.filter(isDuplicate)
+  const duplicates = namesOf(SHADOW_VERDICTS).filter(isDuplicate)
   t.equal(
     duplicates.join(),
     'replay_same,replay_differs,not_compared,response_unavailable,in_progress,waited,unknown,expired',

@@ -190,8 +190,8 @@ scenario(
     await page.getByText('A retry was told that the outcome is unknown').waitFor()
     t.same(await page.locator('.history .event').allInnerTexts(), [
       'Claimed, and sent to the upstream',
-      'Written down as unknown',
-      'The client was told: the upstream broke off',
+      'Recorded as unknown',
+      'Sent, but the upstream broke off its response',
       'A retry was told that the outcome is unknown',
     ])
     await page.getByRole('button', { name: 'Resolve…' }).click()

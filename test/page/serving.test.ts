@@ -62,7 +62,10 @@ void t.test('every file of the page is served, and it asks for no other', async 
   const served = readPage()
   t.same(
     [...served.keys()].map((path) => (path === '/' ? 'index.html' : path.slice(1))).sort(),
-    readdirSync(FOLDER).sort(),
+    // What is made of the tables in src is declared here.
+    readdirSync(FOLDER)
+      .map((name) => name.replace(/\.d\.ts$/, '.js'))
+      .sort(),
   )
   for (const name of readdirSync(FOLDER)) {
     const text = readFileSync(new URL(name, FOLDER), 'utf8')

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
-import { CLAIM_RESULTS, COMPLETION_RESULTS, REQUEST_OUTCOMES } from '../../src/protect/request.ts'
+import { CLAIM_RESULTS, COMPLETION_RESULTS, namesOf, REQUEST_OUTCOMES } from '../../src/protect/outcomes.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
   Gate,
@@ -729,8 +729,8 @@ void t.test('§13 the words that the walk counts by are the contract’s', (t) =
     completion: 'stored, released, unknown, too_large, stale, recovered, deferred',
   }
   const words = (text: string) => text.split(/,\s*/)
-  t.same(REQUEST_OUTCOMES, words(contract.outcome))
-  t.same(CLAIM_RESULTS, words(contract.claim))
-  t.same(COMPLETION_RESULTS, words(contract.completion))
+  t.same(namesOf(REQUEST_OUTCOMES), words(contract.outcome))
+  t.same(namesOf(CLAIM_RESULTS), words(contract.claim))
+  t.same(namesOf(COMPLETION_RESULTS), words(contract.completion))
   t.end()
 })

@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import type { ShadowVerdict, Trace } from '../../src/protect/request.ts'
+import type { ShadowVerdict } from '../../src/protect/outcomes.ts'
+import type { Trace } from '../../src/protect/request.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'

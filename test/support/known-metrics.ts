@@ -2,10 +2,11 @@ import { METRICS, type MetricName } from '../../src/observe/metrics.ts'
 import {
   CLAIM_RESULTS,
   COMPLETION_RESULTS,
+  namesOf,
+  RECONCILE_RESULTS,
   REQUEST_OUTCOMES,
   SHADOW_VERDICTS,
-} from '../../src/protect/request.ts'
-import { RECONCILE_RESULTS } from '../../src/reconcile/ports.ts'
+} from '../../src/protect/outcomes.ts'
 import { named } from './promql.ts'
 
 /** Labels that Prometheus or Kubernetes puts on every series. */
@@ -21,14 +22,14 @@ const OTHERS = [
 
 /** Values of labels that are a closed list. */
 const VALUES: Readonly<Record<string, readonly string[]>> = {
-  'idempotency_requests_total outcome': REQUEST_OUTCOMES,
-  'idempotency_request_duration_seconds outcome': REQUEST_OUTCOMES,
-  'idempotency_overhead_seconds outcome': REQUEST_OUTCOMES,
-  'idempotency_claims_total result': CLAIM_RESULTS,
-  'idempotency_completions_total result': COMPLETION_RESULTS,
-  'idempotency_reconcile_total result': RECONCILE_RESULTS,
+  'idempotency_requests_total outcome': namesOf(REQUEST_OUTCOMES),
+  'idempotency_request_duration_seconds outcome': namesOf(REQUEST_OUTCOMES),
+  'idempotency_overhead_seconds outcome': namesOf(REQUEST_OUTCOMES),
+  'idempotency_claims_total result': namesOf(CLAIM_RESULTS),
+  'idempotency_completions_total result': namesOf(COMPLETION_RESULTS),
+  'idempotency_reconcile_total result': namesOf(RECONCILE_RESULTS),
   'idempotency_records state': ['unknown', 'dead_lettered'],
-  'idempotency_shadow_total verdict': SHADOW_VERDICTS,
+  'idempotency_shadow_total verdict': namesOf(SHADOW_VERDICTS),
 }
 
 /** What a query names that no proxy has: metrics, labels, values. */

@@ -1,5 +1,7 @@
 /** What records and their histories say, in sentences. Times are of the store's clock. */
 
+import { EVENTS, RECONCILED, SETTLED } from './outcomes.js'
+
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
 /** @typedef {import('../schemas.ts').FullView} FullView */
 /** @typedef {import('../schemas.ts').HistoryView} HistoryView */
@@ -171,48 +173,6 @@ export function attempts({ attempts: count, shadowed }, route) {
     : `${count} attempts: each later one began because the one before was known, decided or allowed by the route to count as not done. The history says which.`
 }
 
-/** @type {Readonly<Record<string, string>>} */
-const EVENTS = {
-  claimed: 'Claimed, and sent to the upstream',
-  executed: 'Executed: the upstream answered',
-  replayed: 'A retry got the stored answer',
-  waited: 'A duplicate waited, and got the answer',
-  in_progress: 'A duplicate came while it was running',
-  misuse: 'The key came with another payload, and was refused',
-  unknown: 'A retry was told that the outcome is unknown',
-  response_unavailable: 'A retry was told that it is done, without the answer',
-  expired: 'A retry was told that the key has expired',
-  store_unavailable: 'A request was refused: the store was unavailable',
-  bypassed: 'Executed without the store',
-  upstream_unreachable: 'The client was told: the upstream cannot be reached; nothing was sent',
-  upstream_failed: 'The client was told: the upstream broke off',
-  upstream_timeout: 'The client was told: no answer of the upstream in time',
-  upstream_slow: 'The client was answered early; the upstream was still working',
-  overloaded: 'A request was refused: the proxy was full',
-  replay_forbidden: 'A retry was refused: its caller may not see the answer',
-  aborted: 'The client went away',
-  lease_expired: 'Its owner fell silent: the lease lapsed',
-}
-/** @type {Readonly<Record<string, string>>} */
-const SETTLED = {
-  stored: 'The outcome was stored',
-  released: 'The key is free again: nothing was done',
-  unknown: 'Written down as unknown',
-  too_large: 'Done; the answer was too large to keep',
-  stale: 'A late outcome was refused: a newer one stands',
-  recovered: 'The record had gone; its outcome was written again',
-  deferred: 'The store did not take the outcome; it is held',
-}
-/** @type {Readonly<Record<string, string>>} */
-const RECONCILED = {
-  scheduled: 'The upstream will be asked',
-  completed: 'The upstream says that it was done',
-  retryable: 'The upstream says that it was not done',
-  pending: 'Asked: the upstream has not decided',
-  failed: 'Asked: no answer that decides',
-  dead_lettered: 'Asked as often as the route allows: a person has to decide',
-}
-
 /**
  * An entry of a record's history. `mood`: good, bad, or nothing in particular.
  * @param {HistoryView} entry
@@ -224,16 +184,16 @@ export function told({ event, detail }) {
   const result = text('result') ?? text('verdict') ?? ''
   const said =
     event === 'settled'
-      ? (SETTLED[result] ?? `Settled: ${result}`)
+      ? (SETTLED[result]?.says ?? `Settled: ${result}`)
       : event === 'reconciled'
-        ? (RECONCILED[result] ?? `Reconciled: ${result}`)
+        ? (RECONCILED[result]?.says ?? `Reconciled: ${result}`)
         : event === 'shadowed'
           ? `Forwarded in shadow mode: ${result.replaceAll('_', ' ')}`
           : event === 'resolved'
             ? decided(text('outcome'), text('what'), text('by'))
             : event === 'executed' && text('status') !== null
               ? `Executed: the upstream answered ${text('status')}`
-              : (EVENTS[event] ?? event.replaceAll('_', ' '))
+              : (EVENTS[event]?.says ?? event.replaceAll('_', ' '))
   const details = [
     ['', text('reason') === null ? null : `“${text('reason')}”`],
     ['', text('cause')],
@@ -257,8 +217,6 @@ function decided(outcome, what, by) {
 function moodOf(event, result) {
   if (event === 'resolved') return 'person'
   if (event === 'shadowed') return result === 'first' || result === 'retry' ? '' : 'bad'
-  if (event === 'executed' || event === 'replayed' || event === 'waited') return 'good'
-  if (['stored', 'recovered', 'completed', 'retryable', 'released'].includes(result)) return 'good'
-  if (/^(?:upstream_|store_|lease_|misuse|unknown|replay_forbidden|overloaded)/.test(event)) return 'bad'
-  return ['unknown', 'stale', 'deferred', 'failed', 'dead_lettered'].includes(result) ? 'bad' : ''
+  const rows = event === 'settled' ? SETTLED : event === 'reconciled' ? RECONCILED : EVENTS
+  return rows[event === 'settled' || event === 'reconciled' ? result : event]?.mood ?? ''
 }
