@@ -109,17 +109,17 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
     }),
     metrics,
   )
-  const register = tracing?.store(untraced) ?? untraced
-  metrics.set('idempotency_breaker_state', { store: register.name }, 0)
-  const records = new Records(register)
-  const watched = await watchStoreGrade(register, metrics, log)
+  const store = tracing?.store(untraced) ?? untraced
+  metrics.set('idempotency_breaker_state', { store: store.name }, 0)
+  const records = new Records(store)
+  const watched = await watchStoreGrade(store, metrics, log)
   fitness = watched
 
   const upstream = openUpstream(config.upstream)
   // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
   const passing = openUpstream(config.upstream)
   const history = new History({
-    note: (id, notes) => records.note(id, notes),
+    note: (id, notes) => store.history.append(id, notes),
     replica: `${hostname()}:${process.pid}`,
     onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
   })
@@ -128,16 +128,17 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
   const settler = new Settler(records, events, outbox)
   settler.restore(unwritten, (bytes) => budget.hold(bytes) ?? (() => {}))
   const leases = new Leases(
-    (items) => records.renew(items),
+    (items) => store.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
   )
-  const waiters = new WaitingRoom(records, config.limits.waiters)
+  const waiters = new WaitingRoom(records, store, config.limits.waiters)
   const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
   const callers = verifier(jwtPoliciesOf([...config.routes, config.defaults]))
   const forwarding = { ...config.upstream, budget, servername: upstream.tls.servername ?? null }
   const forward = forwarder(upstream.pool, forwarding)
   const ports: Ports = {
     records,
+    store,
     leases,
     settler,
     waiters,
@@ -173,6 +174,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
   const reconciler = new Reconciler({
     ...asking,
     records,
+    store,
     upstream: ports.upstream,
     questionTimeout,
     isOwn: (id) => running.has(id) || settler.held(id) !== null,
@@ -188,7 +190,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
     started: () => started,
     readinessNeedsStore: config.readiness.store,
     metrics,
-    store: () => healthOf(records),
+    store: () => healthOf(store),
   }
   const data = await dataServer({
     inForce,
@@ -215,6 +217,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
   })
   const door = await openAdmin(inForce, {
     records,
+    store,
     waiters,
     own: { isRunning: (id) => running.has(id), tell: (id) => settler.flush(id) },
     history,
@@ -242,7 +245,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
     await history.close()
     await door?.[Symbol.asyncDispose]()
     await tracing?.flush()
-    await register.close()
+    await store.close()
   }
   if (unwritten.length > 0) {
     log.warn(
@@ -271,8 +274,8 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
       url,
       admin: adminUrl,
       ops: opsUrl,
-      store: register.name,
-      ...(register.name === 'sqlite' ? { file: resolve(config.store.url.slice('sqlite:'.length)) } : {}),
+      store: store.name,
+      ...(store.name === 'sqlite' ? { file: resolve(config.store.url.slice('sqlite:'.length)) } : {}),
       service: config.service,
       upstream: config.upstream.url,
       version: VERSION,

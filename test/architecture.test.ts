@@ -75,6 +75,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'protect/outcomes.ts',
     'reconcile/ports.ts',
     'reconcile/reconciler.ts',
+    'store/around.ts',
     'store/breaker.ts',
     'store/register.ts',
     'upstream/port.ts',

@@ -137,7 +137,7 @@ export async function remove(ports: AdminPorts, request: AdminRequest): Promise<
   const { by = null, reason = null } = decision.value
   const who = { address: request.address, by }
   const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
-  const done = await audited(ports, change, () => ports.records.remove(id, record.version))
+  const done = await audited(ports, change, () => ports.store.remove(id, record.version))
   if ('refused' in done) return done.refused
   if (done.value) {
     ports.waiters.tell(id, null)

@@ -14,7 +14,7 @@ export interface Admin extends AsyncDisposable {
 export interface AdminOptions
   extends Pick<
     AdminPorts,
-    'records' | 'waiters' | 'own' | 'history' | 'announceDrain' | 'counters' | 'recheck'
+    'records' | 'store' | 'waiters' | 'own' | 'history' | 'announceDrain' | 'counters' | 'recheck'
   > {
   readonly version: string
   /** Hears of every change. */

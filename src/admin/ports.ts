@@ -5,6 +5,7 @@ import type { Audit } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
 import type { WaitingRoom } from '../protect/waiting-room.ts'
 import type { Records } from '../store/records.ts'
+import type { Store } from '../store/register.ts'
 import type { RecordLookup } from './lookup.ts'
 
 /** What the admin API needs of the process. */
@@ -12,6 +13,7 @@ export interface AdminPorts {
   /** What is in force: asked for anew by each request. */
   readonly config: Config
   readonly records: Records
+  readonly store: Pick<Store, 'list' | 'remove' | 'ping' | 'history'>
   readonly subjects: RecordLookup
   readonly waiters: Pick<WaitingRoom, 'tell'>
   readonly own: OwnAttempts

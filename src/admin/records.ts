@@ -45,15 +45,15 @@ export async function list(ports: AdminPorts, { query }: AdminRequest): Promise<
   } catch {
     return problem('invalid_request', '?cursor: not the `next` of a page with this filter')
   }
-  let now = await ports.records.ping()
+  let now = await ports.store.ping()
   const records: RecordView[] = []
   const unreadable: RecordId[] = []
   const seen = new Set<RecordId>()
   let step = filter.id === null ? filter.limit : SEARCH_STEP
   for (let asked = 1; ; asked++) {
-    let page: Awaited<ReturnType<AdminPorts['records']['list']>>
+    let page: Awaited<ReturnType<AdminPorts['store']['list']>>
     try {
-      page = await ports.records.list(which, cursor, step)
+      page = await ports.store.list(which, cursor, step)
     } catch (error) {
       if (error instanceof RangeError)
         return problem('invalid_request', '?cursor: not the `next` of a page with this filter')
@@ -167,9 +167,9 @@ async function tell(ports: AdminPorts, id: RecordId): Promise<AdminAnswer | null
 }
 
 /** Its history, as far as there is one. */
-export async function notesOf({ records }: Pick<AdminPorts, 'records'>, id: RecordId): Promise<KeptNote[]> {
+export async function notesOf({ store }: Pick<AdminPorts, 'store'>, id: RecordId): Promise<KeptNote[]> {
   try {
-    return await records.notes(id)
+    return await store.history.read(id)
   } catch (error) {
     if (error instanceof CorruptRecord) return []
     throw error

@@ -45,18 +45,18 @@ export async function report(ports: AdminPorts, { query }: AdminRequest): Promis
 }
 
 async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null): Promise<Report> {
-  const now = await ports.records.ping()
+  const now = await ports.store.ping()
   const from = now - span
   const period = new Map<string, PeriodRow>()
   const unknown = new Map<string, UnknownRow>()
   const unreadable = new Set<RecordId>()
   const look = (id: RecordId): Promise<IdempotencyRecord | null> => read(ports, id, unreadable)
 
-  const waiting = await scanRecords(ports.records, 'unresolved', async (id) => {
+  const waiting = await scanRecords(ports.store, 'unresolved', async (id) => {
     const record = await look(id)
     if (record !== null) countUnknown(rowOf(unknown, record.route, UNKNOWN), record, now)
   })
-  const all = await scanRecords(ports.records, 'all', async (id) => {
+  const all = await scanRecords(ports.store, 'all', async (id) => {
     const record = await look(id)
     if (record === null || record.createdAt < from) return
     const notes = await notesOf(ports, id)

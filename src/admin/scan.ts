@@ -1,6 +1,5 @@
 import type { RecordId } from '../core/record.ts'
-import type { Records } from '../store/records.ts'
-import type { Listing } from '../store/register.ts'
+import type { Listing, Register } from '../store/register.ts'
 
 /** Bounds how long it takes, and what it costs the store. */
 const MAX_LOOKED = 50_000
@@ -10,14 +9,14 @@ const AT_ONCE = 8
 
 /** Shows every record once, a few at a time. Not `complete`: there are more than it shows. */
 export async function scanRecords(
-  records: Pick<Records, 'list'>,
+  store: Pick<Register, 'list'>,
   which: Listing,
   show: (id: RecordId) => Promise<void>,
 ): Promise<{ readonly looked: number; readonly complete: boolean }> {
   const seen = new Set<RecordId>()
   let cursor: string | null = null
   for (;;) {
-    const page = await records.list(which, cursor, PAGE)
+    const page = await store.list(which, cursor, PAGE)
     const fresh = [...new Set(page.ids)].filter((id) => !seen.has(id))
     for (const id of fresh) seen.add(id)
     for (let at = 0; at < fresh.length; at += AT_ONCE)

@@ -29,13 +29,14 @@ export async function openDirect(config: Config, changes: boolean, io: Io): Prom
   }
   const records = new Records(store)
   const history = new History({
-    note: (id, notes) => records.note(id, notes),
+    note: (id, notes) => store.history.append(id, notes),
     replica: `${hostname()}:${process.pid}`,
     onDropped: () => {},
   })
   const ports = {
     config,
     records,
+    store,
     subjects: new RecordLookup(config),
     // Nobody waits here; the store tells other processes.
     waiters: { tell: () => {} },

@@ -2,8 +2,8 @@ import { randomBytes } from 'node:crypto'
 import { scanRecords } from '../admin/scan.ts'
 import type { Config } from '../config/config.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
-import type { Records } from '../store/records.ts'
-import { CorruptRecord } from '../store/register.ts'
+import { Records } from '../store/records.ts'
+import { CorruptRecord, type Store } from '../store/register.ts'
 import { type CheckResult, finding } from './check-result.ts'
 import { shownUrl } from './direct.ts'
 import { counted, span } from './terminal.ts'
@@ -17,17 +17,17 @@ const SHOWN = 5
 
 /** Reachable, fit, fast enough, writable, and of the same time. */
 export async function storeChecks(
-  records: Records,
-  { store }: Config,
+  store: Store,
+  { store: settings }: Config,
 ): Promise<{ readonly up: boolean; readonly checked: CheckResult[] }> {
-  const where = shownUrl(store.url)
+  const where = shownUrl(settings.url)
   const took: Millis[] = []
   let apart = 0
   try {
     for (let n = 0; n < PINGS; n++) {
       const asked = performance.now()
       const wall = Date.now()
-      const now = await records.ping()
+      const now = await store.ping()
       took.push(performance.now() - asked)
       // The store's clock was read somewhere between question and answer.
       const here = (wall + Date.now()) / 2
@@ -40,44 +40,44 @@ export async function storeChecks(
   const sorted = took.toSorted((a, b) => a - b)
   const median = sorted[PINGS / 2] as Millis
   const slowest = sorted.at(-1) as Millis
-  const slow = slowest > store.timeout / 2
+  const slow = slowest > settings.timeout / 2
   return {
     up: true,
     checked: [
       { check: 'store', found: 'fine', detail: `${where} answers` },
-      ...(await traitChecks(records, store.acceptRisk)),
+      ...(await traitChecks(store, settings.acceptRisk)),
       {
         check: 'round trip',
         found: slow ? 'finding' : 'fine',
-        detail: `${median.toFixed(1)} ms in the middle, ${slowest.toFixed(1)} ms at worst of ${PINGS}; store.timeout is ${store.timeout} ms`,
+        detail: `${median.toFixed(1)} ms in the middle, ${slowest.toFixed(1)} ms at worst of ${PINGS}; store.timeout is ${settings.timeout} ms`,
       },
       {
         check: 'clock',
         found: Math.abs(apart) > CLOCKS_APART ? 'finding' : 'fine',
         detail: `the store is ${Math.abs(Math.round(apart))} ms ${apart < 0 ? 'behind' : 'ahead'}; leases and retention go by the store's, tokens and issued keys by this machine's`,
       },
-      await writable(records),
+      await writable(store),
     ],
   }
 }
 
-async function traitChecks(records: Records, acceptRisk: boolean): Promise<CheckResult[]> {
-  const { durable, evicts, findings } = await records.traits()
+async function traitChecks(store: Store, acceptRisk: boolean): Promise<CheckResult[]> {
+  const { durable, evicts, findings } = await store.traits()
   if (findings.length === 0)
     return [
       {
         check: 'promises',
         found: 'fine',
-        detail: `version, persistence and eviction of ${records.name} are as needed${durable === true && evicts === false ? ': strict routes may run on it' : ''}`,
+        detail: `version, persistence and eviction of ${store.name} are as needed${durable === true && evicts === false ? ': strict routes may run on it' : ''}`,
       },
     ]
   return findings.map((detail) => ({ check: 'promises', found: acceptRisk ? 'note' : 'finding', detail }))
 }
 
 /** A read-only replica and a full disk answer pings. */
-async function writable(records: Records): Promise<CheckResult> {
+async function writable(store: Store): Promise<CheckResult> {
   try {
-    await records.throttle(randomBytes(32).toString('base64url'), { count: 1, per: 1000 }, 1)
+    await store.limits.take(randomBytes(32).toString('base64url'), { count: 1, per: 1000 }, 1)
     return { check: 'writing', found: 'fine', detail: 'it takes writes' }
   } catch (error) {
     return { check: 'writing', found: 'finding', detail: (error as Error).message }
@@ -85,13 +85,14 @@ async function writable(records: Records): Promise<CheckResult> {
 }
 
 /** What the records say, and whether the index of the unresolved ones has them all. */
-export async function recordChecks(records: Records): Promise<CheckResult[]> {
+export async function recordChecks(store: Store): Promise<CheckResult[]> {
+  const records = new Records(store)
   const indexed = new Set<RecordId>()
-  await scanRecords(records, 'unresolved', async (id) => void indexed.add(id))
+  await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
   const unresolved = new Map<RecordId, number>()
   const unreadable: RecordId[] = []
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
-  const { complete } = await scanRecords(records, 'all', async (id) => {
+  const { complete } = await scanRecords(store, 'all', async (id) => {
     count.all++
     let found: { readonly record: IdempotencyRecord | null; readonly now: Millis }
     try {
@@ -110,7 +111,7 @@ export async function recordChecks(records: Records): Promise<CheckResult[]> {
     if (read.reconciliation?.deadLettered === true) count.deadLettered++
     else if (now - read.nextLookAt > OVERDUE) count.overdue++
   })
-  const lost = await lostOf(records, unresolved, indexed)
+  const lost = await lostOf(store, records, unresolved, indexed)
   return [
     {
       check: 'records',
@@ -152,6 +153,7 @@ function some(ids: readonly RecordId[]): string {
 
 /** Records come and go while one looks: what was missing is looked for once more, and must not have moved. */
 async function lostOf(
+  store: Store,
   records: Records,
   unresolved: ReadonlyMap<RecordId, number>,
   indexed: ReadonlySet<RecordId>,
@@ -159,7 +161,7 @@ async function lostOf(
   const missing = [...unresolved].filter(([id]) => !indexed.has(id))
   if (missing.length === 0) return []
   const now = new Set<RecordId>()
-  await scanRecords(records, 'unresolved', async (id) => void now.add(id))
+  await scanRecords(store, 'unresolved', async (id) => void now.add(id))
   const lost: RecordId[] = []
   for (const [id, version] of missing.filter(([id]) => !now.has(id)))
     if ((await records.get(id)).record?.version === version) lost.push(id)

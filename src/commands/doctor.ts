@@ -1,6 +1,5 @@
 import type { Config } from '../config/config.ts'
 import { openStore } from '../store/open.ts'
-import { Records } from '../store/records.ts'
 import { type CheckResult, finding } from './check-result.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { auditChecks, configChecks, spoolChecks } from './doctor-files.ts'
@@ -65,15 +64,14 @@ async function storeSide(config: Config): Promise<CheckResult[]> {
   } catch (error) {
     return [finding('store', (error as Error).message)]
   }
-  const records = new Records(store)
   try {
-    const { up, checked } = await storeChecks(records, config)
+    const { up, checked } = await storeChecks(store, config)
     if (!up) return checked
-    const looked = await recordChecks(records).catch((error: unknown) => [
+    const looked = await recordChecks(store).catch((error: unknown) => [
       finding('records', (error as Error).message),
     ])
     return [...checked, ...looked]
   } finally {
-    await records.close()
+    await store.close()
   }
 }

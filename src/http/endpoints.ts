@@ -43,7 +43,7 @@ export async function handleStatus(
 
 /** Answers `POST <issuer.path>`: a signed key that expires. */
 export async function handleIssue(
-  ports: Pick<Ports, 'records'>,
+  ports: Pick<Ports, 'store'>,
   writer: ResponseWriter,
   issuer: KeyIssuer,
   request: IncomingMessage,

@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import type { Register } from '../store/register.ts'
+import type { Store } from '../store/register.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
@@ -17,7 +17,7 @@ export interface StoreGrade {
 
 /** Looks at what the store promises, warns of what it does not, and grades it (contract §9). */
 export async function watchStoreGrade(
-  store: Pick<Register, 'name' | 'traits'>,
+  store: Pick<Store, 'name' | 'traits'>,
   metrics: Metrics,
   log: Logger,
 ): Promise<StoreGrade> {

@@ -1,62 +1,41 @@
-import type { Register } from '../store/register.ts'
-import { StoreUnavailable } from '../store/register.ts'
+import { around, OPERATIONS } from '../store/around.ts'
+import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { Metrics } from './metrics.ts'
 
-const OPERATIONS = [
-  'put',
-  'swap',
-  'get',
-  'renew',
-  'due',
-  'remove',
-  'list',
-  'notes',
-  'throttle',
-  'ping',
-  'traits',
-] as const
-
-/** Counts and times the operations of a store; changes nothing of them. */
-export function withMetrics(register: Register, metrics: Metrics): Register {
-  const store = register.name
-  const wrapped: Record<string, unknown> = {
-    name: store,
-    // Says nothing about the store: it waits for it no longer than it must, and throws nothing.
-    watch: register.watch.bind(register),
-    // Off the path of requests, and done without where it fails.
-    note: register.note.bind(register),
-    close: () => register.close(),
-  }
-  metrics.count('idempotency_store_errors_total', { store }, 0)
-  // Set once per change: the store is asked twice per protected request. The breaker may have set it to 1 meanwhile.
+/** Counts and times the operations of a store. */
+export function withMetrics(store: Store, metrics: Metrics): Store {
+  const { name } = store
+  const labels = Object.fromEntries(OPERATIONS.map((operation) => [operation, { store: name, operation }]))
+  metrics.count('idempotency_store_errors_total', { store: name }, 0)
+  // Set once per change: the store is used twice per protected request. The breaker may have set it to 1 meanwhile.
   let up = false
-  const say = (answered: boolean): void => {
+  const setUp = (answered: boolean): void => {
     if (answered && up) return
     up = answered
-    metrics.set('idempotency_store_up', { store }, answered ? 1 : 0)
+    metrics.set('idempotency_store_up', { store: name }, answered ? 1 : 0)
   }
-  for (const operation of OPERATIONS) {
-    const labels = { store, operation }
-    const run = register[operation].bind(register) as (...args: unknown[]) => Promise<unknown>
-    wrapped[operation] = (...args: unknown[]) => {
-      const startedAt = performance.now()
-      const reply = run(...args)
-      const took = (): void =>
-        metrics.observe('idempotency_store_operation_seconds', labels, (performance.now() - startedAt) / 1000)
-      // Beside the operation, not between it and its caller: each promise in between costs a turn of the microtasks.
-      void reply.then(
-        () => {
-          say(true)
-          took()
-        },
-        (error: unknown) => {
-          metrics.count('idempotency_store_errors_total', { store })
-          if (error instanceof StoreUnavailable) say(false)
-          took()
-        },
+  return around(store, (operation, run) => {
+    // Off the path of requests, which do without it if it fails.
+    if (operation === 'note') return run()
+    const startedAt = performance.now()
+    const reply = run()
+    const observe = (): void =>
+      metrics.observe(
+        'idempotency_store_operation_seconds',
+        labels[operation] as { store: string; operation: string },
+        (performance.now() - startedAt) / 1000,
       )
-      return reply
-    }
-  }
-  return wrapped as unknown as Register
+    void reply.then(
+      () => {
+        setUp(true)
+        observe()
+      },
+      (error: unknown) => {
+        metrics.count('idempotency_store_errors_total', { store: name })
+        if (error instanceof StoreUnavailable) setUp(false)
+        observe()
+      },
+    )
+    return reply
+  })
 }

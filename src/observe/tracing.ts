@@ -7,7 +7,8 @@ import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Observer, Trace } from '../protect/request.ts'
-import type { Register } from '../store/register.ts'
+import { around, type Operation } from '../store/around.ts'
+import type { Store } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
 import {
   clientAttributes,
@@ -22,8 +23,8 @@ import {
 
 /** Where every copy of the API's first major version, the SDK's own too, keeps what was registered. */
 const REGISTERED = Symbol.for('opentelemetry.js.api.1')
-/** What a request asks of the store. Renewals and sweeps are nobody's. */
-const STORE_OPERATIONS = ['put', 'swap', 'get', 'throttle'] as const
+/** Store operations of a request. Renewals and sweeps belong to none. */
+const TRACED: readonly Operation[] = ['put', 'swap', 'get', 'throttle']
 /** How long the last spans may keep a shutdown waiting. */
 const FLUSH_MOST: Millis = 2_000
 
@@ -158,28 +159,23 @@ export class Tracing {
     return [...filterLines(headers, (name) => !names.has(name)), ...[...lines].flat()]
   }
 
-  /** Each operation that a request asks of the store is a span of its own. */
-  store(register: Register): Register {
+  /** Each store operation of a request becomes a span. */
+  store(store: Store): Store {
     const place = storeAttributes(this.#config.store)
-    if (place === null) return register
+    if (place === null) return store
     const { SpanKind } = this.#api
-    const wrapped = Object.create(register) as Record<string, unknown>
-    for (const operation of STORE_OPERATIONS) {
+    return around(store, (operation, run) => {
+      const serving = this.#serving.getStore()
+      if (serving === undefined || serving.ended || !TRACED.includes(operation)) return run()
       const attributes = { ...place, 'db.operation.name': operation }
-      const run = register[operation].bind(register) as (...args: unknown[]) => Promise<unknown>
-      wrapped[operation] = (...args: unknown[]) => {
-        const serving = this.#serving.getStore()
-        if (serving === undefined || serving.ended) return run(...args)
-        const span = this.#tracer.startSpan(operation, { kind: SpanKind.CLIENT, attributes }, serving.context)
-        const reply = run(...args)
-        void reply.then(
-          () => span.end(),
-          (error: unknown) => this.#finish(span, { 'error.type': nameOf(error) }),
-        )
-        return reply
-      }
-    }
-    return wrapped as unknown as Register
+      const span = this.#tracer.startSpan(operation, { kind: SpanKind.CLIENT, attributes }, serving.context)
+      const reply = run()
+      void reply.then(
+        () => span.end(),
+        (error: unknown) => this.#finish(span, { 'error.type': nameOf(error) }),
+      )
+      return reply
+    })
   }
 
   /** What has ended is handed to the exporter, which has a little time for it. */

@@ -38,7 +38,7 @@ export interface RequestHead {
 
 type NamingPorts = Pick<
   Ports,
-  'records' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer'
+  'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer'
 >
 
 /** Reads what stands in the head, before the body is asked for and before the store is. */
@@ -164,7 +164,7 @@ function identifiersOf(
 /** Null: the store cannot be asked, and the route does not go on without it. */
 async function storeTime(ports: NamingPorts, { route }: ProtectedRequest): Promise<Millis | null> {
   try {
-    return await ports.records.ping()
+    return await ports.store.ping()
   } catch (error) {
     if (!(error instanceof StoreUnavailable)) throw error
     return route.onStoreUnavailable === 'bypass' ? Date.now() : null

@@ -16,12 +16,12 @@ export interface IssuedKey {
 
 /** A signed key that expires. The store tells the time, so that all replicas agree on when. */
 export async function issueKey(
-  { records }: Pick<Ports, 'records'>,
+  { store }: Pick<Ports, 'store'>,
   issuer: KeyIssuer,
 ): Promise<(IssuedKey & { readonly kind: 'issued' }) | Problem> {
   let now: Millis
   try {
-    now = await records.ping()
+    now = await store.ping()
   } catch (error) {
     if (!(error instanceof StoreUnavailable)) throw error
     const detail = 'the store does not tell the time; no key was issued'

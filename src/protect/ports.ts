@@ -7,6 +7,7 @@ import type { KeyedMutex } from '../runtime/keyed-mutex.ts'
 import type { RecordMap } from '../runtime/record-map.ts'
 import type { InFlight } from '../runtime/shares.ts'
 import type { Records } from '../store/records.ts'
+import type { Store } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
 import type { ReplayGrants } from './authorize.ts'
@@ -19,6 +20,7 @@ import type { WaitingRoom } from './waiting-room.ts'
 /** What the walk needs of the world. */
 export interface Ports extends AnswerPorts {
   readonly records: Records
+  readonly store: Pick<Store, 'ping' | 'limits'>
   readonly forward: Forward
   /** Tag of the upstream: records say which one was told. */
   readonly upstream: string

@@ -17,7 +17,7 @@ export function isScreened({ limits }: RoutePolicy, { mayClaim }: Identified): b
 
 /** Looks whether the record is there, and only where it is not, whether it may be made; then claims. */
 export async function claimScreened(
-  ports: Pick<Ports, 'records' | 'namespace' | 'turns'>,
+  ports: Pick<Ports, 'records' | 'store' | 'namespace' | 'turns'>,
   route: RoutePolicy,
   identified: Identified,
   token: Buffer,
@@ -36,7 +36,7 @@ export async function claimScreened(
 }
 
 async function look(
-  { records, namespace }: Pick<Ports, 'records' | 'namespace'>,
+  { records, store, namespace }: Pick<Ports, 'records' | 'store' | 'namespace'>,
   route: RoutePolicy,
   { id, asked, caller, mayClaim }: Identified,
   claim: () => Promise<ClaimOutcome>,
@@ -51,7 +51,7 @@ async function look(
   const { newKeys } = route.limits
   if (newKeys === null || found.kind === 'take_over') return claim()
   const bucket = newKeysBucket(namespace, route, caller)
-  const wait = await records.throttle(bucket, newKeys, 1)
+  const wait = await store.limits.take(bucket, newKeys, 1)
   if (wait > 0) {
     // Another replica may have claimed it meanwhile: then it is not new.
     const again = await find()
@@ -60,6 +60,6 @@ async function look(
   const claimed = await claim()
   if (claimed.kind !== 'claimed' || claimed.before !== 'absent')
     // Lost where the store is: one key fewer for the caller, no more.
-    void records.throttle(bucket, newKeys, -1).catch(() => {})
+    void store.limits.take(bucket, newKeys, -1).catch(() => {})
   return claimed
 }

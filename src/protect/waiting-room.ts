@@ -1,6 +1,6 @@
 import { type IdempotencyRecord, type Millis, type RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
-import { StoreUnavailable } from '../store/register.ts'
+import { StoreUnavailable, type Watching } from '../store/register.ts'
 
 /** Looks at the store in case a message was lost, or the store sends none. */
 const LOOKS: PollIntervals = { first: 100, most: 1000 }
@@ -20,15 +20,17 @@ export type RecordNews =
 
 /** Duplicates that are held until the first request has finished (contract §6): one room for each record. */
 export class WaitingRoom {
-  readonly #records: Pick<Records, 'get' | 'watch'>
+  readonly #records: Pick<Records, 'get'>
+  readonly #store: Watching
   #most: number
   readonly #looks: PollIntervals
   readonly #rooms = new Map<RecordId, Room>()
   #size = 0
   #draining = false
 
-  constructor(records: Pick<Records, 'get' | 'watch'>, most: number, looks: PollIntervals = LOOKS) {
+  constructor(records: Pick<Records, 'get'>, store: Watching, most: number, looks: PollIntervals = LOOKS) {
     this.#records = records
+    this.#store = store
     this.#most = most
     this.#looks = looks
   }
@@ -48,7 +50,7 @@ export class WaitingRoom {
     this.#size++
     let room = this.#rooms.get(id)
     if (room === undefined) {
-      room = new Room(id, this.#records, this.#looks)
+      room = new Room(id, this.#records, this.#store, this.#looks)
       this.#rooms.set(id, room)
     }
     if (!local) room.listen()
@@ -85,7 +87,8 @@ export class WaitingRoom {
 
 class Room {
   readonly #id: RecordId
-  readonly #records: Pick<Records, 'get' | 'watch'>
+  readonly #records: Pick<Records, 'get'>
+  readonly #store: Watching
   readonly #seats = new Set<Seat>()
   #offered = -1
   readonly #looks: PollIntervals
@@ -97,9 +100,10 @@ class Room {
   #closed = false
   #unwatch: (() => void) | null = null
 
-  constructor(id: RecordId, records: Pick<Records, 'get' | 'watch'>, looks: PollIntervals) {
+  constructor(id: RecordId, records: Pick<Records, 'get'>, store: Watching, looks: PollIntervals) {
     this.#id = id
     this.#records = records
+    this.#store = store
     this.#looks = looks
     this.#pause = looks.first
     this.#timer = this.#later()
@@ -131,7 +135,7 @@ class Room {
   listen(): void {
     if (this.#listening) return
     this.#listening = true
-    void this.#records
+    void this.#store
       .watch(this.#id, () => this.look())
       .then((unwatch) => {
         if (this.#closed) return unwatch()

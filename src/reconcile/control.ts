@@ -10,7 +10,7 @@ import {
 import type { QuestionResult } from '../core/reconcile/schedule.ts'
 import type { Completed, IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
-import { CorruptRecord, type Page, StoreUnavailable } from '../store/register.ts'
+import { CorruptRecord, type Page, type Register, StoreUnavailable } from '../store/register.ts'
 import { askUpstream } from './ask.ts'
 import { reconcileOf } from './inspect-due.ts'
 import type { ReconcilePorts } from './ports.ts'
@@ -33,7 +33,8 @@ const FIRST_PAUSE: Millis = 1_000
 const MOST_BETWEEN: Millis = 60_000
 
 export interface ControlPorts extends Pick<ReconcilePorts, 'forward' | 'policyOf' | 'upstream'> {
-  readonly records: Pick<Records, 'get' | 'list'>
+  readonly records: Pick<Records, 'get'>
+  readonly store: Pick<Register, 'list'>
   /** Milliseconds that no correction of the time moves. */
   readonly clock: () => Millis
   readonly pause: (time: Millis) => Promise<unknown>
@@ -212,7 +213,7 @@ export class Control {
     const all: Known[] = []
     let cursor: string | null = null
     for (let pages = 0; pages < PAGES && all.length < ENOUGH; pages++) {
-      const page: Page = await this.#ports.records.list('all', cursor, PAGE)
+      const page: Page = await this.#ports.store.list('all', cursor, PAGE)
       all.push(...(await this.#those(page.ids, route, policy)))
       cursor = page.next
       if (cursor === null) break

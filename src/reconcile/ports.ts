@@ -5,6 +5,7 @@ import type { Millis, RecordId } from '../core/record.ts'
 import type { StoreClock } from '../core/store-clock.ts'
 import type { ReconcileResult } from '../protect/outcomes.ts'
 import type { Records } from '../store/records.ts'
+import type { Register } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 
 /** Hears what becomes of unresolved records; must not throw. */
@@ -22,7 +23,8 @@ export const QUESTION_TIMEOUT: Millis = 10_000
 
 /** What the workers that look after unresolved records need of the world. */
 export interface ReconcilePorts {
-  readonly records: Pick<Records, 'get' | 'replace' | 'due' | 'ping'>
+  readonly records: Pick<Records, 'get' | 'replace'>
+  readonly store: Pick<Register, 'due' | 'ping'>
   readonly forward: Forward
   /** Tag of the upstream that is asked. */
   readonly upstream: string

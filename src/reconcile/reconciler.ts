@@ -2,14 +2,14 @@ import { setTimeout as wait } from 'node:timers/promises'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { StoreClock } from '../core/store-clock.ts'
-import type { Records } from '../store/records.ts'
+import type { Register } from '../store/register.ts'
 import { Control, type Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { Sweeper } from './sweeper.ts'
 import { type Counted, UnresolvedCount } from './unresolved-count.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
-  readonly records: Pick<Records, 'get' | 'replace' | 'due' | 'list' | 'ping'>
+  readonly store: Pick<Register, 'due' | 'list' | 'ping'>
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
@@ -43,6 +43,7 @@ export class Reconciler {
     })
     this.#census = new UnresolvedCount(
       ports.records,
+      ports.store,
       (counted) => ports.observer.counted(counted),
       (error) => ports.observer.trouble('unknown records could not be counted', { error: String(error) }),
     )

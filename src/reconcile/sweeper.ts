@@ -72,7 +72,7 @@ export class Sweeper {
   async sweep(): Promise<boolean> {
     await this.#readClock()
     const limit = BATCH + this.#left
-    const ids = await this.#ports.records.due(limit)
+    const ids = await this.#ports.store.due(limit)
     // In another order than the other replicas, so that each finds work that nobody has begun.
     const open = shuffled(
       ids.filter((id) => !this.#asking.has(id)),
@@ -106,9 +106,9 @@ export class Sweeper {
   }
 
   async #readClock(): Promise<void> {
-    const { records, clock, monotonic } = this.#ports
+    const { store, clock, monotonic } = this.#ports
     const before = monotonic()
-    const now = await records.ping()
+    const now = await store.ping()
     clock.saw(now, before, monotonic())
   }
 

@@ -1,6 +1,6 @@
 import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
-import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
+import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
 
 /** Every replica counts: it costs one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
@@ -16,7 +16,8 @@ export interface Counted {
 
 /** Counts the records that nobody knows the outcome of, now and then, by the index of unresolved ones. */
 export class UnresolvedCount {
-  readonly #records: Pick<Records, 'list' | 'get'>
+  readonly #records: Pick<Records, 'get'>
+  readonly #store: Pick<Register, 'list'>
   readonly #tell: (counted: Counted) => void
   readonly #onError: (error: unknown) => void
   #timer: NodeJS.Timeout | null = null
@@ -24,11 +25,13 @@ export class UnresolvedCount {
 
   /** `onError`: it could not count, and not because the store is down. */
   constructor(
-    records: Pick<Records, 'list' | 'get'>,
+    records: Pick<Records, 'get'>,
+    store: Pick<Register, 'list'>,
     tell: (counted: Counted) => void,
     onError: (error: unknown) => void,
   ) {
     this.#records = records
+    this.#store = store
     this.#tell = tell
     this.#onError = onError
   }
@@ -55,7 +58,7 @@ export class UnresolvedCount {
     const seen = new Set<RecordId>()
     let cursor: string | null = null
     do {
-      const page = await this.#records.list('unresolved', cursor, PAGE)
+      const page = await this.#store.list('unresolved', cursor, PAGE)
       const left = page.ids.filter((id) => !seen.has(id))
       for (const id of left) seen.add(id)
       const work = async (): Promise<void> => {

@@ -1,117 +1,56 @@
-import type { Rate } from '../core/policy.ts'
-import type { Millis, RecordId, Spans } from '../core/record.ts'
-import {
-  type Condition,
-  type Listing,
-  type Note,
-  type Register,
-  type Renewal,
-  StoreFull,
-  StoreUnavailable,
-} from './register.ts'
+import type { Millis } from '../core/record.ts'
+import { around, type Operation } from './around.ts'
+import { type Store, StoreFull, StoreUnavailable } from './register.ts'
 
 export type BreakerState = 'closed' | 'half_open' | 'open'
 
 export interface BreakerOptions {
-  /** Failures in a row that open it. */
+  /** Consecutive failures that open it. */
   readonly threshold: number
-  /** How long it waits before the first probe; doubled after each that fails, up to `probeAtMost`. */
+  /** Delay before the first probe; doubled after each failed one, up to `probeAtMost`. */
   readonly probeAfter: Millis
   readonly probeAtMost: Millis
   readonly onState: (state: BreakerState) => void
 }
 
-/** Five: one lost connection with few commands in flight does not open it, a hanging store costs five timeouts. */
+/** Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. */
 export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 5000 } as const
 
-/** Answers at once while the store does not, and asks it in the background until it does. */
-export function withBreaker(register: Register, options: BreakerOptions): Register {
-  return new Breaker(register, options)
+/** Refused while it is open, but not counted: what people look at must not take the store away from traffic. */
+const NOT_COUNTED: readonly Operation[] = ['list', 'note', 'notes']
+
+/** Fails fast while the store is down, and probes it in the background until it is back. */
+export function withBreaker(store: Store, options: BreakerOptions): Store {
+  const breaker = new Breaker(store, options)
+  return {
+    ...around(store, (operation, run) => breaker.run(operation, run)),
+    close: () => breaker.close(),
+  }
 }
 
-class Breaker implements Register {
-  readonly #register: Register
+class Breaker {
+  readonly #store: Store
   readonly #options: BreakerOptions
   #state: BreakerState = 'closed'
   #failures = 0
-  /** How often it has opened: an operation from before says nothing about now. */
+  /** How often it has opened: an operation that began before says nothing about now. */
   #openings = 0
   #timer: NodeJS.Timeout | undefined
   #closed = false
 
-  constructor(register: Register, options: BreakerOptions) {
-    this.#register = register
+  constructor(store: Store, options: BreakerOptions) {
+    this.#store = store
     this.#options = options
   }
 
-  get name(): string {
-    return this.#register.name
-  }
-
-  put(id: RecordId, bytes: Buffer, spans: Spans) {
-    return this.#guard(() => this.#register.put(id, bytes, spans))
-  }
-  swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean) {
-    return this.#guard(() => this.#register.swap(id, condition, bytes, spans, nextFence))
-  }
-  get(id: RecordId) {
-    return this.#guard(() => this.#register.get(id))
-  }
-  renew(items: readonly Renewal[]) {
-    return this.#guard(() => this.#register.renew(items))
-  }
-  due(limit: number) {
-    return this.#guard(() => this.#register.due(limit))
-  }
-  remove(id: RecordId, version: number) {
-    return this.#guard(() => this.#register.remove(id, version))
-  }
-  /** These are refused while it is open, and not counted: what people look at must not take the store from the traffic. */
-  list(which: Listing, cursor: string | null, limit: number) {
-    return this.#pass(() => this.#register.list(which, cursor, limit))
-  }
-  note(id: RecordId, notes: readonly Note[]) {
-    return this.#pass(() => this.#register.note(id, notes))
-  }
-  notes(id: RecordId) {
-    return this.#pass(() => this.#register.notes(id))
-  }
-  /** Not counted, nor refused: it throws nothing, and says nothing about the store. */
-  watch(id: RecordId, changed: () => void) {
-    return this.#register.watch(id, changed)
-  }
-  throttle(bucket: string, rate: Rate, units: 1 | -1) {
-    return this.#guard(() => this.#register.throttle(bucket, rate, units))
-  }
-  ping() {
-    return this.#guard(() => this.#register.ping())
-  }
-  traits() {
-    return this.#guard(() => this.#register.traits())
-  }
-
-  async close(): Promise<void> {
-    this.#closed = true
-    clearTimeout(this.#timer)
-    await this.#register.close()
-  }
-
-  async #pass<T>(operation: () => Promise<T>): Promise<T> {
-    this.#refuseWhileOpen()
-    return operation()
-  }
-
-  #refuseWhileOpen(): void {
+  run<T>(operation: Operation, run: () => Promise<T>): Promise<T> {
     if (this.#state !== 'closed')
-      throw new StoreUnavailable(`the store ${this.name} is down (breaker open)`, false)
-  }
-
-  #guard<T>(operation: () => Promise<T>): Promise<T> {
-    if (this.#state !== 'closed')
-      return Promise.reject(new StoreUnavailable(`the store ${this.name} is down (breaker open)`, false))
+      return Promise.reject(
+        new StoreUnavailable(`the store ${this.#store.name} is down (breaker open)`, false),
+      )
     const opening = this.#openings
-    const reply = operation()
-    // Beside the operation, not between it and its caller: each promise in between costs a turn of the microtasks.
+    const reply = run()
+    if (NOT_COUNTED.includes(operation)) return reply
     void reply.then(
       () => {
         if (opening === this.#openings) this.#failures = 0
@@ -121,6 +60,12 @@ class Breaker implements Register {
       },
     )
     return reply
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    clearTimeout(this.#timer)
+    await this.#store.close()
   }
 
   #count(error: unknown): void {
@@ -139,7 +84,7 @@ class Breaker implements Register {
   async #probe(waited: Millis): Promise<void> {
     this.#become('half_open')
     try {
-      await this.#register.ping()
+      await this.#store.ping()
     } catch {
       return this.#open(Math.min(waited * 2, this.#options.probeAtMost))
     }

@@ -4,7 +4,7 @@ import { endsAttempt, isUnresolved, mayRenew, meets, readStamps } from './codec.
 import { inOrder, pageOf, placeOf } from './cursor.ts'
 import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
 import { Heap, type Heaped } from './heap.ts'
-import { noted, readNote } from './history-lines.ts'
+import { noted, readNote } from './history.ts'
 import {
   type Condition,
   type GetReply,
@@ -13,8 +13,10 @@ import {
   type Note,
   type Page,
   type PutReply,
-  type Register,
+  type RateLimits,
+  type RecordHistory,
   type Renewal,
+  type Store,
   StoreFull,
   type StoreTraits,
   type SwapReply,
@@ -53,8 +55,15 @@ export interface MemoryOptions {
 }
 
 /** For development and tests: forgets everything with the process. */
-export class MemoryRegister implements Register {
+export class MemoryStore implements Store {
   readonly name = 'memory'
+  readonly history: RecordHistory = {
+    append: async (id, notes) => this.#append(id, notes),
+    read: async (id) => this.#read(id),
+  }
+  readonly limits: RateLimits = {
+    take: async (bucket, rate, units) => this.#take(bucket, rate, units),
+  }
   readonly #clock: () => Millis
   readonly #maxBytes: number
   readonly #onPruned: MemoryOptions['onPruned']
@@ -166,7 +175,7 @@ export class MemoryRegister implements Register {
   }
 
   /** Counted like records; where there is no room, nothing is noted. */
-  async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+  #append(id: RecordId, notes: readonly Note[]): boolean {
     const now = this.#now()
     const entry = this.#entries.get(id)
     if (entry === undefined) return false
@@ -178,7 +187,7 @@ export class MemoryRegister implements Register {
     return true
   }
 
-  async notes(id: RecordId): Promise<KeptNote[]> {
+  #read(id: RecordId): KeptNote[] {
     this.#now()
     return (this.#entries.get(id)?.history ?? []).map(readNote)
   }
@@ -188,7 +197,7 @@ export class MemoryRegister implements Register {
   }
 
   /** Buckets count among what the store may hold; one that is full again is gone. */
-  async throttle(id: string, rate: Rate, units: 1 | -1): Promise<Millis> {
+  #take(id: string, rate: Rate, units: 1 | -1): Millis {
     const now = this.#now()
     const kept = this.#buckets.get(id)
     const { wait, bucket } = drawFromBucket(kept?.bucket ?? null, now, rate, units)

@@ -1,8 +1,8 @@
 import type { Config } from '../config/config.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from './breaker.ts'
-import { MEMORY_BYTES, MemoryRegister } from './memory.ts'
-import { type Register, StoreUnavailable } from './register.ts'
-import { SqliteRegister } from './sqlite.ts'
+import { MEMORY_BYTES, MemoryStore } from './memory.ts'
+import { type Store, StoreUnavailable } from './register.ts'
+import { SqliteStore } from './sqlite.ts'
 
 /** For log and metrics. */
 export interface StoreHooks {
@@ -14,19 +14,19 @@ export interface StoreHooks {
 
 /** The store, and the service whose records are to be seen in it. */
 type StoreOf = Pick<Config, 'service' | 'store'>
-type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Register>
+type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Store>
 
 /** Loaded where it is used: its client is a tenth of the start. */
 const openRedis: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
-  const { RedisRegister } = await import('./redis.ts')
-  return RedisRegister.open({ url, service, timeoutMs: timeout, onEvent })
+  const { RedisStore } = await import('./redis.ts')
+  return RedisStore.open({ url, service, timeoutMs: timeout, onEvent })
 }
 
 const OPENERS: Readonly<Record<string, Opener>> = {
   'memory:': async (_config, { onPruned }) =>
-    new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
+    new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
   'sqlite:': async ({ service, store: { url, timeout } }, { onEvent, onPruned }) =>
-    SqliteRegister.open({
+    SqliteStore.open({
       path: url.slice('sqlite:'.length),
       service,
       timeoutMs: timeout,
@@ -47,7 +47,7 @@ export const STORE_SCHEMES: readonly string[] = Object.keys(OPENERS)
  * The store that `store.url` names, behind a circuit breaker.
  * @throws {StoreUnavailable} where an embedded store cannot be used. One over the network may come up later.
  */
-export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Register> {
+export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   const { url } = config.store
   const scheme = url.slice(0, url.indexOf(':') + 1)
   const open = OPENERS[scheme]

@@ -1,18 +1,7 @@
-import type { Rate } from '../core/policy.ts'
 import type { IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import { ACCEPTING, ACCEPTING_UNKNOWN, isFromBefore, stillUnknown } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
-import type {
-  Condition,
-  KeptNote,
-  Listing,
-  Note,
-  Page,
-  Register,
-  Renewal,
-  Stamp,
-  StoreTraits,
-} from './register.ts'
+import type { Condition, Register, Stamp } from './register.ts'
 
 /** `recognised`: the record was there already and is this very attempt's own, whose reply had been lost (contract §3.4). */
 export interface Claimed {
@@ -40,10 +29,6 @@ export class Records {
 
   constructor(register: Register) {
     this.#register = register
-  }
-
-  get name(): string {
-    return this.#register.name
   }
 
   /** Creates the record for `draft`'s attempt, or gives back the one that is there. One round trip. */
@@ -124,55 +109,6 @@ export class Records {
   async get(id: RecordId): Promise<{ now: Millis; record: IdempotencyRecord | null }> {
     const { now, bytes } = await this.#register.get(id)
     return { now, record: bytes === null ? null : decodeRecord(bytes) }
-  }
-
-  renew(items: readonly Renewal[]): Promise<boolean[]> {
-    return this.#register.renew(items)
-  }
-
-  due(limit: number): Promise<RecordId[]> {
-    return this.#register.due(limit)
-  }
-
-  remove(id: RecordId, version: number): Promise<boolean> {
-    return this.#register.remove(id, version)
-  }
-
-  /** As {@link Register.list}. */
-  list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
-    return this.#register.list(which, cursor, limit)
-  }
-
-  /** As {@link Register.note}. */
-  note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
-    return this.#register.note(id, notes)
-  }
-
-  /** As {@link Register.notes}. */
-  notes(id: RecordId): Promise<KeptNote[]> {
-    return this.#register.notes(id)
-  }
-
-  /** As {@link Register.watch}: throws nothing. */
-  watch(id: RecordId, changed: () => void): Promise<() => void> {
-    return this.#register.watch(id, changed)
-  }
-
-  /** As {@link Register.throttle}. */
-  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis> {
-    return this.#register.throttle(bucket, rate, units)
-  }
-
-  ping(): Promise<Millis> {
-    return this.#register.ping()
-  }
-
-  traits(): Promise<StoreTraits> {
-    return this.#register.traits()
-  }
-
-  close(): Promise<void> {
-    return this.#register.close()
   }
 }
 

@@ -2,10 +2,9 @@ import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { setImmediate as immediately } from 'node:timers/promises'
 import { Redis } from 'ioredis'
-import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 import { stateCode } from './codec.ts'
-import { readNote } from './history-lines.ts'
+import { readNote } from './history.ts'
 import { Channels } from './redis-channels.ts'
 import { type Arg, command } from './redis-command.ts'
 import { disconnect, settingsOf } from './redis-connection.ts'
@@ -20,8 +19,10 @@ import {
   type Note,
   type Page,
   type PutReply,
-  type Register,
+  type RateLimits,
+  type RecordHistory,
   type Renewal,
+  type Store,
   type StoreTraits,
   StoreUnavailable,
   type SwapReply,
@@ -53,7 +54,7 @@ const THROTTLE = script('throttle')
 const NOTE = script('note')
 const NOTES = script('notes')
 
-export interface RedisRegisterOptions {
+export interface RedisStoreOptions {
   /** `redis://` or `rediss://`, with user, password and database. */
   readonly url: string
   /** Whose records: those of other services on the same server are never seen. */
@@ -74,12 +75,20 @@ interface Noting {
   readonly done: Promise<readonly number[]>
 }
 
-export class RedisRegister implements Register {
+export class RedisStore implements Store {
   readonly name = 'redis'
+  readonly history: RecordHistory = {
+    append: (id, notes) => this.#append(id, notes),
+    read: (id) => this.#read(id),
+  }
+  readonly limits: RateLimits = {
+    take: (bucket, { count, per }, units) =>
+      this.#run(THROTTLE, [this.#keys.bucket(bucket)], [count, per, units, this.#skew()]),
+  }
   readonly #client: Redis
   readonly #keys: RedisKeys
   readonly #channels: Channels
-  readonly #onEvent: RedisRegisterOptions['onEvent']
+  readonly #onEvent: RedisStoreOptions['onEvent']
   readonly #skew: () => Millis
   /** Why the last connection failed, until there is one. */
   #trouble: string | null = null
@@ -88,7 +97,7 @@ export class RedisRegister implements Register {
   #silentCommands = 0
   #noting: Noting | null = null
 
-  private constructor(options: RedisRegisterOptions) {
+  private constructor(options: RedisStoreOptions) {
     this.#onEvent = options.onEvent
     this.#skew = options.skew ?? (() => 0)
     this.#keys = new RedisKeys(options.service)
@@ -103,8 +112,8 @@ export class RedisRegister implements Register {
   }
 
   /** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
-  static async open(options: RedisRegisterOptions): Promise<RedisRegister> {
-    const register = new RedisRegister(options)
+  static async open(options: RedisStoreOptions): Promise<RedisStore> {
+    const register = new RedisStore(options)
     await register.#client.connect().catch(() => {})
     return register
   }
@@ -184,7 +193,7 @@ export class RedisRegister implements Register {
   }
 
   /** Those of one turn of the event loop are one command: there is one for every executed request. */
-  async note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
+  async #append(id: RecordId, notes: readonly Note[]): Promise<boolean> {
     const batch = (this.#noting ??= this.#noteTogether())
     const nth = batch.keys.push(this.#keys.record(id), this.#keys.history(id)) / 2 - 1
     batch.args.push(notes.length)
@@ -203,7 +212,7 @@ export class RedisRegister implements Register {
     return { keys, args, done }
   }
 
-  async notes(id: RecordId): Promise<KeptNote[]> {
+  async #read(id: RecordId): Promise<KeptNote[]> {
     const lines = await this.#run<Buffer[]>(
       NOTES,
       [this.#keys.record(id), this.#keys.history(id)],
@@ -214,10 +223,6 @@ export class RedisRegister implements Register {
 
   watch(id: RecordId, changed: () => void): Promise<() => void> {
     return this.#channels.watch(id, changed)
-  }
-
-  throttle(bucket: string, { count, per }: Rate, units: 1 | -1): Promise<Millis> {
-    return this.#run(THROTTLE, [this.#keys.bucket(bucket)], [count, per, units, this.#skew()])
   }
 
   async ping(): Promise<Millis> {
@@ -286,7 +291,7 @@ export class RedisRegister implements Register {
     return reply
   }
 
-  #connect({ url, timeoutMs }: RedisRegisterOptions): Redis {
+  #connect({ url, timeoutMs }: RedisStoreOptions): Redis {
     const settings = settingsOf(url, timeoutMs)
     const name = `${settings.host}:${settings.port}`
     const client = new Redis(settings)

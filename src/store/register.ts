@@ -2,26 +2,26 @@ import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 
 /**
- * The port of a store: a compare-and-set register with expiry. It holds bytes of {@link file://./codec.ts}, of which it
- * reads and stamps the fixed prefix only; the state machine lives in core, once.
+ * A compare-and-set register with expiry. It holds the bytes of {@link file://./codec.ts}, of which it reads and stamps only
+ * the fixed prefix; the state machine lives in core, once.
  *
- * Every operation is atomic and takes the store's own time, which it answers as `now`. A record whose `dropAt` has come
- * does not exist. States `in_progress` and `unknown` are filed in an index by their `due` instant, in the same step.
+ * Every operation is atomic and runs on the store's own clock, which it returns as `now`. A record whose `dropAt` has come
+ * does not exist. Records in state `in_progress` or `unknown` are indexed by `due` in the same step.
  *
- * Errors: {@link StoreUnavailable} where the store cannot be asked or does not answer in time, {@link StoreFull} where it has
+ * Errors: {@link StoreUnavailable} if the store cannot be reached or does not answer in time, {@link StoreFull} if it has
  * no room (nothing unexpired is ever evicted).
  */
 export interface Register {
   /** Metric label: `memory`, `sqlite`, `redis`. */
   readonly name: string
   /**
-   * Writes `bytes` where nothing is; else gives back what is there. Stamps: version and updatedAt = now, fence and
-   * createdAt = now where they are 0, due = now + dueIn, dropAt = now + dropIn.
+   * Writes `bytes` if the id is free, otherwise returns the record that is there. Stamps: version and updatedAt = now, fence
+   * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn.
    */
   put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply>
   /**
-   * Replaces the record where `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or
-   * + 1 (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}.
+   * Replaces the record if `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or + 1
+   * (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}.
    */
   swap(
     id: RecordId,
@@ -32,44 +32,54 @@ export interface Register {
   ): Promise<SwapReply>
   get(id: RecordId): Promise<GetReply>
   /**
-   * Prolongs leases where the record is `in_progress` under that token, or `unknown` under it for no other reason than that its
-   * lease expired: then it is `in_progress` again. Stamps: due = now + dueIn, dropAt at least now + dropIn, version + 1. One
-   * answer per item.
+   * Extends leases: of records that are `in_progress` under that token, and of those that are `unknown` under it only because
+   * the lease expired, which become `in_progress` again. Stamps: due = now + dueIn, dropAt at least now + dropIn,
+   * version + 1. One answer per item.
    */
   renew(items: readonly Renewal[]): Promise<boolean[]>
-  /** Ids of unresolved records whose `due` instant has come, oldest first within what one step of the index gives. */
+  /** Ids of unresolved records whose `due` has come, oldest first within one step of the index. */
   due(limit: number): Promise<RecordId[]>
-  /** Removes the record at exactly this version, and its history. False: another version, or none. */
+  /** Removes the record at exactly this version, with its history. False: another version, or none. */
   remove(id: RecordId, version: number): Promise<boolean>
   /**
-   * Ids a page at a time, about `limit` of them: of `all` records in no order, where one that is there from the first page
-   * to the last is on some page, likewise of those whose id has that `beginning`; or of the `unresolved` ones, oldest `due`
-   * instant first. A store may look at all of its records to find a few: pages may be empty and have a next one. Some ids may come twice, and some
-   * records may have gone. `cursor`: null, then what the page before gave.
-   * @throws {RangeError} for a cursor that no page gave.
+   * Pages of about `limit` ids: of `all` records or those whose id starts with `beginning`, unordered, each record that
+   * exists throughout appearing at least once; or of the `unresolved` ones, earliest `due` first. Pages may be empty and
+   * still have a next one; ids may repeat, and records may be gone. `cursor`: null, then `next` of the page before.
+   * @throws {RangeError} for a cursor that no page returned.
    */
   list(which: Listing, cursor: string | null, limit: number): Promise<Page>
+  /** One cheap round trip: the store's time. Throws as all operations do. */
+  ping(): Promise<Millis>
+}
+
+/** What happened to a record, stored beside it and gone with it. Bounded as {@link file://./history.ts} says. */
+export interface RecordHistory {
+  /** False: there is no such record, and nothing was added. */
+  append(id: RecordId, notes: readonly Note[]): Promise<boolean>
+  /** Oldest first; empty if there is no record. */
+  read(id: RecordId): Promise<KeptNote[]>
+}
+
+/** Token buckets (GCRA): `rate.count` at once, then evenly over `rate.per`. A bucket's name has the form of a record id. */
+export interface RateLimits {
+  /** Takes one unit, or gives one back (-1). Returns 0, or how long until one is free; then nothing was taken. */
+  take(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis>
+}
+
+export interface Watching {
   /**
-   * Adds to the history that lies beside the record and goes with it, at most so long as {@link file://./noting.ts} says.
-   * False: there is no such record, and nothing was added.
-   */
-  note(id: RecordId, notes: readonly Note[]): Promise<boolean>
-  /** The record's history, oldest first; empty where there is no record. */
-  notes(id: RecordId): Promise<KeptNote[]>
-  /**
-   * Calls `changed` after writes of the record that end an attempt, by whichever replica, until the function that it
-   * resolves to is called. Resolved: from now on nothing is missed, where the store tells at all; some tell of nothing, and
-   * any may lose a message, so a look now and then stays necessary.
+   * Calls `changed` after each write that ends an attempt of the record, by any replica, until the returned function is
+   * called. From when it resolves no message is skipped, but some stores send none and any may lose one: poll as well.
+   * Never rejects.
    */
   watch(id: RecordId, changed: () => void): Promise<() => void>
-  /**
-   * Takes one unit of `rate` from a bucket (1) or gives one back (-1): `rate.count` at once, then evenly over `rate.per`
-   * (GCRA). Answers how long until the next unit is free; 0: taken, or given back. `bucket` has the form of a record id.
-   */
-  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis>
-  /** One cheap round trip. Answers the store's time; throws as all operations do. */
-  ping(): Promise<Millis>
-  /** What the store promises, as far as it tells (contract §9). Asked at start. */
+}
+
+/** What an adapter provides. */
+export interface Store extends Register, Watching {
+  readonly history: RecordHistory
+  readonly limits: RateLimits
+  /** What the store promises, as far as it tells (contract §9). */
   traits(): Promise<StoreTraits>
   close(): Promise<void>
 }

@@ -3,7 +3,7 @@ import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_thread
 import type { Millis } from '../core/record.ts'
 import { isUnresolved, mayRenew, meets, readStamps } from './codec.ts'
 import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
-import { noted } from './history-lines.ts'
+import { noted } from './history.ts'
 import type { GetReply, PutReply, SwapReply } from './register.ts'
 import {
   BUSY,

@@ -1,21 +1,20 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import { Worker } from 'node:worker_threads'
-import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { endsAttempt } from './codec.ts'
 import { type Place, pageOf, placeOf } from './cursor.ts'
-import { readNote } from './history-lines.ts'
+import { readNote } from './history.ts'
 import {
   type Condition,
   type GetReply,
-  type KeptNote,
   type Listing,
-  type Note,
   type Page,
   type PutReply,
-  type Register,
+  type RateLimits,
+  type RecordHistory,
   type Renewal,
+  type Store,
   StoreFull,
   type StoreTraits,
   StoreUnavailable,
@@ -29,7 +28,7 @@ const RESPAWN_TO: Millis = 5000
 /** Longer than any batch takes to commit; then the worker is ended by force. */
 const CLOSE_TIMEOUT: Millis = 5000
 
-export interface SqliteRegisterOptions {
+export interface SqliteStoreOptions {
   /** Relative to the working directory. */
   readonly path: string
   /** Whose records: those of other services in the file are never seen. */
@@ -48,9 +47,16 @@ interface Pending {
   readonly timer: NodeJS.Timeout
 }
 
-export class SqliteRegister implements Register {
+export class SqliteStore implements Store {
   readonly name = 'sqlite'
-  readonly #options: SqliteRegisterOptions
+  readonly history: RecordHistory = {
+    append: (id, notes) => this.#ask({ op: 'note', id, notes }),
+    read: async (id) => (await this.#ask<string[]>({ op: 'notes', id })).map(readNote),
+  }
+  readonly limits: RateLimits = {
+    take: (bucket, rate, units) => this.#ask({ op: 'throttle', bucket, rate, units }),
+  }
+  readonly #options: SqliteStoreOptions
   readonly #file: string
   readonly #skew = new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT)
   readonly #watchers = new Watchers()
@@ -60,14 +66,14 @@ export class SqliteRegister implements Register {
   #respawn: NodeJS.Timeout | undefined
   #closing = false
 
-  private constructor(options: SqliteRegisterOptions) {
+  private constructor(options: SqliteStoreOptions) {
     this.#options = options
     this.#file = path.resolve(options.path)
   }
 
   /** @throws {StoreUnavailable} that says why the file cannot be used. */
-  static async open(options: SqliteRegisterOptions): Promise<SqliteRegister> {
-    const register = new SqliteRegister(options)
+  static async open(options: SqliteStoreOptions): Promise<SqliteStore> {
+    const register = new SqliteStore(options)
     const folder = path.dirname(register.#file)
     if (!existsSync(folder))
       throw new StoreUnavailable(
@@ -139,21 +145,9 @@ export class SqliteRegister implements Register {
     return { ids, next: ids[limit - 1] ?? null }
   }
 
-  note(id: RecordId, notes: readonly Note[]): Promise<boolean> {
-    return this.#ask({ op: 'note', id, notes })
-  }
-
-  async notes(id: RecordId): Promise<KeptNote[]> {
-    return (await this.#ask<string[]>({ op: 'notes', id })).map(readNote)
-  }
-
   /** Told of what goes through this register; not of what other processes write to the file. */
   async watch(id: RecordId, changed: () => void): Promise<() => void> {
     return this.#watchers.add(id, changed)
-  }
-
-  throttle(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis> {
-    return this.#ask({ op: 'throttle', bucket, rate, units })
   }
 
   ping(): Promise<Millis> {

@@ -5,9 +5,9 @@ import { RecordLookup } from '../../src/admin/lookup.ts'
 import type { OwnAttempts } from '../../src/admin/ports.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
-import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
-import { type Register, StoreUnavailable } from '../../src/store/register.ts'
+import { type Register, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 
@@ -15,8 +15,8 @@ import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
 
 async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<OwnAttempts> = {}) {
-  const register = new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })
-  const between = Object.assign(Object.create(register) as Register, {
+  const register = new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const between = Object.assign(Object.create(register) as Store, {
     name: 'memory',
     swap: async (...args: Parameters<Register['swap']>) => {
       await meanwhile(register, args[0])
@@ -27,7 +27,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
       return register.remove(...args)
     },
   })
-  for (const name of ['put', 'get', 'list', 'note', 'notes', 'ping'] as const)
+  for (const name of ['put', 'get', 'list', 'ping'] as const)
     Object.assign(between, { [name]: register[name].bind(register) })
   const lines: AuditLine[] = []
   const told: RecordId[] = []
@@ -39,6 +39,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
     {
       config,
       records: new Records(between),
+      store: between,
       subjects: new RecordLookup(config),
       waiters: { tell: (id) => void told.push(id) },
       own: { isRunning: () => false, tell: async () => true, ...own },

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { AdminPorts } from '../../src/admin/ports.ts'
 import { list } from '../../src/admin/records.ts'
-import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Page } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS } from '../store/fixtures.ts'
@@ -11,8 +11,10 @@ interface Listed {
   readonly next: string | null
 }
 
-async function page(records: Partial<Records>, query: Record<string, string>): Promise<Listed> {
-  const answer = await list({ records } as AdminPorts, {
+type Asked = Partial<AdminPorts['store']> & Partial<Pick<Records, 'get'>>
+
+async function page(asked: Asked, query: Record<string, string>): Promise<Listed> {
+  const answer = await list({ records: asked, store: asked } as AdminPorts, {
     id: '',
     query: new URLSearchParams(query),
     ifMatch: null,
@@ -24,7 +26,7 @@ async function page(records: Partial<Records>, query: Record<string, string>): P
 }
 
 void t.test('few that fit among many: page after page finds each of them once', async (t) => {
-  const register = new MemoryRegister({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const register = new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   for (let n = 0; n < 12_000; n++)
     await register.put(
       newId(),
@@ -33,12 +35,12 @@ void t.test('few that fit among many: page after page finds each of them once', 
     )
   let lists = 0
   const records = new Records(register)
-  const counted: Partial<Records> = {
-    ping: () => records.ping(),
+  const counted: Asked = {
+    ping: () => register.ping(),
     get: (id) => records.get(id),
     list: (...args) => {
       lists++
-      return records.list(...args)
+      return register.list(...args)
     },
   }
   const found: string[] = []
@@ -66,7 +68,7 @@ void t.test('few that fit among many: page after page finds each of them once', 
 
 void t.test('a store with much else in it: a page comes to an end', async (t) => {
   let asked = 0
-  const empty: Partial<Records> = {
+  const empty: Asked = {
     ping: async () => 1,
     list: async (): Promise<Page> => ({ ids: [], next: String(++asked) }),
   }

@@ -11,7 +11,7 @@ import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { countersOf } from '../../src/observe/counters.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { bytesOf, HOUR, newId, newToken } from '../store/fixtures.ts'
@@ -21,12 +21,13 @@ const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
 
 async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?: Recheck) {
   const at = { now: 1_795_000_000_000 }
-  const register = new MemoryRegister({ clock: () => at.now, maxBytes: MEMORY_BYTES })
+  const register = new MemoryStore({ clock: () => at.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
   const api = new AdminApi(
     {
       config,
       records: new Records(register),
+      store: register,
       subjects: new RecordLookup(config),
       waiters: { tell: () => {} },
       own: { isRunning: () => false, tell: async () => true },
@@ -54,7 +55,7 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
     return id
   }
   const note = (id: RecordId, tag: string, count = 1) =>
-    register.note(id, [{ tag, count, firstAgo: 0, lastAgo: 0, text: '{}' }])
+    register.history.append(id, [{ tag, count, firstAgo: 0, lastAgo: 0, text: '{}' }])
   const ask = (query: Record<string, string>): Promise<AdminAnswer> => {
     const found = api.find('GET', '/v1/report')
     if (found.kind === 'refused') throw new Error('no such endpoint')

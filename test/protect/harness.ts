@@ -26,8 +26,9 @@ import { Budget } from '../../src/runtime/budget.ts'
 import { KeyedMutex } from '../../src/runtime/keyed-mutex.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 import { InFlight } from '../../src/runtime/shares.ts'
+import type { Operation } from '../../src/store/around.ts'
 import { decodeRecord, readStamps } from '../../src/store/codec.ts'
-import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
@@ -36,9 +37,9 @@ import {
   type Listing,
   type Note,
   type PutReply,
-  type Register,
   type Renewal,
   StoreFull,
+  type Store as StorePort,
   type StoreTraits,
   StoreUnavailable,
   type SwapReply,
@@ -131,7 +132,7 @@ export const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
 export const never: Promise<never> = new Promise(() => {})
 
 export interface StoreCall {
-  readonly op: keyof Register
+  readonly op: Operation
   readonly id: RecordId | null
   /** The process that asks. */
   readonly by: unknown
@@ -145,19 +146,19 @@ export class Store {
   calls = 0
   maxBytes = MEMORY_BYTES
   /** For calls of that name one after the other, then none. */
-  readonly next: { op: keyof Register; fault: Fault | null }[] = []
+  readonly next: { op: Operation; fault: Fault | null }[] = []
   fault: (call: StoreCall) => Fault | null = () => null
   /** Asked before the call goes out; it goes when the promise resolves. */
   gate: ((call: StoreCall) => Promise<void>) | null = null
   readonly ids = new Set<RecordId>()
   /** Owner tokens (hex) of writes that were applied. */
   readonly wrote: string[] = []
-  readonly inner = new MemoryRegister({ clock: () => this.now, maxBytes: MEMORY_BYTES })
+  readonly inner = new MemoryStore({ clock: () => this.now, maxBytes: MEMORY_BYTES })
   readonly #late: (() => Promise<unknown>)[] = []
 
   /** The same store as one process sees it. */
-  wire(by: unknown = null): Register {
-    const call = <T>(op: keyof Register, id: RecordId | null, apply: () => Promise<T>) =>
+  wire(by: unknown = null): StorePort {
+    const call = <T>(op: Operation, id: RecordId | null, apply: () => Promise<T>) =>
       this.#call(by, op, id, apply)
     const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Promise<T>): Promise<T> => {
       const settled = await reply
@@ -183,12 +184,17 @@ export class Store {
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),
-      note: (id: RecordId, notes: readonly Note[]) => call('note', null, () => inner.note(id, notes)),
-      notes: (id: RecordId) => call('notes', null, () => inner.notes(id)),
+      history: {
+        append: (id: RecordId, notes: readonly Note[]) =>
+          call('note', null, () => inner.history.append(id, notes)),
+        read: (id: RecordId) => call('notes', null, () => inner.history.read(id)),
+      },
+      limits: {
+        take: (bucket: string, rate: Rate, units: 1 | -1) =>
+          call('throttle', null, () => inner.limits.take(bucket, rate, units)),
+      },
       // No call that can fail: it throws nothing, and a store that cannot tell does not.
       watch: (id: RecordId, changed: () => void) => inner.watch(id, changed),
-      throttle: (bucket: string, rate: Rate, units: 1 | -1) =>
-        call('throttle', null, () => inner.throttle(bucket, rate, units)),
       ping: () => call('ping', null, () => inner.ping()),
       traits: (): Promise<StoreTraits> => inner.traits(),
       close: () => inner.close(),
@@ -225,7 +231,7 @@ export class Store {
     return bytes === null ? null : readAt(decodeRecord(bytes), now)
   }
 
-  async #call<T>(by: unknown, op: keyof Register, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
+  async #call<T>(by: unknown, op: Operation, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
     const call = { op, id, by, n: ++this.calls }
     if (id !== null) this.ids.add(id)
     if (this.gate !== null) await this.gate(call)
@@ -291,6 +297,8 @@ export type Event = readonly [string, ...unknown[]]
 export class Replica {
   readonly store: Store
   readonly ports: Ports
+  /** The store as this process sees it. */
+  readonly wire: StorePort
   readonly records: Records
   readonly bytes = new Bytes()
   /** Room for replays. */
@@ -308,7 +316,8 @@ export class Replica {
 
   constructor(options: Options = {}) {
     this.store = options.store ?? new Store()
-    this.records = new Records(this.store.wire(this))
+    this.wire = this.store.wire(this)
+    this.records = new Records(this.wire)
     const say =
       (name: string) =>
       (...args: unknown[]): void =>
@@ -327,13 +336,14 @@ export class Replica {
     }
     this.ports = {
       records: this.records,
+      store: this.wire,
       forward: options.forward ?? ((request) => this.#forward(request)),
       leases: new Leases(
-        (items) => this.records.renew(items),
+        (items) => this.wire.renew(items),
         (error) => void this.renewalErrors.push(error),
       ),
       settler: new Settler(this.records, observer, options.outbox ?? null),
-      waiters: new WaitingRoom(this.records, options.maxWaiters ?? 100),
+      waiters: new WaitingRoom(this.records, this.wire, options.maxWaiters ?? 100),
       turns: new KeyedMutex(),
       grants: new ReplayGrants(() => this.store.now),
       regenerated: new KeyChurn(() => this.store.now),

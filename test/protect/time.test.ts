@@ -36,9 +36,7 @@ void t.test(
     if (run === undefined) throw new Error('nothing runs')
     for (let i = 0; i < 9; i++) {
       a.store.now += LEASE / 3
-      t.same(await a.records.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE, dropIn: 0 }]), [
-        true,
-      ])
+      t.same(await a.wire.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE, dropIn: 0 }]), [true])
       await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
     }
     gate.open()

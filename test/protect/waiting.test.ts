@@ -401,15 +401,17 @@ void t.test('the room', async (t) => {
     const looks: PromiseWithResolvers<{ now: number; record: null }>[] = []
     const waiters = new WaitingRoom(
       {
-        watch: (_id, call) => {
-          watches++
-          changed = call
-          return watched.promise
-        },
         get: () => {
           const look = Promise.withResolvers<{ now: number; record: null }>()
           looks.push(look)
           return look.promise
+        },
+      },
+      {
+        watch: (_id, call) => {
+          watches++
+          changed = call
+          return watched.promise
         },
       },
       10,
@@ -436,7 +438,8 @@ void t.test('the room', async (t) => {
   await t.test('a watch that came too late is ended', async (t) => {
     const watched = Promise.withResolvers<() => void>()
     const waiters = new WaitingRoom(
-      { watch: () => watched.promise, get: async () => ({ now: 0, record: null }) },
+      { get: async () => ({ now: 0, record: null }) },
+      { watch: () => watched.promise },
       1,
     )
     const seat = waiters.enter(id, false)

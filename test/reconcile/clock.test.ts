@@ -41,7 +41,7 @@ async function owner(t: Test, store: Store, policy: RoutePolicy) {
     gate,
     running,
     /** What the leases of its process send every third of a lease. */
-    renews: () => a.records.renew([{ id: a.id, token, dueIn: LEASE, dropIn: HOUR }]),
+    renews: () => a.wire.renew([{ id: a.id, token, dueIn: LEASE, dropIn: HOUR }]),
   }
 }
 

@@ -2,7 +2,7 @@ import t from 'tap'
 import type { ReconcilePolicy } from '../../src/core/reconcile/answer.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Control } from '../../src/reconcile/control.ts'
-import { MemoryRegister } from '../../src/store/memory.ts'
+import { MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { UPSTREAM } from '../protect/harness.ts'
@@ -17,7 +17,8 @@ const MISTYPED: ReconcilePolicy = {
 
 /** A store, an upstream that knows the keys of `knows`, and a control of a process that has just begun. */
 function begun() {
-  const records = new Records(new MemoryRegister({ clock: () => 1_000_000, maxBytes: 1e7 }))
+  const store = new MemoryStore({ clock: () => 1_000_000, maxBytes: 1e7 })
+  const records = new Records(store)
   const self = {
     records,
     knows: new Set<string>(),
@@ -38,11 +39,11 @@ function begun() {
     control: null as unknown as Control,
   }
   self.control = new Control({
-    records: {
-      get: (id) => records.get(id),
+    records,
+    store: {
       list: (...asked) => {
         self.lists++
-        return records.list(...asked)
+        return store.list(...asked)
       },
     },
     upstream: UPSTREAM,

@@ -82,8 +82,10 @@ export class Worker {
     }
     // It has been there all the time.
     this.clock.saw(0, 0, 0)
+    const wire = store.wire(by ?? this)
     this.sweeper = new Sweeper({
-      records: new Records(store.wire(by ?? this)),
+      records: new Records(wire),
+      store: wire,
       forward: (request) => this.#answer(request),
       upstream: UPSTREAM,
       questionTimeout: QUESTION_TIMEOUT,

@@ -9,8 +9,10 @@ import { asking, broken, unknownIn, worker } from './harness.ts'
 
 void t.test('unknown and dead-lettered records are counted apart; others are not', async (t) => {
   const store = new Store()
+  const wire = store.wire()
   const census = new UnresolvedCount(
-    new Records(store.wire()),
+    new Records(wire),
+    wire,
     () => {},
     () => {},
   )
@@ -42,8 +44,10 @@ void t.test('it counts by itself; a store that is down leaves the last count', a
   await broken(replica(t, { store }), route())
   const told: Counted[] = []
   const errors: unknown[] = []
+  const wire = store.wire()
   const census = new UnresolvedCount(
-    new Records(store.wire()),
+    new Records(wire),
+    wire,
     (counted) => void told.push(counted),
     (error) => void errors.push(error),
   )

@@ -1,9 +1,9 @@
 import t from 'tap'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
-import { CorruptRecord, type Register, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
+import { CorruptRecord, type Store, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
 import { newId, newToken, SPANS, until } from './fixtures.ts'
 
-/** A register that does what the test says. */
+/** A store that does what the test says. */
 function scripted() {
   const script = { fail: null as Error | null, calls: [] as string[] }
   const call = (name: string) => async () => {
@@ -28,15 +28,17 @@ function scripted() {
   ] as const
   const methods = Object.fromEntries(names.map((name) => [name, call(name)]))
   const close = async () => void script.calls.push('close')
-  return { script, register: { name: 'scripted', close, ...methods } as unknown as Register }
+  const { note, notes, throttle, ...rest } = methods
+  const ports = { history: { append: note, read: notes }, limits: { take: throttle } }
+  return { script, store: { name: 'scripted', close, ...ports, ...rest } as unknown as Store }
 }
 
 function setup(over = {}) {
-  const { script, register } = scripted()
+  const { script, store } = scripted()
   const states: BreakerState[] = []
   const onState = (state: BreakerState) => void states.push(state)
   const options = { ...BREAKER_DEFAULTS, probeAfter: 5, probeAtMost: 20, onState, ...over }
-  return { script, states, breaker: withBreaker(register, options) }
+  return { script, states, breaker: withBreaker(store, options) }
 }
 
 const id = newId()
@@ -54,10 +56,10 @@ void t.test('every operation goes through while it is closed', async (t) => {
     await breaker.due(1),
     await breaker.remove(id, 1),
     await breaker.list('all', null, 1),
-    await breaker.note(id, []),
-    await breaker.notes(id),
+    await breaker.history.append(id, []),
+    await breaker.history.read(id),
     await breaker.watch(id, () => {}),
-    await breaker.throttle(id, { count: 1, per: 1 }, 1),
+    await breaker.limits.take(id, { count: 1, per: 1 }, 1),
     await breaker.ping(),
     await breaker.traits(),
   ]
@@ -98,21 +100,21 @@ void t.test(
 )
 
 void t.test('watching passes it by: not refused while it is open, and no sign of life', async (t) => {
-  const { script, register } = scripted()
+  const { script, store } = scripted()
   const watch = async () => () => {}
   const states: BreakerState[] = []
   const onState = (state: BreakerState) => void states.push(state)
   const options = { threshold: 2, probeAfter: 60_000, probeAtMost: 60_000, onState }
-  const breaker = withBreaker({ ...register, watch }, options)
+  const breaker = withBreaker({ ...store, watch }, options)
   t.teardown(() => breaker.close())
   script.fail = down
-  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, 1), down)
+  await t.rejects(breaker.limits.take(id, { count: 1, per: 1 }, 1), down)
   await breaker.watch(id, () => {})
   t.same(states, [])
-  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, 1), down)
+  await t.rejects(breaker.limits.take(id, { count: 1, per: 1 }, 1), down)
   t.same(states, ['open'], 'the watch in between was no success')
   t.type(await breaker.watch(id, () => {}), Function)
-  await t.rejects(breaker.throttle(id, { count: 1, per: 1 }, -1), { message: /breaker open/ })
+  await t.rejects(breaker.limits.take(id, { count: 1, per: 1 }, -1), { message: /breaker open/ })
 })
 
 void t.test('what people look at does not open it, and is refused while it is open', async (t) => {
@@ -120,8 +122,8 @@ void t.test('what people look at does not open it, and is refused while it is op
   t.teardown(() => breaker.close())
   const looks: readonly (() => Promise<unknown>)[] = [
     () => breaker.list('all', null, 1),
-    () => breaker.note(id, []),
-    () => breaker.notes(id),
+    () => breaker.history.append(id, []),
+    () => breaker.history.read(id),
   ]
   script.fail = down
   for (let n = 0; n < 4; n++) for (const look of looks) await t.rejects(look(), down)
@@ -141,7 +143,7 @@ void t.test('errors that are answers do not open it', async (t) => {
 })
 
 void t.test('failures of operations from before it opened do not open it again', async (t) => {
-  const { script, register } = scripted()
+  const { script, store } = scripted()
   const failures: ((error: Error) => void)[] = []
   const successes: ((reply: never) => void)[] = []
   const slow = () =>
@@ -156,7 +158,7 @@ void t.test('failures of operations from before it opened do not open it again',
     probeAtMost: 1,
     onState: (s: BreakerState) => void states.push(s),
   }
-  const breaker = withBreaker({ ...register, get: slow }, options)
+  const breaker = withBreaker({ ...store, get: slow }, options)
   const pending = Array.from({ length: 6 }, () => breaker.get(id))
   const settled = Promise.allSettled(pending)
   failures[0]?.(down)
@@ -180,7 +182,7 @@ void t.test('close ends the probing', async (t) => {
 })
 
 void t.test('close during a probe ends it, too', async (t) => {
-  const { register } = scripted()
+  const { store } = scripted()
   const states: BreakerState[] = []
   let fail: (error: Error) => void = () => {}
   const ping = () => new Promise<never>((_, reject) => (fail = reject))
@@ -191,7 +193,7 @@ void t.test('close during a probe ends it, too', async (t) => {
     probeAtMost: 1,
     onState: (s: BreakerState) => void states.push(s),
   }
-  const breaker = withBreaker({ ...register, get, ping }, options)
+  const breaker = withBreaker({ ...store, get, ping }, options)
   await t.rejects(breaker.get(id), down)
   await until(() => states.at(-1) === 'half_open')
   await breaker.close()

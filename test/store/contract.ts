@@ -3,7 +3,7 @@ import fc from 'fast-check'
 import type { Test } from 'tap'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
-import type { Register } from '../../src/store/register.ts'
+import type { Store } from '../../src/store/register.ts'
 import {
   ALL_BYTES,
   bytesOf,
@@ -18,11 +18,11 @@ import {
 } from './fixtures.ts'
 
 export interface Harness extends AsyncDisposable {
-  readonly register: Register
+  readonly register: Store
   /** Another process on the same store, as far as the adapter knows any. */
-  readonly peer: Register
+  readonly peer: Store
   /** Another service on the same store; null where nobody shares one. */
-  readonly other: Register | null
+  readonly other: Store | null
   /** Whether a watcher is told of what the peer writes. */
   readonly tellsPeers: boolean
   /** Moves the store's clock, for both. */
@@ -70,7 +70,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const stop = await register.watch(id, () => void told++)
     const claimed = await register.put(id, bytesOf('in_progress', mine), SPANS)
     t.ok(claimed.done)
-    t.ok(await register.note(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'mine' }]))
+    t.ok(await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'mine' }]))
     const before = (await register.get(id)).bytes as Buffer
     const version = readStamps(before).version
 
@@ -82,8 +82,11 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     )
     t.same(await other.renew([{ id, token: mine, ...SPANS }]), [false])
     t.equal(await other.remove(id, version), false)
-    t.equal(await other.note(id, [{ tag: 'b', count: 1, firstAgo: 0, lastAgo: 0, text: 'theirs' }]), false)
-    t.same(await other.notes(id), [])
+    t.equal(
+      await other.history.append(id, [{ tag: 'b', count: 1, firstAgo: 0, lastAgo: 0, text: 'theirs' }]),
+      false,
+    )
+    t.same(await other.history.read(id), [])
     for (const which of ['all', 'unresolved'] as const) t.same((await other.list(which, null, 10)).ids, [])
     harness.advance(SPANS.dueIn + MINUTE)
     t.same(await other.due(10), [], 'nobody else looks after it')
@@ -93,16 +96,16 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.ok((await other.put(id, bytesOf('completed', theirs), SPANS)).done, 'the same id is free there')
     t.ok(await other.remove(id, readStamps((await other.get(id)).bytes as Buffer).version))
     t.same((await register.get(id)).bytes, before)
-    t.equal((await register.notes(id)).length, 1)
+    t.equal((await register.history.read(id)).length, 1)
     t.equal(told, 0, 'nor is anybody told of what another service wrote')
     stop()
 
     const once = { count: 1, per: HOUR }
-    t.equal(await register.throttle(id, once, 1), 0)
-    t.equal(await other.throttle(id, once, 1), 0, 'each has a rate of its own')
-    t.ok((await register.throttle(id, once, 1)) > 0)
-    t.equal(await other.throttle(id, once, -1), 0)
-    t.ok((await register.throttle(id, once, 1)) > 0)
+    t.equal(await register.limits.take(id, once, 1), 0)
+    t.equal(await other.limits.take(id, once, 1), 0, 'each has a rate of its own')
+    t.ok((await register.limits.take(id, once, 1)) > 0)
+    t.equal(await other.limits.take(id, once, -1), 0)
+    t.ok((await register.limits.take(id, once, 1)) > 0)
   })
 
   void test('put gives back what is there, and changes nothing', async (t, { register, advance }) => {
@@ -575,7 +578,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
       ids.push(id)
       await register.put(id, bytesOf(states[n % 5] as 'unknown', newToken()), SPANS)
     }
-    await register.throttle(newId(), { count: 1, per: HOUR }, 1)
+    await register.limits.take(newId(), { count: 1, per: HOUR }, 1)
     const removed = ids.splice(0, 50)
     const seen = new Set<RecordId>()
     let cursor: string | null = null
@@ -667,15 +670,21 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
       lastAgo: ago / 2,
       text,
     })
-    t.equal(await register.note(id, [note('a', '{}')]), false, 'there is no such record')
-    t.same(await register.notes(id), [])
+    t.equal(await register.history.append(id, [note('a', '{}')]), false, 'there is no such record')
+    t.same(await register.history.read(id), [])
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    t.same(await register.notes(id), [])
-    t.equal(await register.note(id, [note('claimed:1', '{"ü":"a b"}', 100.4)]), true)
-    t.equal(await peer.note(id, [note('replayed:x', 'first'), note('replayed:x', 'second', 0, 3)]), true)
-    t.equal(await register.note(id, [note('replayed:x', 'third')]), true)
-    t.equal(await register.note(id, [note('misuse:x', 'a 1 2 3 b'), note('replayed:x', 'last')]), true)
-    const notes = await peer.notes(id)
+    t.same(await register.history.read(id), [])
+    t.equal(await register.history.append(id, [note('claimed:1', '{"ü":"a b"}', 100.4)]), true)
+    t.equal(
+      await peer.history.append(id, [note('replayed:x', 'first'), note('replayed:x', 'second', 0, 3)]),
+      true,
+    )
+    t.equal(await register.history.append(id, [note('replayed:x', 'third')]), true)
+    t.equal(
+      await register.history.append(id, [note('misuse:x', 'a 1 2 3 b'), note('replayed:x', 'last')]),
+      true,
+    )
+    const notes = await peer.history.read(id)
     t.same(
       notes.map(({ tag, count, text }) => [tag, count, text]),
       [
@@ -689,20 +698,20 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     t.equal((claimed?.last ?? 0) - (claimed?.first ?? 0), 50)
     for (const { first, last } of notes) t.ok(first <= last && first >= put.now - 100)
     const before = (await register.get(id)).bytes as Buffer
-    await register.note(id, [note('b', '')])
+    await register.history.append(id, [note('b', '')])
     t.ok((await register.get(id)).bytes?.equals(before), 'the record is what it was')
-    t.match((await register.notes(id)).at(-1), { tag: 'b', text: '' })
+    t.match((await register.history.read(id)).at(-1), { tag: 'b', text: '' })
   })
 
   void test('notes are capped: the first ten and the newest forty stay', async (t, { register }) => {
     const id = newId()
     await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     for (let n = 0; n < 120; n += 3)
-      await register.note(
+      await register.history.append(
         id,
         [n, n + 1, n + 2].map((m) => ({ tag: `t${m}`, count: 1, firstAgo: 0, lastAgo: 0, text: String(m) })),
       )
-    const texts = (await register.notes(id)).map(({ text }) => Number(text))
+    const texts = (await register.history.read(id)).map(({ text }) => Number(text))
     const numbers = Array.from({ length: 120 }, (_, n) => n)
     t.same(texts, [...numbers.slice(0, 10), ...numbers.slice(80)])
   })
@@ -714,26 +723,26 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const id = newId()
     const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    await register.note(id, [note])
+    await register.history.append(id, [note])
     t.ok(await register.remove(id, put.now))
-    t.same(await register.notes(id), [])
+    t.same(await register.history.read(id), [])
     await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    t.same(await register.notes(id), [])
-    await register.note(id, [note])
+    t.same(await register.history.read(id), [])
+    await register.history.append(id, [note])
     advance(SPANS.dropIn)
-    t.same(await register.notes(id), [])
-    t.equal(await register.note(id, [note]), false)
+    t.same(await register.history.read(id), [])
+    t.equal(await register.history.append(id, [note]), false)
   })
 
   void test('throttle: so many at once, then one after the other', async (t, { register, advance }) => {
     const rate = { count: 7, per: HOUR }
     const bucket = newId()
-    const take = () => register.throttle(bucket, rate, 1)
+    const take = () => register.limits.take(bucket, rate, 1)
     for (let n = 0; n < rate.count; n++) t.equal(await take(), 0)
     const waits = [await take(), await take(), await take()]
     const interval = Math.ceil(HOUR / 7)
     for (const wait of waits) t.ok(wait > 0 && wait <= interval, 'asking in vain takes nothing')
-    t.equal(await register.throttle(newId(), rate, 1), 0, 'another bucket is another')
+    t.equal(await register.limits.take(newId(), rate, 1), 0, 'another bucket is another')
     advance(waits[0] as number)
     t.equal(await take(), 0)
     const wait = await take()
@@ -748,8 +757,8 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
   }) => {
     const rate = { count: 3, per: 3 * HOUR }
     const bucket = newId()
-    const take = () => register.throttle(bucket, rate, 1)
-    const giveBack = async () => t.equal(await register.throttle(bucket, rate, -1), 0)
+    const take = () => register.limits.take(bucket, rate, 1)
+    const giveBack = async () => t.equal(await register.limits.take(bucket, rate, -1), 0)
     await giveBack()
     for (let n = 0; n < 3; n++) t.equal(await take(), 0)
     t.not(await take(), 0)
@@ -768,7 +777,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     const bucket = newId()
     const rate = { count: 20, per: 24 * HOUR }
     const waits = await Promise.all(
-      Array.from({ length: 50 }, (_, n) => (n % 2 ? register : peer).throttle(bucket, rate, 1)),
+      Array.from({ length: 50 }, (_, n) => (n % 2 ? register : peer).limits.take(bucket, rate, 1)),
     )
     t.equal(waits.filter((wait) => wait === 0).length, 20)
   })
@@ -778,15 +787,15 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
     advance,
   }) => {
     const bucket = newId()
-    for (let n = 0; n < 5; n++) await register.throttle(bucket, { count: 10, per: 10 * HOUR }, 1)
+    for (let n = 0; n < 5; n++) await register.limits.take(bucket, { count: 10, per: 10 * HOUR }, 1)
     const twice = { count: 20, per: 10 * HOUR }
-    for (let n = 0; n < 10; n++) t.equal(await register.throttle(bucket, twice, 1), 0)
-    t.not(await register.throttle(bucket, twice, 1), 0)
+    for (let n = 0; n < 10; n++) t.equal(await register.limits.take(bucket, twice, 1), 0)
+    t.not(await register.limits.take(bucket, twice, 1), 0)
     const fast = { count: 2, per: HOUR }
-    const wait = await register.throttle(bucket, fast, 1)
+    const wait = await register.limits.take(bucket, fast, 1)
     t.ok(wait > 0 && wait <= HOUR / 2, 'never longer than a whole bucket of the new one takes')
     advance(wait)
-    t.equal(await register.throttle(bucket, fast, 1), 0)
+    t.equal(await register.limits.take(bucket, fast, 1), 0)
   })
 
   void test('throttle: a clock that goes back does not stop a bucket from filling', async (t, {
@@ -795,10 +804,10 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
   }) => {
     const bucket = newId()
     const rate = { count: 2, per: 2 * HOUR }
-    for (let n = 0; n < 2; n++) t.equal(await register.throttle(bucket, rate, 1), 0)
+    for (let n = 0; n < 2; n++) t.equal(await register.limits.take(bucket, rate, 1), 0)
     advance(-5 * HOUR)
-    for (let n = 0; n < 2; n++) t.equal(await register.throttle(bucket, rate, 1), 0)
-    const wait = await register.throttle(bucket, rate, 1)
+    for (let n = 0; n < 2; n++) t.equal(await register.limits.take(bucket, rate, 1), 0)
+    const wait = await register.limits.take(bucket, rate, 1)
     t.ok(wait > 0 && wait <= HOUR)
   })
 
@@ -823,7 +832,7 @@ export function registerContract(t: Test, name: string, make: () => Promise<Harn
             advance(one.advance)
             filled = Math.min(count * interval, filled + one.advance)
           } else {
-            const wait = await register.throttle(bucket, { count, per: count * interval }, one.units)
+            const wait = await register.limits.take(bucket, { count, per: count * interval }, one.units)
             const missing = one.units === 1 ? Math.max(0, interval - filled) : 0
             if (missing === 0) filled = Math.min(count * interval, filled - one.units * interval)
             t.ok(

@@ -1,13 +1,13 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { MEMORY_BYTES, MemoryRegister } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { PutReply } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 function setup() {
   const clock = { now: 1_795_000_000_000 }
-  const register = new MemoryRegister({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
+  const register = new MemoryStore({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
   return { clock, register, records: new Records(register) }
 }
 
@@ -36,7 +36,7 @@ void t.test(
 )
 
 void t.test('takeOver: one of several wins, under the next fence', async (t) => {
-  const { records } = setup()
+  const { records, register } = setup()
   const id = newId()
   await records.claim(id, draft('in_progress', newToken()), SPANS)
   const { record } = await records.get(id)
@@ -57,7 +57,7 @@ void t.test('takeOver: one of several wins, under the next fence', async (t) => 
     { ...won, recognised: true },
     'its own, after a lost reply',
   )
-  await records.remove(id, record.version + 1)
+  await register.remove(id, record.version + 1)
   t.match(await records.takeOver(id, record, two, SPANS), { kind: 'lost', record: null })
 })
 
@@ -100,7 +100,7 @@ void t.test('settle: what appears between its two steps', async (t) => {
     return new Records(
       Object.assign(Object.create(register), {
         swap: register.swap.bind(register),
-        async put(...[to, own, spans]: Parameters<MemoryRegister['put']>): Promise<PutReply> {
+        async put(...[to, own, spans]: Parameters<MemoryStore['put']>): Promise<PutReply> {
           if (!raced && bytes !== null) await register.put(id, bytes, spans)
           raced = true
           return register.put(to, own, spans)
@@ -165,21 +165,21 @@ void t.test('a record that cannot be decoded is told, and not touched', async (t
   t.same((await register.get(id)).bytes, before)
 })
 
-void t.test('the rest goes straight to the register', async (t) => {
-  const { clock, records } = setup()
+void t.test('what is beside the records is asked of the store', async (t) => {
+  const { clock, records, register } = setup()
   const id = newId()
   const token = newToken()
-  t.equal(records.name, 'memory')
-  t.equal(await records.ping(), clock.now)
+  t.equal(register.name, 'memory')
+  t.equal(await register.ping(), clock.now)
   t.same((await records.get(id)).record, null)
   await records.claim(id, draft('in_progress', token), SPANS)
-  t.same(await records.renew([{ id, token, dueIn: 0, dropIn: 0 }]), [true])
-  t.same(await records.due(5), [id])
+  t.same(await register.renew([{ id, token, dueIn: 0, dropIn: 0 }]), [true])
+  t.same(await register.due(5), [id])
   const rate = { count: 1, per: 10 }
-  t.same([await records.throttle(id, rate, 1), await records.throttle(id, rate, 1)], [0, 10])
-  const removed = new Promise<void>((told) => void records.watch(id, told))
-  t.equal(await records.remove(id, clock.now + 1), true)
+  t.same([await register.limits.take(id, rate, 1), await register.limits.take(id, rate, 1)], [0, 10])
+  const removed = new Promise<void>((told) => void register.watch(id, told))
+  t.equal(await register.remove(id, clock.now + 1), true)
   await removed
-  t.match(await records.traits(), { durable: false, evicts: false })
-  await records.close()
+  t.match(await register.traits(), { durable: false, evicts: false })
+  await register.close()
 })

@@ -5,7 +5,7 @@ import { getCACertificates, setDefaultCACertificates } from 'node:tls'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
-import { RedisRegister } from '../../src/store/redis.ts'
+import { RedisStore } from '../../src/store/redis.ts'
 import { addressOf } from '../../src/store/redis-connection.ts'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { storeError, traitsOf } from '../../src/store/redis-replies.ts'
@@ -25,12 +25,12 @@ const claim = () => bytesOf('in_progress', newToken())
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await RedisRegister.open({ url, service: 'pay', timeoutMs, onEvent })
+  const register = await RedisStore.open({ url, service: 'pay', timeoutMs, onEvent })
   t.teardown(() => register.close())
   return { register, events }
 }
 
-const answers = (register: RedisRegister) => () =>
+const answers = (register: RedisStore) => () =>
   register.ping().then(
     () => true,
     () => false,
@@ -295,7 +295,7 @@ void t.test('what a URL says', async (t) => {
 })
 
 void t.test('close ends without Redis, too', async (t) => {
-  const down = await RedisRegister.open({
+  const down = await RedisStore.open({
     url: `redis://127.0.0.1:${await freePort()}`,
     service: 'pay',
     timeoutMs: FAST,
@@ -304,7 +304,7 @@ void t.test('close ends without Redis, too', async (t) => {
   await down.close()
   await t.rejects(down.ping(), NOT_APPLIED)
   await using server = await RedisServer.start()
-  const hanging = await RedisRegister.open({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent() {} })
+  const hanging = await RedisStore.open({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent() {} })
   server.pause()
   const pending = t.rejects(hanging.ping(), APPLIED)
   await hanging.close()

@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { RedisRegister } from '../../src/store/redis.ts'
+import { RedisStore } from '../../src/store/redis.ts'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
@@ -15,20 +15,20 @@ const PATIENT: Millis = 10_000
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await RedisRegister.open({ url, service: 'pay', timeoutMs, onEvent })
+  const register = await RedisStore.open({ url, service: 'pay', timeoutMs, onEvent })
   t.teardown(() => register.close())
   return { register, events }
 }
 
 /** A watcher that counts. */
-async function watch(register: RedisRegister, id: RecordId) {
+async function watch(register: RedisStore, id: RecordId) {
   const watcher = { told: 0, stop: () => {} }
   watcher.stop = await register.watch(id, () => void watcher.told++)
   return watcher
 }
 
 /** An end of an attempt, as another replica writes it. */
-async function end(register: RedisRegister, id: RecordId): Promise<void> {
+async function end(register: RedisStore, id: RecordId): Promise<void> {
   const { bytes } = await register.get(id)
   const write = bytesOf('unknown', newToken())
   const reply =
@@ -38,7 +38,7 @@ async function end(register: RedisRegister, id: RecordId): Promise<void> {
   if (!reply.done) throw new Error('not written')
 }
 
-const answers = (register: RedisRegister) => () =>
+const answers = (register: RedisStore) => () =>
   register.ping().then(
     () => true,
     () => false,
@@ -283,23 +283,23 @@ void t.test(
     const { register } = await open(t, server.url)
     const [id, short] = [newId(), newId()]
     const rate = { count: 10, per: 10 * HOUR }
-    await register.throttle(id, rate, 1)
+    await register.limits.take(id, rate, 1)
     const expires = async () => Number(await server.command('PTTL', KEYS.bucket(id)))
     t.ok((await expires()) > 0 && (await expires()) <= HOUR)
-    await register.throttle(id, rate, 1)
+    await register.limits.take(id, rate, 1)
     t.ok((await expires()) > HOUR && (await expires()) <= 2 * HOUR)
-    await register.throttle(id, rate, -1)
+    await register.limits.take(id, rate, -1)
     t.ok((await expires()) > 0 && (await expires()) <= HOUR)
-    await register.throttle(id, rate, -1)
+    await register.limits.take(id, rate, -1)
     t.equal(await server.command('EXISTS', KEYS.bucket(id)), 0)
-    await register.throttle(short, { count: 2, per: 100 }, 1)
+    await register.limits.take(short, { count: 2, per: 100 }, 1)
     await until(async () => (await server.command('EXISTS', KEYS.bucket(short))) === 0)
     t.equal(await server.command('DBSIZE'), 0)
 
     await server.command('SET', KEYS.bucket(id), 'of a later release')
-    t.equal(await register.throttle(id, rate, 1), 0)
+    t.equal(await register.limits.take(id, rate, 1), 0)
     await server.command('CONFIG', 'SET', 'maxmemory', '1')
-    await t.rejects(register.throttle(newId(), rate, 1), { name: 'StoreFull' })
+    await t.rejects(register.limits.take(newId(), rate, 1), { name: 'StoreFull' })
     t.equal(await server.command('EXISTS', KEYS.record(id)), 0)
   },
 )

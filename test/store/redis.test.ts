@@ -1,5 +1,5 @@
 import t from 'tap'
-import { RedisRegister } from '../../src/store/redis.ts'
+import { RedisStore } from '../../src/store/redis.ts'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
@@ -10,7 +10,7 @@ t.teardown(() => server[Symbol.asyncDispose]())
 let skew = 0
 const KEYS = new RedisKeys('pay')
 const open = (service = 'pay') =>
-  RedisRegister.open({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
+  RedisStore.open({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
 
 registerContract(t, 'redis', async () => {
   const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
@@ -95,7 +95,7 @@ void t.test(
     const expiries = async () =>
       Promise.all([KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)))
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    await register.note(id, [note])
+    await register.history.append(id, [note])
     const [first, history] = await expiries()
     t.ok(Number(first) > 0)
     t.equal(history, first)
@@ -106,7 +106,7 @@ void t.test(
       { dueIn: 1, dropIn: HOUR },
       false,
     )
-    await register.note(id, [note])
+    await register.history.append(id, [note])
     const [second, later] = await expiries()
     t.not(second, first)
     t.equal(later, second)

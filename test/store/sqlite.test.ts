@@ -7,22 +7,22 @@ import type { Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { SqliteRegister, type SqliteRegisterOptions } from '../../src/store/sqlite.ts'
+import { SqliteStore, type SqliteStoreOptions } from '../../src/store/sqlite.ts'
 import { failureOf } from '../../src/store/sqlite-protocol.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
 const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
 
-function open(path: string, over: Partial<SqliteRegisterOptions> = {}): Promise<SqliteRegister> {
-  return SqliteRegister.open({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
+function open(path: string, over: Partial<SqliteStoreOptions> = {}): Promise<SqliteStore> {
+  return SqliteStore.open({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
 }
 
 const workers: Worker[] = []
 process.on('worker', (worker) => void workers.push(worker))
 
 /** A register on a file of its own, both gone when the test ends. */
-async function opened(t: Test, over: Partial<SqliteRegisterOptions> = {}) {
+async function opened(t: Test, over: Partial<SqliteStoreOptions> = {}) {
   const dir = tempDir()
   const file = join(dir.path, 'records.db')
   const register = await open(file, over)
@@ -99,8 +99,8 @@ void t.test('two processes on one file: exactly one claims', async (t) => {
 
 function program(body: string, file: string, uid?: number) {
   const source = `
-    import { SqliteRegister } from '${MODULE}'
-    const register = await SqliteRegister.open({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
+    import { SqliteStore } from '${MODULE}'
+    const register = await SqliteStore.open({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
     ${body}`
   const process_ = spawn(process.execPath, ['--input-type=module', '-e', source], {
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -306,7 +306,7 @@ void t.test('a file of the first release is taken over, and that release can go 
   db.close()
   const register = await open(file)
   t.ok((await register.get(id)).bytes)
-  t.equal(await register.throttle(newId(), { count: 1, per: HOUR }, 1), 0)
+  t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
   await register.close()
   const after = new DatabaseSync(file, { readOnly: true })
   t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 2 })
@@ -316,12 +316,12 @@ void t.test('a file of the first release is taken over, and that release can go 
 void t.test('buckets that are full again are pruned; what is taken outlives a restart', async (t) => {
   const { file, register } = await opened(t)
   const rate = { count: 2, per: 2 * HOUR }
-  await Promise.all(Array.from({ length: 700 }, () => register.throttle(newId(), rate, 1)))
+  await Promise.all(Array.from({ length: 700 }, () => register.limits.take(newId(), rate, 1)))
   const kept = newId()
-  for (let n = 0; n < 2; n++) t.equal(await register.throttle(kept, rate, 1), 0)
+  for (let n = 0; n < 2; n++) t.equal(await register.limits.take(kept, rate, 1), 0)
   const given = newId()
-  await register.throttle(given, rate, 1)
-  await register.throttle(given, rate, -1)
+  await register.limits.take(given, rate, 1)
+  await register.limits.take(given, rate, -1)
   const reader = new DatabaseSync(file, { readOnly: true })
   const count = reader.prepare('SELECT count(*) AS n FROM buckets')
   t.equal(count.get()?.['n'], 701, 'one whose last unit is given back is gone')
@@ -330,7 +330,7 @@ void t.test('buckets that are full again are pruned; what is taken outlives a re
   reader.close()
   const peer = await open(file)
   peer.skew = HOUR / 2
-  t.not(await peer.throttle(kept, rate, 1), 0)
+  t.not(await peer.limits.take(kept, rate, 1), 0)
   await peer.close()
 })
 
@@ -421,19 +421,19 @@ void t.test('a record made anew where an expired one still lies has no history o
   const id = newId()
   const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
   await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  await register.note(id, [note])
+  await register.history.append(id, [note])
   register.skew = SPANS.dropIn
   await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  t.same(await register.notes(id), [])
-  await register.note(id, [note, note])
-  t.match(await register.notes(id), [{ count: 2 }])
+  t.same(await register.history.read(id), [])
+  await register.history.append(id, [note, note])
+  t.match(await register.history.read(id), [{ count: 2 }])
 })
 
 void t.test('what is pruned takes its history along', async (t) => {
   const { file, register } = await opened(t)
   const id = newId()
   await register.put(id, bytesOf('completed', newToken()), SPANS)
-  await register.note(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
+  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
   const reader = new DatabaseSync(file, { readOnly: true })
   t.teardown(() => reader.close())
   const count = reader.prepare('SELECT count(*) AS n FROM notes')

@@ -1,4 +1,4 @@
--- Adds to the histories of records, as noting.ts. Each expires with its record.
+-- Adds to the histories of records, as history.ts. Each expires with its record.
 -- KEYS  for each record: the record, its history
 -- ARGV  1 skew, then for each record: how many notes, and of each note: tag, count, how long ago the first and the last was, text
 -- Returns for each record 1, or 0 where there is no such record

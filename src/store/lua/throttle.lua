@@ -1,4 +1,4 @@
--- Takes a unit from a bucket, or gives one back: GCRA in whole numbers, as throttling.ts.
+-- Takes a unit from a bucket, or gives one back: GCRA in whole numbers, as gcra.ts.
 -- KEYS  1 bucket
 -- ARGV  1 count, 2 per, 3 units (1 or -1), 4 skew
 -- Returns how long until the next unit is free in milliseconds, 0 where it was taken or given back
