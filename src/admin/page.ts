@@ -1,6 +1,5 @@
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
-import { COMPLETION_RESULTS, OTHER_EVENTS, RECONCILE_RESULTS, REQUEST_OUTCOMES } from '../protect/outcomes.ts'
 
 /** A file of the operators' page, as it is sent. */
 export interface PageFile {
@@ -8,7 +7,7 @@ export interface PageFile {
   readonly headers: Readonly<Record<string, string>>
 }
 
-/** Paths on the admin listener, each a file beside this one; `outcomes.js` is made here. */
+/** Paths on the admin listener, each a file beside this one. */
 const FILES: Readonly<Record<string, string>> = {
   '/': 'index.html',
   '/page.css': 'page.css',
@@ -20,7 +19,6 @@ const FILES: Readonly<Record<string, string>> = {
       'decide',
       'dom',
       'metrics',
-      'outcomes',
       'queue',
       'record',
       'routes',
@@ -28,13 +26,6 @@ const FILES: Readonly<Record<string, string>> = {
       'words',
     ].map((name) => [`/${name}.js`, `${name}.js`]),
   ),
-}
-
-/** The tables that the page takes its words from. */
-const OUTCOMES = {
-  EVENTS: { ...REQUEST_OUTCOMES, ...OTHER_EVENTS },
-  SETTLED: COMPLETION_RESULTS,
-  RECONCILED: RECONCILE_RESULTS,
 }
 
 const TYPES: Readonly<Record<string, string>> = {
@@ -62,8 +53,7 @@ const POLICY = [
 export function readPage(): ReadonlyMap<string, PageFile> {
   return new Map(
     Object.entries(FILES).map(([path, name]) => {
-      const body =
-        name === 'outcomes.js' ? outcomes() : readFileSync(new URL(`page/${name}`, import.meta.url))
+      const body = readFileSync(new URL(`page/${name}`, import.meta.url))
       const hash = createHash('sha256').update(body).digest('base64url').slice(0, 22)
       const headers = {
         'content-type': TYPES[name.split('.')[1] as string] as string,
@@ -76,14 +66,5 @@ export function readPage(): ReadonlyMap<string, PageFile> {
       }
       return [path, { body, headers }]
     }),
-  )
-}
-
-/** As a module, so that the page needs neither a build nor another request. */
-function outcomes(): Buffer {
-  return Buffer.from(
-    Object.entries(OUTCOMES)
-      .map(([name, table]) => `export const ${name} = ${JSON.stringify(table)}\n`)
-      .join(''),
   )
 }

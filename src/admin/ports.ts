@@ -12,6 +12,8 @@ import type { RecordLookup } from './lookup.ts'
 export interface AdminPorts {
   /** What is in force: asked for anew by each request. */
   readonly config: Config
+  /** False: `config` is all defaults, so nothing is known of the routes. */
+  readonly isConfigured?: boolean
   readonly records: Records
   readonly store: Pick<Store, 'list' | 'remove' | 'ping' | 'history'>
   readonly subjects: RecordLookup

@@ -2,6 +2,7 @@ import { parseDuration } from '../config/units.ts'
 import { ID_BEGINNING, type Millis, type RecordId, STATES, type State } from '../core/record.ts'
 import { CorruptRecord, type KeptNote, type Listing } from '../store/register.ts'
 import { type AdminAnswer, ok, problem } from './answers.ts'
+import { factsOf } from './explain.ts'
 import { read } from './input.ts'
 import type { AdminPorts, AdminRequest } from './ports.ts'
 import type { Lookup, RecordView } from './schemas.ts'
@@ -162,7 +163,10 @@ export async function lookUp(ports: AdminPorts, { body }: AdminRequest): Promise
 
 async function tell(ports: AdminPorts, id: RecordId): Promise<AdminAnswer | null> {
   const [{ record, now }, notes] = await Promise.all([ports.records.get(id), notesOf(ports, id)])
-  const view = record === null ? null : fullView(id, record, now, notes)
+  if (record === null) return null
+  const { config, isConfigured = true } = ports
+  const facts = isConfigured ? factsOf([...config.routes, config.defaults], record.route) : null
+  const view = fullView(id, record, now, notes, facts)
   return view && ok(view, { etag: etag(view) })
 }
 

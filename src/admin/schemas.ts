@@ -62,6 +62,8 @@ const historyEntry = Type.Object(
       description:
         'claimed, settled, resolved, reconciled, shadowed, or how a request was answered: an outcome of idempotency_requests_total.',
     }),
+    text: Type.String({ description: 'The event as a sentence, for people: its wording may change.' }),
+    mood: Type.Unsafe<'good' | 'bad' | 'neutral'>({ type: 'string', enum: ['good', 'bad', 'neutral'] }),
     first: time('Of the first of them.'),
     last: time('Of the last of them.'),
     count: Type.Integer({ description: 'How many equal ones in a row.' }),
@@ -104,6 +106,15 @@ const full = Type.Object(
             'What shadow mode forwarded, as far as the history has it: there may be more. null: it has nothing of shadow mode.',
         },
       ),
+    ),
+    explanation: Type.Object(
+      {
+        verdict: Type.Array(Type.String(), {
+          description: 'Whether it was executed, how often, and what retries were answered.',
+        }),
+        next: Type.Array(Type.String(), { description: 'What to do now.' }),
+      },
+      { ...closed, description: 'The record in sentences, for people: their wording may change.' },
     ),
     history: Type.Array(historyEntry, { description: 'Oldest first; the first ten and the newest forty.' }),
   },

@@ -6,6 +6,7 @@ import {
   readAt,
 } from '../core/record.ts'
 import type { KeptNote } from '../store/register.ts'
+import { describeEvent, explainRecord, type RouteFacts } from './explain.ts'
 import type { FullView, HistoryView, RecordView } from './schemas.ts'
 import { isDuplicate } from './shadow-tally.ts'
 
@@ -60,17 +61,14 @@ export function fullView(
   stored: IdempotencyRecord,
   now: Millis,
   notes: readonly KeptNote[],
+  facts: RouteFacts | null,
 ): FullView | null {
   const view = recordView(id, stored, now)
+  if (view === null) return null
   const history = notes.flatMap(historyView)
-  return (
-    view && {
-      ...view,
-      reconciliation: reconciliationView(stored, now),
-      shadowed: shadowedView(history),
-      history,
-    }
-  )
+  const reconciliation = reconciliationView(stored, now)
+  const full = { ...view, reconciliation, shadowed: shadowedView(history), history }
+  return { ...full, explanation: explainRecord(full, facts) }
 }
 
 function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {
@@ -92,8 +90,9 @@ function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['r
 function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[] {
   const [event = ''] = tag.split(':', 1)
   try {
-    const detail: unknown = JSON.parse(text)
-    return [{ event, first: time(first), last: time(last), count, detail: detail as HistoryView['detail'] }]
+    const detail = JSON.parse(text) as HistoryView['detail']
+    const said = describeEvent(event, detail)
+    return [{ event, ...said, first: time(first), last: time(last), count, detail }]
   } catch (error) {
     if (error instanceof SyntaxError || error instanceof RangeError) return []
     throw error

@@ -13,9 +13,15 @@ import type { RecordSource, SourceReply, SourceRequest } from './record-source.t
 /**
  * The admin API in this process, on the store itself. Changes are written down as a proxy does (`audit.file`; without one on
  * standard error), so `changes` opens that file.
+ * `isConfigured`: `config` is a file's, so what it says of routes holds.
  * @throws where the store cannot be opened, or the audit log not be gone on with.
  */
-export async function openDirect(config: Config, changes: boolean, io: Io): Promise<RecordSource> {
+export async function openDirect(
+  config: Config,
+  isConfigured: boolean,
+  changes: boolean,
+  io: Io,
+): Promise<RecordSource> {
   const { file } = config.audit
   const audit = await Audit.open(changes ? file : null, config.service, (line) => {
     if (file === null) io.err(`${JSON.stringify({ audit: line })}\n`)
@@ -35,6 +41,7 @@ export async function openDirect(config: Config, changes: boolean, io: Io): Prom
   })
   const ports = {
     config,
+    isConfigured,
     records,
     store,
     subjects: new RecordLookup(config),

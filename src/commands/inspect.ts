@@ -4,8 +4,7 @@ import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { recordAt } from './beginning.ts'
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { explainRecord, type RouteFacts } from './explain.ts'
-import { printRefusal, type RecordSource, type SourceRequest } from './record-source.ts'
+import { printRefusal, type SourceRequest } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { counted, json, plain, table } from './terminal.ts'
 
@@ -55,7 +54,7 @@ async function runInspect(args: Args, io: Io): Promise<number> {
   }
   const record = reply.body as FullView
   if (args.has('json')) io.out(json(record))
-  else io.out(page(record, isBuilt(args) ? null : await factsOf(source, record.route), sameWhere(args)))
+  else io.out(page(record, sameWhere(args)))
   return FINE
 }
 
@@ -150,17 +149,6 @@ function claimsOf(text: string): Record<string, string | number | boolean> | nul
   }
 }
 
-/** Of a route, as the configuration in force has it; null: it says nothing of it. */
-async function factsOf(source: RecordSource, route: string): Promise<RouteFacts | null> {
-  const reply = await source.ask({ method: 'GET', path: '/v1/config' })
-  if (!reply.ok) return null
-  const { routes, defaults } = reply.body as {
-    readonly routes: readonly (RouteFacts & { readonly name: string })[]
-    readonly defaults: RouteFacts & { readonly name: string }
-  }
-  return [...routes, defaults].find(({ name }) => name === route) ?? null
-}
-
 /** Where this command looked, as words of a shell for the one that decides. That one needs the routes beside a store. */
 function sameWhere(args: Args): string {
   const flags = Object.keys(SOURCE_OPTIONS).flatMap((name) => {
@@ -176,7 +164,7 @@ function shellWord(name: string, value: string): string {
   return /^[\w./:@%+=,-]+$/.test(value) ? value : `'${value.replaceAll("'", `'\\''`)}'`
 }
 
-function page(record: FullView, facts: RouteFacts | null, where: string): string {
+function page(record: FullView, where: string): string {
   const {
     id,
     route,
@@ -191,6 +179,7 @@ function page(record: FullView, facts: RouteFacts | null, where: string): string
     response,
     shadowed,
     history,
+    explanation,
   } = record
   const duplicates = shadowed?.duplicates ?? 0
   const known = [
@@ -207,14 +196,20 @@ function page(record: FullView, facts: RouteFacts | null, where: string): string
     ['updated', updatedAt],
     ['version', String(version)],
   ]
-  const { told, next } = explainRecord(record, facts, where)
+  const commands =
+    state === 'unknown'
+      ? [
+          `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT${where}   # done; FILE says what retries are answered`,
+          `  idempotency-proxy resolve ${id} --retryable --reason TEXT${where}        # not done; a retry executes it`,
+        ]
+      : []
   const sections = [
     table(known),
-    lines(told),
+    lines(explanation.verdict),
     history.length === 0
       ? 'No history.\n'
-      : table([['WHEN', 'EVENT', 'COUNT', 'DETAIL'], ...history.map(entry)]),
-    `What to do:\n${lines(next)}`,
+      : table([['WHEN', 'EVENT', 'COUNT', 'WHAT HAPPENED', 'DETAIL'], ...history.map(entry)]),
+    `What to do:\n${lines([...explanation.next, ...commands])}`,
   ]
   return sections.join('\n')
 }
@@ -223,10 +218,10 @@ function lines(texts: readonly string[]): string {
   return texts.map((text) => `${plain(text)}\n`).join('')
 }
 
-function entry({ event, first, last, count, detail }: HistoryView): string[] {
+function entry({ event, text, first, last, count, detail }: HistoryView): string[] {
   const when = count > 1 && last !== first ? `${first} to ${last}` : first
   const told = Object.entries(detail).map(
     ([name, value]) => `${name}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
   )
-  return [when, event, String(count), told.join(' ')]
+  return [when, event, String(count), text, told.join(' ')]
 }

@@ -59,7 +59,7 @@ export async function openSource(args: Args, io: Io, changes = false): Promise<O
   const loaded = storeConfig(args, io)
   if (!loaded.ok) return loaded
   try {
-    return { ok: true, value: await openDirect(loaded.value, changes, io) }
+    return { ok: true, value: await openDirect(loaded.value, args.has('config'), changes, io) }
   } catch (error) {
     return failed(finding(io, (error as Error).message))
   }

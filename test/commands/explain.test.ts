@@ -1,10 +1,9 @@
 import t from 'tap'
-import type { FullView, HistoryView } from '../../src/admin/schemas.ts'
-import { explainRecord } from '../../src/commands/explain.ts'
+import { explainRecord, type RouteFacts, type Unexplained } from '../../src/admin/explain.ts'
 import { asCsv, asMarkdown, asText, toldOf } from '../../src/commands/report-text.ts'
 import { json, plain, span, table } from '../../src/commands/terminal.ts'
 
-const RECORD: FullView = {
+const RECORD: Unexplained = {
   id: 'A'.repeat(43),
   route: 'pay',
   state: 'completed',
@@ -25,25 +24,27 @@ const RECORD: FullView = {
   history: [],
 }
 
-function event(name: string, detail: HistoryView['detail'] = {}, count = 1): HistoryView {
+type Entry = Unexplained['history'][number]
+
+function event(name: string, detail: Entry['detail'] = {}, count = 1): Entry {
   return { event: name, first: RECORD.createdAt, last: RECORD.updatedAt, count, detail }
 }
 
-function told(over: Partial<FullView>, route: Parameters<typeof explainRecord>[1] = null): string {
-  const { told: sentences, next } = explainRecord({ ...RECORD, ...over }, route)
-  return [...sentences, 'Next:', ...next].join('\n')
+function told(over: Partial<Unexplained>, route: RouteFacts | null = null): string {
+  const { verdict, next } = explainRecord({ ...RECORD, ...over }, route)
+  return [...verdict, 'Next:', ...next].join('\n')
 }
 
-const claimed = (attempts: number, before: string): HistoryView => event('claimed', { attempts, before })
+const claimed = (attempts: number, before: string): Entry => event('claimed', { attempts, before })
 
 void t.test('was it executed, and how often: never more certain than the record is', async (t) => {
-  const cases: [Partial<FullView>, RegExp][] = [
+  const cases: [Partial<Unexplained>, RegExp][] = [
     [{}, /^It was executed once\.\nThe answer was 201; 2 bytes are kept\.\nRetries get it until 2026-01-02/],
     [{ response: { status: 201, headers: [], size: null } }, /The answer was 201; its body was not kept/],
     [{ state: 'expired', response: null }, /^It was executed once\.\nNext:/],
     [
       { attempts: 2, history: [claimed(1, 'absent'), claimed(2, 'failed_retryable')] },
-      /^It was sent upstream twice; the last of them was executed\.\nEach attempt before was taken for not executed/,
+      /^It was sent upstream twice; the last attempt was executed\.\nEvery earlier attempt counted as not executed/,
     ],
     [
       { attempts: 3, history: [claimed(1, 'absent'), claimed(2, 'unknown'), claimed(3, 'failed_retryable')] },
@@ -56,11 +57,11 @@ void t.test('was it executed, and how often: never more certain than the record 
     ],
     [
       { attempts: 2, history: [claimed(2, 'failed_retryable'), event('settled', { result: 'stale' })] },
-      /taken for not executed[^]*\nThe outcome of an earlier attempt came too late.* it may have been executed more than once/,
+      /counted as not executed[^]*\nThe outcome of an earlier attempt came too late.* so it may have been executed more than once/,
     ],
     [
       { history: [event('resolved', { outcome: 'completed' }), event('settled', { result: 'stale' })] },
-      /^It was done, as somebody decided[^]*\nIts own outcome came after that, and was refused/,
+      /^It was done, as somebody decided[^]*\nIts own outcome came after that and was refused/,
     ],
     [
       { history: [event('resolved', { outcome: 'completed', what: 'resolve', by: 'ada' })] },
@@ -72,7 +73,7 @@ void t.test('was it executed, and how often: never more certain than the record 
     ],
     [
       { history: [event('reconciled', { result: 'completed' })] },
-      /^It was done, as the upstream said when it was asked; it was sent upstream once/,
+      /^It was done, as the upstream said when asked; it was sent upstream once/,
     ],
     [
       { state: 'failed_retryable', response: null, lastError: 'the upstream answered 503' },
@@ -89,15 +90,15 @@ void t.test('was it executed, and how often: never more certain than the record 
     [{ state: 'unknown', response: null, attempts: 2 }, /so it was done at most twice\./],
     [
       { state: 'unknown', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
-      /Its owner fell silent; the lease ended 2026-01-01T00:00:30.000Z\./,
+      /Its owner fell silent; the lease lapsed at 2026-01-01T00:00:30.000Z\./,
     ],
     [
       {
         history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)],
       },
-      /5 retries were answered without executing: 3 with the stored answer, 1 with .* after waiting for it, 1 that it is still running\.\n2 requests with this key and another content were refused\./,
+      /5 retries were answered without executing: 3 with the stored answer, 1 with .* after waiting for it, 1 that it is still running\.\n2 requests with this key but different content were refused\./,
     ],
-    [{ history: [event('bypassed')] }, /onStoreUnavailable: bypass\): it was executed besides/],
+    [{ history: [event('bypassed')] }, /onStoreUnavailable: bypass\) and was executed in addition/],
   ]
   for (const [over, says] of cases) t.match(told(over), says)
 })
@@ -113,37 +114,43 @@ void t.test('an unknown record: who looks at it next, and what a retry does unti
   }
   t.match(
     told({ ...unknown, reconciliation: asked }),
-    /asked twice; the last answer: status 202\.\nNext:\nIt is looked at again 2026-01-01T01:00:00.000Z; or decide yourself/,
+    /asked twice; the last answer: status 202\.\nNext:\nThe proxy asks the upstream again at 2026-01-01T01:00:00.000Z; or decide yourself/,
   )
   t.match(
     told({ ...unknown, reconciliation: { ...asked, deadLettered: true } }),
     /Next:\nA person has to decide/,
   )
-  const retry = { mode: 'enforce', onLeaseExpired: 'retry' }
+  const retry: RouteFacts = { mode: 'enforce', onLeaseExpired: 'retry', reconciles: true }
   const lapsed = { ...unknown, leaseUntil: RECORD.updatedAt }
   t.match(told(lapsed, retry), /onLeaseExpired: retry, so the next retry executes it whatever was done/)
   t.match(told({ ...unknown, history: [event('lease_expired')] }, retry), /the next retry executes it/)
   t.match(told(unknown, retry), /Until then retries are refused, and a new key is not safe/)
-  t.match(told(lapsed, { ...retry, onLeaseExpired: 'unknown' }), /Until then retries are refused/)
+  t.match(
+    told(lapsed, { ...retry, onLeaseExpired: 'unknown', reconciles: false }),
+    /Until then retries are refused/,
+  )
 })
 
 void t.test('a route that does not protect says so', async (t) => {
-  for (const mode of ['shadow', 'off'])
+  for (const mode of ['shadow', 'off'] as const)
     for (const over of [{}, { state: 'unknown' }, { state: 'in_progress' }, { state: 'expired' }] as const) {
-      const says = told(over, { mode, onLeaseExpired: 'unknown' })
+      const says = told(over, { mode, onLeaseExpired: 'unknown', reconciles: false })
       t.match(says, `The route pay is in mode ${mode}: retries are executed again`)
       t.match(says, `in mode ${mode}, so a retry with the same key is executed`)
       t.notMatch(says, /executed once|is not executed|Retries get it|refused|not at all/)
     }
-  t.notMatch(told({}, { mode: 'enforce', onLeaseExpired: 'unknown' }), /retries are executed again/)
+  t.notMatch(
+    told({}, { mode: 'enforce', onLeaseExpired: 'unknown', reconciles: false }),
+    /retries are executed again/,
+  )
 })
 
 void t.test('what shadow mode forwarded besides is counted, whatever the mode is now', async (t) => {
   const shadowed = { duplicates: 2, misuse: 0 }
   const executed = /^It was executed at least once, and sent upstream at least 3 times\./
-  const besides = /2 duplicates were forwarded in shadow mode, and may have been executed, too/
-  const enforce = { mode: 'enforce', onLeaseExpired: 'unknown' }
-  for (const route of [null, enforce, { ...enforce, mode: 'shadow' }])
+  const besides = /2 duplicates were forwarded in shadow mode and may have been executed, too/
+  const enforce: RouteFacts = { mode: 'enforce', onLeaseExpired: 'unknown', reconciles: false }
+  for (const route of [null, enforce, { ...enforce, mode: 'shadow' as const }])
     for (const state of ['completed', 'expired'] as const) {
       t.match(told({ state, shadowed }, route), executed)
       t.match(told({ state, shadowed }, route), besides)
@@ -152,7 +159,7 @@ void t.test('what shadow mode forwarded besides is counted, whatever the mode is
   t.match(told({ shadowed }), /Nothing, if the route is in mode enforce: .* In any other mode it is\.$/)
   t.match(
     told({ shadowed: { duplicates: 0, misuse: 2 } }, enforce),
-    /executed at least once, and sent upstream at least once\.[^]*the history has none\.\n2 requests with this key and another content were forwarded/,
+    /executed at least once, and sent upstream at least once\.[^]*the history has none\.\n2 requests with this key but different content were forwarded/,
   )
   t.match(
     told({ state: 'unknown', shadowed: { duplicates: 1, misuse: 0 } }),

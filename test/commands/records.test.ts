@@ -111,7 +111,7 @@ for (const kind of ['sqlite', 'redis'] as const)
         'It was executed once.\n',
         'The answer was 201; 11 bytes are kept.\n',
         '2 retries were answered without executing: 2 with the stored answer.\n',
-        '1 request with this key and another content was refused.\n',
+        '1 request with this key but different content was refused.\n',
         'What to do:\nNothing. A retry with the same key is not executed.\n',
       ])
         t.ok(told.out.includes(sentence), sentence)

@@ -252,7 +252,7 @@ void t.test(
 
     const executed = /\nIt was executed at least once, and sent upstream at least 3 times\./
     const besides =
-      /\n2 duplicates were forwarded in shadow mode, and may have been executed, too; .*\n1 request with this key and another content was forwarded in shadow mode\./
+      /\n2 duplicates were forwarded in shadow mode and may have been executed, too; .*\n1 request with this key but different content was forwarded in shadow mode\./
     for (const from of [where.admin, where.config]) {
       const told = await inspect(...from)
       t.match(told, executed)

@@ -154,7 +154,7 @@ scenario(
     await page.getByLabel('Path').fill('/v1/orders/9')
     await page.getByLabel('Caller’s cookie sid').fill('s-7')
     await page.keyboard.press('Enter')
-    await page.getByText('It was done: retries are answered 201.').waitFor()
+    await page.getByText(/^The answer was 201;/).waitFor()
     t.equal(await page.locator('#callers input').first().inputValue(), '', 'credentials do not stay')
     t.match(await page.locator('#record').innerText(), /set-cookie: \*\*\*/i)
     t.notMatch(await page.content(), /secret|s-7|Bearer alice/)
@@ -185,8 +185,8 @@ scenario(
     t.equal((await send(proxy, key, { path: '/v1/payments?done' })).code, 'idempotency_outcome_unknown')
     const executions = upstream.seen.length
     const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-    await page.getByText('Nobody knows whether the upstream did it.').waitFor()
-    await page.getByText('One attempt: the upstream was asked to do it once at most.').waitFor()
+    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByText('It was sent upstream once, so it was done once or not at all.').waitFor()
     await page.getByText('A retry was told that the outcome is unknown').waitFor()
     t.same(await page.locator('.history .event').allInnerTexts(), [
       'Claimed, and sent to the upstream',
@@ -214,7 +214,7 @@ scenario(
     const reason = 'seen at the bank: <img src=x onerror="document.title=1">'
     await page.getByLabel('Reason').fill(reason)
     await button.click()
-    await page.getByText('It was done: retries are answered 201.').waitFor()
+    await page.getByText(/^The answer was 201;/).waitFor()
     await page.getByText('Ada <i> decided: it was done').waitFor()
     await page.getByText(`“${reason}”`).waitFor()
     t.equal(await page.locator('img, i:not(.choice i)').count(), 0, 'text stays text')
@@ -249,13 +249,13 @@ scenario('resolved as not done: it warns, and a retry executes', async (t, world
   t.ok(await button.isDisabled(), 'the words of the other choice')
   await page.getByLabel('To confirm').fill('execute again')
   await button.click()
-  await page.getByText('It was not done: the next retry executes.').waitFor()
+  await page.getByText('Nothing. The client may retry with the same key; the retry is executed.').waitFor()
   const executions = upstream.seen.length
   await send(proxy, key, { path: '/v1/payments?not-done' })
   t.equal(upstream.seen.length, executions + 1)
   await refreshed(page)
-  await page.getByText('Nobody knows whether the upstream did it.').waitFor()
-  await page.getByText(/^2 attempts: each later one began because/).waitFor()
+  await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+  await page.getByText(/^Every earlier attempt counted as not executed/).waitFor()
 })
 
 scenario('what has changed meanwhile is shown, and decided about anew', async (t, world, chromium) => {
@@ -266,7 +266,8 @@ scenario('what has changed meanwhile is shown, and decided about anew', async (t
     return (json['reconciliation'] as { asked: number } | null)?.asked === 1
   })
   const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-  await page.getByText(/^The proxy asks the upstream by itself: once so far, next in/).waitFor()
+  await page.getByText(/^The upstream was asked once/).waitFor()
+  await page.getByText(/^The proxy asks the upstream again at/).waitFor()
   await page.getByRole('button', { name: 'Resolve…' }).click()
   await page.getByRole('radio', { name: /^It was done/ }).check()
   await page.getByLabel('Status').fill('200')
@@ -282,14 +283,14 @@ scenario('what has changed meanwhile is shown, and decided about anew', async (t
   t.match((await ask(proxy, `/v1/records/${id}`)).json, { state: 'unknown' })
   t.ok(await button.isDisabled(), 'to be confirmed anew')
   t.equal(await page.getByLabel('Reason').inputValue(), 'seen', 'what was written is still there')
-  t.match(await page.locator('.part-next').innerText(), /a person has to decide/)
+  t.match(await page.locator('.part-next').innerText(), /A person has to decide/)
   await page.getByLabel('To confirm').fill('it was done')
   await button.click()
-  await page.getByText('It was done: retries are answered 200.').waitFor()
+  await page.getByText(/^The answer was 200;/).waitFor()
 
   const other = await broken('/v1/payments?other')
   await record(page, other)
-  await page.getByText('Nobody knows whether the upstream did it.').waitFor()
+  await page.getByText(/^Nobody knows whether it was executed/).waitFor()
   await page.getByRole('button', { name: 'Resolve…' }).click()
   await page.getByRole('radio', { name: /^It was not done/ }).check()
   await page.getByLabel('Reason').fill('not seen')
@@ -304,7 +305,7 @@ scenario('what has changed meanwhile is shown, and decided about anew', async (t
   await page.getByRole('button', { name: 'Resolve as not done' }).click()
   await page.getByText(/^The record changed while you were deciding: .*it was unknown, and is done/).waitFor()
   t.notOk(await page.locator('dialog').isVisible())
-  await page.getByText('It was done: retries are answered 200.').waitFor()
+  await page.getByText(/^The answer was 200;/).waitFor()
   t.same(complaints, [])
 })
 
@@ -337,12 +338,12 @@ scenario('deleting warns of what it means, and the key is as new', async (t, wor
   await upstream.arrived(executions + 2)
   await page.getByRole('tab', { name: 'Running' }).click()
   await page.locator('#rows tbody a').click()
-  await page.getByText('The request is still running.').waitFor()
+  await page.getByText(/^It is being executed now/).waitFor()
   t.equal(await page.locator('.part-actions button').count(), 0, 'nothing to decide while it runs')
   world.finish()
   await running
   await refreshed(page)
-  await page.getByText('It was done: retries are answered 201.').waitFor()
+  await page.getByText(/^The answer was 201;/).waitFor()
   await page.getByRole('button', { name: 'Delete…' }).waitFor()
 })
 
@@ -492,11 +493,11 @@ scenario('a store that is down is told of in words, and a decision is kept', asy
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)
   await button.click()
-  await page.getByText('It was done: retries are answered 200.').waitFor()
+  await page.getByText(/^The answer was 200;/).waitFor()
   redis.pause()
   await refreshed(page)
   await page.getByText(/^The store does not answer.* What is shown is as of/).waitFor()
-  await page.getByText('It was done: retries are answered 200.').waitFor()
+  await page.getByText(/^The answer was 200;/).waitFor()
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)
   await refreshed(page)
@@ -523,12 +524,16 @@ routes: [{ name: orders, match: { path: "/v1/orders/*" }, mode: shadow }]`)
       return (full as { duplicates: number } | null)?.duplicates === 2
     })
     const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-    await page.getByText('It was done: the upstream answered 201.').waitFor()
+    await page.getByText('The answer was 201; 14 bytes are kept.').waitFor()
     const words = await page.locator('#record').innerText()
-    t.match(words, /The route is in mode shadow: retries are executed\. The answer is kept until/)
     t.match(
       words,
-      /Sent upstream at least 3 times: 1 attempt, and 2 duplicates that shadow mode forwarded\. Each may/,
+      /The route orders is in mode shadow: retries are executed again[^]*route is in mode shadow, so a retry/,
+    )
+    t.match(words, /The answer is kept until/)
+    t.match(
+      words,
+      /sent upstream at least 3 times\.[^]*2 duplicates were forwarded in shadow mode and may have been executed/,
     )
     t.match(words, /2×, the last at [^]*Forwarded in shadow mode: replay same/)
     t.notMatch(words, /not executed|once at most/)

@@ -1,19 +1,7 @@
 import { call, Refused } from './api.js'
 import { announce, byId, make, write } from './dom.js'
 import { routeOf } from './routes.js'
-import {
-  ago,
-  asksUpstream,
-  attempts,
-  meaning,
-  moment,
-  now,
-  STATES,
-  size,
-  times,
-  told,
-  until,
-} from './words.js'
+import { ago, asksUpstream, detailsOf, localised, moment, now, STATES, size, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').FullView} FullView */
 
@@ -39,8 +27,8 @@ export function openRecord(id) {
     /** @type {[string, HTMLElement][]} */ ([
       ['state', part('state', 'span')],
       ['said', part('said', 'p')],
-      ['next', part('next', 'p')],
-      ['attempts', part('attempts', 'p')],
+      ['more', part('more')],
+      ['next', part('next')],
       ['notice', make('p', { class: 'changed', role: 'alert', hidden: true })],
       ['actions', part('actions')],
       ['facts', make('dl', { class: 'facts' })],
@@ -69,7 +57,7 @@ export function openRecord(id) {
       make('button', { type: 'button', class: 'quiet', click: () => void copy(id) }, 'Copy'),
     ),
     at('notice'),
-    make('div', { class: 'sentences' }, at('said'), at('next'), at('attempts')),
+    make('div', { class: 'sentences' }, at('said'), at('more'), at('next')),
     at('actions'),
     make(
       'div',
@@ -123,8 +111,8 @@ function gone(words) {
   open.record = null
   put('state', STATE_GONE)
   text('said', words)
-  for (const name of ['next', 'attempts']) text(name, '')
-  for (const name of ['actions', 'facts', 'response', 'history']) open.parts.get(name)?.replaceChildren()
+  for (const name of ['more', 'next', 'actions', 'facts', 'response', 'history'])
+    open.parts.get(name)?.replaceChildren()
 }
 const STATE_GONE = 'gone'
 
@@ -147,15 +135,26 @@ export function drawRecord(record) {
   if (open === null || open.id !== record.id) return
   const before = open.record
   open.record = record
-  const said = meaning(record, routeOf(record.route))
+  const { verdict, next } = record.explanation
+  const [said = '', ...more] = verdict
   put('state', record.state)
-  text('said', said.said)
-  text('next', said.next)
-  text('attempts', attempts(record, routeOf(record.route)))
+  text('said', localised(said))
+  sentences('more', '', more)
+  sentences('next', 'What to do', next)
   facts(record)
   if (before === null || before.state !== record.state) actions(record.state)
   if (JSON.stringify(before?.response) !== JSON.stringify(record.response)) response(record)
   if (JSON.stringify(before?.history) !== JSON.stringify(record.history)) history(record)
+}
+
+/** @param {string} name @param {string} heading @param {readonly string[]} texts */
+function sentences(name, heading, texts) {
+  const element = open?.parts.get(name)
+  if (element === undefined || element.textContent === heading + texts.map(localised).join('')) return
+  element.replaceChildren(
+    ...(heading === '' ? [] : [make('h2', {}, heading)]),
+    ...texts.map((one) => make('p', {}, localised(one))),
+  )
 }
 
 /** @param {FullView['state']} state */
@@ -247,7 +246,7 @@ function response({ response: kept }) {
 /** @param {FullView} record */
 function history({ history: entries }) {
   const items = entries.map((entry) => {
-    const { said, details, mood } = told(entry)
+    const details = detailsOf(entry.detail, entry.event)
     const when = make('time', { datetime: entry.first, title: entry.first }, moment(entry.first))
     const again =
       entry.count === 1
@@ -255,9 +254,9 @@ function history({ history: entries }) {
         : make('span', { class: 'again' }, ` ${entry.count}×, the last at ${moment(entry.last)}`)
     return make(
       'li',
-      { class: mood },
+      { class: entry.event === 'resolved' ? 'person' : entry.mood },
       make('p', { class: 'when' }, when, again),
-      make('p', { class: 'event' }, said),
+      make('p', { class: 'event' }, entry.text),
       details.length === 0 ? null : make('p', { class: 'note' }, details.join(' · ')),
     )
   })

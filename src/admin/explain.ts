@@ -1,0 +1,289 @@
+import type { RoutePolicy } from '../core/policy.ts'
+import { COMPLETION_RESULTS, OTHER_EVENTS, RECONCILE_RESULTS, REQUEST_OUTCOMES } from '../protect/outcomes.ts'
+import type { FullView, HistoryView } from './schemas.ts'
+
+/** What a record's state and history say, without a word about it yet. */
+export type Unexplained = Omit<FullView, 'explanation' | 'history'> & {
+  readonly history: readonly Omit<HistoryView, 'text' | 'mood'>[]
+}
+type Entry = Unexplained['history'][number]
+
+/** The settings of a route, as now in force, that change what a record means. */
+export type RouteFacts = Pick<RoutePolicy, 'mode' | 'onLeaseExpired'> & { readonly reconciles: boolean }
+
+/** Null: nothing is known of that route. */
+export function factsOf(routes: readonly RoutePolicy[], name: string): RouteFacts | null {
+  const route = routes.find((one) => one.name === name)
+  return route === undefined
+    ? null
+    : { mode: route.mode, onLeaseExpired: route.onLeaseExpired, reconciles: route.reconcile !== null }
+}
+
+/**
+ * A record in sentences, for the operators' page and `inspect`: whether it was executed and how often, and what to do next. Never
+ * more certain than the record is: its history is written beside the requests and may lack entries.
+ */
+export function explainRecord(record: Unexplained, route: RouteFacts | null): FullView['explanation'] {
+  return {
+    verdict: [
+      ...verdict(record, route),
+      ...late(record),
+      ...duplicates(record),
+      ...inShadow(record),
+      ...caveats(record, route),
+    ],
+    next: nextSteps(record, route),
+  }
+}
+
+/** In these modes a retry is executed, whatever its record says. */
+function isOpen(route: RouteFacts | null): boolean {
+  return route?.mode === 'shadow' || route?.mode === 'off'
+}
+
+function verdict(record: Unexplained, route: RouteFacts | null): string[] {
+  const { state, attempts, leaseUntil, lastError } = record
+  const why = lastError === null ? '' : `: ${lastError}`
+  const mayBeMore = record.shadowed !== null || isOpen(route)
+  switch (state) {
+    case 'completed':
+    case 'expired':
+      return [executed(record, mayBeMore), ...earlier(record), ...answer(record, route)]
+    case 'in_progress':
+      return [
+        `It is being executed now: attempt ${attempts}, whose owner has until ${leaseUntil} to renew its lease.`,
+        ...earlier(record),
+      ]
+    case 'failed_retryable': {
+      const decided = lastOf(record, 'resolved')
+      return [
+        decided?.detail['outcome'] === 'retryable'
+          ? `It counts as not executed, as ${decider(decided)} decided.`
+          : `It counts as not executed${why}.`,
+        ...(attempts > 1 ? [`It was attempted ${times(attempts)}.`] : []),
+        ...earlier(record),
+      ]
+    }
+    case 'unknown':
+      return [
+        `Nobody knows whether it was executed${why}.`,
+        mayBeMore
+          ? `It was sent upstream ${sent(record, true)}; each time it may have been done.`
+          : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
+        ...(leaseUntil === null ? [] : [`Its owner fell silent; the lease lapsed at ${leaseUntil}.`]),
+        ...earlier(record),
+        ...asked(record),
+      ]
+  }
+}
+
+function executed(record: Unexplained, mayBeMore: boolean): string {
+  const decided = lastOf(record, 'resolved')
+  const often = sent(record, mayBeMore)
+  if (decided?.detail['outcome'] === 'completed')
+    return `It was done, as ${decider(decided)} decided; it was sent upstream ${often}.`
+  if (lastOf(record, 'reconciled')?.detail['result'] === 'completed')
+    return `It was done, as the upstream said when asked; it was sent upstream ${often}.`
+  if (mayBeMore) return `It was executed at least once, and sent upstream ${often}.`
+  return record.attempts === 1
+    ? 'It was executed once.'
+    : `It was sent upstream ${often}; the last attempt was executed.`
+}
+
+/** How often it was sent upstream; of what shadow mode forwarded, only what the history has is known. */
+function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
+  const known = times(attempts + (shadowed?.duplicates ?? 0))
+  return mayBeMore ? `at least ${known}` : known
+}
+
+function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): string[] {
+  if (state !== 'completed' || response === null) return []
+  const { status, size } = response
+  const kept = size === null ? 'its body was not kept' : `${counted(size, 'byte is', 'bytes are')} kept`
+  return [
+    `The answer was ${status}; ${kept}.`,
+    isOpen(route)
+      ? `The answer is kept until ${expiresAt}; only mode enforce replays it.`
+      : size === null
+        ? `Retries are told that it was done until ${expiresAt}.`
+        : `Retries get it until ${expiresAt}.`,
+  ]
+}
+
+/** On what grounds a later attempt was made. */
+function earlier({ attempts, history }: Unexplained): string[] {
+  if (attempts === 1) return []
+  const blind = history.some(({ event, detail }) => event !== 'resolved' && detail['before'] === 'unknown')
+  return blind
+    ? [
+        'An attempt was made while the outcome of the one before was unknown (onLeaseExpired: retry): it may have been executed more than once.',
+      ]
+    : ['Every earlier attempt counted as not executed; the history says why.']
+}
+
+/** An attempt that was taken for not executed, or decided about, and then reported its outcome. */
+function late({ attempts, history }: Unexplained): string[] {
+  if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return []
+  return [
+    attempts === 1
+      ? 'Its own outcome came after that and was refused; the history says what its client was answered.'
+      : 'The outcome of an earlier attempt came too late and was refused, so it may have been executed more than once. The history says what its client was answered.',
+  ]
+}
+
+function asked({ reconciliation }: Unexplained): string[] {
+  if (reconciliation === null || (reconciliation.asked === 0 && reconciliation.answer === null)) return []
+  const { asked: count, answer } = reconciliation
+  return [`The upstream was asked ${times(count)}${answer === null ? '' : `; the last answer: ${answer}`}.`]
+}
+
+function duplicates({ history }: Unexplained): string[] {
+  const parts = Object.entries(REQUEST_OUTCOMES)
+    .map(([event, { retry, group }]) => ({ retry, group, count: countOf(history, event) }))
+    .filter(({ retry, count }) => retry !== undefined && count > 0)
+    .toSorted((a, b) => Number(b.group === 'served') - Number(a.group === 'served'))
+  const all = parts.reduce((sum, { count }) => sum + count, 0)
+  const each = parts.map(({ retry, count }) => `${count} ${retry}`).join(', ')
+  return [
+    ...(all === 0
+      ? []
+      : [`${counted(all, 'retry was', 'retries were')} answered without executing: ${each}.`]),
+    ...misused(countOf(history, 'misuse'), 'refused'),
+  ]
+}
+
+function inShadow({ shadowed }: Unexplained): string[] {
+  if (shadowed === null) return []
+  const { duplicates: more, misuse } = shadowed
+  return [
+    more === 0
+      ? 'It was forwarded in shadow mode, where duplicates are executed, too; the history has none.'
+      : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode and may have been executed, too; there may be more.`,
+    ...misused(misuse, 'forwarded in shadow mode'),
+  ]
+}
+
+function misused(count: number, what: string): string[] {
+  if (count === 0) return []
+  return [
+    `${counted(count, 'request')} with this key but different content ${count === 1 ? 'was' : 'were'} ${what}.`,
+  ]
+}
+
+function caveats({ route: name, history }: Unexplained, route: RouteFacts | null): string[] {
+  return [
+    ...(isOpen(route)
+      ? [
+          `The route ${name} is in mode ${route?.mode}: retries are executed again and not counted as attempts.`,
+        ]
+      : []),
+    ...(countOf(history, 'bypassed') === 0
+      ? []
+      : [
+          'A request passed while the store was down (onStoreUnavailable: bypass) and was executed in addition.',
+        ]),
+  ]
+}
+
+function nextSteps(record: Unexplained, route: RouteFacts | null): string[] {
+  const { state, expiresAt, leaseUntil, shadowed } = record
+  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed, whatever was done.`
+  switch (state) {
+    case 'completed':
+    case 'expired':
+      if (isOpen(route)) return [`Do not retry. ${executes}`]
+      return [
+        shadowed !== null && route === null
+          ? 'Nothing, if the route is in mode enforce: a retry with the same key is not executed. In any other mode it is.'
+          : 'Nothing. A retry with the same key is not executed.',
+      ]
+    case 'in_progress':
+      return [
+        `Wait. If its owner is not heard from by ${leaseUntil}, the outcome is unknown.`,
+        ...(isOpen(route) ? [executes] : []),
+      ]
+    case 'failed_retryable':
+      return ['Nothing. The client may retry with the same key; the retry is executed.']
+    case 'unknown':
+      return [
+        whoDecides(record, route),
+        'Find out at the upstream whether it was done, then resolve the record.',
+        isOpen(route)
+          ? executes
+          : retryExecutes(record, route)
+            ? 'The route says onLeaseExpired: retry, so the next retry executes it whatever was done.'
+            : 'Until then retries are refused, and a new key is not safe.',
+        `If nobody decides, the record is dropped at ${expiresAt}.`,
+      ]
+  }
+}
+
+function whoDecides({ reconciliation }: Unexplained, route: RouteFacts | null): string {
+  if (route?.reconciles === false) return 'A person has to decide: this route has no reconcile.'
+  if (reconciliation === null && route !== null)
+    return 'The proxy asks the upstream soon; or decide yourself.'
+  if (reconciliation === null || reconciliation.deadLettered) return 'A person has to decide.'
+  return `The proxy asks the upstream again at ${reconciliation.nextLookAt}; or decide yourself.`
+}
+
+/** A lapsed lease on a route that hands such records out. */
+function retryExecutes({ leaseUntil, history }: Unexplained, route: RouteFacts | null): boolean {
+  const lapsed = leaseUntil !== null || history.some(({ event }) => event === 'lease_expired')
+  return lapsed && route?.onLeaseExpired === 'retry'
+}
+
+type Words = Readonly<Record<string, { readonly says: string; readonly mood?: 'good' | 'bad' }>>
+const EVENTS: Words = { ...REQUEST_OUTCOMES, ...OTHER_EVENTS }
+const RESULTS: Readonly<Record<string, Words>> = {
+  settled: COMPLETION_RESULTS,
+  reconciled: RECONCILE_RESULTS,
+}
+
+/** An entry of the history as a sentence, and whether it is good news. */
+export function describeEvent(
+  event: string,
+  detail: HistoryView['detail'],
+): Pick<HistoryView, 'text' | 'mood'> {
+  if (event === 'resolved') {
+    const who =
+      detail['what'] === 'outcome' ? 'A report from outside' : (wordOf(detail, 'by') ?? 'An operator')
+    const not = detail['outcome'] === 'completed' ? '' : ' not'
+    return { text: `${who} decided: it was${not} done`, mood: 'neutral' }
+  }
+  if (event === 'shadowed') {
+    const verdict = wordOf(detail, 'verdict') ?? ''
+    const mood = verdict === 'first' || verdict === 'retry' ? 'neutral' : 'bad'
+    return { text: `Forwarded in shadow mode: ${verdict.replaceAll('_', ' ')}`, mood }
+  }
+  const result = wordOf(detail, 'result') ?? ''
+  const row = RESULTS[event] === undefined ? EVENTS[event] : RESULTS[event][result]
+  const status = event === 'executed' ? wordOf(detail, 'status') : null
+  const text = `${row?.says ?? `${event} ${result}`.trim().replaceAll('_', ' ')}${status === null ? '' : ` ${status}`}`
+  return { text, mood: row?.mood ?? 'neutral' }
+}
+
+function wordOf(detail: HistoryView['detail'], name: string): string | null {
+  const value = detail[name]
+  return typeof value === 'string' || typeof value === 'number' ? String(value) : null
+}
+
+function decider({ detail }: Entry): string {
+  const by = wordOf(detail, 'by') ?? 'somebody'
+  return detail['what'] === 'outcome' ? `${by} reported and the proxy` : by
+}
+
+function lastOf({ history }: Unexplained, event: string): Entry | undefined {
+  return history.findLast((entry) => entry.event === event)
+}
+
+function countOf(history: Unexplained['history'], event: string): number {
+  return history.reduce((sum, entry) => sum + (entry.event === event ? entry.count : 0), 0)
+}
+
+export function times(count: number): string {
+  return count === 1 ? 'once' : count === 2 ? 'twice' : `${count} times`
+}
+
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${count} ${count === 1 ? one : many}`
+}
