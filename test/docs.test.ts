@@ -6,10 +6,9 @@ import { SHADOW_FIGURES } from '../src/admin/shadow-schema.ts'
 import { formatConfigError, loadConfig } from '../src/config/load.ts'
 import { FILE_RELOAD_RULES, POLICY_RELOAD_RULES } from '../src/config/reload-rules.ts'
 import { formatDuration } from '../src/config/units.ts'
-import { PROFILES } from '../src/core/policy.ts'
-import { classify, profileDefaults } from '../src/core/profiles.ts'
+import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
+import { classify, PROFILES, profileDefaults } from '../src/core/policy.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
-import { ALWAYS_DIFFERENT } from '../src/core/response-digest.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import {
   CLAIM_RESULTS,

@@ -8,8 +8,8 @@ import { pathToFileURL } from 'node:url'
 const [port = '', upstreamPort = '', dist = ''] = process.argv.slice(2)
 const built = <M>(module: string): Promise<M> => import(`${pathToFileURL(dist).href}/${module}`) as Promise<M>
 const { loadConfig } = await built<typeof import('../../src/config/load.ts')>('config/load.js')
-const { Budget } = await built<typeof import('../../src/runtime/budget.ts')>('runtime/budget.js')
-const { parseTarget } = await built<typeof import('../../src/core/target.ts')>('core/target.js')
+const { Budget } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/budget.js')
+const { parseTarget } = await built<typeof import('../../src/core/route.ts')>('core/target.js')
 const { readBody } = await built<typeof import('../../src/http/body.ts')>('http/body.js')
 const { countedHeaders, requestLines } =
   await built<typeof import('../../src/http/headers.ts')>('http/headers.js')

@@ -1,5 +1,5 @@
+import { type Resolution, resolvedDraft } from '../core/outcome.ts'
 import { type Outcome, type RecordId, readAt } from '../core/record.ts'
-import { type Resolution, resolvedDraft } from '../core/resolution.ts'
 import { outcomeSpans } from '../core/settle.ts'
 import type { Change } from '../observe/audit.ts'
 import { keptResult } from '../protect/classify.ts'

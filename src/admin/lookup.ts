@@ -1,11 +1,10 @@
 import { type Config, namespaceOf } from '../config/config.ts'
 import { firstOf, linesOf, type RawHeaders } from '../core/headers.ts'
-import { type Claims, normaliseHost, readCaller, recordId } from '../core/identity.ts'
-import { type KeyQualifier, readKey } from '../core/key.ts'
+import { type Claims, type KeyQualifier, normaliseHost, readCaller, recordId } from '../core/identity.ts'
+import { readKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
-import { Router } from '../core/route.ts'
-import { normalisePath, parseTarget } from '../core/target.ts'
+import { parseTarget, Router } from '../core/route.ts'
 import type { Input } from './input.ts'
 import type { Lookup } from './schemas.ts'
 
@@ -16,7 +15,7 @@ export class RecordLookup {
 
   constructor(config: Config) {
     this.#config = config
-    this.#router = new Router(config.routes, normalisePath)
+    this.#router = new Router(config.routes)
   }
 
   isOf(config: Config): boolean {

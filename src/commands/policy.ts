@@ -1,4 +1,4 @@
-import { policyDocument } from '../describe/policy.ts'
+import { policyDocument } from '../describe/published.ts'
 import { type Command, FINE, usage } from './command.ts'
 import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
 

@@ -1,7 +1,6 @@
 import { formatConfigError } from '../config/errors.ts'
 import { parseUpstreamUrl } from '../config/urls.ts'
-import { draftOf } from '../describe/openapi/draft.ts'
-import { draftText } from '../describe/openapi/draft-text.ts'
+import { draftOf, draftText } from '../describe/openapi/draft.ts'
 import { operationsOf, type Remark } from '../describe/openapi/operations.ts'
 import { overlayOf } from '../describe/openapi/overlay.ts'
 import { type Description, readDescription } from '../describe/openapi/read.ts'

@@ -1,13 +1,13 @@
-import { withoutUnseen } from '../core/unseen.ts'
+import { escapeControls } from '../observe/pretty.ts'
 
 /** A text from outside on one line of a terminal. */
 export function plain(text: string): string {
-  return withoutUnseen(text)
+  return escapeControls(text)
 }
 
 /** JSON on one line, which programs read and terminals show. */
 export function json(value: unknown): string {
-  return `${withoutUnseen(JSON.stringify(value))}\n`
+  return `${escapeControls(JSON.stringify(value))}\n`
 }
 
 /** Columns as wide as their widest cell. */

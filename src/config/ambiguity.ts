@@ -1,5 +1,5 @@
-import type { RoutePolicy } from '../core/policy.ts'
-import { asksBy, parametersIn, type ReconcilePolicy } from '../core/reconcile/answer.ts'
+import type { ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
+import { asksBy, parametersIn } from '../core/reconcile/answer.ts'
 
 type Asked = Pick<RoutePolicy, 'match' | 'scope'> & { readonly reconcile: ReconcilePolicy }
 

@@ -1,5 +1,5 @@
 import type { RoutePolicy } from '../core/policy.ts'
-import { normalisePath, WELL_KNOWN } from '../core/target.ts'
+import { normalisePath, WELL_KNOWN } from '../core/route.ts'
 import type { Findings } from './errors.ts'
 
 /** What is of use under a condition alone. */

@@ -1,6 +1,6 @@
 import { sourceName } from '../core/key.ts'
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath } from '../core/target.ts'
+import { normalisePath } from '../core/route.ts'
 import type { Address, Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize, isLoopback } from './units.ts'

@@ -1,5 +1,11 @@
-import type { KeyPolicy, RoutePolicy } from '../core/policy.ts'
-import type { AnswerPattern, CompletedPattern, Expected, ReconcilePolicy } from '../core/reconcile/answer.ts'
+import type {
+  AnswerPattern,
+  CompletedPattern,
+  Expected,
+  KeyPolicy,
+  ReconcilePolicy,
+  RoutePolicy,
+} from '../core/policy.ts'
 import { asksBy, asksByKey } from '../core/reconcile/answer.ts'
 import type { Millis } from '../core/record.ts'
 import { asksByKeyAlone, unknownSegments, unnamedSegments } from './ambiguity.ts'

@@ -1,13 +1,13 @@
-import type { KeyPattern } from '../core/pattern.ts'
-import type {
-  Action,
-  AuthorizeReplayPolicy,
-  DerivePolicy,
-  OutcomeTable,
-  RouteMatch,
-  RoutePolicy,
+import type { KeyPattern } from '../core/key-pattern.ts'
+import {
+  type Action,
+  type AuthorizeReplayPolicy,
+  type DerivePolicy,
+  type OutcomeTable,
+  profileDefaults,
+  type RouteMatch,
+  type RoutePolicy,
 } from '../core/policy.ts'
-import { profileDefaults } from '../core/profiles.ts'
 import type { Millis } from '../core/record.ts'
 import { defaultsOf, shapeOf } from './read.ts'
 import { reconcilePolicy } from './reconcile.ts'

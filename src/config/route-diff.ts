@@ -1,5 +1,5 @@
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath } from '../core/target.ts'
+import { normalisePath } from '../core/route.ts'
 import { covers } from './check.ts'
 import type { Config } from './config.ts'
 

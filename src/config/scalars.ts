@@ -1,5 +1,5 @@
 import { isIP } from 'node:net'
-import { type KeyPattern, readPattern } from '../core/pattern.ts'
+import { type KeyPattern, readPattern } from '../core/key-pattern.ts'
 import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Address } from './config.ts'

@@ -1,4 +1,4 @@
-import { normalisePath } from '../core/target.ts'
+import { normalisePath } from '../core/route.ts'
 import { isLoopback, type Parsed, parsed, refused } from './units.ts'
 
 export const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'

@@ -1,5 +1,4 @@
-import type { CallerSource, RoutePolicy } from '../core/policy.ts'
-import type { ReconcilePolicy } from '../core/reconcile/answer.ts'
+import type { CallerSource, ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { asksByKeyAlone, questionByKey } from './ambiguity.ts'
 import { isProtecting } from './check.ts'

@@ -1,5 +1,4 @@
-import type { OutcomeTable, RoutePolicy } from '../core/policy.ts'
-import type { Expected } from '../core/reconcile/answer.ts'
+import type { Expected, OutcomeTable, RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
 import { alternatives, type Shape, scalarOf, shapeOf, spellingKey } from './read.ts'
 import { fileSchema } from './schema.ts'

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto'
+import { essence, isEncoded } from './body/content.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import type { KeyPolicy, RoutePolicy } from './policy.ts'
-import { type ProblemFacts, problemFacts } from './problem-header.ts'
 
 /** What the proxy behind this one said of a request that it refused itself. */
 export type Deferral =
@@ -95,4 +95,47 @@ function keyReaches({ from, forward, derive }: KeyPolicy, headers: RawHeaders): 
   )
   // What stands in the body or in the query is forwarded with it; a derived key is forwarded nowhere.
   return isInHeader ? forward === 'same' : derive === null
+}
+
+/** What a proxy's own answer says to a proxy in front of it. */
+export interface ProblemFacts {
+  readonly code: unknown
+  /** The id of its record; undefined: it has none. */
+  readonly record: unknown
+  /** By what it tells records apart (`scopeOf`); undefined: it does not say. */
+  readonly scope: unknown
+}
+
+/**
+ * The facts of an answer: those of `Idempotency-Problem`, else the members of a whole problem+json, which a proxy that speaks
+ * only `Idempotency-Retry` may send. Null: they cannot be read, whoever changed them on the way.
+ */
+export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemFacts | null {
+  const lines = linesOf(headers, 'idempotency-problem')
+  if (lines.length > 0) return lines.length === 1 ? factsOfLine(lines[0] as string) : null
+  if (body === null || isEncoded(headers) || essence(headers) !== 'application/problem+json') return null
+  return factsOfBody(body)
+}
+
+/** One member: a key with a String or a Token, and what ends it. */
+const MEMBER = /[ \t]*([a-z*][a-z0-9_.*-]*)=(?:"([^"\\]*)"|([A-Za-z*][\w*.:/-]*))[ \t]*(?:,|$)/y
+
+/** Null: no such dictionary, or one that names a member twice, as where two lines were joined. */
+function factsOfLine(line: string): ProblemFacts | null {
+  const members = new Map<string, string>()
+  for (MEMBER.lastIndex = 0; MEMBER.lastIndex < line.length; ) {
+    const [, name, string, token] = MEMBER.exec(line) ?? []
+    if (name === undefined || members.has(name)) return null
+    members.set(name, (string ?? token) as string)
+  }
+  return { code: members.get('code'), record: members.get('record'), scope: members.get('scope') }
+}
+
+function factsOfBody(body: Buffer): ProblemFacts | null {
+  try {
+    const { code, instance, scope } = JSON.parse(body.toString()) ?? {}
+    return { code, record: instance, scope }
+  } catch {
+    return null
+  }
 }

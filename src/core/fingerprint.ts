@@ -1,14 +1,12 @@
 import { createHash, hash } from 'node:crypto'
-import { essence, isEncoded, mediaType } from './body/content-type.ts'
-import { formContent } from './body/form.ts'
+import { essence, isEncoded, mediaType } from './body/content.ts'
+import { formContent, MULTIPART, multipartContent, URLENCODED } from './body/form.ts'
 import { canonicalJson, canonicalValues } from './body/json.ts'
-import { type Place, placeOf, placesOf } from './body/json-places.ts'
-import { multipartContent } from './body/multipart.ts'
-import { MULTIPART, URLENCODED } from './field.ts'
+import { type Place, placeOf, placesOf } from './body/json-pointer.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import { frame } from './identity.ts'
 import type { FingerprintPolicy } from './policy.ts'
-import type { Fingerprint } from './record.ts'
+import type { Fingerprint, StoredResponse } from './record.ts'
 
 /** Part of every fingerprint and of every recipe: raised whenever the same request would hash otherwise. */
 const ALGORITHM = 'fingerprint/2'
@@ -177,3 +175,49 @@ function jsonContent(body: Buffer, policy: FingerprintPolicy): string | Buffer |
 }
 
 const placesByPolicy = new WeakMap<FingerprintPolicy, Place>()
+
+/**
+ * Lines that differ between two answers to the same request whatever the upstream did: its clock, its timing, the name it
+ * gives to this one exchange; and framing. Documented in docs/shadow.md.
+ */
+export const ALWAYS_DIFFERENT: ReadonlySet<string> = new Set([
+  'age',
+  'cf-ray',
+  'content-length',
+  'date',
+  'request-id',
+  'server-timing',
+  'traceparent',
+  'tracestate',
+  'trailer',
+  'x-amzn-requestid',
+  'x-amzn-trace-id',
+  'x-correlation-id',
+  'x-envoy-upstream-service-time',
+  'x-request-id',
+  'x-response-time',
+  'x-runtime',
+  'x-trace-id',
+])
+
+/** As much of an answer as it takes to compare it with another one: its body need not be held for it. */
+export interface ResponseDigest {
+  readonly status: number
+  /** Name–value lines by lower-case name; lines of one name in their order (RFC 9110 §5.3). */
+  readonly lines: string
+  readonly digest: string
+}
+
+export function digestResponse({ status, headers, body }: StoredResponse): ResponseDigest {
+  const lines: [string, string][] = []
+  for (let i = 0; i + 1 < headers.length; i += 2) {
+    const name = (headers[i] as string).toLowerCase()
+    if (!ALWAYS_DIFFERENT.has(name)) lines.push([name, (headers[i + 1] as string).trim()])
+  }
+  lines.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0))
+  return { status, lines: JSON.stringify(lines), digest: hash('sha256', body, 'base64url') }
+}
+
+export function sameResponse(one: ResponseDigest, other: ResponseDigest): boolean {
+  return one.status === other.status && one.lines === other.lines && one.digest === other.digest
+}

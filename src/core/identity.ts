@@ -1,6 +1,5 @@
 import { createHmac, hash } from 'node:crypto'
 import { filterLines, foldedName, linesOf, type RawHeaders } from './headers.ts'
-import type { KeyQualifier } from './key.ts'
 import type { CallerSource, RoutePolicy, ScopePolicy } from './policy.ts'
 import type { RecordId } from './record.ts'
 
@@ -109,6 +108,9 @@ export function frame(parts: readonly (string | null)[]): string {
   return framed
 }
 
+/** What else tells equal keys apart: the source of a CloudEvent. Framed into the record id. */
+export type KeyQualifier = readonly (string | null)[]
+
 /** Sets the records of one service apart from all others. */
 export interface Namespace {
   readonly service: string
@@ -175,3 +177,13 @@ export function digest(framed: string, secret: Buffer | null): string {
     ? hash('sha256', framed, 'base64url')
     : createHmac('sha256', secret).update(framed).digest('base64url')
 }
+
+/** What the bearer token of a request says, as far as it is proven (contract §5). Details never quote the token. */
+export type VerifiedToken =
+  | { readonly kind: 'claims'; readonly claims: Readonly<Record<string, unknown>> }
+  /** No `Authorization`, or of another scheme. */
+  | { readonly kind: 'absent' }
+  /** Forged, expired, for somebody else. */
+  | { readonly kind: 'refused'; readonly detail: string }
+  /** The keys cannot be had now. */
+  | { readonly kind: 'unavailable'; readonly detail: string }

@@ -1,11 +1,14 @@
+import { hash } from 'node:crypto'
 import { parseItem } from 'structured-headers'
-import { essence } from './body/content-type.ts'
+import { essence } from './body/content.ts'
+import { type Field, formField, queryField } from './body/form.ts'
+import { canonicalJson } from './body/json.ts'
 import { jsonText, resolvePointer } from './body/json-pointer.ts'
-import { type Field, formField, queryField } from './field.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
-import type { KeyPolicy, KeySource } from './policy.ts'
+import { frame, type KeyQualifier } from './identity.ts'
+import type { DerivePolicy, KeyPolicy, KeySource } from './policy.ts'
+import type { Millis } from './record.ts'
 
-/** `qualifier`: what else tells equal keys apart (CloudEvents' source); framed into the record id. */
 interface Found {
   readonly kind: 'key'
   readonly key: string
@@ -16,7 +19,6 @@ interface Invalid {
   readonly detail: string
 }
 export type KeyReading = Found | Invalid | { readonly kind: 'missing' }
-export type KeyQualifier = readonly (string | null)[]
 
 /** One source's value, or why there is none. */
 type Value = { readonly kind: 'value'; readonly value: string } | Invalid | { readonly kind: 'missing' }
@@ -235,3 +237,75 @@ function parseString(value: string, syntax: KeyPolicy['syntax']): Value {
   if (key.trim() === '') return invalid('the key is empty')
   return { kind: 'value', value: key }
 }
+
+/**
+ * A key for a request that came without one: SHA-256, base64url, over the caller and what the policy names (contract §4).
+ * `caller` is what `readCaller` gave; `now`, the store's time, counts where the policy has a bucket.
+ *
+ * null: the key is missing, since the request lacks a part that tells it apart. A header, a field or a pointed-at value is
+ * absent, null or blank, a field or a member on the way there is named twice, or the body is no form or no JSON. One key for
+ * all such requests would answer the one with what the other did.
+ */
+export function deriveKey(
+  headers: RawHeaders,
+  body: Buffer,
+  caller: readonly (string | null)[],
+  policy: DerivePolicy,
+  now: Millis,
+): string | null {
+  const json = policy.json.length > 0 ? jsonText(headers, body) : null
+  const values = policy.json.map((pointer) => (json === null ? null : valueAt(json, pointer)))
+  const fields = policy.form.map((name) => fieldAt(headers, body, name))
+  const lines = policy.headers.map((name) => linesFramed(headers, name))
+  const telling = [...values, ...fields, ...lines]
+  if (telling.includes(null)) return null
+  const bucket = policy.bucket === null ? null : String(Math.floor(now / policy.bucket))
+  return hash('sha256', frame(['derived/1', frame(caller), ...telling, bucket]), 'base64url')
+}
+
+/**
+ * RFC 8785 text; as it is written where that would lose information, which is never the RFC 8785 text of another value.
+ */
+function valueAt(json: string, pointer: string): string | null {
+  const found = resolvePointer(json, pointer)
+  if (found.kind !== 'literal') return null
+  const value = canonicalJson(Buffer.from(found.literal))?.toString() ?? found.literal
+  return value === 'null' || /^"\s*"$/.test(value) ? null : value
+}
+
+/** Begins as no JSON text does. */
+function fieldAt(headers: RawHeaders, body: Buffer, name: string): string | null {
+  const field = formField(headers, body, name)
+  return field.kind === 'value' && field.value.trim() !== '' ? `form:${field.value}` : null
+}
+
+function linesFramed(headers: RawHeaders, name: string): string | null {
+  const lines = linesOf(headers, name)
+  return lines.some((line) => line.trim() !== '') ? frame(lines) : null
+}
+
+export type FirstSent =
+  | { readonly kind: 'absent' }
+  /** By the client's clock. */
+  | { readonly kind: 'sent'; readonly at: Millis }
+  | Invalid
+
+const FIELD = 'repeatability-first-sent'
+
+/**
+ * `Repeatability-First-Sent` (OASIS Repeatable Requests 1.0): an IMF-fixdate (RFC 9110 §5.6.7) and, as OASIS has it, nothing
+ * else. Of the obsolete dates one has a year of two digits, which is a guess.
+ */
+export function readFirstSent(headers: RawHeaders): FirstSent {
+  const lines = linesOf(headers, FIELD)
+  if (lines.length > 1) return invalid(`${FIELD}: ${lines.length} header lines; one is allowed`)
+  const line = lines[0]?.trim()
+  if (line === undefined) return { kind: 'absent' }
+  const at = IMF_FIXDATE.test(line) ? Date.parse(line) : Number.NaN
+  // What is not printed as it was read names no day, another weekday, or an hour 24.
+  return Number.isNaN(at) || new Date(at).toUTCString() !== line
+    ? invalid(`${FIELD}: not a date such as Sun, 06 Nov 1994 08:49:37 GMT`)
+    : { kind: 'sent', at }
+}
+
+const IMF_FIXDATE = /^[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT$/

@@ -1,5 +1,5 @@
-import type { KeyPattern } from './pattern.ts'
-import type { ReconcilePolicy } from './reconcile/answer.ts'
+import type { RawHeaders } from './headers.ts'
+import type { KeyPattern } from './key-pattern.ts'
 import type { Millis } from './record.ts'
 import type { Retention } from './settle.ts'
 
@@ -104,6 +104,48 @@ export interface AuthorizeReplayPolicy {
   readonly cache: Millis
 }
 
+/** What stands at a JSON pointer (RFC 6901). A JSON string is its value; everything else is as it is written. */
+export interface Expected {
+  readonly pointer: string
+  readonly value: string
+}
+
+/** Answers that mean one thing: by status, and by all of what `when` expects in them. */
+export interface AnswerPattern {
+  readonly status: number
+  readonly when: readonly Expected[]
+}
+
+export interface CompletedPattern extends AnswerPattern {
+  /** What of the answer is kept: a JSON pointer; empty: all of it. */
+  readonly json: string
+  readonly response: {
+    /** null: that of the answer. */
+    readonly status: number | null
+    /** Flat name–value list. */
+    readonly headers: RawHeaders
+  }
+}
+
+/** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
+export interface ReconcilePolicy {
+  /** `{key}` and `{record}` stand in the path (percent-encoded) and in the values of headers; `{:name}` in the path, as in the record. */
+  readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
+  /** What shows that the answer is about this record; `{key}`, `{record}` and `{:name}` stand in the values. Empty: `none`. */
+  readonly identity: readonly Expected[]
+  /** The first that fits counts. */
+  readonly completed: readonly CompletedPattern[]
+  readonly notFound: AnswerPattern | null
+  /** Goes before the others. */
+  readonly pending: AnswerPattern | null
+  /** Milliseconds from the claim: "not found" before is pending. */
+  readonly after: number
+  /** Milliseconds until the first question; the pauses double. */
+  readonly every: number
+  /** Questions before the record is dead-lettered. */
+  readonly attempts: number
+}
+
 /** A route's own entries: exact statuses ("503") before classes ("5xx"). */
 export interface OutcomeTable {
   readonly exact: ReadonlyMap<number, Action>
@@ -150,4 +192,101 @@ export interface RoutePolicy extends Retention {
   /** How the truth about unknown records is found out; null: by a person. */
   readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
+}
+
+/** What a profile decides where neither a route nor `defaults` says otherwise (contract §7). */
+export interface ProfileDefaults {
+  readonly onLeaseExpired: RoutePolicy['onLeaseExpired']
+  readonly onStoreUnavailable: RoutePolicy['onStoreUnavailable']
+  readonly anonymous: RoutePolicy['scope']['anonymous']
+  readonly minLength: number
+  /** 0: off. */
+  readonly tombstone: Millis
+  readonly misuseStatus: RoutePolicy['misuseStatus']
+}
+
+interface ProfileTable extends ProfileDefaults {
+  readonly outcomes: OutcomeTable
+  /** 503 is no entry of `outcomes`: with `Retry-After` it is the upstream's word, without it may be a proxy's. */
+  readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
+}
+
+const DAY: Millis = 86_400_000
+
+/** Answers to the caller's standing or timing, given before any work is done. */
+const NOTHING_DONE = [401, 403, 407, 408, 421, 425, 429]
+
+function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {
+  return {
+    exact: new Map([
+      ...NOTHING_DONE.map((status): [number, Action] => [status, 'release']),
+      ...Object.entries(exact).map(([status, action]): [number, Action] => [Number(status), action]),
+    ]),
+    class: new Map([
+      [2, 'store'],
+      [3, 'store'],
+      [4, 'store'],
+      [5, serverError],
+    ]),
+  }
+}
+
+const STANDARD: ProfileTable = {
+  outcomes: outcomes('store', { 502: 'unknown', 504: 'unknown' }),
+  unavailable: { retryAfter: 'release', otherwise: 'unknown' },
+  onLeaseExpired: 'unknown',
+  onStoreUnavailable: 'reject',
+  anonymous: 'share',
+  minLength: 1,
+  tombstone: 0,
+  misuseStatus: 422,
+}
+
+const TABLES: Readonly<Record<Profile, ProfileTable>> = {
+  standard: STANDARD,
+  strict: {
+    ...STANDARD,
+    outcomes: outcomes('unknown', {}),
+    unavailable: { retryAfter: 'unknown', otherwise: 'unknown' },
+    anonymous: 'reject',
+    minLength: 16,
+    tombstone: 7 * DAY,
+  },
+  lenient: {
+    ...STANDARD,
+    outcomes: outcomes('release', {}),
+    unavailable: { retryAfter: 'release', otherwise: 'release' },
+    onLeaseExpired: 'retry',
+    onStoreUnavailable: 'bypass',
+  },
+  stripe: {
+    ...STANDARD,
+    // A service that follows Stripe answers 409 while its own first attempt is still running.
+    outcomes: outcomes('store', { 409: 'release' }),
+    unavailable: { retryAfter: 'store', otherwise: 'store' },
+    misuseStatus: 400,
+  },
+}
+
+export function profileDefaults(profile: Profile): ProfileDefaults {
+  return TABLES[profile]
+}
+
+/** What a complete response of the upstream becomes: the route's own entries first, exact before class, then the profile's. */
+export function classify(
+  policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
+  status: number,
+  hasRetryAfter: boolean,
+): Action {
+  const table = TABLES[policy.profile]
+  const own = lookUp(policy.outcomes, status)
+  if (own !== undefined) return own
+  if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
+  // Below 200 nothing is final: an answer that claims to be proves nothing.
+  return lookUp(table.outcomes, status) ?? 'unknown'
+}
+
+/** A status beyond 599 counts as a 5xx (RFC 9110 §15). */
+function lookUp(table: OutcomeTable, status: number): Action | undefined {
+  return table.exact.get(status) ?? table.class.get(Math.min(Math.floor(status / 100), 5))
 }

@@ -142,3 +142,9 @@ function stripeErrorOf({ code, detail }: Refusal): object {
   const type = code.startsWith('idempotency_') ? 'idempotency_error' : 'api_error'
   return { type, code, message: detail }
 }
+
+/** The value of `Idempotency-Problem`: a Dictionary of RFC 9651. It says the same on a problem and on a page for a browser. */
+export function problemLine({ code, instance, scope }: Refusal): string {
+  const record = instance === null ? '' : `, record="${instance}"`
+  return `code=${code}${record}${scope === null ? '' : `, scope="${scope}"`}`
+}

@@ -2,8 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import type { Millis } from '../core/record.ts'
 import type { BodyReading } from '../protect/request.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
-import type { Budget } from '../runtime/budget.ts'
-import { type Shares, shareOf } from '../runtime/shares.ts'
+import { type Budget, type Shares, shareOf } from '../runtime/limits.ts'
 import type { Stalled, Unfinished } from './stalled.ts'
 
 /** Where many clients upload at once: what is given up when there is no room, and how much each of them has. */

@@ -5,11 +5,10 @@ import type { Config, InForce } from '../config/config.ts'
 import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
-import { Router } from '../core/route.ts'
-import { normalisePath, parseTarget, type Target } from '../core/target.ts'
+import { normalisePath, parseTarget, Router, type Target } from '../core/route.ts'
 import type { KeyIssuer } from '../protect/issue-key.ts'
 import type { Ports } from '../protect/ports.ts'
-import { Shares } from '../runtime/shares.ts'
+import { Shares } from '../runtime/limits.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { clientOf } from './client.ts'
@@ -259,7 +258,7 @@ interface Routing {
 function routingBy(config: Config, common: Pick<Forwarding, 'host' | 'loop'>): Routing {
   return {
     config,
-    router: new Router(config.routes, normalisePath),
+    router: new Router(config.routes),
     forwarding: { ...common, counted: countedHeaders(config) },
   }
 }

@@ -1,7 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Config } from '../config/config.ts'
-import { type Target, WELL_KNOWN } from '../core/target.ts'
-import { policyDocument } from '../describe/policy.ts'
+import { type Target, WELL_KNOWN } from '../core/route.ts'
+import { policyDocument } from '../describe/published.ts'
 
 /** Clients read it once; who changes it is in no hurry that they know. */
 const KEPT = 'public, max-age=300'

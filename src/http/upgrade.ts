@@ -5,7 +5,7 @@ import { type Duplex, pipeline } from 'node:stream'
 import { filterLines, hopByHop } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
-import { Shares, shareOf } from '../runtime/shares.ts'
+import { Shares, shareOf } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { linger, type ResponseWriter } from './write.ts'
 

@@ -1,4 +1,3 @@
-import { withoutUnseen } from '../core/unseen.ts'
 import { REQUEST_OUTCOMES, type RequestOutcome } from '../protect/outcomes.ts'
 
 type Line = Readonly<Record<string, unknown>>
@@ -67,7 +66,7 @@ function members(line: Line): string[] {
 function text(value: unknown): string {
   if (Array.isArray(value)) return value.map(text).join('; ')
   if (value === undefined) return ''
-  return withoutUnseen(typeof value === 'string' ? value : JSON.stringify(value))
+  return escapeControls(typeof value === 'string' ? value : JSON.stringify(value))
 }
 
 /** The only thing that takes more than one line. */
@@ -77,10 +76,18 @@ function stackOf({ err }: Line): string {
   return stack
     .split('\n')
     .slice(1)
-    .map((line) => `    ${withoutUnseen(line.trim())}\n`)
+    .map((line) => `    ${escapeControls(line.trim())}\n`)
     .join('')
 }
 
 function rounded(milliseconds: number): number {
   return milliseconds < 10 ? Math.round(milliseconds * 10) / 10 : Math.round(milliseconds)
+}
+
+/** Control characters and bidirectional overrides: a terminal would obey them. */
+const CONTROLS = /[\p{Cc}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/gu
+
+/** The text with control characters written as `\uXXXX`, so that it is safe to print. */
+export function escapeControls(text: string): string {
+  return text.replace(CONTROLS, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }

@@ -1,6 +1,6 @@
 import { type Decision, decide, type RequestDigests } from '../core/decide.ts'
-import { identifiersSentByBoth } from '../core/identifiers-sent.ts'
 import type { RoutePolicy } from '../core/policy.ts'
+import { identifiersSentByBoth } from '../core/reconcile/identifiers.ts'
 import type {
   Attempt,
   IdempotencyRecord,

@@ -1,7 +1,6 @@
 import { deferralOf } from '../core/chain.ts'
 import { filterLines, firstOf, type RawHeaders } from '../core/headers.ts'
-import type { Action, RoutePolicy } from '../core/policy.ts'
-import { classify } from '../core/profiles.ts'
+import { type Action, classify, type RoutePolicy } from '../core/policy.ts'
 import type {
   CompletedResponse,
   IdempotencyRecord,

@@ -1,7 +1,7 @@
 import { scopeOf } from '../core/chain.ts'
 import { type Millis, type Outcome, shortId } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { shared } from '../runtime/budget.ts'
+import { shared } from '../runtime/limits.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import { discard, refuse, sentUnanswered, statusHeaders } from './answers.ts'
 import type { Execute, Unclaimed } from './claim.ts'

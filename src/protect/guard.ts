@@ -1,6 +1,6 @@
 import type { DerivePolicy, RoutePolicy } from '../core/policy.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { shared } from '../runtime/budget.ts'
+import { shared } from '../runtime/limits.ts'
 import { admit } from './admit.ts'
 import { overloaded, refuse, refuseBody, statusOf } from './answers.ts'
 import { callerName } from './caller.ts'

@@ -1,5 +1,5 @@
 import { decide } from '../core/decide.ts'
-import type { PendingOutcome } from '../core/pending-outcome.ts'
+import type { PendingOutcome } from '../core/outcome.ts'
 import { type IdempotencyRecord, type Millis, type Spans, type State, shortId } from '../core/record.ts'
 import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
 import type { Records } from '../store/records.ts'

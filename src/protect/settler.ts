@@ -1,4 +1,4 @@
-import { type PendingOutcome, pendingOutcome } from '../core/pending-outcome.ts'
+import { type PendingOutcome, pendingOutcome } from '../core/outcome.ts'
 import type { IdempotencyRecord, Millis, Outcome, RecordId } from '../core/record.ts'
 import type { OutcomeDraft } from '../core/settle.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'

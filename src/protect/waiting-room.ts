@@ -1,4 +1,4 @@
-import { type IdempotencyRecord, type Millis, type RecordId } from '../core/record.ts'
+import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import { StoreUnavailable, type Watching } from '../store/register.ts'
 

@@ -1,18 +1,19 @@
 import { randomBytes } from 'node:crypto'
-import type { RoutePolicy } from '../core/policy.ts'
-import { isKnownUpstream, type Proof, proofOf } from '../core/proof.ts'
-import {
-  buildQuestion,
-  parametersIn,
-  pathParameters,
-  type ReconcilePolicy,
-} from '../core/reconcile/answer.ts'
+import type { ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
+import { buildQuestion, parametersIn } from '../core/reconcile/answer.ts'
 import type { QuestionResult } from '../core/reconcile/schedule.ts'
+import {
+  isKnownUpstream,
+  type Proof,
+  proofOf,
+  type Verification,
+  verifyStored,
+} from '../core/reconcile/verify.ts'
 import type { Completed, IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
+import { pathParameters } from '../core/route.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Page, type Register, StoreUnavailable } from '../store/register.ts'
-import { askUpstream } from './ask.ts'
-import { reconcileOf } from './inspect-due.ts'
+import { askUpstream, reconcileOf } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** Completed records remembered for each route: one that the upstream still knows is enough. */
@@ -262,4 +263,47 @@ export class Control {
 
 function shown({ request }: ReconcilePolicy): string {
   return `${request.method} ${request.path.split('?')[0]}`
+}
+
+/** Asks the upstream anew about completed records, as the reconciler asks about unknown ones. Changes nothing. */
+export class Recheck {
+  readonly #ports: Pick<ReconcilePorts, 'forward' | 'policyOf'>
+
+  constructor(ports: Pick<ReconcilePorts, 'forward' | 'policyOf'>) {
+    this.#ports = ports
+  }
+
+  /** How old a record of the route must be: before, "not found" says nothing. Null: its records cannot be asked about. */
+  from(route: string): Millis | null {
+    return reconcileOf(this.#ports.policyOf(route))?.after ?? null
+  }
+
+  /**
+   * One question, and a second one where the first was answered "not found", as it takes two to resolve a record: by the key as
+   * it was sent, where that is another spelling.
+   */
+  async ask(id: RecordId, record: Completed): Promise<Verification> {
+    const route = this.#ports.policyOf(record.route)
+    const policy = reconcileOf(route)
+    if (route === null || policy === null) return { kind: 'not_asked', why: 'its route has no `reconcile`' }
+    const once = async (key: string | null): Promise<Verification | 'not_found'> => {
+      const parameters = pathParameters(route.match, record.path)
+      const question = buildQuestion(policy, id, key, parameters)
+      if (typeof question === 'string') return { kind: 'not_asked', why: question }
+      const { heard, release } = await askUpstream(
+        this.#ports,
+        { id, key, parameters, route, policy },
+        question,
+      )
+      try {
+        if (heard.kind === 'not_sent') return { kind: 'not_asked', why: heard.why }
+        return heard.kind === 'not_found' ? 'not_found' : verifyStored(record.result, heard)
+      } finally {
+        release()
+      }
+    }
+    const first = await once(record.key)
+    const last = first === 'not_found' ? await once(record.keySent ?? record.key) : first
+    return last === 'not_found' ? verifyStored(record.result, { kind: 'not_found' }) : last
+  }
 }

@@ -1,6 +1,5 @@
-import type { RoutePolicy } from '../core/policy.ts'
-import type { Proof } from '../core/proof.ts'
-import type { ReconcilePolicy } from '../core/reconcile/answer.ts'
+import type { ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
+import type { Proof } from '../core/reconcile/verify.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import type { StoreClock } from '../core/store-clock.ts'
 import type { ReconcileResult } from '../protect/outcomes.ts'

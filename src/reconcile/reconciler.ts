@@ -1,12 +1,12 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { RecordId } from '../core/record.ts'
+import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { StoreClock } from '../core/store-clock.ts'
-import type { Register } from '../store/register.ts'
+import type { Records } from '../store/records.ts'
+import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
 import { Control, type Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { Sweeper } from './sweeper.ts'
-import { type Counted, UnresolvedCount } from './unresolved-count.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
@@ -74,5 +74,89 @@ export class Reconciler {
     this.#control.stop()
     this.#census.stop()
     return this.#sweeper.stop()
+  }
+}
+
+/** Every replica counts: it costs one read per unresolved record. */
+const COUNT_EVERY: Millis = 60_000
+const PAGE = 256
+const AT_ONCE = 16
+/** Beyond it the count says "at least". */
+const MOST_COUNTED = 5_000
+
+export interface Counted {
+  readonly unknown: number
+  readonly dead_lettered: number
+}
+
+/** Counts the records that nobody knows the outcome of, now and then, by the index of unresolved ones. */
+export class UnresolvedCount {
+  readonly #records: Pick<Records, 'get'>
+  readonly #store: Pick<Register, 'list'>
+  readonly #tell: (counted: Counted) => void
+  readonly #onError: (error: unknown) => void
+  #timer: NodeJS.Timeout | null = null
+  #stopped = false
+
+  /** `onError`: it could not count, and not because the store is down. */
+  constructor(
+    records: Pick<Records, 'get'>,
+    store: Pick<Register, 'list'>,
+    tell: (counted: Counted) => void,
+    onError: (error: unknown) => void,
+  ) {
+    this.#records = records
+    this.#store = store
+    this.#tell = tell
+    this.#onError = onError
+  }
+
+  /** Never rejects: a count that fails is no reason to stop serving. */
+  async start(): Promise<void> {
+    try {
+      this.#tell(await this.count())
+    } catch (error) {
+      // Down: what was counted last stands.
+      if (!(error instanceof StoreUnavailable)) this.#onError(error)
+    }
+    if (!this.#stopped) this.#timer = setTimeout(() => void this.start(), COUNT_EVERY).unref()
+  }
+
+  stop(): void {
+    this.#stopped = true
+    if (this.#timer !== null) clearTimeout(this.#timer)
+  }
+
+  /** @throws {StoreUnavailable} */
+  async count(): Promise<Counted> {
+    const counted = { unknown: 0, dead_lettered: 0 }
+    const seen = new Set<RecordId>()
+    let cursor: string | null = null
+    do {
+      const page = await this.#store.list('unresolved', cursor, PAGE)
+      const left = page.ids.filter((id) => !seen.has(id))
+      for (const id of left) seen.add(id)
+      const work = async (): Promise<void> => {
+        for (let id = left.pop(); id !== undefined && !this.#stopped; id = left.pop()) {
+          const state = await this.#stateOf(id)
+          if (state !== null) counted[state]++
+        }
+      }
+      await Promise.all(Array.from({ length: AT_ONCE }, work))
+      cursor = page.next
+    } while (cursor !== null && seen.size < MOST_COUNTED && !this.#stopped)
+    return counted
+  }
+
+  async #stateOf(id: RecordId): Promise<keyof Counted | null> {
+    try {
+      const { record, now } = await this.#records.get(id)
+      const read = record === null ? null : readAt(record, now)
+      if (read?.state !== 'unknown') return null
+      return read.reconciliation?.deadLettered ? 'dead_lettered' : 'unknown'
+    } catch (error) {
+      if (error instanceof CorruptRecord) return null
+      throw error
+    }
   }
 }

@@ -1,7 +1,6 @@
 import { type Millis, type RecordId, shortId } from '../core/record.ts'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
-import { ask } from './ask.ts'
-import { inspectDue } from './inspect-due.ts'
+import { ask, inspectDue } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** How often the index is looked at, give or take a quarter. */

@@ -2,7 +2,7 @@ import type { Outcome, StoredResponse } from '../core/record.ts'
 import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/classify.ts'
 import type { ShadowVerdict } from '../protect/outcomes.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
-import { shared } from '../runtime/budget.ts'
+import { shared } from '../runtime/limits.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 
 /** What the upstream did with a request that shadow mode watched. */

@@ -1,6 +1,6 @@
+import { digestResponse, type ResponseDigest, sameResponse } from '../core/fingerprint.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Outcome, type RecordId, shortId } from '../core/record.ts'
-import { digestResponse, type ResponseDigest, sameResponse } from '../core/response-digest.ts'
 import { admit } from '../protect/admit.ts'
 import type { Execute, Existing } from '../protect/claim.ts'
 import { keepsBody, replayable, unknownBecause } from '../protect/classify.ts'

@@ -1,4 +1,4 @@
-import { outcomeDraftOf, type PendingOutcome } from '../core/pending-outcome.ts'
+import { outcomeDraftOf, type PendingOutcome } from '../core/outcome.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import { BinaryReader, BinaryWriter } from './binary.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'

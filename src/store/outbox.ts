@@ -1,4 +1,4 @@
-import type { PendingOutcome } from '../core/pending-outcome.ts'
+import type { PendingOutcome } from '../core/outcome.ts'
 import { decodeEntry, encodeEntry } from './outbox-entry.ts'
 import { Spool, type SpoolOptions } from './spool.ts'
 import { frameBytes } from './spool-file.ts'

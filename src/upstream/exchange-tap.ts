@@ -1,5 +1,5 @@
 import type { Dispatcher } from 'undici'
-import type { Budget } from '../runtime/budget.ts'
+import type { Budget } from '../runtime/limits.ts'
 import { Exchange, type ExchangeRequest } from './forward.ts'
 import type { Forwarded, TappedExchange } from './port.ts'
 

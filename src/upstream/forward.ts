@@ -2,7 +2,7 @@ import type { Dispatcher, Pool } from 'undici'
 import { filterLines, firstOf, HOP_BY_HOP, hopByHop, linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
-import type { Budget } from '../runtime/budget.ts'
+import type { Budget } from '../runtime/limits.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 
 export interface ForwardLimits {

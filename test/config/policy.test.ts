@@ -1,6 +1,5 @@
 import t from 'tap'
-import type { Action, Profile } from '../../src/core/policy.ts'
-import { classify, profileDefaults } from '../../src/core/profiles.ts'
+import { type Action, classify, type Profile, profileDefaults } from '../../src/core/policy.ts'
 import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
 
 const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']

@@ -2,8 +2,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { routeDiff } from '../../src/config/route-diff.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { Router } from '../../src/core/route.ts'
-import { normalisePath, parseTarget } from '../../src/core/target.ts'
+import { parseTarget, Router } from '../../src/core/route.ts'
 import { route } from '../protect/harness.ts'
 
 interface Routed {
@@ -62,10 +61,7 @@ void t.test('whatever request changes hands is among those that are told', async
   fc.assert(
     fc.property(routed, routed, (before, after) => {
       const told = new Set(routeDiff(before, after).map(({ from, to }) => `${from?.name} ${to?.name}`))
-      const [old, next] = [before, after].map(({ routes }) => new Router(routes, normalisePath)) as [
-        Router,
-        Router,
-      ]
+      const [old, next] = [before, after].map(({ routes }) => new Router(routes)) as [Router, Router]
       for (const method of ['POST', 'PUT', 'PATCH'])
         for (const target of TARGETS) {
           const from = decider(old, before, method, target)?.name

@@ -1,4 +1,4 @@
-import { type Config } from '../../src/config/config.ts'
+import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, type Input, loadConfig } from '../../src/config/load.ts'
 
 /** Fixtures name files below the repository, wherever a test is started from. */

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { prefersHtml } from '../../src/core/accept.ts'
+import { prefersHtml } from '../../src/core/headers.ts'
 
 const accepts = (...lines: string[]): boolean => prefersHtml(lines.flatMap((line) => ['Accept', line]))
 

@@ -1,7 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { formContent } from '../../src/core/body/form.ts'
-import { multipartContent } from '../../src/core/body/multipart.ts'
+import { formContent, multipartContent } from '../../src/core/body/form.ts'
 import { decide } from '../../src/core/decide.ts'
 import { fingerprintOf, type RequestContent, rawDigestOf, recipeOf } from '../../src/core/fingerprint.ts'
 import type { FingerprintPolicy } from '../../src/core/policy.ts'

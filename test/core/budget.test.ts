@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { Budget, shared } from '../../src/runtime/budget.ts'
+import { Budget, shared } from '../../src/runtime/limits.ts'
 
 t.test('it holds up to its bound, the bound included', async (t) => {
   const budget = new Budget(10)

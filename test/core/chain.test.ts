@@ -1,10 +1,9 @@
 import { gzipSync } from 'node:zlib'
 import t from 'tap'
-import { deferralOf as read, scopeOf } from '../../src/core/chain.ts'
+import { problemFacts, deferralOf as read, scopeOf } from '../../src/core/chain.ts'
 import type { KeyPolicy, RoutePolicy } from '../../src/core/policy.ts'
-import { problemFacts, problemLine } from '../../src/core/problem-header.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { refusal } from '../../src/core/refusal.ts'
+import { problemLine, refusal } from '../../src/core/refusal.ts'
 import { KEY, ROUTE, SCOPE } from './fixtures.ts'
 
 const KEYED = ['Idempotency-Key', 'k']

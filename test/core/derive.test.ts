@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { deriveKey } from '../../src/core/derive.ts'
+import { deriveKey } from '../../src/core/key.ts'
 import type { DerivePolicy } from '../../src/core/policy.ts'
 
 const POLICY: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }

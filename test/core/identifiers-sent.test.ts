@@ -1,6 +1,6 @@
 import t from 'tap'
-import { identifiersSent, identifiersSentByBoth, upstreamTag } from '../../src/core/identifiers-sent.ts'
 import { asksBy, whyUntold } from '../../src/core/reconcile/answer.ts'
+import { identifiersSent, identifiersSentByBoth, upstreamTag } from '../../src/core/reconcile/identifiers.ts'
 import type { Fingerprint, Operation, RecordId } from '../../src/core/record.ts'
 import { route } from '../protect/harness.ts'
 

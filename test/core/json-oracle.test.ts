@@ -1,8 +1,8 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { decodeUtf8 } from '../../src/core/body/content-type.ts'
+import { decodeUtf8 } from '../../src/core/body/content.ts'
 import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
-import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-places.ts'
+import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
 import { at, canonical, type Node, parseLossless, without } from './json-tree.ts'
 
 /** Characters and escapes of all kinds: RFC 8785 keeps some escapes, and orders by UTF-16 what UTF-8 orders otherwise. */

@@ -2,7 +2,7 @@ import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
 import { canonicalJson, canonicalValues, MAX_DEPTH } from '../../src/core/body/json.ts'
-import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-places.ts'
+import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
 import { canonical, parseLossless } from './json-tree.ts'
 
 /** Canonical text, or null where the text has none that keeps everything. */

@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { type KeyPattern, readPattern } from '../../src/core/pattern.ts'
+import { type KeyPattern, readPattern } from '../../src/core/key-pattern.ts'
 
 function pattern(text: string): KeyPattern {
   const reading = readPattern(text)

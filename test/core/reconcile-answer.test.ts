@@ -1,15 +1,15 @@
 import fc from 'fast-check'
 import t from 'tap'
+import type { ReconcilePolicy } from '../../src/core/policy.ts'
 import {
   type AnswerMeaning,
   asksByKey,
   buildQuestion,
-  pathParameters,
   type Question,
-  type ReconcilePolicy,
   readAnswer,
 } from '../../src/core/reconcile/answer.ts'
 import type { RecordId, StoredResponse } from '../../src/core/record.ts'
+import { pathParameters } from '../../src/core/route.ts'
 
 const ID = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ' as RecordId
 

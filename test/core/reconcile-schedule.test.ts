@@ -1,5 +1,5 @@
 import t from 'tap'
-import type { ReconcilePolicy } from '../../src/core/reconcile/answer.ts'
+import type { ReconcilePolicy } from '../../src/core/policy.ts'
 import {
   claimedAt,
   nextStep,

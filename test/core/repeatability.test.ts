@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { readFirstSent } from '../../src/core/repeatability.ts'
+import { readFirstSent } from '../../src/core/key.ts'
 
 const read = (...lines: string[]): ReturnType<typeof readFirstSent> =>
   readFirstSent(lines.flatMap((line) => ['Repeatability-First-Sent', line]))

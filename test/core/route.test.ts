@@ -1,12 +1,11 @@
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { policyNamed, Router } from '../../src/core/route.ts'
-import { normalisePath, parseTarget, type Target } from '../../src/core/target.ts'
+import { parseTarget, policyNamed, Router, type Target } from '../../src/core/route.ts'
 import { routeOf } from './fixtures.ts'
 
 /** The name of the route that takes it; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
-  const router = new Router(routes, normalisePath)
+  const router = new Router(routes)
   return router.match(method, parseTarget(target) as Target)?.name ?? null
 }
 

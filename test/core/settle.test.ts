@@ -1,6 +1,6 @@
 import t from 'tap'
+import { withoutResponse } from '../../src/core/outcome.ts'
 import type { CompletedResponse, Outcome } from '../../src/core/record.ts'
-import { withoutResponse } from '../../src/core/resolution.ts'
 import {
   ACCEPTING,
   claimDraft,

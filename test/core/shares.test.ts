@@ -1,5 +1,5 @@
 import t from 'tap'
-import { InFlight, Shares, shareOf } from '../../src/runtime/shares.ts'
+import { InFlight, Shares, shareOf } from '../../src/runtime/limits.ts'
 
 t.test('a share leaves a sixteenth for others; a bound below 64 is not divided', async (t) => {
   t.strictSame([1, 2, 10, 63, 64, 65, 2000].map(shareOf), [1, 2, 10, 63, 60, 60, 1875])

@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { normalisePath, parseTarget } from '../../src/core/target.ts'
+import { normalisePath, parseTarget } from '../../src/core/route.ts'
 
 const NORMAL: readonly (readonly [sent: string, normal: string, why: string])[] = [
   ['/', '/', 'the root'],

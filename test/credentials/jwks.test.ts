@@ -4,7 +4,7 @@ import type { ServerResponse } from 'node:http'
 import { exportJWK } from 'jose'
 import t from 'tap'
 import type { JwtPolicy } from '../../src/core/policy.ts'
-import { type Verifier, verifier } from '../../src/credentials/jwt.ts'
+import { type Verifier, verifier } from '../../src/credentials/callers.ts'
 import {
   bearer,
   type JwksServer,

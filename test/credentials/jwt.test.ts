@@ -1,7 +1,7 @@
 import { createHmac, createPublicKey, randomBytes } from 'node:crypto'
 import { exportSPKI, type JWTPayload, SignJWT } from 'jose'
 import t from 'tap'
-import { verifier } from '../../src/credentials/jwt.ts'
+import { verifier } from '../../src/credentials/callers.ts'
 import { bearer, NOW, type Pair, POLICY, pair, part, subject, token, told } from './support.ts'
 
 const rsa = await pair('RS256')

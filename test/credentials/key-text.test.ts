@@ -1,6 +1,6 @@
 import { generateKeyPairSync, type KeyObject } from 'node:crypto'
 import t from 'tap'
-import { verifier } from '../../src/credentials/jwt.ts'
+import { verifier } from '../../src/credentials/callers.ts'
 import { checkKeyText } from '../../src/credentials/key-text.ts'
 import { certificate } from '../support/certificates.ts'
 import { NOW, POLICY, pair, subject, token } from './support.ts'

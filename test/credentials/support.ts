@@ -2,9 +2,9 @@ import { once } from 'node:events'
 import { createServer, type RequestListener } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import { type CryptoKey, exportJWK, generateKeyPair, type JWK, type JWTPayload, SignJWT } from 'jose'
-import type { VerifiedToken } from '../../src/core/jwt.ts'
+import type { VerifiedToken } from '../../src/core/identity.ts'
 import type { JwtPolicy } from '../../src/core/policy.ts'
-import type { Verifier } from '../../src/credentials/jwt.ts'
+import type { Verifier } from '../../src/credentials/callers.ts'
 
 /** 2027-01-15T08:00:00Z, where the clocks of these tests begin. */
 export const NOW = 1_800_000_000_000

@@ -4,10 +4,8 @@ import { plain } from '../../src/commands/terminal.ts'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { Router } from '../../src/core/route.ts'
-import { normalisePath, parseTarget } from '../../src/core/target.ts'
-import { draftOf } from '../../src/describe/openapi/draft.ts'
-import { draftText } from '../../src/describe/openapi/draft-text.ts'
+import { parseTarget, Router } from '../../src/core/route.ts'
+import { draftOf, draftText } from '../../src/describe/openapi/draft.ts'
 import { operationsOf } from '../../src/describe/openapi/operations.ts'
 import { Description } from '../../src/describe/openapi/read.ts'
 import { drafted, withPaths } from './support.ts'
@@ -117,7 +115,7 @@ void t.test('the narrower route goes first, whatever the order of the descriptio
 /x/y: { post: { operationId: x-y } }
 /{c}/{d}: { patch: { operationId: patch } }`,
   )
-  const router = new Router(config.routes, normalisePath)
+  const router = new Router(config.routes)
   for (const [path, name] of [
     ['/x/y', 'x-y'],
     ['/x/z', 'x-any'],

@@ -1,7 +1,6 @@
 import t from 'tap'
 import { REFUSALS, type RefusalCode } from '../../src/core/refusal.ts'
-import { isKeyHeader, spelled } from '../../src/describe/key-headers.ts'
-import { answersOf } from '../../src/describe/route-answers.ts'
+import { answersOf, isKeyHeader, spelled } from '../../src/describe/published.ts'
 import { load, routeFile } from '../config/support.ts'
 import { gate, newKey, type Reply, send } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'

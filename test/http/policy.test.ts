@@ -1,5 +1,5 @@
 import t from 'tap'
-import { WELL_KNOWN } from '../../src/core/target.ts'
+import { WELL_KNOWN } from '../../src/core/route.ts'
 import { errorsOf, load, UPSTREAM } from '../config/support.ts'
 import { send } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
+import { resolvedDraft } from '../../src/core/outcome.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { resolvedDraft } from '../../src/core/resolution.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { Gate, HOUR, LEASE, type Replica, refused, replica, route, seen } from './harness.ts'

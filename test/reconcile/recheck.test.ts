@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Completed } from '../../src/core/record.ts'
-import { Recheck } from '../../src/reconcile/recheck.ts'
+import { Recheck } from '../../src/reconcile/control.ts'
 import type { UpstreamRequest } from '../../src/upstream/port.ts'
 import { Bytes, replica, route } from '../protect/harness.ts'
 import { AFTER, asking, KEY, type Say, stored } from './harness.ts'

@@ -1,6 +1,6 @@
 import t from 'tap'
+import { resolvedDraft } from '../../src/core/outcome.ts'
 import { newReconciliation, type Unknown } from '../../src/core/record.ts'
-import { resolvedDraft } from '../../src/core/resolution.ts'
 import { outcomeSpans } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import {

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { type Counted, UnresolvedCount } from '../../src/reconcile/unresolved-count.ts'
+import { type Counted, UnresolvedCount } from '../../src/reconcile/reconciler.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import { HOUR, LEASE, replica, route, Store } from '../protect/harness.ts'

@@ -1,4 +1,4 @@
-import { type Socket } from 'node:net'
+import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { metricIs, type Problem, type ProxyOptions, problemOf, proxyBefore } from '../support/exchange.ts'
 import { faulty, OK, poolWorks, REQUEST, seen, unknownNow } from '../support/faulty.ts'

@@ -1,6 +1,6 @@
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import { Budget } from '../../src/runtime/budget.ts'
+import { Budget } from '../../src/runtime/limits.ts'
 import { forwarder } from '../../src/upstream/forward.ts'
 import { openUpstream } from '../../src/upstream/pool.ts'
 import type { Forward, Forwarded, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'

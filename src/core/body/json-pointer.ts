@@ -1,6 +1,5 @@
 import type { RawHeaders } from '../headers.ts'
-import { textOf } from './content-type.ts'
-import { isIndex, pointerTokens } from './json-places.ts'
+import { textOf } from './content.ts'
 
 /** What a JSON pointer finds in a body, as it is written there. */
 export type PointerResult =
@@ -130,4 +129,55 @@ function skipValue(json: string, at: number): number {
     }
   } while (depth > 0)
   return at
+}
+
+/** RFC 6901 pointer → reference tokens. */
+export function pointerTokens(pointer: string): string[] {
+  return pointer
+    .split('/')
+    .slice(1)
+    .map((token) => token.replaceAll('~1', '/').replaceAll('~0', '~'))
+}
+
+/** A place in a document that pointers name or lead through: reading it once serves all pointers. */
+export interface Place {
+  /** True: a pointer ends here. */
+  isNamed: boolean
+  readonly members: Map<string, Place>
+  /** By index: the tokens that are one, as RFC 6901 spells it. */
+  readonly items: Map<number, Place>
+  /** Of the members' names, in bytes of UTF-8. */
+  readonly lengths: Set<number>
+}
+
+/** The root of all places that the pointers name. */
+export function placesOf(pointers: readonly string[]): Place {
+  const root = newPlace()
+  for (const pointer of pointers) placeOf(root, pointer).isNamed = true
+  return root
+}
+
+/** The place that the pointer names. */
+export function placeOf(root: Place, pointer: string): Place {
+  let place = root
+  for (const token of pointerTokens(pointer)) place = next(place, token)
+  return place
+}
+
+function next(place: Place, token: string): Place {
+  const known = place.members.get(token)
+  if (known !== undefined) return known
+  const made = newPlace()
+  place.members.set(token, made)
+  place.lengths.add(Buffer.byteLength(token))
+  if (isIndex(token)) place.items.set(Number(token), made)
+  return made
+}
+
+function newPlace(): Place {
+  return { isNamed: false, members: new Map(), items: new Map(), lengths: new Set() }
+}
+
+export function isIndex(token: string): boolean {
+  return /^(?:0|[1-9]\d*)$/.test(token)
 }

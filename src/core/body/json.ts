@@ -1,5 +1,7 @@
 import { isUtf8 } from 'node:buffer'
-import { hexPair } from '../hex.ts'
+import { hexPair } from './content.ts'
+import { Names, Pieces } from './json-pieces.ts'
+import type { Place } from './json-pointer.ts'
 import {
   BACKSLASH,
   byteAt,
@@ -7,17 +9,18 @@ import {
   CLOSE_OBJECT,
   COLON,
   COMMA,
+  isCanonicalEscape,
   isSpace,
   LOWER_U,
   OPEN_ARRAY,
   OPEN_OBJECT,
+  putEscaped,
+  putUtf8,
   QUOTE,
-} from './json-bytes.ts'
-import { isCanonicalEscape, putEscaped, putUtf8, STOPS, shortEscape } from './json-escape.ts'
-import { Names } from './json-names.ts'
-import { readNumber } from './json-number.ts'
-import { Pieces } from './json-pieces.ts'
-import type { Place } from './json-places.ts'
+  readNumber,
+  STOPS,
+  shortEscape,
+} from './json-scalars.ts'
 
 /** Deeper than any honest request, shallow enough for the stack (contract §5). */
 export const MAX_DEPTH = 100

@@ -1,5 +1,6 @@
 import { jsonText, resolvePointer } from '../body/json-pointer.ts'
-import { firstOf, linesOf, type RawHeaders } from '../headers.ts'
+import { firstOf, linesOf } from '../headers.ts'
+import type { AnswerPattern, CompletedPattern, ReconcilePolicy } from '../policy.ts'
 import {
   type CompletedResponse,
   IDENTIFIERS,
@@ -8,49 +9,7 @@ import {
   type RecordId,
   type StoredResponse,
 } from '../record.ts'
-import { normalisePath } from '../target.ts'
-
-/** What stands at a JSON pointer (RFC 6901). A JSON string is its value; everything else is as it is written. */
-export interface Expected {
-  readonly pointer: string
-  readonly value: string
-}
-
-/** Answers that mean one thing: by status, and by all of what `when` expects in them. */
-export interface AnswerPattern {
-  readonly status: number
-  readonly when: readonly Expected[]
-}
-
-export interface CompletedPattern extends AnswerPattern {
-  /** What of the answer is kept: a JSON pointer; empty: all of it. */
-  readonly json: string
-  readonly response: {
-    /** null: that of the answer. */
-    readonly status: number | null
-    /** Flat name–value list. */
-    readonly headers: RawHeaders
-  }
-}
-
-/** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
-export interface ReconcilePolicy {
-  /** `{key}` and `{record}` stand in the path (percent-encoded) and in the values of headers; `{:name}` in the path, as in the record. */
-  readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
-  /** What shows that the answer is about this record; `{key}`, `{record}` and `{:name}` stand in the values. Empty: `none`. */
-  readonly identity: readonly Expected[]
-  /** The first that fits counts. */
-  readonly completed: readonly CompletedPattern[]
-  readonly notFound: AnswerPattern | null
-  /** Goes before the others. */
-  readonly pending: AnswerPattern | null
-  /** Milliseconds from the claim: "not found" before is pending. */
-  readonly after: number
-  /** Milliseconds until the first question; the pauses double. */
-  readonly every: number
-  /** Questions before the record is dead-lettered. */
-  readonly attempts: number
-}
+import { NO_PARAMETERS, type PathParameters } from '../route.ts'
 
 /** A question to the upstream, as it is sent. */
 export interface Question {
@@ -107,26 +66,6 @@ export function parametersIn({ request, identity }: Pick<ReconcilePolicy, 'reque
 export function asksByKey({ request, identity }: ReconcilePolicy): boolean {
   const texts = [request.path, ...request.headers, ...identity.map(({ value }) => value)]
   return texts.some((text) => text.includes('{key}'))
-}
-
-/** The segments of a record's path that its route calls `:name`, by name; percent-encoded as in the record. */
-export type PathParameters = ReadonlyMap<string, string>
-
-const NO_PARAMETERS: PathParameters = new Map()
-
-export function pathParameters(
-  match: { readonly path: string; readonly exact: boolean },
-  path: string,
-): PathParameters {
-  if (!match.path.includes('/:')) return NO_PARAMETERS
-  const segments = path.split('/')
-  const pattern = match.exact ? match.path : normalisePath(match.path)
-  const found = new Map<string, string>()
-  for (const [i, part] of pattern.split('/').entries()) {
-    const segment = segments[i]
-    if (part.startsWith(':') && segment !== undefined) found.set(part.slice(1), segment)
-  }
-  return found
 }
 
 /** null: its bytes are not UTF-8. */

@@ -1,7 +1,8 @@
+import type { Resolution } from '../outcome.ts'
+import type { ReconcilePolicy } from '../policy.ts'
 import type { Millis, Reconciliation, Unknown } from '../record.ts'
-import type { Resolution } from '../resolution.ts'
 import { EVEN } from '../store-clock.ts'
-import type { AnswerMeaning, ReconcilePolicy } from './answer.ts'
+import type { AnswerMeaning } from './answer.ts'
 
 /** The longest pause between two looks, where the route does not ask for a longer one. */
 const MOST_BETWEEN_LOOKS: Millis = 3_600_000

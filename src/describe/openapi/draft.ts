@@ -1,8 +1,14 @@
-import { type CallerHint, callersOf } from './callers.ts'
-import { hintsOf } from './hints.ts'
-import type { KeyHeader, Operation, Operations } from './operations.ts'
-import { covers, type Shape, shapeOf } from './paths.ts'
-import { type Description, member, textOf } from './read.ts'
+import {
+  type CallerHint,
+  callersOf,
+  covers,
+  type KeyHeader,
+  type Operation,
+  type Operations,
+  type Shape,
+  shapeOf,
+} from './operations.ts'
+import { type Description, isObject, member, textOf } from './read.ts'
 
 /** A route of the draft: what is written, and why. */
 export interface DraftRoute {
@@ -214,4 +220,127 @@ function callerLines(hint: CallerHint | null): Lines {
       ...(unseen.length > 0 ? [`Not looked at: ${unseen.join(', ')}.`] : []),
     ],
   }
+}
+
+/** Words that name what only reads, or only computes. */
+const READS =
+  /(?:^|[^a-z])(?:search|query|find|lookup|list|filter|preview|validate|estimate|calculate|simulate|count|check|batchget)(?:$|[^a-z])/
+const SECRETS =
+  /(?:^|[^a-z])(?:token|tokens|login|password|secret|secrets|session|sessions|otp|credentials)(?:$|[^a-z])/
+
+/** What the name of an operation, its path and its answers suggest, for a person to decide. */
+export function hintsOf({ id, template, value }: Operation): string[] {
+  const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
+    .replace(/([a-z0-9])([A-Z])/g, '$1 $2')
+    .toLowerCase()
+  const hints: string[] = []
+  if (/graphql/.test(words))
+    hints.push(
+      'DECIDE: GraphQL. Queries and mutations come to the same path; only those that carry a key are protected.',
+    )
+  else if (READS.test(words))
+    hints.push(
+      'DECIDE: looks like a question that changes nothing. Then: key: ignored, and it streams through.',
+    )
+  if (SECRETS.test(words))
+    hints.push(
+      'DECIDE: the answer may carry a secret, which is stored. keep: outcome stores nothing of the body.',
+    )
+  if (streams(value))
+    hints.push(
+      'Answers with a stream: the first client gets all of it, retries get 409 idempotency_response_unavailable.',
+    )
+  const status = acceptedLater(value)
+  if (status !== null)
+    hints.push(`Answers ${status}: the work goes on afterwards. A replay says again that it was taken.`)
+  if (member(value, 'deprecated') === true) hints.push('Deprecated in the description.')
+  if (textOf(member(value, 'operationId')) === null) hints.push('Has no operationId: named by its path.')
+  return hints
+}
+
+function streams(operation: unknown): boolean {
+  const responses = member(operation, 'responses')
+  return (
+    isObject(responses) &&
+    Object.values(responses).some((response) => {
+      const content = member(response, 'content')
+      return isObject(content) && Object.keys(content).some((type) => /^text\/event-stream\b/i.test(type))
+    })
+  )
+}
+
+function acceptedLater(operation: unknown): string | null {
+  const responses = member(operation, 'responses')
+  return isObject(responses) && Object.hasOwn(responses, '202') ? '202' : null
+}
+
+/** Longest line of a comment. */
+const WIDTH = 118
+
+/** A draft as a configuration file, line by line. Lines may still hold what a terminal obeys. */
+export function draftText(
+  { title, servers, defaults, routes }: Draft,
+  from: string,
+  upstream: string,
+  all: number,
+): string[] {
+  return [
+    ...comment(
+      '',
+      `Routes for idempotency-proxy, drafted from ${from}${title === '' ? '' : ` (${title})`} by: idempotency-proxy routes from`,
+    ),
+    ...comment(
+      '',
+      'A draft: a description does not say what a retry may do. DECIDE marks what only a person can. Then: idempotency-proxy check FILE',
+    ),
+    ...comment(
+      '',
+      `${routes.length} routes of ${all} operations: POST and PATCH, and of PUT and DELETE what declares a key. The rest is idempotent by itself (RFC 9110 §9.2.2) and streams through.`,
+    ),
+    '',
+    'upstream:',
+    ...comment('  ', 'DECIDE: where the service listens.'),
+    ...servers.slice(0, 5).map((url) => `  # Clients connect to ${url}: that is where this proxy is to be.`),
+    `  url: ${JSON.stringify(upstream)}`,
+    '',
+    'defaults:',
+    ...comment(
+      '  ',
+      'DECIDE: shadow first forwards everything and tells what enforce would have done (docs/shadow.md).',
+    ),
+    '  mode: enforce',
+    ...comment(
+      '  ',
+      'DECIDE: how long a finished request answers retries; longer than any client goes on trying.',
+    ),
+    '  ttl: 24h',
+    ...defaults.comments.flatMap((text) => comment('  ', text)),
+    ...defaults.lines.map((line) => `  ${line}`),
+    '',
+    'routes:',
+    ...routes.flatMap(routeText),
+  ]
+}
+
+function routeText({ name, method, path, lines, comments }: DraftRoute): string[] {
+  return [
+    ...comments.flatMap((text) => comment('  ', text)),
+    `  - name: ${JSON.stringify(name)}`,
+    `    match: { methods: [${method}], path: ${JSON.stringify(path)} }`,
+    ...lines.map((line) => `    ${line}`),
+    '',
+  ]
+}
+
+/** Broken between words. A text of the description stays on its line, whatever is in it. */
+function comment(indent: string, text: string): string[] {
+  const lines: string[] = []
+  let line = ''
+  for (const word of text.split(' ')) {
+    if (line !== '' && indent.length + 2 + line.length + 1 + word.length > WIDTH) {
+      lines.push(line)
+      line = word
+    } else line = line === '' ? word : `${line} ${word}`
+  }
+  return [...lines, line].map((one) => `${indent}# ${one}`.trimEnd())
 }

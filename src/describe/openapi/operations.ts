@@ -1,5 +1,5 @@
-import { isKeyHeader } from '../key-headers.ts'
-import { basePathOf, type RoutePath, routePathOf } from './paths.ts'
+import { normalisePath } from '../../core/route.ts'
+import { isKeyHeader } from '../published.ts'
 import { type Description, isObject, type Json, listOf, member, type Pointer, textOf } from './read.ts'
 
 /** A header parameter that carries a key. */
@@ -192,4 +192,139 @@ function serverOf(holders: readonly unknown[]): unknown {
     if (first !== undefined) return first
   }
   return undefined
+}
+
+/** A path of a description as a route has it. */
+export interface RoutePath {
+  /** `/v1/payments/:id`. */
+  readonly path: string
+  /** Why it matches more than the description says; null: it does not. */
+  readonly wider: string | null
+}
+
+/** The path that the URL of a server puts before all others, without a slash at its end. */
+export function basePathOf(server: unknown): { readonly path: string; readonly remark: string | null } {
+  const url = textOf(member(server, 'url'))
+  if (url === null) return { path: '', remark: null }
+  const variables = member(server, 'variables')
+  const open: string[] = []
+  const filled = url.replace(/\{([^{}]*)\}/g, (_, name: string) => {
+    const value = member(member(variables, name), 'default')
+    if (typeof value !== 'string' && typeof value !== 'number') {
+      open.push(name)
+      return ''
+    }
+    return String(value)
+  })
+  // Relative ones count from where the description lies, which is nobody's to know here.
+  const parsed = URL.parse(filled, 'http://description.invalid/')
+  if (parsed === null || open.length > 0)
+    return {
+      path: '',
+      remark: `server ${url}: ${open.length > 0 ? `no default for ${open.join(', ')}` : 'no URL'}; its path is left out of the routes`,
+    }
+  return { path: parsed.pathname.replace(/\/+$/, ''), remark: null }
+}
+
+/** Segments of it that are parameters become `:name`; all others are literal, in their normal form. */
+export function routePathOf(written: string): RoutePath {
+  const wider: string[] = []
+  // A query in a path is not OpenAPI, but it is met.
+  const [path = ''] = written.split(/[?#]/, 1)
+  if (path !== written) wider.push('what follows ? or # counts for nothing')
+  const segments = path.split('/').flatMap((segment) => {
+    if (/^\{[^{}]*\}$/.test(segment)) return [`:${identifier(segment)}`]
+    if (/[{}*]/.test(segment) || segment.startsWith(':')) {
+      wider.push(`any segment stands for ${segment}`)
+      return [`:${identifier(segment)}`]
+    }
+    const encoded = segment.toWellFormed().replace(/[^\x21-\x7e]+|\\/g, encodeURIComponent)
+    const normal = normalisePath(`/${encoded}`).slice(1)
+    return normal === '' ? [] : [normal]
+  })
+  return { path: `/${segments.join('/')}`, wider: wider.length === 0 ? null : wider.join('; ') }
+}
+
+function identifier(text: string): string {
+  const name = text.replace(/[^A-Za-z0-9]+/g, '_').replace(/^_+|_+$/g, '')
+  return /^[A-Za-z]/.test(name) ? name : `p_${name}`
+}
+
+/** Segments of a route's path; null: any. */
+export type Shape = readonly (string | null)[]
+
+export function shapeOf(path: string): Shape {
+  return path.split('/').map((segment) => (segment.startsWith(':') ? null : segment))
+}
+
+/** Whether every path that `narrow` matches is matched by `wide`, too. */
+export function covers(wide: Shape, narrow: Shape): boolean {
+  return (
+    wide.length === narrow.length && wide.every((segment, n) => segment === null || segment === narrow[n])
+  )
+}
+
+/** What tells callers apart, by the security of an operation. */
+export interface CallerHint {
+  /** For `scope.caller`, in the order of the description; empty: nothing that a route can look at. */
+  readonly sources: readonly string[]
+  /** Schemes by name, with what each is. */
+  readonly schemes: readonly string[]
+  /** Schemes that no header or cookie carries. */
+  readonly unseen: readonly string[]
+  /** Requests without credentials are let in, too. */
+  readonly anonymous: boolean
+}
+
+/** What is made anew for each request: a retry would come as another caller, and be executed. */
+const FLEETING = /signature|hmac|digest|nonce|timestamp/i
+const TOKEN = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/
+
+/** `security` of an operation goes before that of the description; an empty one takes it away. */
+export function callersOf(description: Description, operation: unknown): CallerHint | null {
+  const security = member(operation, 'security') ?? member(description.root, 'security')
+  if (!Array.isArray(security)) return null
+  const requirements = security.filter(isObject)
+  const names = [...new Set(requirements.flatMap((one) => Object.keys(one)))]
+  const sources = new Set<string>()
+  const schemes: string[] = []
+  const unseen: string[] = []
+  for (const name of names) {
+    const { source, what } = schemeOf(description, name)
+    schemes.push(`${name} (${what})`)
+    if (source === null) unseen.push(`${name} (${what})`)
+    else sources.add(source)
+  }
+  const anonymous = requirements.length === 0 || requirements.some((one) => Object.keys(one).length === 0)
+  return { sources: [...sources], schemes, unseen, anonymous }
+}
+
+function schemeOf(
+  description: Description,
+  name: string,
+): { readonly source: string | null; readonly what: string } {
+  const place = ['components', 'securitySchemes', name]
+  const written = member(member(member(description.root, 'components'), 'securitySchemes'), name)
+  const referred = description.follow(written, place)
+  const scheme = referred.kind === 'found' ? referred.value : undefined
+  const type = textOf(member(scheme, 'type'))
+  switch (type) {
+    case 'http':
+      return { source: 'header:authorization', what: `http ${textOf(member(scheme, 'scheme')) ?? ''}`.trim() }
+    case 'oauth2':
+    case 'openIdConnect':
+      return { source: 'header:authorization', what: type }
+    case 'apiKey': {
+      const place = textOf(member(scheme, 'in')) ?? 'nowhere'
+      const field = textOf(member(scheme, 'name')) ?? ''
+      const what = `${place} ${field}`
+      if (FLEETING.test(field)) return { source: null, what: `${what}, made anew for each request` }
+      if (!TOKEN.test(field) || (place !== 'header' && place !== 'cookie')) return { source: null, what }
+      return { source: `${place}:${place === 'header' ? field.toLowerCase() : field}`, what }
+    }
+    case null:
+      return { source: null, what: 'not described' }
+    default:
+      return { source: null, what: type }
+  }
 }

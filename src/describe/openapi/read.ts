@@ -1,6 +1,6 @@
 import { closeSync, openSync, readSync } from 'node:fs'
 import { type Document, isNode, LineCounter, parseDocument } from 'yaml'
-import { type ConfigError } from '../../config/errors.ts'
+import type { ConfigError } from '../../config/errors.ts'
 import { whyUnreadable } from '../../config/files.ts'
 import { formatSize, quote } from '../../config/units.ts'
 

@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto'
-import { linesOf, type RawHeaders } from './headers.ts'
-import { spells } from './key.ts'
-import type { KeyPolicy } from './policy.ts'
-import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from './record.ts'
+import { linesOf, type RawHeaders } from '../headers.ts'
+import { spells } from '../key.ts'
+import type { KeyPolicy } from '../policy.ts'
+import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from '../record.ts'
 
 type Kept = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
 

@@ -1,0 +1,392 @@
+import {
+  base64url,
+  type CryptoKey,
+  createLocalJWKSet,
+  decodeProtectedHeader,
+  errors,
+  type JSONWebKeySet,
+  type JWK,
+  type JWTPayload,
+  type JWTVerifyOptions,
+  jwtVerify,
+  type ProtectedHeaderParameters,
+} from 'jose'
+import { Agent, request } from 'undici'
+import { linesOf, type RawHeaders } from '../core/headers.ts'
+import type { VerifiedToken } from '../core/identity.ts'
+import type { JwtPolicy, RoutePolicy } from '../core/policy.ts'
+import type { Millis } from '../core/record.ts'
+import { readKeyText } from './key-text.ts'
+
+export interface Verifier {
+  /** Who the bearer token is proven to speak of. `policy` is one of those that the verifier was made with. */
+  verify(policy: JwtPolicy, headers: RawHeaders): Promise<VerifiedToken>
+  close(): Promise<void>
+}
+
+/** Clocks of servers that keep time by NTP differ by less; a token outlives its `exp` by so much. Seconds. */
+const CLOCK_TOLERANCE = 30
+
+/**
+ * Verifies the bearer tokens of these policies; routes that name the same keys share them. Results are not kept: a
+ * verification costs 0.1 to 0.2 ms, and what is not kept cannot outlive its key.
+ * @throws where a key file's text holds no key that can be used.
+ */
+export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOptions> = {}): Verifier {
+  const { clock = Date.now, fetchTimeout = FETCH_TIMEOUT } = options
+  const rings = new Map<string, KeyRing>()
+  for (const policy of policies) {
+    const name = ringName(policy)
+    if (!rings.has(name)) rings.set(name, openRing(policy, { clock, fetchTimeout }))
+  }
+  return {
+    async verify(policy, headers) {
+      const bearer = bearerOf(headers)
+      if (bearer.kind !== 'token') return bearer
+      const ring = rings.get(ringName(policy))
+      if (ring === undefined) throw new Error('a policy that this verifier was not made with')
+      return verifyWith(ring, bearer.token, {
+        ...(policy.issuer === null ? {} : { issuer: policy.issuer }),
+        ...(policy.audience.length === 0 ? {} : { audience: [...policy.audience] }),
+        // A token without an end would speak for its caller forever.
+        requiredClaims: ['exp'],
+        clockTolerance: CLOCK_TOLERANCE,
+        currentDate: new Date(clock()),
+      })
+    },
+    async close() {
+      await Promise.all([...rings.values()].map((ring) => ring.close()))
+    },
+  }
+}
+
+/** What the tokens of these routes are verified by. */
+export function jwtPoliciesOf(routes: readonly RoutePolicy[]): JwtPolicy[] {
+  return routes.map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
+}
+
+function ringName({ jwks, keyFile }: JwtPolicy): string {
+  return jwks === null ? `file ${keyFile ?? ''}` : `url ${jwks}`
+}
+
+function openRing({ jwks, keyFile }: JwtPolicy, options: JwksOptions): KeyRing {
+  if (jwks !== null) return new RemoteKeys(jwks, options)
+  const reading = readKeyText(keyFile ?? '')
+  if (!reading.ok) throw new Error(`scope.jwt.keyFile: ${reading.message}`)
+  return fixedKeys(reading.keys.shared, reading.keys.secret)
+}
+
+type Bearer = { readonly kind: 'token'; readonly token: string } | Exclude<VerifiedToken, { kind: 'claims' }>
+
+/** The token of `Authorization: Bearer …` (RFC 6750 §2.1). Of two lines nobody knows which one the upstream reads. */
+function bearerOf(headers: RawHeaders): Bearer {
+  const lines = linesOf(headers, 'authorization')
+  if (lines.length > 1) return refused(`${lines.length} Authorization lines; one is allowed`)
+  const [scheme = '', ...rest] = (lines[0] ?? '').trim().split(/[ \t]+/)
+  if (scheme.toLowerCase() !== 'bearer') return { kind: 'absent' }
+  const [token = ''] = rest
+  return rest.length === 1 && /^[\w-]+\.[\w-]+\.[\w-]+$/.test(token) ? { kind: 'token', token } : NO_JWT
+}
+
+function refused(detail: string): VerifiedToken & { kind: 'refused' } {
+  return { kind: 'refused', detail }
+}
+
+const NO_JWT = refused('the bearer token is not a signed JWT')
+const NO_KEY = refused('the bearer token is not signed with a key of its issuer')
+const FORGED = refused('the signature of the bearer token is wrong')
+const ALGORITHM = refused('the bearer token is signed in a way that is not accepted here ("alg" or "crit")')
+
+async function verifyWith(ring: KeyRing, token: string, options: JWTVerifyOptions): Promise<VerifiedToken> {
+  const held = await ring.current()
+  if (held.kind === 'unavailable') return held
+  const first = await attempt(held.keys, token, options)
+  // It may be signed with a key that was published since, under a new id or the old one.
+  if (first !== NO_KEY && first !== FORGED) return first
+  const renewed = await ring.renewed(held.keys)
+  if (renewed.kind === 'unavailable') return first === NO_KEY ? renewed : first
+  return renewed.keys === held.keys ? first : attempt(renewed.keys, token, options)
+}
+
+async function attempt(keys: Keys, token: string, options: JWTVerifyOptions): Promise<VerifiedToken> {
+  let verdict: VerifiedToken = NO_KEY
+  try {
+    const header = decodeProtectedHeader(token)
+    if (header.alg === undefined || !keys.algorithms.includes(header.alg)) return ALGORITHM
+    for (const key of await keys.candidates(header)) {
+      verdict = await judge(jwtVerify(token, key, { ...options, algorithms: [header.alg] }))
+      if (verdict !== FORGED && verdict !== NO_KEY) return verdict
+    }
+  } catch {
+    // The header of the token cannot be read.
+    return NO_JWT
+  }
+  return verdict
+}
+
+/** The claims, or in words why there are none: messages and causes of jose's errors quote the token. */
+async function judge(verification: Promise<{ readonly payload: JWTPayload }>): Promise<VerifiedToken> {
+  try {
+    const { payload } = await verification
+    // Without a prototype: a claim called `constructor` is there only where the token has it.
+    return { kind: 'claims', claims: { __proto__: null, ...payload } }
+  } catch (error) {
+    if (error instanceof errors.JWSSignatureVerificationFailed) return FORGED
+    if (error instanceof errors.JWTExpired) return refused('the bearer token has expired')
+    if (error instanceof errors.JWTClaimValidationFailed) return refused(whyClaim(error))
+    if (error instanceof errors.JOSENotSupported) return ALGORITHM
+    if (error instanceof errors.JOSEError) return NO_JWT
+    // The key is not one for this algorithm, such as RSA of less than 2048 bits.
+    return NO_KEY
+  }
+}
+
+function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
+  if (reason === 'missing') return `the bearer token has no "${claim}"`
+  if (reason === 'invalid') return `"${claim}" of the bearer token is no time`
+  if (claim === 'nbf') return 'the bearer token is not valid yet'
+  return claim === 'iss'
+    ? 'the bearer token is of another issuer'
+    : 'the bearer token is for another audience'
+}
+
+/** Keys by which tokens are verified, as they were at one time. */
+export interface Keys {
+  readonly algorithms: readonly string[]
+  /** Those that may have signed a token with this header. */
+  candidates(header: ProtectedHeaderParameters): Promise<readonly Key[]>
+}
+type Key = CryptoKey | Uint8Array
+
+/** Keys at hand, or why there are none. */
+export type CachedKeys =
+  | { readonly kind: 'keys'; readonly keys: Keys }
+  | { readonly kind: 'unavailable'; readonly detail: string }
+
+/** Where a policy's keys come from. */
+export interface KeyRing {
+  current(): Promise<CachedKeys>
+  /** Newer keys than those that did not fit; the same ones where there are none. */
+  renewed(unfit: Keys): Promise<CachedKeys>
+  close(): Promise<void>
+}
+
+const ASYMMETRIC = 'RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519'.split(' ')
+const SYMMETRIC = ['HS256', 'HS384', 'HS512']
+
+/** A token without `kid` may be by any of a set's keys; each one tried costs a verification, also for a forged token. */
+const MAX_CANDIDATES = 8
+
+/**
+ * Public keys, for asymmetric algorithms alone. A key without `kid` may have signed a token with any.
+ * @throws {errors.JWKSInvalid} where `set` is no JWK Set.
+ */
+export function publicKeys(set: JSONWebKeySet): Keys {
+  const all = createLocalJWKSet(set)
+  const nameless = createLocalJWKSet({ keys: set.keys.filter(({ kid }) => kid === undefined) })
+  return {
+    algorithms: ASYMMETRIC,
+    candidates: async (header) => {
+      const { alg, kid } = header
+      if (alg === undefined || kid === undefined) return fitting(all, header)
+      return [...(await fitting(all, header)), ...(await fitting(nameless, { alg }))]
+    },
+  }
+}
+
+async function fitting(
+  set: ReturnType<typeof createLocalJWKSet>,
+  header: ProtectedHeaderParameters,
+): Promise<Key[]> {
+  try {
+    return [await set(header)]
+  } catch (error) {
+    const keys: Key[] = []
+    // No key fits, or the one that does cannot be used: malformed, or private.
+    if (!(error instanceof errors.JWKSMultipleMatchingKeys)) return keys
+    for await (const key of error) if (keys.push(key) === MAX_CANDIDATES) break
+    return keys
+  }
+}
+
+/** `oct` keys, for HMAC alone: a public key is never taken for a secret. */
+function secretKeys(jwks: readonly JWK[]): Keys {
+  return {
+    algorithms: SYMMETRIC,
+    candidates: async ({ alg, kid }) =>
+      jwks
+        .filter((jwk) => jwk.alg === undefined || jwk.alg === alg)
+        .filter((jwk) => kid === undefined || jwk.kid === undefined || jwk.kid === kid)
+        .slice(0, MAX_CANDIDATES)
+        .map(({ k }) => base64url.decode(k as string)),
+  }
+}
+
+/** The keys of a file: they stay what they are. */
+export function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRing {
+  const asymmetric = publicKeys({ keys: [...shared] })
+  const symmetric = secretKeys(secret)
+  const keys: Keys = {
+    algorithms: [
+      ...(shared.length > 0 ? asymmetric.algorithms : []),
+      ...(secret.length > 0 ? symmetric.algorithms : []),
+    ],
+    candidates: (header) =>
+      (SYMMETRIC.includes(header.alg ?? '') ? symmetric : asymmetric).candidates(header),
+  }
+  const held = async (): Promise<CachedKeys> => ({ kind: 'keys', keys })
+  return { current: held, renewed: held, close: async () => {} }
+}
+
+/** How long a set is believed without asking again, and so how long a key lives on that was taken out of it. */
+const FRESH: Millis = 600_000
+/**
+ * How long it serves while it cannot be had anew. Who cannot publish keys mostly cannot give out tokens either, and those
+ * under way rarely live longer.
+ */
+const STALE: Millis = 3_600_000
+/** Least time from one fetch to the next: tokens with made-up key ids cannot turn this proxy on the issuer. */
+const COOLDOWN: Millis = 10_000
+/** The same after a fetch that failed: until the next one nobody can be let in. */
+const PAUSE: Millis = 1000
+/** A request waits for it, before anything is claimed. */
+export const FETCH_TIMEOUT: Millis = 3000
+/** The largest known sets, with certificate chains, have some 50 KiB. */
+const MAX_BYTES = 1024 ** 2
+
+export interface JwksOptions {
+  /** Wall clock. */
+  readonly clock: () => Millis
+  readonly fetchTimeout: Millis
+}
+
+/**
+ * A JWK Set behind a URL: fetched when it is first needed, by one request for all who wait. `createRemoteJWKSet` of jose
+ * neither pauses after a failed fetch, nor goes on with the keys it had, nor bounds what it reads.
+ */
+export class RemoteKeys implements KeyRing {
+  readonly #url: URL
+  readonly #clock: () => Millis
+  readonly #timeout: Millis
+  readonly #agent: Agent
+  #keys: Keys | null = null
+  /** When the fetch of `#keys` began. */
+  #fetchedAt: Millis = Number.NEGATIVE_INFINITY
+  /** When the last fetch ended. */
+  #triedAt: Millis = Number.NEGATIVE_INFINITY
+  /** Why it failed. */
+  #failure: string | null = null
+  #pending: Promise<void> | null = null
+
+  constructor(url: string, { clock, fetchTimeout }: JwksOptions) {
+    this.#url = new URL(url)
+    this.#clock = clock
+    this.#timeout = fetchTimeout
+    this.#agent = new Agent({
+      connections: 1,
+      // A connection is closed after its answer: the next one is minutes away.
+      pipelining: 0,
+      allowH2: false,
+      maxResponseSize: MAX_BYTES,
+      connect: { timeout: fetchTimeout },
+    })
+  }
+
+  async current(): Promise<CachedKeys> {
+    if (!this.#within(this.#fetchedAt, FRESH)) {
+      const fetched = this.#refresh()
+      // While the issuer is known to be away nobody waits for it again.
+      const away = this.#failure !== null && this.#within(this.#triedAt, FRESH)
+      if (!away || !this.#usable()) await fetched
+    }
+    return this.#held()
+  }
+
+  async renewed(unfit: Keys): Promise<CachedKeys> {
+    if (this.#keys === unfit) await this.#refresh()
+    // The key that is missing may be in the set that could not be fetched.
+    if (this.#keys === unfit && this.#failure !== null) return this.#unavailable(this.#failure)
+    return this.#held()
+  }
+
+  async close(): Promise<void> {
+    await this.#agent.destroy()
+  }
+
+  #held(): CachedKeys {
+    return this.#keys !== null && this.#usable()
+      ? { kind: 'keys', keys: this.#keys }
+      : this.#unavailable(this.#failure ?? 'not fetched')
+  }
+
+  #unavailable(why: string): CachedKeys {
+    return { kind: 'unavailable', detail: `the key set of scope.jwt.jwks could not be fetched (${why})` }
+  }
+
+  #usable(): boolean {
+    return this.#within(this.#fetchedAt, STALE)
+  }
+
+  /** A clock that was put back makes things old, not young. */
+  #within(since: Millis, period: Millis): boolean {
+    const age = this.#clock() - since
+    return age >= 0 && age < period
+  }
+
+  /** Never rejects. */
+  #refresh(): Promise<void> {
+    if (this.#pending !== null) return this.#pending
+    if (this.#within(this.#triedAt, this.#failure === null ? COOLDOWN : PAUSE)) return Promise.resolve()
+    const began = this.#clock()
+    this.#pending = this.#fetch()
+      .then(
+        (keys) => {
+          this.#keys = keys
+          this.#fetchedAt = began
+          this.#failure = null
+        },
+        (error: unknown) => {
+          this.#failure = whyFailed(error)
+        },
+      )
+      .finally(() => {
+        this.#triedAt = this.#clock()
+        this.#pending = null
+      })
+    return this.#pending
+  }
+
+  async #fetch(): Promise<Keys> {
+    const signal = AbortSignal.timeout(this.#timeout)
+    // undici hears the signal only once it is connected.
+    const late = new Promise<never>((_, reject) => {
+      signal.addEventListener('abort', () => reject(new FetchFailed('timed out')), { once: true })
+    })
+    const text = await Promise.race([this.#read(signal), late])
+    try {
+      return publicKeys(JSON.parse(text) as JSONWebKeySet)
+    } catch {
+      throw new FetchFailed('the answer is no JWK Set')
+    }
+  }
+
+  /** Redirects are not followed: the configured host says who calls, nobody else. */
+  async #read(signal: AbortSignal): Promise<string> {
+    const { statusCode, body } = await request(this.#url, {
+      dispatcher: this.#agent,
+      signal,
+      headers: { accept: 'application/jwk-set+json, application/json' },
+    })
+    const text = await body.text()
+    if (statusCode !== 200) throw new FetchFailed(`answered ${statusCode}`)
+    return text
+  }
+}
+
+class FetchFailed extends Error {}
+
+function whyFailed(error: unknown): string {
+  if (error instanceof FetchFailed) return error.message
+  const code = error instanceof Error && 'code' in error ? String(error.code) : ''
+  return code === 'UND_ERR_RES_EXCEEDED_MAX_SIZE' ? `more than ${MAX_BYTES} bytes` : code || 'no answer'
+}
