@@ -30,6 +30,9 @@ class LeanCommand {
     this.#settle = { resolve, reject }
   }
 
+  /** ioredis says which protocol the connection speaks: it is RESP2 for all of ours. */
+  setReplyContext(): void {}
+
   toWritable(): Buffer {
     return this.#bytes
   }

@@ -12,6 +12,8 @@ const DISCONNECT_TIMEOUT: Millis = 250
 export function settingsOf(url: string, timeoutMs: Millis) {
   return {
     ...addressOf(url),
+    // Every reply has one shape in it, on every server.
+    protocol: 2 as const,
     connectionName: 'idempotency-proxy',
     disableClientInfo: true,
     lazyConnect: true,

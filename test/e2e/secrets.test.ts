@@ -88,7 +88,7 @@ void t.test(
       const record = key.includes(':r:')
       const value = record
         ? ((await client.getBuffer(key)) as Buffer).toString('latin1')
-        : await (key.includes(':h:') ? client.lrange(key, 0, -1) : client.zrange(key, 0, -1)).then((all) =>
+        : await (key.includes(':h:') ? client.lrange(key, 0, -1) : client.zrange(key, 0, '-1')).then((all) =>
             all.join('\n'),
           )
       if (value.includes(ANSWER)) kept++

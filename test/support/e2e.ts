@@ -101,7 +101,7 @@ export async function redisSnapshot(server: RedisServer): Promise<Map<string, st
       if (key.includes(':h:')) continue
       const value = key.includes(':r:')
         ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.pexpiretime(key)}`
-        : (await client.zrange(key, 0, -1, 'WITHSCORES')).join(' ')
+        : (await client.zrange(key, 0, '-1', 'WITHSCORES')).join(' ')
       found.set(key, value)
     }
     return found
