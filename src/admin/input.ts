@@ -1,5 +1,12 @@
 import { Value } from 'typebox/value'
-import { filterLines, firstOf, hopByHop } from '../core/headers.ts'
+import {
+  filterLines,
+  firstOf,
+  hopByHop,
+  isFieldName,
+  isFieldValue,
+  isOwnOnResponses,
+} from '../core/headers.ts'
 import type { StoredResponse } from '../core/record.ts'
 import { type Resolving, SCHEMAS, type SchemaName } from './schemas.ts'
 
@@ -22,18 +29,10 @@ export function read<T>(name: SchemaName, body: unknown): Input<T> {
   }
 }
 
-/** Of one connection, of one message, or of the proxy's own: no part of what is stored (contract §8). */
-const OWN = new Set([
-  'content-length',
-  'trailer',
-  'idempotent-replayed',
-  'idempotency-status',
-  'idempotency-expires',
-  'idempotency-key-derived',
-  'idempotency-outcome',
-])
-const NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/
-const VALUE = /^[\t\x20-\x7e\x80-\xff]*$/
+/** Framing and the proxy's own lines are no part of what is stored (contract §8). */
+function isStored(name: string): boolean {
+  return name !== 'content-length' && name !== 'trailer' && !isOwnOnResponses(name)
+}
 
 /** What retries will be answered, as somebody wrote it down. */
 export function responseOf({ outcome, response }: Resolving): Input<StoredResponse | null> {
@@ -56,12 +55,12 @@ export function responseOf({ outcome, response }: Resolving): Input<StoredRespon
   if (bytes.length > 0 && [204, 205, 304].includes(status))
     return { ok: false, detail: `/response/body: an answer with status ${status} has none` }
   const wrong = headers.findIndex(
-    ([name = '', value = '']) => !NAME.test(name) || !VALUE.test(value) || value !== value.trim(),
+    ([name = '', value = '']) => !isFieldName(name) || !isFieldValue(value) || value !== value.trim(),
   )
   if (wrong >= 0) return { ok: false, detail: `/response/headers/${wrong}: not a header line` }
   const lines = headers.flat()
   const hop = hopByHop(lines)
-  const kept = filterLines(lines, (name) => !hop.has(name) && !OWN.has(name))
+  const kept = filterLines(lines, (name) => !hop.has(name) && isStored(name))
   if (firstOf(kept, 'date') === null) kept.push('Date', new Date().toUTCString())
   const reason = STATUS_CODES[status] ?? ''
   return { ok: true, value: { status, reason, headers: kept, body: bytes, trailers: [] } }

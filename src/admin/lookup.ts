@@ -1,10 +1,10 @@
 import { type Config, namespaceOf } from '../config/config.ts'
-import { firstOf, linesOf, type RawHeaders } from '../core/headers.ts'
+import { firstOf, isFieldName, isFieldValue, linesOf, type RawHeaders } from '../core/headers.ts'
 import { type Claims, type KeyQualifier, normaliseHost, readCaller, recordId } from '../core/identity.ts'
 import { readKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
-import { parseTarget, Router } from '../core/route.ts'
+import { parseTarget, policiesOf, Router, readsKeys } from '../core/route.ts'
 import type { Input } from './input.ts'
 import type { Lookup } from './schemas.ts'
 
@@ -15,7 +15,7 @@ export class RecordLookup {
 
   constructor(config: Config) {
     this.#config = config
-    this.#router = new Router(config.routes)
+    this.#router = new Router(policiesOf(config))
   }
 
   isOf(config: Config): boolean {
@@ -63,18 +63,12 @@ export class RecordLookup {
     if (method === undefined) return { ok: false, detail: '/method: it is needed' }
     if (target === null || (lookup.path ?? literal) === undefined)
       return { ok: false, detail: '/path: the path of the request is needed' }
-    const route = this.#router.match(method, target) ?? this.#unmatched(method)
-    if (route === null || route.mode === 'off' || route.key.presence === 'ignored')
+    const route = this.#router.match(method, target)
+    if (route === null || !readsKeys(route))
       return { ok: false, detail: `/path: no protected route matches ${method} ${target.path}` }
     if (lookup.route !== undefined && lookup.route !== route.name)
       return { ok: false, detail: `/route: ${method} ${target.path} is the route ${route.name}` }
     return { ok: true, value: { route, method, path: route.match.exact ? target.rawPath : target.path } }
-  }
-
-  /** As the traffic server has it. */
-  #unmatched(method: string): RoutePolicy | null {
-    const { unmatched, defaults } = this.#config
-    return unmatched === 'protect' && (method === 'POST' || method === 'PATCH') ? defaults : null
   }
 }
 
@@ -93,7 +87,7 @@ function callerOf({ scope }: RoutePolicy, caller: NonNullable<Lookup['caller']>)
       continue
     }
     for (const one of [value].flat()) {
-      if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(name) || !/^[\t\x20-\x7e\x80-\xff]*$/.test(String(one)))
+      if (!isFieldName(name) || !isFieldValue(String(one)))
         return { ok: false, detail: '/caller: not a header line, nor a claim that the route reads' }
       lines.push(name, String(one))
     }

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import type { FullView, HistoryView, Lookup } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
+import { TOKEN } from '../core/headers.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { recordAt } from './beginning.ts'
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
@@ -103,7 +104,7 @@ function callOf(args: Args): SourceRequest | { readonly beginning: string } | st
 }
 
 type Caller = NonNullable<Lookup['caller']>
-const LINE = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t ]*(.*?)[\t ]*$/
+const LINE = new RegExp(`^(${TOKEN}):[\\t ]*(.*?)[\\t ]*$`)
 
 /** Header lines and claims by their names. Their values are credentials: no message has them. */
 function callerOf(given: readonly string[]): Caller | string {

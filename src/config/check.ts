@@ -1,6 +1,6 @@
 import { sourceName } from '../core/key.ts'
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath } from '../core/route.ts'
+import { normalisePath, readsKeys } from '../core/route.ts'
 import type { Address, Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize, isLoopback } from './units.ts'
@@ -159,14 +159,9 @@ export function checkPolicy(
   }
 }
 
-export function isProtecting(policy: RoutePolicy): boolean {
-  return policy.mode === 'enforce' && policy.key.presence !== 'ignored'
-}
-
 export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {
-  // Shadow decides as `enforce` will.
-  const decides = policy.mode !== 'off' && policy.key.presence !== 'ignored'
-  if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !decides) return
+  // Shadow mode too: it decides as `enforce` will.
+  if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !readsKeys(policy)) return
   findings.conflict(
     [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`],
     'profile strict needs scope.caller: set it in the route or in `defaults`',

@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { RoutePolicy } from '../core/policy.ts'
+import { policiesOf, readsKeys } from '../core/route.ts'
 import type { Config } from './config.ts'
 import {
   FILE_IDENTIFIES,
@@ -28,7 +29,12 @@ export function changesBetween(before: Config, after: Config): Change[] {
   const spelled = { was: before.spelled, now: after.spelled }
   return [
     ...fileChanges(before, after),
-    ...policyChanges('defaults', before.defaults, after.defaults, isUsed(before) || isUsed(after)),
+    ...policyChanges(
+      'defaults',
+      before.defaults,
+      after.defaults,
+      [before, after].some(({ unmatched }) => unmatched === 'protect'),
+    ),
     ...routeChanges(before.routes, after.routes),
     ...movedChanges(before, after),
   ].map((found) => ({ ...found, spelled }))
@@ -47,7 +53,7 @@ const FILE_NAMES: Readonly<Record<string, string>> = {
 
 function fileChanges(before: Config, after: Config): Found[] {
   const rest = ({ routes: _r, defaults: _d, warnings: _w, spelled: _s, ...own }: Config) => own
-  const policies = [before, after].flatMap(policiesOf)
+  const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
   return differences(rest(before), rest(after), FILE_RELOAD_RULES).map(({ path, was, now }) => {
     const identifies = FILE_IDENTIFIES[path]
     const effect =
@@ -60,7 +66,7 @@ function fileChanges(before: Config, after: Config): Found[] {
 
 /** `used`: requests are decided by it. */
 function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
-  const moot = !used || (!isProtected(before) && !isProtected(after))
+  const moot = !used || (!readsKeys(before) && !readsKeys(after))
   return differences(before, after, POLICY_RELOAD_RULES).map(({ path, was, now }) => {
     const rule = ruleOf(POLICY_RELOAD_RULES, path) ?? 'restart'
     const effect = typeof rule === 'string' ? rule : rule.when(before, after) ? rule.effect : 'live'
@@ -100,8 +106,8 @@ function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolic
  */
 function movedChanges(before: Config, after: Config): Found[] {
   return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
-    const was = from !== null && isProtected(from)
-    const now = to !== null && isProtected(to)
+    const was = from !== null && readsKeys(from)
+    const now = to !== null && readsKeys(to)
     const about = `${method} ${path}, of ${from === null ? 'no route' : `route ${from.name}`} before`
     const base = baseOf(to ?? from)
     if (!was && !now) return []
@@ -122,20 +128,6 @@ const ROUTING: ReadonlySet<string> = new Set(['.match.methods', '.match.path'])
 
 function baseOf(policy: RoutePolicy | null): string {
   return policy === null || policy.name === 'default' ? 'defaults' : `routes[${policy.name}]`
-}
-
-function isProtected({ mode, key }: RoutePolicy): boolean {
-  return mode !== 'off' && key.presence !== 'ignored'
-}
-
-/** Whether `defaults` decide about requests, beside being what routes start from. */
-function isUsed({ unmatched }: Config): boolean {
-  return unmatched === 'protect'
-}
-
-/** Those that requests are protected by. */
-function policiesOf(config: Config): RoutePolicy[] {
-  return [...config.routes, ...(isUsed(config) ? [config.defaults] : [])].filter(isProtected)
 }
 
 interface Difference {

@@ -1,17 +1,13 @@
 import type { RoutePolicy } from '../core/policy.ts'
 import { asksBy, asksByKey } from '../core/reconcile/answer.ts'
-import { policyNamed } from '../core/route.ts'
-import type { Config } from './config.ts'
-
-type Routed = Pick<Config, 'routes' | 'defaults' | 'unmatched'>
+import { policiesOf, policyNamed, type Routes } from '../core/route.ts'
 
 /**
  * Routes whose records that are unknown now nobody asks about any more, or whose "not found" frees none of them, one sentence each.
  * A record finds its route by the name.
  */
-export function orphanedBy(before: Routed, after: Routed): string[] {
-  const asking = before.unmatched === 'protect' ? [...before.routes, before.defaults] : before.routes
-  return asking.flatMap((route) => {
+export function orphanedBy(before: Routes, after: Routes): string[] {
+  return policiesOf(before).flatMap((route) => {
     const why = whyOrphaned(route, after)
     return why === null
       ? []
@@ -21,7 +17,7 @@ export function orphanedBy(before: Routed, after: Routed): string[] {
   })
 }
 
-function whyOrphaned(route: RoutePolicy, after: Routed): string | null {
+function whyOrphaned(route: RoutePolicy, after: Routes): string | null {
   if (route.mode !== 'enforce' || route.reconcile === null) return null
   const next = policyNamed(after, route.name)
   if (next === null) return 'no route has its name any more'

@@ -1,3 +1,4 @@
+import { isOwnOnResponses } from '../core/headers.ts'
 import type {
   AnswerPattern,
   CompletedPattern,
@@ -18,9 +19,12 @@ const DEFAULTS = defaultsOf(shapeOf(reconcile)) as Pick<ReconcilePolicy, 'every'
   readonly request: { readonly method: string }
 }
 
-/** Lines that each answer gets anew, or that this proxy alone says: stored, they would be sent beside the right ones. */
-const OWN =
-  /^(?:connection|content-length|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|idempotent-replayed|idempotency-(?:expires|key-derived|outcome|status))$/i
+/** Headers that each response gets anew, or that only this proxy sends: stored, they would be sent beside the right ones. */
+function isMadeAnew(name: string): boolean {
+  return OF_THE_CONNECTION.test(name) || isOwnOnResponses(name.toLowerCase())
+}
+const OF_THE_CONNECTION =
+  /^(?:connection|content-length|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade)$/i
 
 /** What lacks is found by {@link checkReconcile}. */
 export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis): ReconcilePolicy | null {
@@ -120,7 +124,7 @@ export function checkReconcile(
       refuse('request.headers', `found ${name}, which the connection makes; allowed: other headers`)
   for (const [n, { response }] of policy.completed.entries())
     for (const [i, name] of response.headers.entries())
-      if (i % 2 === 0 && OWN.test(name))
+      if (i % 2 === 0 && isMadeAnew(name))
         refuse(
           `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`,
           `found ${name}, which each answer gets anew; allowed: other headers`,

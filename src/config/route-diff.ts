@@ -1,7 +1,6 @@
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath } from '../core/route.ts'
+import { normalisePath, policiesOf, type Routes } from '../core/route.ts'
 import { covers } from './check.ts'
-import type { Config } from './config.ts'
 
 /** Requests that one policy decided about, and another one will. Null: nothing does. */
 export interface RouteChange {
@@ -12,13 +11,11 @@ export interface RouteChange {
   readonly path: string
 }
 
-type RoutedBy = Pick<Config, 'routes' | 'defaults' | 'unmatched'>
-
 /**
  * Which requests change hands between two configurations, method by method. Where that is not certain they are said to: two
  * patterns may overlap, and routes before them may or may not take all of the overlap.
  */
-export function routeDiff(before: RoutedBy, after: RoutedBy): RouteChange[] {
+export function routeDiff(before: Routes, after: Routes): RouteChange[] {
   const methods = new Set(['POST', 'PATCH', ...[...before.routes, ...after.routes].flatMap(methodsOf)])
   const found: RouteChange[] = []
   const told = new Set<string>()
@@ -50,14 +47,12 @@ interface Decider {
 const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false }
 
 /** In their order: the first that matches decides. */
-function deciders({ routes, defaults, unmatched }: RoutedBy, method: string): Decider[] {
-  const protectable = unmatched === 'protect' && (method === 'POST' || method === 'PATCH')
-  return [
-    ...routes
-      .filter((route) => methodsOf(route).includes(method))
-      .map((policy) => ({ policy, match: policy.match })),
-    { policy: protectable ? defaults : null, match: EVERYTHING },
-  ]
+function deciders(routes: Routes, method: string): Decider[] {
+  const deciding: Decider[] = policiesOf(routes)
+    .filter((policy) => methodsOf(policy).includes(method))
+    .map((policy) => ({ policy, match: policy.match }))
+  const isComplete = deciding.at(-1)?.policy === routes.defaults
+  return isComplete ? deciding : [...deciding, { policy: null, match: EVERYTHING }]
 }
 
 function methodsOf({ match }: RoutePolicy): readonly string[] {

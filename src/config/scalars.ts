@@ -1,4 +1,5 @@
 import { isIP } from 'node:net'
+import { TOKEN } from '../core/headers.ts'
 import { type KeyPattern, readPattern } from '../core/key-pattern.ts'
 import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
@@ -34,7 +35,6 @@ const MAX_KEY = 8192
 /** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
 
-const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 /** Names of claims are often URLs. */
 const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
 const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'

@@ -1,4 +1,5 @@
 import { type Static, Type } from 'typebox'
+import { TOKEN } from '../core/headers.ts'
 import type { ScalarValue } from './scalars.ts'
 import { choice, closed, orOff, scalar } from './schema-parts.ts'
 
@@ -20,7 +21,7 @@ function mapOf<N extends 'jsonText' | 'headerText'>(
 
 const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'
-const HEADER = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+const HEADER = `^${TOKEN}$`
 
 const when = Type.Optional(
   mapOf(

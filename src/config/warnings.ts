@@ -1,7 +1,7 @@
 import type { CallerSource, ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import { isProtected, readsKeys } from '../core/route.ts'
 import { asksByKeyAlone, questionByKey } from './ambiguity.ts'
-import { isProtecting } from './check.ts'
 import type { PolicyConfig } from './schema-policy.ts'
 import { formatDuration } from './units.ts'
 
@@ -17,7 +17,7 @@ export function warningsOf(
   storeUrl: string,
   upstreamTimeout: Millis,
 ): string[] {
-  const guarded = effective.filter(({ policy }) => isProtecting(policy))
+  const guarded = effective.filter(({ policy }) => isProtected(policy))
   const namesOf = (which: readonly Effective[]): string =>
     which.map(({ policy }) => `\`${policy.name}\``).join(', ')
   const sentence = (which: readonly Effective[], say: (names: string) => string): string[] =>
@@ -28,7 +28,7 @@ export function warningsOf(
       (routes) => `${routes}: mode off, so a retry executes again.`,
     ),
     ...sentence(
-      effective.filter(({ policy }) => policy.mode === 'shadow' && policy.key.presence !== 'ignored'),
+      effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
       (routes) => `${routes}: mode shadow, so a retry executes again.`,
     ),
     ...sentence(

@@ -1,6 +1,50 @@
 /** Header lines as they came: flat name–value list (Node's `rawHeaders`). */
 export type RawHeaders = readonly string[]
 
+/** A field name (RFC 9110 §5.6.2, `token`), as the source of an expression. */
+export const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+const NAME = new RegExp(`^${TOKEN}$`)
+
+export function isFieldName(text: string): boolean {
+  return NAME.test(text)
+}
+
+/** Whether the text can stand in a header line, in latin1. */
+export function isFieldValue(text: string): boolean {
+  return /^[\t\x20-\x7e\x80-\xff]*$/.test(text)
+}
+
+/** The proxy's own header lines on requests to the upstream. */
+export const REQUEST_HEADER = { fence: 'Idempotency-Fence', record: 'Idempotency-Record' } as const
+
+/** The proxy's own header lines on responses, and `outcome`, by which an upstream tells the proxy what it did. */
+export const RESPONSE_HEADER = {
+  replayed: 'Idempotent-Replayed',
+  status: 'Idempotency-Status',
+  expires: 'Idempotency-Expires',
+  derived: 'Idempotency-Key-Derived',
+  retry: 'Idempotency-Retry',
+  problem: 'Idempotency-Problem',
+  outcome: 'Idempotency-Outcome',
+} as const
+
+const OWN_ON_RESPONSES: ReadonlySet<string> = new Set(
+  Object.values(RESPONSE_HEADER).map((name) => name.toLowerCase()),
+)
+
+/** Whether a response that somebody writes for the proxy to send must leave the line to the proxy. `name` in lower case. */
+export function isOwnOnResponses(name: string): boolean {
+  return OWN_ON_RESPONSES.has(name)
+}
+
+/**
+ * Whether no upstream may send the line to a client. Its other lines pass unless this proxy sets the same: the upstream may be
+ * another such proxy, and then it is the one that decides (docs/adr/0037).
+ */
+export function isNeverUpstreams(name: string): boolean {
+  return name === 'idempotent-replayed'
+}
+
 /** The values of every line called `name` (lower case), in order. */
 export function linesOf(headers: RawHeaders, name: string): string[] {
   const values: string[] = []

@@ -38,9 +38,31 @@ export class Router {
   }
 }
 
+/** What of a configuration says which policy decides about a request. */
+export interface Routes {
+  readonly routes: readonly RoutePolicy[]
+  /** Named `default`; it matches every POST and PATCH. */
+  readonly defaults: RoutePolicy
+  readonly unmatched: 'protect' | 'pass' | 'reject'
+}
+
+/** The policies that decide about requests, in the order in which they are tried. */
+export function policiesOf({ routes, defaults, unmatched }: Routes): readonly RoutePolicy[] {
+  return unmatched === 'protect' ? [...routes, defaults] : routes
+}
+
+/** Whether keys are read at all: to protect, or in shadow mode to observe. */
+export function readsKeys({ mode, key }: RoutePolicy): boolean {
+  return mode !== 'off' && key.presence !== 'ignored'
+}
+
+export function isProtected(policy: RoutePolicy): boolean {
+  return readsKeys(policy) && policy.mode === 'enforce'
+}
+
 /** The policy that a record's route is called by; null: there is no such route (any more). */
 export function policyNamed(
-  { routes, defaults }: { readonly routes: readonly RoutePolicy[]; readonly defaults: RoutePolicy },
+  { routes, defaults }: Pick<Routes, 'routes' | 'defaults'>,
   name: string,
 ): RoutePolicy | null {
   return name === defaults.name ? defaults : (routes.find((route) => route.name === name) ?? null)

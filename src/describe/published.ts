@@ -1,7 +1,9 @@
 import type { Config } from '../config/config.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import type { KeySource, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { REFUSALS, type RefusalCode, type RetryAdvice } from '../core/refusal.ts'
+import { isProtected, policiesOf, readsKeys } from '../core/route.ts'
 
 const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07'
 
@@ -10,43 +12,32 @@ const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-
  * and its expiry. Anybody may read it: nothing of the upstream, of callers, of limits, and no route that does not
  * protect.
  */
-export function policyDocument({ routes, defaults, unmatched, problems, status, issuer }: Config): object {
-  const all = [
-    ...routes,
-    // What no route matches is looked at where it carries a key, and never has to.
-    ...(unmatched === 'protect'
-      ? [
-          {
-            ...defaults,
-            key: {
-              ...defaults.key,
-              presence: defaults.key.presence === 'ignored' ? ('ignored' as const) : ('optional' as const),
-            },
-          },
-        ]
-      : []),
-  ]
+export function policyDocument(config: Config): object {
+  const { problems, status, issuer } = config
+  const all = policiesOf(config).map((policy) =>
+    policy === config.defaults ? withOptionalKey(policy) : policy,
+  )
   return {
     specification: SPECIFICATION,
-    replayed: { header: 'Idempotent-Replayed', value: 'true' },
+    replayed: { header: RESPONSE_HEADER.replayed, value: 'true' },
     ...(status.path === null ? {} : { statusPath: status.path }),
     ...(issuer === null ? {} : { issuerPath: issuer.path }),
     routes: all.flatMap((route, n) =>
-      isTold(route) ? [toldOf(route, hasExceptions(route, all.slice(0, n)), problems.baseUrl)] : [],
+      isProtected(route) ? [toldOf(route, hasExceptions(route, all.slice(0, n)), problems.baseUrl)] : [],
     ),
   }
 }
 
-/** Shadow protects nobody: who relied on it would execute twice. */
-export function isTold({ mode, key }: RoutePolicy): boolean {
-  return mode === 'enforce' && key.presence !== 'ignored'
+/** What no route matches is protected where it carries a key, and never has to carry one. */
+export function withOptionalKey(defaults: RoutePolicy): RoutePolicy {
+  return readsKeys(defaults) ? { ...defaults, key: { ...defaults.key, presence: 'optional' } } : defaults
 }
 
 /** Narrower routes that are not told come first, so that this one does not speak of all that its path matches. */
 function hasExceptions({ match }: RoutePolicy, before: readonly RoutePolicy[]): boolean {
   return before.some(
     (other) =>
-      !isTold(other) &&
+      !isProtected(other) &&
       other.match.methods.some((method) => match.methods.includes(method)) &&
       overlap(other.match.path.split('/'), match.path.split('/')),
   )
@@ -89,7 +80,7 @@ function toldOf(route: RoutePolicy, exceptions: boolean, baseUrl: string): objec
       status: inFlight.status,
       ...(inFlight.mode === 'wait' ? { waitsSeconds: seconds(inFlight.wait) } : {}),
     },
-    ...(route.statusHeader ? { headers: ['Idempotency-Status', 'Idempotency-Expires'] } : {}),
+    ...(route.statusHeader ? { headers: [RESPONSE_HEADER.status, RESPONSE_HEADER.expires] } : {}),
     problems: answersOf(route).map(({ status, code, retry }) => ({
       status,
       code,

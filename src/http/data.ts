@@ -2,10 +2,19 @@ import { randomInt } from 'node:crypto'
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Duplex } from 'node:stream'
 import type { Config, InForce } from '../config/config.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
-import { normalisePath, parseTarget, Router, type Target } from '../core/route.ts'
+import {
+  isProtected,
+  normalisePath,
+  parseTarget,
+  policiesOf,
+  Router,
+  readsKeys,
+  type Target,
+} from '../core/route.ts'
 import type { KeyIssuer } from '../protect/issue-key.ts'
 import type { Ports } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
@@ -114,13 +123,13 @@ export async function dataServer(options: DataOptions): Promise<TrafficServer> {
     const query = new URLSearchParams(asked.query)
     const method = query.get('method') ?? 'POST'
     const target = parseTarget(query.get('path') ?? '')
-    const way = target === null ? null : policyOf(routed(), method, target)
-    if (target === null || way === null || way.mode !== 'enforce' || way.key.presence === 'ignored') {
+    const route = target === null ? null : routed().router.match(method, target)
+    if (target === null || route === null || !isProtected(route)) {
       const detail = `no protected route matches ${method} ${target?.path ?? 'without a path'}; ask with ?method=…&path=/…`
       writer.problem(request, response, refusal('route_not_found', detail))
       return
     }
-    const call = callOf(guarded, way, method, target, peerOf(request), request, response)
+    const call = callOf(guarded, route, method, target, peerOf(request), request, response)
     await handleStatus(ports, writer, call, request, response)
   }
   const watch = (
@@ -188,7 +197,7 @@ export async function dataServer(options: DataOptions): Promise<TrafficServer> {
             const startedAt = performance.now()
             const name = way.route?.name ?? config.defaults.name
             const lines = requestLines(request.rawHeaders, peerOf(request), routed().forwarding)
-            const proxyHeaders = way.kind === 'pass' && way.ignored ? ['Idempotency-Status', 'ignored'] : []
+            const proxyHeaders = way.kind === 'pass' && way.ignored ? [RESPONSE_HEADER.status, 'ignored'] : []
             const witness = way.kind === 'shadow' ? watch(way.route, target, request, response) : null
             setPassage(request, { target: target.origin, lines, response, proxyHeaders, witness })
             response.once('close', () => options.passed(name, performance.now() - startedAt))
@@ -258,21 +267,13 @@ interface Routing {
 function routingBy(config: Config, common: Pick<Forwarding, 'host' | 'loop'>): Routing {
   return {
     config,
-    router: new Router(config.routes),
+    router: new Router(policiesOf(config)),
     forwarding: { ...common, counted: countedHeaders(config) },
   }
 }
 
 function noRoute(method: string, target: Target): Refusal {
   return refusal('route_not_found', `no route matches ${method} ${target.path}`)
-}
-
-/** The policy of a request that carries a key; null: nothing is protected there. */
-function policyOf({ config, router }: Routing, method: string, target: Target): RoutePolicy | null {
-  const route = router.match(method, target)
-  if (route !== null) return route
-  const protectable = method === 'POST' || method === 'PATCH'
-  return config.unmatched === 'protect' && protectable ? config.defaults : null
 }
 
 /** What the head does not show may be in the body, or be made of it. */
@@ -290,20 +291,12 @@ function wayOf(routing: Routing, request: IncomingMessage, target: Target): Way 
     return { kind: 'status' }
   if (asksForPolicy(config, method, target)) return { kind: 'policy' }
   const route = router.match(method, target)
-  if (route === null) {
-    if (config.unmatched === 'reject') return { kind: 'refuse' }
-    const defaults = policyOf(routing, method, target)
-    const looksAt =
-      defaults !== null &&
-      defaults.mode !== 'off' &&
-      defaults.key.presence !== 'ignored' &&
-      mayHaveKey(request, target, defaults)
-    return looksAt
-      ? { kind: defaults.mode === 'shadow' ? 'shadow' : 'guard', route: defaults }
-      : { kind: 'pass', route: null, ignored: false }
-  }
-  if (route.mode === 'off' || route.key.presence === 'ignored') return { kind: 'pass', route, ignored: false }
-  if (route.key.presence === 'required' || mayHaveKey(request, target, route))
+  if (route === null)
+    return config.unmatched === 'reject' ? { kind: 'refuse' } : { kind: 'pass', route, ignored: false }
+  if (!readsKeys(route)) return { kind: 'pass', route, ignored: false }
+  // What no route matches never has to carry a key.
+  const isMatched = route !== config.defaults
+  if ((isMatched && route.key.presence === 'required') || mayHaveKey(request, target, route))
     return { kind: route.mode === 'shadow' ? 'shadow' : 'guard', route }
-  return { kind: 'pass', route, ignored: route.statusHeader }
+  return { kind: 'pass', route, ignored: isMatched && route.statusHeader }
 }

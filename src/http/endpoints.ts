@@ -1,4 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import { issueKey, type KeyIssuer } from '../protect/issue-key.ts'
 import type { Ports } from '../protect/ports.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
@@ -29,7 +30,7 @@ export async function handleStatus(
     case 'absent':
       // A refusal in all but its form: the key was never used, so it may be.
       json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: inquiry.id }, [
-        'Idempotency-Retry',
+        RESPONSE_HEADER.retry,
         'same-key',
       ])
       return

@@ -8,6 +8,7 @@ import {
   hopByHop,
   linesOf,
   type RawHeaders,
+  REQUEST_HEADER,
 } from '../core/headers.ts'
 import type { KeyPolicy } from '../core/policy.ts'
 import type { SentAttempt } from '../protect/request.ts'
@@ -154,8 +155,8 @@ export function protectedLines(
   if (typeof forward === 'object') sent.push(forward.header, key)
   if (policy.forwardFence) {
     // Without a claim (bypass) there is no attempt to number.
-    if (fence > 0) sent.push('Idempotency-Fence', String(fence))
-    sent.push('Idempotency-Record', id)
+    if (fence > 0) sent.push(REQUEST_HEADER.fence, String(fence))
+    sent.push(REQUEST_HEADER.record, id)
   }
   return sent
 }

@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Dispatcher } from 'undici'
-import { filterLines, firstOf, HOP_BY_HOP, hopByHop } from '../core/headers.ts'
+import { filterLines, firstOf, HOP_BY_HOP, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import { lines, reasonPhrase } from '../upstream/forward.ts'
 import {
   breakOff,
@@ -84,7 +84,7 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
     const chunked = chunkable(request, status) && firstOf(raw, 'content-length') === null
     const kept = filterLines(raw, (name) => {
       if (name === 'trailer') return chunked
-      return !hop.has(name) && name !== 'idempotent-replayed' && (name !== 'content-length' || status !== 204)
+      return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
     })
     // What is left of an upload that nobody reads stands between this answer and the next request.
     if (!request.complete) {
@@ -177,7 +177,5 @@ export class PassedExchange implements Dispatcher.DispatchHandler {
 }
 
 function passes(name: string): boolean {
-  return (
-    !HOP_BY_HOP.has(name) && name !== 'idempotent-replayed' && name !== 'trailer' && name !== 'content-length'
-  )
+  return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
 }

@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import { request as httpsRequest } from 'node:https'
 import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
-import { filterLines, hopByHop } from '../core/headers.ts'
+import { filterLines, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { Shares, shareOf } from '../runtime/limits.ts'
@@ -163,7 +163,7 @@ export function tunnel(
 }
 
 function ownLinesOut(lines: readonly string[]): string[] {
-  return filterLines(lines, (name) => name !== 'idempotent-replayed')
+  return filterLines(lines, (name) => !isNeverUpstreams(name))
 }
 
 function headOf(answer: IncomingMessage, lines: readonly string[]): string {

@@ -1,7 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
-import { filterLines, firstOf, prefersHtml } from '../core/headers.ts'
+import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Answer } from '../protect/request.ts'
@@ -81,8 +81,8 @@ export class ResponseWriter {
 
   #refusal(refused: Refusal, asPage: boolean): { headers: string[]; body: Buffer } {
     const type = asPage ? 'text/html; charset=utf-8' : 'application/problem+json'
-    const headers = ['Content-Type', type, 'Cache-Control', 'no-store', 'Idempotency-Retry', refused.retry]
-    headers.push('Idempotency-Problem', problemLine(refused))
+    const headers = ['Content-Type', type, 'Cache-Control', 'no-store', RESPONSE_HEADER.retry, refused.retry]
+    headers.push(RESPONSE_HEADER.problem, problemLine(refused))
     if (asPage) headers.push(...PAGE_HEADERS)
     if (refused.retryAfter !== null) headers.push('Retry-After', String(refused.retryAfter))
     if (!this.#baseUrl.startsWith('urn:'))
@@ -261,7 +261,7 @@ export function chunkable(request: IncomingMessage, status: number): boolean {
 /** With lines of the proxy's own, which stand in place of those that a proxy behind this one says of itself. */
 export function withProxyHeaders(headers: readonly string[], proxyHeaders: readonly string[]): string[] {
   // None of an upstream's is kept.
-  if (proxyHeaders.every((name, i) => i % 2 === 1 || name === 'Idempotent-Replayed'))
+  if (proxyHeaders.every((name, i) => i % 2 === 1 || name === RESPONSE_HEADER.replayed))
     return [...headers, ...proxyHeaders]
   const own = new Set(proxyHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
   // Its time is that of another record.

@@ -1,5 +1,5 @@
-import type { Config } from '../config/config.ts'
 import type { RoutePolicy } from '../core/policy.ts'
+import { isProtected, policiesOf, type Routes, readsKeys } from '../core/route.ts'
 import {
   CLAIM_RESULTS,
   COMPLETION_RESULTS,
@@ -15,23 +15,19 @@ import type { Metrics } from './metrics.ts'
  * that can happen under the route's settings. A counter that is first seen at 1 has not increased for Prometheus, and the first
  * orphan would ring no bell.
  */
-export function initSeries(
-  metrics: Metrics,
-  { routes, defaults, unmatched }: Pick<Config, 'routes' | 'defaults' | 'unmatched'>,
-): void {
-  for (const route of routes) tellRoute(metrics, route)
-  if (unmatched === 'protect') tellRoute(metrics, defaults)
+export function initSeries(metrics: Metrics, config: Routes): void {
+  for (const policy of policiesOf(config)) tellRoute(metrics, policy)
   // Methods that nothing protects.
-  if (unmatched !== 'reject') tellOutcomes(metrics, defaults.name, ['passed'])
+  if (config.unmatched !== 'reject') tellOutcomes(metrics, config.defaults.name, ['passed'])
 }
 
 function tellRoute(metrics: Metrics, policy: RoutePolicy): void {
-  const { name: route, mode, key, ttl } = policy
+  const { name: route, mode, ttl } = policy
   tellOutcomes(metrics, route, possibleOutcomes(policy))
   // Of any route: it may have left records under earlier settings, and one such event rings an alert.
   metrics.count('idempotency_lease_expired_total', { route }, 0)
   metrics.count('idempotency_unresolved_expiring_total', { route }, 0)
-  if (mode === 'off' || key.presence === 'ignored') return
+  if (!readsKeys(policy)) return
   metrics.set('idempotency_retention_seconds', { route }, ttl / 1000)
   metrics.count('idempotency_regenerated_keys_total', { route }, 0)
   for (const result of namesOf(COMPLETION_RESULTS))
@@ -50,6 +46,6 @@ function tellOutcomes(metrics: Metrics, route: string, outcomes: readonly Reques
 }
 
 function possibleOutcomes(policy: RoutePolicy): RequestOutcome[] {
-  if (policy.mode !== 'enforce' || policy.key.presence === 'ignored') return ['passed']
+  if (!isProtected(policy)) return ['passed']
   return namesOf(REQUEST_OUTCOMES).filter((outcome) => REQUEST_OUTCOMES[outcome].when?.(policy) ?? true)
 }

@@ -1,4 +1,5 @@
 import { retryAfterSeconds } from '../core/decide.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
@@ -53,7 +54,7 @@ export function answerFromRecord(
         response: replayable(route, existing.result.response),
         replayed: true,
         proxyHeaders: [
-          'Idempotent-Replayed',
+          RESPONSE_HEADER.replayed,
           'true',
           ...statusHeaders('replayed', route, existing.expiresAt),
         ],
@@ -122,9 +123,9 @@ export function statusHeaders(
   expiresAt: number | null,
 ): string[] {
   if (!route.statusHeader) return []
-  const lines = ['Idempotency-Status', status]
+  const lines: string[] = [RESPONSE_HEADER.status, status]
   if (expiresAt !== null && Number.isFinite(expiresAt))
-    lines.push('Idempotency-Expires', new Date(expiresAt).toISOString())
+    lines.push(RESPONSE_HEADER.expires, new Date(expiresAt).toISOString())
   return lines
 }
 

@@ -1,4 +1,5 @@
 import { scopeOf } from '../core/chain.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import { type Millis, type Outcome, shortId } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
 import { shared } from '../runtime/limits.ts'
@@ -157,7 +158,7 @@ export async function passOn(
   })
   trace.upstreamMs = performance.now() - sentAt
   trace.outcome = 'passed'
-  const own = route.statusHeader ? ['Idempotency-Status', 'ignored'] : []
+  const own = route.statusHeader ? [RESPONSE_HEADER.status, 'ignored'] : []
   switch (result.proof) {
     case 'not_sent':
       return notSent(trace, result.reason, null)

@@ -1,6 +1,7 @@
 import { essence } from '../core/body/content.ts'
 import type { RequestDigests } from '../core/decide.ts'
 import { fingerprintOf, rawDigestOf, recipeOf } from '../core/fingerprint.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
 import { type KeyQualifier, recordId } from '../core/identity.ts'
 import { deriveKey, type KeyReading, keyNeedsBody, readFirstSent, readKey, sourceName } from '../core/key.ts'
 import type { DerivePolicy } from '../core/policy.ts'
@@ -61,7 +62,7 @@ export async function readHead(
 }
 
 /** Says of an answer that the proxy made the key (contract §4). */
-export const DERIVED_HEADER: readonly string[] = ['Idempotency-Key-Derived', 'true']
+export const DERIVED_HEADER: readonly string[] = [RESPONSE_HEADER.derived, 'true']
 
 /** In no key that a client sends: a derived one can be computed by anybody. */
 const DERIVED = ['derived']

@@ -1,6 +1,6 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import type { RoutePolicy } from '../core/policy.ts'
 import { type Millis, type RecordId, readAt } from '../core/record.ts'
+import { policiesOf, type Routes } from '../core/route.ts'
 import { StoreClock } from '../core/store-clock.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
@@ -11,13 +11,6 @@ import { Sweeper } from './sweeper.ts'
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
-}
-
-/** The routes that may have records. */
-interface Routed {
-  readonly routes: readonly RoutePolicy[]
-  readonly defaults: RoutePolicy
-  readonly unmatched: 'protect' | 'pass' | 'reject'
 }
 
 /** Everything that one process does about unresolved records by itself. */
@@ -49,16 +42,16 @@ export class Reconciler {
     )
   }
 
-  start(config: Routed): void {
+  start(config: Routes): void {
     this.#sweeper.start()
     void this.#census.start()
     this.check(config)
   }
 
   /** Tries the questions of the configuration that is in force from now on, where they are new. */
-  check({ routes, defaults, unmatched }: Routed): void {
+  check(config: Routes): void {
     this.#control
-      .check(unmatched === 'protect' ? [...routes, defaults] : routes)
+      .check(policiesOf(config))
       .catch((error: unknown) =>
         this.#observer.trouble('internal error of the canary', { error: String(error) }),
       )

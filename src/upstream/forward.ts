@@ -1,5 +1,5 @@
 import type { Dispatcher, Pool } from 'undici'
-import { filterLines, firstOf, HOP_BY_HOP, hopByHop, linesOf } from '../core/headers.ts'
+import { filterLines, firstOf, HOP_BY_HOP, hopByHop, isNeverUpstreams, linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
 import type { Budget } from '../runtime/limits.ts'
@@ -115,7 +115,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     const describes = this.#describes()
     this.#headers = filterLines(
       raw,
-      (name) => !hop.has(name) && !OWN.has(name) && (name !== 'content-length' || describes),
+      (name) => !hop.has(name) && !isTakenOff(name) && (name !== 'content-length' || describes),
     )
     // RFC 9110 §6.6.1: a recipient with a clock adds the missing Date; once, so that replays carry the same.
     if (firstOf(this.#headers, 'date') === null) this.#headers.push('Date', new Date().toUTCString())
@@ -142,7 +142,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   onResponseEnd(controller: Dispatcher.DispatchController): void {
     const trailers = filterLines(
       lines(controller.rawTrailers),
-      (name) => !HOP_BY_HOP.has(name) && !OWN.has(name) && !FRAMING.has(name),
+      (name) => !HOP_BY_HOP.has(name) && !isTakenOff(name) && !FRAMING.has(name),
     )
     if (this.#live !== null) {
       this.#live.end(trailers)
@@ -226,7 +226,9 @@ export class Exchange implements Dispatcher.DispatchHandler {
 }
 
 /** Lines that the upstream may not speak of: they are this proxy's to set, or to read. */
-const OWN: ReadonlySet<string> = new Set(['idempotent-replayed', 'idempotency-outcome'])
+function isTakenOff(name: string): boolean {
+  return isNeverUpstreams(name) || name === 'idempotency-outcome'
+}
 const FRAMING: ReadonlySet<string> = new Set(['content-length', 'trailer'])
 
 class Live implements LiveResponse {

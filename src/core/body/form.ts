@@ -1,4 +1,4 @@
-import { linesOf, type RawHeaders } from '../headers.ts'
+import { linesOf, type RawHeaders, TOKEN } from '../headers.ts'
 import { decodeUtf8, essence, formDataBoundary, hexPair, isEncoded, isUtf8Named } from './content.ts'
 
 /** What a form or a query holds under one name. */
@@ -150,10 +150,12 @@ function readPart(part: Buffer): Part | null {
 }
 
 /** Blanks before the value are part of it here: told apart by the expression, each of them would be tried. */
-const PART_LINE = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)$/
+const PART_LINE = new RegExp(`^(${TOKEN}):([^\\r\\n\\0]*)$`)
 /** A name with a backslash is read in two ways. File names may have any spelling (RFC 7578 §4.2, RFC 6266 §4.3). */
-const DISPOSITION =
-  /^form-data; ?name=(?:"([^"\\]*)"|([!#$%&'*+.^_`|~0-9A-Za-z-]+))(?:; ?(filename\*?)=(?:"(?:[^"\\]|\\.)*"|[^\s";]+)){0,2}[ \t]*$/i
+const DISPOSITION = new RegExp(
+  `^form-data; ?name=(?:"([^"\\\\]*)"|(${TOKEN}))(?:; ?(filename\\*?)=(?:"(?:[^"\\\\]|\\\\.)*"|[^\\s";]+)){0,2}[ \\t]*$`,
+  'i',
+)
 
 function unclear(why: string): Field {
   return { kind: 'unclear', why }

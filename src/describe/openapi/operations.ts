@@ -1,3 +1,4 @@
+import { isFieldName } from '../../core/headers.ts'
 import { normalisePath } from '../../core/route.ts'
 import { isKeyHeader } from '../published.ts'
 import { type Description, isObject, type Json, listOf, member, type Pointer, textOf } from './read.ts'
@@ -278,7 +279,6 @@ export interface CallerHint {
 
 /** What is made anew for each request: a retry would come as another caller, and be executed. */
 const FLEETING = /signature|hmac|digest|nonce|timestamp/i
-const TOKEN = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/
 
 /** `security` of an operation goes before that of the description; an empty one takes it away. */
 export function callersOf(description: Description, operation: unknown): CallerHint | null {
@@ -319,7 +319,7 @@ function schemeOf(
       const field = textOf(member(scheme, 'name')) ?? ''
       const what = `${place} ${field}`
       if (FLEETING.test(field)) return { source: null, what: `${what}, made anew for each request` }
-      if (!TOKEN.test(field) || (place !== 'header' && place !== 'cookie')) return { source: null, what }
+      if (!isFieldName(field) || (place !== 'header' && place !== 'cookie')) return { source: null, what }
       return { source: `${place}:${place === 'header' ? field.toLowerCase() : field}`, what }
     }
     case null:

@@ -1,10 +1,11 @@
 import { stringify } from 'yaml'
 import type { Config } from '../../config/config.ts'
+import { RESPONSE_HEADER } from '../../core/headers.ts'
 import { classify, type RoutePolicy } from '../../core/policy.ts'
 import type { Millis } from '../../core/record.ts'
 import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
-import { parseTarget, Router } from '../../core/route.ts'
-import { answersOf, isTold, spelled } from '../published.ts'
+import { isProtected, parseTarget, policiesOf, Router } from '../../core/route.ts'
+import { answersOf, spelled, withOptionalKey } from '../published.ts'
 import type { Operation, Operations, Remark } from './operations.ts'
 import { type Description, isObject, type Json, member, type Pointer } from './read.ts'
 
@@ -29,7 +30,7 @@ export function overlayOf(
   { found, remarks: known }: Operations,
   config: Config,
 ): Overlay {
-  const router = new Router(config.routes)
+  const router = new Router(policiesOf(config))
   const remarks: Remark[] = [...known]
   const actions: Action[] = []
   const names = namesIn(description.root)
@@ -64,10 +65,8 @@ const ANY = 'any-value-of-this-parameter'
 function routeOf(router: Router, config: Config, { method, path }: Operation): RoutePolicy | null {
   const target = parseTarget(path.path.replace(/:[A-Za-z0-9_]+/g, ANY))
   const route = target && router.match(method, target)
-  if (route !== null) return isTold(route) ? route : null
-  const unmatched = config.unmatched === 'protect' && (method === 'POST' || method === 'PATCH')
-  if (!unmatched || !isTold(config.defaults)) return null
-  return { ...config.defaults, key: { ...config.defaults.key, presence: 'optional' } }
+  if (route === null || !isProtected(route)) return null
+  return route === config.defaults ? withOptionalKey(route) : route
 }
 
 function actionsFor(
@@ -229,12 +228,12 @@ function without(headers: Json, there: unknown): Json {
 
 function marks({ statusHeader, key }: RoutePolicy, names: Names): Json {
   return {
-    'Idempotent-Replayed': reference('headers', names.replayed),
-    ...(key.derive === null ? {} : { 'Idempotency-Key-Derived': reference('headers', names.derived) }),
+    [RESPONSE_HEADER.replayed]: reference('headers', names.replayed),
+    ...(key.derive === null ? {} : { [RESPONSE_HEADER.derived]: reference('headers', names.derived) }),
     ...(statusHeader
       ? {
-          'Idempotency-Status': reference('headers', names.status),
-          'Idempotency-Expires': reference('headers', names.expires),
+          [RESPONSE_HEADER.status]: reference('headers', names.status),
+          [RESPONSE_HEADER.expires]: reference('headers', names.expires),
         }
       : {}),
   }
