@@ -28,7 +28,7 @@ const routed: fc.Arbitrary<Routed> = fc
   .record({ list: policies, unmatched: fc.constantFrom('protect', 'pass') })
   .map(({ list, unmatched }) => ({
     routes: list.map(({ name, ...match }) => route({ name, match })),
-    defaults: route({ name: 'default' }),
+    defaults: route({ name: 'default', match: { methods: ['POST', 'PATCH'], path: '/*', exact: false } }),
     unmatched,
   }))
 
