@@ -41,6 +41,9 @@ function layerOf(path: string): string {
   return path.includes('/') ? path.slice(0, path.indexOf('/')) : path.replace(/\.ts$/, '')
 }
 
+/** The start and the end of a process. */
+const STARTS = ['main.ts', 'compose.ts', 'drain.ts']
+
 /** Ports and values that everybody may name; the adapters behind them are main's to choose. */
 const PORTS = new Set(['store/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
 
@@ -82,9 +85,10 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'config/config.ts',
   ],
   // What was read anew, compared with what is in force.
-  reload: ['admin', 'config', 'observe'],
-  main: [
-    'reload',
+  reload: ['compose', 'admin', 'config'],
+  drain: ['compose', 'http', 'protect'],
+  main: ['compose', 'drain', 'reload', 'http', 'config', 'observe', 'version'],
+  compose: [
     'admin',
     'protect',
     'shadow',
@@ -167,7 +171,7 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
     t.strictSame(foreign, [], `${path} needs no package and nothing of Node`)
   }
   for (const { path, own } of modules)
-    if (path !== 'main.ts' && layerOf(path) !== 'http')
+    if (!STARTS.includes(path) && layerOf(path) !== 'http')
       t.notOk(
         own.some((target) => layerOf(target) === 'http'),
         `${path} does not import http`,

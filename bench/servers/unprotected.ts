@@ -28,7 +28,7 @@ const loaded = loadConfig({
 if (!loaded.ok) throw new Error('the defaults do not load')
 const { config } = loaded
 const budget = new Budget(config.limits.buffered)
-const metrics = new Metrics({})
+const metrics = new Metrics()
 const upstream = openUpstream(config.upstream)
 const forward = forwarder(upstream.pool, { ...config.upstream, budget, servername: null })
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)

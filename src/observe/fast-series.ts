@@ -1,12 +1,12 @@
 /*
- * Counters and histograms by their label values, counted here and handed to prom-client when it is asked: its own `inc` and
- * `observe` check and hash the labels each time, ten times per protected request (docs/internals/performance.md).
+ * Metrics by their label values, kept here and handed to prom-client when it is scraped: its own `inc` and `observe` check and
+ * hash the labels each time, ten times per protected request (docs/internals/performance.md).
  */
 
 export type Labels = Readonly<Record<string, string>>
 
 /** A sample as prom-client prints it. */
-export interface Sample {
+interface Sample {
   readonly metricName: string
   readonly labels: Readonly<Record<string, string | number>>
   readonly value: number
@@ -46,31 +46,43 @@ class ByLabels<V> {
   }
 }
 
-export class Counts {
+/** A counter or a gauge. */
+export class Values {
   readonly name: string
+  readonly kind: 'counter' | 'gauge'
   readonly #help: string
-  readonly #values: ByLabels<{ count: number }>
-  readonly #read: (() => number) | undefined
+  readonly #values: ByLabels<{ value: number }>
+  #source: (() => number) | null = null
 
-  /** `read`: what is counted elsewhere, without labels. */
-  constructor({ name, help, labels }: Description, read?: () => number) {
+  constructor({ name, help, labels }: Description, kind: 'counter' | 'gauge') {
     this.name = name
+    this.kind = kind
     this.#help = help
-    this.#read = read
-    this.#values = new ByLabels(labels, () => ({ count: 0 }))
+    this.#values = new ByLabels(labels, () => ({ value: 0 }))
+    if (labels.length === 0) this.#values.of({})
   }
 
   /** By 0: the series is there from then on. */
   increment(labels: Labels, by: number): void {
-    this.#values.of(labels).count += by
+    this.#values.of(labels).value += by
+  }
+
+  set(labels: Labels, value: number): void {
+    this.#values.of(labels).value = value
+  }
+
+  /** Takes the value from elsewhere whenever it is asked for; without labels. */
+  read(source: () => number): void {
+    this.#source = source
   }
 
   async get() {
-    const values: Sample[] = []
-    if (this.#read !== undefined) values.push({ metricName: this.name, labels: {}, value: this.#read() })
-    for (const { labels, value } of this.#values.all())
-      values.push({ metricName: this.name, labels, value: value.count })
-    return { name: this.name, help: this.#help, type: 'counter', values, aggregator: 'sum' }
+    if (this.#source !== null) this.set({}, this.#source())
+    const values = Array.from(
+      this.#values.all(),
+      ({ labels, value }): Sample => ({ metricName: this.name, labels, value: value.value }),
+    )
+    return { name: this.name, help: this.#help, type: this.kind, values, aggregator: 'sum' }
   }
 }
 

@@ -1,5 +1,14 @@
 import { collectDefaultMetrics, Gauge, type Metric as PromMetric, Registry } from 'prom-client'
-import { Counts, Distributions, type Labels } from './fast-series.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { isProtected, policiesOf, type Routes, readsKeys } from '../core/route.ts'
+import {
+  CLAIM_RESULTS,
+  COMPLETION_RESULTS,
+  namesOf,
+  possibleOutcomes,
+  RECONCILE_RESULTS,
+} from '../protect/outcomes.ts'
+import { Distributions, type Labels, Values } from './fast-series.ts'
 
 // Each bound costs a series per route (docs/metrics.md): no more than the alerts and dashboards can tell apart.
 /** A request with its upstream's work. */
@@ -17,48 +26,69 @@ interface Described {
   readonly labels: readonly string[]
   readonly help: string
 }
+interface Counter extends Described {
+  readonly kind: 'counter'
+  /**
+   * The series that a route begins with, at 0: those that can happen under its settings. A counter that is first seen at 1 has
+   * not increased for Prometheus, and the first orphan would ring no bell.
+   */
+  readonly start?: (policy: RoutePolicy) => readonly Labels[]
+}
 type Metric =
-  | (Described & { readonly kind: 'counter' | 'gauge' })
+  | Counter
+  | (Described & { readonly kind: 'gauge' })
   | (Described & { readonly kind: 'histogram'; readonly buckets: readonly number[] })
 
+const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
+  namesOf(table).map((result) => ({ result }))
+/** A route may have left records under earlier settings, and one such event rings an alert. */
+const always = (): Labels[] => [{}]
+
+const named = <Name extends string>(rows: Readonly<Record<Name, Metric>>) => rows
+
 /** Every metric of this version (contract §13). Documentation is tested against it. */
-export const METRICS = {
+export const METRICS = named({
   idempotency_requests_total: {
     kind: 'counter',
     labels: ['route', 'outcome'],
     help: 'Requests, by how they were answered.',
+    start: (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome })),
   },
   idempotency_claims_total: {
     kind: 'counter',
     labels: ['route', 'result'],
     help: 'Attempts to claim a key, by what was found.',
+    // Shadow mode claims, too, but is counted by its verdicts alone.
+    start: (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : []),
   },
   idempotency_completions_total: {
     kind: 'counter',
     labels: ['route', 'result'],
     help: 'Outcomes of executed requests, by how they were recorded.',
+    start: (policy) => (readsKeys(policy) ? results(COMPLETION_RESULTS) : []),
   },
   idempotency_duplicates_prevented_total: {
     kind: 'counter',
     labels: ['route'],
     help: 'Duplicates that were answered without being executed again.',
+    start: (policy) => (isProtected(policy) ? [{}] : []),
   },
   idempotency_request_duration_seconds: {
     kind: 'histogram',
     labels: ['route', 'outcome'],
-    help: 'Time from the request’s head to the end of its answer, of requests that got an answer of the upstream, live or replayed.',
+    help: 'Time from the head of a request to the end of its response, for requests answered by the upstream, live or replayed.',
     buckets: DURATIONS,
   },
   idempotency_overhead_seconds: {
     kind: 'histogram',
     labels: ['route', 'outcome'],
-    help: 'The part of that time which the upstream did not take, of executed and replayed requests.',
+    help: 'The part of that time not spent waiting for the upstream, for executed and replayed requests.',
     buckets: OVERHEADS,
   },
   idempotency_store_operation_seconds: {
     kind: 'histogram',
     labels: ['store', 'operation'],
-    help: 'Time that store operations took.',
+    help: 'Duration of store operations.',
     buckets: STORE_TIMES,
   },
   idempotency_store_errors_total: {
@@ -80,7 +110,7 @@ export const METRICS = {
   idempotency_waiters: {
     kind: 'gauge',
     labels: [],
-    help: 'Duplicates that wait for the first request to finish.',
+    help: 'Duplicates waiting for the first request to finish.',
   },
   idempotency_buffered_bytes: {
     kind: 'gauge',
@@ -96,6 +126,7 @@ export const METRICS = {
     kind: 'counter',
     labels: ['route'],
     help: 'Leases that expired before their request finished; each is counted once.',
+    start: always,
   },
   idempotency_records: {
     kind: 'gauge',
@@ -111,11 +142,13 @@ export const METRICS = {
     kind: 'counter',
     labels: ['route', 'result'],
     help: 'Reconciliation of unknown records, by result.',
+    start: (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : []),
   },
   idempotency_unresolved_expiring_total: {
     kind: 'counter',
     labels: ['route'],
     help: 'Unknown records that will be dropped unresolved within a day.',
+    start: always,
   },
   idempotency_retry_age_seconds: {
     kind: 'histogram',
@@ -143,6 +176,7 @@ export const METRICS = {
     kind: 'counter',
     labels: ['route'],
     help: 'Requests repeated under a new key within a minute, as seen by this replica.',
+    start: (policy) => (readsKeys(policy) ? [{}] : []),
   },
   idempotency_store_grade: {
     kind: 'gauge',
@@ -152,7 +186,7 @@ export const METRICS = {
   idempotency_log_lines_dropped_total: {
     kind: 'counter',
     labels: [],
-    help: 'Log lines dropped because nobody read standard output, or it was full.',
+    help: 'Log lines dropped because standard output was full or nobody read it.',
   },
   idempotency_config_last_reload_successful: {
     kind: 'gauge',
@@ -164,7 +198,7 @@ export const METRICS = {
     labels: ['version', 'node'],
     help: 'Version of the proxy and of Node.js; always 1.',
   },
-} as const satisfies Record<string, Metric>
+})
 export type MetricName = keyof typeof METRICS
 
 const MISNAMED = [
@@ -173,40 +207,72 @@ const MISNAMED = [
   'nodejs_active_resources_total',
 ]
 
+/** A sample of a counter, or of a bucket. */
+interface Sample {
+  readonly name: string
+  readonly labels: Readonly<Record<string, string>>
+  readonly value: number
+}
+
 /** The registry of one process. Values are set by name; unknown names are a compile error. */
 export class Metrics {
   readonly registry = new Registry()
-  readonly #counters = new Map<MetricName, Counts>()
-  readonly #gauges = new Map<MetricName, Gauge>()
+  readonly #values = new Map<MetricName, Values>()
   readonly #histograms = new Map<MetricName, Distributions>()
 
   /** `defaults`: Node's metrics as well. */
-  constructor(collect: Partial<Record<MetricName, () => number>>, defaults = true) {
+  constructor(defaults = true) {
     if (defaults) this.#collectDefaults()
     else this.#registerStartTime()
-    for (const [name, metric] of Object.entries(METRICS) as [MetricName, Metric][]) {
-      switch (metric.kind) {
-        case 'counter':
-          this.#counters.set(name, this.#register(new Counts({ name, ...metric }, collect[name])))
-          break
-        case 'histogram':
-          this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
-          break
-        case 'gauge':
-          this.#gauges.set(name, this.#gauge(name, metric, collect[name]))
-      }
+    for (const name of namesOf(METRICS)) {
+      const metric = METRICS[name]
+      if (metric.kind === 'histogram')
+        this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
+      else this.#values.set(name, this.#register(new Values({ name, ...metric }, metric.kind)))
     }
   }
 
-  /** `by`: 0 makes a series that is not there yet. */
   count(name: MetricName, labels: Labels, by = 1): void {
-    this.#counters.get(name)?.increment(labels, by)
+    this.#values.get(name)?.increment(labels, by)
   }
   set(name: MetricName, labels: Labels, value: number): void {
-    this.#gauges.get(name)?.set(labels, value)
+    this.#values.get(name)?.set(labels, value)
   }
   observe(name: MetricName, labels: Labels, value: number): void {
     this.#histograms.get(name)?.observe(labels, value)
+  }
+
+  /** Values that are counted elsewhere, by metrics without labels. */
+  read(sources: Partial<Record<MetricName, () => number>>): void {
+    for (const [name, source] of Object.entries(sources)) this.#values.get(name as MetricName)?.read(source)
+  }
+
+  /** The series of these routes, at the start and whenever the routes have changed. */
+  startRoutes(config: Routes): void {
+    for (const policy of policiesOf(config)) {
+      const { name: route, ttl } = policy
+      if (readsKeys(policy)) this.set('idempotency_retention_seconds', { route }, ttl / 1000)
+      for (const name of namesOf(METRICS)) {
+        const metric = METRICS[name]
+        if (metric.kind !== 'counter') continue
+        for (const labels of metric.start?.(policy) ?? []) this.count(name, { route, ...labels }, 0)
+      }
+    }
+    // Methods that nothing protects.
+    if (config.unmatched !== 'reject')
+      this.count('idempotency_requests_total', { route: config.defaults.name, outcome: 'passed' }, 0)
+  }
+
+  /** The counters of this program that have counted anything, without Node's; and the ages of retries, by their buckets. */
+  async samples(): Promise<Sample[]> {
+    const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
+    const ages = this.#histograms.get('idempotency_retry_age_seconds') as Distributions
+    const metrics = await Promise.all([...counted, ages].map((series) => series.get()))
+    return metrics.flatMap(({ values }) =>
+      values
+        .filter(({ value }) => value > 0)
+        .map(({ metricName, labels, value }) => ({ name: metricName, labels: texts(labels), value })),
+    )
   }
 
   #collectDefaults(): void {
@@ -223,19 +289,13 @@ export class Metrics {
   }
 
   /** All that the registry asks of a metric is its name and `get`. */
-  #register<M extends Counts | Distributions>(series: M): M {
+  #register<M extends Values | Distributions>(series: M): M {
     this.registry.registerMetric(series as unknown as PromMetric)
     return series
   }
+}
 
-  #gauge(name: string, { help, labels }: Metric, read: (() => number) | undefined): Gauge {
-    const base = { name, help, labelNames: [...labels], registers: [this.registry] }
-    if (read === undefined) return new Gauge(base)
-    return new Gauge({
-      ...base,
-      collect() {
-        this.set(read())
-      },
-    })
-  }
+/** The bound of a bucket is a number. */
+function texts(labels: Readonly<Record<string, string | number>>): Record<string, string> {
+  return Object.fromEntries(Object.entries(labels).map(([label, value]) => [label, String(value)]))
 }

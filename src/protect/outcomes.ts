@@ -1,4 +1,5 @@
 import type { RoutePolicy } from '../core/policy.ts'
+import { isProtected } from '../core/route.ts'
 
 /*
  * Every outcome that is counted, logged and noted in histories, by the name that it has there (contract §13). Metrics, log,
@@ -220,6 +221,12 @@ export const OTHER_EVENTS = results({
   aborted: { says: 'The client went away' },
   lease_expired: { says: 'Its owner fell silent: the lease expired', mood: 'bad' },
 })
+
+/** How requests of a route can be answered under its settings. */
+export function possibleOutcomes(policy: RoutePolicy): RequestOutcome[] {
+  if (!isProtected(policy)) return ['passed']
+  return namesOf(REQUEST_OUTCOMES).filter((outcome) => REQUEST_OUTCOMES[outcome].when?.(policy) ?? true)
+}
 
 /** Of an event in a record's history: a retry that was not executed again. */
 export function isPrevented(event: string): boolean {

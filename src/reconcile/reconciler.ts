@@ -1,15 +1,16 @@
-import { setTimeout as wait } from 'node:timers/promises'
 import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { policiesOf, type Routes } from '../core/route.ts'
 import { StoreClock } from '../core/store-clock.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
-import { Control, type Say } from './control.ts'
+import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { Sweeper } from './sweeper.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
+  /** Proves the questions before their answers count. */
+  readonly control: Control
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
@@ -22,12 +23,7 @@ export class Reconciler {
 
   constructor(ports: ReconcilerPorts) {
     this.#observer = ports.observer
-    this.#control = new Control({
-      ...ports,
-      say: ports.observer.tried,
-      clock: () => performance.now(),
-      pause: (time) => wait(time, undefined, { ref: false }),
-    })
+    this.#control = ports.control
     this.#sweeper = new Sweeper({
       ...ports,
       clock: new StoreClock(),
@@ -55,11 +51,6 @@ export class Reconciler {
       .catch((error: unknown) =>
         this.#observer.trouble('internal error of the canary', { error: String(error) }),
       )
-  }
-
-  /** A request of the route was completed on this replica. */
-  completed(route: string, id: RecordId): void {
-    this.#control.completed(route, id)
   }
 
   /** Begins nothing new. Resolved: the questions under way have ended. */

@@ -9,7 +9,6 @@ import { SCHEMAS } from '../../src/admin/schemas.ts'
 import type { Verification } from '../../src/core/reconcile/verify.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
-import { countersOf } from '../../src/observe/counters.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
@@ -174,8 +173,8 @@ void t.test('O05 the period: states, and what the histories tell', async (t) => 
 })
 
 void t.test('what the process has counted, by route', async (t) => {
-  const metrics = new Metrics({})
-  const { report } = await world(() => countersOf(metrics))
+  const metrics = new Metrics()
+  const { report } = await world(() => metrics.samples())
   const count = (name: Parameters<Metrics['count']>[0], labels: Record<string, string>) =>
     metrics.count(name, { route: 'a', ...labels })
   for (const outcome of ['executed', 'replayed', 'waited', 'waited', 'misuse', 'in_progress'])

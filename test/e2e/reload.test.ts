@@ -21,9 +21,9 @@ t.teardown(() => redis[Symbol.asyncDispose]())
 const RELOADED = 'the configuration was reloaded'
 const SAME = 'the configuration was read again: nothing has changed'
 const IDENTIFIES =
-  'the configuration changes which record a request finds: restart, after waiting out ttl; the one before it stays in force, whole'
-const RESTART = 'the configuration needs a restart; the one before it stays in force, whole'
-const INVALID = 'the configuration is invalid; the one before it stays in force'
+  'the configuration changes which record a request finds: restart, after waiting out ttl; all of the previous one stays in force'
+const RESTART = 'the configuration needs a restart; all of the previous one stays in force'
+const INVALID = 'the configuration is invalid; the previous one stays in force'
 const SUCCESSFUL = 'idempotency_config_last_reload_successful'
 
 function times(proxy: ChildProxy, message: string): number {

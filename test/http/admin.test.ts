@@ -28,7 +28,7 @@ class Fake implements Health {
   isStarted = true
   isUp = true
   readinessNeedsStore = false
-  readonly metrics = new Metrics({})
+  readonly metrics = new Metrics()
   readonly draining = () => this.isDraining
   readonly started = () => this.isStarted
   readonly store = () => Promise.resolve({ up: this.isUp, detail: this.isUp ? null : 'refused' })

@@ -99,7 +99,7 @@ void t.test(
   'O06 shadow mode: equal verdicts in a row are one line; a request without a record is none',
   async (t) => {
     const { history, written } = setup()
-    const tell = shadowObserver(new Metrics({}), pino({ level: 'silent' }), history)
+    const tell = shadowObserver(new Metrics(), pino({ level: 'silent' }), history)
     for (const verdict of ['first', 'replay_differs', 'replay_differs', 'misuse'] as const)
       tell(trace({}), verdict)
     tell(trace({ id: null }), 'key_missing')

@@ -13,7 +13,7 @@ function levelsOf(...traces: readonly Partial<Trace>[]): string[] {
     { write: (line: string) => void levels.push(JSON.parse(line).level) },
   )
   const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
-  const heard = observer(new Metrics({}, false), logger, history, () => {})
+  const heard = observer(new Metrics(false), logger, history, () => {})
   for (const { route = 'pay', ...trace } of traces)
     heard.answered({
       ...newTrace({ route: { name: route } as never, method: 'POST', traceId: null }),

@@ -1,7 +1,7 @@
 import { pino } from 'pino'
 import t from 'tap'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { watchStoreGrade } from '../../src/observe/store-grade.ts'
+import { StoreHealth } from '../../src/observe/store-health.ts'
 import type { StoreTraits } from '../../src/store/register.ts'
 
 const log = pino({ level: 'silent' })
@@ -28,7 +28,8 @@ void t.test('V09 only a store that says that it does not evict is fit for strict
     [null, true],
   ] as const) {
     const store = { name: 'redis', traits: async () => traits(evicts) }
-    const fitness = await watchStoreGrade(store, new Metrics({}), log)
+    const fitness = new StoreHealth(store.name, new Metrics(), log)
+    await fitness.watch(store)
     t.teardown(() => fitness.stop())
     t.equal(fitness.mayEvict(), mayEvict, `evicts: ${evicts}`)
   }
@@ -36,14 +37,15 @@ void t.test('V09 only a store that says that it does not evict is fit for strict
 
 void t.test('V09 an answer from before a reconnect says nothing about the server of now', async (t) => {
   const { store, waiting } = asked()
-  const watching = watchStoreGrade(store, new Metrics({}), log)
+  const fitness = new StoreHealth(store.name, new Metrics(), log)
+  const watching = fitness.watch(store)
   waiting[0]?.resolve(traits(false))
-  const fitness = await watching
+  await watching
   t.teardown(() => fitness.stop())
   t.equal(fitness.mayEvict(), false)
-  fitness.lookAgain()
+  fitness.checkAgain()
   t.equal(fitness.mayEvict(), true, 'until it has answered')
-  fitness.lookAgain()
+  fitness.checkAgain()
   waiting[1]?.resolve(traits(false))
   await waiting[1]?.promise
   await new Promise(setImmediate)

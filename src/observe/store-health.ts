@@ -1,0 +1,102 @@
+import type { Millis } from '../core/record.ts'
+import type { BreakerState } from '../store/breaker.ts'
+import type { Store } from '../store/register.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+
+/** How often a store's settings are checked again: an operator may fix them, or break them. */
+const CHECK_EVERY: Millis = 30_000
+const CHECK_RETRY: Millis = 250
+
+const BREAKER: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
+
+/** What the store's connection, its breaker and its settings say about it → metrics and log. */
+export class StoreHealth {
+  readonly #store: string
+  readonly #metrics: Metrics
+  readonly #log: Logger
+  #asked: Pick<Store, 'traits'> | null = null
+  #mayEvict = true
+  #checks = 0
+  #timer: NodeJS.Timeout | undefined
+  /** Findings that were logged last; `down`: that it could not be asked. */
+  #logged = ''
+  #breakerOpen = false
+
+  /** `store`: as the store calls itself. */
+  constructor(store: string, metrics: Metrics, log: Logger) {
+    this.#store = store
+    this.#metrics = metrics
+    this.#log = log
+    metrics.set('idempotency_breaker_state', { store }, 0)
+  }
+
+  readonly onEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string): void => {
+    this.#log[kind === 'connected' ? 'info' : 'warn']({ store: this.#store, detail }, `store ${kind}`)
+    // Another server may answer to the name now, or the same one with other settings.
+    if (kind === 'connected') this.checkAgain()
+  }
+
+  readonly onBreaker = (state: BreakerState): void => {
+    const labels = { store: this.#store }
+    this.#metrics.set('idempotency_breaker_state', labels, BREAKER[state])
+    // It closes because the store answered.
+    if (state === 'closed') this.#metrics.set('idempotency_store_up', labels, 1)
+    // Each probe that fails opens it anew; logged once.
+    if (state === 'open' && !this.#breakerOpen)
+      this.#log.error(labels, 'the store does not answer: breaker open')
+    if (state === 'closed') this.#log.warn(labels, 'the store answers again: breaker closed')
+    if (state !== 'half_open') this.#breakerOpen = state === 'open'
+  }
+
+  readonly onPruned = (records: number): void =>
+    this.#metrics.count('idempotency_pruned_total', { store: this.#store }, records)
+
+  /** Asks the store what it guarantees, warns of what it does not, and grades it (contract §9), from now on. */
+  async watch(store: Pick<Store, 'traits'>): Promise<void> {
+    this.#asked = store
+    await this.#check(store)
+  }
+
+  /** True also where the store does not say, or has not been asked yet: `strict` is not promised on a guess. */
+  mayEvict(): boolean {
+    return this.#mayEvict
+  }
+
+  /** The store has come back: what it guaranteed before counts no more. */
+  checkAgain(): void {
+    this.#mayEvict = true
+    if (this.#asked !== null) void this.#check(this.#asked)
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer)
+  }
+
+  async #check(asked: Pick<Store, 'traits'>): Promise<void> {
+    const nth = ++this.#checks
+    const store = this.#store
+    let next = CHECK_EVERY
+    try {
+      const { durable, evicts, findings } = await asked.traits()
+      // Asked before the store came back: it may have been another server that answered.
+      if (nth !== this.#checks) return
+      this.#mayEvict = evicts !== false
+      const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
+      this.#metrics.set('idempotency_store_grade', { store }, grade)
+      if (findings.join() !== this.#logged) for (const finding of findings) this.#log.warn({ store }, finding)
+      this.#logged = findings.join()
+    } catch (error) {
+      if (nth !== this.#checks) return
+      if (this.#logged !== 'down')
+        this.#log.error(
+          { store, error: (error as Error).message },
+          'the store cannot be asked for its settings',
+        )
+      this.#logged = 'down'
+      next = CHECK_RETRY
+    }
+    clearTimeout(this.#timer)
+    this.#timer = setTimeout(() => void this.#check(asked), next).unref()
+  }
+}
