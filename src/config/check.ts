@@ -1,6 +1,6 @@
 import { sourceName } from '../core/key.ts'
-import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath, readsKeys } from '../core/route.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { normalisePath, readsKeys, routeCovers } from '../core/route.ts'
 import type { Address, Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize, isLoopback } from './units.ts'
@@ -185,7 +185,9 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
         `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``,
       )
     }
-    const covering = [...routes.slice(0, i).entries()].filter(([, other]) => covers(other.match, route.match))
+    const covering = [...routes.slice(0, i).entries()].filter(([, other]) =>
+      routeCovers(other.match, route.match),
+    )
     if (methods.every((method) => covering.some(([, other]) => other.match.methods.includes(method)))) {
       findings.conflict(
         [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
@@ -199,24 +201,6 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
 function isNormal(path: string): boolean {
   const literals = path.replace(/\/$/, '').split('/').slice(1)
   return literals.every((segment) => segment !== '' && normalisePath(`/${segment}`) === `/${segment}`)
-}
-
-/** Whether every path that `later` matches is matched by `earlier`, too. */
-export function covers(earlier: RouteMatch, later: RouteMatch): boolean {
-  if (earlier.exact && !later.exact) return false
-  const segments = ({ path }: RouteMatch): string[] =>
-    (earlier.exact ? path : normalisePath(path)).split('/').slice(1)
-  const wide = segments(earlier)
-  const narrow = segments(later)
-  if (wide.join('/') === '*') return true
-  for (const [i, segment] of wide.entries()) {
-    const other = narrow[i]
-    if (other === undefined) return false
-    if (segment === '*') return true
-    if (other === '*') return false
-    if (segment.startsWith(':') ? other === '' : segment !== other) return false
-  }
-  return wide.length === narrow.length
 }
 
 type Listeners = Pick<Config, 'listen' | 'admin' | 'ops'>

@@ -1,6 +1,5 @@
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
-import { normalisePath, policiesOf, type Routes } from '../core/route.ts'
-import { covers } from './check.ts'
+import { overlaps, pathPattern, policiesOf, type Routes, routeCovers } from '../core/route.ts'
 
 /** Requests that one policy decided about, and another one will. Null: nothing does. */
 export interface RouteChange {
@@ -25,7 +24,7 @@ export function routeDiff(before: Routes, after: Routes): RouteChange[] {
     for (const [i, from] of old.entries())
       for (const [j, to] of next.entries()) {
         if (from.policy?.name === to.policy?.name) continue
-        if (!overlaps(from.match, to.match)) continue
+        if (!mayOverlap(from.match, to.match)) continue
         // What a route before it takes never comes here.
         if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
         if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
@@ -61,21 +60,9 @@ function methodsOf({ match }: RoutePolicy): readonly string[] {
 
 /** Between normal and exact paths nothing is certain: an exact one may hold dot segments. */
 function takesAll(earlier: Decider, later: Decider): boolean {
-  return earlier.match.exact === later.match.exact && covers(earlier.match, later.match)
+  return earlier.match.exact === later.match.exact && routeCovers(earlier.match, later.match)
 }
 
-function overlaps(a: RouteMatch, b: RouteMatch): boolean {
-  if (a.exact !== b.exact) return true
-  const [left, right] = [segments(a), segments(b)]
-  for (let i = 0; i < Math.max(left.length, right.length); i++) {
-    const [one, other] = [left[i], right[i]]
-    if (one === undefined || other === undefined) return false
-    if (one === '*' || other === '*') return true
-    if (!one.startsWith(':') && !other.startsWith(':') && one !== other) return false
-  }
-  return true
-}
-
-function segments({ path, exact }: RouteMatch): string[] {
-  return (exact ? path : normalisePath(path)).split('/').slice(1)
+function mayOverlap(a: RouteMatch, b: RouteMatch): boolean {
+  return a.exact !== b.exact || overlaps(pathPattern(a.path, a.exact), pathPattern(b.path, b.exact))
 }

@@ -1,45 +1,8 @@
-import type { RoutePolicy } from './policy.ts'
-
-/** A route's path, compiled. Segments are compared exactly; `null` stands for `:name`. */
-interface Pattern {
-  readonly policy: RoutePolicy
-  readonly methods: ReadonlySet<string>
-  readonly segments: readonly (string | null)[]
-  readonly rest: boolean
-}
-
-/** Routes in the order of the configuration: the first match wins (contract §10). */
-export class Router {
-  readonly #patterns: readonly Pattern[]
-
-  constructor(routes: readonly RoutePolicy[]) {
-    this.#patterns = routes.map((policy) => {
-      const rest = policy.match.path.endsWith('/*')
-      const fixed = rest ? policy.match.path.slice(0, -2) : policy.match.path
-      const segments = fixed
-        .split('/')
-        .slice(1)
-        .map((segment) => (/^:./.test(segment) ? null : segment))
-      return {
-        policy,
-        methods: new Set(policy.match.methods),
-        rest,
-        segments: policy.match.exact ? segments : normalSegments(segments),
-      }
-    })
-  }
-
-  match(method: string, target: Target): RoutePolicy | null {
-    for (const pattern of this.#patterns) {
-      if (!pattern.methods.has(method)) continue
-      if (matches(pattern, pattern.policy.match.exact ? target.rawPath : target.path)) return pattern.policy
-    }
-    return null
-  }
-}
+import type { RouteMatch, RoutePolicy } from './policy.ts'
 
 /** What of a configuration says which policy decides about a request. */
 export interface Routes {
+  /** The first that matches decides (contract §10). */
   readonly routes: readonly RoutePolicy[]
   /** Named `default`; it matches every POST and PATCH. */
   readonly defaults: RoutePolicy
@@ -60,20 +23,59 @@ export function isProtected(policy: RoutePolicy): boolean {
   return readsKeys(policy) && policy.mode === 'enforce'
 }
 
-/** The policy that a record's route is called by; null: there is no such route (any more). */
+/** The policy of a record's route; null: no route has that name any more. */
 export function policyNamed(
-  { routes, defaults }: Pick<Routes, 'routes' | 'defaults'>,
+  { routes, defaults }: Omit<Routes, 'unmatched'>,
   name: string,
 ): RoutePolicy | null {
   return name === defaults.name ? defaults : (routes.find((route) => route.name === name) ?? null)
 }
 
-function normalSegments(segments: readonly (string | null)[]): (string | null)[] {
-  return segments.filter((s) => s !== '').map((s) => (s === null ? null : normalisePath(`/${s}`).slice(1)))
+/** Finds the route of a request. */
+export class Router {
+  readonly #routes: readonly {
+    readonly policy: RoutePolicy
+    readonly methods: ReadonlySet<string>
+    readonly pattern: PathPattern
+  }[]
+
+  constructor(routes: readonly RoutePolicy[]) {
+    this.#routes = routes.map((policy) => ({
+      policy,
+      methods: new Set(policy.match.methods),
+      pattern: pathPattern(policy.match.path, policy.match.exact),
+    }))
+  }
+
+  match(method: string, target: Target): RoutePolicy | null {
+    for (const { policy, methods, pattern } of this.#routes)
+      if (methods.has(method) && matches(pattern, policy.match.exact ? target.rawPath : target.path))
+        return policy
+    return null
+  }
 }
 
-function matches(pattern: Pattern, path: string): boolean {
-  const { segments, rest } = pattern
+/** A route's path, compiled: `/v1/payments/:id`, `/hooks/*`. */
+export interface PathPattern {
+  /** Compared exactly; null stands for `:name`, any segment that is not empty. */
+  readonly segments: readonly (string | null)[]
+  /** Ends in `/*`: anything may follow, but the slash must. */
+  readonly rest: boolean
+}
+
+/** `exact`: literal segments are compared as written, not normalised. */
+export function pathPattern(path: string, exact: boolean): PathPattern {
+  const rest = path.endsWith('/*')
+  const segments = (rest ? path.slice(0, -2) : path)
+    .split('/')
+    .slice(1)
+    .map((segment) => (/^:./.test(segment) ? null : segment))
+  const normal = (): PathPattern['segments'] =>
+    segments.filter((s) => s !== '').map((s) => (s === null ? null : normalisePath(`/${s}`).slice(1)))
+  return { segments: exact ? segments : normal(), rest }
+}
+
+function matches({ segments, rest }: PathPattern, path: string): boolean {
   let at = 0
   for (const segment of segments) {
     if (path.charCodeAt(at) !== 0x2f) return false
@@ -82,9 +84,58 @@ function matches(pattern: Pattern, path: string): boolean {
     if (segment === null ? end === at + 1 : path.slice(at + 1, end) !== segment) return false
     at = end
   }
-  // `/hooks/*` needs the slash, which a normalised path keeps only where something follows.
+  // A normalised path keeps the slash that `/*` needs only where something follows.
   if (rest) return path.charCodeAt(at) === 0x2f
   return at === path.length || (segments.length === 0 && path === '/')
+}
+
+/** Whether every path that `narrow` matches is matched by `wide` as well. */
+export function covers(wide: PathPattern, narrow: PathPattern): boolean {
+  const [most, least] = [narrow.segments.length, wide.segments.length]
+  const lengths = wide.rest
+    ? least === 0 || most > least || (most === least && narrow.rest)
+    : most === least && !narrow.rest
+  return (
+    lengths &&
+    wide.segments.every((segment, n) =>
+      segment === null ? narrow.segments[n] !== '' : segment === narrow.segments[n],
+    )
+  )
+}
+
+/** Whether some path matches both. */
+export function overlaps(a: PathPattern, b: PathPattern): boolean {
+  const common = Math.min(a.segments.length, b.segments.length)
+  for (let n = 0; n < common; n++) {
+    const [one, other] = [a.segments[n], b.segments[n]]
+    if (one !== null && other !== null && one !== other) return false
+  }
+  if (a.segments.length > common) return b.rest
+  if (b.segments.length > common) return a.rest
+  return a.rest === b.rest || common === 0
+}
+
+/** {@link covers}, of routes. An exact route matches one spelling alone, so it covers no other kind. */
+export function routeCovers(wide: RouteMatch, narrow: RouteMatch): boolean {
+  if (wide.exact && !narrow.exact) return false
+  return covers(pathPattern(wide.path, wide.exact), pathPattern(narrow.path, wide.exact))
+}
+
+/** The segments of a record's path that its route calls `:name`, by name; percent-encoded as in the record. */
+export type PathParameters = ReadonlyMap<string, string>
+
+export const NO_PARAMETERS: PathParameters = new Map()
+
+export function pathParameters(match: Pick<RouteMatch, 'path' | 'exact'>, path: string): PathParameters {
+  if (!match.path.includes('/:')) return NO_PARAMETERS
+  const segments = path.split('/')
+  const pattern = match.exact ? match.path : normalisePath(match.path)
+  const found = new Map<string, string>()
+  for (const [i, part] of pattern.split('/').entries()) {
+    const segment = segments[i]
+    if (part.startsWith(':') && segment !== undefined) found.set(part.slice(1), segment)
+  }
+  return found
 }
 
 /** A request target (RFC 9112 §3.2) taken apart. */
@@ -99,18 +150,15 @@ export interface Target {
   readonly query: string
 }
 
-/** Where `wellKnown: true` tells clients how keys are treated (RFC 8615). */
+/** Where `wellKnown: true` publishes how keys are treated (RFC 8615). */
 export const WELL_KNOWN = '/.well-known/idempotency'
 
-/**
- * Takes a target apart. `null`: neither origin form nor an absolute http(s) URI, or one with a fragment, which no target
- * has and on whose end servers disagree.
- */
+/** Null: neither origin form nor an absolute http(s) URI; or it has a fragment, on whose end servers disagree. */
 export function parseTarget(target: string): Target | null {
   if (target.includes('#')) return null
   let origin = target
   if (!origin.startsWith('/')) {
-    // Absolute form is for proxies; what follows the authority is matched and forwarded, or it would dodge every route.
+    // Absolute form: what follows the authority is matched and forwarded, or it would dodge every route.
     const absolute = /^https?:\/\/[^/?]*/i.exec(origin)
     if (absolute === null) return null
     origin = origin.slice(absolute[0].length)
@@ -122,7 +170,7 @@ export function parseTarget(target: string): Target | null {
   return { origin, rawPath, path: normalisePath(rawPath), query }
 }
 
-/** Already normal: the common case costs one scan. A dot after a slash may begin a dot segment. */
+/** Already normal, the common case: one scan. A dot after a slash may begin a dot segment. */
 const NORMAL = /^(?:\/(?!\.)[A-Za-z0-9\-._~!$&'()*+,;=:@]+)+$/
 
 /**
@@ -141,51 +189,14 @@ export function normalisePath(rawPath: string): string {
   return `/${out.join('/')}`
 }
 
-function normaliseSegment(segment: string): string {
-  let out = ''
-  for (let i = 0; i < segment.length; i++) {
-    const char = segment[i] as string
-    if (char !== '%') {
-      out += isPathChar(char) ? char : percent(char)
-      continue
-    }
-    const hex = segment.slice(i + 1, i + 3)
-    if (!/^[0-9A-Fa-f]{2}$/.test(hex)) {
-      out += '%25'
-      continue
-    }
-    const decoded = String.fromCharCode(Number.parseInt(hex, 16))
-    out += isPathChar(decoded) ? decoded : `%${hex.toUpperCase()}`
-    i += 2
-  }
-  return out
-}
-
 /** RFC 3986 `pchar`, unencoded. */
-function isPathChar(char: string): boolean {
-  return /^[A-Za-z0-9\-._~!$&'()*+,;=:@]$/.test(char)
-}
+const PATH_CHAR = /^[A-Za-z0-9\-._~!$&'()*+,;=:@]$/
 
-function percent(char: string): string {
-  return `%${(char.charCodeAt(0) & 0xff).toString(16).toUpperCase().padStart(2, '0')}`
-}
-
-/** The segments of a record's path that its route calls `:name`, by name; percent-encoded as in the record. */
-export type PathParameters = ReadonlyMap<string, string>
-
-export const NO_PARAMETERS: PathParameters = new Map()
-
-export function pathParameters(
-  match: { readonly path: string; readonly exact: boolean },
-  path: string,
-): PathParameters {
-  if (!match.path.includes('/:')) return NO_PARAMETERS
-  const segments = path.split('/')
-  const pattern = match.exact ? match.path : normalisePath(match.path)
-  const found = new Map<string, string>()
-  for (const [i, part] of pattern.split('/').entries()) {
-    const segment = segments[i]
-    if (part.startsWith(':') && segment !== undefined) found.set(part.slice(1), segment)
-  }
-  return found
+function normaliseSegment(segment: string): string {
+  return segment.replace(/%([0-9A-Fa-f]{2})|[^A-Za-z0-9\-._~!$&'()*+,;=:@]/g, (char, hex?: string) => {
+    if (hex === undefined)
+      return `%${(char.charCodeAt(0) & 0xff).toString(16).toUpperCase().padStart(2, '0')}`
+    const decoded = String.fromCharCode(Number.parseInt(hex, 16))
+    return PATH_CHAR.test(decoded) ? decoded : char.toUpperCase()
+  })
 }

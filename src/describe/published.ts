@@ -3,54 +3,52 @@ import { RESPONSE_HEADER } from '../core/headers.ts'
 import type { KeySource, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { REFUSALS, type RefusalCode, type RetryAdvice } from '../core/refusal.ts'
-import { isProtected, policiesOf, readsKeys } from '../core/route.ts'
+import { isProtected, overlaps, pathPattern, policiesOf } from '../core/route.ts'
 
 const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07'
 
+/** The policies whose protection clients may rely on: of what no route matches, only what carries a key. */
+export function publishedPolicy(route: RoutePolicy | null, defaults: RoutePolicy): RoutePolicy | null {
+  // Shadow protects nobody: who relied on it would execute twice.
+  if (route === null || !isProtected(route)) return null
+  return route === defaults ? { ...route, key: { ...route.key, presence: 'optional' } } : route
+}
+
 /**
- * What clients are told: which operations take a key, and what becomes of it. The draft obliges a server to publish that
- * and its expiry. Anybody may read it: nothing of the upstream, of callers, of limits, and no route that does not
- * protect.
+ * What clients may know: which operations take a key, and what becomes of it. The draft obliges a server to publish that
+ * and the expiry. Anybody may read it, so it says nothing of upstream, callers or limits.
  */
 export function policyDocument(config: Config): object {
-  const { problems, status, issuer } = config
-  const all = policiesOf(config).map((policy) =>
-    policy === config.defaults ? withOptionalKey(policy) : policy,
-  )
+  const { defaults, problems, status, issuer } = config
+  const all = policiesOf(config)
   return {
     specification: SPECIFICATION,
     replayed: { header: RESPONSE_HEADER.replayed, value: 'true' },
     ...(status.path === null ? {} : { statusPath: status.path }),
     ...(issuer === null ? {} : { issuerPath: issuer.path }),
-    routes: all.flatMap((route, n) =>
-      isProtected(route) ? [toldOf(route, hasExceptions(route, all.slice(0, n)), problems.baseUrl)] : [],
-    ),
+    routes: all.flatMap((route, n) => {
+      const published = publishedPolicy(route, defaults)
+      if (published === null) return []
+      const hidden = all.slice(0, n).filter((other) => publishedPolicy(other, defaults) === null)
+      return describeRoute(
+        published,
+        hidden.some((other) => overlap(other, route)),
+        problems.baseUrl,
+      )
+    }),
   }
 }
 
-/** What no route matches is protected where it carries a key, and never has to carry one. */
-export function withOptionalKey(defaults: RoutePolicy): RoutePolicy {
-  return readsKeys(defaults) ? { ...defaults, key: { ...defaults.key, presence: 'optional' } } : defaults
-}
-
-/** Narrower routes that are not told come first, so that this one does not speak of all that its path matches. */
-function hasExceptions({ match }: RoutePolicy, before: readonly RoutePolicy[]): boolean {
-  return before.some(
-    (other) =>
-      !isProtected(other) &&
-      other.match.methods.some((method) => match.methods.includes(method)) &&
-      overlap(other.match.path.split('/'), match.path.split('/')),
+/** Whether some request fits both routes. */
+function overlap({ match: a }: RoutePolicy, { match: b }: RoutePolicy): boolean {
+  return (
+    a.methods.some((method) => b.methods.includes(method)) &&
+    overlaps(pathPattern(a.path, false), pathPattern(b.path, false))
   )
 }
 
-/** Whether a path may match both patterns. */
-function overlap([a, ...others]: readonly string[], [b, ...more]: readonly string[]): boolean {
-  if (a === undefined || b === undefined) return a === b
-  if (a === '*' || b === '*') return true
-  return (a === b || a.startsWith(':') || b.startsWith(':')) && overlap(others, more)
-}
-
-function toldOf(route: RoutePolicy, exceptions: boolean, baseUrl: string): object {
+/** `exceptions`: routes before it that are not published take some of its requests. */
+function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string): object {
   const { match, key, scope, inFlight, ttl, ttlFailed, tombstone } = route
   return {
     methods: match.methods,
@@ -91,7 +89,7 @@ function toldOf(route: RoutePolicy, exceptions: boolean, baseUrl: string): objec
 }
 
 /** As OpenAPI writes it: `/v1/payments/{id}`. */
-export function templateOf(path: string): string {
+function templateOf(path: string): string {
   return path.replace(/\/:([^/]+)/g, '/{$1}')
 }
 
@@ -111,7 +109,7 @@ function seconds(time: Millis): number {
   return time / 1000
 }
 
-/** An answer of the proxy's own that a client of a route has to reckon with. */
+/** A response of the proxy's own that clients of a route may meet. */
 export interface OwnAnswer {
   readonly status: number
   readonly code: RefusalCode
@@ -120,8 +118,8 @@ export interface OwnAnswer {
 }
 
 /**
- * Every answer of its own that the proxy may give on a protected route (contract §6), by status. Left out is the 412 for
- * a `Repeatability-First-Sent` that is too old, which only those meet who send that header, unless the route's key is OASIS'.
+ * Every response of its own that the proxy may give on a protected route (contract §6), by status. The 412 for a
+ * `Repeatability-First-Sent` that is too old is listed only where the key is a `Repeatability-` header too.
  */
 export function answersOf(route: RoutePolicy): OwnAnswer[] {
   return statuses(route)
@@ -134,7 +132,7 @@ export function answersOf(route: RoutePolicy): OwnAnswer[] {
     .toSorted((a, b) => a.status - b.status)
 }
 
-/** Status and advice where they are not those of the table. */
+/** Status and advice, where they differ from the table's. */
 type Given = readonly [RefusalCode, number?, RetryAdvice?]
 
 function statuses(route: RoutePolicy): Given[] {
@@ -175,7 +173,7 @@ function statuses(route: RoutePolicy): Given[] {
   ]
 }
 
-/** Headers that carry keys in the wild, as their makers spell them (contract §4; Cko, Qonto and others beside it). */
+/** Headers that carry keys in the wild, as their vendors spell them (contract §4). */
 const KNOWN = [
   'Idempotency-Key',
   'X-Idempotency-Key',
@@ -188,12 +186,12 @@ const KNOWN = [
 
 const BY_LOWER = new Map<string, string>(KNOWN.map((name) => [name.toLowerCase(), name]))
 
-/** Whether a header of that name, in any case, is one that keys are sent in. */
+/** Whether keys are sent in a header of that name. */
 export function isKeyHeader(name: string): boolean {
   return BY_LOWER.has(name.toLowerCase()) || /^(?:x-)?([a-z]+-)*idempotency-?(?:key|id|token)$/i.test(name)
 }
 
-/** A header's lower-case name as people write it. Case means nothing in it (RFC 9110 §5.1). */
+/** A lower-case header name as people write it. */
 export function spelled(name: string): string {
   return BY_LOWER.get(name) ?? name.replace(/(?<=^|-)[a-z]/g, (first) => first.toUpperCase())
 }

@@ -424,7 +424,7 @@ void t.test('any description makes a configuration that loads, each of whose rou
   fc.assert(
     fc.property(api, (value) => {
       const text = JSON.stringify(value)
-      const description = new Description('f', JSON.parse(text), '3.1', () => 0)
+      const description = new Description(JSON.parse(text), () => 0)
       const operations = operationsOf(description)
       if (operations.found.length === 0) return
       const lines = draftText(draftOf(description, operations), 'f', 'http://a:1', operations.all)

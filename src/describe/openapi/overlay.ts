@@ -4,10 +4,10 @@ import { RESPONSE_HEADER } from '../../core/headers.ts'
 import { classify, type RoutePolicy } from '../../core/policy.ts'
 import type { Millis } from '../../core/record.ts'
 import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
-import { isProtected, parseTarget, policiesOf, Router } from '../../core/route.ts'
-import { answersOf, spelled, withOptionalKey } from '../published.ts'
+import { parseTarget, policiesOf, Router } from '../../core/route.ts'
+import { answersOf, publishedPolicy, spelled } from '../published.ts'
 import type { Operation, Operations, Remark } from './operations.ts'
-import { type Description, isObject, type Json, member, type Pointer } from './read.ts'
+import { type Description, type Json, member, objectAt, type Pointer } from './read.ts'
 
 interface Action {
   readonly target: string
@@ -16,36 +16,38 @@ interface Action {
 }
 
 export interface Overlay {
-  /** YAML of an Overlay 1.0.0; null: it would do nothing. */
+  /** YAML of an Overlay 1.0.0; null: it would change nothing. */
   readonly document: string | null
   readonly remarks: readonly Remark[]
 }
 
 /**
- * Documents what the proxy adds to the operations that a configuration protects: the key's header, the marks of replays,
- * and the answers of its own. What the description already says of them stays.
+ * Documents what the proxy adds to the operations that a configuration protects: the key's parameter, the headers of replays
+ * and its own responses. What the description already says stays.
  */
-export function overlayOf(
-  description: Description,
-  { found, remarks: known }: Operations,
-  config: Config,
-): Overlay {
+export function overlayOf(description: Description, operations: Operations, config: Config): Overlay {
   const router = new Router(policiesOf(config))
-  const remarks: Remark[] = [...known]
+  const remarks: Remark[] = [...operations.remarks]
   const actions: Action[] = []
-  const names = namesIn(description.root)
+  const names = componentNames(description.root)
   const seen = new Set<string>()
-  for (const operation of found) {
+  for (const operation of operations.found) {
     const route = routeOf(router, config, operation)
     const target = jsonPath(operation.pointer)
     if (route === null || seen.has(target)) continue
     seen.add(target)
-    const say = (message: string): void =>
-      void remarks.push({
+    const say: Say = (message) =>
+      remarks.push({
         line: description.lineOf(operation.pointer),
         message: `${operation.method} ${operation.template}: ${message}`,
       })
-    actions.push(...actionsFor(operation, route, target, names, say))
+    const parameters = newParameters(operation, route, actions, say)
+    const responses = newResponses(operation, route, names, say)
+    const update = {
+      ...(parameters.length > 0 ? { parameters } : {}),
+      ...(Object.keys(responses).length > 0 ? { responses } : {}),
+    }
+    if (Object.keys(update).length > 0) actions.push({ target, description: `Route ${route.name}.`, update })
   }
   if (actions.length === 0) return { document: null, remarks }
   const document = {
@@ -59,64 +61,41 @@ export function overlayOf(
   return { document: stringify(document, { aliasDuplicateObjects: false, lineWidth: 110 }), remarks }
 }
 
-/** Stands for a parameter; long enough that no literal segment of a route is equal. */
+type Say = (message: string) => void
+
+/** Stands for a parameter; no literal segment of a route is equal to it. */
 const ANY = 'any-value-of-this-parameter'
 
 function routeOf(router: Router, config: Config, { method, path }: Operation): RoutePolicy | null {
   const target = parseTarget(path.path.replace(/:[A-Za-z0-9_]+/g, ANY))
-  const route = target && router.match(method, target)
-  if (route === null || !isProtected(route)) return null
-  return route === config.defaults ? withOptionalKey(route) : route
+  return publishedPolicy(target && router.match(method, target), config.defaults)
 }
 
-function actionsFor(
-  operation: Operation,
-  route: RoutePolicy,
-  target: string,
-  names: Names,
-  say: (message: string) => void,
-): Action[] {
-  const actions: Action[] = []
-  const parameters = newParameters(operation, route, actions, say)
-  const responses = responsesOf(operation, route, names, say)
-  if (parameters.length > 0 || Object.keys(responses).length > 0)
-    actions.push({
-      target,
-      description: `Route ${route.name}.`,
-      update: {
-        ...(parameters.length > 0 ? { parameters } : {}),
-        ...(Object.keys(responses).length > 0 ? { responses } : {}),
-      },
-    })
-  return actions
-}
-
-/** A second parameter of one name would make the description invalid: one that is there is completed. */
+/** The parameters that the operation lacks. Those it has are completed: a second one of the same name would be invalid. */
 function newParameters(
   { keys, queries }: Operation,
   route: RoutePolicy,
   actions: Action[],
-  say: (message: string) => void,
+  say: Say,
 ): object[] {
-  // Of several that may carry it none is required by itself.
-  const required =
-    route.key.presence === 'required' && route.key.from.length === 1 && route.key.derive === null
-  return route.key.from.flatMap((source) => {
+  const { from, presence, derive } = route.key
+  // Of several that may carry the key none is required by itself.
+  const required = presence === 'required' && from.length === 1 && derive === null
+  return from.flatMap((source) => {
     if (source.kind === 'query')
       return queries.has(source.name) ? [] : [parameterOf(source.name, 'query', required, route)]
-    // A form or a body of JSON has a schema of its own.
+    // Forms and JSON have a schema of their own.
     if (source.kind !== 'header') return []
-    const { name } = source
-    const there = keys.find((key) => key.name.toLowerCase() === name)
-    if (there === undefined) return [parameterOf(spelled(name), 'header', required, route)]
-    if (there.required === required) return []
-    if (there.own === null)
+    const known = keys.find((key) => key.name.toLowerCase() === source.name)
+    if (known === undefined) return [parameterOf(spelled(source.name), 'header', required, route)]
+    if (known.required === required) return []
+    if (known.own === null)
       say(
-        `the description ${there.required ? 'requires' : 'does not require'} ${there.name}, the route ${required ? 'does' : 'does not'}: mend the parameter that it refers to`,
+        `the description ${known.required ? 'requires' : 'does not require'} ${known.name}, the route ${required ? 'does' : 'does not'}: mend the parameter that it refers to`,
       )
     else
       actions.push({
-        target: `${jsonPath(there.own.slice(0, -1))}[${there.own.at(-1)}]`,
+        target: `${jsonPath(known.own.slice(0, -1))}[${known.own.at(-1)}]`,
         update: { required },
       })
     return []
@@ -136,7 +115,7 @@ function parameterOf(
     description: `Makes it safe to send the request again: with the same key it is not executed a second time, and is answered with the first answer for ${inWords(ttl)}. A new operation needs a new key.`,
     schema: {
       type: 'string',
-      // Of the key as it is compared; strict ones have quotes around it.
+      // Lengths and pattern are of the bare key; strict syntax puts quotes around it.
       ...(key.syntax === 'strict' && place === 'header'
         ? { pattern: '^".*"$' }
         : {
@@ -148,61 +127,59 @@ function parameterOf(
   }
 }
 
-function responsesOf(
+const PROBLEM = 'application/problem+json'
+
+function newResponses(
   { value }: Operation,
   route: RoutePolicy,
   names: Names,
-  say: (message: string) => void,
+  say: Say,
 ): Record<string, object> {
-  const written = member(value, 'responses')
-  const known: Json = isObject(written) ? written : {}
+  const known = objectAt(value, 'responses')
+  const own = Map.groupBy(answersOf(route), ({ status }) => String(status))
   const updates: Record<string, object> = {}
-  const own = byStatus(route)
   for (const [status, response] of Object.entries(known)) {
     if (!isReplayable(route, status)) continue
-    if (member(response, '$ref') !== undefined) {
+    if (isReference(response)) {
       if (!own.has(status)) say(`its ${status} is a reference, whose headers are left alone`)
     } else {
-      const headers = without(marks(route, names), member(response, 'headers'))
+      const headers = missing(replayHeaders(route, names), objectAt(response, 'headers'))
       if (Object.keys(headers).length > 0) updates[status] = { headers }
     }
   }
-  for (const [status, codes] of own) {
-    const there = member(known, status)
-    if (member(there, '$ref') !== undefined) {
+  for (const [status, answers] of own) {
+    const response = member(known, status)
+    const codes = answers.map(({ code }) => code)
+    if (isReference(response))
       say(`its ${status} is a reference, to which ${codes.join(', ')} cannot be added`)
-      continue
-    }
-    const content = {
-      'application/problem+json': { schema: reference('schemas', names.problem) },
-    }
-    const has = isObject(member(there, 'content'))
-      ? Object.hasOwn(member(there, 'content') as Json, 'application/problem+json')
-      : false
-    if (has) {
+    else if (Object.hasOwn(objectAt(response, 'content'), PROBLEM))
       say(`its ${status} has problems of its own; ${codes.join(', ')} come as well`)
-      continue
-    }
-    updates[status] = {
-      ...updates[status],
-      ...(there === undefined
-        ? { description: titles(codes), ...(codes.some((code) => LATER.has(code)) ? RETRY_AFTER : {}) }
-        : {}),
-      content,
-    }
+    else
+      updates[status] = {
+        ...updates[status],
+        ...(response === undefined
+          ? {
+              description: answers.map(({ title, code }) => `${title} (${code}).`).join(' '),
+              ...(codes.some((code) => LATER.has(code)) ? RETRY_AFTER : {}),
+            }
+          : {}),
+        content: { [PROBLEM]: { schema: reference('schemas', names.problem) } },
+      }
   }
   return updates
 }
 
-/** Whether an answer of that status is kept, and so comes again. Of a range or the rest: some may be. */
-function isReplayable(route: RoutePolicy, status: string): boolean {
-  if (!/^[2-5][0-9]{2}$/.test(status)) return /^(?:[2-5]XX|default)$/.test(status)
-  return (
-    classify(route, Number(status), false) === 'store' || classify(route, Number(status), true) === 'store'
-  )
+function isReference(value: unknown): boolean {
+  return member(value, '$ref') !== undefined
 }
 
-/** Says when to come again. */
+/** Whether some response of that status, or of that range, is kept and so replayed. */
+function isReplayable(route: RoutePolicy, status: string): boolean {
+  if (!/^[2-5][0-9]{2}$/.test(status)) return /^(?:[2-5]XX|default)$/.test(status)
+  return [false, true].some((retryAfter) => classify(route, Number(status), retryAfter) === 'store')
+}
+
+/** Problems that come with `Retry-After`. */
 const LATER: ReadonlySet<RefusalCode> = new Set([
   'idempotency_key_in_progress',
   'idempotency_outcome_unknown',
@@ -220,35 +197,21 @@ const RETRY_AFTER = {
   },
 }
 
-/** Header names are one whatever their case. */
-function without(headers: Json, there: unknown): Json {
-  const known = new Set(Object.keys(isObject(there) ? there : {}).map((name) => name.toLowerCase()))
-  return Object.fromEntries(Object.entries(headers).filter(([name]) => !known.has(name.toLowerCase())))
+/** Those of `headers` that are not in `known`, whatever their case. */
+function missing(headers: Json, known: Json): Json {
+  const names = new Set(Object.keys(known).map((name) => name.toLowerCase()))
+  return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name.toLowerCase())))
 }
 
-function marks({ statusHeader, key }: RoutePolicy, names: Names): Json {
+function replayHeaders({ statusHeader, key }: RoutePolicy, names: Names): Json {
+  const header = (name: string): object => reference('headers', name)
   return {
-    [RESPONSE_HEADER.replayed]: reference('headers', names.replayed),
-    ...(key.derive === null ? {} : { [RESPONSE_HEADER.derived]: reference('headers', names.derived) }),
+    [RESPONSE_HEADER.replayed]: header(names.replayed),
+    ...(key.derive === null ? {} : { [RESPONSE_HEADER.derived]: header(names.derived) }),
     ...(statusHeader
-      ? {
-          [RESPONSE_HEADER.status]: reference('headers', names.status),
-          [RESPONSE_HEADER.expires]: reference('headers', names.expires),
-        }
+      ? { [RESPONSE_HEADER.status]: header(names.status), [RESPONSE_HEADER.expires]: header(names.expires) }
       : {}),
   }
-}
-
-/** The proxy's own answers by status, each code once. */
-function byStatus(route: RoutePolicy): Map<string, RefusalCode[]> {
-  const found = new Map<string, RefusalCode[]>()
-  for (const { status, code } of answersOf(route))
-    found.set(String(status), [...(found.get(String(status)) ?? []), code])
-  return found
-}
-
-function titles(codes: readonly RefusalCode[]): string {
-  return codes.map((code) => `${REFUSALS[code].title} (${code}).`).join(' ')
 }
 
 const UNITS: readonly (readonly [string, Millis])[] = [
@@ -259,20 +222,14 @@ const UNITS: readonly (readonly [string, Millis])[] = [
 
 /** `7 days`, `24 hours`. */
 function inWords(time: Millis): string {
-  const [unit, by] = UNITS.find(([, each]) => time % each === 0 && time >= 2 * each) ?? ['seconds', 1000]
-  return `${time / by} ${unit}`
+  const [unit, length] = UNITS.find(([, each]) => time % each === 0 && time >= 2 * each) ?? ['seconds', 1000]
+  return `${time / length} ${unit}`
 }
 
-/** What the overlay's components are called, so that none of the description's is overwritten. */
-export interface Names {
-  readonly problem: string
-  readonly replayed: string
-  readonly derived: string
-  readonly status: string
-  readonly expires: string
-}
+/** What the overlay's components are called, so that it overwrites none of the description's. */
+type Names = Readonly<Record<'problem' | 'replayed' | 'derived' | 'status' | 'expires', string>>
 
-export function namesIn(root: Json): Names {
+function componentNames(root: Json): Names {
   const free = (section: string, name: string): string => {
     const taken = member(member(root, 'components'), section)
     let own = name
@@ -288,32 +245,28 @@ export function namesIn(root: Json): Names {
   }
 }
 
-export function reference(section: 'schemas' | 'headers', name: string): object {
+function reference(section: 'schemas' | 'headers', name: string): object {
   return { $ref: `#/components/${section}/${name}` }
 }
 
-/** In words that OpenAPI 3.0 and 3.1 both know. `baseUrl`: what the type of a problem begins with. */
-export function componentsOf(names: Names, baseUrl: string): object {
+/** In terms that OpenAPI 3.0 and 3.1 share. `baseUrl`: what the type of a problem begins with. */
+function componentsOf(names: Names, baseUrl: string): object {
   const text = { type: 'string' }
+  const header = (description: string, schema: object): object => ({
+    description,
+    schema: { type: 'string', ...schema },
+  })
   return {
     headers: {
-      [names.replayed]: {
-        description:
-          'This is the answer to the first request with the key; nothing was executed for this one.',
-        schema: { type: 'string', enum: ['true'] },
-      },
-      [names.derived]: {
-        description: 'The proxy made the key, since the request had none.',
-        schema: { type: 'string', enum: ['true'] },
-      },
-      [names.status]: {
-        description: 'What became of the request.',
-        schema: { type: 'string', enum: ['executed', 'replayed', 'bypassed', 'ignored'] },
-      },
-      [names.expires]: {
-        description: 'Until when the key is answered with this answer.',
-        schema: { type: 'string', format: 'date-time' },
-      },
+      [names.replayed]: header(
+        'This is the answer to the first request with the key; nothing was executed for this one.',
+        { enum: ['true'] },
+      ),
+      [names.derived]: header('The proxy made the key, since the request had none.', { enum: ['true'] }),
+      [names.status]: header('What became of the request.', {
+        enum: ['executed', 'replayed', 'bypassed', 'ignored'],
+      }),
+      [names.expires]: header('Until when the key is answered with this answer.', { format: 'date-time' }),
     },
     schemas: {
       [names.problem]: {
@@ -342,12 +295,10 @@ export function componentsOf(names: Names, baseUrl: string): object {
 }
 
 /** A JSONPath (RFC 9535) of one place. */
-export function jsonPath(pointer: Pointer): string {
+function jsonPath(pointer: Pointer): string {
+  const quoted = (name: string): string =>
+    name
+      .replace(/[\\']/g, '\\$&')
+      .replace(/\p{Cc}/gu, (control) => `\\u${control.charCodeAt(0).toString(16).padStart(4, '0')}`)
   return `$${pointer.map((name) => `['${quoted(name)}']`).join('')}`
-}
-
-function quoted(name: string): string {
-  return name
-    .replace(/[\\']/g, '\\$&')
-    .replace(/\p{Cc}/gu, (control) => `\\u${control.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }

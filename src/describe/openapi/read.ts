@@ -3,14 +3,15 @@ import { type Document, isNode, LineCounter, parseDocument } from 'yaml'
 import type { ConfigError } from '../../config/errors.ts'
 import { whyUnreadable } from '../../config/files.ts'
 import { formatSize, quote } from '../../config/units.ts'
+import { pointerTokens } from '../../core/body/json-pointer.ts'
 
-/** JSON is read without a tree of nodes; larger descriptions than this nobody has. */
+/** Largest file read. JSON needs no tree of nodes. */
 const JSON_MOST = 32 * 1024 ** 2
-/** Each byte of YAML costs some 150 of memory while it is read, and a third of a microsecond. */
+/** Largest YAML: each byte costs some 150 of memory while it is parsed, and a third of a microsecond. */
 const YAML_MOST = 8 * 1024 ** 2
-/** `? ? ?` on one line nests as deep as it is long, and costs the square of that. */
+/** `? ? ?` on one line nests as deep as it is long; parsing it is quadratic. */
 const TOO_NESTED = /(?:[?-][ \t]+){100}/
-/** Aliases of aliases: more of them than this is a bomb. */
+/** Resolved aliases; more is an alias bomb. */
 const ALIASES_MOST = 1000
 
 export type Json = Readonly<Record<string, unknown>>
@@ -25,44 +26,40 @@ export function member(value: unknown, name: string): unknown {
   return isObject(value) && Object.hasOwn(value, name) ? value[name] : undefined
 }
 
-export function listOf(value: unknown): readonly unknown[] {
-  return Array.isArray(value) ? (value as readonly unknown[]) : []
+/** The object that is a member; empty where it is none. */
+export function objectAt(value: unknown, name: string): Json {
+  const found = member(value, name)
+  return isObject(found) ? found : {}
 }
 
-/** `openapi: 3.1` is a number in YAML. */
-function scalarText(value: unknown): string | null {
-  return typeof value === 'number' ? String(value) : textOf(value)
+export function listOf(value: unknown): readonly unknown[] {
+  return Array.isArray(value) ? (value as readonly unknown[]) : []
 }
 
 export function textOf(value: unknown): string | null {
   return typeof value === 'string' ? value : null
 }
 
-/** Where a `$ref` leads. `external`: out of this document, which is not followed. */
+/** Where a `$ref` leads. `external`: to another document, which is not followed. `ring`: back to itself. */
 export type Referred =
   | { readonly kind: 'found'; readonly value: unknown; readonly pointer: Pointer }
   | { readonly kind: 'external' | 'missing' | 'ring'; readonly ref: string }
 
-/** References from one place to the next that are followed. */
+/** Longest chain of references. */
 const HOPS_MOST = 20
 
 /** An OpenAPI description: its values, and where they stand. */
 export class Description {
-  readonly file: string
   readonly root: Json
-  /** `3.1`. */
-  readonly version: string
-  /** The line of what stands there, or of what it would stand in; 0 where the file is too large to say. */
+  /** Line of the value at a pointer, or of its nearest existing parent; 0: the file is too large to tell. */
   readonly lineOf: (pointer: Pointer) => number
 
-  constructor(file: string, root: Json, version: string, lineOf: (pointer: Pointer) => number) {
-    this.file = file
+  constructor(root: Json, lineOf: (pointer: Pointer) => number) {
     this.root = root
-    this.version = version
     this.lineOf = lineOf
   }
 
-  /** The value at a place, behind its reference where it is one. */
+  /** The value at a place; where that is a reference, the value it leads to. */
   follow(value: unknown, pointer: Pointer): Referred {
     let found: { value: unknown; pointer: Pointer } = { value, pointer }
     for (let hop = 0; hop < HOPS_MOST; hop++) {
@@ -89,7 +86,7 @@ export type ReadDescription =
   | { readonly ok: true; readonly description: Description }
   | { readonly ok: false; readonly errors: readonly ConfigError[] }
 
-/** Reads an OpenAPI description of YAML or JSON. Nothing that it refers to outside of itself is read. */
+/** Reads an OpenAPI 3 description, YAML or JSON. References to other documents are not read. */
 export function readDescription(file: string): ReadDescription {
   const failed = (message: string, line = 0, column = 0): ReadDescription => ({
     ok: false,
@@ -113,25 +110,30 @@ export function readDescription(file: string): ReadDescription {
   if (!parsed.ok) return failed(parsed.message, parsed.line, parsed.column)
   const { value, lineOf } = parsed
   if (!isObject(value)) return failed('found no mapping; allowed: an OpenAPI description', 1, 1)
-  const line = (name: string): number => lineOf(Object.hasOwn(value, name) ? [name] : [])
-  const swagger = member(value, 'swagger')
-  if (swagger !== undefined)
+  const [swagger, openapi] = [scalarAt(value, 'swagger'), scalarAt(value, 'openapi')]
+  if (swagger !== null)
     return failed(
-      `swagger: found ${quote(scalarText(swagger) ?? '')}; allowed: OpenAPI 3, into which Swagger 2.0 is converted by many tools`,
-      line('swagger'),
+      `swagger: found ${quote(swagger)}; allowed: OpenAPI 3, into which Swagger 2.0 is converted by many tools`,
+      lineOf(['swagger']),
       1,
     )
-  const version = scalarText(member(value, 'openapi')) ?? ''
-  if (!/^3\.[012](?:\.|$)/.test(version))
+  if (!/^3\.[012](?:\.|$)/.test(openapi ?? ''))
     return failed(
-      `openapi: found ${version === '' ? 'nothing' : quote(version)}; allowed: 3.0, 3.1 or 3.2`,
-      line('openapi'),
+      `openapi: found ${openapi ? quote(openapi) : 'nothing'}; allowed: 3.0, 3.1 or 3.2`,
+      lineOf(Object.hasOwn(value, 'openapi') ? ['openapi'] : []),
       1,
     )
-  return { ok: true, description: new Description(file, value, version.slice(0, 3), lineOf) }
+  return { ok: true, description: new Description(value, lineOf) }
 }
 
-/** What is not a file, such as a device, may have no end. */
+/** Null: absent. `openapi: 3.1` is a number in YAML; what is neither text nor number is empty. */
+function scalarAt(root: Json, name: string): string | null {
+  const value = member(root, name)
+  if (value === undefined) return null
+  return typeof value === 'number' ? String(value) : (textOf(value) ?? '')
+}
+
+/** Bounded: a device may have no end. */
 function readUpTo(file: string, most: number): Buffer {
   const descriptor = openSync(file, 'r')
   try {
@@ -159,7 +161,7 @@ function parse(text: string): Parsed {
   try {
     return { ok: true, value: JSON.parse(text) as unknown, lineOf: linesOfJson(text) }
   } catch {
-    // YAML, or an error of which YAML knows the line.
+    // YAML, or an error whose line the YAML parser knows.
   }
   if (text.length > YAML_MOST)
     return {
@@ -186,7 +188,7 @@ function parse(text: string): Parsed {
       column: col,
     }
   } catch (error) {
-    // Its only way to say that the stack is full, or that aliases explode.
+    // How the parser reports a stack overflow and an alias bomb.
     if (error instanceof RangeError) return { ok: false, message: NESTED }
     if (error instanceof ReferenceError) return { ok: false, message: `found ${error.message}` }
     throw error
@@ -195,7 +197,7 @@ function parse(text: string): Parsed {
 
 const NESTED = 'found YAML that is nested too deeply; allowed: a description that people can read'
 
-/** For errors and remarks alone: the tree of nodes is made when the first of them is. */
+/** Lines are for errors and remarks alone: the tree of nodes is built when the first one asks. */
 function linesOfJson(text: string): (pointer: Pointer) => number {
   let lineOf: ((pointer: Pointer) => number) | null = text.length > YAML_MOST ? () => 0 : null
   return (pointer) => {
@@ -204,7 +206,7 @@ function linesOfJson(text: string): (pointer: Pointer) => number {
       try {
         lineOf = linesOf(parseDocument(text, { ...OPTIONS, lineCounter: lines }), lines)
       } catch {
-        // Nested more deeply than the parser can follow.
+        // Nested too deeply for the parser.
         lineOf = () => 0
       }
     }
@@ -222,7 +224,7 @@ function linesOf(document: Document, lines: LineCounter): (pointer: Pointer) => 
   }
 }
 
-/** Where the member `name` of a node begins. */
+/** Offset of the member `name` of a node. */
 function keyAt(node: unknown, name: string): number | null {
   const items = (node as { readonly items?: readonly unknown[] } | undefined)?.items ?? []
   for (const [n, item] of items.entries()) {
@@ -237,12 +239,7 @@ function keyAt(node: unknown, name: string): number | null {
 function pointerOf(ref: string): Pointer | null {
   try {
     const text = decodeURIComponent(ref.slice(1))
-    if (text === '') return []
-    if (!text.startsWith('/')) return null
-    return text
-      .slice(1)
-      .split('/')
-      .map((name) => name.replaceAll('~1', '/').replaceAll('~0', '~'))
+    return text === '' || text.startsWith('/') ? pointerTokens(text) : null
   } catch {
     return null
   }
