@@ -65,7 +65,7 @@ export function openQueue(refresh) {
       make(
         'button',
         { id: `tab-${one}`, type: 'button', role: 'tab', 'aria-controls': 'panel', click: () => choose(one) },
-        TABS[one].name,
+        `${TABS[one].name} `,
         make('span', { class: 'count' }),
       ),
     ),
