@@ -147,7 +147,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     questionTimeout,
     control,
     isOwn: (id) => running.has(id) || settler.held(id) !== null,
-    tell: (id) => waiters.tell(id, null),
+    wake: (id) => waiters.tell(id, null),
     observer: unresolved,
     random: Math.random,
   })

@@ -1,7 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import type { ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
-import { buildQuestion, parametersIn } from '../core/reconcile/answer.ts'
-import type { QuestionResult } from '../core/reconcile/schedule.ts'
+import { parametersIn } from '../core/reconcile/answer.ts'
 import {
   isKnownUpstream,
   type Proof,
@@ -9,34 +8,34 @@ import {
   type Verification,
   verifyStored,
 } from '../core/reconcile/verify.ts'
-import type { Completed, IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
+import type { Completed, Millis, RecordId } from '../core/record.ts'
 import { pathParameters } from '../core/route.ts'
 import type { Records } from '../store/records.ts'
 import { CorruptRecord, type Page, type Register, StoreUnavailable } from '../store/register.ts'
-import { askUpstream, reconcileOf } from './ask.ts'
+import { type AskResult, askOnce, reconcileOf } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
-/** Completed records remembered for each route: one that the upstream still knows is enough. */
+/** Completed records remembered per route: one that the upstream still knows is enough. */
 const REMEMBERED = 4
-/** Apart from each other, so that under load not all of them are younger than the index that the upstream searches. */
+/** Between those remembered, so that under load not all are younger than the index that the upstream searches. */
 const APART: Millis = 15_000
-/** How far the store is searched for completed records, where this replica remembers none. A page's records are read at once. */
+/** How much of the store is searched where this replica remembers none. Records of a page are read concurrently. */
 const PAGES = 128
 const PAGE = 32
-/** So many are enough to choose the youngest from: upstreams forget the others first. */
+/** Found records to choose the youngest from: upstreams forget the others first. */
 const ENOUGH = 16
-/** Before the store is searched again, where nothing was found. */
+/** Between searches in vain. */
 const SEARCH_AGAIN: Millis = 10_000
-/** How long a question that was proven stays so. */
-const GOOD_FOR: Millis = 60_000
-/** Before the canary is asked again, where it did not reach the upstream. */
+/** How long a proof holds. */
+const PROOF_HOLDS: Millis = 60_000
+/** Before the canary is sent again, where it did not reach the upstream; doubled up to the second. */
 const FIRST_PAUSE: Millis = 1_000
 const MOST_BETWEEN: Millis = 60_000
 
 export interface ControlPorts extends Pick<ReconcilePorts, 'forward' | 'policyOf' | 'upstream'> {
   readonly records: Pick<Records, 'get'>
   readonly store: Pick<Register, 'list'>
-  /** Milliseconds that no correction of the time moves. */
+  /** Monotonic. */
   readonly clock: () => Millis
   readonly pause: (time: Millis) => Promise<unknown>
   readonly say: Say
@@ -50,27 +49,27 @@ export type Say = (
 
 type Known = readonly [RecordId, Completed]
 
-interface Remembered {
-  readonly ids: RecordId[]
-  at: Millis
-  next: number
+/** The question of a route in one configuration, and what is known of it. */
+interface ControlQuestion {
+  route: RoutePolicy
+  readonly policy: ReconcilePolicy
+  canarySent: boolean
+  provenAt: Millis
+  /** When the store was last searched in vain. */
+  searchedAt: Millis
+  reported: Proof['kind'] | null
+  proving: Promise<Proof> | null
 }
 
 /**
- * Asks what the answer to is known, so that an answer can be judged (docs/adr/0040): about requests that the upstream answered
- * with a success, which it must find, and about one that never was, which it must not.
+ * Asks questions with a known answer, so that answers can be judged (docs/adr/0040): about requests that the upstream answered
+ * with a success, which it must find, and about one that never was, the canary, which it must not.
  */
 export class Control {
   readonly #ports: ControlPorts
-  readonly #remembered = new Map<string, Remembered>()
-  /** By route: the question that was proven, and when. */
-  readonly #proven = new Map<string, { readonly question: string; readonly at: Millis }>()
-  /** By route: the question that the canary was asked with. */
-  readonly #checked = new Map<string, string>()
-  /** By route: when the store was searched for its records in vain. */
-  readonly #searched = new Map<string, { readonly question: string; readonly at: Millis }>()
-  readonly #told = new Map<string, string>()
-  readonly #proving = new Map<string, Promise<Proof>>()
+  /** By route. */
+  readonly #remembered = new Map<string, { readonly ids: RecordId[]; at: Millis; next: number }>()
+  readonly #questions = new Map<string, ControlQuestion>()
   #stopped = false
 
   constructor(ports: ControlPorts) {
@@ -93,52 +92,74 @@ export class Control {
     }
   }
 
-  /** Whether "not found" of the route's question may free a key now. Many records that are asked about at once share one answer. */
+  /** Whether "not found" of the route's question may free a key now. Concurrent callers share one answer. */
   prove(route: RoutePolicy, policy: ReconcilePolicy): Promise<Proof> {
-    const question = JSON.stringify(policy)
-    const asked = `${route.name} ${question}`
-    const proving = this.#proving.get(asked) ?? this.#prove(route, policy, question)
-    this.#proving.set(asked, proving)
-    return proving.finally(() => this.#proving.delete(asked))
+    const question = this.#question(route, policy)
+    question.proving ??= this.#prove(question).finally(() => {
+      question.proving = null
+    })
+    return question.proving
   }
 
-  async #prove(route: RoutePolicy, policy: ReconcilePolicy, question: string): Promise<Proof> {
-    const proven = this.#proven.get(route.name)
-    if (proven?.question === question && this.#ports.clock() - proven.at < GOOD_FOR) return { kind: 'proven' }
-    const known = await this.#known(route, policy, question)
-    const proof = proofOf(
-      await Promise.all(known.map(([id, record]) => this.#ask(route, policy, id, record))),
-    )
-    if (proof.kind === 'proven') this.#proven.set(route.name, { question, at: this.#ports.clock() })
-    this.#tell(route, policy, question, proof)
+  #question(route: RoutePolicy, policy: ReconcilePolicy): ControlQuestion {
+    const name = nameOf(route, policy)
+    const known = this.#questions.get(name)
+    if (known !== undefined) {
+      known.route = route
+      return known
+    }
+    const never = Number.NEGATIVE_INFINITY
+    const question: ControlQuestion = {
+      route,
+      policy,
+      canarySent: false,
+      provenAt: never,
+      searchedAt: never,
+      reported: null,
+      proving: null,
+    }
+    this.#questions.set(name, question)
+    return question
+  }
+
+  async #prove(question: ControlQuestion): Promise<Proof> {
+    if (this.#ports.clock() - question.provenAt < PROOF_HOLDS) return { kind: 'proven' }
+    const known = await this.#known(question)
+    const proof = proofOf(await Promise.all(known.map((one) => this.#ask(question, one))))
+    if (proof.kind === 'proven') question.provenAt = this.#ports.clock()
+    this.#report(question, proof.kind)
     return proof
   }
 
-  /** Asks the canary of every question that was not asked before. Ends when all of them were answered. */
+  /** Sends the canary of every question that is new. Resolves when all were answered. */
   async check(routes: readonly RoutePolicy[]): Promise<void> {
-    await Promise.all(routes.map((route) => this.#check(route)))
+    const asking = routes.flatMap((route) => {
+      const policy = reconcileOf(route)
+      return policy === null ? [] : [this.#question(route, policy)]
+    })
+    for (const [name, question] of this.#questions)
+      if (!asking.includes(question)) this.#questions.delete(name)
+    await Promise.all(asking.map((question) => this.#check(question)))
   }
 
-  async #check(route: RoutePolicy): Promise<void> {
-    const policy = reconcileOf(route)
-    if (policy === null || policy.notFound === null) return
-    const question = JSON.stringify(policy)
-    if (this.#checked.get(route.name) === question) return
-    this.#checked.set(route.name, question)
-    for (let wait = FIRST_PAUSE; !this.#stopped; wait = Math.min(wait * 2, MOST_BETWEEN)) {
-      // A later configuration has another question.
-      if (this.#checked.get(route.name) !== question) return
-      const heard = await this.#askCanary(route, policy)
-      if (heard.kind !== 'not_sent') {
-        this.#judge(route, policy, heard)
-        await this.#tryOnce(route, policy)
+  async #check(question: ControlQuestion): Promise<void> {
+    const { route, policy } = question
+    if (policy.notFound === null || question.canarySent) return
+    question.canarySent = true
+    // Until a later configuration has another question.
+    const isCurrent = (): boolean => !this.#stopped && this.#questions.get(nameOf(route, policy)) === question
+    for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MOST_BETWEEN)) {
+      const result = await this.#askCanary(question)
+      if (result.kind !== 'not_sent') {
+        this.#reportCanary(question, result)
+        await this.#tryOnce(question)
         return
       }
       await this.#ports.pause(wait)
     }
   }
 
-  async #tryOnce(route: RoutePolicy, policy: ReconcilePolicy): Promise<void> {
+  async #tryOnce({ route, policy }: ControlQuestion): Promise<void> {
     try {
       await this.prove(route, policy)
     } catch (error) {
@@ -147,125 +168,107 @@ export class Control {
     }
   }
 
-  async #askCanary(route: RoutePolicy, policy: ReconcilePolicy): Promise<QuestionResult> {
+  #askCanary({ route, policy }: ControlQuestion): Promise<AskResult> {
     const canary = `canary-${randomBytes(27).toString('base64url')}`
-    const id = canary as RecordId
     const parameters = new Map(parametersIn(policy).map((name) => [name, canary]))
-    const question = buildQuestion(policy, id, canary, parameters)
-    if (typeof question === 'string') return { kind: 'unusable', why: question }
-    const { heard, release } = await askUpstream(
-      this.#ports,
-      { id, key: canary, parameters, route, policy },
-      question,
-    )
-    release()
-    return heard
+    return askOnce(this.#ports, { id: canary as RecordId, key: canary, parameters, route, policy })
   }
 
-  #judge(route: RoutePolicy, policy: ReconcilePolicy, heard: QuestionResult): void {
-    const detail = { route: route.name, question: shown(policy) }
-    if (heard.kind === 'completed')
+  #reportCanary(question: ControlQuestion, result: AskResult): void {
+    if (result.kind === 'completed')
       this.#ports.say(
         'error',
         'the question of `reconcile` finds a request that never was: what it finds proves nothing',
-        detail,
+        detailOf(question),
       )
-    else if (heard.kind !== 'not_found')
+    else if (result.kind !== 'not_found')
       this.#ports.say(
         'warn',
         'the question of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it',
-        { ...detail, answer: heard.why },
+        { ...detailOf(question), answer: result.why },
       )
   }
 
-  /** Said once for each question and proof. */
-  #tell(route: RoutePolicy, policy: ReconcilePolicy, question: string, { kind }: Proof): void {
-    const news = `${kind} ${question}`
-    if (this.#told.get(route.name) === news) return
-    this.#told.set(route.name, news)
-    const detail = { route: route.name, question: shown(policy) }
+  /** Only what is new. */
+  #report(question: ControlQuestion, kind: Proof['kind']): void {
+    if (question.reported === kind) return
+    question.reported = kind
     if (kind === 'refuted')
       this.#ports.say(
         'error',
         'the question of `reconcile` does not find requests that were completed: its "not found" is not believed',
-        detail,
+        detailOf(question),
       )
     else if (kind === 'proven')
-      this.#ports.say('info', 'the question of `reconcile` finds a request that was completed', detail)
+      this.#ports.say(
+        'info',
+        'the question of `reconcile` finds a request that was completed',
+        detailOf(question),
+      )
   }
 
-  /** Records of the route that its question should find. */
-  async #known(route: RoutePolicy, policy: ReconcilePolicy, question: string): Promise<Known[]> {
-    const found = await this.#those(this.#remembered.get(route.name)?.ids ?? [], route, policy)
-    return found.length > 0 ? found : await this.#search(route, policy, question)
+  /** Records that the question should find. */
+  async #known(question: ControlQuestion): Promise<Known[]> {
+    const found = await this.#knownAmong(this.#remembered.get(question.route.name)?.ids ?? [], question)
+    return found.length > 0 ? found : await this.#search(question)
   }
 
-  async #those(ids: readonly RecordId[], route: RoutePolicy, policy: ReconcilePolicy): Promise<Known[]> {
-    const found: Known[] = []
-    for (const { id, record, now } of await Promise.all(ids.map((id) => this.#read(id))))
-      if (isKnownUpstream(record, route.name, policy, now, this.#ports.upstream)) found.push([id, record])
-    return found
+  async #knownAmong(ids: readonly RecordId[], { route, policy }: ControlQuestion): Promise<Known[]> {
+    const found = await Promise.all(
+      ids.map(async (id): Promise<Known[]> => {
+        try {
+          const { record, now } = await this.#ports.records.get(id)
+          return isKnownUpstream(record, route.name, policy, now, this.#ports.upstream) ? [[id, record]] : []
+        } catch (error) {
+          if (error instanceof CorruptRecord) return []
+          throw error
+        }
+      }),
+    )
+    return found.flat()
   }
 
-  /** Before a restart, or on another replica, requests of the route may have been completed: the youngest that the store shows. */
-  async #search(route: RoutePolicy, policy: ReconcilePolicy, question: string): Promise<Known[]> {
-    const last = this.#searched.get(route.name)
-    if (last?.question === question && this.#ports.clock() - last.at < SEARCH_AGAIN) return []
+  /** The youngest that the store shows: completed on another replica, or before this process began. */
+  async #search(question: ControlQuestion): Promise<Known[]> {
+    if (this.#ports.clock() - question.searchedAt < SEARCH_AGAIN) return []
     const all: Known[] = []
     let cursor: string | null = null
     for (let pages = 0; pages < PAGES && all.length < ENOUGH; pages++) {
       const page: Page = await this.#ports.store.list('all', cursor, PAGE)
-      all.push(...(await this.#those(page.ids, route, policy)))
+      all.push(...(await this.#knownAmong(page.ids, question)))
       cursor = page.next
       if (cursor === null) break
     }
     const found = all.sort(([, a], [, b]) => b.createdAt - a.createdAt).slice(0, REMEMBERED)
-    const now = this.#ports.clock()
-    const [first, ...others] = found.map(([id]) => id)
-    if (first === undefined) this.#searched.set(route.name, { question, at: now })
+    const at = this.#ports.clock()
+    if (found.length === 0) question.searchedAt = at
     else
-      this.#remembered.set(route.name, { ids: [first, ...others], at: now, next: found.length % REMEMBERED })
+      this.#remembered.set(question.route.name, {
+        ids: found.map(([id]) => id),
+        at,
+        next: found.length % REMEMBERED,
+      })
     return found
   }
 
-  /** By the key, and as it was sent where it is not found by that. */
-  async #ask(
-    route: RoutePolicy,
-    policy: ReconcilePolicy,
-    id: RecordId,
-    record: Completed,
-  ): Promise<QuestionResult> {
+  /** By the key; if it is not found, by the key as it was sent. */
+  async #ask({ route, policy }: ControlQuestion, [id, record]: Known): Promise<AskResult> {
     const parameters = pathParameters(route.match, record.path)
-    const once = async (key: string | null): Promise<QuestionResult> => {
-      const question = buildQuestion(policy, id, key, parameters)
-      if (typeof question === 'string') return { kind: 'pending', why: question }
-      const { heard, release } = await askUpstream(
-        this.#ports,
-        { id, key, parameters, route, policy },
-        question,
-      )
-      release()
-      return heard
-    }
-    const first = await once(record.key)
-    return first.kind === 'not_found' && record.keySent !== undefined ? await once(record.keySent) : first
-  }
-
-  async #read(id: RecordId): Promise<{ id: RecordId; record: IdempotencyRecord | null; now: Millis }> {
-    try {
-      return { id, ...(await this.#ports.records.get(id)) }
-    } catch (error) {
-      if (error instanceof CorruptRecord) return { id, record: null, now: 0 }
-      throw error
-    }
+    const by = (key: string | null) => askOnce(this.#ports, { id, key, parameters, route, policy })
+    const first = await by(record.key)
+    return first.kind === 'not_found' && record.keySent !== undefined ? await by(record.keySent) : first
   }
 }
 
-function shown({ request }: ReconcilePolicy): string {
-  return `${request.method} ${request.path.split('?')[0]}`
+function nameOf(route: RoutePolicy, policy: ReconcilePolicy): string {
+  return `${route.name} ${JSON.stringify(policy)}`
 }
 
-/** Asks the upstream anew about completed records, as the reconciler asks about unknown ones. Changes nothing. */
+function detailOf({ route, policy: { request } }: ControlQuestion): Readonly<Record<string, unknown>> {
+  return { route: route.name, question: `${request.method} ${request.path.split('?')[0]}` }
+}
+
+/** Asks the upstream again about completed records, as the reconciler asks about unknown ones. Changes nothing. */
 export class Recheck {
   readonly #ports: Pick<ReconcilePorts, 'forward' | 'policyOf'>
 
@@ -273,37 +276,22 @@ export class Recheck {
     this.#ports = ports
   }
 
-  /** How old a record of the route must be: before, "not found" says nothing. Null: its records cannot be asked about. */
+  /** How old a record of the route must be: before that, "not found" says nothing. Null: its records cannot be asked about. */
   from(route: string): Millis | null {
     return reconcileOf(this.#ports.policyOf(route))?.after ?? null
   }
 
-  /**
-   * One question, and a second one where the first was answered "not found", as it takes two to resolve a record: by the key as
-   * it was sent, where that is another spelling.
-   */
+  /** Asks once more if the first answer is "not found", as it takes two to resolve a record; by the key as it was sent, then. */
   async ask(id: RecordId, record: Completed): Promise<Verification> {
     const route = this.#ports.policyOf(record.route)
     const policy = reconcileOf(route)
     if (route === null || policy === null) return { kind: 'not_asked', why: 'its route has no `reconcile`' }
-    const once = async (key: string | null): Promise<Verification | 'not_found'> => {
-      const parameters = pathParameters(route.match, record.path)
-      const question = buildQuestion(policy, id, key, parameters)
-      if (typeof question === 'string') return { kind: 'not_asked', why: question }
-      const { heard, release } = await askUpstream(
-        this.#ports,
-        { id, key, parameters, route, policy },
-        question,
-      )
-      try {
-        if (heard.kind === 'not_sent') return { kind: 'not_asked', why: heard.why }
-        return heard.kind === 'not_found' ? 'not_found' : verifyStored(record.result, heard)
-      } finally {
-        release()
-      }
-    }
-    const first = await once(record.key)
-    const last = first === 'not_found' ? await once(record.keySent ?? record.key) : first
-    return last === 'not_found' ? verifyStored(record.result, { kind: 'not_found' }) : last
+    const parameters = pathParameters(route.match, record.path)
+    const by = (key: string | null) => askOnce(this.#ports, { id, key, parameters, route, policy })
+    const first = await by(record.key)
+    const last = first.kind === 'not_found' ? await by(record.keySent ?? record.key) : first
+    return last.kind === 'not_sent' || last.kind === 'unaskable'
+      ? { kind: 'not_asked', why: last.why }
+      : verifyStored(record.result, last)
   }
 }

@@ -7,7 +7,7 @@ import type { Records } from '../store/records.ts'
 import type { Register } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 
-/** Hears what becomes of unresolved records; must not throw. */
+/** Receives what becomes of unresolved records; must not throw. */
 export interface ReconcileObserver {
   /** A lapsed lease was written down. */
   leaseExpired(route: string, id: RecordId): void
@@ -36,7 +36,7 @@ export interface ReconcilePorts {
   /** Whether the route's question finds what it should, so that its "not found" may free a key. */
   readonly prove: (route: RoutePolicy, policy: ReconcilePolicy) => Promise<Proof>
   /** Wakes the duplicates that wait on this replica. */
-  readonly tell: (id: RecordId) => void
+  readonly wake: (id: RecordId) => void
   readonly observer: ReconcileObserver
   /** 0 to below 1. */
   readonly random: () => number

@@ -91,7 +91,7 @@ export class Worker {
       policyOf: (name) => policies.find((policy) => policy.name === name) ?? null,
       isOwn: (id) => this.isOwn(id),
       prove: async () => this.proof,
-      tell: (id) => void this.woken.push(id),
+      wake: (id) => void this.woken.push(id),
       observer,
       random: () => this.random,
       clock: this.clock,

@@ -70,7 +70,7 @@ export type Proof =
   | { readonly kind: 'untested' }
 
 /** `heard`: the answers about records that are known to be done. One that was found is enough; upstreams forget others. */
-export function proofOf(heard: readonly QuestionResult[]): Proof {
+export function proofOf(heard: readonly (QuestionResult | { readonly kind: 'unaskable' })[]): Proof {
   if (heard.some(({ kind }) => kind === 'completed')) return { kind: 'proven' }
   if (heard.some(({ kind }) => kind === 'not_found')) return { kind: 'refuted' }
   for (const one of heard)
