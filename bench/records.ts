@@ -2,9 +2,9 @@ import { hash } from 'node:crypto'
 import { join } from 'node:path'
 import type { Fingerprint, RecordDraft, RecordId } from '../src/core/record.ts'
 import { encodeDraft } from '../src/store/codec.ts'
-import { RedisStore } from '../src/store/redis.ts'
+import { openRedisStore } from '../src/store/redis.ts'
 import type { Store } from '../src/store/register.ts'
-import { SqliteStore } from '../src/store/sqlite.ts'
+import { openSqliteStore } from '../src/store/sqlite.ts'
 import { freePort } from '../test/support/redis.ts'
 import { SMALL } from './bodies.ts'
 import { startProxy, type World } from './candidates.ts'
@@ -67,8 +67,8 @@ async function fill(store: 'redis' | 'sqlite', url: string, records: number): Pr
   const options = { service: 'bench', timeoutMs: 60_000, onEvent: () => {} }
   const register: Store =
     store === 'redis'
-      ? await RedisStore.open({ url, ...options })
-      : await SqliteStore.open({ path: url, ...options })
+      ? await openRedisStore({ url, ...options })
+      : await openSqliteStore({ path: url, ...options })
   const bytes = encodeDraft(FINISHED)
   const spans = { dueIn: DAY, dropIn: DAY }
   for (let n = 0; n < records; n += AT_ONCE) {

@@ -8,11 +8,12 @@ import {
   newReconciliation,
   type Reconciliation,
   type RecordDraft,
+  type Spans,
   STATES,
   type State,
 } from '../core/record.ts'
 import { BinaryReader, BinaryWriter, U48 } from './binary.ts'
-import { type Condition, CorruptRecord } from './register.ts'
+import { type Condition, CorruptRecord, type Stamp } from './register.ts'
 
 /*
  * The record format, schema 1. Fixed for good: a change would orphan live records (docs/record-format.md).
@@ -257,7 +258,7 @@ export interface Stamps {
   readonly dropAt: Millis
 }
 
-/** For stores that stamp in JavaScript: writes the stamps into `bytes`, in place. */
+/** In place. */
 export function stamp(bytes: Buffer, s: Stamps): void {
   bytes.writeUIntBE(s.version, PREFIX.version, U48)
   bytes.writeUIntBE(s.fence, PREFIX.fence, U48)
@@ -311,10 +312,48 @@ export function mayRenew(bytes: Buffer, token: Buffer): boolean {
   return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
 }
 
-/** In place: whatever the record was, it is in progress again. What else its head says of the time before, no reader looks at. */
-export function resume(bytes: Buffer): void {
-  bytes[PREFIX.state] = stateCode('in_progress')
-  bytes[HEAD_AT] = 0
+/** Up to this size a record carries no body to speak of. A full store still accepts it in a swap: no executed outcome is lost. */
+export const SMALL_RECORD = 4096
+
+/** A stamped copy of `bytes`, as `Register.put` (`previous` null) and `Register.swap` define it. For stores that stamp in JavaScript. */
+export function stampCopy(
+  bytes: Buffer,
+  previous: Buffer | null,
+  now: Millis,
+  spans: Spans,
+  nextFence: boolean,
+): { bytes: Buffer; stamp: Stamp; due: Millis; dropAt: Millis } {
+  const copy = Buffer.from(bytes)
+  const own = readStamps(copy)
+  const old = previous === null ? null : readStamps(previous)
+  const s = {
+    version: old === null ? now : old.version + 1,
+    fence: old === null ? own.fence || now : Math.max(own.fence, old.fence + (nextFence ? 1 : 0)),
+    createdAt: old === null ? own.createdAt || now : old.createdAt,
+    updatedAt: now,
+    due: now + spans.dueIn,
+    dropAt: now + spans.dropIn,
+  }
+  stamp(copy, s)
+  const { version, fence, createdAt, due, dropAt } = s
+  return { bytes: copy, stamp: { version, fence, createdAt }, due, dropAt }
+}
+
+/** A copy of the owner's record, in progress, with its lease extended, and its retention if that would end sooner. */
+export function prolongLease(
+  bytes: Buffer,
+  now: Millis,
+  { dueIn, dropIn }: Spans,
+): { bytes: Buffer; due: Millis; dropAt: Millis } {
+  const copy = Buffer.from(bytes)
+  const old = readStamps(copy)
+  const due = now + dueIn
+  const dropAt = Math.max(old.dropAt, now + dropIn)
+  stamp(copy, { ...old, version: old.version + 1, due, dropAt })
+  // Whatever the head says about the time before, nobody reads it of a record in progress.
+  copy[PREFIX.state] = stateCode('in_progress')
+  copy[HEAD_AT] = 0
+  return { bytes: copy, due, dropAt }
 }
 
 function u48(bytes: Buffer, at: number): number {

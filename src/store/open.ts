@@ -1,67 +1,73 @@
 import type { Config } from '../config/config.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from './breaker.ts'
-import { MEMORY_BYTES, MemoryStore } from './memory.ts'
+import { MEMORY_BYTES, memoryStore } from './memory.ts'
 import { type Store, StoreUnavailable } from './register.ts'
-import { SqliteStore } from './sqlite.ts'
+import { openSqliteStore } from './sqlite.ts'
 
 /** For log and metrics. */
 export interface StoreHooks {
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   readonly onBreaker: (state: BreakerState) => void
-  /** Expired records were removed, 0 of them at first. By stores that do it themselves; the others tell of nothing. */
+  /** Expired records were removed, at first 0 of them. Only by stores that do it themselves. */
   readonly onPruned?: ((records: number) => void) | undefined
 }
 
-/** The store, and the service whose records are to be seen in it. */
 type StoreOf = Pick<Config, 'service' | 'store'>
 type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Store>
 
-/** Loaded where it is used: its client is a tenth of the start. */
+interface Row {
+  readonly name: string
+  readonly open: Opener
+  /** It removes expired records itself, and reports how many. */
+  readonly prunes: boolean
+}
+
+/** Loaded on demand: its client is a tenth of the start. */
 const openRedis: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
-  const { RedisStore } = await import('./redis.ts')
-  return RedisStore.open({ url, service, timeoutMs: timeout, onEvent })
+  const { openRedisStore } = await import('./redis.ts')
+  return openRedisStore({ url, service, timeoutMs: timeout, onEvent })
 }
 
-const OPENERS: Readonly<Record<string, Opener>> = {
-  'memory:': async (_config, { onPruned }) =>
-    new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
-  'sqlite:': async ({ service, store: { url, timeout } }, { onEvent, onPruned }) =>
-    SqliteStore.open({
-      path: url.slice('sqlite:'.length),
-      service,
-      timeoutMs: timeout,
-      onEvent,
-      onPruned,
-    }),
-  'redis:': openRedis,
-  'rediss:': openRedis,
+/** By what `store.url` begins with. */
+const STORES: Readonly<Record<string, Row>> = {
+  'memory:': {
+    name: 'memory',
+    open: async (_config, { onPruned }) => memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
+    prunes: true,
+  },
+  'sqlite:': {
+    name: 'sqlite',
+    open: async ({ service, store: { url, timeout } }, { onEvent, onPruned }) =>
+      openSqliteStore({ path: url.slice('sqlite:'.length), service, timeoutMs: timeout, onEvent, onPruned }),
+    prunes: true,
+  },
+  'redis:': { name: 'redis', open: openRedis, prunes: false },
+  'rediss:': { name: 'redis', open: openRedis, prunes: false },
 }
 
-/** Those that remove what has expired by themselves, and tell. */
-const PRUNING: readonly string[] = ['memory:', 'sqlite:']
-
-/** What `store.url` may begin with. */
-export const STORE_SCHEMES: readonly string[] = Object.keys(OPENERS)
+export const STORE_SCHEMES: readonly string[] = Object.keys(STORES)
 
 /**
  * The store that `store.url` names, behind a circuit breaker.
- * @throws {StoreUnavailable} where an embedded store cannot be used. One over the network may come up later.
+ * @throws {StoreUnavailable} if an embedded store cannot be used. One over the network may come up later.
  */
 export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Store> {
-  const { url } = config.store
-  const scheme = url.slice(0, url.indexOf(':') + 1)
-  const open = OPENERS[scheme]
-  if (open === undefined)
+  const row = STORES[schemeOf(config.store.url)]
+  if (row === undefined)
     throw new StoreUnavailable(
-      `store.url "${scheme}…" names no store; known are ${STORE_SCHEMES.join(' ')}`,
+      `store.url "${schemeOf(config.store.url)}…" names no store; known are ${STORE_SCHEMES.join(' ')}`,
       false,
     )
-  if (PRUNING.includes(scheme)) hooks.onPruned?.(0)
-  return withBreaker(await open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
+  if (row.prunes) hooks.onPruned?.(0)
+  return withBreaker(await row.open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
 }
 
-/** As the store will call itself, before it is there: `rediss:` is Redis, too. */
+/** Its name, before it is opened. */
 export function nameOf(storeUrl: string): string {
-  const scheme = storeUrl.slice(0, storeUrl.indexOf(':'))
-  return scheme === 'rediss' ? 'redis' : scheme
+  const scheme = schemeOf(storeUrl)
+  return STORES[scheme]?.name ?? scheme.slice(0, -1)
+}
+
+function schemeOf(storeUrl: string): string {
+  return storeUrl.slice(0, storeUrl.indexOf(':') + 1)
 }

@@ -1,3 +1,4 @@
+import { randomFillSync } from 'node:crypto'
 import type { IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import { ACCEPTING, ACCEPTING_UNKNOWN, isFromBefore, stillUnknown } from '../core/settle.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
@@ -116,4 +117,23 @@ function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): 
   if (record.state !== 'in_progress' || !record.token.equals(draft.token)) return null
   const { version, fence, createdAt } = record
   return { kind: 'claimed', now, stamp: { version, fence, createdAt }, recognised: true }
+}
+
+const TOKEN_BYTES = 16
+/** Drawn at once: a draw from the system costs as much as twenty tokens (docs/internals/performance.md). */
+const TOKENS_DRAWN = 256
+
+/** Owners' tokens: 16 random bytes, other ones with every call. */
+export function tokens(): () => Buffer {
+  const drawn = Buffer.alloc(TOKENS_DRAWN * TOKEN_BYTES)
+  let at = drawn.length
+  return () => {
+    if (at === drawn.length) {
+      randomFillSync(drawn)
+      at = 0
+    }
+    at += TOKEN_BYTES
+    // A copy: the block is drawn anew while tokens of it are in use.
+    return Buffer.from(drawn.subarray(at - TOKEN_BYTES, at))
+  }
 }

@@ -1,50 +1,13 @@
-import { createHash } from 'node:crypto'
-import { readFileSync } from 'node:fs'
 import { setImmediate as immediately } from 'node:timers/promises'
-import { Redis } from 'ioredis'
-import type { Millis, RecordId, Spans, State } from '../core/record.ts'
-import { stateCode } from './codec.ts'
+import { type Millis, RECORD_ID, type RecordId, type State } from '../core/record.ts'
+import { SMALL_RECORD, stateCode } from './codec.ts'
 import { readNote } from './history.ts'
-import { Channels } from './redis-channels.ts'
-import { type Arg, command } from './redis-command.ts'
-import { disconnect, settingsOf } from './redis-connection.ts'
-import { RedisKeys } from './redis-keys.ts'
-import { listRecords, listUnresolved, scored } from './redis-listing.ts'
-import { storeError, TIMED_OUT, traitsOf } from './redis-replies.ts'
-import {
-  type Condition,
-  type GetReply,
-  type KeptNote,
-  type Listing,
-  type Note,
-  type Page,
-  type PutReply,
-  type RateLimits,
-  type RecordHistory,
-  type Renewal,
-  type Store,
-  type StoreTraits,
-  StoreUnavailable,
-  type SwapReply,
-} from './register.ts'
-import { SMALL_RECORD } from './stamps.ts'
-
-/** Commands in a row that time out on a wholly silent connection before it counts as dead (no reset came, as with a lost host). */
-const SILENT_COMMANDS = 5
-
-interface Script {
-  readonly source: string
-  readonly sha: string
-}
-
-function script(name: string, header = ''): Script {
-  const source = header + readFileSync(new URL(`./lua/${name}.lua`, import.meta.url), 'utf8')
-  return { source, sha: createHash('sha1').update(source).digest('hex') }
-}
+import { type Arg, Channels, Connection, type ConnectionOptions, script } from './redis-client.ts'
+import { inOrder, type Place, pageOf, placeOf, type Stamp, type Store, type StoreTraits } from './register.ts'
 
 const PUT = script('put')
 const SWAP = script('swap')
-/** The same for records without a body: the outcome of what is executed is written to a full store, too. */
+/** The same for records without a body: the outcome of what was executed is written to a full store, too. */
 const SWAP_SMALL = script('swap', '#!lua flags=allow-oom\n')
 const GET = script('get')
 const RENEW = script('renew')
@@ -54,18 +17,14 @@ const THROTTLE = script('throttle')
 const NOTE = script('note')
 const NOTES = script('notes')
 
-export interface RedisStoreOptions {
-  /** `redis://` or `rediss://`, with user, password and database. */
-  readonly url: string
-  /** Whose records: those of other services on the same server are never seen. */
+export interface RedisOptions extends ConnectionOptions {
+  /** Records of other services on the same server are never seen. */
   readonly service: string
-  readonly timeoutMs: Millis
-  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   /** Added to the server's time. Tests travel with it; 0 otherwise. */
   readonly skew?: () => Millis
 }
 
-type Written = [1, number, number, number, number]
+type Written = [1, now: Millis, version: number, fence: number, createdAt: Millis]
 
 /** Notes that leave together. */
 interface Noting {
@@ -75,248 +34,149 @@ interface Noting {
   readonly done: Promise<readonly number[]>
 }
 
-export class RedisStore implements Store {
-  readonly name = 'redis'
-  readonly history: RecordHistory = {
-    append: (id, notes) => this.#append(id, notes),
-    read: (id) => this.#read(id),
-  }
-  readonly limits: RateLimits = {
-    take: (bucket, { count, per }, units) =>
-      this.#run(THROTTLE, [this.#keys.bucket(bucket)], [count, per, units, this.#skew()]),
-  }
-  readonly #client: Redis
-  readonly #keys: RedisKeys
-  readonly #channels: Channels
-  readonly #onEvent: RedisStoreOptions['onEvent']
-  readonly #skew: () => Millis
-  /** Why the last connection failed, until there is one. */
-  #trouble: string | null = null
-  /** Redis refused the database of the URL: the connection is good for nothing, though ioredis calls it ready. */
-  #wrongDatabase = false
-  #silentCommands = 0
-  #noting: Noting | null = null
+/** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
+export async function openRedisStore(options: RedisOptions): Promise<Store> {
+  const skew = options.skew ?? (() => 0)
+  const keys = new RedisKeys(options.service)
+  const channels = new Channels(options, (id) => keys.channel(id))
+  const redis = new Connection(options, () => channels.resubscribe())
+  let noting: Noting | null = null
 
-  private constructor(options: RedisStoreOptions) {
-    this.#onEvent = options.onEvent
-    this.#skew = options.skew ?? (() => 0)
-    this.#keys = new RedisKeys(options.service)
-    this.#client = this.#connect(options)
-    this.#channels = new Channels({
-      // Channels belong to no database.
-      open: () => new Redis({ ...settingsOf(options.url, options.timeoutMs), db: 0, autoResubscribe: false }),
-      channelOf: (id) => this.#keys.channel(id),
-      timeoutMs: options.timeoutMs,
-      onRefused: (reason) => this.#onEvent('error', `channels are refused, nobody is woken: ${reason}`),
-    })
-  }
-
-  /** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
-  static async open(options: RedisStoreOptions): Promise<RedisStore> {
-    const register = new RedisStore(options)
-    await register.#client.connect().catch(() => {})
-    return register
-  }
-
-  async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
-    const reply = await this.#run(PUT, this.#keys.recordAndIndex(id), [
-      id,
-      bytes,
-      spans.dueIn,
-      spans.dropIn,
-      this.#skew(),
-    ])
-    return reply[0] === 1 ? done(reply as Written) : { done: false, now: reply[1], bytes: reply[2] as Buffer }
-  }
-
-  async swap(
-    id: RecordId,
-    condition: Condition,
-    bytes: Buffer,
-    spans: Spans,
-    nextFence: boolean,
-  ): Promise<SwapReply> {
-    const expected =
-      'version' in condition ? [condition.version, '', ''] : ['', condition.token, codesOf(condition.states)]
-    const reply = await this.#run(
-      bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
-      this.#keys.recordAndIndex(id),
-      [id, bytes, spans.dueIn, spans.dropIn, this.#skew(), nextFence ? 1 : 0, ...expected],
-    )
-    return reply[0] === 1
-      ? done(reply as Written)
-      : { done: false, now: reply[1], bytes: reply[2] as Buffer | null }
-  }
-
-  async get(id: RecordId): Promise<GetReply> {
-    const [now, bytes] = await this.#run<[number, Buffer | null]>(
-      GET,
-      [this.#keys.record(id)],
-      [this.#skew()],
-    )
-    return { now, bytes }
-  }
-
-  async renew(items: readonly Renewal[]): Promise<boolean[]> {
-    const replies = await Promise.all(
-      items.map(({ id, token, dueIn, dropIn }) =>
-        this.#run<number>(RENEW, this.#keys.recordAndIndex(id), [id, token, dueIn, dropIn, this.#skew()]),
-      ),
-    )
-    return replies.map((reply) => reply === 1)
-  }
-
-  async due(limit: number): Promise<RecordId[]> {
-    const now = await this.ping()
-    const range = (index: string) =>
-      this.#ask('zrangebyscore', [index, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
-    const found = (await Promise.all(this.#keys.indexes.map(range))).flatMap((reply) =>
-      scored(reply as Buffer[]),
-    )
-    const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
-    const there = await Promise.all(
-      first.map(({ id }) => this.#run<number>(DUE, this.#keys.recordAndIndex(id), [id, this.#skew()])),
-    )
-    return first.filter((_, n) => there[n] === 1).map(({ id }) => id)
-  }
-
-  async remove(id: RecordId, version: number): Promise<boolean> {
-    const keys = [this.#keys.record(id), this.#keys.index(id), this.#keys.history(id)]
-    return (await this.#run<number>(REMOVE, keys, [id, version, this.#skew()])) === 1
-  }
-
-  list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
-    const ask = (command: string, args: (string | number)[]): Promise<unknown> => this.#ask(command, args)
-    if (which === 'unresolved') return listUnresolved(ask, this.#keys, cursor, limit)
-    const glob = which === 'all' ? this.#keys.glob : this.#keys.globOf(which.beginning)
-    return listRecords(ask, this.#keys, cursor, limit, glob)
-  }
-
-  /** Those of one turn of the event loop are one command: there is one for every executed request. */
-  async #append(id: RecordId, notes: readonly Note[]): Promise<boolean> {
-    const batch = (this.#noting ??= this.#noteTogether())
-    const nth = batch.keys.push(this.#keys.record(id), this.#keys.history(id)) / 2 - 1
-    batch.args.push(notes.length)
-    for (const { tag, count, firstAgo, lastAgo, text } of notes)
-      batch.args.push(Buffer.from(tag), count, Math.round(firstAgo), Math.round(lastAgo), Buffer.from(text))
-    return (await batch.done)[nth] === 1
-  }
-
-  #noteTogether(): Noting {
-    const keys: string[] = []
-    const args: Arg[] = [this.#skew()]
+  /** Notes of one turn of the event loop are one command: there is one for every executed request. */
+  const noteTogether = (): Noting => {
+    const noteKeys: string[] = []
+    const args: Arg[] = [skew()]
     const done = immediately().then(() => {
-      this.#noting = null
-      return this.#run<number[]>(NOTE, keys, args)
+      noting = null
+      return redis.run<number[]>(NOTE, noteKeys, args)
     })
-    return { keys, args, done }
+    return { keys: noteKeys, args, done }
+  }
+  const ping = async (): Promise<Millis> => {
+    const [seconds, micros] = await redis.ask<[Buffer, Buffer]>('time', [])
+    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + skew()
   }
 
-  async #read(id: RecordId): Promise<KeptNote[]> {
-    const lines = await this.#run<Buffer[]>(
-      NOTES,
-      [this.#keys.record(id), this.#keys.history(id)],
-      [this.#skew()],
-    )
-    return lines.map((line) => readNote(String(line)))
-  }
+  await redis.open()
+  return {
+    name: 'redis',
 
-  watch(id: RecordId, changed: () => void): Promise<() => void> {
-    return this.#channels.watch(id, changed)
-  }
+    async put(id, bytes, { dueIn, dropIn }) {
+      const args = [id, bytes, dueIn, dropIn, skew()]
+      const reply = await redis.run<Written | [0, Millis, Buffer]>(PUT, keys.recordAndIndex(id), args)
+      return reply[0] === 1 ? written(reply) : { done: false, now: reply[1], bytes: reply[2] }
+    },
 
-  async ping(): Promise<Millis> {
-    const [seconds, micros] = (await this.#ask('time', [])) as [Buffer, Buffer]
-    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + this.#skew()
-  }
-
-  async traits(): Promise<StoreTraits> {
-    try {
-      return traitsOf(String(await this.#ask('info', [])))
-    } catch (error) {
-      if (String(error).includes('NOPERM')) return traitsOf(null)
-      throw error
-    }
-  }
-
-  async close(): Promise<void> {
-    await Promise.all([disconnect(this.#client), this.#channels.close()])
-  }
-
-  async #run<T = [number, number, ...unknown[]]>(what: Script, keys: string[], args: Arg[]): Promise<T> {
-    const rest = [keys.length, ...keys, ...args]
-    try {
-      return (await this.#send('evalsha', [what.sha, ...rest])) as T
-    } catch (error) {
-      if (!(error as Error).message.startsWith('NOSCRIPT')) throw storeError(error)
-    }
-    return (await this.#ask('eval', [what.source, ...rest])) as T
-  }
-
-  async #ask(name: string, args: Arg[]): Promise<unknown> {
-    try {
-      return await this.#send(name, args)
-    } catch (error) {
-      throw storeError(error)
-    }
-  }
-
-  #send(name: string, args: Arg[]): Promise<unknown> {
-    if (this.#client.status !== 'ready' || this.#wrongDatabase)
-      return Promise.reject(
-        new StoreUnavailable(`Redis is not connected: ${this.#trouble ?? this.#client.status}`, false),
+    async swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
+      const expected =
+        'version' in condition
+          ? [condition.version, '', '']
+          : ['', condition.token, codesOf(condition.states)]
+      const reply = await redis.run<Written | [0, Millis, Buffer | null]>(
+        bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
+        keys.recordAndIndex(id),
+        [id, bytes, dueIn, dropIn, skew(), nextFence ? 1 : 0, ...expected],
       )
-    const { stream } = this.#client
-    // Commands of one turn of the event loop leave in one write.
-    if (stream.writableCorked === 0) {
-      stream.cork()
-      setImmediate(() => stream.uncork())
-    }
-    const heard = stream.bytesRead
-    const sent = command(name, args)
-    void this.#client.sendCommand(sent)
-    const reply: Promise<unknown> = sent.promise
-    void reply.then(
-      () => {
-        this.#silentCommands = 0
-      },
-      (error: unknown) => {
-        const timedOut = (error as Error).message === TIMED_OUT
-        const silent = timedOut && stream.bytesRead === heard
-        this.#silentCommands = silent ? this.#silentCommands + 1 : 0
-        // Replies are matched by their order: where others came and this one did not, none that follows can be trusted.
-        if (this.#silentCommands >= SILENT_COMMANDS || (timedOut && !silent)) stream.destroy()
-      },
-    )
-    return reply
-  }
+      return reply[0] === 1 ? written(reply) : { done: false, now: reply[1], bytes: reply[2] }
+    },
 
-  #connect({ url, timeoutMs }: RedisStoreOptions): Redis {
-    const settings = settingsOf(url, timeoutMs)
-    const name = `${settings.host}:${settings.port}`
-    const client = new Redis(settings)
-    client.on('ready', () => {
-      if (this.#wrongDatabase) return
-      this.#trouble = null
-      this.#silentCommands = 0
-      this.#channels.renew()
-      this.#onEvent('connected', name)
-    })
-    client.on('close', () => {
-      this.#wrongDatabase = false
-      if (this.#trouble === null) this.#onEvent('disconnected', name)
-    })
-    client.on('error', (error: Error & { command?: { name: string } }) => {
-      this.#wrongDatabase ||= error.command?.name === 'select'
-      // Every attempt to reconnect fails alike: once is enough.
-      if (error.message !== this.#trouble) this.#onEvent('error', error.message)
-      this.#trouble = error.message
-    })
-    return client
+    async get(id) {
+      const [now, bytes] = await redis.run<[Millis, Buffer | null]>(GET, [keys.record(id)], [skew()])
+      return { now, bytes }
+    },
+
+    async renew(items) {
+      const replies = await Promise.all(
+        items.map(({ id, token, dueIn, dropIn }) =>
+          redis.run<number>(RENEW, keys.recordAndIndex(id), [id, token, dueIn, dropIn, skew()]),
+        ),
+      )
+      return replies.map((reply) => reply === 1)
+    },
+
+    async due(limit) {
+      const now = await ping()
+      const range = (index: string) =>
+        redis.ask<Buffer[]>('zrangebyscore', [index, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
+      const found = (await Promise.all(keys.indexes.map(range))).flatMap(scored)
+      const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
+      const there = await Promise.all(
+        first.map(({ id }) => redis.run<number>(DUE, keys.recordAndIndex(id), [id, skew()])),
+      )
+      return first.filter((_, n) => there[n] === 1).map(({ id }) => id)
+    },
+
+    async remove(id, version) {
+      const all = [...keys.recordAndIndex(id), keys.history(id)]
+      return (await redis.run<number>(REMOVE, all, [id, version, skew()])) === 1
+    },
+
+    async list(which, cursor, limit) {
+      if (which === 'unresolved') {
+        // The first of every shard's index after the cursor, and of these the first.
+        const from = placeOf(cursor)
+        const found = await Promise.all(keys.indexes.map((index) => placesAfter(redis, index, from, limit)))
+        return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
+      }
+      if (cursor !== null && !/^\d{1,20}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+      // SCAN's own guarantee is the port's: what exists throughout comes at least once.
+      const glob = which === 'all' ? keys.glob : keys.globOf(which.beginning)
+      const scan = [cursor ?? 0, 'MATCH', glob, 'COUNT', limit]
+      const [next, found] = await redis.ask<[Buffer, Buffer[]]>('scan', scan)
+      const ids = found.map((key) => keys.idOf(String(key))).filter((id) => id !== null)
+      return { ids, next: String(next) === '0' ? null : String(next) }
+    },
+
+    ping,
+
+    history: {
+      async append(id, notes) {
+        const batch = (noting ??= noteTogether())
+        const nth = batch.keys.push(keys.record(id), keys.history(id)) / 2 - 1
+        batch.args.push(notes.length)
+        for (const { tag, count, firstAgo, lastAgo, text } of notes)
+          batch.args.push(
+            Buffer.from(tag),
+            count,
+            Math.round(firstAgo),
+            Math.round(lastAgo),
+            Buffer.from(text),
+          )
+        return (await batch.done)[nth] === 1
+      },
+      async read(id) {
+        const lines = await redis.run<Buffer[]>(NOTES, [keys.record(id), keys.history(id)], [skew()])
+        return lines.map((line) => readNote(String(line)))
+      },
+    },
+
+    limits: {
+      take: (bucket, { count, per }, units) =>
+        redis.run(THROTTLE, [keys.bucket(bucket)], [count, per, units, skew()]),
+    },
+
+    watch: (id, changed) => channels.watch(id, changed),
+
+    async traits() {
+      try {
+        return traitsOf(String(await redis.ask('info', [])))
+      } catch (error) {
+        if (String(error).includes('NOPERM')) return traitsOf(null)
+        throw error
+      }
+    },
+
+    async close() {
+      await Promise.all([redis.close(), channels.close()])
+    },
   }
 }
 
-/** The bytes of a list of states. The walk has one list, which it passes with every outcome. */
+function written([, now, version, fence, createdAt]: Written): { done: true; now: Millis; stamp: Stamp } {
+  return { done: true, now, stamp: { version, fence, createdAt } }
+}
+
+/** The bytes of a list of states. The guard has one list, which it passes with every outcome. */
 function codesOf(states: readonly State[]): Buffer {
   let codes = stateCodes.get(states)
   if (codes === undefined) {
@@ -328,10 +188,135 @@ function codesOf(states: readonly State[]): Buffer {
 
 const stateCodes = new WeakMap<readonly State[], Buffer>()
 
-function done([, now, version, fence, createdAt]: Written): {
-  done: true
-  now: Millis
-  stamp: { version: number; fence: number; createdAt: Millis }
-} {
-  return { done: true, now, stamp: { version, fence, createdAt } }
+async function placesAfter(redis: Connection, index: string, from: Place, limit: number): Promise<Place[]> {
+  const places: Place[] = []
+  // More than once only if more than `limit` share the cursor's instant.
+  for (let offset = 0; ; offset += limit) {
+    const range = [index, from.due, '+inf', 'WITHSCORES', 'LIMIT', offset, limit]
+    const chunk = scored(await redis.ask<Buffer[]>('zrangebyscore', range))
+    places.push(...chunk.filter((place) => inOrder(place, from) > 0))
+    if (places.length >= limit || chunk.length < limit) return places
+  }
 }
+
+/** Pairs of a reply WITHSCORES. */
+function scored(reply: Buffer[]): (Place & { readonly id: RecordId })[] {
+  const pairs = []
+  for (let n = 0; n + 1 < reply.length; n += 2)
+    pairs.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
+  return pairs
+}
+
+/** What an operator does about a server that does not say whether it evicts. */
+const UNTOLD = 'routes with profile strict answer 503'
+const ACCEPT = 'store.acceptRisk: true accepts the risk'
+
+/** Reads the reply of `INFO`; null where it was denied. */
+export function traitsOf(info: string | null): StoreTraits {
+  if (info === null)
+    return {
+      durable: null,
+      evicts: null,
+      findings: [
+        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
+      ],
+    }
+  const fields = new Map<string, string | undefined>()
+  for (const line of info.split('\r\n')) {
+    const [field = '', value] = line.split(':', 2)
+    fields.set(field, value)
+  }
+  const findings: string[] = []
+  const version = fields.get('redis_version') ?? '?'
+  if (Number.parseInt(version, 10) < 7)
+    findings.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
+  if (fields.get('role') === 'slave')
+    findings.push('The server is a read-only replica: no key can be claimed on it.')
+  if (fields.get('cluster_enabled') === '1')
+    findings.push('The server is a node of a cluster: keys of other nodes are refused with MOVED.')
+  const aof = fields.get('aof_enabled')
+  const durable = aof === '1' ? true : aof === '0' ? false : null
+  if (durable === null) findings.push('INFO does not say whether appendonly is on.')
+  if (durable === false)
+    findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
+  const policy = fields.get('maxmemory_policy') || null
+  const evicts = policy === null ? null : policy !== 'noeviction'
+  if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
+  if (evicts)
+    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may vanish before their time.`)
+  return { durable, evicts, findings }
+}
+
+/*
+ * The layout of keys, fixed for good: a change would orphan live records.
+ *
+ *   idempotency:<service>:{xx}:r:<id>   the record, a string that expires at dropAt
+ *   idempotency:<service>:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
+ *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
+ *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
+ *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
+ *
+ * <service> has letters, digits, `_`, `.` and `-`: it cannot end early, nor be a pattern. xx is the first byte of the id in hex.
+ * What belongs to an id shares that hash tag, so all of it lives in one slot.
+ */
+const SHARDS = 256
+/** SHA-256 in base64url. */
+const ID_LENGTH = 43
+
+export class RedisKeys {
+  /** Every shard's index of unresolved records. */
+  readonly indexes: readonly string[]
+  /** What finds every record. */
+  readonly glob: string
+  readonly #shards: readonly string[]
+
+  constructor(service: string) {
+    const own = `idempotency:${service}:`
+    this.#shards = Array.from({ length: SHARDS }, (_, n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
+    this.indexes = this.#shards.map((shard) => `${shard}u`)
+    this.glob = `${own}*:r:*`
+  }
+
+  record(id: RecordId): string {
+    return `${this.#shardOf(id)}r:${id}`
+  }
+
+  history(id: RecordId): string {
+    return `${this.#shardOf(id)}h:${id}`
+  }
+
+  channel(id: RecordId): string {
+    return `${this.#shardOf(id)}c:${id}`
+  }
+
+  bucket(bucket: string): string {
+    return `${this.#shardOf(bucket)}n:${bucket}`
+  }
+
+  index(id: RecordId): string {
+    return `${this.#shardOf(id)}u`
+  }
+
+  /** What most scripts take. */
+  recordAndIndex(id: RecordId): string[] {
+    return [this.record(id), this.index(id)]
+  }
+
+  /** What finds the records whose id begins so. Base64url has nothing that a glob takes for more than itself. */
+  globOf(beginning: string): string {
+    return `${this.#shardOf(beginning)}r:${beginning}*`
+  }
+
+  /** The id in the name of a record; null: of something else. */
+  idOf(key: string): RecordId | null {
+    const id = key.slice(-ID_LENGTH)
+    return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
+  }
+
+  /** The first byte of the id: the six bits of its first digit in base64url, and two of the second. */
+  #shardOf(id: string): string {
+    return this.#shards[(DIGITS.indexOf(id.charAt(0)) << 2) | (DIGITS.indexOf(id.charAt(1)) >> 4)] as string
+  }
+}
+
+const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'

@@ -109,16 +109,16 @@ export interface Renewal {
   readonly dueIn: Millis
   readonly dropIn: Millis
 }
-/** All of them, the unresolved ones, or those whose id begins so (two characters at least). */
+/** `beginning`: of the id, at least two characters. */
 export type Listing = 'all' | 'unresolved' | { readonly beginning: string }
 export interface Page {
   readonly ids: readonly RecordId[]
-  /** Null: this was the last one. */
+  /** Null: this is the last page. */
   readonly next: string | null
 }
-/** What happened to a record, `count` times in a row. Times are told by how long ago they were, by any clock. */
+/** What happened to a record, `count` times in a row. Times are given as how long ago, so that any clock will do. */
 export interface Note {
-  /** Without blanks. Where the newest note has the same one, both become one. */
+  /** Without blanks. If the newest note has the same tag, the two become one. */
   readonly tag: string
   readonly count: number
   readonly firstAgo: Millis
@@ -131,18 +131,18 @@ export interface KeptNote extends Pick<Note, 'tag' | 'count' | 'text'> {
   readonly last: Millis
 }
 export interface StoreTraits {
-  /** Survives a restart of the store. `null`: it does not tell. */
+  /** Records survive a restart of the store. Null: unknown. */
   readonly durable: boolean | null
-  /** May drop unexpired records when memory runs out. `null`: it does not tell. */
+  /** The store may drop unexpired records when memory runs out. Null: unknown. */
   readonly evicts: boolean | null
-  /** For people: what was found, one sentence each. */
+  /** For people, one sentence each. */
   readonly findings: readonly string[]
 }
 
-/** The store cannot be asked, or did not answer in time. */
+/** The store cannot be reached, or did not answer in time. */
 export class StoreUnavailable extends Error {
   override readonly name: string = 'StoreUnavailable'
-  /** True where the command may have been applied although no answer came. */
+  /** The operation may have been applied although no answer came. */
   readonly maybeApplied: boolean
   constructor(message: string, maybeApplied: boolean, options?: ErrorOptions) {
     super(message, options)
@@ -150,7 +150,7 @@ export class StoreUnavailable extends Error {
   }
 }
 
-/** The store answers, and refuses to write (full, read-only, loading). Nothing was applied. */
+/** The store answers but refuses to write (full, read-only). Nothing was applied. */
 export class StoreFull extends StoreUnavailable {
   override readonly name = 'StoreFull'
   constructor(message: string, options?: ErrorOptions) {
@@ -161,4 +161,31 @@ export class StoreFull extends StoreUnavailable {
 /** A stored record that this version cannot read: never executed, never overwritten (contract §2). */
 export class CorruptRecord extends Error {
   override readonly name = 'CorruptRecord'
+}
+
+/** Where a record stands among the unresolved ones, which are ordered by `due`, then by id. */
+export interface Place {
+  readonly due: Millis
+  readonly id: string
+}
+
+/** @throws {RangeError} for a cursor that {@link pageOf} did not make. */
+export function placeOf(cursor: string | null): Place {
+  if (cursor === null) return { due: 0, id: '' }
+  const [, due, id] = /^(\d{1,16}) ([\w-]{1,64})$/.exec(cursor) ?? []
+  if (due === undefined || id === undefined) throw new RangeError('not a cursor of this store')
+  return { due: Number(due), id }
+}
+
+export function inOrder(a: Place, b: Place): number {
+  return a.due - b.due || Number(a.id > b.id) - Number(a.id < b.id)
+}
+
+/** The page of `found`: the first `limit` places, in order. */
+export function pageOf(found: readonly Place[], limit: number): Page {
+  const last = found[limit - 1]
+  return {
+    ids: found.map(({ id }) => id as RecordId),
+    next: last === undefined ? null : `${last.due} ${last.id}`,
+  }
 }

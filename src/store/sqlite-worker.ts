@@ -1,21 +1,20 @@
 import { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
-import type { Millis } from '../core/record.ts'
-import { isUnresolved, mayRenew, meets, readStamps } from './codec.ts'
+import type { Millis, RecordId } from '../core/record.ts'
+import { isUnresolved, mayRenew, meets, prolongLease, readStamps, stampCopy } from './codec.ts'
 import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
 import { noted } from './history.ts'
-import type { GetReply, PutReply, SwapReply } from './register.ts'
+import type { Place } from './register.ts'
 import {
   BUSY,
   codeOf,
   failureOf,
   type Message,
+  type Operations,
   type Reply,
   type Request,
-  type StoreOperation,
   type WorkerOptions,
-} from './sqlite-protocol.ts'
-import { prolongLease, stampCopy } from './stamps.ts'
+} from './sqlite.ts'
 
 /*
  * Runs SQLite off the event loop. What arrived together is one transaction with one fsync, and is answered after it.
@@ -34,7 +33,6 @@ const OPEN_PAUSE: Millis = 20
 
 const port = parentPort as NonNullable<typeof parentPort>
 const options = workerData as WorkerOptions
-const skew = new Float64Array(options.skew)
 
 /** A rowid table: rows with large blobs are slow inside the b-tree of a WITHOUT ROWID one. */
 const CREATE = `
@@ -77,7 +75,7 @@ const CREATE_NOTES = `
     BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
 `
 /** What needs no lock of the file for writing. */
-const READS: readonly StoreOperation['op'][] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
+const READS: readonly (keyof Operations)[] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
 
 function open(): DatabaseSync {
   const db = new DatabaseSync(options.file, { timeout: options.busyMs })
@@ -130,7 +128,7 @@ function openPatiently(): DatabaseSync {
 }
 
 function now(): Millis {
-  return Date.now() + (skew[0] as number)
+  return Date.now() + (options.skew[0] as number)
 }
 
 function serve(db: DatabaseSync): void {
@@ -193,81 +191,87 @@ function serve(db: DatabaseSync): void {
     return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
   }
 
-  function perform(o: StoreOperation): unknown {
-    const at = now()
-    switch (o.op) {
-      case 'put': {
-        const there = read(o.id, at)
-        if (there !== null) return { done: false, now: at, bytes: there } satisfies PutReply
-        const written = stampCopy(view(o.bytes), null, at, o.spans, false)
-        write(o.id, written)
-        return { done: true, now: at, stamp: written.stamp } satisfies PutReply
-      }
-      case 'swap': {
-        const there = read(o.id, at)
-        const condition =
-          'token' in o.condition ? { ...o.condition, token: view(o.condition.token) } : o.condition
-        if (there === null || !meets(there, condition))
-          return { done: false, now: at, bytes: there } satisfies SwapReply
-        const written = stampCopy(view(o.bytes), there, at, o.spans, o.nextFence)
-        write(o.id, written)
-        return { done: true, now: at, stamp: written.stamp } satisfies SwapReply
-      }
-      case 'get':
-        return { now: at, bytes: read(o.id, at) } satisfies GetReply
-      case 'renew':
-        return o.items.map(({ id, token, ...spans }) => {
-          const there = read(id, at)
-          if (there === null || !mayRenew(there, view(token))) return false
-          const { bytes, due, dropAt } = prolongLease(there, at, spans)
-          prolong.run(due, dropAt, bytes, service, id)
-          return true
-        })
-      case 'due':
-        return overdue.all(service, at, at, o.limit).map((row) => row['id'])
-      case 'remove': {
-        const there = read(o.id, at)
-        if (there === null || !meets(there, { version: o.version })) return false
-        erase.run(service, o.id)
+  const operations: Operations = {
+    put(id, bytes, spans) {
+      const at = now()
+      const there = read(id, at)
+      if (there !== null) return { done: false, now: at, bytes: there }
+      const written = stampCopy(view(bytes), null, at, spans, false)
+      write(id, written)
+      return { done: true, now: at, stamp: written.stamp }
+    },
+    swap(id, condition, bytes, spans, nextFence) {
+      const at = now()
+      const there = read(id, at)
+      const holds = 'token' in condition ? { ...condition, token: view(condition.token) } : condition
+      if (there === null || !meets(there, holds)) return { done: false, now: at, bytes: there }
+      const written = stampCopy(view(bytes), there, at, spans, nextFence)
+      write(id, written)
+      return { done: true, now: at, stamp: written.stamp }
+    },
+    get(id) {
+      const at = now()
+      return { now: at, bytes: read(id, at) }
+    },
+    renew(items) {
+      const at = now()
+      return items.map(({ id, token, ...spans }) => {
+        const there = read(id, at)
+        if (there === null || !mayRenew(there, view(token))) return false
+        const { bytes, due, dropAt } = prolongLease(there, at, spans)
+        prolong.run(due, dropAt, bytes, service, id)
         return true
-      }
-      case 'list':
-        // No character of an id comes after ~.
-        return selectIds
-          .all(service, o.after, o.beginning, `${o.beginning}~`, at, o.limit)
-          .map((row) => row['id'])
-      case 'unresolved':
-        return selectPlaces.all(service, o.after.due, o.after.id, at, o.limit)
-      case 'note': {
-        const history = historyOf(o.id, at)
-        if (history === null) return false
-        keepNotes.run(service, o.id, history.createdAt, noted(history.kept, o.notes, at).join('\n'))
-        return true
-      }
-      case 'notes':
-        return historyOf(o.id, at)?.kept ?? []
-      case 'throttle': {
-        const there = (selectBucket.get(service, o.bucket) as Bucket | undefined) ?? null
-        const { wait, bucket } = drawFromBucket(there, at, o.rate, o.units)
-        if (bucket === null) dropBucket.run(service, o.bucket)
-        else if (bucket !== there)
-          keepBucket.run(service, o.bucket, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
-        return wait
-      }
-      case 'ping':
-        return at
-    }
+      })
+    },
+    due(limit) {
+      const at = now()
+      return overdue.all(service, at, at, limit).map((row) => row['id'] as RecordId)
+    },
+    remove(id, version) {
+      const there = read(id, now())
+      if (there === null || !meets(there, { version })) return false
+      erase.run(service, id)
+      return true
+    },
+    list(beginning, after, limit) {
+      // No character of an id comes after ~.
+      const rows = selectIds.all(service, after, beginning, `${beginning}~`, now(), limit)
+      return rows.map((row) => row['id'] as RecordId)
+    },
+    unresolved: (after, limit) =>
+      selectPlaces.all(service, after.due, after.id, now(), limit) as unknown as Place[],
+    note(id, notes) {
+      const at = now()
+      const history = historyOf(id, at)
+      if (history === null) return false
+      keepNotes.run(service, id, history.createdAt, noted(history.kept, notes, at).join('\n'))
+      return true
+    },
+    notes: (id) => historyOf(id, now())?.kept ?? [],
+    throttle(id, rate, units) {
+      const there = (selectBucket.get(service, id) as Bucket | undefined) ?? null
+      const { wait, bucket } = drawFromBucket(there, now(), rate, units)
+      if (bucket === null) dropBucket.run(service, id)
+      else if (bucket !== there)
+        keepBucket.run(service, id, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
+      return wait
+    },
+    ping: now,
+  }
+
+  function perform({ op, args }: Request): unknown {
+    return (operations[op] as (...args: readonly unknown[]) => unknown)(...args)
   }
 
   /** Runs a batch in one transaction. Where an operation fails, each is tried alone, so that it fails no other. */
   function transact(batch: readonly Request[]): Reply[] {
-    const writes = batch.some(({ operation }) => !READS.includes(operation.op))
+    const writes = batch.some(({ op }) => !READS.includes(op))
     let began = false
     let committing = false
     try {
       db.exec(writes ? 'BEGIN IMMEDIATE' : 'BEGIN')
       began = true
-      const replies = batch.map(({ seq, operation }) => ({ seq, result: perform(operation) }))
+      const replies = batch.map((request) => ({ seq: request.seq, result: perform(request) }))
       committing = true
       db.exec('COMMIT')
       return replies

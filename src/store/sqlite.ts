@@ -1,44 +1,171 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import { Worker } from 'node:worker_threads'
-import type { Millis, RecordId, Spans } from '../core/record.ts'
+import type { Millis, RecordId } from '../core/record.ts'
 import { endsAttempt } from './codec.ts'
-import { type Place, pageOf, placeOf } from './cursor.ts'
 import { readNote } from './history.ts'
 import {
-  type Condition,
-  type GetReply,
-  type Listing,
-  type Page,
-  type PutReply,
+  type Note,
+  type Place,
+  pageOf,
+  placeOf,
   type RateLimits,
-  type RecordHistory,
-  type Renewal,
+  type Register,
   type Store,
   StoreFull,
-  type StoreTraits,
   StoreUnavailable,
-  type SwapReply,
 } from './register.ts'
-import type { Message, Reply, StoreOperation, WorkerOptions } from './sqlite-protocol.ts'
 import { Watchers } from './watchers.ts'
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
-/** Longer than any batch takes to commit; then the worker is ended by force. */
+/** Longer than any batch takes to commit; then the worker is terminated. */
 const CLOSE_TIMEOUT: Millis = 5000
 
-export interface SqliteStoreOptions {
+export interface SqliteOptions {
   /** Relative to the working directory. */
   readonly path: string
-  /** Whose records: those of other services in the file are never seen. */
+  /** Records of other services in the file are never seen. */
   readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-  /** Expired records were removed, by this process: each that has the file open removes some. */
+  /** This process removed expired records; so does every other that has the file open. */
   readonly onPruned?: ((records: number) => void) | undefined
   /** Bound of the file in pages of 4 KiB; without it the disk is the bound. */
   readonly maxPages?: number
+}
+
+export interface SqliteStore extends Store {
+  /** How far its clock is ahead of the machine's: for tests, which travel in time. */
+  skew: Millis
+}
+
+/** @throws {StoreUnavailable} that says why the file cannot be used. */
+export async function openSqliteStore(options: SqliteOptions): Promise<SqliteStore> {
+  const folder = path.dirname(path.resolve(options.path))
+  if (!existsSync(folder))
+    throw new StoreUnavailable(
+      `cannot open the store ${options.path}: the folder ${folder} does not exist`,
+      false,
+    )
+  // Stored answers are nobody else's to read. SQLite gives its other files the same mode.
+  try {
+    closeSync(openSync(options.path, 'a', 0o600))
+  } catch {
+    // The worker's own attempt says what is wrong.
+  }
+  const thread = new Thread(options)
+  await thread.start()
+  const watchers = new Watchers()
+  return {
+    name: 'sqlite',
+
+    async put(id, bytes, spans) {
+      const reply = await thread.run('put', id, unpooled(bytes), spans)
+      if (reply.done && endsAttempt(bytes)) watchers.tell(id)
+      return buffered(reply)
+    },
+
+    async swap(id, condition, bytes, spans, nextFence) {
+      const own =
+        'token' in condition ? { token: unpooled(condition.token), states: condition.states } : condition
+      const reply = await thread.run('swap', id, own, unpooled(bytes), spans, nextFence)
+      if (reply.done && endsAttempt(bytes)) watchers.tell(id)
+      return buffered(reply)
+    },
+
+    get: async (id) => buffered(await thread.run('get', id)),
+
+    renew: (items) =>
+      thread.run(
+        'renew',
+        items.map((item) => ({ ...item, token: unpooled(item.token) })),
+      ),
+
+    due: (limit) => thread.run('due', limit),
+
+    async remove(id, version) {
+      const removed = await thread.run('remove', id, version)
+      if (removed) watchers.tell(id)
+      return removed
+    },
+
+    async list(which, cursor, limit) {
+      if (which === 'unresolved') return pageOf(await thread.run('unresolved', placeOf(cursor), limit), limit)
+      if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+      const ids = await thread.run('list', which === 'all' ? '' : which.beginning, cursor ?? '', limit)
+      return { ids, next: ids[limit - 1] ?? null }
+    },
+
+    ping: () => thread.run('ping'),
+
+    history: {
+      append: (id, notes) => thread.run('note', id, notes),
+      read: async (id) => (await thread.run('notes', id)).map(readNote),
+    },
+    limits: { take: (bucket, rate, units) => thread.run('throttle', bucket, rate, units) },
+    /** Hears of what goes through this process; not of what others write to the file. */
+    watch: async (id, changed) => watchers.add(id, changed),
+    traits: async () => ({ durable: true, evicts: false, findings: [] }),
+    close: () => thread.close(),
+    set skew(ms: Millis) {
+      thread.skew[0] = ms
+    },
+  }
+}
+
+/** A message carries the whole memory under a view: a small buffer of Node's pool would take all of the pool along. */
+function unpooled(bytes: Buffer): Buffer {
+  return Buffer.from(new Uint8Array(bytes).buffer)
+}
+
+/** Messages turn buffers into plain arrays of bytes. */
+function buffered<T extends { now: Millis; bytes?: Uint8Array | null } | { done: true; now: Millis }>(
+  reply: T,
+): T {
+  if (!('bytes' in reply) || !reply.bytes) return reply
+  const { buffer, byteOffset, byteLength } = reply.bytes
+  return { ...reply, bytes: Buffer.from(buffer, byteOffset, byteLength) }
+}
+
+type Sync<T> = {
+  [K in keyof T]: T[K] extends (...args: infer A) => Promise<infer R> ? (...args: A) => R : never
+}
+
+/** What the worker runs. Each Buffer reaches the other thread as a Uint8Array. */
+export interface Operations
+  extends Sync<Pick<Register, 'put' | 'swap' | 'get' | 'renew' | 'due' | 'remove' | 'ping'>> {
+  list(beginning: string, after: string, limit: number): RecordId[]
+  unresolved(after: Place, limit: number): Place[]
+  note(id: RecordId, notes: readonly Note[]): boolean
+  notes(id: RecordId): string[]
+  throttle: Sync<RateLimits>['take']
+}
+
+export interface Request {
+  readonly seq: number
+  readonly op: keyof Operations
+  readonly args: readonly unknown[]
+}
+
+export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
+export type Reply = { readonly seq: number } & ({ readonly result: unknown } | { readonly failure: Failure })
+
+/** What the worker posts: first whether it could open the file, then replies of one transaction each, and how many rows it pruned. */
+export type Message =
+  | { readonly opened: true }
+  | { readonly failed: string }
+  | { readonly replies: readonly Reply[] }
+  | { readonly pruned: number }
+
+export interface WorkerOptions {
+  readonly file: string
+  readonly service: string
+  readonly busyMs: Millis
+  /** One number: milliseconds added to the clock. */
+  readonly skew: Float64Array
+  /** 0: unbounded. */
+  readonly maxPages: number
 }
 
 interface Pending {
@@ -47,115 +174,37 @@ interface Pending {
   readonly timer: NodeJS.Timeout
 }
 
-export class SqliteStore implements Store {
-  readonly name = 'sqlite'
-  readonly history: RecordHistory = {
-    append: (id, notes) => this.#ask({ op: 'note', id, notes }),
-    read: async (id) => (await this.#ask<string[]>({ op: 'notes', id })).map(readNote),
-  }
-  readonly limits: RateLimits = {
-    take: (bucket, rate, units) => this.#ask({ op: 'throttle', bucket, rate, units }),
-  }
-  readonly #options: SqliteStoreOptions
-  readonly #file: string
-  readonly #skew = new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT)
-  readonly #watchers = new Watchers()
+/** The worker that runs SQLite off the event loop; started anew if it dies. */
+class Thread {
+  readonly skew = new Float64Array(new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT))
+  readonly #options: SqliteOptions
   readonly #pending = new Map<number, Pending>()
   #worker: Worker | null = null
   #seq = 0
   #respawn: NodeJS.Timeout | undefined
   #closing = false
 
-  private constructor(options: SqliteStoreOptions) {
+  constructor(options: SqliteOptions) {
     this.#options = options
-    this.#file = path.resolve(options.path)
   }
 
-  /** @throws {StoreUnavailable} that says why the file cannot be used. */
-  static async open(options: SqliteStoreOptions): Promise<SqliteStore> {
-    const register = new SqliteStore(options)
-    const folder = path.dirname(register.#file)
-    if (!existsSync(folder))
-      throw new StoreUnavailable(
-        `cannot open the store ${options.path}: the folder ${folder} does not exist`,
-        false,
-      )
-    // Stored answers are nobody else's to read. SQLite gives its other files the same mode.
-    try {
-      closeSync(openSync(options.path, 'a', 0o600))
-    } catch {
-      // The worker's own attempt says what is wrong.
-    }
-    await register.#start()
-    return register
-  }
-
-  /** Milliseconds that this register's clock is ahead of the machine's. For tests, which travel in time. */
-  set skew(ms: Millis) {
-    new Float64Array(this.#skew)[0] = ms
-  }
-
-  async put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> {
-    const reply = await this.#ask<PutReply>({ op: 'put', id, bytes: unpooled(bytes), spans })
-    if (reply.done && endsAttempt(bytes)) this.#watchers.tell(id)
-    return buffered(reply)
-  }
-
-  async swap(
-    id: RecordId,
-    condition: Condition,
-    bytes: Buffer,
-    spans: Spans,
-    nextFence: boolean,
-  ): Promise<SwapReply> {
-    const own =
-      'token' in condition ? { token: unpooled(condition.token), states: condition.states } : condition
-    const operation = { op: 'swap', id, condition: own, bytes: unpooled(bytes), spans, nextFence } as const
-    const reply = await this.#ask<SwapReply>(operation)
-    if (reply.done && endsAttempt(bytes)) this.#watchers.tell(id)
-    return buffered(reply)
-  }
-
-  async get(id: RecordId): Promise<GetReply> {
-    return buffered(await this.#ask<GetReply>({ op: 'get', id }))
-  }
-
-  renew(items: readonly Renewal[]): Promise<boolean[]> {
-    return this.#ask({ op: 'renew', items: items.map((item) => ({ ...item, token: unpooled(item.token) })) })
-  }
-
-  due(limit: number): Promise<RecordId[]> {
-    return this.#ask({ op: 'due', limit })
-  }
-
-  async remove(id: RecordId, version: number): Promise<boolean> {
-    const removed = await this.#ask<boolean>({ op: 'remove', id, version })
-    if (removed) this.#watchers.tell(id)
-    return removed
-  }
-
-  async list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
-    if (which === 'unresolved') {
-      const found = await this.#ask<Place[]>({ op: 'unresolved', after: placeOf(cursor), limit })
-      return pageOf(found, limit)
-    }
-    if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
-    const beginning = which === 'all' ? '' : which.beginning
-    const ids = await this.#ask<RecordId[]>({ op: 'list', beginning, after: cursor ?? '', limit })
-    return { ids, next: ids[limit - 1] ?? null }
-  }
-
-  /** Told of what goes through this register; not of what other processes write to the file. */
-  async watch(id: RecordId, changed: () => void): Promise<() => void> {
-    return this.#watchers.add(id, changed)
-  }
-
-  ping(): Promise<Millis> {
-    return this.#ask({ op: 'ping' })
-  }
-
-  async traits(): Promise<StoreTraits> {
-    return { durable: true, evicts: false, findings: [] }
+  run<K extends keyof Operations>(
+    op: K,
+    ...args: Parameters<Operations[K]>
+  ): Promise<ReturnType<Operations[K]>> {
+    return new Promise((resolve, reject) => {
+      const { path, timeoutMs } = this.#options
+      const worker = this.#worker
+      if (worker === null || this.#closing)
+        return reject(new StoreUnavailable(`the store ${path} is not open`, false))
+      const seq = ++this.#seq
+      const timer = setTimeout(() => {
+        this.#pending.delete(seq)
+        reject(new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, true))
+      }, timeoutMs)
+      this.#pending.set(seq, { resolve: resolve as (result: unknown) => void, reject, timer })
+      worker.postMessage({ seq, op, args } satisfies Request)
+    })
   }
 
   async close(): Promise<void> {
@@ -170,30 +219,16 @@ export class SqliteStore implements Store {
     clearTimeout(force)
   }
 
-  #ask<T>(operation: StoreOperation): Promise<T> {
-    return new Promise((resolve, reject) => {
-      const worker = this.#worker
-      if (worker === null || this.#closing)
-        return reject(new StoreUnavailable(`the store ${this.#options.path} is not open`, false))
-      const seq = ++this.#seq
-      const timer = setTimeout(() => {
-        this.#pending.delete(seq)
-        reject(new StoreUnavailable(`SQLite did not answer in ${this.#options.timeoutMs} ms`, true))
-      }, this.#options.timeoutMs)
-      this.#pending.set(seq, { resolve: resolve as (result: unknown) => void, reject, timer })
-      worker.postMessage({ seq, operation })
-    })
-  }
-
   /** Resolves when the worker has opened the file. */
-  #start(): Promise<void> {
+  start(): Promise<void> {
+    const { path: name, service, timeoutMs, maxPages = 0, onPruned } = this.#options
     const options: WorkerOptions = {
-      file: this.#file,
+      file: path.resolve(name),
+      service,
       // Shorter than the timeout, so that a file locked by another process is an honest "not applied".
-      service: this.#options.service,
-      busyMs: Math.floor(this.#options.timeoutMs / 2),
-      skew: this.#skew,
-      maxPages: this.#options.maxPages ?? 0,
+      busyMs: Math.floor(timeoutMs / 2),
+      skew: this.skew,
+      maxPages,
     }
     // Emitted JavaScript beside emitted JavaScript, TypeScript beside TypeScript.
     const extension = import.meta.url.slice(-2)
@@ -206,7 +241,7 @@ export class SqliteStore implements Store {
       let why = 'its thread ended'
       worker.on('message', (message: Message) => {
         if ('replies' in message) return message.replies.forEach((reply) => this.#settle(reply))
-        if ('pruned' in message) return this.#options.onPruned?.(message.pruned)
+        if ('pruned' in message) return onPruned?.(message.pruned)
         if ('failed' in message) {
           why = message.failed
           return
@@ -219,7 +254,7 @@ export class SqliteStore implements Store {
         why = (error as Error).message
       })
       worker.on('exit', () => {
-        reject(new StoreUnavailable(`cannot open the store ${this.#options.path}: ${why}`, false))
+        reject(new StoreUnavailable(`cannot open the store ${name}: ${why}`, false))
         if (this.#worker === worker) this.#lost(why)
       })
     })
@@ -239,7 +274,7 @@ export class SqliteStore implements Store {
 
   #restart(wait: Millis): void {
     this.#respawn = setTimeout(() => {
-      this.#start().then(
+      this.start().then(
         () => this.#options.onEvent('connected', this.#options.path),
         (error: Error) => {
           this.#options.onEvent('error', error.message)
@@ -260,16 +295,23 @@ export class SqliteStore implements Store {
   }
 }
 
-/** A message carries the whole memory under a view: a small buffer of Node's pool would take all of the pool along. */
-function unpooled(bytes: Buffer): Buffer {
-  return Buffer.from(new Uint8Array(bytes).buffer)
+export const BUSY = 5
+const READONLY = 8
+const FULL = 13
+
+/** What the operations of a failed transaction answer. */
+export function failureOf(error: unknown, committing: boolean): Failure {
+  const code = codeOf(error)
+  const full = code === FULL || code === READONLY
+  return {
+    message: `SQLite: ${(error as Error).message}`,
+    full,
+    // A COMMIT that fails for any other reason than room or a lock may have reached the disk.
+    maybeApplied: committing && !full && code !== BUSY,
+  }
 }
 
-/** Messages turn buffers into plain arrays of bytes. */
-function buffered<T extends { now: Millis; bytes?: Uint8Array | null } | { done: true; now: Millis }>(
-  reply: T,
-): T {
-  if (!('bytes' in reply) || !reply.bytes) return reply
-  const { buffer, byteOffset, byteLength } = reply.bytes
-  return { ...reply, bytes: Buffer.from(buffer, byteOffset, byteLength) }
+/** SQLite's primary result code. */
+export function codeOf(error: unknown): number {
+  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
 }

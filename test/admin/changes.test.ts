@@ -5,7 +5,7 @@ import { RecordLookup } from '../../src/admin/lookup.ts'
 import type { OwnAttempts } from '../../src/admin/ports.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Register, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { load, UPSTREAM } from '../config/support.ts'
@@ -15,7 +15,7 @@ import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
 
 async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<OwnAttempts> = {}) {
-  const register = new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   const between = Object.assign(Object.create(register) as Store, {
     name: 'memory',
     swap: async (...args: Parameters<Register['swap']>) => {

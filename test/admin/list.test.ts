@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { AdminPorts } from '../../src/admin/ports.ts'
 import { list } from '../../src/admin/records.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Page } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS } from '../store/fixtures.ts'
@@ -26,7 +26,7 @@ async function page(asked: Asked, query: Record<string, string>): Promise<Listed
 }
 
 void t.test('few that fit among many: page after page finds each of them once', async (t) => {
-  const register = new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   for (let n = 0; n < 12_000; n++)
     await register.put(
       newId(),

@@ -10,7 +10,7 @@ import type { Verification } from '../../src/core/reconcile/verify.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { bytesOf, HOUR, newId, newToken } from '../store/fixtures.ts'
@@ -20,7 +20,7 @@ const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
 
 async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?: Recheck) {
   const at = { now: 1_795_000_000_000 }
-  const register = new MemoryStore({ clock: () => at.now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => at.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
   const api = new AdminApi(
     {

@@ -10,7 +10,7 @@ import { RecordLookup } from '../../src/admin/lookup.ts'
 import { type AdminAccess, adminServer, type Health, opsServer } from '../../src/http/admin.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { proxyBefore } from '../support/exchange.ts'
@@ -37,7 +37,7 @@ class Fake implements Health {
 /** The API on a store without records. */
 async function door(token: string): Promise<AdminAccess> {
   const config = load(UPSTREAM)
-  const store = new MemoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
+  const store = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   const api = new AdminApi(
     {
       config,

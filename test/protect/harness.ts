@@ -26,7 +26,7 @@ import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 import type { Operation } from '../../src/store/around.ts'
 import { decodeRecord, readStamps } from '../../src/store/codec.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
@@ -151,7 +151,7 @@ export class Store {
   readonly ids = new Set<RecordId>()
   /** Owner tokens (hex) of writes that were applied. */
   readonly wrote: string[] = []
-  readonly inner = new MemoryStore({ clock: () => this.now, maxBytes: MEMORY_BYTES })
+  readonly inner = memoryStore({ clock: () => this.now, maxBytes: MEMORY_BYTES })
   readonly #late: (() => Promise<unknown>)[] = []
 
   /** The same store as one process sees it. */

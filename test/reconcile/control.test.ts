@@ -2,7 +2,7 @@ import t from 'tap'
 import type { ReconcilePolicy } from '../../src/core/policy.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Control } from '../../src/reconcile/control.ts'
-import { MemoryStore } from '../../src/store/memory.ts'
+import { memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { UPSTREAM } from '../protect/harness.ts'
@@ -17,7 +17,7 @@ const MISTYPED: ReconcilePolicy = {
 
 /** A store, an upstream that knows the keys of `knows`, and a control of a process that has just begun. */
 function begun() {
-  const store = new MemoryStore({ clock: () => 1_000_000, maxBytes: 1e7 })
+  const store = memoryStore({ clock: () => 1_000_000, maxBytes: 1e7 })
   const records = new Records(store)
   const self = {
     records,

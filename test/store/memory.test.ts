@@ -1,14 +1,14 @@
 import fc from 'fast-check'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
-import { SMALL_RECORD } from '../../src/store/stamps.ts'
+import { SMALL_RECORD } from '../../src/store/codec.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, newId, newToken, response, SPANS } from './fixtures.ts'
 
 registerContract(t, 'memory', async () => {
   let now = 1_795_000_000_000
-  const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
   return {
     register,
     peer: register,
@@ -21,7 +21,7 @@ registerContract(t, 'memory', async () => {
 
 void t.test('T01 a record is there up to the last millisecond', async (t) => {
   let now = 1000
-  const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
   const id = newId()
   await register.put(id, bytesOf('unknown', newToken()), { dueIn: 10, dropIn: 100 })
   now = 1009
@@ -38,7 +38,7 @@ void t.test('it tells how many expired records it has removed', async (t) => {
   let now = 1000
   const told: number[] = []
   const onPruned = (records: number): void => void told.push(records)
-  const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
   for (const dropIn of [10, 10, 20])
     await register.put(newId(), bytesOf('completed', newToken()), { dueIn: 1, dropIn })
   await register.get(newId())
@@ -55,7 +55,7 @@ void t.test(
   'a full store refuses new records, evicts nothing, and takes up again when something expires',
   async (t) => {
     let now = 1000
-    const register = new MemoryStore({ clock: () => now, maxBytes: 64 * 1024 })
+    const register = memoryStore({ clock: () => now, maxBytes: 64 * 1024 })
     const token = newToken()
     const ids: RecordId[] = []
     for (;;) {
@@ -82,7 +82,7 @@ void t.test(
   async (t) => {
     const token = newToken()
     const room = bytesOf('in_progress', token).length + 600
-    const register = new MemoryStore({ clock: () => 1000, maxBytes: room })
+    const register = memoryStore({ clock: () => 1000, maxBytes: room })
     const id = newId()
     await register.put(id, bytesOf('in_progress', token), SPANS)
     const own = { token, states: ['in_progress', 'completed'] } as const
@@ -97,7 +97,7 @@ void t.test(
 
 void t.test('expiry and due order hold over many records in any order', async (t) => {
   let now = 0
-  const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
   const spans = Array.from({ length: 300 }, (_, n) => ({
     dueIn: 1 + ((n * 7919) % 1000),
     dropIn: 2000 + ((n * 104729) % 1000),
@@ -131,7 +131,7 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
   await fc.assert(
     fc.asyncProperty(anyRate, fc.array(step, { maxLength: 100 }), async (rate, steps) => {
       let now = 1_795_000_000_000
-      const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+      const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
       const [count, per] = [BigInt(rate.count), BigInt(rate.per)]
       // Units that are there, times `per`.
       let filled = count * per
@@ -157,7 +157,7 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
 
 void t.test('buckets are bounded like records, and gone when they are full again', async (t) => {
   let now = 1000
-  const register = new MemoryStore({ clock: () => now, maxBytes: 64 * 1024 })
+  const register = memoryStore({ clock: () => now, maxBytes: 64 * 1024 })
   const rate = { count: 10, per: 10_000 }
   const take = () => register.limits.take(newId(), rate, 1)
   for (let n = 0; n < 10_000; n++) {
@@ -191,7 +191,7 @@ void t.test(
   'histories count among what the store may hold, and are given up with their record',
   async (t) => {
     const room = bytesOf('in_progress', newToken()).length + 600
-    const register = new MemoryStore({ clock: () => 1000, maxBytes: room })
+    const register = memoryStore({ clock: () => 1000, maxBytes: room })
     const id = newId()
     await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x'.repeat(20) }

@@ -1,9 +1,9 @@
 import { join } from 'node:path'
 import fc from 'fast-check'
 import t from 'tap'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
-import { RedisStore } from '../../src/store/redis.ts'
-import { SqliteStore } from '../../src/store/sqlite.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { openSqliteStore } from '../../src/store/sqlite.ts'
 import { RedisServer } from '../support/redis.ts'
 import type { Harness } from './contract.ts'
 import { tempDir } from './fixtures.ts'
@@ -28,7 +28,7 @@ for (const start of [[], ['claim']] satisfies Event[][])
 
 function memory(): Harness {
   let now = 1_795_000_000_000
-  const register = new MemoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
   return {
     register,
     peer: register,
@@ -44,7 +44,7 @@ const onEvent = () => {}
 
 void t.test('sqlite: generated sequences end as the contract says', async (t) => {
   using dir = tempDir()
-  const register = await SqliteStore.open({
+  const register = await openSqliteStore({
     path: join(dir.path, 'r.db'),
     service: 'pay',
     timeoutMs: 10_000,
@@ -70,7 +70,7 @@ void t.test('sqlite: generated sequences end as the contract says', async (t) =>
 void t.test('redis: generated sequences end as the contract says', async (t) => {
   await using server = await RedisServer.start()
   let skew = 0
-  const register = await RedisStore.open({
+  const register = await openRedisStore({
     url: server.url,
     service: 'pay',
     timeoutMs: 10_000,

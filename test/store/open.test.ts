@@ -31,6 +31,7 @@ void t.test('each scheme opens its store', async (t) => {
     await store.close()
   }
   t.equal(nameOf('rediss://h/0'), 'redis')
+  t.equal(nameOf('mysql://x'), 'mysql', 'even of none that there is')
 })
 
 void t.test('an unknown scheme is refused', async (t) => {

@@ -1,13 +1,13 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { MEMORY_BYTES, MemoryStore } from '../../src/store/memory.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
-import type { PutReply } from '../../src/store/register.ts'
+import type { PutReply, Store } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 function setup() {
   const clock = { now: 1_795_000_000_000 }
-  const register = new MemoryStore({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
+  const register = memoryStore({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
   return { clock, register, records: new Records(register) }
 }
 
@@ -100,7 +100,7 @@ void t.test('settle: what appears between its two steps', async (t) => {
     return new Records(
       Object.assign(Object.create(register), {
         swap: register.swap.bind(register),
-        async put(...[to, own, spans]: Parameters<MemoryStore['put']>): Promise<PutReply> {
+        async put(...[to, own, spans]: Parameters<Store['put']>): Promise<PutReply> {
           if (!raced && bytes !== null) await register.put(id, bytes, spans)
           raced = true
           return register.put(to, own, spans)

@@ -5,11 +5,9 @@ import { getCACertificates, setDefaultCACertificates } from 'node:tls'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
-import { RedisStore } from '../../src/store/redis.ts'
-import { addressOf } from '../../src/store/redis-connection.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
-import { storeError, traitsOf } from '../../src/store/redis-replies.ts'
-import { StoreUnavailable } from '../../src/store/register.ts'
+import { openRedisStore, RedisKeys, traitsOf } from '../../src/store/redis.ts'
+import { addressOf, storeError } from '../../src/store/redis-client.ts'
+import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
@@ -25,12 +23,12 @@ const claim = () => bytesOf('in_progress', newToken())
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await RedisStore.open({ url, service: 'pay', timeoutMs, onEvent })
+  const register = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
   t.teardown(() => register.close())
   return { register, events }
 }
 
-const answers = (register: RedisStore) => () =>
+const answers = (register: Store) => () =>
   register.ping().then(
     () => true,
     () => false,
@@ -295,7 +293,7 @@ void t.test('what a URL says', async (t) => {
 })
 
 void t.test('close ends without Redis, too', async (t) => {
-  const down = await RedisStore.open({
+  const down = await openRedisStore({
     url: `redis://127.0.0.1:${await freePort()}`,
     service: 'pay',
     timeoutMs: FAST,
@@ -304,7 +302,7 @@ void t.test('close ends without Redis, too', async (t) => {
   await down.close()
   await t.rejects(down.ping(), NOT_APPLIED)
   await using server = await RedisServer.start()
-  const hanging = await RedisStore.open({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent() {} })
+  const hanging = await openRedisStore({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent() {} })
   server.pause()
   const pending = t.rejects(hanging.ping(), APPLIED)
   await hanging.close()

@@ -2,8 +2,8 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { RedisStore } from '../../src/store/redis.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
+import type { Store } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 
@@ -15,20 +15,20 @@ const PATIENT: Millis = 10_000
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await RedisStore.open({ url, service: 'pay', timeoutMs, onEvent })
+  const register = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
   t.teardown(() => register.close())
   return { register, events }
 }
 
 /** A watcher that counts. */
-async function watch(register: RedisStore, id: RecordId) {
+async function watch(register: Store, id: RecordId) {
   const watcher = { told: 0, stop: () => {} }
   watcher.stop = await register.watch(id, () => void watcher.told++)
   return watcher
 }
 
 /** An end of an attempt, as another replica writes it. */
-async function end(register: RedisStore, id: RecordId): Promise<void> {
+async function end(register: Store, id: RecordId): Promise<void> {
   const { bytes } = await register.get(id)
   const write = bytesOf('unknown', newToken())
   const reply =
@@ -38,7 +38,7 @@ async function end(register: RedisStore, id: RecordId): Promise<void> {
   if (!reply.done) throw new Error('not written')
 }
 
-const answers = (register: RedisStore) => () =>
+const answers = (register: Store) => () =>
   register.ping().then(
     () => true,
     () => false,

@@ -1,6 +1,5 @@
 import t from 'tap'
-import { RedisStore } from '../../src/store/redis.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
@@ -10,7 +9,7 @@ t.teardown(() => server[Symbol.asyncDispose]())
 let skew = 0
 const KEYS = new RedisKeys('pay')
 const open = (service = 'pay') =>
-  RedisStore.open({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
+  openRedisStore({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
 
 registerContract(t, 'redis', async () => {
   const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])

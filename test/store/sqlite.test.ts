@@ -7,22 +7,21 @@ import type { Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { SqliteStore, type SqliteStoreOptions } from '../../src/store/sqlite.ts'
-import { failureOf } from '../../src/store/sqlite-protocol.ts'
+import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
 const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
 
-function open(path: string, over: Partial<SqliteStoreOptions> = {}): Promise<SqliteStore> {
-  return SqliteStore.open({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
+function open(path: string, over: Partial<SqliteOptions> = {}): Promise<SqliteStore> {
+  return openSqliteStore({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
 }
 
 const workers: Worker[] = []
 process.on('worker', (worker) => void workers.push(worker))
 
 /** A register on a file of its own, both gone when the test ends. */
-async function opened(t: Test, over: Partial<SqliteStoreOptions> = {}) {
+async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
   const dir = tempDir()
   const file = join(dir.path, 'records.db')
   const register = await open(file, over)
@@ -99,8 +98,8 @@ void t.test('two processes on one file: exactly one claims', async (t) => {
 
 function program(body: string, file: string, uid?: number) {
   const source = `
-    import { SqliteStore } from '${MODULE}'
-    const register = await SqliteStore.open({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
+    import { openSqliteStore } from '${MODULE}'
+    const register = await openSqliteStore({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
     ${body}`
   const process_ = spawn(process.execPath, ['--input-type=module', '-e', source], {
     stdio: ['ignore', 'pipe', 'pipe'],
