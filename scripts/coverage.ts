@@ -1,4 +1,4 @@
-/** After `tap`: what decides correctness is covered whole (core, the walk, the stores); the rest is told. */
+/** After the covered tier of `npm test`: what decides correctness must be covered whole; the rest is printed. */
 import { readFileSync } from 'node:fs'
 import { relative } from 'node:path'
 
@@ -27,7 +27,7 @@ for (const [path, measures] of Object.entries(summary)) {
 }
 const total = MEASURES.map((measure) => `${measure} ${summary.total?.[measure].pct} %`).join(', ')
 process.stdout.write(
-  `coverage: ${seen - failed} of ${seen} files of core, guard and store whole; all of src: ${total}\n`,
+  `coverage: ${seen - failed} of ${seen} files of core, protect, runtime, shadow and store whole; all of src: ${total}\n`,
 )
 if (seen < 20) throw new Error(`only ${seen} of these files were seen: the report is not of the whole suite`)
 if (failed > 0) process.exitCode = 1

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { freePort } from './redis.ts'
 
-/** Why the tests that need Prometheus are skipped, or false: it is there. `npm test` installs it where it may. */
+/** Why the tests that need Prometheus are skipped, or false: it is there. `npm run verify` installs it where it may. */
 export const WITHOUT: string | false = ['prometheus', 'promtool'].every(
   (program) => spawnSync(program, ['--version']).status === 0,
 )

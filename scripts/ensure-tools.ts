@@ -1,10 +1,8 @@
 /**
- * `npm test` runs this first. The tests start servers of their own, so they need two programs that npm does not
- * bring: `redis-server` (7 or newer) and `openssl` (certificates for the TLS tests). What is missing is installed
- * where that is possible without asking anybody: as root, with apt-get. Elsewhere one sentence says what to do.
- * The tests find Redis as `redis-server` on the PATH, or as what REDIS_SERVER names. Those of the operators' page look for
- * Chromium at `/usr/bin/chromium`, or where CHROMIUM says; those of the dashboards and alerts for `prometheus` and `promtool` on
- * the PATH. Without them they are skipped, and nothing fails.
+ * `npm test` and `npm run verify` run this first. The tests start servers of their own, so they need two programs that npm does not
+ * bring: `redis-server` (7 or later) and `openssl` (certificates for the TLS tests). `verify` also uses Chromium for the operators'
+ * page, and `prometheus` and `promtool` for dashboards and alerts; without them it skips those tests. As root, with apt-get, this
+ * installs what is missing; elsewhere one sentence says what to do. REDIS_SERVER and CHROMIUM name binaries elsewhere.
  */
 import { spawnSync } from 'node:child_process'
 import { existsSync, rmSync, writeFileSync } from 'node:fs'
@@ -16,11 +14,13 @@ const POLICY = '/usr/sbin/policy-rc.d'
 interface Need {
   readonly name: string
   readonly debian: string
-  /** Tests go without it, and say so. */
+  /** For `verify` alone, which skips what needs it. */
   readonly optional?: true
   /** Null where it is there and good; else what was found. */
   missing(): string | null
 }
+
+const verify = process.argv[2] === 'verify'
 
 const needs: readonly Need[] = [
   {
@@ -69,6 +69,7 @@ function output(command: string, args: readonly string[]): string | null {
 
 function find(): { need: Need; found: string }[] {
   return needs.flatMap((need) => {
+    if (need.optional && !verify) return []
     const found = need.missing()
     return found === null ? [] : [{ need, found }]
   })
