@@ -42,6 +42,6 @@ else if (tier === 'verify') run('tap', '--disable-coverage', ...VERIFY)
 else {
   run('tap', ...covered())
   run(process.execPath, 'scripts/coverage.ts')
-  run('tap', '--disable-coverage', '--jobs=4', ...END_TO_END)
+  run('tap', '--disable-coverage', '--jobs=3', ...END_TO_END)
 }
 process.exitCode = failed ? 1 : 0
