@@ -1,4 +1,74 @@
-/** Writes docs/configuration.md from the schema: `node scripts/docs.ts > docs/configuration.md`. A test holds them equal. */
-import { configurationDoc } from '../test/support/configuration-doc.ts'
+import { readFileSync, writeFileSync } from 'node:fs'
+import { ruleOf } from '../src/config/diff.ts'
+import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
+import { helpOf, type Reload, type Row, type Rows } from '../src/config/rows.ts'
 
-process.stdout.write(configurationDoc())
+/** Generated tables stand between `<!-- table: NAME -->` and `<!-- end -->`. A test holds them equal to the rows. */
+const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
+if (import.meta.main) writeFileSync(CONFIGURATION, withTables(readFileSync(CONFIGURATION, 'utf8')))
+
+export function withTables(text: string): string {
+  const { defaults: _d, routes: _r, ...file } = PROPERTIES
+  const { name, match } = ROUTE
+  const tables: Readonly<Record<string, readonly string[]>> = {
+    file: [...linesOf(file), ...linesOf({ name, match }, 'routes[].')],
+    policy: linesOf(POLICY),
+  }
+  return text.replaceAll(
+    /(?<=<!-- table: (\w+) -->\n).*?(?=<!-- end -->)/gs,
+    (_, table: string) =>
+      `\n| property | default | on reload | meaning |\n|---|---|---|---|\n${tables[table]?.join('\n')}\n\n`,
+  )
+}
+
+function linesOf(rows: Rows, base = ''): string[] {
+  return Object.entries(rows).flatMap(([name, row]) => {
+    const path = base + name
+    if (row.group === undefined) return [line(path, row)]
+    // A mapping that a word turns off.
+    const own = row.byDefault === undefined || typeof row.byDefault === 'symbol' ? [] : [line(path, row)]
+    return [...own, ...linesOf(row.group, `${path}.`)]
+  })
+}
+
+function line(path: string, row: Row): string {
+  const { byDefault, scalar } = row
+  const plain =
+    byDefault == null || typeof byDefault === 'symbol' || isByProfile(byDefault) ? undefined : byDefault
+  const shown = plain === undefined ? '' : `\`${typeof plain === 'string' ? plain : JSON.stringify(plain)}\``
+  const choices = typeof scalar === 'object' ? ` One of ${scalar.map((one) => `\`${one}\``).join(', ')}.` : ''
+  const meaning = `${helpOf(row)}${choices}`.replaceAll('|', '\\|')
+  return `| \`${path}\` | ${shown} | ${effects(ruleOf(row)).join(' or ')} | ${meaning} |`
+}
+
+function isByProfile(byDefault: unknown): boolean {
+  return typeof byDefault === 'object' && byDefault !== null && 'standard' in byDefault
+}
+
+function effects(rule: Reload): string[] {
+  if (typeof rule === 'string') return [rule]
+  return rule.effect === 'restart' ? ['restart', 'identifies'] : ['live', 'identifies']
+}
+
+/** What a reload refuses, at least sometimes; a mapping whose properties all have the same effect stands for them. */
+export function notLive(
+  rows: Rows = { ...ROUTE, ...PROPERTIES },
+  base = '',
+): [path: string, effect: string][] {
+  return Object.entries(rows).flatMap(([name, row]) => {
+    const path = base + name
+    if (path === 'defaults' || path === 'routes') return []
+    const all = leaves(row).map(effectOf)
+    if (all.every((effect) => effect === all[0])) return all[0] === 'live' ? [] : [[path, all[0] as string]]
+    return notLive(row.group, `${path}.`)
+  })
+}
+
+function leaves(row: Row): Row[] {
+  return row.group === undefined || row.whole ? [row] : Object.values(row.group).flatMap(leaves)
+}
+
+function effectOf(row: Row): string {
+  const rule = ruleOf(row)
+  return typeof rule === 'string' ? rule : rule.effect
+}

@@ -1,9 +1,7 @@
-import { changeLine } from './admin/effective.ts'
 import type { Parts } from './compose.ts'
 import type { Config } from './config/config.ts'
-import { type Change, changesBetween } from './config/config-diff.ts'
+import { type Change, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'
-import { orphanedBy } from './config/orphans.ts'
 
 /** Changes of one reload that are logged: a new file may differ in every line. */
 const MOST_LOGGED = 100

@@ -63,7 +63,6 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   admin: [
     'protect',
     ...PORTS,
-    'config/config-diff.ts',
     'config/config.ts',
     'config/units.ts',
     'config/written.ts',
@@ -85,7 +84,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'config/config.ts',
   ],
   // What was read anew, compared with what is in force.
-  reload: ['compose', 'admin', 'config'],
+  reload: ['compose', 'config'],
   drain: ['compose', 'http', 'protect'],
   main: ['compose', 'drain', 'reload', 'http', 'config', 'observe', 'version'],
   compose: [

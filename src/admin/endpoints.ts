@@ -1,7 +1,7 @@
+import { effective } from '../config/written.ts'
 import { ID_BEGINNING } from '../core/record.ts'
 import { type AdminAnswer, ok, type ProblemCode } from './answers.ts'
 import { drain, remove, reportOutcome, resolve } from './changes.ts'
-import { effective } from './effective.ts'
 import type { AdminPorts, AdminRequest } from './ports.ts'
 import { list, lookUp, show } from './records.ts'
 import { report } from './report.ts'

@@ -1,8 +1,6 @@
-import { changeLine } from '../admin/effective.ts'
 import type { Config } from '../config/config.ts'
-import { type Change, changesBetween } from '../config/config-diff.ts'
-import { orphanedBy } from '../config/orphans.ts'
-import type { ReloadRule } from '../config/reload-rules.ts'
+import { type Change, changeLine, changesBetween, orphanedBy } from '../config/diff.ts'
+import type { ReloadRule } from '../config/rows.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
 

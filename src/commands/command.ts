@@ -1,5 +1,5 @@
 import { parseArgs } from 'node:util'
-import { didYouMean } from '../config/did-you-mean.ts'
+import { didYouMean } from '../config/read.ts'
 import { RECORD_ID } from '../core/record.ts'
 
 /** Exit codes (contract §11). A finding is also what was asked for and could not be done. */

@@ -1,5 +1,5 @@
 import { formatConfigError } from '../config/errors.ts'
-import { parseUpstreamUrl } from '../config/urls.ts'
+import { upstreamUrl } from '../config/urls.ts'
 import { draftOf, draftText } from '../describe/openapi/draft.ts'
 import { operationsOf, type Remark } from '../describe/openapi/operations.ts'
 import { overlayOf } from '../describe/openapi/overlay.ts'
@@ -40,7 +40,7 @@ export const routes: Command = {
 
 function draft(file: string, args: Args, io: Io): number {
   if (args.has('config')) return usage(io, 'routes from takes no --config')
-  const upstream = parseUpstreamUrl(args.text('upstream') ?? 'http://127.0.0.1:3000')
+  const upstream = upstreamUrl.parse(args.text('upstream') ?? 'http://127.0.0.1:3000')
   if (!upstream.ok) return usage(io, `--upstream: ${upstream.message}`)
   const description = read(file, io)
   if (description === null) return FINDING

@@ -1,4 +1,5 @@
-import { publishedSchema } from '../config/schema.ts'
+import { FILE } from '../config/properties.ts'
+import { jsonSchema } from '../config/rows.ts'
 import { type Command, FINE, usage } from './command.ts'
 
 export const schema: Command = {
@@ -8,7 +9,7 @@ export const schema: Command = {
   options: {},
   run: (args, io) => {
     if (args.positionals.length > 0) return usage(io, `unexpected argument "${args.positionals[0]}"`)
-    io.out(publishedSchema())
+    io.out(jsonSchema(FILE))
     return FINE
   },
 }

@@ -1,18 +1,37 @@
-import { isMap, isScalar, LineCounter, parseDocument } from 'yaml'
-import type { RouteMatch } from '../core/policy.ts'
-import { checkListeners, checkPolicy, checkRoutes, checkStrictCaller } from './check.ts'
-import { checkOwnPaths, checkUses } from './check-uses.ts'
+import type {
+  Action,
+  AuthorizeReplayPolicy,
+  OutcomeTable,
+  Profile,
+  RouteMatch,
+  RoutePolicy,
+} from '../core/policy.ts'
+import type { Millis } from '../core/record.ts'
+import {
+  checkListeners,
+  checkOwnPaths,
+  checkPolicy,
+  checkRoutes,
+  checkService,
+  checkStrictCaller,
+  checkUpstream,
+  checkUses,
+} from './check.ts'
 import type { Config, IssuerConfig } from './config.ts'
-import type { Environment } from './env.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { checkPem, readKeyText, readSecret, readToken } from './files.ts'
-import { checkUpstreamAddress } from './own-address.ts'
-import { readNode, readText, shapeOf } from './read.ts'
-import { checkReconcile } from './reconcile.ts'
-import { explicit, fillFile, resolvePolicy } from './resolve.ts'
-import { type FileConfig, fileSchema } from './schema.ts'
-import { METHODS, type PolicyConfig } from './schema-policy.ts'
-import { isSharedStore } from './urls.ts'
+import { readKeyText, readSecret, readToken } from './files.ts'
+import {
+  FILE,
+  type FileConfig,
+  type FilledFile,
+  type FilledPolicy,
+  METHODS,
+  POLICY,
+  type PolicyConfig,
+} from './properties.ts'
+import { type Environment, readYaml } from './read.ts'
+import { checkReconcile, reconcilePolicy } from './reconcile.ts'
+import { defaultsOf, group, memberOf, overlay, type Row, scalarOf } from './rows.ts'
 import { type Effective, warningsOf } from './warnings.ts'
 
 /** Bytes. Record ids are only kept from being guessed; */
@@ -41,96 +60,58 @@ export type Loaded =
 
 export { type ConfigError, formatConfigError }
 
-/** Reads, resolves and checks a configuration. Errors are all told at once, in the order of the file. */
-export function loadConfig(input: Input): Loaded {
-  const findings = new Findings(input.file ?? '')
+/** Reads, resolves and checks a configuration. All errors are reported at once, in the order of the file. */
+export function loadConfig({ file: name = '', text, env, flags }: Input): Loaded {
+  const findings = new Findings(name)
   const spelled = new Map<string, string>()
-  const file = readYaml(input, findings, spelled)
+  const file = readYaml(name, text, env, findings, spelled)
   if (file === null) return { ok: false, errors: findings.sorted() }
-  const config = { ...resolve(withFlags(file, input.flags, findings), findings), spelled }
+  const config = { ...resolve(withFlags(file, flags, findings), findings), spelled }
   const errors = findings.sorted()
   return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
 }
 
-/** `null`: no YAML, so that nothing else can be said about it. */
-function readYaml(
-  { file = '', text, env }: Input,
-  findings: Findings,
-  spelled: Map<string, string>,
-): FileConfig | null {
-  const lines = new LineCounter()
-  const document = parseDocument(text, {
-    lineCounter: lines,
-    merge: true,
-    uniqueKeys: false,
-    prettyErrors: false,
-    version: '1.2',
-  })
-  const broken = [...document.errors, ...document.warnings]
-  for (const { code, message, pos } of broken) {
-    const { line, col } = lines.linePos(pos[0])
-    const what =
-      code === 'MULTIPLE_DOCS'
-        ? 'found a second document; allowed: one'
-        : `found invalid YAML: ${message}; allowed: YAML 1.2`
-    // The commonest slip of all: a brace begins a mapping there.
-    const hint = text[pos[0] - 1] === '$' ? ', and quotes around ${NAME} within { } and [ ]' : ''
-    findings.add('', `${what}${hint}`, { file, line, column: col })
-  }
-  if (broken.length > 0) return null
-  const { contents } = document
-  if (contents === null || (isScalar(contents) && contents.value === null)) return {}
-  const read = readNode({ file, document, lines, env, findings, spelled }, shapeOf(fileSchema), contents, '')
-  return isMap(contents) ? (read as FileConfig) : null
-}
+const FLAGS = { upstream: 'upstream.url', listen: 'listen', store: 'store.url', service: 'service' } as const
 
 function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings): FileConfig {
-  const read = (
-    flag: keyof Input['flags'],
-    path: string,
-    scalar: 'upstreamUrl' | 'address' | 'storeUrl' | 'serviceName',
-  ): unknown => {
-    const text = flags[flag]
-    if (text === undefined) return undefined
+  let result: unknown = file
+  for (const flag of Object.keys(FLAGS) as (keyof typeof FLAGS)[]) {
+    const path = FLAGS[flag]
+    const names = path.split('.')
+    const row = names.reduce<Row | undefined>(memberOf, FILE)
+    const read = flags[flag] === undefined || row === undefined ? null : scalarOf(row)?.parse(flags[flag])
+    if (read == null) continue
     findings.note(path, { file: `--${flag}`, line: 0, column: 0 })
-    return readText(findings, scalar, text, path)
+    if (!read.ok) findings.add(path, read.message)
+    else
+      result = overlay(
+        result,
+        names.reduceRight<unknown>((inner, name) => ({ [name]: inner }), read.value),
+      )
   }
-  const upstream = read('upstream', 'upstream.url', 'upstreamUrl') as string | undefined
-  const listen = read('listen', 'listen', 'address') as FileConfig['listen']
-  const store = read('store', 'store.url', 'storeUrl') as string | undefined
-  const service = read('service', 'service', 'serviceName') as string | undefined
-  return {
-    ...file,
-    ...(service === undefined ? {} : { service }),
-    ...(upstream === undefined ? {} : { upstream: { ...file.upstream, url: upstream } }),
-    ...(listen === undefined ? {} : { listen }),
-    ...(store === undefined ? {} : { store: { ...file.store, url: store } }),
-  }
+  return result as FileConfig
 }
 
 function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> {
-  const { listen, admin, ops, upstream, store, status, drain, unmatched, ...rest } = fillFile(file)
+  const { defaults: _, ...filled } = overlay(defaultsOf(FILE.group ?? {}), file, FILE) as FilledFile
+  const { listen, ops, status, unmatched, wellKnown } = filled
+  const { secretFile, ...ownStore } = filled.store
+  const { tokenFile, ...ownAdmin } = filled.admin
   // A bound of routes: what the top says is what they start from.
-  const { newKeys: _, ...limits } = rest.limits
+  const { newKeys: _n, ...limits } = filled.limits
+  const secret = secretFile && readSecret(findings, 'store.secretFile', secretFile, MIN_SECRET)
   const common = {
-    upstream: upstreamOf({ ...upstream, url: file.upstream?.url ?? '' }, file.upstream?.tls ?? {}, findings),
-    store: {
-      url: store.url,
-      timeout: store.timeout,
-      secret: named(file.store?.secretFile, (name) =>
-        readSecret(findings, 'store.secretFile', name, MIN_SECRET),
-      ),
-      spool: store.spool,
-      acceptRisk: store.acceptRisk,
-    },
+    upstream: { ...filled.upstream, url: filled.upstream.url ?? '' },
+    store: { ...ownStore, secret: secret || null },
     limits,
-    issuer: file.issuer === undefined ? null : issuerOf(rest.issuer, file.issuer.secretFile, findings),
+    issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
   }
-  checkService(findings, store.url)
-  const token = named(file.admin?.tokenFile, (name) => readToken(findings, 'admin.tokenFile', name))
-  const listeners = { listen, admin: { listen: admin.listen, token, hosts: admin.hosts }, ops }
+  const { upstream } = common
+  const token = tokenFile === null ? null : readToken(findings, 'admin.tokenFile', tokenFile)
+  const listeners = { listen, admin: { ...ownAdmin, token }, ops }
+  checkService(findings, common.store.url)
   checkListeners(findings, listeners)
-  checkUpstreamAddress(findings, { ...listeners, upstream: common.upstream })
+  checkUpstream(findings, upstream, listeners)
 
   const effective = (
     base: string,
@@ -140,15 +121,14 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   ): Effective => {
     const policy = resolvePolicy({ name, match }, layers, file.limits, upstream.timeout)
     const written = explicit(layers)
-    checkPolicy(findings, base, policy, common)
     const decides = base !== 'defaults' || unmatched === 'protect'
+    checkPolicy(findings, base, policy, common)
     checkReconcile(findings, base, written.reconcile, policy, { timeout: upstream.timeout, decides })
     if (decides) checkStrictCaller(findings, base, policy)
     return { policy, written }
   }
   const shared = withKeyText('defaults', file.defaults ?? {}, findings)
-  const anywhere = { methods: METHODS, path: '/*', exact: false }
-  const defaults = effective('defaults', 'default', anywhere, [shared])
+  const defaults = effective('defaults', 'default', { methods: METHODS, path: '/*', exact: false }, [shared])
   const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
     const base = `routes[${i}]`
     const layers = [shared, withKeyText(base, own, findings)]
@@ -157,49 +137,27 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
   checkUses(findings, defaults.policy, policies)
-  checkOwnPaths(findings, status.path, file.issuer?.path ?? null, rest.wellKnown, policies)
+  checkOwnPaths(findings, status.path, file.issuer?.path ?? null, wellKnown, policies)
 
+  const decisive = unmatched === 'protect' ? [...routes, defaults] : routes
   return {
+    ...filled,
     ...listeners,
     ...common,
-    service: file.service ?? 'default',
-    audit: rest.audit,
-    readiness: rest.readiness,
-    problems: rest.problems,
-    status,
-    wellKnown: rest.wellKnown,
-    drain: { delay: drain.delay, timeout: file.drain?.timeout ?? upstream.timeout + 5000 },
-    metrics: rest.metrics,
-    log: rest.log,
-    trustProxy: rest.trustProxy,
-    unmatched,
+    service: filled.service ?? 'default',
+    drain: { ...filled.drain, timeout: filled.drain.timeout ?? upstream.timeout + 5000 },
     defaults: defaults.policy,
     routes: policies,
-    warnings: warningsOf(
-      unmatched === 'protect' ? [...routes, defaults] : routes,
-      store.url,
-      upstream.timeout,
-    ),
+    warnings: warningsOf(decisive, common.store.url, upstream.timeout),
   }
 }
 
-/** Two services without a name would meet each other's records, wherever path, caller and key are equal. */
-function checkService(findings: Findings, storeUrl: string): void {
-  if (findings.isWritten('service') || !isSharedStore(storeUrl)) return
-  findings.conflict(
-    ['store.url'],
-    'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments',
-  )
-}
-
-/** What `file` names is signed with; without it nothing is, and the findings say why. */
-function issuerOf(
-  { path, ttl }: Omit<IssuerConfig, 'secret'>,
-  file: string | undefined,
-  findings: Findings,
-): IssuerConfig | null {
-  const secret = named(file, (name) => readSecret(findings, 'issuer.secretFile', name, MIN_SIGNING_SECRET))
-  return secret === null ? null : { path, secret, ttl }
+/** What the file signs with; without it nothing is issued, and the findings say why. */
+function issuerOf({ secretFile, ...rest }: FilledFile['issuer'], findings: Findings): IssuerConfig | null {
+  // Left out, which the reader has found.
+  if ((secretFile as string | null) === null) return null
+  const secret = readSecret(findings, 'issuer.secretFile', secretFile, MIN_SIGNING_SECRET)
+  return secret === null ? null : { ...rest, secret }
 }
 
 /** The layer with the text of its `scope.jwt.keyFile` in place of the name. */
@@ -210,34 +168,91 @@ function withKeyText(base: string, layer: PolicyConfig, findings: Findings): Pol
   return { ...layer, scope: { ...layer.scope, jwt: { ...layer.scope?.jwt, keyFile } } }
 }
 
-function upstreamOf(
-  { url, connectTimeout, timeout, idleTimeout, connections }: Omit<Config['upstream'], 'tls'>,
-  { ca = null, cert = null, key = null, servername = null }: Partial<Config['upstream']['tls']>,
-  findings: Findings,
-): Config['upstream'] {
-  if (!findings.isWritten('upstream.url')) {
-    findings.conflict(
-      ['upstream.url'],
-      'found nothing; required: http://host:port, https://host:port or unix:/path, in the file or as --upstream',
-    )
-  }
-  for (const [name, pem] of Object.entries({ ca, cert, key }))
-    if (pem !== null) checkPem(findings, `upstream.tls.${name}`, pem)
-  if ((cert === null) !== (key === null)) {
-    findings.conflict(
-      ['upstream.tls.cert', 'upstream.tls.key'],
-      'found a certificate or a key without the other; allowed: both or none',
-    )
-  }
-  if (findings.isWritten('upstream.tls') && !url.startsWith('https:')) {
-    findings.conflict(
-      ['upstream.tls', 'upstream.url'],
-      'found tls for an upstream without it; allowed: tls with an https:// url',
-    )
-  }
-  return { url, connectTimeout, timeout, idleTimeout, connections, tls: { ca, cert, key, servername } }
+/** What a profile sets where neither a route nor `defaults` says otherwise, and the default of everything else. */
+export function profileDefaults(profile: Profile): FilledPolicy {
+  return defaultsOf(POLICY, profile) as FilledPolicy
 }
 
-function named<T>(file: string | undefined, read: (file: string) => T | null): T | null {
-  return file === undefined ? null : read(file)
+/**
+ * A value comes from the route, else from `defaults`, else from the profile that is in force (the route's own, else that
+ * of `defaults`), else it is the built-in one. So what `defaults` says outright also beats the profile of a route: a
+ * profile is a set of defaults, not of commands. `layers`: `defaults` first, then the route; `timeout`: of the upstream.
+ */
+function resolvePolicy(
+  identity: { readonly name: string; readonly match: RouteMatch },
+  layers: readonly PolicyConfig[],
+  topLimits: FileConfig['limits'],
+  timeout: Millis,
+): RoutePolicy {
+  const written = explicit(layers)
+  const profile = written.profile ?? 'standard'
+  const base = profileDefaults(profile)
+  const limits = Object.entries({ ...base.limits, ...topLimits }).filter(([name]) => name in base.limits)
+  const values = overlay({ ...base, limits: Object.fromEntries(limits) }, written, group(POLICY))
+  const { misuse, replay, scope, ...rest } = values as FilledPolicy
+  return {
+    ...identity,
+    ...rest,
+    scope: {
+      ...scope,
+      jwt: scope.caller.some(({ kind }) => kind === 'jwt') ? scope.jwt : null,
+      callerIsDefault: written.scope?.caller === undefined,
+    },
+    misuseStatus: misuse.status,
+    ttlFailed: rest.ttlFailed ?? rest.ttl,
+    outcomes: layers.map((layer) => outcomeTable(layer.outcomes ?? {})).reduce(overrideOutcomes),
+    excludeHeaders: new Set(replay.excludeHeaders),
+    // Its path is there: `checkPolicy` sees to that.
+    authorizeReplay: rest.authorizeReplay as AuthorizeReplayPolicy | null,
+    reconcile: reconcilePolicy(written.reconcile ?? null, timeout),
+  }
+}
+
+/** What `defaults` and the route say outright. */
+function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
+  return layers.map(selfContained).reduce((below, above) => overlay(below, above) as PolicyConfig)
+}
+
+/** What a layer says in one of two ways replaces what the one below says in the other. */
+function selfContained(layer: PolicyConfig): PolicyConfig {
+  const { fingerprint, scope } = layer
+  return {
+    ...layer,
+    ...(fingerprint === undefined ? {} : { fingerprint: pointedOnce(fingerprint) }),
+    ...(scope?.jwt === undefined ? {} : { scope: { ...scope, jwt: keyedOnce(scope.jwt) } }),
+  }
+}
+
+/** `ignore` and `only` replace each other, and a body that is not read as JSON has no use for either. */
+function pointedOnce<F extends NonNullable<PolicyConfig['fingerprint']>>(fingerprint: F): F {
+  const { body, ignore, only } = fingerprint
+  const opaque = body !== undefined && body !== 'auto' && body !== 'json'
+  const cleared = {
+    ...(opaque || (only?.length ?? 0) > 0 ? { ignore: [] } : {}),
+    ...(opaque || (ignore?.length ?? 0) > 0 ? { only: [] } : {}),
+  }
+  return { ...cleared, ...fingerprint }
+}
+
+/** Keys of another issuer: that of a URL in place of a file's, and the other way round. */
+function keyedOnce<J extends { readonly jwks?: string | null; readonly keyFile?: string | null }>(jwt: J): J {
+  const { jwks = null, keyFile = null } = jwt
+  return { ...(jwks === null ? {} : { keyFile: null }), ...(keyFile === null ? {} : { jwks: null }), ...jwt }
+}
+
+function outcomeTable(entries: Readonly<Record<string, Action>>): OutcomeTable {
+  const isClass = ([status]: [string, Action]): boolean => status.endsWith('xx')
+  const all = Object.entries(entries)
+  return {
+    exact: new Map(
+      all.filter((entry) => !isClass(entry)).map(([status, action]) => [Number(status), action]),
+    ),
+    class: new Map(all.filter(isClass).map(([status, action]) => [Number(status[0]), action])),
+  }
+}
+
+/** A route's own entries go first, so its class also beats an exact status of `defaults`. */
+function overrideOutcomes(base: OutcomeTable, own: OutcomeTable): OutcomeTable {
+  const kept = [...base.exact].filter(([status]) => !own.class.has(Math.floor(status / 100)))
+  return { exact: new Map([...kept, ...own.exact]), class: new Map([...base.class, ...own.class]) }
 }

@@ -4,38 +4,18 @@ import {
   isMap,
   isScalar,
   isSeq,
-  type LineCounter,
+  LineCounter,
   type Node,
+  parseDocument,
   Scalar as YamlScalar,
 } from 'yaml'
-import { didYouMean } from './did-you-mean.ts'
-import { type Environment, hasReference, substitute } from './env.ts'
 import type { Findings, Place } from './errors.ts'
-import type { Scalar } from './scalar-kinds.ts'
-import { SCALARS, type ScalarName } from './scalars.ts'
-import { unimplementedProperty, unimplementedValue } from './unimplemented.ts'
-import { quote } from './units.ts'
+import { FILE, type FileConfig } from './properties.ts'
+import { type Row, requiredIn, scalarOf } from './rows.ts'
 
-/** The shapes that `schema.ts` makes, and no others. */
-export interface Shape {
-  readonly type?: string
-  readonly $ref?: string
-  readonly enum?: readonly (string | number)[]
-  readonly anyOf?: readonly Shape[]
-  readonly items?: Shape
-  readonly uniqueItems?: boolean
-  readonly minItems?: number
-  readonly properties?: Readonly<Record<string, Shape>>
-  readonly patternProperties?: Readonly<Record<string, Shape>>
-  /** What the names under `patternProperties` are, in words. */
-  readonly $comment?: string
-  readonly required?: readonly string[]
-  readonly default?: string | number | boolean | readonly string[]
-}
+import { type Parsed, quote, type Scalar } from './units.ts'
 
-export function shapeOf(schema: object): Shape {
-  return JSON.parse(JSON.stringify(schema))
-}
+export type Environment = Readonly<Record<string, string | undefined>>
 
 export interface Source {
   readonly file: string
@@ -43,141 +23,104 @@ export interface Source {
   readonly lines: LineCounter
   readonly env: Environment
   readonly findings: Findings
-  /** Takes down how durations and sizes are written: see {@link Config.spelled}. */
+  /** Takes down how durations and sizes are written: see `Config.spelled`. */
   readonly spelled: Map<string, string>
 }
 
-interface Entry {
-  readonly name: string
-  readonly key: Node
-  readonly value: Node
+/** What a file says; null: no YAML, or no mapping. What is wrong with it is then among the findings. */
+export function readYaml(
+  file: string,
+  text: string,
+  env: Environment,
+  findings: Findings,
+  spelled: Map<string, string>,
+): FileConfig | null {
+  const lines = new LineCounter()
+  const document = parseDocument(text, {
+    lineCounter: lines,
+    merge: true,
+    uniqueKeys: false,
+    prettyErrors: false,
+    version: '1.2',
+  })
+  const broken = [...document.errors, ...document.warnings]
+  for (const { code, message, pos } of broken) {
+    const { line, col } = lines.linePos(pos[0])
+    const what =
+      code === 'MULTIPLE_DOCS'
+        ? 'found a second document; allowed: one'
+        : `found invalid YAML: ${message}; allowed: YAML 1.2`
+    // The commonest slip of all: a brace begins a mapping there.
+    const hint = text[pos[0] - 1] === '$' ? ', and quotes around ${NAME} within { } and [ ]' : ''
+    findings.add('', `${what}${hint}`, { file, line, column: col })
+  }
+  if (broken.length > 0) return null
+  const { contents } = document
+  if (contents === null || (isScalar(contents) && contents.value === null)) return {}
+  const read = readNode({ file, document, lines, env, findings, spelled }, FILE, contents, '')
+  return isMap(contents) ? (read as FileConfig) : null
 }
 
-/** The value of a node as its shape reads it; `undefined` where that failed, which is then among the findings. */
-export function readNode(source: Source, shape: Shape, written: Node, path: string): unknown {
+/** The value of a node as its row reads it; `undefined` where that failed, which is then among the findings. */
+function readNode(source: Source, row: Row, written: Node, path: string): unknown {
   const node = isAlias(written) ? written.resolve(source.document) : written
-  const { mapping, list, scalar } = alternatives(shape)
+  const isMappingRow = row.group !== undefined || row.map !== undefined
   source.findings.note(path, placeOf(source, written))
-  if (isMap(node) && mapping !== undefined) return readMapping(source, mapping, node, path)
-  if (isSeq(node) && list !== undefined) return readList(source, list, node.items as Node[], path)
-  if (isScalar(node) && scalar !== undefined) {
-    const value = readScalar(source, scalar, node.value, path, mapping)
+  if (isMap(node) && isMappingRow) return readMapping(source, row, node, path)
+  if (isSeq(node) && row.list !== undefined) return readList(source, row.list, node.items as Node[], path)
+  if (isScalar(node) && row.scalar !== undefined) {
+    const value = readScalar(source, row, node.value, path)
     // `null`: the word that turns the whole mapping off.
-    return mapping === undefined || value === undefined || value === null
-      ? value
-      : { [firstProperty(mapping)]: value }
+    return row.group === undefined || value == null ? value : { [Object.keys(row.group)[0] as string]: value }
   }
-  const hint = isScalar(node) && mapping !== undefined ? mappingHint(mapping, node.value, path) : ''
-  return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(shape)}`)
+  const hint = isScalar(node) ? mappingHint(row, node.value, path) : ''
+  return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(row)}`)
 }
 
 /** A text in place of a mapping, where one of its properties is the obvious one. */
-function mappingHint(mapping: Shape, value: unknown, path: string): string {
-  const fits = ['url', 'path'].find((name) => {
-    const ref =
-      mapping.properties?.[name]?.$ref ?? alternatives(mapping.properties?.[name] ?? {}).scalar?.$ref
-    return ref !== undefined && scalarOf(ref).parse(String(value)).ok
-  })
-  const name = path.slice(path.lastIndexOf('.') + 1)
-  return fits === undefined ? '' : `; write \`${name}: { ${fits}: … }\``
+function mappingHint({ group = {} }: Row, value: unknown, path: string): string {
+  const fits = ['url', 'path'].find(
+    (name) => group[name] !== undefined && scalarOf(group[name])?.parse(String(value)).ok,
+  )
+  return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-/** A text from outside the file, such as a flag. */
-export function readText(findings: Findings, scalar: ScalarName, text: string, path: string): unknown {
-  const gap = unimplementedValue(path, text)
-  const result =
-    gap === null
-      ? SCALARS[scalar].parse(text)
-      : { ok: false as const, message: `${gap}; allowed: ${SCALARS[scalar].allowed}` }
-  if (result.ok) return result.value
-  return findings.add(path, result.message)
-}
-
-/** The values that a shape's `default`s stand for, in the form that {@link readNode} gives. */
-export function defaultsOf(shape: Shape): unknown {
-  const { mapping, list, scalar } = alternatives(shape)
-  if (shape.default !== undefined) {
-    const item = list?.items
-    if (Array.isArray(shape.default))
-      return shape.default.map((value) => defaultsOf({ ...item, default: value }))
-    if (scalar?.$ref === undefined) return shape.default
-    const result = scalarOf(scalar.$ref).parse(String(shape.default))
-    if (!result.ok) throw new Error(`schema: ${result.message}`)
-    return result.value
-  }
-  if (mapping?.properties === undefined) return undefined
-  const entries = Object.entries(mapping.properties).map(([name, property]) => [name, defaultsOf(property)])
-  return Object.fromEntries(entries.filter(([, value]) => value !== undefined))
-}
-
-export function alternatives(shape: Shape): {
-  mapping?: Shape | undefined
-  list?: Shape | undefined
-  scalar?: Shape | undefined
-} {
-  const options = (shape.anyOf ?? [shape]).flatMap((option) => option.anyOf ?? [option])
-  return {
-    mapping: options.find((option) => option.type === 'object'),
-    list: options.find((option) => option.type === 'array'),
-    scalar: options.find((option) => option.enum !== undefined || isKnownRef(option.$ref)),
-  }
-}
-
-function isKnownRef(ref: string | undefined): boolean {
-  return ref !== undefined && ref !== '#/definitions/environment'
-}
-
-export function scalarOf(ref: string): Scalar<unknown> {
-  return SCALARS[ref.slice('#/definitions/'.length) as ScalarName]
-}
-
-function firstProperty(mapping: Shape): string {
-  return Object.keys(mapping.properties ?? {})[0] as string
-}
-
-/** `mapping`: what might have stood there as well. */
-function readScalar(
-  source: Source,
-  shape: Shape,
-  value: unknown,
-  path: string,
-  mapping: Shape | undefined,
-): unknown {
-  const or = mapping === undefined ? '' : `; or ${allowedProperties(mapping)}`
+/** Of the value alone: what might have stood there as well is said behind the message. */
+function readScalar(source: Source, row: Row, value: unknown, path: string): unknown {
   const { env, findings } = source
-  const referring = typeof value === 'string' && hasReference(value)
+  const referring = typeof value === 'string' && value.includes('${')
   const text = referring ? substitute(value, env) : { ok: true as const, value: String(value) }
   if (!text.ok) return findings.add(path, text.message)
-  const gap = unimplementedValue(path, text.value)
-  if (gap !== null) return findings.add(path, `${gap}; allowed: ${allowed(shape)}${or}`)
-  if (shape.enum !== undefined) {
-    const found = shape.enum.find(
+  const or = row.group === undefined && row.map === undefined ? '' : `; or ${allowedMapping(row)}`
+  const found = `found ${show(value, text.value, referring)}; allowed: `
+  const scalar = scalarOf(row)
+  if (scalar === null) {
+    const choice = (row.scalar as readonly unknown[]).find(
       (option) => String(option) === text.value && (referring || typeof option === typeof value),
     )
-    if (found === undefined)
-      findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${allowed(shape)}${or}`)
-    return found
+    return choice ?? findings.add(path, `${found}${allowedScalar(row)}${or}`)
   }
-  const scalar = scalarOf(shape.$ref as string)
-  if (!referring && !isTyped(scalar, value)) {
-    return findings.add(path, `found ${show(value, text.value, referring)}; allowed: ${scalar.allowed}${or}`)
-  }
+  if (!referring && !isTyped(scalar, value)) return findings.add(path, `${found}${scalar.allowed}${or}`)
   const result = scalar.parse(text.value)
-  if (result.ok) {
-    if (typeof result.value === 'number') {
-      source.spelled.set(spellingKey(path, result.value), text.value)
-      // For what follows from it, as `ttlFailed` does from `ttl`.
-      if (/[a-z]/i.test(text.value)) source.spelled.set(spellingKey('', result.value), text.value)
-    }
-    return result.value
+  if (!result.ok) {
+    const from = referring ? ` (from ${quote(value)})` : ''
+    return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
   }
-  const from = referring ? ` (from ${quote(value)})` : ''
-  return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
+  if (typeof result.value === 'number') {
+    source.spelled.set(spellingKey(lastName(path), result.value), text.value)
+    // For what follows from it, as `ttlFailed` does from `ttl`.
+    if (/[a-z]/i.test(text.value)) source.spelled.set(spellingKey('', result.value), text.value)
+  }
+  return result.value
 }
 
 /** A property's last name and its value. */
-export function spellingKey(path: string, value: number): string {
-  return `${path.slice(path.lastIndexOf('.') + 1)} ${value}`
+export function spellingKey(name: string, value: number): string {
+  return `${name} ${value}`
+}
+
+function lastName(path: string): string {
+  return path.slice(path.lastIndexOf('.') + 1)
 }
 
 function isTyped({ schema }: Scalar<unknown>, value: unknown): boolean {
@@ -191,83 +134,85 @@ function show(value: unknown, text: string, referring: boolean): string {
   return typeof value === 'string' ? `${quote(text)}${referring ? ` (from ${quote(value)})` : ''}` : text
 }
 
-function readMapping(source: Source, shape: Shape, map: Node, path: string): Record<string, unknown> {
+function readMapping(source: Source, row: Row, mapping: Node, path: string): Record<string, unknown> {
+  const { group = {}, map } = row
+  const { findings } = source
   const values: Record<string, unknown> = {}
-  const [pattern, patternShape] = Object.entries(shape.patternProperties ?? {})[0] ?? []
-  for (const { name, key, value } of entriesOf(source, map, path)) {
-    const at = path === '' ? name : `${path}.${name}`
-    const known = Object.hasOwn(shape.properties ?? {}, name)
-    const property = known
-      ? shape.properties?.[name]
-      : new RegExp(pattern ?? '^$').test(name)
-        ? patternShape
+  const within = (name: string): string => (path === '' ? name : `${path}.${name}`)
+  for (const { name, key, value } of entriesOf(source, mapping, path)) {
+    const property = Object.hasOwn(group, name)
+      ? group[name]
+      : map !== undefined && new RegExp(map.names).test(name)
+        ? map.values
         : undefined
     if (property === undefined) {
-      source.findings.add(
-        at,
-        unimplementedProperty(at) ?? unknownProperty(shape, name, path),
-        placeOf(source, key),
-      )
+      findings.add(within(name), unknownProperty(row, name, path), placeOf(source, key))
       continue
     }
-    const read = readNode(source, property, value, at)
+    const read = readNode(source, property, value, within(name))
     if (read !== undefined) values[name] = read
   }
-  for (const name of shape.required ?? []) {
-    const at = path === '' ? name : `${path}.${name}`
-    if (!source.findings.isWritten(at))
-      source.findings.add(at, `found nothing; required: ${allowed(shape.properties?.[name] ?? {})}`)
-  }
+  for (const name of requiredIn(group))
+    if (!findings.isWritten(within(name)))
+      findings.add(within(name), `found nothing; required: ${allowed(group[name] as Row)}`)
   return values
 }
 
-function unknownProperty(shape: Shape, name: string, path: string): string {
-  if (shape.patternProperties !== undefined) return `found \`${name}\`; allowed: ${allowed(shape)}`
-  const names = Object.keys(shape.properties ?? {})
-  const near = path === '' ? (deeper(shape, name) ?? didYouMean(name, names)) : didYouMean(name, names)
+function unknownProperty(row: Row, name: string, path: string): string {
+  if (row.planned?.includes(name)) return `\`${path}.${name}\` is not implemented in this version`
+  if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
+  const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
   const hint = near === null ? '' : `, did you mean \`${near}\`?`
-  return `found the unknown property \`${name}\`${hint}; allowed: ${allowed(shape)}`
+  return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 
 /** Where at the top a property belongs that only routes have: `ttl` → `defaults.ttl`. */
-function deeper({ properties }: Shape, name: string): string | null {
-  if (Object.hasOwn(properties?.['defaults']?.properties ?? {}, name)) return `defaults.${name}`
-  return Object.hasOwn(properties?.['routes']?.items?.properties ?? {}, name) ? `routes[].${name}` : null
+function deeper({ defaults, routes }: Readonly<Record<string, Row>>, name: string): string | null {
+  if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
+  return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null
+}
+
+interface Entry {
+  readonly name: string
+  readonly key: Node
+  readonly value: Node
 }
 
 /** Own entries, then those of `<<` that they do not override. */
-function entriesOf(source: Source, map: Node, path: string, merging: ReadonlySet<Node> = new Set()): Entry[] {
-  if (!isMap(map) || merging.has(map)) return []
+function entriesOf(
+  source: Source,
+  mapping: Node,
+  path: string,
+  merging: ReadonlySet<Node> = new Set(),
+): Entry[] {
+  if (!isMap(mapping) || merging.has(mapping)) return []
+  const resolve = (node: Node | undefined): Node | undefined =>
+    isAlias(node) ? node.resolve(source.document) : node
   const own = new Map<string, Entry>()
   const merged: Entry[] = []
-  for (const pair of map.items) {
+  for (const pair of mapping.items) {
     const key = pair.key as Node
     const value = (pair.value ?? nothingAt(key)) as Node
-    if (isMerge(key)) {
-      const resolve = (node: Node | undefined): Node | undefined =>
-        isAlias(node) ? node.resolve(source.document) : node
+    const place = placeOf(source, key)
+    if (isScalar(key) && typeof key.value === 'symbol') {
       const target = resolve(value)
       for (const item of isSeq(target) ? (target.items as Node[]) : [value]) {
         const from = resolve(item)
-        if (isMap(from)) merged.push(...entriesOf(source, from, path, new Set([...merging, map])))
-        else
-          source.findings.add(
-            path,
-            `found ${describe(from)} under \`<<\`; allowed: an alias of a mapping`,
-            placeOf(source, key),
-          )
+        if (isMap(from)) merged.push(...entriesOf(source, from, path, new Set([...merging, mapping])))
+        else {
+          const message = `found ${describe(from)} under \`<<\`; allowed: an alias of a mapping`
+          source.findings.add(path, message, place)
+        }
       }
       continue
     }
     const name = isScalar(key) ? String(key.value) : ''
     const first = own.get(name)
     if (first === undefined) own.set(name, { name, key, value })
-    else
-      source.findings.add(
-        path === '' ? name : `${path}.${name}`,
-        `found twice; allowed: once (the first is in line ${placeOf(source, first.key).line})`,
-        placeOf(source, key),
-      )
+    else {
+      const message = `found twice; allowed: once (the first is in line ${placeOf(source, first.key).line})`
+      source.findings.add(path === '' ? name : `${path}.${name}`, message, place)
+    }
   }
   for (const entry of merged) if (!own.has(entry.name)) own.set(entry.name, entry)
   return [...own.values()]
@@ -280,45 +225,47 @@ function nothingAt(key: Node): Node {
   return nothing
 }
 
-function isMerge(key: Node): boolean {
-  return isScalar(key) && typeof key.value === 'symbol'
-}
-
-function readList(source: Source, shape: Shape, items: readonly Node[], path: string): unknown[] {
+function readList(
+  source: Source,
+  { items: row, min, unique }: NonNullable<Row['list']>,
+  items: readonly Node[],
+  path: string,
+): unknown[] {
   const values: unknown[] = []
   const seen = new Set<string>()
   for (const [i, item] of items.entries()) {
     const at = `${path}[${i}]`
-    const value = readNode(source, shape.items as Shape, item, at)
+    const value = readNode(source, row, item, at)
     const same = JSON.stringify(value)
-    if (shape.uniqueItems === true && value !== undefined && seen.has(same))
-      source.findings.add(
-        at,
-        `found ${isScalar(item) ? quote(String(item.value)) : same} twice; allowed: once`,
-      )
+    if (unique && value !== undefined && seen.has(same)) {
+      const text = isScalar(item) ? quote(String(item.value)) : same
+      source.findings.add(at, `found ${text} twice; allowed: once`)
+    }
     seen.add(same)
     if (value !== undefined) values.push(value)
     // What is no mapping keeps its place: the paths of later ones count on it.
-    else if (shape.items?.type === 'object') values.push({})
+    else if (row.group !== undefined) values.push({})
   }
-  if (items.length < (shape.minItems ?? 0))
-    source.findings.add(path, `found an empty list; allowed: ${allowed(shape)}`)
+  if (items.length < min)
+    source.findings.add(path, `found an empty list; allowed: a list of: ${allowed(row)}`)
   return values
 }
 
-function allowed(shape: Shape): string {
-  const { mapping, list, scalar } = alternatives(shape)
+function allowed(row: Row): string {
   const texts = [
-    scalar?.enum?.join(', ') ?? (scalar?.$ref === undefined ? undefined : scalarOf(scalar.$ref).allowed),
-    list === undefined ? undefined : `a list of: ${allowed(list.items as Shape)}`,
-    mapping === undefined ? undefined : allowedProperties(mapping),
+    row.scalar === undefined ? null : allowedScalar(row),
+    row.list === undefined ? null : `a list of: ${allowed(row.list.items)}`,
+    row.group === undefined && row.map === undefined ? null : allowedMapping(row),
   ]
-  return texts.filter((text) => text !== undefined).join('; or ')
+  return texts.filter((text) => text !== null).join('; or ')
 }
 
-function allowedProperties(mapping: Shape): string {
-  if (mapping.$comment !== undefined) return mapping.$comment
-  return `a mapping of ${Object.keys(mapping.properties ?? {}).join(', ')}`
+function allowedScalar(row: Row): string {
+  return scalarOf(row)?.allowed ?? (row.scalar as readonly unknown[]).join(', ')
+}
+
+function allowedMapping({ group = {}, map }: Row): string {
+  return map?.what ?? `a mapping of ${Object.keys(group).join(', ')}`
 }
 
 function describe(node: Node | undefined): string {
@@ -331,4 +278,51 @@ function describe(node: Node | undefined): string {
 function placeOf({ file, lines }: Source, node: Node): Place {
   const { line, col } = lines.linePos(node.range?.[0] ?? 0)
   return { file, line, column: col }
+}
+
+/** Anything that begins like a substitution: `$${` (an escaped one), `${…}`, or a `${` that never ends. */
+const REFERENCE = /\$\$\{|\$\{([^}]*)\}?/g
+const INSIDE = /^([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?$/s
+
+/**
+ * Puts the environment into a scalar: `${NAME}`, or `${NAME:-default}` where NAME is unset or empty, as in a shell.
+ * `$${` stands for `${` itself; every other `$` is data.
+ */
+export function substitute(text: string, env: Environment): Parsed<string> {
+  let message: string | null = null
+  const value = text.replaceAll(REFERENCE, (whole: string, inside: string | undefined) => {
+    if (inside === undefined) return '${'
+    const [, name, fallback] = INSIDE.exec(inside) ?? []
+    if (name === undefined || !whole.endsWith('}')) {
+      message ??= `found ${JSON.stringify(whole)}; allowed: \${NAME}, \${NAME:-default}, or $\${ for these two characters`
+      return ''
+    }
+    const found = env[name]
+    if (fallback !== undefined && (found === undefined || found === '')) return fallback
+    if (found === undefined)
+      message ??= `the environment variable ${name} is not set; allowed: set it, or \${${name}:-default}`
+    return found ?? ''
+  })
+  return message === null ? { ok: true, value } : { ok: false, message }
+}
+
+/** The known name that a mistyped one most likely stands for, or `null` where none is near. */
+export function didYouMean(name: string, known: readonly string[]): string | null {
+  const distanceTo = (candidate: string): number => distance(name.toLowerCase(), candidate.toLowerCase())
+  const [best] = known.toSorted((a, b) => distanceTo(a) - distanceTo(b))
+  return best !== undefined && distanceTo(best) <= Math.max(1, Math.floor(name.length / 3)) ? best : null
+}
+
+/** Levenshtein: insertions, deletions and replacements. */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j)
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i]
+    for (let j = 1; j <= b.length; j++) {
+      const replaced = (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1)
+      next.push(Math.min(replaced, (row[j] as number) + 1, (next[j - 1] as number) + 1))
+    }
+    row = next
+  }
+  return row[b.length] as number
 }

@@ -1,27 +1,21 @@
-import { isIP } from 'node:net'
-import { TOKEN } from '../core/headers.ts'
+import { REQUEST_HEADER, RESPONSE_HEADER, TOKEN } from '../core/headers.ts'
 import { type KeyPattern, readPattern } from '../core/key-pattern.ts'
 import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import type { Address } from './config.ts'
-import { SOURCE_MADE_HERE, TAKEN } from './header-names.ts'
-import { bounded, byParser, byPattern, DURATION, orWord, type Scalar, SIZE, whole } from './scalar-kinds.ts'
-import { ADDRESS, formatAddress, isHost, type Parsed, parseAddress, parsed, refused } from './units.ts'
+import { byParser, byTest, duration, type Parsed, parsed, refused, type Scalar, size } from './units.ts'
 import {
-  JWKS,
-  OWN_PATH,
-  PROBE_TARGET,
-  PROBLEM_BASE,
-  parseJwksUrl,
-  parseOwnPath,
-  parseProbeTarget,
-  parseProblemBase,
-  parseQuestionTarget,
-  parseStoreUrl,
-  parseUpstreamUrl,
-  QUESTION_TARGET,
-  STORE,
-  UPSTREAM,
+  address,
+  cidr,
+  hostLine,
+  hostName,
+  jwksUrl,
+  ownPath,
+  probeTarget,
+  problemBase,
+  questionTarget,
+  routePath,
+  storeUrl,
+  upstreamUrl,
 } from './urls.ts'
 
 const DAY: Millis = 86_400_000
@@ -35,20 +29,85 @@ const MAX_KEY = 8192
 /** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
 
+const POINTER = '(/([^~/]|~[01])*)+'
+/** Of form fields and query parameters: characters that every encoder escapes the same way. */
+const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
 /** Names of claims are often URLs. */
 const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
 const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'
 
-function callerSource(text: string): CallerSource {
-  const colon = text.indexOf(':')
-  const kind = text.slice(0, colon)
-  const name = text.slice(colon + 1)
-  if (kind === 'header') return { kind, name: name.toLowerCase() }
-  return { kind: kind === 'cookie' ? kind : 'jwt', name }
+const REQUEST_LINES = Object.values(REQUEST_HEADER).join('|').toLowerCase()
+const RESPONSE_LINES = Object.values(RESPONSE_HEADER).join('|').toLowerCase()
+/** Headers that a connection makes, or this proxy: what a client sends in them reaches no upstream. */
+const MADE_HERE = `cdn-loop|connection|content-length|expect|forwarded|host|http2-settings|${REQUEST_LINES}|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|via|x-forwarded-.*`
+const SOURCE_MADE_HERE = new RegExp(`^header:(?:${MADE_HERE})$`, 'i')
+/** Headers with a meaning of their own: a key in their place would change what the request says, or who sends it. */
+const TAKEN = new RegExp(
+  `^(?:${MADE_HERE}|accept(?:-.*)?|api-key|authorization|cache-control|ce-.*|content-.*|cookie|date|${RESPONSE_LINES}|if-.*|origin|range|referer|repeatability-first-sent|sec-.*|traceparent|tracestate|user-agent|x-api-key|x-http-method-override|x-real-ip)$`,
+  'i',
+)
+/** Blanks around it would be taken off on the way. */
+const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
+
+function byPattern(pattern: string, allowed: string): Scalar<string>
+function byPattern<T>(
+  pattern: string,
+  allowed: string,
+  convert: (text: string) => T,
+  print?: (value: T) => unknown,
+): Scalar<T>
+function byPattern(
+  pattern: string,
+  allowed: string,
+  convert: (text: string) => unknown = (text) => text,
+  print?: (value: never) => unknown,
+): Scalar<never> {
+  const regExp = new RegExp(pattern)
+  const parse = (text: string) => (regExp.test(text) ? parsed(convert(text)) : refused(text, allowed))
+  return byParser(allowed, pattern, parse as (text: string) => Parsed<never>, print)
 }
 
-function sourceText(source: CallerSource | KeySource): string {
-  return `${source.kind}:${'pointer' in source ? source.pointer : source.name}`
+/** `scalar`, or a word that stands for a value of its own. */
+function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
+  return {
+    schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
+    allowed: `${word}, or ${scalar.allowed}`,
+    print: (found) => (found === value ? word : scalar.print?.(found as T)),
+    parse: (text) => {
+      if (text === word) return parsed(value)
+      const result = scalar.parse(text)
+      return result.ok
+        ? result
+        : { ok: false, message: result.message.replace('; allowed: ', `; allowed: ${word}, or `) }
+    },
+  }
+}
+
+/** A word alone, for a mapping that it turns off. */
+function word(text: string): Scalar<null> {
+  return byPattern(
+    `^${text}$`,
+    text,
+    () => null,
+    () => text,
+  )
+}
+
+function whole(min: number, max: number): Scalar<number> {
+  const allowed = `a whole number, ${min} to ${max}`
+  return {
+    schema: { type: 'integer', minimum: min, maximum: max },
+    allowed,
+    parse: (text) =>
+      /^\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max
+        ? parsed(Number(text))
+        : refused(text, allowed),
+  }
+}
+
+/** `scalar`, but for values that `unfit` finds: more than a JSON Schema can say, whatever the letter case. */
+function except<T>(scalar: Scalar<T>, unfit: RegExp, allowed: string): Scalar<T> {
+  return { ...scalar, parse: (text) => (unfit.test(text) ? refused(text, allowed) : scalar.parse(text)) }
 }
 
 /** `Authorization` in place of `header:authorization`. */
@@ -64,28 +123,32 @@ function headerHinted<T>(scalar: Scalar<T>): Scalar<T> {
   }
 }
 
-const POINTER = '(/([^~/]|~[01])*)+'
+function nameAndKind(text: string): [kind: string, name: string] {
+  const colon = text.indexOf(':')
+  return [text.slice(0, colon), text.slice(colon + 1)]
+}
 
-/** Of form fields and query parameters: what no encoder escapes in one way and another in another. */
-const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
+function callerSource(text: string): CallerSource {
+  const [kind, name] = nameAndKind(text)
+  if (kind === 'header') return { kind, name: name.toLowerCase() }
+  return { kind: kind === 'cookie' ? kind : 'jwt', name }
+}
 
 function keySource(text: string): KeySource {
-  const colon = text.indexOf(':')
-  const kind = text.slice(0, colon)
-  const name = text.slice(colon + 1)
+  const [kind, name] = nameAndKind(text)
   if (kind === 'json') return { kind, pointer: name }
   if (kind === 'form' || kind === 'query') return { kind, name }
   return { kind: 'header', name: name.toLowerCase() }
 }
 
-/** `scalar`, but for values that `unfit` finds: more than a JSON Schema can say, whatever the letter case. */
-function except<T>(scalar: Scalar<T>, unfit: RegExp, allowed: string): Scalar<T> {
-  return { ...scalar, parse: (text) => (unfit.test(text) ? refused(text, allowed) : scalar.parse(text)) }
+function sourceText(source: CallerSource | KeySource): string {
+  return `${source.kind}:${'pointer' in source ? source.pointer : source.name}`
 }
 
-/** Blanks around it would be taken off on the way. */
-const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
-const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without blanks around it'
+/** The other form of these scalars is a list. */
+function noneOrList(values: readonly string[]): unknown {
+  return values.length === 0 ? 'none' : values
+}
 
 const RATE_UNITS: Readonly<Record<string, Millis>> = { s: 1000, m: 60_000, h: 3_600_000, d: DAY }
 
@@ -98,13 +161,6 @@ function rateText({ count, per }: Rate): string {
   return `${count}/${Object.entries(RATE_UNITS).find(([, unit]) => unit === per)?.[0]}`
 }
 
-/** What a token's claim is compared with. */
-const claimValue = byPattern(
-  '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
-  'a text other than none, without control characters',
-  (text) => text,
-)
-
 const PATTERN =
   'a regular expression of ECMAScript for the whole key, such as [A-Za-z0-9_-]{16,64}, without lookaround, backreferences, \\b and modifiers'
 
@@ -115,66 +171,17 @@ function parsePattern(text: string): Parsed<KeyPattern | null> {
   return reading.kind === 'pattern' ? parsed(reading.pattern) : refused(text, `${PATTERN} (${reading.why})`)
 }
 
-function patternText(pattern: KeyPattern | null): string {
-  return pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length)
-}
-
-const CIDR = 'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address'
-
-function parseCidr(text: string): Parsed<string> {
-  const [, address = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-  const bits = { 0: -1, 4: 32, 6: 128 }[isIP(address)] ?? -1
-  return Number(prefix ?? 0) <= bits ? parsed(`${address}/${prefix ?? bits}`) : refused(text, CIDR)
-}
-
-const HOST_LINE = 'the name of a host or its address without a port, IPv6 in brackets'
-
-function parseHostLine(text: string): Parsed<string> {
-  const bracketed = /^\[([^\]]*)\]$/.exec(text)?.[1]
-  const valid = bracketed === undefined ? isHost(text) : isIP(bracketed) === 6
-  return valid ? parsed(text.toLowerCase()) : refused(text, HOST_LINE)
-}
-
-const ROUTE_PATH =
-  'a path: /exact, /with/:name, or /below/* (`*` at the end alone); other characters percent-encoded, no query'
-
-function parseRoutePath(text: string): Parsed<string> {
-  const segments = text.split('/').slice(1)
-  const valid = segments.every((segment, i) => {
-    if (segment === '*') return i === segments.length - 1
-    if (segment.startsWith(':')) return /^:[A-Za-z_][A-Za-z0-9_]*$/.test(segment)
-    return /^(?:[A-Za-z0-9\-._~!$&'()+,;=:@]|%[0-9A-Fa-f]{2})*$/.test(segment)
-  })
-  return text.startsWith('/') && valid ? parsed(text) : refused(text, ROUTE_PATH)
-}
-
-const address = byParser(
-  ADDRESS,
-  parseAddress,
-  '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
-  formatAddress,
+const claimValue = byPattern(
+  '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
+  'a text other than none, without control characters',
 )
-
-const ownPath = byParser(OWN_PATH, parseOwnPath, '^(/[^/:*?#][^/*?#]*)+$')
-const filePath = byPattern('^[^\\0]+$', 'the path of a file', (text) => text)
-const directoryPath = byPattern('^[^\\0]+$', 'the path of a directory', (text) => text)
-
-/** The other form of these scalars is a list. */
-function noneOrList(values: readonly string[]): unknown {
-  return values.length === 0 ? 'none' : values
-}
-
-const flag: Scalar<boolean> = {
-  schema: { type: 'boolean' },
-  allowed: 'true or false',
-  parse: (text) => (/^(true|false)$/.test(text) ? parsed(text === 'true') : refused(text, 'true or false')),
-}
+const filePath = byPattern('^[^\\0]+$', 'the path of a file')
 
 /** Every kind of scalar by the name it has among the schema's definitions. */
 export const SCALARS = {
   address,
   answerStatus: whole(200, 599),
-  addressOrNone: orWord(address, 'none', null as Address | null),
+  addressOrNone: orWord(address, 'none', null),
   audience: claimValue,
   audiences: byPattern(
     `^none$|${claimValue.schema.pattern}`,
@@ -182,7 +189,7 @@ export const SCALARS = {
     (text) => (text === 'none' ? [] : [text]),
     noneOrList,
   ),
-  bucket: orWord(bounded(DURATION, 1, MAX_RETENTION), 'none', null),
+  bucket: orWord(duration(1, MAX_RETENTION), 'none', null),
   caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
   callers: headerHinted(
     byPattern(
@@ -193,16 +200,20 @@ export const SCALARS = {
     ),
   ),
   claimOrNone: orWord(claimValue, 'none', null),
-  cidr: byParser(CIDR, parseCidr, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$'),
-  bodySize: bounded(SIZE, 1, MAX_BODY),
-  bufferSize: bounded(SIZE, 1, 1024 ** 4),
+  cidr,
+  bodySize: size(1, MAX_BODY),
+  bufferSize: size(1, 1024 ** 4),
   count: whole(1, 1_000_000),
-  delay: bounded(DURATION, 0, MAX_TIMER),
-  directoryPathOrOff: orWord(directoryPath, 'off', null),
+  delay: duration(0, MAX_TIMER),
+  directoryPathOrOff: orWord(byPattern('^[^\\0]+$', 'the path of a directory'), 'off', null),
   filePath,
   filePathOrNone: orWord(filePath, 'none', null),
-  flag,
-  fieldName: byPattern(`^${FIELD}$`, 'the name of a form field', (text) => text),
+  flag: {
+    schema: { type: 'boolean' },
+    allowed: 'true or false',
+    parse: (text) => (/^(true|false)$/.test(text) ? parsed(text === 'true') : refused(text, 'true or false')),
+  } satisfies Scalar<boolean>,
+  fieldName: byPattern(`^${FIELD}$`, 'the name of a form field'),
   forward: except(
     byPattern(
       `^${TOKEN}$`,
@@ -213,33 +224,29 @@ export const SCALARS = {
     TAKEN,
     'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key',
   ),
-  /** As a `Host` line has it, without the port. */
-  hostLine: byParser(HOST_LINE, parseHostLine, '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$'),
+  hostLine,
   headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
-  headerText: {
-    schema: { type: 'string', pattern: HEADER_TEXT.source },
-    allowed: HEADER_TEXT_ALLOWED,
-    // It may be a credential: the error does not show it.
-    parse: (text) =>
+  headerText: byParser(
+    'the value of a header: not empty, on one line, without blanks around it',
+    HEADER_TEXT.source,
+    (text) =>
       HEADER_TEXT.test(text)
         ? parsed(text)
-        : { ok: false, message: `found something else; allowed: ${HEADER_TEXT_ALLOWED}` },
-  } satisfies Scalar<string>,
-  hostName: byParser('the name of a host', (text) =>
-    isHost(text) ? parsed(text) : refused(text, 'the name of a host'),
+        : // It may be a credential: the error does not show it.
+          {
+            ok: false,
+            message:
+              'found something else; allowed: the value of a header: not empty, on one line, without blanks around it',
+          },
   ),
-  jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id', (text) => text),
-  jsonPart: byPattern(`^(${POINTER})?$`, 'a JSON pointer, such as /data/0; empty: all of it', (text) => text),
+  hostName,
+  jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id'),
+  jsonPart: byPattern(`^(${POINTER})?$`, 'a JSON pointer, such as /data/0; empty: all of it'),
   jsonText: {
+    ...byTest('a text, a number, true or false', '', (text) => text !== ''),
     schema: { type: ['string', 'number', 'boolean'], pattern: '^[^\\0]+$' },
-    allowed: 'a text, a number, true or false',
-    parse: (text) => (text === '' ? refused(text, 'a text, a number, true or false') : parsed(text)),
-  } satisfies Scalar<string>,
-  jwksUrl: orWord(
-    byParser(JWKS, parseJwksUrl, '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$'),
-    'none',
-    null,
-  ),
+  },
+  jwksUrl: orWord(jwksUrl, 'none', null),
   keyLength: whole(1, MAX_KEY),
   keySource: except(
     headerHinted(
@@ -253,31 +260,18 @@ export const SCALARS = {
     SOURCE_MADE_HERE,
     'a header that reaches the upstream as the client sent it',
   ),
-  method: byPattern(
-    '^(?!CONNECT$)[A-Z][A-Z_-]*$',
-    'a method in capital letters, other than CONNECT',
-    (text) => text,
-  ),
-  /** For a mapping that may be turned off as a whole. */
-  none: byPattern(
-    '^none$',
-    'none',
-    () => null,
-    () => 'none',
-  ),
-  off: byPattern(
-    '^off$',
-    'off',
-    () => null,
-    () => 'off',
-  ),
+  method: byPattern('^(?!CONNECT$)[A-Z][A-Z_-]*$', 'a method in capital letters, other than CONNECT'),
+  none: word('none'),
+  off: word('off'),
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
-  pattern: byParser(PATTERN, parsePattern, '', patternText),
+  pattern: byParser(PATTERN, '', parsePattern, (pattern) =>
+    pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length),
+  ),
   questions: whole(1, 1000),
-  questionTarget: byParser(QUESTION_TARGET, parseQuestionTarget, '^/([^/#][^#]*)?$'),
-  probeTarget: byParser(PROBE_TARGET, parseProbeTarget, '^/([^/#][^#]*)?$'),
-  problemBase: byParser(PROBLEM_BASE, parseProblemBase, '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$'),
+  questionTarget,
+  probeTarget,
+  problemBase,
   rateOrOff: orWord(
     byPattern(
       '^[1-9][0-9]{0,5}/[smhd]$',
@@ -288,32 +282,22 @@ export const SCALARS = {
     'off',
     null,
   ),
-  respondWithin: orWord(bounded(DURATION, 1, MAX_TIMER), 'none', null),
-  retention: bounded(DURATION, 1, MAX_RETENTION),
+  respondWithin: orWord(duration(1, MAX_TIMER), 'none', null),
+  retention: duration(1, MAX_RETENTION),
   routeName: byPattern(
     '^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
     'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, which is the name of what no route matches',
-    (text) => text,
   ),
-  routePath: byParser(
-    ROUTE_PATH,
-    parseRoutePath,
-    '^(?=/)(/(:[A-Za-z_][A-Za-z0-9_]*|[^:*?#\\s/][^*?#\\s/]*)?)*(/\\*)?$',
-  ),
-  storeUrl: byParser(
-    STORE,
-    parseStoreUrl,
-    '^(memory:$|sqlite:(?!//|:memory:$).|rediss?://[^/?#]+(/[0-9]{0,5})?$)',
-  ),
+  routePath,
+  storeUrl,
   serviceName: byPattern(
     '^[A-Za-z0-9_.-]{1,64}$',
     'up to 64 letters, digits, `_`, `.`, `-`, such as payments',
-    (text) => text,
   ),
-  timeout: bounded(DURATION, 1, MAX_TIMER),
-  tombstone: orWord(bounded(DURATION, 0, MAX_RETENTION), 'off', 0),
-  wait: bounded(DURATION, 1, MAX_WAIT),
-  upstreamUrl: byParser(UPSTREAM, parseUpstreamUrl, '^(https?://[^/?#@]+/?|unix:/[^/].*)$'),
+  timeout: duration(1, MAX_TIMER),
+  tombstone: orWord(duration(0, MAX_RETENTION), 'off', 0),
+  wait: duration(1, MAX_WAIT),
+  upstreamUrl,
 } satisfies Record<string, Scalar<unknown>>
 
 export type ScalarName = keyof typeof SCALARS

@@ -1,6 +1,4 @@
-import { isIP } from 'node:net'
 import type { Millis } from '../core/record.ts'
-import type { Address } from './config.ts'
 
 /** The value of a text, or a sentence that says what was found and what is allowed. */
 export type Parsed<T> =
@@ -19,6 +17,35 @@ export function refused(text: string, allowed: string): { readonly ok: false; re
 export function quote(text: string): string {
   const masked = text.replace(/\/\/.*@/s, '//***@')
   return JSON.stringify(masked.length > 80 ? `${masked.slice(0, 77)}...` : masked)
+}
+
+/** A kind of scalar: how the JSON Schema describes it, what is allowed in words, and how its text is read. */
+export interface Scalar<T> {
+  readonly schema: {
+    readonly type: string | readonly string[]
+    readonly pattern?: string
+    readonly minimum?: number
+    readonly maximum?: number
+  }
+  readonly allowed: string
+  readonly parse: (text: string) => Parsed<T>
+  /** The shortest text or value that {@link parse} reads as this one. Without it: the value itself. */
+  print?(this: void, value: T): unknown
+}
+
+/** `pattern`: what an editor can check of it. */
+export function byParser<T>(
+  allowed: string,
+  pattern: string,
+  parse: (text: string) => Parsed<T>,
+  print: (value: T) => unknown = (value) => value,
+): Scalar<T> {
+  return { schema: { type: 'string', pattern }, allowed, parse, print }
+}
+
+/** A text that is kept as it is. */
+export function byTest(allowed: string, pattern: string, test: (text: string) => boolean): Scalar<string> {
+  return byParser(allowed, pattern, (text) => (test(text) ? parsed(text) : refused(text, allowed)))
 }
 
 const DURATION_UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }
@@ -56,34 +83,41 @@ export function formatSize(value: number): string {
 }
 
 function inLargestUnit(value: number, units: Readonly<Record<string, number>>, smallest: string): string {
-  const [unit, factor] = Object.entries(units).findLast(([, by]) => value >= by && value % by === 0) ?? [
-    smallest,
-    1,
-  ]
+  const largest = Object.entries(units).findLast(([, by]) => value >= by && value % by === 0)
+  const [unit, factor] = largest ?? [smallest, 1]
   return `${value / factor}${unit}`
 }
 
-const HOST_NAME = /^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$/
-export const ADDRESS =
-  'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080'
-
-export function parseAddress(text: string): Parsed<Address> {
-  const [, bracketed, plain, digits = ''] = /^(?:\[([^\]]*)\]|([^:[\]]*)):(\d{1,5})$/.exec(text) ?? []
-  const port = Number(digits)
-  const host = bracketed ?? plain ?? ''
-  const valid = bracketed === undefined ? isHost(host) : isIP(host) === 6
-  return valid && digits !== '' && port <= 65_535 ? parsed({ host, port }) : refused(text, ADDRESS)
+export function duration(min: Millis, max: Millis): Scalar<Millis> {
+  return quantity('a duration', DURATION_UNITS, parseDuration, formatDuration, min, max)
 }
 
-export function formatAddress({ host, port }: Address): string {
-  return `${host.includes(':') ? `[${host}]` : host}:${port}`
+export function size(min: number, max: number): Scalar<number> {
+  return quantity('a size', SIZE_UNITS, parseSize, formatSize, min, max)
 }
 
-/** A name or an IPv4 address. What is made of digits and dots alone is no name: a mistyped address. */
-export function isHost(host: string): boolean {
-  return isIP(host) === 4 || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))
-}
-
-export function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'))
+function quantity(
+  kind: string,
+  units: object,
+  parse: (text: string) => Parsed<number>,
+  format: (value: number) => string,
+  min: number,
+  max: number,
+): Scalar<number> {
+  const names = Object.keys(units)
+  const unit = `(${names.join('|')})`
+  const allowed = `${kind} of ${min > 0 ? format(min) : '0'} to ${format(max)}, as a whole number with ${names.join(', ')}`
+  return {
+    schema:
+      min > 0
+        ? { type: 'string', pattern: `^0*[1-9][0-9]*${unit}$` }
+        : // A plain 0 is a number in YAML.
+          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${unit})$`, minimum: 0, maximum: 0 },
+    allowed,
+    parse: (text) => {
+      const read = parse(text)
+      return read.ok && read.value >= min && read.value <= max ? read : refused(text, allowed)
+    },
+    print: format,
+  }
 }

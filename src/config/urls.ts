@@ -1,94 +1,223 @@
+import { isIP } from 'node:net'
 import { normalisePath } from '../core/route.ts'
-import { isLoopback, type Parsed, parsed, refused } from './units.ts'
+import { byParser, byTest, type Parsed, parsed, refused, type Scalar } from './units.ts'
 
-export const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'
+/** `port` 0: any free one. `host` without brackets. */
+export interface Address {
+  readonly host: string
+  readonly port: number
+}
+
+const HOST_NAME = /^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$/
+
+/** A name or an IPv4 address. What is made of digits and dots alone is no name: a mistyped address. */
+function isHost(host: string): boolean {
+  return isIP(host) === 4 || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))
+}
+
+export function isLoopback(host: string): boolean {
+  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'))
+}
+
+const ADDRESS =
+  'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080'
+
+export function parseAddress(text: string): Parsed<Address> {
+  const [, bracketed, plain, digits = ''] = /^(?:\[([^\]]*)\]|([^:[\]]*)):(\d{1,5})$/.exec(text) ?? []
+  const port = Number(digits)
+  const host = bracketed ?? plain ?? ''
+  const valid = bracketed === undefined ? isHost(host) : isIP(host) === 6
+  return valid && digits !== '' && port <= 65_535 ? parsed({ host, port }) : refused(text, ADDRESS)
+}
+
+export function formatAddress({ host, port }: Address): string {
+  return `${host.includes(':') ? `[${host}]` : host}:${port}`
+}
+
+export const address: Scalar<Address> = byParser(
+  ADDRESS,
+  '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
+  parseAddress,
+  formatAddress,
+)
+
+export const hostName = byTest('the name of a host', '.', isHost)
+
+const HOST_LINE = 'the name of a host or its address without a port, IPv6 in brackets'
+
+/** As a `Host` line has it, without the port. */
+export const hostLine: Scalar<string> = byParser(
+  HOST_LINE,
+  '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$',
+  (text) => {
+    const bracketed = /^\[([^\]]*)\]$/.exec(text)?.[1]
+    const valid = bracketed === undefined ? isHost(text) : isIP(bracketed) === 6
+    return valid ? parsed(text.toLowerCase()) : refused(text, HOST_LINE)
+  },
+)
+
+const CIDR = 'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address'
+
+export const cidr: Scalar<string> = byParser(CIDR, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$', (text) => {
+  const [, ip = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
+  const bits = { 0: -1, 4: 32, 6: 128 }[isIP(ip)] ?? -1
+  return Number(prefix ?? 0) <= bits ? parsed(`${ip}/${prefix ?? bits}`) : refused(text, CIDR)
+})
+
+const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'
 
 /** An origin, or a socket. Nothing else: every request goes to the target that its client sent. */
-export function parseUpstreamUrl(text: string): Parsed<string> {
-  if (text.startsWith('unix:')) {
-    return /^unix:\/(?!\/)[^\0]+$/.test(text) ? parsed(text) : refused(text, UPSTREAM)
-  }
-  const url = /^https?:\/\//i.test(text) ? URL.parse(text) : null
-  if (url === null || url.port === '0') return refused(text, UPSTREAM)
-  if (url.username !== '' || url.password !== '')
-    return refused(text, `${UPSTREAM}, without credentials: clients send their own`)
-  if (/[?#]/.test(text))
-    return refused(text, `${UPSTREAM}, without a query or a fragment: targets are sent as they came`)
-  if (url.pathname !== '/')
-    return refused(text, `${UPSTREAM}, without a path: targets are sent upstream as they came`)
-  return parsed(url.origin)
-}
+export const upstreamUrl: Scalar<string> = byParser(
+  UPSTREAM,
+  '^(https?://[^/?#@]+/?|unix:/[^/].*)$',
+  (text) => {
+    if (text.startsWith('unix:'))
+      return /^unix:\/(?!\/)[^\0]+$/.test(text) ? parsed(text) : refused(text, UPSTREAM)
+    const url = /^https?:\/\//i.test(text) ? URL.parse(text) : null
+    if (url === null || url.port === '0') return refused(text, UPSTREAM)
+    if (url.username !== '' || url.password !== '')
+      return refused(text, `${UPSTREAM}, without credentials: clients send their own`)
+    if (/[?#]/.test(text))
+      return refused(text, `${UPSTREAM}, without a query or a fragment: targets are sent as they came`)
+    if (url.pathname !== '/')
+      return refused(text, `${UPSTREAM}, without a path: targets are sent upstream as they came`)
+    return parsed(url.origin)
+  },
+)
 
-export const STORE = 'memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db'
+const STORE = 'memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db'
+/** What the contract names and this version does not have. */
+const PLANNED_STORE = /^(?:redis\+sentinel|redis\+cluster|postgres(?:ql)?|dynamodb|tiered):/i
 
-export function parseStoreUrl(text: string): Parsed<string> {
-  if (text === 'memory:') return parsed(text)
-  if (text === 'sqlite::memory:')
-    return refused(text, `${STORE}; memory: is the store that lasts as long as the process`)
-  if (/^sqlite:(?!\/\/)[^\0]+$/.test(text)) return parsed(text)
-  const url = /^rediss?:\/\/[^/]/.test(text) ? URL.parse(text) : null
-  if (url === null || url.hostname === '' || url.port === '0' || !/^(\/\d{0,5})?$/.test(url.pathname))
-    return refused(text, STORE)
-  // The Redis client takes options from a query: one could turn on the resending of commands.
-  if (/[?#]/.test(text)) return refused(text, `${STORE}, without a query or a fragment`)
-  return parsed(text)
-}
+export const storeUrl: Scalar<string> = byParser(
+  STORE,
+  '^(memory:$|sqlite:(?!//|:memory:$).|rediss?://[^/?#]+(/[0-9]{0,5})?$)',
+  (text) => {
+    const planned = PLANNED_STORE.exec(text)?.[0]
+    // The scheme says enough, and the rest may hold a password.
+    if (planned !== undefined) {
+      const message = `\`store.url: ${planned}\` is not implemented in this version; allowed: ${STORE}`
+      return { ok: false, message }
+    }
+    if (text === 'memory:') return parsed(text)
+    if (text === 'sqlite::memory:')
+      return refused(text, `${STORE}; memory: is the store that lasts as long as the process`)
+    if (/^sqlite:(?!\/\/)[^\0]+$/.test(text)) return parsed(text)
+    const url = /^rediss?:\/\/[^/]/.test(text) ? URL.parse(text) : null
+    if (url === null || url.hostname === '' || url.port === '0' || !/^(\/\d{0,5})?$/.test(url.pathname))
+      return refused(text, STORE)
+    // The Redis client takes options from a query: one could turn on the resending of commands.
+    return /[?#]/.test(text) ? refused(text, `${STORE}, without a query or a fragment`) : parsed(text)
+  },
+)
 
 /** Whether other machines, and so other services, can have the same store. */
 export function isSharedStore(url: string): boolean {
   return !/^(memory|sqlite):/.test(url)
 }
 
-export const PROBLEM_BASE =
-  'an absolute URI that ends in /, :, # or =, since the code is put after it, such as https://docs.example.com/problems/'
+/** Prefix of the `type` of problem responses. */
+export const problemBase = byTest(
+  'an absolute URI that ends in /, :, # or =, since the code is put after it, such as https://docs.example.com/problems/',
+  '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$',
+  (text) =>
+    /^[a-z][a-z0-9+.-]*:[!-~]*[/:#=]$/i.test(text) &&
+    !/["<>\\^`{|}]/.test(text) &&
+    (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text))),
+)
 
-export function parseProblemBase(text: string): Parsed<string> {
-  const valid = /^[a-z][a-z0-9+.-]*:[!-~]*[/:#=]$/i.test(text) && !/["<>\\^`{|}]/.test(text)
-  const absolute =
-    valid && (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text)))
-  return absolute ? parsed(text) : refused(text, PROBLEM_BASE)
-}
-
-export const JWKS =
+const JWKS =
   'the https:// URL of a JWK Set (http:// for a loopback host alone), without credentials and fragment'
 
-/** What comes from there decides who a caller is: nobody on the way may change it. */
-export function parseJwksUrl(text: string): Parsed<string> {
-  const url = /^https?:\/\/[^/]/i.test(text) && !/[#\s]/.test(text) ? URL.parse(text) : null
-  if (url === null || url.port === '0' || url.username !== '' || url.password !== '')
-    return refused(text, JWKS)
-  const local = isLoopback(url.hostname.replace(/^\[|\]$/g, ''))
-  return url.protocol === 'https:' || local ? parsed(url.href) : refused(text, JWKS)
-}
+/** A key set decides who a caller is: nobody on the way may change it. */
+export const jwksUrl: Scalar<string> = byParser(
+  JWKS,
+  '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$',
+  (text) => {
+    const url = /^https?:\/\/[^/]/i.test(text) && !/[#\s]/.test(text) ? URL.parse(text) : null
+    if (url === null || url.port === '0' || url.username !== '' || url.password !== '')
+      return refused(text, JWKS)
+    const local = isLoopback(url.hostname.replace(/^\[|\]$/g, ''))
+    return url.protocol === 'https:' || local ? parsed(url.href) : refused(text, JWKS)
+  },
+)
 
 const PATH_CHARACTERS = /^\/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/]|%[0-9A-Fa-f]{2})*$/
-export const OWN_PATH =
-  'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no slash at the end, no needless percent-encoding, no query'
 
 /** A path that the proxy answers itself. It is compared with normalised ones. */
-export function parseOwnPath(text: string): Parsed<string> {
-  const literal = PATH_CHARACTERS.test(text) && !text.includes('/:')
-  const valid = literal && text !== '/' && normalisePath(text) === text
-  return valid ? parsed(text) : refused(text, OWN_PATH)
-}
+export const ownPath = byTest(
+  'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no slash at the end, no needless percent-encoding, no query',
+  '^(/[^/:*?#][^/*?#]*)+$',
+  (text) =>
+    PATH_CHARACTERS.test(text) && !text.includes('/:') && text !== '/' && normalisePath(text) === text,
+)
 
-export const PROBE_TARGET =
+/** A route's path. */
+export const routePath = byTest(
+  'a path: /exact, /with/:name, or /below/* (`*` at the end alone); other characters percent-encoded, no query',
+  '^(?=/)(/(:[A-Za-z_][A-Za-z0-9_]*|[^:*?#\\s/][^*?#\\s/]*)?)*(/\\*)?$',
+  (text) =>
+    text.startsWith('/') &&
+    text
+      .split('/')
+      .slice(1)
+      .every((segment, i, { length }) => {
+        if (segment === '*') return i === length - 1
+        if (segment.startsWith(':')) return /^:[A-Za-z_][A-Za-z0-9_]*$/.test(segment)
+        return /^(?:[A-Za-z0-9\-._~!$&'()+,;=:@]|%[0-9A-Fa-f]{2})*$/.test(segment)
+      }),
+)
+
+const TARGET =
   'a path that begins with one /, such as /v1/me or /v1/me?brief=1; other characters percent-encoded, no fragment'
+const TARGET_PATTERN = '^/([^/#][^#]*)?$'
 
-export const QUESTION_TARGET = `${PROBE_TARGET}; {key}, {record} and {:name}, a segment of the route's path, stand in it`
+/** The target of a request that the proxy makes itself: origin form (RFC 9112 §3.2.1). */
+export const probeTarget = byTest(TARGET, TARGET_PATTERN, (text) => {
+  const [path = '', ...query] = text.split('?')
+  // A query is anything that a request line can carry.
+  return (
+    PATH_CHARACTERS.test(path) &&
+    !path.startsWith('//') &&
+    /^[!-~]*$/.test(query.join('?')) &&
+    !text.includes('#')
+  )
+})
 
-/** A target into which the key or the id of a record is put, percent-encoded. */
-export function parseQuestionTarget(text: string): Parsed<string> {
-  const example = text.replaceAll(/\{(?:key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g, 'x')
-  return /[{}]/.test(example) || !parseProbeTarget(example).ok ? refused(text, QUESTION_TARGET) : parsed(text)
+/** The same, with places for the key and the id of a record. */
+export const questionTarget = byTest(
+  `${TARGET}; {key}, {record} and {:name}, a segment of the route's path, stand in it`,
+  TARGET_PATTERN,
+  (text) => {
+    const example = text.replaceAll(/\{(?:key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g, 'x')
+    return !/[{}]/.test(example) && probeTarget.parse(example).ok
+  },
+)
+
+/** Whether a connection to `host` on this machine reaches the listener, as far as names tell. */
+export function reaches(host: string, listener: Address): boolean {
+  const listening = canonical(listener.host.includes(':') ? `[${listener.host}]` : listener.host)
+  const called = canonical(host)
+  const covered = LOOPBACKS[listening] ?? []
+  return (
+    called === listening || covered.includes(called) || (called.startsWith('127.') && covered.includes('127'))
+  )
 }
 
-/** The target of a request of the proxy's own: origin form (RFC 9112 §3.2.1). */
-export function parseProbeTarget(text: string): Parsed<string> {
-  const [path = '', ...query] = text.split('?')
-  const valid = PATH_CHARACTERS.test(path) && !path.startsWith('//')
-  // A query is anything that a request line can carry.
-  return valid && /^[!-~]*$/.test(query.join('?')) && !text.includes('#')
-    ? parsed(text)
-    : refused(text, PROBE_TARGET)
+/** Names of this machine that a listener covers, besides its own. `127`: all of 127.0.0.0/8. */
+const LOOPBACKS: Readonly<Record<string, readonly string[]>> = {
+  '0.0.0.0': ['localhost', '127'],
+  '[::]': ['localhost', '127', '[::1]', '0.0.0.0'],
+  localhost: ['127.0.0.1', '[::1]', '0.0.0.0', '[::]'],
+  '127.0.0.1': ['localhost', '0.0.0.0'],
+  '[::1]': ['localhost', '[::]'],
+}
+
+/** As WHATWG's URL writes a host; IPv4 within IPv6 as IPv4, names without the root's dot. */
+function canonical(host: string): string {
+  const name = (URL.parse(`http://${host}`)?.hostname ?? host).replace(/\.$/, '')
+  const [, high = '', low = ''] = /^\[::ffff:([0-9a-f]{1,4}):([0-9a-f]{1,4})\]$/.exec(name) ?? []
+  if (high === '') return name.endsWith('.localhost') ? 'localhost' : name
+  const bits = [Number.parseInt(high, 16), Number.parseInt(low, 16)]
+  return bits.flatMap((part) => [part >> 8, part & 255]).join('.')
 }

@@ -1,8 +1,8 @@
 import type { CallerSource, ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { isProtected, readsKeys } from '../core/route.ts'
-import { asksByKeyAlone, questionByKey } from './ambiguity.ts'
-import type { PolicyConfig } from './schema-policy.ts'
+import type { PolicyConfig } from './properties.ts'
+import { asksByKeyAlone, questionByKey } from './reconcile.ts'
 import { formatDuration } from './units.ts'
 
 export interface Effective {
@@ -11,6 +11,42 @@ export interface Effective {
   readonly written: PolicyConfig
 }
 
+/** Promises that a protected route gives up by name (contract, promise), in the order in which they are told. */
+const GIVEN_UP: readonly [gives: (policy: RoutePolicy, written: PolicyConfig) => boolean, says: string][] = [
+  [
+    ({ key }) => key.derive !== null && key.derive.bucket !== null,
+    'key.derive with a bucket, so a retry that falls into the next bucket executes again.',
+  ],
+  [
+    ({ profile }) => profile === 'lenient',
+    'profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.',
+  ],
+  [
+    (_, written) => written.onLeaseExpired === 'retry',
+    'onLeaseExpired retry, so a retry executes again once the first attempt fell silent, whatever it did.',
+  ],
+  [
+    (_, written) => written.onStoreUnavailable === 'bypass',
+    'onStoreUnavailable bypass, so nothing is protected while the store is down.',
+  ],
+  [
+    ({ fingerprint }) => fingerprint.body === 'raw',
+    'fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.',
+  ],
+  [
+    ({ reconcile }) => reconcile?.identity.length === 0,
+    'reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.',
+  ],
+  [
+    ({ reconcile, scope }) => reconcile !== null && scope.caller.length > 0 && asksByKeyAlone(reconcile),
+    "reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does.",
+  ],
+  [
+    ({ reconcile, match }) => reconcile !== null && match.methods.length > 1 && asksByKeyAlone(reconcile),
+    'reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.',
+  ],
+]
+
 /** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */
 export function warningsOf(
   effective: readonly Effective[],
@@ -18,90 +54,44 @@ export function warningsOf(
   upstreamTimeout: Millis,
 ): string[] {
   const guarded = effective.filter(({ policy }) => isProtected(policy))
-  const namesOf = (which: readonly Effective[]): string =>
-    which.map(({ policy }) => `\`${policy.name}\``).join(', ')
-  const sentence = (which: readonly Effective[], say: (names: string) => string): string[] =>
-    which.length === 0 ? [] : [say(`${which.length === 1 ? 'Route' : 'Routes'} ${namesOf(which)}`)]
+  const sentence = (which: readonly Effective[], says: string): string[] => {
+    const names = which.map(({ policy }) => `\`${policy.name}\``).join(', ')
+    return which.length === 0 ? [] : [`${which.length === 1 ? 'Route' : 'Routes'} ${names}: ${says}`]
+  }
   return [
     ...sentence(
       effective.filter(({ policy }) => policy.mode === 'off'),
-      (routes) => `${routes}: mode off, so a retry executes again.`,
+      'mode off, so a retry executes again.',
     ),
     ...sentence(
       effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
-      (routes) => `${routes}: mode shadow, so a retry executes again.`,
+      'mode shadow, so a retry executes again.',
     ),
-    ...sentence(
-      guarded.filter(({ policy }) => policy.key.derive !== null && policy.key.derive.bucket !== null),
-      (routes) =>
-        `${routes}: key.derive with a bucket, so a retry that falls into the next bucket executes again.`,
-    ),
-    ...sentence(
-      guarded.filter(({ policy }) => policy.profile === 'lenient'),
-      (routes) =>
-        `${routes}: profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.`,
-    ),
-    ...sentence(
-      guarded.filter(({ written }) => written.onLeaseExpired === 'retry'),
-      (routes) =>
-        `${routes}: onLeaseExpired retry, so a retry executes again once the first attempt fell silent, whatever it did.`,
-    ),
-    ...sentence(
-      guarded.filter(({ written }) => written.onStoreUnavailable === 'bypass'),
-      (routes) => `${routes}: onStoreUnavailable bypass, so nothing is protected while the store is down.`,
-    ),
-    ...sentence(
-      guarded.filter(({ policy }) => policy.fingerprint.body === 'raw'),
-      (routes) =>
-        `${routes}: fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.`,
-    ),
-    ...sentence(
-      guarded.filter(({ policy }) => policy.reconcile !== null && policy.reconcile.identity.length === 0),
-      (routes) =>
-        `${routes}: reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.`,
-    ),
-    ...sentence(
-      guarded.filter(
-        ({ policy }) =>
-          policy.reconcile !== null && policy.scope.caller.length > 0 && asksByKeyAlone(policy.reconcile),
+    ...GIVEN_UP.flatMap(([gives, says]) =>
+      sentence(
+        guarded.filter(({ policy, written }) => gives(policy, written)),
+        says,
       ),
-      (routes) =>
-        `${routes}: reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does.`,
-    ),
-    ...sentence(
-      guarded.filter(
-        ({ policy }) =>
-          policy.reconcile !== null && policy.match.methods.length > 1 && asksByKeyAlone(policy.reconcile),
-      ),
-      (routes) =>
-        `${routes}: reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.`,
     ),
     ...sameQuestions(guarded).flatMap((which) =>
       sentence(
         which,
-        (routes) =>
-          `${routes}: reconcile asks the same question for equal keys, so a request of one route may be answered with what became of another's; {record} tells them apart, or a question of its own.`,
+        "reconcile asks the same question for equal keys, so a request of one route may be answered with what became of another's; {record} tells them apart, or a question of its own.",
       ),
     ),
     ...sentence(
-      guarded.filter(({ policy }) => {
-        const { reconcile } = policy
-        return reconcile !== null && reconcile.notFound !== null && reconcile.after < upstreamTimeout
-      }),
-      (routes) =>
-        `${routes}: reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`,
+      guarded.filter(
+        ({ policy: { reconcile } }) => reconcile?.notFound != null && reconcile.after < upstreamTimeout,
+      ),
+      `reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`,
     ),
     ...[...Map.groupBy(guarded, ({ policy }) => releasedBy(policy).join(', '))].flatMap(
       ([released, which]) =>
         released === ''
           ? []
-          : sentence(
-              which,
-              (routes) =>
-                `${routes}: outcomes release ${released}, so a retry executes again after such an answer.`,
-            ),
+          : sentence(which, `outcomes release ${released}, so a retry executes again after such an answer.`),
     ),
-    ...sharingWarning(guarded),
+    ...sharingWarning(guarded.map(({ policy }) => policy)),
     ...(storeUrl === 'memory:'
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
       : []),
@@ -122,10 +112,8 @@ function sameQuestions(effective: readonly Effective[]): Effective[][] {
 }
 
 /** One for all routes: nearly every configuration gives it. */
-function sharingWarning(guarded: readonly Effective[]): string[] {
-  const sharing = guarded
-    .map(({ policy }) => policy)
-    .filter(({ scope }) => scope.anonymous === 'share' && scope.caller.length > 0)
+function sharingWarning(guarded: readonly RoutePolicy[]): string[] {
+  const sharing = guarded.filter(({ scope }) => scope.anonymous === 'share' && scope.caller.length > 0)
   if (sharing.length === 0) return []
   const names = new Set(sharing.flatMap(({ scope }) => scope.caller.map(callerName)))
   const without = `without ${[...names].join(' or ')}`

@@ -1,7 +1,27 @@
 import type { Expected, OutcomeTable, RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
-import { alternatives, type Shape, scalarOf, shapeOf, spellingKey } from './read.ts'
-import { fileSchema } from './schema.ts'
+import { FILE } from './properties.ts'
+import { spellingKey } from './read.ts'
+import { jsonSchema, memberOf, type Row, scalarOf } from './rows.ts'
+
+const MASK = '***'
+/** Members whose values are secrets, or may hold some. */
+const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password|keys)$/
+
+/** The configuration in force, as a file would say it, without its secrets (contract §12 `/v1/config`). */
+export function effective(config: Config): Record<string, unknown> {
+  const entries = Object.entries(fileForm(config))
+  return Object.fromEntries(
+    entries.map(([name, value]) => [name, shown(value, [name], rowAt(name), config.spelled)]),
+  )
+}
+
+/** One value on one line. */
+export function valueText(value: unknown, path: string, spelled: Config['spelled']): string {
+  const written = shown(value ?? null, path.split('.'), rowAt(path), spelled)
+  if (written === null) return 'none'
+  return typeof written === 'string' && written !== '' ? written : JSON.stringify(written)
+}
 
 /** A configuration with the names and the nesting of a file. Values are as the configuration holds them. */
 export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
@@ -18,73 +38,81 @@ export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Reco
   }
 }
 
-function policyForm({ misuseStatus, excludeHeaders, scope, ...rest }: RoutePolicy): object {
+export function policyForm({ misuseStatus, excludeHeaders, scope, ...rest }: RoutePolicy): object {
   const { callerIsDefault: _, ...ownScope } = scope
   return { ...rest, scope: ownScope, misuse: { status: misuseStatus }, replay: { excludeHeaders } }
 }
 
-const ROOT = shapeOf(fileSchema)
-/** The defaults of the schema: `24h` is more usual than `1d`. */
-const USUAL = [...JSON.stringify(fileSchema).matchAll(/"default":"(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
-
-/** What the schema says of a property, such as `routes[pay].ttl`; undefined: nothing. */
-export function shapeAt(path: string): Shape | undefined {
+/** The row of a property, such as `routes[pay].ttl`; undefined: there is none. */
+export function rowAt(path: string): Row | undefined {
   const names = path.replaceAll(/\[[^\]]*\]/g, '.[]').split('.')
-  return names.reduce<Shape | undefined>((shape, name) => within(shape, name), ROOT)
+  return names.reduce<Row | undefined>(memberOf, FILE)
 }
 
-/** Of a member of a mapping, or, whatever its name, of a list. */
-export function within(shape: Shape | undefined, name: string): Shape | undefined {
-  if (shape === undefined) return undefined
-  const { mapping, list } = alternatives(shape)
-  if (mapping?.properties !== undefined && Object.hasOwn(mapping.properties, name))
-    return mapping.properties[name]
-  return Object.values(mapping?.patternProperties ?? {})[0] ?? list?.items
-}
-
-/**
- * A value as a file says it: a duration as the file spells it, else as the schema's default does, else in its largest unit.
- * Undefined: no scalar of the schema, so its members are looked at one by one.
- */
-export function printed(
+function shown(
   value: unknown,
-  shape: Shape | undefined,
-  name: string,
+  path: readonly string[],
+  row: Row | undefined,
   spelled: Config['spelled'],
 ): unknown {
-  const scalar = shape && alternatives(shape).scalar
-  if (shape === undefined || scalar?.$ref === undefined) return undefined
-  if (typeof value === 'object' && value !== null && alternatives(shape).mapping !== undefined)
-    return undefined
-  const { parse, print } = scalarOf(scalar.$ref)
-  if (typeof value === 'number') {
-    const texts = [
-      spelled.get(spellingKey(name, value)),
-      String(shape.default),
-      // Of 0, which may also be `off`, it says nothing.
-      ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...USUAL]),
-    ]
-    const isSpelling = (text = ''): boolean => {
-      const read = parse(text)
-      return read.ok && read.value === value
-    }
-    if (print !== undefined) return texts.find(isSpelling) ?? print(value)
+  const name = path.at(-1) ?? ''
+  const isSecret = value instanceof Uint8Array || SECRET.test(name)
+  // Read from a file: what is in it is nobody's to see.
+  if (isSecret && value !== null && typeof value !== 'boolean' && typeof value !== 'number') return MASK
+  const text = printed(value, row, name, spelled)
+  if (text !== undefined) return isUrl(text) ? withoutSecrets(text) : text
+  const members = unfolded(value, row)
+  if (typeof members !== 'object' || members === null)
+    return isUrl(members) ? withoutSecrets(members) : (members ?? null)
+  const inner = (key: string, one: unknown): unknown =>
+    shown(one, [...path, key], memberOf(row, key), spelled)
+  if (members instanceof Set || Array.isArray(members)) {
+    const items = [...(members as Iterable<unknown>)]
+    // Header lines that the proxy sends of its own carry its own credentials.
+    if (path.includes('reconcile') && name === 'headers')
+      return Object.fromEntries(items.flatMap((one, n) => (n % 2 === 0 ? [[String(one), MASK]] : [])))
+    return items.map((one) => inner('[]', one))
   }
-  return print?.(value)
+  return Object.fromEntries(Object.entries(members).map(([key, one]) => [key, inner(key, one)]))
+}
+
+/** The defaults as they are written: `24h` is more usual than `1d`. */
+const USUAL = [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
+
+/**
+ * A value as a file says it: a duration as the file spells it, else as the row's default does, else in its largest unit.
+ * Undefined: no scalar, so its members are looked at one by one.
+ */
+function printed(value: unknown, row: Row | undefined, name: string, spelled: Config['spelled']): unknown {
+  const scalar = row && scalarOf(row)
+  if (row === undefined || scalar == null) return undefined
+  const isMembers = typeof value === 'object' && value !== null
+  if (isMembers && (row.group !== undefined || row.map !== undefined)) return undefined
+  const { print } = scalar
+  if (typeof value !== 'number' || print === undefined) return print?.(value)
+  const texts = [
+    spelled.get(spellingKey(name, value)),
+    typeof row.byDefault === 'string' ? row.byDefault : '',
+    // Of 0, which may also be `off`, it says nothing.
+    ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...USUAL]),
+  ]
+  const isSpelling = (text = ''): boolean => {
+    const read = scalar.parse(text)
+    return read.ok && read.value === value
+  }
+  return texts.find(isSpelling) ?? print(value)
 }
 
 /** What the configuration keeps in another form than the file: the table of outcomes, and what answers must say. */
-export function unfolded(value: unknown, shape: Shape | undefined): unknown {
+function unfolded(value: unknown, row: Row | undefined): unknown {
   if (isOutcomes(value))
     return Object.fromEntries([
       ...value.exact,
       ...[...value.class].map(([digit, action]) => [`${digit}xx`, action]),
     ])
-  if (!Array.isArray(value) || shape === undefined) return value
-  const { mapping, list, scalar } = alternatives(shape)
-  if (list !== undefined || mapping === undefined || !value.every(isExpected)) return value
+  if (!Array.isArray(value) || row?.map === undefined || !value.every(isExpected)) return value
   // Nothing is expected: `identity: none`.
-  if (value.length === 0 && scalar?.$ref !== undefined) return scalarOf(scalar.$ref).print?.(null)
+  if (value.length === 0 && row.scalar !== undefined) return row.scalar
   return Object.fromEntries(value.map((one) => [one.pointer, one.value]))
 }
 
@@ -94,4 +122,17 @@ function isOutcomes(value: unknown): value is OutcomeTable {
 
 function isExpected(value: unknown): value is Expected {
   return typeof value === 'object' && value !== null && 'pointer' in value && 'value' in value
+}
+
+function isUrl(value: unknown): value is string {
+  return typeof value === 'string' && /^(?:[a-z][a-z0-9+.-]*:\/)?\//i.test(value)
+}
+
+/** User and password of a URL go, and what its query says, which may be a token; `{key}` is only a place. */
+function withoutSecrets(url: string): string {
+  const [base = '', query] = url.split(/\?(.*)/s, 2)
+  const shownBase = base.replace(/^([^/]*\/\/)[^/]*@/, `$1${MASK}@`)
+  if (query === undefined) return shownBase
+  const pairs = query.split('&').map((pair) => pair.replace(/=(?!\{:?\w+\}$).*$/s, `=${MASK}`))
+  return `${shownBase}?${pairs.map((pair) => (pair.includes('=') ? pair : MASK)).join('&')}`
 }

@@ -194,24 +194,12 @@ export interface RoutePolicy extends Retention {
   readonly limits: RouteLimits
 }
 
-/** What a profile decides where neither a route nor `defaults` says otherwise (contract §7). */
-export interface ProfileDefaults {
-  readonly onLeaseExpired: RoutePolicy['onLeaseExpired']
-  readonly onStoreUnavailable: RoutePolicy['onStoreUnavailable']
-  readonly anonymous: RoutePolicy['scope']['anonymous']
-  readonly minLength: number
-  /** 0: off. */
-  readonly tombstone: Millis
-  readonly misuseStatus: RoutePolicy['misuseStatus']
-}
-
-interface ProfileTable extends ProfileDefaults {
+/** What a profile makes of upstream responses (contract §7). Its other values stand in config/properties.ts. */
+interface ProfileTable {
   readonly outcomes: OutcomeTable
   /** 503 is no entry of `outcomes`: with `Retry-After` it is the upstream's word, without it may be a proxy's. */
   readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
 }
-
-const DAY: Millis = 86_400_000
 
 /** Answers to the caller's standing or timing, given before any work is done. */
 const NOTHING_DONE = [401, 403, 407, 408, 421, 425, 429]
@@ -231,45 +219,24 @@ function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>):
   }
 }
 
-const STANDARD: ProfileTable = {
-  outcomes: outcomes('store', { 502: 'unknown', 504: 'unknown' }),
-  unavailable: { retryAfter: 'release', otherwise: 'unknown' },
-  onLeaseExpired: 'unknown',
-  onStoreUnavailable: 'reject',
-  anonymous: 'share',
-  minLength: 1,
-  tombstone: 0,
-  misuseStatus: 422,
-}
-
 const TABLES: Readonly<Record<Profile, ProfileTable>> = {
-  standard: STANDARD,
+  standard: {
+    outcomes: outcomes('store', { 502: 'unknown', 504: 'unknown' }),
+    unavailable: { retryAfter: 'release', otherwise: 'unknown' },
+  },
   strict: {
-    ...STANDARD,
     outcomes: outcomes('unknown', {}),
     unavailable: { retryAfter: 'unknown', otherwise: 'unknown' },
-    anonymous: 'reject',
-    minLength: 16,
-    tombstone: 7 * DAY,
   },
   lenient: {
-    ...STANDARD,
     outcomes: outcomes('release', {}),
     unavailable: { retryAfter: 'release', otherwise: 'release' },
-    onLeaseExpired: 'retry',
-    onStoreUnavailable: 'bypass',
   },
   stripe: {
-    ...STANDARD,
     // A service that follows Stripe answers 409 while its own first attempt is still running.
     outcomes: outcomes('store', { 409: 'release' }),
     unavailable: { retryAfter: 'store', otherwise: 'store' },
-    misuseStatus: 400,
   },
-}
-
-export function profileDefaults(profile: Profile): ProfileDefaults {
-  return TABLES[profile]
 }
 
 /** What a complete response of the upstream becomes: the route's own entries first, exact before class, then the profile's. */

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
-import { effective } from '../../src/admin/effective.ts'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { effective } from '../../src/config/written.ts'
 import { FIXTURES } from '../config/support.ts'
 
 const loaded = loadConfig({

@@ -1,12 +1,12 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { changeLine } from '../../src/admin/effective.ts'
+import { withTables } from '../../scripts/docs.ts'
 import type { Config } from '../../src/config/config.ts'
-import { type Change, changesBetween } from '../../src/config/config-diff.ts'
+import { type Change, changeLine, changesBetween } from '../../src/config/diff.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
-import { FILE_RELOAD_RULES, POLICY_RELOAD_RULES, ruleOf } from '../../src/config/reload-rules.ts'
-import { configurationDoc } from '../support/configuration-doc.ts'
+import type { Row } from '../../src/config/rows.ts'
+import { rowAt } from '../../src/config/written.ts'
 import { tempDir } from '../support/e2e.ts'
 
 function tempFile(t: Test, text: string): string {
@@ -39,14 +39,15 @@ function paths(before: string, after: string, effect: Change['effect']): string[
 }
 
 void t.test('every property of the file says what its change takes', async (t) => {
-  const [file = '', policy = ''] = configurationDoc().split('## Of `defaults`')
+  const [file = '', policy = ''] = withTables(
+    '<!-- table: file -->\n<!-- end -->## Of `defaults`<!-- table: policy -->\n<!-- end -->',
+  ).split('## Of `defaults`')
   const rows = (text: string): string[] =>
     [...text.matchAll(/^\| `([^`]+)`/gm)].map(([, path]) => path as string)
-  for (const path of rows(file)) {
-    const own = path.replace(/^routes\[\]\./, '')
-    t.not(ruleOf<unknown>(own === path ? FILE_RELOAD_RULES : POLICY_RELOAD_RULES, own), undefined, path)
-  }
-  for (const path of rows(policy)) t.not(ruleOf<unknown>(POLICY_RELOAD_RULES, path), undefined, path)
+  const hasRule = (row: Row | undefined): boolean =>
+    row?.reload !== undefined || Object.values(row?.group ?? {}).some(hasRule)
+  for (const path of rows(file)) t.ok(hasRule(rowAt(path)), path)
+  for (const path of rows(policy)) t.ok(hasRule(rowAt(`defaults.${path}`)), path)
   t.ok(rows(file).length > 40 && rows(policy).length > 50)
 })
 

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
-import { fileSchema } from '../../src/config/schema.ts'
-import { policySchema, routeSchema } from '../../src/config/schema-policy.ts'
+import { POLICY, PROPERTIES, ROUTE } from '../../src/config/properties.ts'
+import type { Row } from '../../src/config/rows.ts'
 import { FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
 const SECOND = 1000
@@ -325,13 +325,12 @@ void t.test(
 void t.test(
   'every property of the schema says what it is for, and `defaults` takes what a route takes from `profile` on',
   async (t) => {
-    const { name: _n, match: _m, ...shared } = routeSchema.properties
-    t.strictSame(Object.keys(shared), Object.keys(policySchema.properties))
-    const visit = (path: string, shape: { description?: string; properties?: object }): void => {
-      if (shape.properties === undefined) t.type(shape.description, 'string', path)
-      for (const [name, property] of Object.entries(shape.properties ?? {}))
-        visit(`${path}.${name}`, property)
+    const { name: _n, match: _m, ...shared } = ROUTE
+    t.strictSame(Object.keys(shared), Object.keys(POLICY))
+    const visit = (path: string, row: Row): void => {
+      if (row.group === undefined) t.type(row.help, 'string', path)
+      for (const [name, property] of Object.entries(row.group ?? {})) visit(`${path}.${name}`, property)
     }
-    visit('', fileSchema)
+    visit('', { group: PROPERTIES })
   },
 )

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { orphanedBy } from '../../src/config/orphans.ts'
+import { orphanedBy } from '../../src/config/diff.ts'
 import { load } from './support.ts'
 
 const BY_KEY = 'request: { path: "/p?k={key}" }, identity: { /k: "{key}" }'

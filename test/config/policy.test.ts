@@ -1,5 +1,6 @@
 import t from 'tap'
-import { type Action, classify, type Profile, profileDefaults } from '../../src/core/policy.ts'
+import { profileDefaults } from '../../src/config/load.ts'
+import { type Action, classify, type Profile } from '../../src/core/policy.ts'
 import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
 
 const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']
@@ -37,9 +38,16 @@ void t.test("U08 each profile's table of statuses", async (t) => {
 
 void t.test("U08 each profile's other values", async (t) => {
   const rows = PROFILES.map((profile) => {
-    const { onLeaseExpired, onStoreUnavailable, anonymous, minLength, tombstone, misuseStatus } =
-      profileDefaults(profile)
-    return [profile, onLeaseExpired, onStoreUnavailable, anonymous, minLength, tombstone, misuseStatus]
+    const { onLeaseExpired, onStoreUnavailable, scope, key, tombstone, misuse } = profileDefaults(profile)
+    return [
+      profile,
+      onLeaseExpired,
+      onStoreUnavailable,
+      scope.anonymous,
+      key.minLength,
+      tombstone,
+      misuse.status,
+    ] as const
   })
   t.strictSame(rows, [
     ['standard', 'unknown', 'reject', 'share', 1, 0, 422],

@@ -1,7 +1,7 @@
 import fc from 'fast-check'
 import t from 'tap'
 import { type Config, namespaceOf } from '../../src/config/config.ts'
-import { changesBetween } from '../../src/config/config-diff.ts'
+import { changesBetween } from '../../src/config/diff.ts'
 import { loadConfig } from '../../src/config/load.ts'
 import { recipeOf } from '../../src/core/fingerprint.ts'
 import { readCaller, recordId } from '../../src/core/identity.ts'

@@ -1,6 +1,6 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { routeDiff } from '../../src/config/route-diff.ts'
+import { routeDiff } from '../../src/config/diff.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { parseTarget, Router } from '../../src/core/route.ts'
 import { route } from '../protect/harness.ts'

@@ -1,10 +1,11 @@
 import { Ajv } from 'ajv'
 import t, { type Test } from 'tap'
 import { parse } from 'yaml'
-import { publishedSchema } from '../../src/config/schema.ts'
+import { FILE } from '../../src/config/properties.ts'
+import { jsonSchema } from '../../src/config/rows.ts'
 import { errorsOf, UPSTREAM } from './support.ts'
 
-const validate = new Ajv({ allowUnionTypes: true }).compile(JSON.parse(publishedSchema()))
+const validate = new Ajv({ allowUnionTypes: true }).compile(JSON.parse(jsonSchema(FILE)))
 
 /** What contract §10 names and this version does not do, as it would be written. */
 const AT_TOP: Record<string, string> = {

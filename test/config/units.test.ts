@@ -1,15 +1,7 @@
 import t from 'tap'
-import { didYouMean } from '../../src/config/did-you-mean.ts'
-import { substitute } from '../../src/config/env.ts'
-import {
-  formatDuration,
-  formatSize,
-  isLoopback,
-  type Parsed,
-  parseAddress,
-  parseDuration,
-  parseSize,
-} from '../../src/config/units.ts'
+import { didYouMean, substitute } from '../../src/config/read.ts'
+import { formatDuration, formatSize, type Parsed, parseDuration, parseSize } from '../../src/config/units.ts'
+import { isLoopback, parseAddress } from '../../src/config/urls.ts'
 
 function told<T>(parsed: Parsed<T>): T | string {
   return parsed.ok ? parsed.value : parsed.message

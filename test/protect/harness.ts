@@ -1,8 +1,9 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
+import { profileDefaults } from '../../src/config/load.ts'
 import type { VerifiedToken } from '../../src/core/identity.ts'
-import { type Profile, profileDefaults, type Rate, type RoutePolicy } from '../../src/core/policy.ts'
+import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import { ReplayGrants } from '../../src/protect/authorize.ts'
@@ -83,7 +84,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     },
     fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
     inFlight: { mode: 'reject', wait: 10 * SECOND, status: 409 },
-    misuseStatus: defaults.misuseStatus,
+    misuseStatus: defaults.misuse.status,
     respondWithin: null,
     outcomes: { exact: new Map(), class: new Map() },
     onLeaseExpired: defaults.onLeaseExpired,

@@ -1,0 +1,261 @@
+import { isDeepStrictEqual } from 'node:util'
+import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
+import { asksBy, asksByKey } from '../core/reconcile/answer.ts'
+import {
+  overlaps,
+  pathPattern,
+  policiesOf,
+  policyNamed,
+  type Routes,
+  readsKeys,
+  routeCovers,
+} from '../core/route.ts'
+import type { Config } from './config.ts'
+import { FILE, ROUTE } from './properties.ts'
+import { isMapping, memberOf, type Reload, type ReloadRule, type Row } from './rows.ts'
+import { fileForm, policyForm, valueText } from './written.ts'
+
+export interface Change {
+  /** Such as `upstream.url` or `routes[pay].ttl`. */
+  readonly path: string
+  /** As the configuration holds them, secrets included: not to be shown as they are. Undefined: not there. */
+  readonly was: unknown
+  readonly now: unknown
+  readonly effect: ReloadRule
+  /** {@link Config.spelled} of both. */
+  readonly spelled: Readonly<Record<'was' | 'now', Config['spelled']>>
+  /** Which requests it is about, where the path does not say it. */
+  readonly about: string | null
+}
+
+/** What a reload changes or would change, in one line: path, old value, new value, as a file says them. */
+export function changeLine({ path, was, now, about, spelled }: Change): string {
+  const [before, after] = [valueText(was, path, spelled.was), valueText(now, path, spelled.now)]
+  const same = before === after ? ' (another value)' : ''
+  return `${path}: ${before} → ${after}${same}${about === null ? '' : ` (${about})`}`
+}
+
+type Found = Omit<Change, 'spelled'>
+
+/** What differs between two configurations, and what each difference takes, as its row says. */
+export function changesBetween(before: Config, after: Config): Change[] {
+  const spelled = { was: before.spelled, now: after.spelled }
+  const isUsed = [before, after].some(({ unmatched }) => unmatched === 'protect')
+  return [
+    ...fileChanges(before, after),
+    ...policyChanges('defaults', before.defaults, after.defaults, isUsed),
+    ...routeChanges(before.routes, after.routes),
+    ...movedChanges(before, after),
+  ].map((found) => ({ ...found, spelled }))
+}
+
+function fileChanges(before: Config, after: Config): Found[] {
+  const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
+  const [was, now] = [before, after].map((config) => {
+    const { routes: _r, defaults: _d, ...own } = fileForm(config)
+    return own
+  })
+  return differences(was, now, FILE).map(({ rule, ...difference }) => ({
+    ...difference,
+    effect: effectOf(rule, { some: (identifiesFor) => policies.some(identifiesFor) }),
+    about: null,
+  }))
+}
+
+/** `used`: requests are decided by it. */
+function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
+  const moot = !used || (!readsKeys(before) && !readsKeys(after))
+  const found = differences(policyForm(before), policyForm(after), { group: ROUTE }).map(
+    ({ rule, path, ...values }) => {
+      const effect = effectOf(rule, { when: (when) => when(before, after) })
+      // Which requests a route gets decides about those of the others, too.
+      const idle = moot && effect === 'identifies' && !path.startsWith('match')
+      return { path: `${base}.${path}`, ...values, effect: idle ? ('live' as const) : effect, about: null }
+    },
+  )
+  const [was, now] = [before, after].map(({ scope }) => scope.callerIsDefault)
+  // No property, but whether one is written decides about callers without it.
+  const written = { path: `${base}.scope.callerIsDefault`, was, now, effect: 'live' as const, about: null }
+  return was === now ? found : [...found, written]
+}
+
+/** What a rule comes to, with what decides about the two kinds of conditional ones. */
+function effectOf(
+  rule: Reload,
+  {
+    when = () => false,
+    some = () => false,
+  }: {
+    readonly when?: (counts: (before: RoutePolicy, after: RoutePolicy) => boolean) => boolean
+    readonly some?: (identifiesFor: (policy: RoutePolicy) => boolean) => boolean
+  },
+): ReloadRule {
+  if (typeof rule === 'string') return rule
+  if (rule.effect === 'restart') return some(rule.identifiesFor) ? 'identifies' : 'restart'
+  return when(rule.when) ? 'identifies' : 'live'
+}
+
+/** Routes of the same name; those that come and go are told by what becomes of their requests, too. */
+function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
+  const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
+  const whole = (path: string, was: unknown, now: unknown): Found => ({
+    path,
+    was,
+    now,
+    effect: 'live',
+    about: null,
+  })
+  const gone = before.filter(({ name }) => find(after, name) === undefined)
+  const kept = before.filter((route) => !gone.includes(route)).map(({ name }) => name)
+  const order = after.map(({ name }) => name).filter((name) => kept.includes(name))
+  return [
+    ...gone.map(({ name, match }) => whole(`routes[${name}]`, match, undefined)),
+    ...after.flatMap((route) => {
+      const base = `routes[${route.name}]`
+      const same = find(before, route.name)
+      return same === undefined ? [whole(base, undefined, route.match)] : policyChanges(base, same, route)
+    }),
+    ...(isDeepStrictEqual(kept, order) ? [] : [whole('routes', kept, order)]),
+  ]
+}
+
+/**
+ * Requests that another route, or `defaults`, decides about than before: they must find the records that they found before,
+ * and be protected where they were.
+ */
+function movedChanges(before: Config, after: Config): Found[] {
+  return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
+    const was = from !== null && readsKeys(from)
+    const now = to !== null && readsKeys(to)
+    const about = `${method} ${path}, of ${from === null ? 'no route' : `route ${from.name}`} before`
+    const policy = to ?? from
+    const base = policy === null || policy.name === 'default' ? 'defaults' : `routes[${policy.name}]`
+    if (!was && !now) return []
+    if (!was || !now || from === null || to === null) {
+      const said = (yes: boolean): string => (yes ? 'protected' : 'not protected')
+      return [{ path: base, was: said(was), now: said(now), effect: 'identifies', about }]
+    }
+    // By its method and path a route gets its requests: these two got the same ones.
+    const routing = [`${base}.match.methods`, `${base}.match.path`]
+    return policyChanges(base, from, to)
+      .filter((change) => change.effect === 'identifies' && !routing.includes(change.path))
+      .map((change): Found => ({ ...change, about }))
+  })
+}
+
+interface Difference {
+  readonly path: string
+  readonly was: unknown
+  readonly now: unknown
+  readonly rule: Reload
+}
+
+/** Down to the single property, or to a group that is compared as one value. */
+function differences(was: unknown, now: unknown, row: Row | undefined, path = ''): Difference[] {
+  if (isDeepStrictEqual(was, now)) return []
+  const sides = [was, now].map((side) => (isMapping(side) ? side : null))
+  const isGroup = sides.every((side, i) => side !== null || [was, now][i] == null)
+  if (!isGroup || row?.whole === true || (row !== undefined && row.group === undefined))
+    return [{ path, was: was ?? undefined, now: now ?? undefined, rule: ruleOf(row) }]
+  const names = new Set(sides.flatMap((side) => Object.keys(side ?? {})))
+  return [...names].flatMap((name) =>
+    differences(
+      sides[0]?.[name],
+      sides[1]?.[name],
+      memberOf(row, name),
+      path === '' ? name : `${path}.${name}`,
+    ),
+  )
+}
+
+/** A group that is compared as one has the rule of its first property; what has no row takes a restart. */
+export function ruleOf(row: Row | undefined): Reload {
+  return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
+}
+
+/** Requests that one policy decided about, and another one will. Null: nothing does. */
+export interface RouteChange {
+  readonly from: RoutePolicy | null
+  readonly to: RoutePolicy | null
+  readonly method: string
+  /** Pattern of the narrower one of the two. */
+  readonly path: string
+}
+
+/**
+ * Which requests change hands between two configurations, method by method. Where that is not certain they are said to: two
+ * patterns may overlap, and routes before them may or may not take all of the overlap.
+ */
+export function routeDiff(before: Routes, after: Routes): RouteChange[] {
+  const written = [...before.routes, ...after.routes].flatMap(({ match }) => match.methods)
+  const found = new Map<string, RouteChange>()
+  for (const method of new Set(['POST', 'PATCH', ...written])) {
+    const old = deciders(before, method)
+    const next = deciders(after, method)
+    for (const [i, from] of old.entries())
+      for (const [j, to] of next.entries()) {
+        if (from.policy?.name === to.policy?.name || !mayOverlap(from.match, to.match)) continue
+        // What a route before it takes never comes here.
+        if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
+        if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
+        const pair = `${from.policy?.name} ${to.policy?.name}`
+        const { path } = from.match.path === EVERYTHING.path ? to.match : from.match
+        if (!found.has(pair)) found.set(pair, { from: from.policy, to: to.policy, method, path })
+      }
+  }
+  return [...found.values()]
+}
+
+interface Decider {
+  readonly policy: RoutePolicy | null
+  readonly match: RouteMatch
+}
+
+const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false }
+
+/** In their order: the first that matches decides. */
+function deciders(routes: Routes, method: string): Decider[] {
+  const deciding: Decider[] = policiesOf(routes)
+    .filter(({ match }) => match.methods.includes(method))
+    .map((policy) => ({ policy, match: policy.match }))
+  const isComplete = deciding.at(-1)?.policy === routes.defaults
+  return isComplete ? deciding : [...deciding, { policy: null, match: EVERYTHING }]
+}
+
+/** Between normal and exact paths nothing is certain: an exact one may hold dot segments. */
+function takesAll({ match: earlier }: Decider, { match: later }: Decider): boolean {
+  return earlier.exact === later.exact && routeCovers(earlier, later)
+}
+
+function mayOverlap(a: RouteMatch, b: RouteMatch): boolean {
+  return a.exact !== b.exact || overlaps(pathPattern(a.path, a.exact), pathPattern(b.path, b.exact))
+}
+
+/**
+ * Routes whose unknown records nobody asks about any more, or whose "not found" frees none of them, one sentence each. A record
+ * finds its route by the name.
+ */
+export function orphanedBy(before: Routes, after: Routes): string[] {
+  return policiesOf(before).flatMap((route) => {
+    const why = whyOrphaned(route, after)
+    return why === null
+      ? []
+      : [
+          `Route \`${route.name}\`: ${why}, so its records that are unknown now stay so until a person decides.`,
+        ]
+  })
+}
+
+function whyOrphaned(route: RoutePolicy, after: Routes): string | null {
+  if (route.mode !== 'enforce' || route.reconcile === null) return null
+  const next = policyNamed(after, route.name)
+  if (next === null) return 'no route has its name any more'
+  if (next.mode !== 'enforce') return `mode ${next.mode}, in which nobody asks the upstream`
+  if (next.reconcile === null) return 'it has no reconcile any more'
+  if (asksByKey(next.reconcile) && !asksByKey(route.reconcile))
+    return 'reconcile asks by {key}, which was not kept before'
+  const asksByRecord = next.reconcile.notFound !== null && asksBy(next.reconcile).includes('record')
+  return asksByRecord && !route.key.forwardFence
+    ? 'reconcile asks by {record}, which the upstream was not told before, and "not found" proves nothing then'
+    : null
+}

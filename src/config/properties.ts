@@ -1,0 +1,325 @@
+import { TOKEN } from '../core/headers.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import {
+  byProfile,
+  type FilledIn,
+  group,
+  groupOrList,
+  list,
+  listOf,
+  map,
+  oneOrList,
+  orOff,
+  orWord,
+  type Reload,
+  required,
+  row,
+  unset,
+  type WrittenIn,
+} from './rows.ts'
+
+/*
+ * Every property of a configuration, one row each: what may be written, the default, what a reload of it takes, and what it is
+ * for. JSON Schema, types, reader, reload and documents come from here (`node scripts/docs.ts` writes the latter two).
+ */
+
+const live = 'live'
+const restart = 'restart'
+const identifies = 'identifies'
+
+/** Of a property of a route: counts where what it comes to has changed. */
+function identifiesBy(what: (policy: RoutePolicy) => unknown): Reload {
+  return { effect: identifies, when: (before, after) => what(before) !== what(after) }
+}
+
+/** Rules of keys that become narrower refuse keys that were used: their clients take new ones, which execute again. */
+function narrower(isNarrower: (after: RoutePolicy['key'], before: RoutePolicy['key']) => boolean): Reload {
+  return { effect: identifies, when: (before, after) => isNarrower(after.key, before.key) }
+}
+
+function restartOrIdentifies(identifiesFor: (policy: RoutePolicy) => boolean): Reload {
+  return { effect: restart, identifiesFor }
+}
+
+/** What changes things and is not idempotent by itself (RFC 9110 §9.2.2). */
+export const METHODS = ['POST', 'PATCH']
+
+const POINTER = '^(/([^~/]|~[01])*)+$'
+const POINTERS = 'JSON pointers, such as /data/0/id'
+const HEADER = `^${TOKEN}$`
+const STATUS = '^([2-5][0-9]{2}|[2-5]xx)$'
+const STATUSES = 'statuses (200 to 599) and classes (2xx to 5xx)'
+
+// biome-ignore format: a table
+const ANSWER = {
+  status: row('answerStatus', unset, live, 'Status of such a response; required.'),
+  when: row(map(POINTER, POINTERS, 'jsonText'), unset, live,
+    'What the response must also contain: JSON pointers and their values.'),
+}
+
+// biome-ignore format: a table
+export const RECONCILE = {
+  request: group({
+    method: row(['GET', 'POST'], 'GET', live, 'Method of the status query; it has no body and must be free of side effects.'),
+    path: row('questionTarget', unset, live,
+      'Path of the status query; required. `{key}` and `{record}` (the record id) are replaced, percent-encoded.'),
+    headers: row(map(HEADER, 'names of headers', 'headerText'), unset, live,
+      "Headers of the status query, such as its credentials; `{key}` and `{record}` are replaced in their values. None of the client's are sent."),
+  }),
+  identity: row(orWord('none', map(POINTER, POINTERS, 'jsonText')), unset, live,
+    'Proof that a response is about this record: JSON pointers and their values, in which `{key}` and `{record}` are replaced. `none`: any response is believed. Required.'),
+  completed: groupOrList({
+    ...ANSWER,
+    json: row('jsonPart', unset, live, 'JSON pointer to the part that becomes the stored response. Default: the whole body.'),
+    response: group({
+      status: row('answerStatus', unset, live, 'Status of the replay. Default: that of the response to the query.'),
+      headers: row(map(HEADER, 'names of headers', 'headerText'), unset, live,
+        'Headers of the replay. Default: `Content-Type: application/json`.'),
+    }),
+  }, 'Response that shows the outcome of the request; one, or a list of which the first match counts. Required.'),
+  notFound: orOff('none', ANSWER,
+    'Response that shows that nothing was done. It counts when received twice in a row, and not before `after`.'),
+  pending: orOff('none', ANSWER,
+    'Response that leaves the outcome open; checked before the others. So does every response that matches none of them.'),
+  after: row('retention', unset, live, 'Time from the claim before "not found" counts. Default: `upstream.timeout`.'),
+  every: row('retention', '5s', live, 'Time until the first status query; the pauses double, up to an hour.'),
+  attempts: row('questions', 20, live, 'Number of status queries before the record is dead-lettered.'),
+}
+
+// biome-ignore format: a table
+const DERIVE = {
+  json: row(list('jsonPointer'), [], identifies, 'JSON pointers into the body whose values are part of the derived key.'),
+  form: row(list('fieldName'), [], identifies, 'Form fields that are part of it, urlencoded or multipart. Cannot be combined with `json`.'),
+  headers: row(list('headerName'), [], identifies, 'Headers that are part of it.'),
+  bucket: row('bucket', 'none', identifies,
+    "Time window that is part of it: the store's time divided by this, rounded down. A retry in the next window executes again. `none`: no window."),
+}
+
+/** Bounds that a route may set, too. */
+// biome-ignore format: a table
+const ROUTE_LIMITS = {
+  request: row('bodySize', '1MiB', live, 'Maximum request body; a larger one is refused with 413.'),
+  response: row('bodySize', '5MiB', live,
+    'Maximum response body that is stored; a larger one is streamed and recorded as completed without its body.'),
+  newKeys: row('rateOrOff', 'off', live,
+    'Maximum rate of new keys per caller, such as `100/m` (s, m, h, d); more are refused with 429. `off`: unlimited.'),
+}
+
+/** What a route and `defaults` may both set. */
+// biome-ignore format: a table
+export const POLICY = {
+  // Shadow leaves the records that `enforce` honours; `off` leaves none, and finds none.
+  mode: row(['enforce', 'shadow', 'off'], 'enforce', identifiesBy(({ mode }) => mode === 'off'),
+    '`shadow` forwards everything and counts what `enforce` would have done; `off` passes everything through unprotected.'),
+  // A set of defaults: what they change is looked at by itself.
+  profile: row(['standard', 'strict', 'lenient', 'stripe'], 'standard', live,
+    'Set of defaults for what neither the route nor `defaults` sets.'),
+  key: group({
+    presence: row(['required', 'optional', 'ignored'], 'optional', identifiesBy(({ key }) => key.presence === 'ignored'),
+      'Whether a request must carry a key.'),
+    from: row(list('keySource', 1), ['header:idempotency-key'], identifies,
+      'Where the key may come from: `header:<name>`, `query:<name>`, `form:<field>` (urlencoded or multipart) or `json:<pointer>` into the body. CloudEvents: `header:ce-id` includes `ce-source`, `json:/id` includes `/source`. Sources that disagree are refused with 400.'),
+    syntax: row(['lenient', 'strict'], 'lenient', narrower((after) => after.syntax === 'strict'),
+      '`lenient`: `"abc"` and `abc` are the same key; `strict`: only a quoted String is accepted.'),
+    minLength: row('keyLength', byProfile(1, { strict: 16 }), narrower((after, before) => after.minLength > before.minLength),
+      'Minimum key length, unquoted.'),
+    maxLength: row('keyLength', 255, narrower((after, before) => after.maxLength < before.maxLength),
+      'Maximum key length, unquoted.'),
+    pattern: row('pattern', '', narrower((after) => after.pattern !== null),
+      'ECMAScript regular expression that the whole key must match, in linear time: no lookaround, backreferences, `\\b` or modifiers. Empty: any.'),
+    forward: row('forward', 'same', live, 'Key header sent to the upstream: `same`, `none`, or the name of another header.'),
+    forwardFence: row('flag', false, live, 'Sends `Idempotency-Fence` and `Idempotency-Record` to the upstream.'),
+    derive: orOff('off', DERIVE, 'Derives a key from the caller and the parts named here if the client sent none.'),
+    issuedOnly: row('flag', false, narrower((after) => after.issuedOnly),
+      'Accepts only keys made by the `issuer`, which have about 170 characters. Cannot be combined with `derive`.'),
+  }, { short: true, help: 'The key. `required` is short for `{ presence: required }`.' }),
+  scope: group({
+    caller: row(oneOrList('callers', 'caller'), 'header:authorization', identifies,
+      'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` (of the bearer token, verified as `jwt` says), a list of these combined, or `none`.'),
+    // Whose claims are believed decides whom a claim names.
+    jwt: group({
+      jwks: row('jwksUrl', 'none', identifies, '`https://` URL of the JWK Set (`http://` only on loopback). Either this or `keyFile`.'),
+      keyFile: row('filePathOrNone', 'none', identifies,
+        'Key file: a public key or certificate as PEM, a JWK or a JWK Set. Either this or `jwks`.'),
+      issuer: row('claimOrNone', 'none', identifies, 'Required `iss`; `none`: any.'),
+      audience: row(oneOrList('audiences', 'audience'), 'none', identifies,
+        'Required `aud`, or a list of which one must match; `none`: any.'),
+    }, { whole: true, help: 'Verification of bearer tokens, where `caller` names a claim.' }),
+    path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is part of the scope of a key.'),
+    host: row('flag', false, identifies,
+      'Makes the requested host part of the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` from a peer in `trustProxy`.'),
+    // Who is refused for want of a caller comes again with one, under another id.
+    anonymous: row(['share', 'reject'], byProfile('share', { strict: 'reject' }),
+      identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
+      'Requests without the caller attribute share one key space, or are refused with 401.'),
+  }),
+  // Records of another recipe are compared by the request as it was sent (contract §5): a retry that says the same in other bytes,
+  // as every multipart one does, is taken for another request and sent for a new key.
+  fingerprint: group({
+    body: row(['auto', 'json', 'form', 'multipart', 'raw', 'none'], 'auto', identifies,
+      'How request bodies are compared; `auto`: by media type.'),
+    ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to leave out. Cannot be combined with `only`.'),
+    only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare, and nothing else. Cannot be combined with `ignore`.'),
+    headers: row(list('headerName'), [], identifies, 'Headers to compare as well.'),
+    query: row(['include', 'ignore', 'sorted'], 'include', identifies,
+      'Whether the query is compared; `sorted`: regardless of the order of its parameters.'),
+  }),
+  inFlight: group({
+    mode: row(['reject', 'wait'], 'reject', live,
+      'What a retry gets while the first request is still running: an error at once, or the first response when it arrives.'),
+    wait: row('wait', '10s', live, 'Maximum time that `mode: wait` holds a retry.'),
+    status: row([409, 423, 425, 429, 202, 503], 409, live, 'Status for a retry that is not held, or no longer.'),
+  }, { short: true, help: 'Retries while the first request is still running.' }),
+  misuse: group({
+    status: row([400, 409, 422], byProfile(422, { stripe: 400 }), live, 'Status for a key that was used for a different request.'),
+  }),
+  // Of claims and outcomes that are written from now on.
+  lease: row('timeout', '30s', live, 'How long a claim lasts without renewal; renewed after every third of it. At least 1s.'),
+  ttl: row('retention', '24h', live, 'How long a completed record answers retries. At least `upstream.timeout`.'),
+  ttlFailed: row('retention', unset, live, 'The `ttl` of stored responses that are not 2xx. Default: `ttl`.'),
+  tombstone: row('tombstone', byProfile('off', { strict: '7d' }), live,
+    'How long after `ttl` the key is still refused as expired; `off`: not at all.'),
+  unresolvedTtl: row('retention', '30d', live, 'How long an unresolved record is kept. At least `ttl` and `lease`.'),
+  respondWithin: row('respondWithin', 'none', live,
+    'Responds with 504 after this time while the call continues; `none`: waits for the response.'),
+  outcomes: row(map(STATUS, STATUSES, ['store', 'release', 'unknown']), unset, live,
+    'What each upstream status becomes, exact ("503") before class ("5xx"). Entries of a route come before those of `defaults`, and these before the profile.'),
+  onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
+    '`retry`: one retry executes again after the owner of the claim fell silent.'),
+  onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
+    '`bypass`: forwards requests unprotected while the store is down.'),
+  keep: row(['response', 'outcome'], 'response', live, '`outcome`: the body is not stored; a retry gets the status only.'),
+  replay: group({
+    excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed.'),
+  }),
+  statusHeader: row('flag', false, live, 'Adds `Idempotency-Status` and `Idempotency-Expires` to responses.'),
+  authorizeReplay: orOff('none', {
+    path: row('probeTarget', unset, live, "Path that the upstream is asked at, by GET with the caller's headers; required."),
+    cache: row('delay', '0s', live, 'How long a 2xx is cached per caller; 0s: not at all.'),
+  }, 'Asks the upstream before a replay whether the caller may still see it.'),
+  // The next query about an unknown record has it.
+  reconcile: orOff('none', RECONCILE,
+    'Asks the upstream for the outcome of a request whose outcome is unknown (docs/reconciliation.md). `none`: left to an operator.'),
+  limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
+}
+
+// biome-ignore format: a table
+export const ROUTE = {
+  // In the id under `scope.path: route` alone; else it labels metrics, and finds the route of an unknown record again.
+  name: row('routeName', required, identifiesBy(({ scope, name }) => (scope.path === 'route' ? name : null)),
+    'Unique name; labels the route in metrics and logs.'),
+  match: group({
+    methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
+    path: row('routePath', required, identifies, 'Exact, `:name` for one segment, a trailing `/*` for everything below.'),
+    exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
+  }, { byDefault: required }),
+  ...POLICY,
+}
+
+// biome-ignore format: a table
+export const PROPERTIES = {
+  // Open sockets.
+  listen: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port.'),
+  admin: group({
+    listen: row('addressOrNone', '127.0.0.1:9464', restart,
+      'Address for the admin API and metrics; `none` turns it off. Requires `tokenFile` unless it is on loopback.'),
+    tokenFile: row('filePath', unset, restart,
+      'Bearer token file for the admin API. Without it, only health and metrics are served.'),
+    hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
+      'Host names accepted in the `Host` header, besides the address that the request was sent to.'),
+  }),
+  // Files that are opened, and what is logged once, at the start.
+  audit: group({
+    file: row('filePathOrNone', 'none', restart,
+      'File that records every change made by an operator; its directory must be writable. `none`: the log.'),
+  }),
+  ops: group({
+    listen: row('addressOrNone', 'none', restart, 'Address for health and metrics only, for the kubelet and Prometheus.'),
+  }),
+  readiness: group({
+    store: row('flag', false, restart, 'Fails `/readyz` while the store is down.'),
+  }),
+  // Part of every record id.
+  service: row('serviceName', unset, identifies,
+    'Name of the protected service, such as `payments`. Services that share a store share no records. Required where the store can be shared (all but `memory:` and `sqlite:`, which default to `default`), here or as `--service`.'),
+  // Connections, and bounds that calls in progress began with.
+  upstream: group({
+    url: row('upstreamUrl', unset, restart,
+      'The protected service: `http://`, `https://` or `unix:/path`. Required, here or as `--upstream`.'),
+    connectTimeout: row('timeout', '2s', restart, 'Maximum time to connect, including TLS.'),
+    timeout: row('timeout', '60s', restart, 'Maximum time for the whole call, or until the headers of a streamed response.'),
+    idleTimeout: row('timeout', '60s', restart, 'Maximum pause between two bytes of a response.'),
+    connections: row('count', 128, restart,
+      'Maximum connections to the upstream for protected requests; as many again for all others, and for WebSockets.'),
+    tls: group({
+      ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system.'),
+      cert: row('filePath', unset, restart, 'PEM file of the client certificate.'),
+      key: row('filePath', unset, restart, 'PEM file of its private key.'),
+      servername: row('hostName', unset, restart, 'Host name that the certificate must have. Default: the host of `url`.'),
+    }),
+  }),
+  store: group({
+    url: row('storeUrl', 'sqlite:./idempotency.db', restart, '`memory:`, `sqlite:<path>`, `redis://` or `rediss://`.'),
+    timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
+    secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids, at least 16 bytes.'),
+    spool: row('directoryPathOrOff', 'off', restart,
+      'Directory of this process only, where outcomes survive a restart until the store accepts them.'),
+    acceptRisk: row('flag', false, restart, 'Serves `strict` routes on a store that evicts records, or that does not say whether it does.'),
+  }, { planned: ['cache', 'compression', 'encryption', 'primary', 'wait'] }),
+  limits: group({
+    ...ROUTE_LIMITS,
+    buffered: row('bufferSize', '64MiB', live,
+      'Maximum bytes of bodies held at once; a single client address gets at most 15/16 of them for its uploads.'),
+    inFlight: row('count', 2000, live,
+      'Maximum protected requests at once, counted once the body has arrived; a single client address or caller gets at most 15/16 of them.'),
+    waiters: row('count', 1000, live, 'Maximum number of retries that `inFlight: wait` holds; further ones are answered at once.'),
+    upload: row('timeout', '30s', live, 'Maximum time for the body of a request to arrive.'),
+  }, { help: 'Bounds of protected requests.' }),
+  problems: group({
+    baseUrl: row('problemBase', 'urn:idempotency-proxy:', restart, 'Prefix of the `type` of problem responses.'),
+  }),
+  // Paths that the proxy answers before any route, and the key that it signs with.
+  issuer: group({
+    path: row('ownPath', required, restart, 'Path where POST issues a key. Takes precedence over every route.'),
+    // Retries with keys that were issued before are refused, and come again with new ones.
+    secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
+      'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
+    ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),
+  }, { help: 'Issues signed keys that expire. Off if left out.' }),
+  status: group({
+    path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record. Takes precedence over every route.'),
+  }),
+  // Of a path that nothing is claimed at; made of the configuration in force.
+  wellKnown: row('flag', false, live,
+    'Serves what clients need to know of each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
+  drain: group({
+    delay: row('delay', '0s', restart, 'How long requests are still served after readiness fails.'),
+    timeout: row('delay', unset, restart, 'Maximum time for requests in progress to finish. Default: `upstream.timeout` + 5s.'),
+  }),
+  metrics: group({
+    defaults: row('flag', true, restart, 'Also serves the metrics of Node.js and of the process at `/metrics`.'),
+  }),
+  log: group({
+    level: row(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'], 'info', live, 'Minimum level to log.'),
+    format: row(['json', 'pretty', 'auto'], 'auto', restart,
+      '`pretty`: one readable line per event; `auto`: `pretty` on a terminal, else `json`.'),
+  }),
+  // Part of the listener; and whose `X-Forwarded-Host` is the host in the id.
+  trustProxy: row(list('cidr'), [], restartOrIdentifies(({ scope }) => scope.host),
+    'CIDRs of proxies whose `X-Forwarded-*` headers are trusted and extended.'),
+  // Decides whether requests without a route have records at all.
+  unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
+    'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
+  defaults: group(POLICY, { help: 'What every route starts from, and the policy of requests that match no route.' }),
+  routes: listOf(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
+}
+
+export const FILE = group(PROPERTIES)
+
+/** What a file says, read; what it leaves out is not there. */
+export type FileConfig = WrittenIn<typeof PROPERTIES>
+export type PolicyConfig = WrittenIn<typeof POLICY>
+export type ReconcileConfig = WrittenIn<typeof RECONCILE>
+/** With the defaults of everything that has one. */
+export type FilledFile = FilledIn<typeof PROPERTIES>
+export type FilledPolicy = FilledIn<typeof POLICY>

@@ -1,0 +1,290 @@
+import type { Profile, RoutePolicy } from '../core/policy.ts'
+import { SCALARS, type ScalarName, type ScalarValue } from './scalars.ts'
+import type { Scalar } from './units.ts'
+
+/**
+ * What a change of a property takes: `live`, the next request has it; `restart`; or `identifies`, a restart too, since a retry
+ * would miss the record of its first request, or find another's.
+ */
+export type ReloadRule = 'live' | 'restart' | 'identifies'
+
+export type Reload =
+  | ReloadRule
+  /** Of a route's property of which not every change matters; the others are live. */
+  | {
+      readonly effect: 'identifies'
+      readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
+    }
+  /** Of a property of the file that decides about the records of some routes. */
+  | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
+
+type Value = string | number | boolean | readonly string[]
+
+/** There is no default: the value is `null`, or follows from another one. */
+export const unset = null
+/** Must be written wherever what holds it is written. */
+export const required = Symbol('required')
+
+/** Profiles not named have the value of `standard`. In the form that a file writes. */
+export interface ByProfile {
+  readonly standard: string | number
+  readonly others: Readonly<Partial<Record<Profile, string | number>>>
+}
+
+export function byProfile(standard: string | number, others: ByProfile['others']): ByProfile {
+  return { standard, others }
+}
+
+/**
+ * One property: what may stand there (a scalar, a list, a mapping; several of them where there is a short form), and what is
+ * known of it. Everything else about configuration comes from rows: JSON Schema, types, reading, defaults, reload, documents.
+ * `Written`: the value as read, with `undefined` for what is left out; `Filled`: with its default.
+ */
+export interface Row<Written = unknown, Filled = unknown> {
+  /** One of {@link SCALARS}, or a choice of values. */
+  readonly scalar?: ScalarName | readonly (string | number)[]
+  readonly list?: { readonly items: Row; readonly min: number; readonly unique: boolean }
+  /** A mapping of these properties alone. */
+  readonly group?: Rows
+  /** A mapping of names that the file makes up. */
+  readonly map?: { readonly names: string; readonly what: string; readonly values: Row }
+  readonly byDefault?: Value | ByProfile | typeof unset | typeof required
+  readonly help?: string
+  readonly reload?: Reload
+  /** Of a group: compared as one value when a configuration changes. */
+  readonly whole?: boolean
+  /** Of a group: what a contract names and this version does not have. */
+  readonly planned?: readonly string[]
+  /** For the types alone. */
+  readonly written?: Written
+  readonly filled?: Filled
+}
+
+export type Rows = Readonly<Record<string, Row>>
+
+export type WrittenIn<R extends Rows> = {
+  readonly [K in keyof R]?: R[K] extends Row<infer W> ? W : never
+}
+export type FilledIn<R extends Rows> = {
+  readonly [K in keyof R]: R[K] extends Row<unknown, infer F> ? F : never
+}
+
+type Form = ScalarName | readonly (string | number)[] | Row
+type ValueOf<F extends Form> = F extends ScalarName
+  ? ScalarValue<F>
+  : F extends readonly (infer W)[]
+    ? W
+    : F extends Row<infer W>
+      ? W
+      : never
+
+/** `form`: the name of a scalar, a choice of values, or what {@link list} and {@link map} make. */
+export function row<const F extends Form, const D extends Row['byDefault']>(
+  form: F,
+  byDefault: D,
+  reload: Reload,
+  help: string,
+): Row<ValueOf<F>, D extends null ? ValueOf<F> | null : ValueOf<F>> {
+  const what =
+    typeof form === 'string' || Array.isArray(form) ? { scalar: form as ScalarName } : (form as Row)
+  return { ...what, byDefault, reload, help } as Row<ValueOf<F>, ValueOf<F>>
+}
+
+export function list<N extends ScalarName>(of: N, min = 0): Row<readonly ScalarValue<N>[]> {
+  return { list: { items: { scalar: of }, min, unique: true } }
+}
+
+/** `one`: the scalar that reads a single item as a list. */
+export function oneOrList<N extends ScalarName>(one: N, of: ScalarName): Row<ScalarValue<N>> {
+  return { ...list(of, 1), scalar: one } as Row<ScalarValue<N>>
+}
+
+/** `names`: a pattern; `what`: the same in words. */
+export function map<const F extends Form>(
+  names: string,
+  what: string,
+  values: F,
+): Row<Readonly<Record<string, ValueOf<F>>>> {
+  return { map: { names, what, values: { scalar: values as ScalarName } } }
+}
+
+/** Or a word, which reads as null. */
+export function orWord<W>(word: 'off' | 'none', what: Row<W>): Row<W | null> {
+  return { ...what, scalar: word }
+}
+
+interface GroupOptions {
+  readonly help?: string
+  /** The value of the first property stands for all: `key: required`. */
+  readonly short?: true
+  readonly whole?: true
+  readonly byDefault?: typeof required
+  readonly planned?: readonly string[]
+}
+
+export function group<R extends Rows>(
+  rows: R,
+  { short, ...options }: GroupOptions = {},
+): Row<WrittenIn<R>, FilledIn<R>> {
+  const first = Object.values(rows)[0] as Row
+  return { group: rows, ...(short && first.scalar !== undefined ? { scalar: first.scalar } : {}), ...options }
+}
+
+/** A group that `word` turns off, so that a route can do without what `defaults` sets. Off by default. */
+export function orOff<R extends Rows>(
+  word: 'off' | 'none',
+  rows: R,
+  help: string,
+): Row<WrittenIn<R> | null, FilledIn<R> | null> {
+  return { ...group(rows, { help, whole: true }), scalar: word, byDefault: word }
+}
+
+export function groupOrList<R extends Rows>(
+  rows: R,
+  help: string,
+): Row<WrittenIn<R> | readonly WrittenIn<R>[]> {
+  return { group: rows, list: { items: { group: rows }, min: 1, unique: false }, help }
+}
+
+export function listOf<R extends Rows>(rows: R, help: string): Row<readonly WrittenIn<R>[]> {
+  return { list: { items: group(rows), min: 0, unique: false }, help }
+}
+
+/** The kind of scalar; null: a choice of values. */
+export function scalarOf({ scalar }: Row): Scalar<unknown> | null {
+  return typeof scalar === 'string' ? SCALARS[scalar] : null
+}
+
+/** Of a member of a mapping, or, whatever its name, of a list. */
+export function memberOf(row: Row | undefined, name: string): Row | undefined {
+  if (row?.group !== undefined && Object.hasOwn(row.group, name)) return row.group[name]
+  return row?.map?.values ?? row?.list?.items
+}
+
+/** What a property has where nothing is written, as the reader would give it. */
+export function defaultOf(row: Row, profile: Profile = 'standard'): unknown {
+  const { byDefault } = row
+  if (byDefault === undefined && row.group !== undefined) return defaultsOf(row.group, profile)
+  if (byDefault == null || byDefault === required) return null
+  if (typeof byDefault === 'object' && 'standard' in byDefault)
+    return valueOf(row, byDefault.others[profile] ?? byDefault.standard)
+  if (typeof byDefault === 'object') return byDefault.map((item) => valueOf(row.list?.items as Row, item))
+  return valueOf(row, byDefault)
+}
+
+export function defaultsOf(rows: Rows, profile?: Profile): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(rows).map(([name, row]) => [name, defaultOf(row, profile)]))
+}
+
+/** Throws where a row's default is none of its values. */
+function valueOf(row: Row, written: Value): unknown {
+  const scalar = scalarOf(row)
+  if (scalar !== null) {
+    const read = scalar.parse(String(written))
+    if (!read.ok) throw new Error(`default: ${read.message}`)
+    return read.value
+  }
+  if (!(row.scalar as readonly unknown[]).includes(written)) throw new Error(`default: ${String(written)}`)
+  return written
+}
+
+export function isMapping(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && Object.getPrototypeOf(value) === Object.prototype
+}
+
+/**
+ * `above` over `below`: mappings are merged, anything else is replaced. With its `row`, a mapping over one that was turned off
+ * starts from the defaults of its members.
+ */
+export function overlay(below: unknown, above: unknown, row?: Row): unknown {
+  const known = row?.group
+  if (!isMapping(above) || !(isMapping(below) || known !== undefined)) return above
+  const base = isMapping(below) ? below : defaultsOf(known ?? {})
+  const over = Object.entries(above).map(([name, value]) => [
+    name,
+    overlay(Object.hasOwn(base, name) ? base[name] : undefined, value, known?.[name]),
+  ])
+  return { ...base, ...Object.fromEntries(over) }
+}
+
+const ENVIRONMENT = { $ref: '#/definitions/environment' }
+
+/** The text of `schema/idempotency-proxy.schema.json` and of `idempotency-proxy schema`. */
+export function jsonSchema(file: Row): string {
+  const definitions = Object.entries(SCALARS).map(([name, { schema, allowed }]) => [
+    name,
+    { anyOf: [schema, ENVIRONMENT], description: allowed },
+  ])
+  const document = {
+    $schema: 'http://json-schema.org/draft-07/schema#',
+    title: 'Configuration of idempotency-proxy',
+    ...schemaOf(file),
+    definitions: {
+      ...Object.fromEntries(definitions),
+      environment: {
+        type: 'string',
+        pattern: '\\$\\{',
+        description: '`${NAME}` or `${NAME:-default}` from the environment',
+      },
+    },
+  }
+  return `${JSON.stringify(document, null, 2)}\n`
+}
+
+function schemaOf(row: Row): object {
+  const forms = [scalarSchema(row), mappingSchema(row), listSchema(row)].filter((form) => form !== null)
+  const described = { ...(row.help === undefined ? {} : { description: helpOf(row) }), ...defaultSchema(row) }
+  return forms.length === 1 ? { ...forms[0], ...described } : { anyOf: forms, ...described }
+}
+
+/** What a property is for, and the default that depends on the profile. */
+export function helpOf({ help = '', byDefault }: Row): string {
+  if (byDefault == null || typeof byDefault !== 'object' || !('standard' in byDefault)) return help
+  const others = Object.entries(byDefault.others).map(([profile, value]) => `; \`${profile}\`: ${value}`)
+  return `${help} Default: ${byDefault.standard}${others.join('')}.`
+}
+
+function defaultSchema({ byDefault }: Row): object {
+  const isOne = byDefault != null && byDefault !== required
+  return isOne && !(typeof byDefault === 'object' && 'standard' in byDefault) ? { default: byDefault } : {}
+}
+
+function scalarSchema({ scalar }: Row): object | null {
+  if (scalar === undefined) return null
+  return typeof scalar === 'string'
+    ? { $ref: `#/definitions/${scalar}` }
+    : { anyOf: [{ enum: scalar }, ENVIRONMENT] }
+}
+
+function listSchema({ list: of }: Row): object | null {
+  if (of === undefined) return null
+  return {
+    type: 'array',
+    items: schemaOf(of.items),
+    ...(of.unique ? { uniqueItems: true } : {}),
+    ...(of.min > 0 ? { minItems: of.min } : {}),
+  }
+}
+
+function mappingSchema({ group: rows, map: made }: Row): object | null {
+  if (made !== undefined)
+    return {
+      type: 'object',
+      patternProperties: { [made.names]: schemaOf(made.values) },
+      additionalProperties: false,
+      $comment: made.what,
+    }
+  if (rows === undefined) return null
+  const needed = requiredIn(rows)
+  return {
+    type: 'object',
+    properties: Object.fromEntries(Object.entries(rows).map(([name, row]) => [name, schemaOf(row)])),
+    ...(needed.length > 0 ? { required: needed } : {}),
+    additionalProperties: false,
+  }
+}
+
+/** Names that must be there; a group is, where something in it is. */
+export function requiredIn(rows: Rows): string[] {
+  return Object.keys(rows).filter((name) => (rows[name] as Row).byDefault === required)
+}
