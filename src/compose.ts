@@ -16,7 +16,6 @@ import { auditLog, type Logger, type LogOutput } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
 import { observer, reconcileObserver, shadowObserver } from './observe/observer.ts'
 import { StoreHealth } from './observe/store-health.ts'
-import { withMetrics } from './observe/store-metrics.ts'
 import { openTracing } from './observe/tracing.ts'
 import { ReplayGrants } from './protect/authorize.ts'
 import { KeyChurn } from './protect/key-churn.ts'
@@ -63,8 +62,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   )
 
   const storeHealth = new StoreHealth(nameOf(config.store.url), metrics, log)
-  const counted = withMetrics(await openStore(config, storeHealth), metrics)
-  const store = tracing?.store(counted) ?? counted
+  const measured = storeHealth.measured(await openStore(config, storeHealth))
+  const store = tracing?.store(measured) ?? measured
   const records = new Records(store)
   await storeHealth.watch(store)
   const history = new History({

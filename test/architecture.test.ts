@@ -189,7 +189,7 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
     users('fastify').filter((path) => !path.startsWith('http/')),
     [],
   )
-  t.strictSame(users('@opentelemetry/api'), ['observe/span-attributes.ts', 'observe/tracing.ts'])
+  t.strictSame(users('@opentelemetry/api'), ['observe/tracing.ts'])
   t.strictSame(
     users('jose').filter((path) => !path.startsWith('credentials/')),
     [],

@@ -1,27 +1,24 @@
 import { createHash } from 'node:crypto'
 import { type FileHandle, open, readFile } from 'node:fs/promises'
 import { setTimeout as wait } from 'node:timers/promises'
+import type { Millis } from '../core/record.ts'
 import { lockFile } from '../runtime/file-lock.ts'
 
-/** Before the first line. */
+/** `prev` of the first line. */
 const NOTHING = '0'.repeat(64)
-/** Nobody else's to read. */
-const MODE = 0o600
+const OWNER_ONLY = 0o600
 /** Longer than any line. */
 const TAIL = 64 * 1024
-/** Whoever writes a line has it, for as long as a disk needs for one. */
-const LOCK_SUFFIX = '.lock'
-const LOCK_LOOK = 2
-/** Longer than any queue of writers; a process that stands still may hold it for as long as it does. */
-const LOCK_AT_MOST = 10_000
+const LOCK_POLL: Millis = 2
+/** Longer than any queue of writers; a process that hangs may hold the lock for as long as it does. */
+const LOCK_AT_MOST: Millis = 10_000
 
-/** What somebody decided about a record, or about the process. Nothing of it is secret. */
+/** What somebody decided about a record, or about the process. Nothing in it is secret. */
 export interface Change {
   readonly who: { readonly address: string; readonly by: string | null }
   readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'withdrawn'
-  /** Record id; null where the change is about none. */
+  /** Record id; null: the change concerns none. */
   readonly record: string | null
-  /** What it was and what it becomes. */
   readonly before: unknown
   readonly after: unknown
   readonly reason: string | null
@@ -29,30 +26,27 @@ export interface Change {
 
 export interface AuditLine extends Change {
   readonly time: string
-  /** Whose proxy or command wrote it: several services may share a file. Lines of earlier versions have none. */
+  /** Who wrote it: several services may share a file. Lines of earlier versions have none. */
   readonly service: string
-  /** Hash of the line before; zeros: there is none. */
+  /** Hash of the previous line; zeros: there is none. */
   readonly prev: string
   readonly hash: string
 }
 
 /**
- * Where the lines go. The log as well as a file: a file that lost its end differs from the log.
- * @throws where there is no file and the line cannot be written: the change is not made.
+ * Takes the lines besides the file, if there is one: a file that lost its end differs from the log.
+ * @throws if there is no file and the line cannot be written: the change is not made.
  */
 export type AuditSink = (line: AuditLine) => void
 
-/**
- * Every change is one line of JSON that carries the hash of the line before, so that a line that was removed or edited
- * shows. SHA-256 over the line without its own hash.
- */
+/** Every change is a line of JSON with the hash of the previous one, so that removed or edited lines show. */
 export class Audit {
   readonly #service: string
   readonly #file: LockedFile | null
   readonly #sink: AuditSink
-  /** Hash of the last line; null: it has none to go on from. */
+  /** Hash of the last line; null: that line was edited. */
   #prev: string | null
-  /** Bytes of the file, as far as this process wrote it. */
+  /** Bytes of the file up to which its chain is known. */
   #size: number
   #last: Promise<unknown> = Promise.resolve()
 
@@ -71,15 +65,14 @@ export class Audit {
   }
 
   /**
-   * Goes on with the chain of `file`; without one the lines go to the sink alone, one chain for each process. A file whose last
-   * line is none of a chain takes no line ({@link Audit.write} throws): the traffic is served all the same. Several processes may
-   * write to one file: each line is added under a lock, behind the last one of all.
-   * @throws where the file, or its lock beside it, cannot be opened.
+   * Continues the chain of `file`, which several processes may share; without one, the lines go to the sink alone, in one chain
+   * per process. If the last line of the file does not belong to a chain, {@link Audit.write} throws, but traffic is served.
+   * @throws if the file, or its lock beside it, cannot be opened.
    */
   static async open(file: string | null, service: string, sink: AuditSink): Promise<Audit> {
     if (file === null) return new Audit(service, null, sink, NOTHING, 0)
-    const handle = await open(file, 'a+', MODE)
-    const locked = { handle, lock: `${file}${LOCK_SUFFIX}` }
+    const handle = await open(file, 'a+', OWNER_ONLY)
+    const locked = { handle, lock: `${file}.lock` }
     try {
       const { size, line } = await alone(locked, () => lastLine(handle))
       return new Audit(service, locked, sink, line === null ? NOTHING : hashIn(line), size)
@@ -90,8 +83,8 @@ export class Audit {
   }
 
   /**
-   * Resolves when the line is on the disk; the change may be made then. One after the other.
-   * @throws where it cannot be written: the change must not be made.
+   * Resolves when the line is on disk. One at a time.
+   * @throws if it cannot be written: the change must not be made.
    */
   write(change: Change): Promise<AuditLine> {
     const file = this.#file
@@ -111,39 +104,30 @@ export class Audit {
     const { who, what, record, before, after, reason } = change
     if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
     if (this.#file !== null) await this.#catchUp(this.#file.handle, this.#prev)
-    const time = new Date().toISOString()
-    const content = {
-      time,
-      service: this.#service,
-      who,
-      what,
-      record,
-      before,
-      after,
-      reason,
-      prev: this.#prev,
-    }
+    // The order of the members is part of the hash.
+    const stamp = { time: new Date().toISOString(), service: this.#service }
+    const content = { ...stamp, who, what, record, before, after, reason, prev: this.#prev }
     const line: AuditLine = { ...content, hash: hashOf(content) }
     if (this.#file !== null) await this.#store(this.#file.handle, `${JSON.stringify(line)}\n`)
-    // Without a file the sink is where it is written; a line that the sink refuses is no part of the chain.
+    // A line that the sink refuses is not part of the chain.
     this.#sink(line)
     this.#prev = line.hash
     return line
   }
 
-  /** Goes on from what other processes added meanwhile, if it is a chain from here on. */
+  /** Continues after what other processes have added, if that continues the chain. */
   async #catchUp(file: FileHandle, prev: string): Promise<void> {
     const { size, nlink } = await file.stat()
-    // What is written now nobody could read.
-    if (nlink === 0) throw new Error('somebody removed the audit file; what follows needs a restart')
+    // Nobody could read what is written now.
+    if (nlink === 0) throw new Error('the audit file was removed; restart to begin a new one')
     if (size === this.#size) return
     const added = Buffer.alloc(Math.max(0, size - this.#size))
     await file.read(added, 0, added.length, this.#size)
     const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
-    // Somebody writes to it without the lock, or cut it: what is added now would look like their doing.
+    // Somebody writes to it without the lock, or truncated it: what is added now would look like their doing.
     if (checked === null || !checked.ok)
       throw new Error(
-        `the audit file has ${size} bytes where ${this.#size} were written, and no chain goes on from there: somebody else wrote to it`,
+        `the audit file has ${size} bytes instead of ${this.#size}, and the chain does not continue there: somebody else wrote to it`,
       )
     this.#prev = checked.head
     this.#size = size
@@ -155,7 +139,7 @@ export class Audit {
       await file.datasync()
       this.#size += Buffer.byteLength(text)
     } catch (error) {
-      // What came through of it is no line.
+      // A part of a line would break the chain.
       await file.truncate(this.#size).catch(() => {})
       throw error
     }
@@ -168,14 +152,14 @@ interface LockedFile {
   readonly lock: string
 }
 
-/** Does it while no other process reads or writes the end of the file. Nothing is left to clear up after one that is killed. */
+/** Runs `work` while no other process reads or writes the end of the file. A process that is killed leaves no lock behind. */
 async function alone<T>({ lock }: LockedFile, work: () => Promise<T>): Promise<T> {
   const until = performance.now() + LOCK_AT_MOST
   let release = lockFile(lock)
   for (; release === null; release = lockFile(lock)) {
     if (performance.now() > until)
       throw new Error(`another process has held the lock of the audit file for ${LOCK_AT_MOST} ms`)
-    await wait(LOCK_LOOK * (0.5 + Math.random()))
+    await wait(LOCK_POLL * (0.5 + Math.random()))
   }
   try {
     return await work()
@@ -188,7 +172,7 @@ export type Verified =
   | { readonly ok: true; readonly lines: number /** Hash of the last line. */; readonly head: string }
   | { readonly ok: false /** From 1. */; readonly line: number; readonly problem: string }
 
-/** Finds the first line that was edited, or before which lines were removed or added. Lines missing at the end show in the log. */
+/** Finds the first line that was edited, or before which lines were removed or added. Only the log shows what is missing at the end. */
 export async function verifyAudit(file: string): Promise<Verified> {
   return check(await readFile(file, 'utf8'))
 }
@@ -202,7 +186,7 @@ function check(text: string, from = NOTHING): Verified {
     if (problem !== null) return { ok: false, line: n + 1, problem }
     head = (JSON.parse(line) as AuditLine).hash
   }
-  if (rest !== '') return { ok: false, line: lines.length + 1, problem: 'the line is not whole' }
+  if (rest !== '') return { ok: false, line: lines.length + 1, problem: 'the line is incomplete' }
   return { ok: true, lines: lines.length, head }
 }
 
@@ -211,32 +195,29 @@ function problemOf(line: string, prev: string): string | null {
   try {
     parsed = JSON.parse(line)
   } catch {
-    return 'the line is no JSON'
+    return 'the line is not JSON'
   }
   const { hash, ...content } = parsed
   if (hash !== hashOf(content) || line !== JSON.stringify({ ...content, hash }))
-    return 'the line was edited: its hash is another'
-  return content.prev === prev
-    ? null
-    : 'the line does not follow the one before: lines were removed, added or moved'
+    return 'the line was edited: its hash does not match'
+  return content.prev === prev ? null : 'lines before this one were removed, added or moved'
 }
 
 function hashOf(content: object): string {
   return createHash('sha256').update(JSON.stringify(content)).digest('hex')
 }
 
-/** The hash of a line that has the one it should have; null: it has not. */
+/** The hash of a line; null: it does not match. */
 function hashIn(line: string): string | null {
   const prev = /"prev":"([0-9a-f]{64})"/.exec(line)?.[1] ?? ''
   return problemOf(line, prev) === null ? (JSON.parse(line) as AuditLine).hash : null
 }
 
-/** How each line begins. */
 const BEGIN = Buffer.from('{"time":"')
 
 /**
- * The last whole line; null: there is none. What a crash cut off stands for a change that was not made: it goes, unless it is
- * no line of a chain, as where the path is that of another file.
+ * The last complete line; null: the file is empty; '': it is some other file. A line that a crash cut off is for a change that
+ * was not made: it is removed.
  */
 async function lastLine(file: FileHandle): Promise<{ size: number; line: string | null }> {
   const { size } = await file.stat()

@@ -5,7 +5,7 @@
 
 export type Labels = Readonly<Record<string, string>>
 
-/** A sample as prom-client prints it. */
+/** As prom-client prints it. */
 interface Sample {
   readonly metricName: string
   readonly labels: Readonly<Record<string, string | number>>
@@ -18,21 +18,30 @@ interface Description {
   readonly labels: readonly string[]
 }
 
-/** One value per combination of labels, made when it is first needed. */
-class ByLabels<V> {
-  readonly #names: readonly string[]
-  readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
+/** One metric, with one value per combination of labels. Its name and `get` are all that prom-client's registry needs. */
+abstract class Series<V> {
+  readonly name: string
+  readonly #help: string
+  readonly #labels: readonly string[]
+  readonly #type: string
   readonly #make: () => V
+  readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
 
-  constructor(names: readonly string[], make: () => V) {
-    this.#names = names
+  constructor({ name, help, labels }: Description, type: string, make: () => V) {
+    this.name = name
+    this.#help = help
+    this.#labels = labels
+    this.#type = type
     this.#make = make
+    if (labels.length === 0) this.of({})
   }
 
-  of(labels: Labels): V {
+  protected abstract samples(labels: Labels, value: V): Sample[]
+
+  protected of(labels: Labels): V {
     let key = ''
-    // Values have no NUL: they are names of the configuration and of this program.
-    for (const name of this.#names) key += `${labels[name]}\0`
+    // Label values have no NUL: they come from the configuration and from this program.
+    for (const name of this.#labels) key += `${labels[name]}\0`
     let found = this.#values.get(key)
     if (found === undefined) {
       found = { labels: { ...labels }, value: this.#make() }
@@ -41,96 +50,79 @@ class ByLabels<V> {
     return found.value
   }
 
-  all(): Iterable<{ readonly labels: Labels; readonly value: V }> {
-    return this.#values.values()
+  async get() {
+    const values = [...this.#values.values()].flatMap(({ labels, value }) => this.samples(labels, value))
+    return { name: this.name, help: this.#help, type: this.#type, values, aggregator: 'sum' }
   }
 }
 
 /** A counter or a gauge. */
-export class Values {
-  readonly name: string
+export class Values extends Series<{ current: number }> {
   readonly kind: 'counter' | 'gauge'
-  readonly #help: string
-  readonly #values: ByLabels<{ value: number }>
   #source: (() => number) | null = null
 
-  constructor({ name, help, labels }: Description, kind: 'counter' | 'gauge') {
-    this.name = name
+  constructor(description: Description, kind: 'counter' | 'gauge') {
+    super(description, kind, () => ({ current: 0 }))
     this.kind = kind
-    this.#help = help
-    this.#values = new ByLabels(labels, () => ({ value: 0 }))
-    if (labels.length === 0) this.#values.of({})
   }
 
-  /** By 0: the series is there from then on. */
+  /** By 0: the series exists from then on. */
   increment(labels: Labels, by: number): void {
-    this.#values.of(labels).value += by
+    this.of(labels).current += by
   }
 
   set(labels: Labels, value: number): void {
-    this.#values.of(labels).value = value
+    this.of(labels).current = value
   }
 
-  /** Takes the value from elsewhere whenever it is asked for; without labels. */
+  /** Reads the value from elsewhere at each scrape; for metrics without labels. */
   read(source: () => number): void {
     this.#source = source
   }
 
-  async get() {
-    if (this.#source !== null) this.set({}, this.#source())
-    const values = Array.from(
-      this.#values.all(),
-      ({ labels, value }): Sample => ({ metricName: this.name, labels, value: value.value }),
-    )
-    return { name: this.name, help: this.#help, type: this.kind, values, aggregator: 'sum' }
+  protected override samples(labels: Labels, { current }: { current: number }): Sample[] {
+    return [{ metricName: this.name, labels, value: this.#source?.() ?? current }]
   }
 }
 
 interface Distribution {
-  /** How many values fell into each bucket alone; the last is beyond every bound. */
+  /** Counts per bucket, not cumulative; the last is beyond every bound. */
   readonly buckets: number[]
   sum: number
 }
 
-export class Distributions {
-  readonly name: string
-  readonly #help: string
+export class Distributions extends Series<Distribution> {
   readonly #bounds: readonly number[]
-  readonly #values: ByLabels<Distribution>
 
   /** `bounds`: upper ends of the buckets, ascending. */
-  constructor({ name, help, labels }: Description, bounds: readonly number[]) {
-    this.name = name
-    this.#help = help
+  constructor(description: Description, bounds: readonly number[]) {
+    super(description, 'histogram', () => ({ buckets: [...bounds.map(() => 0), 0], sum: 0 }))
     this.#bounds = bounds
-    const buckets = bounds.length + 1
-    this.#values = new ByLabels(labels, () => ({ buckets: Array.from({ length: buckets }, () => 0), sum: 0 }))
   }
 
   observe(labels: Labels, value: number): void {
-    const found = this.#values.of(labels)
+    const found = this.of(labels)
     let at = 0
     while (at < this.#bounds.length && value > (this.#bounds[at] as number)) at++
     found.buckets[at] = (found.buckets[at] as number) + 1
     found.sum += value
   }
 
-  async get() {
-    const values: Sample[] = []
+  protected override samples(labels: Labels, { buckets, sum }: Distribution): Sample[] {
     const { name } = this
-    for (const { labels, value } of this.#values.all()) {
-      let count = 0
-      for (const [at, own] of value.buckets.entries()) {
-        count += own
-        values.push({
-          metricName: `${name}_bucket`,
-          labels: { le: this.#bounds[at] ?? '+Inf', ...labels },
-          value: count,
-        })
+    let count = 0
+    const counts = buckets.map((own, at) => {
+      count += own
+      return {
+        metricName: `${name}_bucket`,
+        labels: { le: this.#bounds[at] ?? '+Inf', ...labels },
+        value: count,
       }
-      values.push({ metricName: `${name}_sum`, labels, value: value.sum })
-      values.push({ metricName: `${name}_count`, labels, value: count })
-    }
-    return { name, help: this.#help, type: 'histogram', values, aggregator: 'sum' }
+    })
+    return [
+      ...counts,
+      { metricName: `${name}_sum`, labels, value: sum },
+      { metricName: `${name}_count`, labels, value: count },
+    ]
   }
 }

@@ -3,22 +3,22 @@ import type { CompletionResult } from '../protect/outcomes.ts'
 import type { Execution, Trace } from '../protect/request.ts'
 import type { Note } from '../store/register.ts'
 
-/** Long enough that a usual request is one line, short enough that a crash leaves the claims of what took long. */
+/** Long enough that a usual request is one line, short enough that the claims of slow requests survive a crash. */
 const FLUSH_EVERY: Millis = 250
-/** Records with something to note that waits: about 300 bytes each. */
+/** Records with entries not yet written: about 300 bytes each. */
 const MAX_RECORDS = 2000
-/** Of one record between two flushes: what comes then is more of the same. */
+/** Entries of one record between two flushes; further ones are more of the same. */
 const MAX_ENTRIES = 20
-/** Bounds what is asked of the store at once. */
+/** Writes to the store at a time. */
 const BATCH = 50
-/** How often it is said that entries are lost: a store that is down for long takes none of them. */
-const TELL_EVERY: Millis = 60_000
-/** Of a text from outside, such as a reason. */
+/** How often lost entries are reported: a store that is down for long takes none of them. */
+const REPORT_EVERY: Millis = 60_000
+/** Characters kept of a text from outside, such as a reason. */
 const MAX_TEXT = 200
 
 interface Entry {
   readonly event: string
-  /** Equal events in a row are one where this is equal, too. */
+  /** Consecutive entries with the same event and the same `of` are one. */
   readonly of: string | number
   readonly first: Millis
   last: Millis
@@ -28,23 +28,20 @@ interface Entry {
 
 export interface HistoryOptions {
   readonly note: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
-  /** Who writes: without blanks. */
+  /** Name of this process, without blanks. */
   readonly replica: string
-  /** So many entries are lost: the store did not take them, or there were too many at once. */
+  /** Entries were lost: the store did not take them, or there were too many at once. */
   readonly onDropped: (count: number) => void
 }
 
-/**
- * What happens to records, noted beside them in the store: for the people who will ask. Off the path of requests: written
- * now and then in batches, and done without where the store does not take it.
- */
+/** What happened to records, stored beside them for people. Off the path of requests: written in batches, lost if the store fails. */
 export class History {
   readonly #options: HistoryOptions
   #waiting = new Map<RecordId, Entry[]>()
   #timer: NodeJS.Timeout | null = null
   #flushing: Promise<void> | null = null
   #dropped = 0
-  #toldAt = Number.NEGATIVE_INFINITY
+  #reportedAt = Number.NEGATIVE_INFINITY
   #closed = false
 
   constructor(options: HistoryOptions) {
@@ -69,7 +66,7 @@ export class History {
     this.add(id, outcome ?? 'aborted', fence ?? this.#options.replica, detail)
   }
 
-  /** `detail`: nothing secret, nothing of a request's content. */
+  /** `detail`: nothing secret, no content of requests. */
   add(id: RecordId, event: string, of: string | number, detail: Entry['detail']): void {
     const now = performance.now()
     let entries = this.#waiting.get(id)
@@ -89,11 +86,11 @@ export class History {
       newest.detail = detail
     } else if (entries.length < MAX_ENTRIES) {
       entries.push({ event, of, first: now, last: now, count: 1, detail })
-      if (event === 'executed') joinUsual(entries)
+      if (event === 'executed') joinExecuted(entries)
     } else this.#dropped++
   }
 
-  /** Resolves when what waited is written, or given up. */
+  /** Resolves when the waiting entries are written or lost. */
   flush(): Promise<void> {
     this.#flushing ??= this.#flush().finally(() => {
       this.#flushing = null
@@ -102,7 +99,6 @@ export class History {
     return this.#flushing
   }
 
-  /** Writes what waits, and takes no more. */
   async close(): Promise<void> {
     await this.flush()
     this.#closed = true
@@ -130,12 +126,12 @@ export class History {
       const failed = written.filter(({ status }) => status === 'rejected').length
       this.#dropped += failed
       if (failed < batch.length) continue
-      // A store that takes nothing keeps nobody waiting, least of all a shutdown.
+      // The store takes nothing: nobody waits for it, least of all a shutdown.
       this.#dropped += all.length - at - batch.length
       break
     }
-    if (this.#dropped === 0 || (performance.now() - this.#toldAt < TELL_EVERY && !this.#closed)) return
-    this.#toldAt = performance.now()
+    if (this.#dropped === 0 || (performance.now() - this.#reportedAt < REPORT_EVERY && !this.#closed)) return
+    this.#reportedAt = performance.now()
     this.#options.onDropped(this.#dropped)
     this.#dropped = 0
   }
@@ -152,8 +148,8 @@ export class History {
   }
 }
 
-/** A request that was claimed, stored and answered since the last flush is one line: the answer tells the rest. */
-function joinUsual(entries: Entry[]): void {
+/** A request that was claimed, stored and answered since the last flush is one entry. */
+function joinExecuted(entries: Entry[]): void {
   const [claimed, settled, executed] = entries
   if (executed === undefined || entries.length > 3) return
   if (claimed?.event !== 'claimed' || executed.of !== claimed.of) return
@@ -161,14 +157,11 @@ function joinUsual(entries: Entry[]): void {
   entries.splice(0, 3, { ...executed, first: claimed.first })
 }
 
-/** Nothing that is not known, and of a text from outside its beginning. */
+/** Without what is unknown, and with long texts cut. */
 function short(detail: Entry['detail']): Record<string, unknown> {
-  const said: Record<string, unknown> = {}
-  for (const name in detail) {
-    const value = detail[name]
-    if (value === null || value === undefined) continue
-    said[name] =
-      typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
-  }
-  return said
+  const cut = (value: unknown): unknown =>
+    typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
+  return Object.fromEntries(
+    Object.entries(detail).flatMap(([name, value]) => (value == null ? [] : [[name, cut(value)]])),
+  )
 }

@@ -12,89 +12,85 @@ export interface Log {
   readonly output: LogOutput
 }
 
-/** JSON lines; for people where standard output is a terminal (contract §14). */
+/** JSON lines, or readable ones if standard output is a terminal (contract §14). */
 export function openLog(config: Config['log']): Log {
-  const forPeople = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
+  const isPretty = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
   const options = { level: config.level, base: null, timestamp: pino.stdTimeFunctions.isoTime }
   const output = new LogOutput(1)
   const logger = pino(
     { ...options, formatters: { level: (level) => ({ level }) } },
-    forPeople ? prettied(output) : output,
+    isPretty ? pretty(output) : output,
   )
   output.onResumed((dropped) =>
-    logger.warn({ dropped }, 'log lines were dropped: nobody read standard output, or it was full'),
+    logger.warn({ dropped }, 'log lines were dropped: standard output was full or nobody read it'),
   )
   return { logger, output }
 }
 
-/**
- * Audit lines in the log, whatever its level.
- * @param output where the log is the only place for them: a line that does not leave is refused, and so is its change.
- */
+/** Audit lines in the log, whatever its level. `output`: the log is their only place, so a line that cannot be written is refused. */
 export function auditLog(logger: Logger, output: LogOutput | null): AuditSink {
   return (line) => {
     const write = (): void => logger.child({}, { level: 'info' }).info({ audit: line }, 'audit')
     if (output === null) write()
-    else if (!output.writeNow(write)) throw new Error('nobody reads the log, which takes no lines')
+    else if (!output.writeNow(write))
+      throw new Error('the log cannot be written: standard output is full or nobody reads it')
   }
 }
 
-function prettied(output: LogOutput): { write(line: string): void; flushSync(): void } {
+function pretty(output: LogOutput): { write(line: string): void; flushSync(): void } {
   const colors = process.stdout.isTTY && !process.env['NO_COLOR']
   return { write: (line) => output.write(prettyLine(line, colors)), flushSync: () => output.flushSync() }
 }
 
 const { O_WRONLY, O_NONBLOCK, O_APPEND, O_NOCTTY } = constants
 
-/** Lines kept while nobody reads: a minute of a busy log, or a collector's restart. */
+/** Bytes kept while nobody reads: a minute of a busy log, or a collector's restart. */
 const MOST_KEPT = 1024 * 1024
-/** A pipe takes a write of up to this size (Linux's PIPE_BUF) whole or not at all, even beside other writers. */
+/** PIPE_BUF of Linux: a write of up to this size is atomic, even beside other writers. */
 const ONE_WRITE = 4096
-/** How soon a full or broken output is tried again while no further line comes. */
-const TRY_AGAIN: Millis = 100
-/** How long the process waits at its end for somebody to read the last lines. */
+/** How soon a full or broken output is tried again without a further line. */
+const RETRY_AFTER: Millis = 100
+/** How long the exit waits for somebody to read the last lines. */
 const LAST_LINES: Millis = 1000
 
 /**
- * Where log lines leave the process. Never blocks: what cannot be written now (nobody reads the pipe, the disk is full) is
- * kept up to a bound and tried again; beyond the bound, new lines are dropped and counted. The lines of one turn of the event
- * loop leave together.
+ * Writes log lines without ever blocking: what cannot be written now (nobody reads the pipe, the disk is full) is kept up to a
+ * bound and tried again; beyond it, new lines are dropped and counted. The lines of one turn of the event loop are one write.
  */
 export class LogOutput {
   readonly #fd: number
-  /** Called with the number of dropped lines once the output takes lines again. */
   #onResumed: (dropped: number) => void = () => {}
-  /** Blocks of whole lines, oldest first; the first may have been written in part. */
+  /** Blocks of whole lines, oldest first. */
   #blocks: Buffer[] = []
   #kept = 0
+  /** The first block is partly written. */
   #isTorn = false
   /** Lines of this turn, not yet in a block. */
   #turn = ''
   #flushing: NodeJS.Immediate | null = null
-  #tryingAgain: NodeJS.Timeout | null = null
+  #retry: NodeJS.Timeout | null = null
   #dropped = 0
-  #untold = 0
+  #unreported = 0
 
   constructor(fd: number) {
     this.#fd = nonBlocking(fd)
-    // Also after an uncaught exception, which the last lines may explain.
+    // Even after an uncaught exception, which the last lines may explain.
     process.on('exit', () => this.#finish())
   }
 
-  /** Lines dropped so far. */
   get dropped(): number {
     return this.#dropped
   }
 
-  onResumed(tell: (dropped: number) => void): void {
-    this.#onResumed = tell
+  /** Called with the number of dropped lines once the output takes lines again. */
+  onResumed(report: (dropped: number) => void): void {
+    this.#onResumed = report
   }
 
-  /** One whole line, as pino writes it. */
   write(line: string): void {
     if (this.#kept + this.#turn.length + line.length > MOST_KEPT) {
       this.#dropped++
-      this.#untold++
+      this.#unreported++
       return
     }
     if (this.#turn.length + line.length > ONE_WRITE) this.#seal()
@@ -107,27 +103,27 @@ export class LogOutput {
     this.flush()
   }
 
-  /** Whether everything is out. */
+  /** Whether everything is written. */
   flush(): boolean {
     if (this.#flushing !== null) clearImmediate(this.#flushing)
     this.#flushing = null
     this.#seal()
     if (!this.#writeBlocks()) {
-      if (this.#tryingAgain !== null) return false
-      this.#tryingAgain = setTimeout(() => {
-        this.#tryingAgain = null
+      if (this.#retry !== null) return false
+      this.#retry = setTimeout(() => {
+        this.#retry = null
         this.flush()
-      }, TRY_AGAIN).unref()
+      }, RETRY_AFTER).unref()
       return false
     }
-    if (this.#untold === 0) return true
-    const dropped = this.#untold
-    this.#untold = 0
+    if (this.#unreported === 0) return true
+    const dropped = this.#unreported
+    this.#unreported = 0
     this.#onResumed(dropped)
     return this.flush()
   }
 
-  /** Whether the one line that `log` writes is out now. Where nothing of it is, it never leaves. */
+  /** Whether the one line that `log` writes is written now. If nothing of it is, it never will be. */
   writeNow(log: () => void): boolean {
     if (!this.flush()) return false
     log()
@@ -153,7 +149,7 @@ export class LogOutput {
       try {
         written = writeSync(this.#fd, block)
       } catch {
-        // Full (EAGAIN, ENOSPC), or nobody is there to read (EPIPE): the same from here.
+        // Full (EAGAIN, ENOSPC), or nobody reads (EPIPE).
         return false
       }
       this.#kept -= written
@@ -173,8 +169,8 @@ export class LogOutput {
 const NEVER = new Int32Array(new SharedArrayBuffer(4))
 
 /**
- * Whether writes to a pipe block belongs to the pipe's end, which other processes may share and change: Node itself makes it
- * block again when it exits. So a pipe or terminal is opened once more, for this process alone.
+ * O_NONBLOCK belongs to the open pipe, which other processes may share and change: Node itself clears it when it exits. So a pipe
+ * or terminal is opened once more, for this process alone.
  */
 function nonBlocking(fd: number): number {
   try {

@@ -22,183 +22,129 @@ const AGES = [10, 60, 600, 3600, 21_600, 43_200, 86_400, 259_200, 604_800, 2_592
 /** IdempotencyLeaseTooShort compares with 0.8. */
 const RATIOS = [0.1, 0.25, 0.5, 0.75, 1, 1.5]
 
-interface Described {
-  readonly labels: readonly string[]
-  readonly help: string
-}
-interface Counter extends Described {
-  readonly kind: 'counter'
-  /**
-   * The series that a route begins with, at 0: those that can happen under its settings. A counter that is first seen at 1 has
-   * not increased for Prometheus, and the first orphan would ring no bell.
-   */
-  readonly start?: (policy: RoutePolicy) => readonly Labels[]
-}
-type Metric =
-  | Counter
-  | (Described & { readonly kind: 'gauge' })
-  | (Described & { readonly kind: 'histogram'; readonly buckets: readonly number[] })
+/**
+ * The series that a route begins with, at 0: those that its settings allow. A counter that is first seen at 1 has not increased for
+ * Prometheus, and the first orphan would not fire an alert.
+ */
+type Start = (policy: RoutePolicy) => readonly Labels[]
+type Names = readonly string[]
 
+const none = (): Labels[] => []
+/** A route may have left records under earlier settings, and one such event fires an alert. */
+const always = (): Labels[] => [{}]
 const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
   namesOf(table).map((result) => ({ result }))
-/** A route may have left records under earlier settings, and one such event rings an alert. */
-const always = (): Labels[] => [{}]
 
-const named = <Name extends string>(rows: Readonly<Record<Name, Metric>>) => rows
+const counter = (labels: Names, help: string, start: Start = none) =>
+  ({ kind: 'counter', labels, help, start }) as const
+const gauge = (labels: Names, help: string) => ({ kind: 'gauge', labels, help }) as const
+const histogram = (labels: Names, help: string, buckets: readonly number[]) =>
+  ({ kind: 'histogram', labels, help, buckets }) as const
 
 /** Every metric of this version (contract §13). Documentation is tested against it. */
-export const METRICS = named({
-  idempotency_requests_total: {
-    kind: 'counter',
-    labels: ['route', 'outcome'],
-    help: 'Requests, by how they were answered.',
-    start: (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome })),
-  },
-  idempotency_claims_total: {
-    kind: 'counter',
-    labels: ['route', 'result'],
-    help: 'Attempts to claim a key, by what was found.',
-    // Shadow mode claims, too, but is counted by its verdicts alone.
-    start: (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : []),
-  },
-  idempotency_completions_total: {
-    kind: 'counter',
-    labels: ['route', 'result'],
-    help: 'Outcomes of executed requests, by how they were recorded.',
-    start: (policy) => (readsKeys(policy) ? results(COMPLETION_RESULTS) : []),
-  },
-  idempotency_duplicates_prevented_total: {
-    kind: 'counter',
-    labels: ['route'],
-    help: 'Duplicates that were answered without being executed again.',
-    start: (policy) => (isProtected(policy) ? [{}] : []),
-  },
-  idempotency_request_duration_seconds: {
-    kind: 'histogram',
-    labels: ['route', 'outcome'],
-    help: 'Time from the head of a request to the end of its response, for requests answered by the upstream, live or replayed.',
-    buckets: DURATIONS,
-  },
-  idempotency_overhead_seconds: {
-    kind: 'histogram',
-    labels: ['route', 'outcome'],
-    help: 'The part of that time not spent waiting for the upstream, for executed and replayed requests.',
-    buckets: OVERHEADS,
-  },
-  idempotency_store_operation_seconds: {
-    kind: 'histogram',
-    labels: ['store', 'operation'],
-    help: 'Duration of store operations.',
-    buckets: STORE_TIMES,
-  },
-  idempotency_store_errors_total: {
-    kind: 'counter',
-    labels: ['store'],
-    help: 'Store operations that failed.',
-  },
-  idempotency_store_up: {
-    kind: 'gauge',
-    labels: ['store'],
-    help: '1 if the store answered the last operation, else 0.',
-  },
-  idempotency_breaker_state: {
-    kind: 'gauge',
-    labels: ['store'],
-    help: 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.',
-  },
-  idempotency_in_flight: { kind: 'gauge', labels: [], help: 'Protected requests in progress.' },
-  idempotency_waiters: {
-    kind: 'gauge',
-    labels: [],
-    help: 'Duplicates waiting for the first request to finish.',
-  },
-  idempotency_buffered_bytes: {
-    kind: 'gauge',
-    labels: [],
-    help: 'Bytes of request and response bodies held in memory.',
-  },
-  idempotency_spooled: {
-    kind: 'gauge',
-    labels: [],
-    help: 'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.',
-  },
-  idempotency_lease_expired_total: {
-    kind: 'counter',
-    labels: ['route'],
-    help: 'Leases that expired before their request finished; each is counted once.',
-    start: always,
-  },
-  idempotency_records: {
-    kind: 'gauge',
-    labels: ['state'],
-    help: 'Records with an unknown outcome, dead-lettered ones counted separately.',
-  },
-  idempotency_pruned_total: {
-    kind: 'counter',
-    labels: ['store'],
-    help: 'Expired records removed from the store (memory and sqlite only; Redis does not report them).',
-  },
-  idempotency_reconcile_total: {
-    kind: 'counter',
-    labels: ['route', 'result'],
-    help: 'Reconciliation of unknown records, by result.',
-    start: (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : []),
-  },
-  idempotency_unresolved_expiring_total: {
-    kind: 'counter',
-    labels: ['route'],
-    help: 'Unknown records that will be dropped unresolved within a day.',
-    start: always,
-  },
-  idempotency_retry_age_seconds: {
-    kind: 'histogram',
-    labels: ['route'],
-    help: 'Age of a completed record when a retry arrived.',
-    buckets: AGES,
-  },
-  idempotency_retention_seconds: {
-    kind: 'gauge',
-    labels: ['route'],
-    help: 'The ttl of the route: how long a completed record answers retries.',
-  },
-  idempotency_shadow_total: {
-    kind: 'counter',
-    labels: ['route', 'verdict'],
-    help: 'Requests seen in shadow mode, by what enforce would have done.',
-  },
-  idempotency_lease_use_ratio: {
-    kind: 'histogram',
-    labels: ['route'],
-    help: 'Upstream time divided by the lease.',
-    buckets: RATIOS,
-  },
-  idempotency_regenerated_keys_total: {
-    kind: 'counter',
-    labels: ['route'],
-    help: 'Requests repeated under a new key within a minute, as seen by this replica.',
-    start: (policy) => (readsKeys(policy) ? [{}] : []),
-  },
-  idempotency_store_grade: {
-    kind: 'gauge',
-    labels: ['store'],
-    help: 'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.',
-  },
-  idempotency_log_lines_dropped_total: {
-    kind: 'counter',
-    labels: [],
-    help: 'Log lines dropped because standard output was full or nobody read it.',
-  },
-  idempotency_config_last_reload_successful: {
-    kind: 'gauge',
-    labels: [],
-    help: '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.',
-  },
-  idempotency_build_info: {
-    kind: 'gauge',
-    labels: ['version', 'node'],
-    help: 'Version of the proxy and of Node.js; always 1.',
-  },
-})
+export const METRICS = {
+  idempotency_requests_total: counter(
+    ['route', 'outcome'],
+    'Requests, by how they were answered.',
+    (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome })),
+  ),
+  // Shadow mode claims, too, but is counted by its verdicts alone.
+  idempotency_claims_total: counter(
+    ['route', 'result'],
+    'Attempts to claim a key, by what was found.',
+    (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : []),
+  ),
+  idempotency_completions_total: counter(
+    ['route', 'result'],
+    'Outcomes of executed requests, by how they were recorded.',
+    (policy) => (readsKeys(policy) ? results(COMPLETION_RESULTS) : []),
+  ),
+  idempotency_duplicates_prevented_total: counter(
+    ['route'],
+    'Duplicates that were answered without being executed again.',
+    (policy) => (isProtected(policy) ? [{}] : []),
+  ),
+  idempotency_request_duration_seconds: histogram(
+    ['route', 'outcome'],
+    'Time from the head of a request to the end of its response, for requests answered by the upstream, live or replayed.',
+    DURATIONS,
+  ),
+  idempotency_overhead_seconds: histogram(
+    ['route', 'outcome'],
+    'The part of that time not spent waiting for the upstream, for executed and replayed requests.',
+    OVERHEADS,
+  ),
+  idempotency_store_operation_seconds: histogram(
+    ['store', 'operation'],
+    'Duration of store operations.',
+    STORE_TIMES,
+  ),
+  idempotency_store_errors_total: counter(['store'], 'Store operations that failed.'),
+  idempotency_store_up: gauge(['store'], '1 if the store answered the last operation, else 0.'),
+  idempotency_breaker_state: gauge(['store'], 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.'),
+  idempotency_in_flight: gauge([], 'Protected requests in progress.'),
+  idempotency_waiters: gauge([], 'Duplicates waiting for the first request to finish.'),
+  idempotency_buffered_bytes: gauge([], 'Bytes of request and response bodies held in memory.'),
+  idempotency_spooled: gauge(
+    [],
+    'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.',
+  ),
+  idempotency_lease_expired_total: counter(
+    ['route'],
+    'Leases that expired before their request finished; each is counted once.',
+    always,
+  ),
+  idempotency_records: gauge(
+    ['state'],
+    'Records with an unknown outcome, dead-lettered ones counted separately.',
+  ),
+  idempotency_pruned_total: counter(
+    ['store'],
+    'Expired records removed from the store (memory and sqlite only; Redis does not report them).',
+  ),
+  idempotency_reconcile_total: counter(
+    ['route', 'result'],
+    'Reconciliation of unknown records, by result.',
+    (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : []),
+  ),
+  idempotency_unresolved_expiring_total: counter(
+    ['route'],
+    'Unknown records that will be dropped unresolved within a day.',
+    always,
+  ),
+  idempotency_retry_age_seconds: histogram(
+    ['route'],
+    'Age of a completed record when a retry arrived.',
+    AGES,
+  ),
+  idempotency_retention_seconds: gauge(
+    ['route'],
+    'The ttl of the route: how long a completed record answers retries.',
+  ),
+  idempotency_shadow_total: counter(
+    ['route', 'verdict'],
+    'Requests seen in shadow mode, by what enforce would have done.',
+  ),
+  idempotency_lease_use_ratio: histogram(['route'], 'Upstream time divided by the lease.', RATIOS),
+  idempotency_regenerated_keys_total: counter(
+    ['route'],
+    'Requests repeated under a new key within a minute, as seen by this replica.',
+    (policy) => (readsKeys(policy) ? [{}] : []),
+  ),
+  idempotency_store_grade: gauge(
+    ['store'],
+    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.',
+  ),
+  idempotency_log_lines_dropped_total: counter(
+    [],
+    'Log lines dropped because standard output was full or nobody read it.',
+  ),
+  idempotency_config_last_reload_successful: gauge(
+    [],
+    '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.',
+  ),
+  idempotency_build_info: gauge(['version', 'node'], 'Version of the proxy and of Node.js; always 1.'),
+}
 export type MetricName = keyof typeof METRICS
 
 const MISNAMED = [
@@ -207,8 +153,7 @@ const MISNAMED = [
   'nodejs_active_resources_total',
 ]
 
-/** A sample of a counter, or of a bucket. */
-interface Sample {
+interface CounterSample {
   readonly name: string
   readonly labels: Readonly<Record<string, string>>
   readonly value: number
@@ -242,12 +187,12 @@ export class Metrics {
     this.#histograms.get(name)?.observe(labels, value)
   }
 
-  /** Values that are counted elsewhere, by metrics without labels. */
+  /** Where to read metrics without labels at each scrape. */
   read(sources: Partial<Record<MetricName, () => number>>): void {
     for (const [name, source] of Object.entries(sources)) this.#values.get(name as MetricName)?.read(source)
   }
 
-  /** The series of these routes, at the start and whenever the routes have changed. */
+  /** Makes the series that these routes begin with; also after a reload. */
   startRoutes(config: Routes): void {
     for (const policy of policiesOf(config)) {
       const { name: route, ttl } = policy
@@ -255,7 +200,7 @@ export class Metrics {
       for (const name of namesOf(METRICS)) {
         const metric = METRICS[name]
         if (metric.kind !== 'counter') continue
-        for (const labels of metric.start?.(policy) ?? []) this.count(name, { route, ...labels }, 0)
+        for (const labels of metric.start(policy)) this.count(name, { route, ...labels }, 0)
       }
     }
     // Methods that nothing protects.
@@ -263,8 +208,8 @@ export class Metrics {
       this.count('idempotency_requests_total', { route: config.defaults.name, outcome: 'passed' }, 0)
   }
 
-  /** The counters of this program that have counted anything, without Node's; and the ages of retries, by their buckets. */
-  async samples(): Promise<Sample[]> {
+  /** Counters above 0, without Node's; and the ages of retries, by their buckets. */
+  async samples(): Promise<CounterSample[]> {
     const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
     const ages = this.#histograms.get('idempotency_retry_age_seconds') as Distributions
     const metrics = await Promise.all([...counted, ages].map((series) => series.get()))

@@ -7,8 +7,8 @@ import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
 /**
- * The walk's events → metrics, one log line per protected request (contract §13, §14), and the records' histories. Never a
- * key or a credential.
+ * What happens to protected requests → metrics, one log line each (contract §13, §14), and the records' histories. Never a key
+ * or a credential. `stored`: the outcome of a request of the route was stored.
  */
 export function observer(
   metrics: Metrics,
@@ -16,11 +16,11 @@ export function observer(
   history: History,
   stored: (route: string, id: RecordId) => void,
 ): Observer {
-  const misconfigured = new Set<string>()
-  /** A scope that its own clients do not fit is warned of once for each route: they may send thousands of such requests. */
+  /** Routes whose scope does not fit their own clients: one warning each, as there may be thousands of such requests. */
+  const misfits = new Set<string>()
   const isFirstMisfit = ({ route, outcome, cause }: Trace): boolean => {
-    if (outcome !== 'caller_missing' || cause === null || misconfigured.has(route)) return false
-    misconfigured.add(route)
+    if (outcome !== 'caller_missing' || cause === null || misfits.has(route)) return false
+    misfits.add(route)
     return true
   }
   return {
@@ -59,7 +59,7 @@ export function observer(
   }
 }
 
-/** What becomes of unresolved records → metrics, their histories, and a log line where something changes or needs a person. */
+/** What happens to unresolved records → metrics, their histories, and a log line if something changes or needs a person. */
 export function reconcileObserver(
   metrics: Metrics,
   log: Logger,
@@ -73,7 +73,7 @@ export function reconcileObserver(
     leaseExpired: (route, id) => {
       metrics.count('idempotency_lease_expired_total', { route })
       history.add(id, 'lease_expired', '', {})
-      log.warn({ route, record: shortId(id) }, 'a lease lapsed: the outcome is unknown')
+      log.warn({ route, record: shortId(id) }, 'a lease expired: the outcome is unknown')
     },
     reconciled: (route, result, id) => {
       metrics.count('idempotency_reconcile_total', { route, result })
@@ -85,7 +85,7 @@ export function reconcileObserver(
       metrics.count('idempotency_unresolved_expiring_total', { route })
       log.error(
         { route, record: shortId(id), until: new Date(dropAt).toISOString() },
-        'an unresolved record will be dropped; nobody will know then whether it was executed',
+        'an unresolved record is about to be dropped; nobody will know then whether it was executed',
       )
     },
     trouble: (message, detail) => log.error(detail, message),
@@ -93,7 +93,7 @@ export function reconcileObserver(
   }
 }
 
-/** What shadow mode decided → a metric and one log line per request that it looked at, and its record's history. */
+/** What shadow mode decided about a request → a metric, one log line, and its record's history. */
 export function shadowObserver(
   metrics: Metrics,
   log: Logger,

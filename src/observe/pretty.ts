@@ -6,7 +6,7 @@ const COLORS = { dim: 2, red: 31, green: 32, yellow: 33 } as const
 type Paint = (color: keyof typeof COLORS, text: string) => string
 
 /**
- * Turns a JSON line of the log into one for people (contract §14), times in UTC as in the JSON:
+ * A JSON line of the log for people (contract §14), times in UTC as in the JSON:
  * `10:05:44.053  POST create-payment  executed  201  23 ms (upstream 14, store 5)  rbCgBzeqe9zG  absent → completed`.
  */
 export function prettyLine(json: string, colors: boolean): string {
@@ -56,7 +56,7 @@ function otherParts({ err, ...line }: Line, msg: unknown): string[] {
   ]
 }
 
-/** What is null or an empty list says nothing. */
+/** Without nulls and empty lists. */
 function members(line: Line): string[] {
   return Object.entries(line).flatMap(([name, value]) =>
     value == null || (Array.isArray(value) && value.length === 0) ? [] : [`${text(name)} ${text(value)}`],
@@ -69,7 +69,6 @@ function text(value: unknown): string {
   return escapeControls(typeof value === 'string' ? value : JSON.stringify(value))
 }
 
-/** The only thing that takes more than one line. */
 function stackOf({ err }: Line): string {
   const stack = (err as { readonly stack?: unknown } | undefined)?.stack
   if (typeof stack !== 'string') return ''

@@ -1,6 +1,7 @@
 import type { Millis } from '../core/record.ts'
+import { around } from '../store/around.ts'
 import type { BreakerState } from '../store/breaker.ts'
-import type { Store } from '../store/register.ts'
+import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 
@@ -10,12 +11,14 @@ const CHECK_RETRY: Millis = 250
 
 const BREAKER: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
 
-/** What the store's connection, its breaker and its settings say about it → metrics and log. */
+/** How the store is: its operations, connection, breaker and settings → metrics and log. */
 export class StoreHealth {
   readonly #store: string
   readonly #metrics: Metrics
   readonly #log: Logger
   #asked: Pick<Store, 'traits'> | null = null
+  /** As the metric says: set once per change, as a protected request uses the store twice. */
+  #isUp = false
   #mayEvict = true
   #checks = 0
   #timer: NodeJS.Timeout | undefined
@@ -23,12 +26,13 @@ export class StoreHealth {
   #logged = ''
   #breakerOpen = false
 
-  /** `store`: as the store calls itself. */
+  /** `store`: its name. */
   constructor(store: string, metrics: Metrics, log: Logger) {
     this.#store = store
     this.#metrics = metrics
     this.#log = log
     metrics.set('idempotency_breaker_state', { store }, 0)
+    metrics.count('idempotency_store_errors_total', { store }, 0)
   }
 
   readonly onEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string): void => {
@@ -41,7 +45,7 @@ export class StoreHealth {
     const labels = { store: this.#store }
     this.#metrics.set('idempotency_breaker_state', labels, BREAKER[state])
     // It closes because the store answered.
-    if (state === 'closed') this.#metrics.set('idempotency_store_up', labels, 1)
+    if (state === 'closed') this.#setUp(true)
     // Each probe that fails opens it anew; logged once.
     if (state === 'open' && !this.#breakerOpen)
       this.#log.error(labels, 'the store does not answer: breaker open')
@@ -51,6 +55,36 @@ export class StoreHealth {
 
   readonly onPruned = (records: number): void =>
     this.#metrics.count('idempotency_pruned_total', { store: this.#store }, records)
+
+  /** Counts and times the operations of a store. */
+  measured(store: Store): Store {
+    return around(store, (operation, run) => {
+      // Off the path of requests, which do without it if it fails.
+      if (operation === 'note') return run()
+      const startedAt = performance.now()
+      const reply = run()
+      const observe = (): void => {
+        const seconds = (performance.now() - startedAt) / 1000
+        this.#metrics.observe(
+          'idempotency_store_operation_seconds',
+          { store: this.#store, operation },
+          seconds,
+        )
+      }
+      void reply.then(
+        () => {
+          this.#setUp(true)
+          observe()
+        },
+        (error: unknown) => {
+          this.#metrics.count('idempotency_store_errors_total', { store: this.#store })
+          if (error instanceof StoreUnavailable) this.#setUp(false)
+          observe()
+        },
+      )
+      return reply
+    })
+  }
 
   /** Asks the store what it guarantees, warns of what it does not, and grades it (contract §9), from now on. */
   async watch(store: Pick<Store, 'traits'>): Promise<void> {
@@ -71,6 +105,12 @@ export class StoreHealth {
 
   stop(): void {
     clearTimeout(this.#timer)
+  }
+
+  #setUp(isUp: boolean): void {
+    if (isUp && this.#isUp) return
+    this.#isUp = isUp
+    this.#metrics.set('idempotency_store_up', { store: this.#store }, isUp ? 1 : 0)
   }
 
   async #check(asked: Pick<Store, 'traits'>): Promise<void> {

@@ -1,37 +1,32 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import type { IncomingMessage, ServerResponse } from 'node:http'
+import { setTimeout as wait } from 'node:timers/promises'
 import type * as OpenTelemetry from '@opentelemetry/api'
 import type { Attributes, Context, Link, Span, Tracer } from '@opentelemetry/api'
 import type { Config } from '../config/config.ts'
 import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Millis } from '../core/record.ts'
+import { type Millis, shortId } from '../core/record.ts'
 import type { Observer, Trace } from '../protect/request.ts'
 import { around, type Operation } from '../store/around.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
-import {
-  clientAttributes,
-  exchangeAttributes,
-  outcomeAttributes,
-  serverAttributes,
-  spanName,
-  statusAttributes,
-  storeAttributes,
-  upstreamPlace,
-} from './span-attributes.ts'
+
+/*
+ * Attributes follow the semantic conventions for HTTP and databases (1.29 and later). Any segment of a path may hold a key or a
+ * token, so spans have the configured path with REDACTED where it is open; no span has a query, a header or a body (contract §14).
+ */
 
 /** Where every copy of the API's first major version, the SDK's own too, keeps what was registered. */
 const REGISTERED = Symbol.for('opentelemetry.js.api.1')
 /** Store operations of a request. Renewals and sweeps belong to none. */
 const TRACED: readonly Operation[] = ['put', 'swap', 'get', 'throttle']
-/** How long the last spans may keep a shutdown waiting. */
+/** How long the last spans may delay the shutdown. */
 const FLUSH_MOST: Millis = 2_000
+/** Others are `_OTHER`, so that a client cannot invent names. */
+const METHODS = new Set('CONNECT DELETE GET HEAD OPTIONS PATCH POST PUT QUERY TRACE'.split(' '))
 
-/**
- * Spans of protected requests, where the user has loaded an SDK; null: there is none, and nothing is made of any request
- * (docs/tracing.md). Asked once, at the start.
- */
+/** Spans of protected requests, if the user has loaded an SDK; else null (docs/tracing.md). Decided once, at the start. */
 export async function openTracing(
   config: Config,
   version: string,
@@ -56,7 +51,7 @@ interface Serving {
   readonly span: Span
   readonly context: Context
   readonly route: RoutePolicy
-  /** What goes on behind an answer that has left is not this request's any more. */
+  /** Its answer has left: what goes on behind it is no longer part of this request. */
   ended: boolean
 }
 
@@ -64,7 +59,7 @@ export class Tracing {
   readonly #api: typeof OpenTelemetry
   readonly #tracer: Tracer
   readonly #config: Config
-  /** Of its own: it works without the SDK's context manager, too. */
+  /** So that it works without the SDK's context manager, too. */
   readonly #serving = new AsyncLocalStorage<Serving>()
 
   constructor(api: typeof OpenTelemetry, config: Config, version: string) {
@@ -73,7 +68,7 @@ export class Tracing {
     this.#tracer = api.trace.getTracer('idempotency-proxy', version)
   }
 
-  /** Serves a request under a span, which goes on from the client's context and ends with the answer. */
+  /** Serves a request in a span that continues the client's trace and ends with the answer. */
   serve(route: RoutePolicy, request: IncomingMessage, response: ServerResponse, handle: () => void): void {
     const { trace, propagation, context, ROOT_CONTEXT, SpanKind } = this.#api
     const method = request.method as string
@@ -92,7 +87,7 @@ export class Tracing {
     this.#serving.run(serving, () => context.with(serving.context, handle))
   }
 
-  /** `traceparent` of the request that is being served; null: none is. */
+  /** `traceparent` of the current request; null: there is none. */
   current(): string | null {
     const serving = this.#serving.getStore()
     if (serving === undefined) return null
@@ -102,26 +97,21 @@ export class Tracing {
     return `00-${traceId}-${spanId}-${traceFlags.toString(16).padStart(2, '0')}`
   }
 
-  /** Tells the request's span what became of it, and links it to the execution that it was answered from. */
+  /** Adds the outcome to the request's span, and a link to the execution whose response was replayed. */
   observer(inner: Observer): Observer {
     return {
       ...inner,
       answered: (trace) => {
-        this.#tell(trace)
+        const span = this.#serving.getStore()?.span
+        const link = linkTo(trace.execution)
+        span?.setAttributes(outcomeAttributes(trace))
+        if (link !== null) span?.addLink(link)
         inner.answered(trace)
       },
     }
   }
 
-  #tell(trace: Trace): void {
-    const span = this.#serving.getStore()?.span
-    if (span === undefined) return
-    span.setAttributes(outcomeAttributes(trace))
-    const link = linkTo(trace.execution)
-    if (link !== null) span.addLink(link)
-  }
-
-  /** Each exchange for a request is a span of its own, whose context goes upstream in place of the client's. */
+  /** Each exchange with the upstream gets a span, whose context goes upstream instead of the client's. */
   forward(inner: Forward): Forward {
     const { trace, SpanKind } = this.#api
     const place = upstreamPlace(this.#config.upstream)
@@ -129,8 +119,16 @@ export class Tracing {
       const serving = this.#serving.getStore()
       if (serving === undefined) return inner(request)
       const { method, target } = request
-      const attributes = clientAttributes(place, method, target, serving.route)
-      const name = target === serving.route.authorizeReplay?.path ? method : spanName(method, serving.route)
+      const { route } = serving
+      // The path of `authorizeReplay` is the configuration's own.
+      const asksToReplay = target === route.authorizeReplay?.path
+      const path = asksToReplay ? (target.split('?', 1)[0] as string) : knownPath(route)
+      const name = asksToReplay ? method : spanName(method, route)
+      const attributes = {
+        ...place.attributes,
+        'http.request.method': methodOf(method),
+        'url.full': `${place.origin}${path}`,
+      }
       const span = this.#tracer.startSpan(name, { kind: SpanKind.CLIENT, attributes }, serving.context)
       const headers = this.#injected(request.headers, trace.setSpan(serving.context, span))
       let result: Forwarded
@@ -178,17 +176,15 @@ export class Tracing {
     })
   }
 
-  /** What has ended is handed to the exporter, which has a little time for it. */
+  /** Gives the exporter a little time for the last spans. */
   async flush(): Promise<void> {
     const provider = this.#api.trace.getTracerProvider() as MaybeFlushing & { getDelegate?(): MaybeFlushing }
-    const flushed = (provider.getDelegate?.() ?? provider).forceFlush?.()
-    let timer: NodeJS.Timeout | undefined
-    const late = new Promise((resolve) => {
-      timer = setTimeout(resolve, FLUSH_MOST)
-    })
-    // What cannot be exported is the exporter's to tell.
-    await Promise.race([Promise.resolve(flushed).catch(() => {}), late])
-    clearTimeout(timer)
+    const flushed = Promise.resolve((provider.getDelegate?.() ?? provider).forceFlush?.())
+    const timer = new AbortController()
+    const late = wait(FLUSH_MOST, undefined, timer).catch(() => {})
+    // The exporter reports its own failures.
+    await Promise.race([flushed.catch(() => {}), late])
+    timer.abort()
   }
 
   #finish(span: Span, attributes: Attributes): void {
@@ -226,4 +222,94 @@ function linkTo(traceparent: string | null): Link | null {
 /** Messages may quote what was sent. */
 function nameOf(error: unknown): string {
   return error instanceof Error ? error.name : 'error'
+}
+
+/** Such as `POST /v1/payments`, for both sides of a request. */
+function spanName(method: string, route: RoutePolicy): string {
+  const verb = METHODS.has(method) ? method : 'HTTP'
+  return isDefault(route) ? verb : `${verb} ${route.match.path}`
+}
+
+function methodOf(method: string): string {
+  return METHODS.has(method) ? method : '_OTHER'
+}
+
+function isDefault({ name }: RoutePolicy): boolean {
+  return name === 'default'
+}
+
+/** The path as far as it is configured. */
+function knownPath({ match }: RoutePolicy): string {
+  return match.path.replaceAll(/(?<=\/)(?::[^/]+|\*$)/g, 'REDACTED')
+}
+
+function serverAttributes(method: string, route: RoutePolicy, version: string): Attributes {
+  return {
+    'http.request.method': methodOf(method),
+    'url.scheme': 'http',
+    'url.path': knownPath(route),
+    'network.protocol.version': version,
+    ...(isDefault(route) ? {} : { 'http.route': route.match.path }),
+    'idempotency.route': route.name,
+  }
+}
+
+function outcomeAttributes({ id, outcome, before, after, fence }: Trace): Attributes {
+  return {
+    'idempotency.outcome': outcome ?? 'aborted',
+    ...(id === null ? {} : { 'idempotency.record': shortId(id) }),
+    ...(before === null ? {} : { 'idempotency.state.before': before }),
+    ...(after === null ? {} : { 'idempotency.state.after': after }),
+    ...(fence === null ? {} : { 'idempotency.fence': fence }),
+  }
+}
+
+/** Where the upstream is. */
+function upstreamPlace({ url }: Config['upstream']): { origin: string; attributes: Attributes } {
+  if (url.startsWith('unix:'))
+    return {
+      origin: 'http://localhost',
+      attributes: { 'server.address': url.slice('unix:'.length), 'network.transport': 'unix' },
+    }
+  const { origin, hostname, port, protocol } = new URL(url)
+  return { origin, attributes: { 'server.address': hostname, 'server.port': portOf(port, protocol) } }
+}
+
+/** The status of an exchange with the upstream, or `error.type`. */
+function exchangeAttributes(result: Forwarded): Attributes {
+  switch (result.proof) {
+    case 'responded':
+      return statusAttributes(result.response.status, 400)
+    case 'live':
+      return statusAttributes(result.live.status, 400)
+    case 'not_sent':
+      return { 'error.type': 'not_sent' }
+    case 'unknown':
+      return { 'error.type': result.timedOut ? 'timeout' : 'broken_off' }
+  }
+}
+
+/** A client span counts 4xx as an error, a server span only 5xx. */
+function statusAttributes(status: number, errorFrom: 400 | 500): Attributes {
+  return {
+    'http.response.status_code': status,
+    ...(status >= errorFrom ? { 'error.type': String(status) } : {}),
+  }
+}
+
+/** Where the store is; null: in this process, where a span would add nothing. */
+function storeAttributes({ url }: Config['store']): Attributes | null {
+  if (url.startsWith('sqlite:')) return { 'db.system.name': 'sqlite' }
+  if (!/^rediss?:/.test(url)) return null
+  const { hostname, port, pathname } = new URL(url)
+  return {
+    'db.system.name': 'redis',
+    'db.namespace': pathname.slice(1) || '0',
+    'server.address': hostname,
+    'server.port': port === '' ? 6379 : Number(port),
+  }
+}
+
+function portOf(port: string, protocol: string): number {
+  return port === '' ? (protocol === 'https:' ? 443 : 80) : Number(port)
 }

@@ -212,11 +212,11 @@ void t.test(
     ])
     writeFileSync(audit, whole.split('\n').slice(1).join('\n'))
     t.match((await examine(t, ['--config', file])).findings, [
-      /audit\.log:1: the line does not follow the one before/,
+      /audit\.log:1: lines before this one were removed/,
     ])
     writeFileSync(audit, whole)
     appendFileSync(audit, '{"torn')
-    t.match((await examine(t, ['--config', file])).findings, [/audit\.log:3: the line is not whole/])
+    t.match((await examine(t, ['--config', file])).findings, [/audit\.log:3: the line is incomplete/])
   },
 )
 

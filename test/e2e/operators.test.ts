@@ -155,7 +155,7 @@ void t.test(
     owner.kill('SIGSTOP')
     // The owner's next renewal revives it: until then it is still running, from then on it is not unknown.
     const refused = /^(?:still_running|not_unknown)$/
-    await other.logged(({ msg }) => msg === 'a lease lapsed: the outcome is unknown')
+    await other.logged(({ msg }) => msg === 'a lease expired: the outcome is unknown')
     owner.kill('SIGCONT')
     for (const body of [COMPLETED, RETRYABLE]) {
       t.match(await resolved(owner, id, body), { status: 409, code: refused })
