@@ -8,10 +8,10 @@ import { frame } from './identity.ts'
 import type { FingerprintPolicy } from './policy.ts'
 import type { Fingerprint, StoredResponse } from './record.ts'
 
-/** Part of every fingerprint and of every recipe: raised whenever the same request would hash otherwise. */
+/** Part of every fingerprint and recipe: raised whenever the same request would hash differently. */
 const ALGORITHM = 'fingerprint/2'
 
-/** Beyond this `auto` takes the bytes as they are: canonical form costs some ten times as much as hashing. */
+/** Above this `auto` takes the bytes as they are: canonical form costs ten times as much as hashing. Bytes. */
 const AUTO_JSON_LIMIT = 64 * 1024
 
 /** A protected request, whole. */
@@ -27,7 +27,7 @@ export interface RequestContent {
   readonly body: Buffer
 }
 
-/** Names algorithm, settings and counted headers: records of another recipe are compared by their raw digest (contract §5). */
+/** Names algorithm, settings and counted headers; records of another recipe are compared by raw digest (contract §5). */
 export function recipeOf(policy: FingerprintPolicy): string {
   let recipe = recipes.get(policy)
   if (recipe === undefined) {
@@ -41,7 +41,7 @@ const recipes = new WeakMap<FingerprintPolicy, string>()
 
 function makeRecipe(policy: FingerprintPolicy): string {
   const { body, ignore, only, headers, query } = policy
-  // These compared bodies of other kinds as bytes once.
+  // These modes used to compare bodies of other kinds as bytes.
   const revised = body === 'json' || body === 'form' || body === 'multipart' ? ['by kind'] : []
   const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query]), ...revised])
   return [hash('sha256', settings, 'base64url').slice(0, 16), ...headers].join(RECIPE_SEPARATOR)
@@ -55,7 +55,7 @@ function headersOf(recipe: string): string[] {
   return recipe.split(RECIPE_SEPARATOR).slice(1)
 }
 
-/** What the operation is, whatever its spelling (contract §5). */
+/** Identifies the operation, whatever its spelling (contract §5). */
 export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy): Fingerprint {
   const { mode, type, content } = bodyContent(request, policy)
   const headers = policy.headers.map((name) => frame(linesOf(request.headers, name)))
@@ -71,7 +71,7 @@ export function rawDigestOf(request: RequestContent, recipe: string): Buffer {
   return sha256(frame(['raw/1', request.method, request.target, ...lines]), [request.body])
 }
 
-/** Up to here it is cheaper to copy what is hashed together: a hash made in pieces costs 3 µs more. */
+/** Up to here head and body are joined: hashing in pieces costs 3 µs more. Bytes. */
 const COPIED = 16 * 1024
 
 /** Strings count as UTF-8. */
@@ -104,26 +104,25 @@ interface BodyContent {
   readonly mode: BodyMode | 'none'
   /** The media type as far as it counts. */
   readonly type: string
-  /** What of the body counts. */
   readonly content: readonly (string | Buffer)[]
 }
 
 /**
  * A body of another kind than the mode is for is compared as `auto` would: as bytes, no retry of a multipart form would equal
- * the first attempt. Whatever cannot be read without losing information counts as the bytes that were sent.
+ * the first attempt. What cannot be read without losing information counts as the bytes that were sent.
  */
 function bodyContent({ headers, body }: RequestContent, policy: FingerprintPolicy): BodyContent {
   const type = mediaType(headers)
-  const raw: BodyContent = { mode: 'raw', type, content: [body] }
   if (policy.body === 'none') return { mode: 'none', type, content: [] }
-  if (policy.body === 'raw' || isEncoded(headers)) return raw
   const byType = autoMode(headers, body)
   const modes = policy.body === 'auto' || policy.body === byType ? [byType] : [policy.body, byType]
-  for (const mode of modes) {
-    const content = contentIn(mode, headers, body, policy)
-    if (content !== null) return { mode, type: mode === 'multipart' ? MULTIPART : type, content }
-  }
-  return raw
+  if (policy.body !== 'raw' && !isEncoded(headers))
+    for (const mode of modes) {
+      const content = contentIn(mode, headers, body, policy)
+      if (content !== null)
+        return { mode, type: mode === 'multipart' ? MULTIPART : type, content: [content].flat() }
+    }
+  return { mode: 'raw', type, content: [body] }
 }
 
 /** What of the body counts in that mode; null: it cannot be read in it. */
@@ -132,21 +131,16 @@ function contentIn(
   headers: RawHeaders,
   body: Buffer,
   policy: FingerprintPolicy,
-): readonly (string | Buffer)[] | null {
+): string | Buffer | readonly (string | Buffer)[] | null {
   switch (mode) {
     case 'raw':
       return null
-    case 'form': {
-      // What is no form would lose information if it were read as one.
-      const content = essence(headers) === URLENCODED ? formContent(headers, body) : null
-      return content === null ? null : [content]
-    }
+    case 'form':
+      return essence(headers) === URLENCODED ? formContent(headers, body) : null
     case 'multipart':
       return multipartContent(headers, body)
-    case 'json': {
-      const content = jsonContent(body, policy)
-      return content === null ? null : [content]
-    }
+    case 'json':
+      return jsonContent(body, policy)
   }
 }
 
@@ -176,10 +170,7 @@ function jsonContent(body: Buffer, policy: FingerprintPolicy): string | Buffer |
 
 const placesByPolicy = new WeakMap<FingerprintPolicy, Place>()
 
-/**
- * Lines that differ between two answers to the same request whatever the upstream did: its clock, its timing, the name it
- * gives to this one exchange; and framing. Documented in docs/shadow.md.
- */
+/** Headers that differ between any two responses: clock, timing, the name of the exchange, framing (docs/shadow.md). */
 export const ALWAYS_DIFFERENT: ReadonlySet<string> = new Set([
   'age',
   'cf-ray',
@@ -200,7 +191,7 @@ export const ALWAYS_DIFFERENT: ReadonlySet<string> = new Set([
   'x-trace-id',
 ])
 
-/** As much of an answer as it takes to compare it with another one: its body need not be held for it. */
+/** What two responses are compared by, so that no body is held for it. */
 export interface ResponseDigest {
   readonly status: number
   /** Name–value lines by lower-case name; lines of one name in their order (RFC 9110 §5.3). */

@@ -24,10 +24,12 @@ const OTHER_CREDENTIALS = [
 /** What a verified token says; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
 
-/** Who asks, as far as the scope counts it. `null` parts are absent attributes. */
+/** The caller, as the scope defines it. `null` parts are absent attributes. */
 export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Claims | null): CallerReading {
-  const unusable = claims === null ? undefined : scope.caller.find((source) => isUnusable(claims, source))
-  if (unusable !== undefined) {
+  // A token that lacks the claim is not anonymous: its caller shares keys with nobody.
+  const unusable =
+    claims && scope.caller.find(({ kind, name }) => kind === 'jwt' && claim(claims, name) === null)
+  if (unusable) {
     const detail = `the claim ${unusable.name} of the token is absent, empty, or neither a string, a safe integer nor a boolean`
     return { kind: 'missing', status: 401, detail, cause: null }
   }
@@ -61,23 +63,14 @@ function otherCredential(headers: RawHeaders): (typeof OTHER_CREDENTIALS)[number
   })
 }
 
-function attribute(headers: RawHeaders, claims: Claims | null, source: CallerSource): string | null {
-  switch (source.kind) {
-    case 'header':
-      return presentOf(linesOf(headers, source.name), ', ')
-    case 'cookie':
-      return presentOf(cookies(headers, source.name), '; ')
-    case 'jwt':
-      return claims === null ? null : claim(claims, source.name)
-  }
+function attribute(headers: RawHeaders, claims: Claims | null, { kind, name }: CallerSource): string | null {
+  if (kind === 'jwt') return claims === null ? null : claim(claims, name)
+  const values = kind === 'header' ? linesOf(headers, name) : cookies(headers, name)
+  if (!values.some((value) => value.trim() !== '')) return null
+  return values.join(kind === 'header' ? ', ' : '; ')
 }
 
-/** A caller who says who they are, but not by this claim, is not anonymous: never shared. */
-function isUnusable(claims: Claims, source: CallerSource): boolean {
-  return source.kind === 'jwt' && claim(claims, source.name) === null
-}
-
-/** In JSON: "1" is not 1, and lone surrogates, which a hash would take for one another, are escaped. */
+/** As JSON: "1" is not 1, and lone surrogates, which a hash would not tell apart, are escaped. Null: it identifies nobody. */
 function claim(claims: Claims, name: string): string | null {
   const value = claims[name]
   const counts =
@@ -87,12 +80,7 @@ function claim(claims: Claims, name: string): string | null {
   return counts ? JSON.stringify(value) : null
 }
 
-/** The values joined as received; `null` where none of them says anything. */
-function presentOf(values: readonly string[], separator: string): string | null {
-  return values.some((value) => value.trim() !== '') ? values.join(separator) : null
-}
-
-/** All cookies of that name: which one an upstream takes is not known here, so each of them counts. */
+/** All cookies of that name, since which one an upstream takes is unknown. */
 function cookies(headers: RawHeaders, name: string): string[] {
   return linesOf(headers, 'cookie')
     .flatMap((line) => line.split(';'))

@@ -23,14 +23,14 @@ export type KeyReading = Found | Invalid | { readonly kind: 'missing' }
 /** One source's value, or why there is none. */
 type Value = { readonly kind: 'value'; readonly value: string } | Invalid | { readonly kind: 'missing' }
 
-/** What of a request can be read before its body. */
+/** The part of a request that is read before its body. */
 export interface Head {
   readonly headers: RawHeaders
   /** As sent, without the `?`. */
   readonly query: string
 }
 
-/** True where the head carries a key, valid or not. */
+/** Whether the head carries a key, valid or not. */
 export function carriesKey({ headers, query }: Head, from: readonly KeySource[]): boolean {
   return from.some(
     (source) =>
@@ -39,24 +39,23 @@ export function carriesKey({ headers, query }: Head, from: readonly KeySource[])
   )
 }
 
-/** True where the key may come from the body, as it is or derived. */
+/** Whether the key may come from the body, as it is or derived. */
 export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
-  return from.some(isInBody) || (derive !== null && derive.json.length + derive.form.length > 0)
-}
-
-function isInBody({ kind }: KeySource): boolean {
-  return kind === 'json' || kind === 'form'
+  return (
+    from.some(({ kind }) => kind === 'json' || kind === 'form') ||
+    (derive !== null && derive.json.length + derive.form.length > 0)
+  )
 }
 
 /**
- * Reads and validates the key (contract §4). `body` is null before it was read: then the head alone is looked at, and what
- * is found there is not the last word where {@link keyNeedsBody}. Details name source and length, never the key itself.
+ * Reads and validates the key (contract §4). Without a body (null) the head alone is read, and the result is preliminary
+ * where {@link keyNeedsBody}. Details name source and length, never the key itself.
  */
 export function readKey(head: Head, policy: KeyPolicy, body: Buffer | null): KeyReading {
   const { headers } = head
   const json =
     body !== null && policy.from.some(({ kind }) => kind === 'json') ? jsonText(headers, body) : null
-  const event = eventIn(headers, policy.from)
+  const event = eventMode(headers, policy.from)
   let found: { readonly key: string; readonly source: KeySource } | null = null
   for (const source of policy.from) {
     // The body of a binary event is its data, whose id is another thing's.
@@ -68,11 +67,11 @@ export function readKey(head: Head, policy: KeyPolicy, body: Buffer | null): Key
       return invalid(`${policy.from.map(sourceName).join(' and ')} carry different keys`)
     found ??= { key: reading.value, source }
   }
-  if (found === null) return { kind: 'missing' }
-  const { key, source } = found
-  const wrong = brokenRule(key, policy)
-  if (wrong !== null) return invalid(`${sourceName(source)}: ${wrong}`)
-  return qualified(headers, event, json, policy.from, key)
+  if (found === null) return MISSING
+  const broken = brokenRule(found.key, policy)
+  if (broken !== null) return invalid(`${sourceName(found.source)}: ${broken}`)
+  const qualifier = qualifierOf(headers, event, json, policy.from)
+  return 'detail' in qualifier ? qualifier : { kind: 'key', key: found.key, qualifier }
 }
 
 function valueOf(
@@ -120,19 +119,19 @@ function pointedKey(json: string, pointer: string): Value {
   return verbatim(JSON.parse(literal) as string)
 }
 
-/** A key as it stands in a body or a query: a String of RFC 9651 is a header's notation. */
+/** A key in a body or a query: the quotes of RFC 9651 are for headers alone. */
 function verbatim(value: string): Value {
   if (/[^\x20-\x7e]/.test(value)) return invalid('a character outside printable ASCII')
   return value.trim() === '' ? invalid('the value is empty') : { kind: 'value', value }
 }
 
-/** True where a header line of that value is this key, however it is written. */
+/** Whether a header line of that value is this key, quoted or not. */
 export function spells(line: string, syntax: KeyPolicy['syntax'], key: string): boolean {
   const value = parseKey(line, syntax)
   return value.kind === 'value' && value.value === key
 }
 
-/** What the key breaks of the route's own rules; null: nothing. */
+/** The rule of the route that the key breaks; null: none. */
 function brokenRule(key: string, policy: KeyPolicy): string | null {
   const { length } = key
   if (length < policy.minLength) return `${length} characters; at least ${policy.minLength} are needed`
@@ -142,14 +141,15 @@ function brokenRule(key: string, policy: KeyPolicy): string | null {
   return null
 }
 
-/** The mode in which a request carries one CloudEvent, as far as the route reads it; null: in none. */
-function eventIn(headers: RawHeaders, from: readonly KeySource[]): 'binary' | 'structured' | null {
+/** The mode in which a request carries one CloudEvent, as far as the route reads it; null: none. */
+function eventMode(headers: RawHeaders, from: readonly KeySource[]): 'binary' | 'structured' | null {
   if (essence(headers) === 'application/cloudevents+json') return 'structured'
-  return readsEventHeader(from) && linesOf(headers, 'ce-id').length > 0 ? 'binary' : null
+  return hasEventHeader(headers, from) ? 'binary' : null
 }
 
-function readsEventHeader(from: readonly KeySource[]): boolean {
-  return from.some((source) => source.kind === 'header' && source.name === 'ce-id')
+function hasEventHeader(headers: RawHeaders, from: readonly KeySource[]): boolean {
+  const reads = from.some((source) => source.kind === 'header' && source.name === 'ce-id')
+  return reads && linesOf(headers, 'ce-id').length > 0
 }
 
 function isEventId(source: KeySource): boolean {
@@ -160,50 +160,43 @@ function isEventId(source: KeySource): boolean {
  * CloudEvents: an id is unique within its source only. `ce-source` goes with `ce-id`, and `/source` of a structured event
  * with `json:/id`, so that an event is one record in either mode.
  */
-function qualified(
+function qualifierOf(
   headers: RawHeaders,
   event: 'binary' | 'structured' | null,
   json: string | null,
   from: readonly KeySource[],
-  key: string,
-): KeyReading {
-  const inBody =
+): KeyQualifier | Invalid {
+  const isInBody =
     event === 'structured' &&
     json !== null &&
     from.some(isEventId) &&
     resolvePointer(json, '/id').kind === 'literal'
-  const inHeaders = readsEventHeader(from) && linesOf(headers, 'ce-id').length > 0
-  if (!inHeaders && !inBody) return { kind: 'key', key, qualifier: [] }
+  if (!isInBody && !hasEventHeader(headers, from)) return []
   const lines = linesOf(headers, 'ce-source')
   if (lines.length > 1) return invalid(`ce-source: ${lines.length} header lines; one is allowed`)
-  const inner = inBody ? sourceIn(json) : null
+  const inner = isInBody ? eventSource(json) : null
   if (inner instanceof Object) return inner
   const source = lines[0] ?? inner
-  if (inner !== null && source !== inner) return invalid('ce-source and json:/source differ')
-  return { kind: 'key', key, qualifier: ['ce-source', source] }
+  return inner === null || source === inner
+    ? ['ce-source', source]
+    : invalid('ce-source and json:/source differ')
 }
 
 /** A structured event's source; null: it names none. */
-function sourceIn(json: string): string | null | Invalid {
+function eventSource(json: string): string | null | Invalid {
   const found = resolvePointer(json, '/source')
   if (found.kind === 'absent') return null
   const source: unknown = found.kind === 'literal' ? JSON.parse(found.literal) : null
   // Lone surrogates would all be hashed as U+FFFD.
-  if (typeof source === 'string' && source.isWellFormed()) return source
-  return invalid('json:/source: not one string')
+  return typeof source === 'string' && source.isWellFormed()
+    ? source
+    : invalid('json:/source: not one string')
 }
 
 /** As the configuration writes it. */
 export function sourceName(source: KeySource): string {
-  switch (source.kind) {
-    case 'header':
-      return source.name
-    case 'query':
-    case 'form':
-      return `${source.kind}:${source.name}`
-    case 'json':
-      return `json:${source.pointer}`
-  }
+  if (source.kind === 'header') return source.name
+  return `${source.kind}:${source.kind === 'json' ? source.pointer : source.name}`
 }
 
 function invalid(detail: string): Invalid {
@@ -211,7 +204,7 @@ function invalid(detail: string): Invalid {
 }
 
 function parseKey(line: string, syntax: KeyPolicy['syntax']): Value {
-  // Before any trimming: `trim` would also take NBSP and other bytes that are not blanks of HTTP.
+  // Before trimming: `trim` also takes NBSP and others that are not whitespace in HTTP.
   if (/[^\t\x20-\x7e]/.test(line)) return invalid('a byte outside printable ASCII')
   const value = line.trim()
   if (value === '') return invalid('the value is empty')
@@ -222,7 +215,7 @@ function parseKey(line: string, syntax: KeyPolicy['syntax']): Value {
   return { kind: 'value', value }
 }
 
-/** The quoted form: an RFC 9651 Item whose bare item is a String. */
+/** An RFC 9651 Item whose bare item is a String. */
 function parseString(value: string, syntax: KeyPolicy['syntax']): Value {
   let item: ReturnType<typeof parseItem>
   try {
@@ -230,21 +223,19 @@ function parseString(value: string, syntax: KeyPolicy['syntax']): Value {
   } catch {
     return invalid('begins with a double quote but is not one complete RFC 9651 String')
   }
-  const [bare, parameters] = item
-  // What begins with a double quote is parsed as a String or not at all.
-  const key = bare as string
+  // What begins with a double quote is a String or fails to parse.
+  const [key, parameters] = item as [string, ReadonlyMap<string, unknown>]
   if (syntax === 'strict' && parameters.size > 0) return invalid('parameters are not allowed here')
   if (key.trim() === '') return invalid('the key is empty')
   return { kind: 'value', value: key }
 }
 
 /**
- * A key for a request that came without one: SHA-256, base64url, over the caller and what the policy names (contract §4).
- * `caller` is what `readCaller` gave; `now`, the store's time, counts where the policy has a bucket.
+ * The key of a request that came without one: SHA-256, base64url, over the caller (of `readCaller`) and what the policy names
+ * (contract §4). `now`, the store's time, counts if the policy has a bucket.
  *
- * null: the key is missing, since the request lacks a part that tells it apart. A header, a field or a pointed-at value is
- * absent, null or blank, a field or a member on the way there is named twice, or the body is no form or no JSON. One key for
- * all such requests would answer the one with what the other did.
+ * null: a part that identifies the request is lacking: a header, field or pointed-at value is absent, null, blank or named
+ * twice, or the body is no form or no JSON. One key for all such requests would replay one's response to another.
  */
 export function deriveKey(
   headers: RawHeaders,
@@ -254,18 +245,17 @@ export function deriveKey(
   now: Millis,
 ): string | null {
   const json = policy.json.length > 0 ? jsonText(headers, body) : null
-  const values = policy.json.map((pointer) => (json === null ? null : valueAt(json, pointer)))
-  const fields = policy.form.map((name) => fieldAt(headers, body, name))
-  const lines = policy.headers.map((name) => linesFramed(headers, name))
-  const telling = [...values, ...fields, ...lines]
-  if (telling.includes(null)) return null
+  const parts = [
+    ...policy.json.map((pointer) => (json === null ? null : valueAt(json, pointer))),
+    ...policy.form.map((name) => fieldAt(headers, body, name)),
+    ...policy.headers.map((name) => linesFramed(headers, name)),
+  ]
+  if (parts.includes(null)) return null
   const bucket = policy.bucket === null ? null : String(Math.floor(now / policy.bucket))
-  return hash('sha256', frame(['derived/1', frame(caller), ...telling, bucket]), 'base64url')
+  return hash('sha256', frame(['derived/1', frame(caller), ...parts, bucket]), 'base64url')
 }
 
-/**
- * RFC 8785 text; as it is written where that would lose information, which is never the RFC 8785 text of another value.
- */
+/** RFC 8785 text; as written if that would lose information, which is never the RFC 8785 text of another value. */
 function valueAt(json: string, pointer: string): string | null {
   const found = resolvePointer(json, pointer)
   if (found.kind !== 'literal') return null
@@ -273,7 +263,7 @@ function valueAt(json: string, pointer: string): string | null {
   return value === 'null' || /^"\s*"$/.test(value) ? null : value
 }
 
-/** Begins as no JSON text does. */
+/** The prefix begins no JSON text. */
 function fieldAt(headers: RawHeaders, body: Buffer, name: string): string | null {
   const field = formField(headers, body, name)
   return field.kind === 'value' && field.value.trim() !== '' ? `form:${field.value}` : null
@@ -293,8 +283,8 @@ export type FirstSent =
 const FIELD = 'repeatability-first-sent'
 
 /**
- * `Repeatability-First-Sent` (OASIS Repeatable Requests 1.0): an IMF-fixdate (RFC 9110 §5.6.7) and, as OASIS has it, nothing
- * else. Of the obsolete dates one has a year of two digits, which is a guess.
+ * `Repeatability-First-Sent` (OASIS Repeatable Requests 1.0): an IMF-fixdate (RFC 9110 §5.6.7) only, as OASIS has it. The
+ * two-digit year of an obsolete date is a guess.
  */
 export function readFirstSent(headers: RawHeaders): FirstSent {
   const lines = linesOf(headers, FIELD)
@@ -302,7 +292,7 @@ export function readFirstSent(headers: RawHeaders): FirstSent {
   const line = lines[0]?.trim()
   if (line === undefined) return { kind: 'absent' }
   const at = IMF_FIXDATE.test(line) ? Date.parse(line) : Number.NaN
-  // What is not printed as it was read names no day, another weekday, or an hour 24.
+  // What is printed differently names no day, the wrong weekday, or hour 24.
   return Number.isNaN(at) || new Date(at).toUTCString() !== line
     ? invalid(`${FIELD}: not a date such as Sun, 06 Nov 1994 08:49:37 GMT`)
     : { kind: 'sent', at }

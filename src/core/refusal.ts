@@ -84,20 +84,7 @@ export interface Refusal {
 export function refusal(
   code: RefusalCode,
   detail: string,
-  more: Partial<
-    Pick<
-      Refusal,
-      | 'status'
-      | 'retry'
-      | 'stripeError'
-      | 'retryAfter'
-      | 'instance'
-      | 'scope'
-      | 'checking'
-      | 'remembered'
-      | 'original'
-    >
-  > = {},
+  more: Partial<Omit<Refusal, 'code' | 'detail'>> = {},
 ): Refusal {
   return {
     code,
@@ -117,28 +104,24 @@ export function refusal(
 
 /** The body of RFC 9457, with the members of contract §6. */
 export function problemBody(refused: Refusal, baseUrl: string): string {
-  const { title } = REFUSALS[refused.code]
+  const { code, status, detail, retry, original } = refused
   return JSON.stringify({
-    type: `${baseUrl}${refused.code}`,
-    title,
-    status: refused.status,
-    detail: refused.detail,
-    ...(refused.instance === null ? {} : { instance: refused.instance }),
-    code: refused.code,
-    retry: refused.retry,
-    ...(refused.scope === null ? {} : { scope: refused.scope }),
-    ...(refused.original === null
-      ? {}
-      : {
-          originalStatus: refused.original.status,
-          ...(refused.original.location === null ? {} : { location: refused.original.location }),
-        }),
-    ...(refused.stripeError ? { error: stripeErrorOf(refused) } : {}),
+    type: `${baseUrl}${code}`,
+    title: REFUSALS[code].title,
+    status,
+    detail,
+    instance: refused.instance ?? undefined,
+    code,
+    retry,
+    scope: refused.scope ?? undefined,
+    originalStatus: original?.status,
+    location: original?.location ?? undefined,
+    error: refused.stripeError ? stripeError(refused) : undefined,
   })
 }
 
-/** As Stripe's API errors are made: type, code, message. */
-function stripeErrorOf({ code, detail }: Refusal): object {
+/** The shape of Stripe's API errors. */
+function stripeError({ code, detail }: Refusal): object {
   const type = code.startsWith('idempotency_') ? 'idempotency_error' : 'api_error'
   return { type, code, message: detail }
 }

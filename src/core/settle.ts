@@ -96,7 +96,7 @@ export function statusOf(result: CompletedResponse): number {
   return result.kept ? result.response.status : result.status
 }
 
-function isSuccess(status: number): boolean {
+export function isSuccess(status: number): boolean {
   return status >= 200 && status < 300
 }
 

@@ -60,7 +60,6 @@ export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOp
   }
 }
 
-/** What the tokens of these routes are verified by. */
 export function jwtPoliciesOf(routes: readonly RoutePolicy[]): JwtPolicy[] {
   return routes.map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
 }
@@ -78,7 +77,7 @@ function openRing({ jwks, keyFile }: JwtPolicy, options: JwksOptions): KeyRing {
 
 type Bearer = { readonly kind: 'token'; readonly token: string } | Exclude<VerifiedToken, { kind: 'claims' }>
 
-/** The token of `Authorization: Bearer …` (RFC 6750 §2.1). Of two lines nobody knows which one the upstream reads. */
+/** The token of `Authorization: Bearer …` (RFC 6750 §2.1). Which of two lines the upstream reads is unknown. */
 function bearerOf(headers: RawHeaders): Bearer {
   const lines = linesOf(headers, 'authorization')
   if (lines.length > 1) return refused(`${lines.length} Authorization lines; one is allowed`)
@@ -101,7 +100,7 @@ async function verifyWith(ring: KeyRing, token: string, options: JWTVerifyOption
   const held = await ring.current()
   if (held.kind === 'unavailable') return held
   const first = await attempt(held.keys, token, options)
-  // It may be signed with a key that was published since, under a new id or the old one.
+  // The key may have been published since, under a new id or the old one.
   if (first !== NO_KEY && first !== FORGED) return first
   const renewed = await ring.renewed(held.keys)
   if (renewed.kind === 'unavailable') return first === NO_KEY ? renewed : first
@@ -118,17 +117,16 @@ async function attempt(keys: Keys, token: string, options: JWTVerifyOptions): Pr
       if (verdict !== FORGED && verdict !== NO_KEY) return verdict
     }
   } catch {
-    // The header of the token cannot be read.
-    return NO_JWT
+    return NO_JWT // its header is unreadable
   }
   return verdict
 }
 
-/** The claims, or in words why there are none: messages and causes of jose's errors quote the token. */
+/** Errors in our own words: messages and causes of jose's errors quote the token. */
 async function judge(verification: Promise<{ readonly payload: JWTPayload }>): Promise<VerifiedToken> {
   try {
     const { payload } = await verification
-    // Without a prototype: a claim called `constructor` is there only where the token has it.
+    // No prototype: a claim called `constructor` exists only if the token has it.
     return { kind: 'claims', claims: { __proto__: null, ...payload } }
   } catch (error) {
     if (error instanceof errors.JWSSignatureVerificationFailed) return FORGED
@@ -136,7 +134,7 @@ async function judge(verification: Promise<{ readonly payload: JWTPayload }>): P
     if (error instanceof errors.JWTClaimValidationFailed) return refused(whyClaim(error))
     if (error instanceof errors.JOSENotSupported) return ALGORITHM
     if (error instanceof errors.JOSEError) return NO_JWT
-    // The key is not one for this algorithm, such as RSA of less than 2048 bits.
+    // The key does not suit the algorithm, such as RSA with less than 2048 bits.
     return NO_KEY
   }
 }
@@ -150,23 +148,22 @@ function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
     : 'the bearer token is for another audience'
 }
 
-/** Keys by which tokens are verified, as they were at one time. */
-export interface Keys {
+/** One state of the keys that tokens are verified with. */
+interface Keys {
   readonly algorithms: readonly string[]
-  /** Those that may have signed a token with this header. */
+  /** Keys that may have signed a token with this header. */
   candidates(header: ProtectedHeaderParameters): Promise<readonly Key[]>
 }
 type Key = CryptoKey | Uint8Array
 
-/** Keys at hand, or why there are none. */
-export type CachedKeys =
+type CachedKeys =
   | { readonly kind: 'keys'; readonly keys: Keys }
   | { readonly kind: 'unavailable'; readonly detail: string }
 
 /** Where a policy's keys come from. */
-export interface KeyRing {
+interface KeyRing {
   current(): Promise<CachedKeys>
-  /** Newer keys than those that did not fit; the same ones where there are none. */
+  /** Newer keys than those that did not fit; the same ones if there are none. */
   renewed(unfit: Keys): Promise<CachedKeys>
   close(): Promise<void>
 }
@@ -174,14 +171,14 @@ export interface KeyRing {
 const ASYMMETRIC = 'RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519'.split(' ')
 const SYMMETRIC = ['HS256', 'HS384', 'HS512']
 
-/** A token without `kid` may be by any of a set's keys; each one tried costs a verification, also for a forged token. */
+/** Keys tried for a token without `kid`: each costs a verification, for forged tokens too. */
 const MAX_CANDIDATES = 8
 
 /**
- * Public keys, for asymmetric algorithms alone. A key without `kid` may have signed a token with any.
- * @throws {errors.JWKSInvalid} where `set` is no JWK Set.
+ * Public keys, for asymmetric algorithms alone. A key without `kid` may have signed a token that has one.
+ * @throws {errors.JWKSInvalid} if `set` is no JWK Set.
  */
-export function publicKeys(set: JSONWebKeySet): Keys {
+function publicKeys(set: JSONWebKeySet): Keys {
   const all = createLocalJWKSet(set)
   const nameless = createLocalJWKSet({ keys: set.keys.filter(({ kid }) => kid === undefined) })
   return {
@@ -202,14 +199,14 @@ async function fitting(
     return [await set(header)]
   } catch (error) {
     const keys: Key[] = []
-    // No key fits, or the one that does cannot be used: malformed, or private.
+    // No key fits, or it is malformed or private.
     if (!(error instanceof errors.JWKSMultipleMatchingKeys)) return keys
     for await (const key of error) if (keys.push(key) === MAX_CANDIDATES) break
     return keys
   }
 }
 
-/** `oct` keys, for HMAC alone: a public key is never taken for a secret. */
+/** `oct` keys, for HMAC alone: a public key is never used as a secret. */
 function secretKeys(jwks: readonly JWK[]): Keys {
   return {
     algorithms: SYMMETRIC,
@@ -222,8 +219,8 @@ function secretKeys(jwks: readonly JWK[]): Keys {
   }
 }
 
-/** The keys of a file: they stay what they are. */
-export function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRing {
+/** The keys of a file never change. */
+function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRing {
   const asymmetric = publicKeys({ keys: [...shared] })
   const symmetric = secretKeys(secret)
   const keys: Keys = {
@@ -238,33 +235,30 @@ export function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRi
   return { current: held, renewed: held, close: async () => {} }
 }
 
-/** How long a set is believed without asking again, and so how long a key lives on that was taken out of it. */
+/** How long a set is used without fetching it again, and so how long a withdrawn key lives on. */
 const FRESH: Millis = 600_000
-/**
- * How long it serves while it cannot be had anew. Who cannot publish keys mostly cannot give out tokens either, and those
- * under way rarely live longer.
- */
+/** The same while fetching fails. An issuer that cannot publish keys rarely issues tokens, and issued ones rarely live longer. */
 const STALE: Millis = 3_600_000
-/** Least time from one fetch to the next: tokens with made-up key ids cannot turn this proxy on the issuer. */
+/** Between fetches: tokens with invented key ids must not make this proxy attack the issuer. */
 const COOLDOWN: Millis = 10_000
-/** The same after a fetch that failed: until the next one nobody can be let in. */
+/** The same after a failed fetch, when nobody can be let in. */
 const PAUSE: Millis = 1000
-/** A request waits for it, before anything is claimed. */
-export const FETCH_TIMEOUT: Millis = 3000
-/** The largest known sets, with certificate chains, have some 50 KiB. */
+/** Requests wait for a fetch before anything is claimed. */
+const FETCH_TIMEOUT: Millis = 3000
+/** The largest known sets, with certificate chains, are some 50 KiB. */
 const MAX_BYTES = 1024 ** 2
 
-export interface JwksOptions {
+interface JwksOptions {
   /** Wall clock. */
   readonly clock: () => Millis
   readonly fetchTimeout: Millis
 }
 
 /**
- * A JWK Set behind a URL: fetched when it is first needed, by one request for all who wait. `createRemoteJWKSet` of jose
- * neither pauses after a failed fetch, nor goes on with the keys it had, nor bounds what it reads.
+ * A JWK Set behind a URL, fetched on first use by one request for all who wait. jose's `createRemoteJWKSet` neither pauses after
+ * a failed fetch, nor falls back on the keys it had, nor bounds what it reads (docs/adr/0011).
  */
-export class RemoteKeys implements KeyRing {
+class RemoteKeys implements KeyRing {
   readonly #url: URL
   readonly #clock: () => Millis
   readonly #timeout: Millis
@@ -284,7 +278,7 @@ export class RemoteKeys implements KeyRing {
     this.#timeout = fetchTimeout
     this.#agent = new Agent({
       connections: 1,
-      // A connection is closed after its answer: the next one is minutes away.
+      // No keep-alive: the next fetch is minutes away.
       pipelining: 0,
       allowH2: false,
       maxResponseSize: MAX_BYTES,
@@ -295,7 +289,7 @@ export class RemoteKeys implements KeyRing {
   async current(): Promise<CachedKeys> {
     if (!this.#within(this.#fetchedAt, FRESH)) {
       const fetched = this.#refresh()
-      // While the issuer is known to be away nobody waits for it again.
+      // While the issuer is known to be down nobody waits for it again.
       const away = this.#failure !== null && this.#within(this.#triedAt, FRESH)
       if (!away || !this.#usable()) await fetched
     }
@@ -304,7 +298,7 @@ export class RemoteKeys implements KeyRing {
 
   async renewed(unfit: Keys): Promise<CachedKeys> {
     if (this.#keys === unfit) await this.#refresh()
-    // The key that is missing may be in the set that could not be fetched.
+    // The missing key may be in the set that could not be fetched.
     if (this.#keys === unfit && this.#failure !== null) return this.#unavailable(this.#failure)
     return this.#held()
   }
@@ -327,7 +321,7 @@ export class RemoteKeys implements KeyRing {
     return this.#within(this.#fetchedAt, STALE)
   }
 
-  /** A clock that was put back makes things old, not young. */
+  /** False for the future as well: a clock that was set back makes things old. */
   #within(since: Millis, period: Millis): boolean {
     const age = this.#clock() - since
     return age >= 0 && age < period
@@ -335,51 +329,44 @@ export class RemoteKeys implements KeyRing {
 
   /** Never rejects. */
   #refresh(): Promise<void> {
-    if (this.#pending !== null) return this.#pending
-    if (this.#within(this.#triedAt, this.#failure === null ? COOLDOWN : PAUSE)) return Promise.resolve()
-    const began = this.#clock()
-    this.#pending = this.#fetch()
-      .then(
-        (keys) => {
-          this.#keys = keys
-          this.#fetchedAt = began
-          this.#failure = null
-        },
-        (error: unknown) => {
-          this.#failure = whyFailed(error)
-        },
-      )
-      .finally(() => {
-        this.#triedAt = this.#clock()
-        this.#pending = null
-      })
-    return this.#pending
+    const pause = this.#failure === null ? COOLDOWN : PAUSE
+    if (this.#pending === null && !this.#within(this.#triedAt, pause)) this.#pending = this.#load()
+    return this.#pending ?? Promise.resolve()
   }
 
+  async #load(): Promise<void> {
+    const began = this.#clock()
+    try {
+      this.#keys = await this.#fetch()
+      this.#fetchedAt = began
+      this.#failure = null
+    } catch (error) {
+      this.#failure = whyFailed(error)
+    }
+    this.#triedAt = this.#clock()
+    this.#pending = null
+  }
+
+  /** Redirects are not followed: nobody but the configured host says who calls. */
   async #fetch(): Promise<Keys> {
     const signal = AbortSignal.timeout(this.#timeout)
-    // undici hears the signal only once it is connected.
+    // undici heeds the signal only once it is connected.
     const late = new Promise<never>((_, reject) => {
       signal.addEventListener('abort', () => reject(new FetchFailed('timed out')), { once: true })
     })
-    const text = await Promise.race([this.#read(signal), late])
+    const fetched = async (): Promise<string> => {
+      const headers = { accept: 'application/jwk-set+json, application/json' }
+      const { statusCode, body } = await request(this.#url, { dispatcher: this.#agent, signal, headers })
+      const text = await body.text()
+      if (statusCode !== 200) throw new FetchFailed(`answered ${statusCode}`)
+      return text
+    }
+    const text = await Promise.race([fetched(), late])
     try {
       return publicKeys(JSON.parse(text) as JSONWebKeySet)
     } catch {
       throw new FetchFailed('the answer is no JWK Set')
     }
-  }
-
-  /** Redirects are not followed: the configured host says who calls, nobody else. */
-  async #read(signal: AbortSignal): Promise<string> {
-    const { statusCode, body } = await request(this.#url, {
-      dispatcher: this.#agent,
-      signal,
-      headers: { accept: 'application/jwk-set+json, application/json' },
-    })
-    const text = await body.text()
-    if (statusCode !== 200) throw new FetchFailed(`answered ${statusCode}`)
-    return text
   }
 }
 

@@ -17,10 +17,10 @@ export interface ReconcileObserver {
   trouble(message: string, detail: Readonly<Record<string, unknown>>): void
 }
 
-/** No question takes longer, though a request may (`upstream.timeout`): it is asked again. */
+/** Bounds a question, which can be asked again, more tightly than `upstream.timeout` bounds a request. */
 export const QUESTION_TIMEOUT: Millis = 10_000
 
-/** What the workers that look after unresolved records need of the world. */
+/** What the workers on unresolved records need. */
 export interface ReconcilePorts {
   readonly records: Pick<Records, 'get' | 'replace'>
   readonly store: Pick<Register, 'due' | 'ping'>
@@ -31,9 +31,9 @@ export interface ReconcilePorts {
   readonly questionTimeout: Millis
   /** Null: the configuration has no such route any more. */
   readonly policyOf: (route: string) => RoutePolicy | null
-  /** This replica runs the attempt, or holds its outcome: it will tell the store by itself. */
+  /** This replica runs the attempt or holds its outcome, and will write it. */
   readonly isOwn: (id: RecordId) => boolean
-  /** Whether the route's question finds what it should, so that its "not found" may free a key. */
+  /** Whether the route's question finds what it must, so that its "not found" may free a key. */
   readonly prove: (route: RoutePolicy, policy: ReconcilePolicy) => Promise<Proof>
   /** Wakes the duplicates that wait on this replica. */
   readonly wake: (id: RecordId) => void

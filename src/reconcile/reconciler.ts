@@ -14,10 +14,10 @@ export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monoton
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
-/** Everything that one process does about unresolved records by itself. */
+/** All that one process does about unresolved records on its own. */
 export class Reconciler {
   readonly #sweeper: Sweeper
-  readonly #census: UnresolvedCount
+  readonly #count: UnresolvedCount
   readonly #control: Control
   readonly #observer: ReconcileObserver
 
@@ -30,7 +30,7 @@ export class Reconciler {
       monotonic: () => performance.now(),
       prove: (...asked) => this.#control.prove(...asked),
     })
-    this.#census = new UnresolvedCount(
+    this.#count = new UnresolvedCount(
       ports.records,
       ports.store,
       (counted) => ports.observer.counted(counted),
@@ -40,11 +40,11 @@ export class Reconciler {
 
   start(config: Routes): void {
     this.#sweeper.start()
-    void this.#census.start()
+    void this.#count.start()
     this.check(config)
   }
 
-  /** Tries the questions of the configuration that is in force from now on, where they are new. */
+  /** Tries those questions of the configuration now in force that are new. */
   check(config: Routes): void {
     this.#control
       .check(policiesOf(config))
@@ -53,15 +53,15 @@ export class Reconciler {
       )
   }
 
-  /** Begins nothing new. Resolved: the questions under way have ended. */
+  /** Begins nothing new; resolves when the questions under way have ended. */
   stop(): Promise<void> {
     this.#control.stop()
-    this.#census.stop()
+    this.#count.stop()
     return this.#sweeper.stop()
   }
 }
 
-/** Every replica counts: it costs one read per unresolved record. */
+/** Every replica counts, at one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
 const PAGE = 256
 const AT_ONCE = 16
@@ -73,7 +73,7 @@ export interface Counted {
   readonly dead_lettered: number
 }
 
-/** Counts the records that nobody knows the outcome of, now and then, by the index of unresolved ones. */
+/** Counts unknown records regularly, by the index of unresolved ones. */
 export class UnresolvedCount {
   readonly #records: Pick<Records, 'get'>
   readonly #store: Pick<Register, 'list'>
@@ -82,7 +82,7 @@ export class UnresolvedCount {
   #timer: NodeJS.Timeout | null = null
   #stopped = false
 
-  /** `onError`: it could not count, and not because the store is down. */
+  /** `onError`: counting failed for another reason than a store that is down. */
   constructor(
     records: Pick<Records, 'get'>,
     store: Pick<Register, 'list'>,
@@ -100,7 +100,7 @@ export class UnresolvedCount {
     try {
       this.#tell(await this.count())
     } catch (error) {
-      // Down: what was counted last stands.
+      // Down: the last count stands.
       if (!(error instanceof StoreUnavailable)) this.#onError(error)
     }
     if (!this.#stopped) this.#timer = setTimeout(() => void this.start(), COUNT_EVERY).unref()

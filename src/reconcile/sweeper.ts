@@ -3,33 +3,33 @@ import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
 import { ask, inspectDue } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
-/** How often the index is looked at, give or take a quarter. */
+/** Between sweeps, ±25 %. */
 const SWEEP_EVERY: Millis = 1_000
-/** The same, while there is more than one look takes. */
+/** The same while there is more than one sweep takes. */
 const SWEEP_SOON: Millis = 50
-/** While the store does not answer. */
+/** The longest pause while the store does not answer. */
 const SWEEP_MOST: Millis = 5_000
-/** Ids of one look at the index. */
+/** Ids read from the index at once. */
 const BATCH = 256
-/** Records looked at, and questions under way, at once. */
+/** Records read, and questions asked, concurrently. */
 const AT_ONCE = 16
-/** Questions that wait: while the upstream is slow, records stay due, and each sweep finds them again. */
+/** Queued questions: the rest stays due, and later sweeps find it again. */
 const MOST_WAITING = 1_024
-/** Records that cannot be read are told of once. */
-const MOST_TOLD = 1_000
+/** Unreadable records are reported once each, up to so many. */
+const MOST_REPORTED = 1_000
 
 /**
- * Finds unresolved records by the store's index, without any client: lapsed leases are written down, unknown records asked
- * about where the route says how, and moved on otherwise. Every replica has one; they share the work by compare-and-set.
+ * Works through the store's index of unresolved records: lapsed leases are written down, unknown records asked about if their
+ * route says how, and moved on otherwise. Every replica has one; they share the work by compare-and-set.
  */
 export class Sweeper {
   readonly #ports: ReconcilePorts
-  readonly #told = new Set<RecordId>()
-  /** To be asked about, or being asked about. */
+  readonly #reported = new Set<RecordId>()
+  /** Queued or being asked about. */
   readonly #asking = new Set<RecordId>()
   readonly #queue: RecordId[] = []
   #questions = 0
-  /** Ids that the last sweep left as due as they were: they must not keep the next one from finding others. */
+  /** Ids that the last sweep left due: the next one reads as many more, to find others. */
   #left = 0
   #timer: NodeJS.Timeout | null = null
   #sweeping: Promise<unknown> = Promise.resolve()
@@ -40,7 +40,7 @@ export class Sweeper {
     this.#ports = ports
   }
 
-  /** Questions under way, and those that wait. */
+  /** Questions queued or under way. */
   get asking(): number {
     return this.#asking.size
   }
@@ -49,7 +49,7 @@ export class Sweeper {
     this.#later(SWEEP_EVERY)
   }
 
-  /** Begins nothing new. Resolved: what was under way has ended. */
+  /** Begins nothing new; resolves when what is under way has ended. */
   async stop(): Promise<void> {
     this.#stopped = true
     if (this.#timer !== null) clearTimeout(this.#timer)
@@ -58,21 +58,22 @@ export class Sweeper {
     await this.idle()
   }
 
-  /** Resolves when no question is under way or waits. */
+  /** Resolves when no question is queued or under way. */
   idle(): Promise<void> {
     return this.#asking.size === 0 ? Promise.resolve() : new Promise((resolve) => this.#idle.push(resolve))
   }
 
   /**
-   * One look at the index: everything that is due is looked at, and questions are begun. True: there may be more that can be
-   * done at once.
+   * Looks at everything that is due and begins questions. True: there may be more to do at once.
    * @throws {StoreUnavailable}
    */
   async sweep(): Promise<boolean> {
-    await this.#readClock()
+    const { store, clock, monotonic } = this.#ports
+    const before = monotonic()
+    clock.saw(await store.ping(), before, monotonic())
     const limit = BATCH + this.#left
-    const ids = await this.#ports.store.due(limit)
-    // In another order than the other replicas, so that each finds work that nobody has begun.
+    const ids = await store.due(limit)
+    // Shuffled, so that each replica finds work that no other has begun.
     const open = shuffled(
       ids.filter((id) => !this.#asking.has(id)),
       this.#ports.random,
@@ -104,17 +105,10 @@ export class Sweeper {
     ).unref()
   }
 
-  async #readClock(): Promise<void> {
-    const { store, clock, monotonic } = this.#ports
-    const before = monotonic()
-    const now = await store.ping()
-    clock.saw(now, before, monotonic())
-  }
-
-  /** True: it is not due any more. */
+  /** True: it is no longer due. */
   async #look(id: RecordId): Promise<boolean> {
     const due = await this.#guarded(id, () => inspectDue(this.#ports, id))
-    if (due === null) return !this.#told.has(id) && !this.#ports.isOwn(id)
+    if (due === null) return !this.#reported.has(id) && !this.#ports.isOwn(id)
     if (this.#stopped || this.#asking.size >= MOST_WAITING) return false
     this.#asking.add(id)
     this.#queue.push(id)
@@ -122,20 +116,20 @@ export class Sweeper {
     return false
   }
 
-  /** One questioner: until nothing waits. */
+  /** Asks until the queue is empty. */
   async #askOn(): Promise<void> {
     this.#questions++
     for (let id = this.#queue.shift(); id !== undefined; id = this.#queue.shift()) {
       const asked = id
       try {
         await this.#guarded(asked, async () => {
-          // It waited for its turn: meanwhile others may have asked.
+          // Others may have asked while it was queued.
           const due = await inspectDue(this.#ports, asked)
           if (due !== null) await ask(this.#ports, due)
           return null
         })
       } catch {
-        // The store is down: the record is due again when it is back.
+        // The store is down; the record stays due.
       }
       this.#asking.delete(asked)
     }
@@ -143,14 +137,14 @@ export class Sweeper {
     if (this.#asking.size === 0) for (const resolve of this.#idle.splice(0)) resolve()
   }
 
-  /** One record that cannot be read does not keep the others waiting. */
+  /** An unreadable record must not hold up the others. */
   async #guarded<T>(id: RecordId, work: () => Promise<T | null>): Promise<T | null> {
     try {
       return await work()
     } catch (error) {
       if (error instanceof StoreUnavailable) throw error
-      if (this.#told.has(id)) return null
-      if (this.#told.size < MOST_TOLD) this.#told.add(id)
+      if (this.#reported.has(id)) return null
+      if (this.#reported.size < MOST_REPORTED) this.#reported.add(id)
       const message =
         error instanceof CorruptRecord
           ? 'an unresolved record cannot be read; it is left as it is'
@@ -161,7 +155,7 @@ export class Sweeper {
   }
 }
 
-/** All of them end before one's failure is thrown on. */
+/** Like Promise.all, but waits for all before it throws. */
 async function all(work: readonly Promise<void>[]): Promise<void> {
   for (const one of await Promise.allSettled(work)) if (one.status === 'rejected') throw one.reason
 }

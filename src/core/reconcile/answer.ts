@@ -28,15 +28,15 @@ export type AnswerMeaning =
   /** Nothing can be read from it. */
   | { readonly kind: 'unusable'; readonly why: string }
 
-/** What the answer is chosen by: what stands in the path and the headers. Of `identity` nothing is asked. */
+/** The identifiers in the question's path and headers. Those in `identity` are not asked by. */
 export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifier[] {
   const texts = [request.path, ...request.headers]
   return IDENTIFIERS.filter((name) => texts.some((text) => text.includes(`{${name}}`)))
 }
 
 /**
- * Why "not found" proves nothing about this record, as text; null: it does. The upstream must have been told everything that it
- * is asked by: one name that it never heard, and it finds nothing whatever it did. `upstream`: the tag of the one that is asked.
+ * Why "not found" proves nothing about this record; null: it does. If the upstream was never sent an identifier that it is asked
+ * by, it finds nothing, whatever it did. `upstream`: tag of the one that is asked.
  */
 export function whyUntold(
   policy: Pick<ReconcilePolicy, 'request'>,
@@ -62,7 +62,7 @@ export function parametersIn({ request, identity }: Pick<ReconcilePolicy, 'reque
   )
 }
 
-/** The record's part in what is asked: it must be kept in the record (contract §1). */
+/** Whether the client's key is needed, and so must be kept in the record (contract §1). */
 export function asksByKey({ request, identity }: ReconcilePolicy): boolean {
   const texts = [request.path, ...request.headers, ...identity.map(({ value }) => value)]
   return texts.some((text) => text.includes('{key}'))
@@ -77,7 +77,7 @@ function decoded(segment: string): string | null {
   }
 }
 
-/** The question, or, as a text, why the record cannot be asked about. */
+/** The question; or why the record cannot be asked about, as text. */
 export function buildQuestion(
   policy: ReconcilePolicy,
   id: RecordId,
@@ -96,7 +96,7 @@ export function buildQuestion(
     return `cannot be asked: :${undecoded} of the record's path is not UTF-8, so \`identity\` cannot be compared with it`
   const { method, path, headers } = policy.request
   const target = targetOf(path, id, key, parameters)
-  // However dots are encoded, a path that ends in them is another path (RFC 3986 §5.2.4, WHATWG URL): "not found" there says nothing.
+  // A dot segment, however encoded, names another path (RFC 3986 §5.2.4, WHATWG URL): "not found" there says nothing.
   if (/^[^?]*\/\.\.?(?:[/?]|$)/.test(target))
     return 'cannot be asked: the key, or a part of the path, would be a dot segment'
   const own = headers.map((part, i) => (i % 2 === 0 ? part : filled(part, id, key)))
@@ -106,15 +106,15 @@ export function buildQuestion(
 
 const DEFAULTS: readonly (readonly [string, string])[] = [
   ['Accept', 'application/json'],
-  // A coding would have to be undone before anything could be read.
+  // Codings are not decoded.
   ['Accept-Encoding', 'identity'],
-  // What a cache on the way knows is what was so before: "not found" of a time when the request was still on its way.
+  // A cache may remember "not found" from before the request arrived.
   ['Cache-Control', 'no-cache'],
 ]
 
 /**
- * What an answer says of the record. The order matters: what is said to be pending is; what is completed is so for this
- * very record alone; "not found" beside a completed form of the same status must be told apart by its `when`.
+ * What an answer says of the record. Order matters: pending comes first; completed counts for this very record alone; "not
+ * found" with the same status as a completed form must be told apart by its `when`.
  */
 export function readAnswer(
   policy: ReconcilePolicy,
@@ -125,7 +125,7 @@ export function readAnswer(
   parameters: PathParameters = NO_PARAMETERS,
 ): AnswerMeaning {
   const { status } = answer
-  // A proxy in between refuses by itself; the upstream said nothing.
+  // A proxy in between refused; the upstream said nothing.
   if (linesOf(answer.headers, 'idempotency-retry').length > 0)
     return {
       kind: 'unusable',
@@ -139,19 +139,19 @@ export function readAnswer(
   if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
   const completed = policy.completed.find(fits)
   const missing = notFound !== null && fits(notFound)
-  const nothing: AnswerMeaning = isOld(answer)
+  const absent: AnswerMeaning = isCached(answer)
     ? { kind: 'pending', why: `status ${status}, out of a cache` }
     : { kind: 'not_found' }
-  if (completed === undefined)
-    return missing
-      ? nothing
-      : status >= 500 || json === null
-        ? { kind: 'unusable', why: `status ${status}, which says nothing` }
-        : { kind: 'pending', why: `status ${status}, which no pattern fits` }
+  if (completed === undefined) {
+    if (missing) return absent
+    return status >= 500 || json === null
+      ? { kind: 'unusable', why: `status ${status}, which says nothing` }
+      : { kind: 'pending', why: `status ${status}, which no pattern fits` }
+  }
   if (json === null) return { kind: 'unusable', why: `status ${status}, and no JSON in UTF-8` }
   const found = policy.identity.map(({ pointer, value }) => {
     const literal = literalAt(json, pointer)
-    // An empty list is no key, though a key may be written like one.
+    // An empty list is no key, even if a key looks like one.
     const holds =
       literal !== null &&
       !/^[[{]/.test(literal) &&
@@ -162,19 +162,19 @@ export function readAnswer(
   const other = found.find(({ holds }) => !holds)
   if (other === undefined && kept !== null)
     return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
-  // Both fit. That nothing is there is believed where nothing of this record or of another is shown.
-  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return nothing
+  // Both fit. "Not found" is believed if no identity is shown, of this record or another.
+  if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return absent
   return other !== undefined && other.literal !== null
     ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not that of this record` }
     : { kind: 'pending', why: `status ${status}, and nothing at ${other?.pointer ?? completed.json}` }
 }
 
-/** From a cache, and not asked for now (RFC 9111 §5.1). */
-function isOld({ headers }: StoredResponse): boolean {
+/** From a cache (RFC 9111 §5.1). */
+function isCached({ headers }: StoredResponse): boolean {
   return linesOf(headers, 'age').some((age) => !/^0*$/.test(age.trim()))
 }
 
-/** Where a body has no place (RFC 9110 §6.4.1). */
+/** Statuses without content (RFC 9110 §6.4.1). */
 const BODILESS: ReadonlySet<number> = new Set([204, 205, 304])
 
 function resultOf(
@@ -206,7 +206,7 @@ function resultOf(
   }
 }
 
-/** null: nothing there, `null` (which says that there is nothing), or two things. */
+/** null: absent, `null`, or ambiguous. */
 function literalAt(json: string, pointer: string): string | null {
   const found = resolvePointer(json, pointer)
   return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
@@ -219,11 +219,11 @@ function textAt(json: string, pointer: string): string | null {
 
 function textOf(literal: string): string {
   if (literal.startsWith('"')) return JSON.parse(literal) as string
-  // An empty list is what a search that finds nothing answers.
+  // An empty list is what a search without results answers.
   return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
 }
 
-/** Segments stand in the path byte for byte as in the record: decoded and encoded again, one that is not UTF-8 names another path. */
+/** Segments stay byte for byte as in the record: re-encoding one that is not UTF-8 would name another path. */
 function targetOf(template: string, id: RecordId, key: string | null, parameters: PathParameters): string {
   const mark = template.indexOf('?')
   const [path, query] = mark < 0 ? [template, ''] : [template.slice(0, mark), template.slice(mark)]
@@ -234,7 +234,7 @@ function targetOf(template: string, id: RecordId, key: string | null, parameters
   )
 }
 
-/** `parameter` gives the text for a `{:name}`; `encode` is for the others. */
+/** Fills in placeholders: `parameter` gives the text for `{:name}`; the others are encoded by `encode`. */
 function filled(
   template: string,
   id: RecordId,
@@ -251,12 +251,12 @@ function filled(
 
 const PLACEHOLDER = /\{(key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g
 
-/** RFC 3986: everything but the unreserved characters. */
+/** All but the unreserved characters of RFC 3986. */
 function percentEncoded(text: string): string {
   return encodeURIComponent(text).replaceAll(/[!'()*]/g, hex)
 }
 
-/** `&`, `=` and `+` mean nothing in a segment, and much in a query. */
+/** `&`, `=` and `+` are plain in a segment, but not in a query. */
 function escapedInQuery(segment: string): string {
   return segment.replaceAll(/[!$&'()*+,;=:@]/g, hex)
 }

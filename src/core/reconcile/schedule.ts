@@ -4,54 +4,50 @@ import type { Millis, Reconciliation, Unknown } from '../record.ts'
 import { EVEN } from '../store-clock.ts'
 import type { AnswerMeaning } from './answer.ts'
 
-/** The longest pause between two looks, where the route does not ask for a longer one. */
+/** Longest pause between two looks, unless the route sets a longer one. */
 const MOST_BETWEEN_LOOKS: Millis = 3_600_000
-/** The shortest one where nobody is asked. */
+/** Shortest one if nobody is asked. */
 const LEAST_BETWEEN_LOOKS: Millis = 5_000
 const DAY: Millis = 86_400_000
-/** "Not found" counts only so often in a row: one may have come from a replica that lags behind. */
+/** "Not found" must come so often in a row: one may be from a database replica that lags. */
 const NOT_FOUND_IN_A_ROW = 2
 
-/** So many answers in a row have to say it; `spellings`: in so many ways the record is asked about in turn. */
+/** Answers in a row that must say "not found". `spellings`: in how many ways the record is asked about in turn. */
 export function neededInARow(spellings: 1 | 2): number {
   return NOT_FOUND_IN_A_ROW * spellings
 }
 
-/** Before the next question, where so many were asked. */
+/** Before the next question, after so many. */
 export function pauseAfter(asked: number, { every }: Pick<ReconcilePolicy, 'every'>): Millis {
   return Math.min(every * 2 ** asked, Math.max(every, MOST_BETWEEN_LOOKS))
 }
 
-/** Before the next look at a record that has been unknown for `age` and that only a person resolves. */
+/** Before the next look at a record that has been unknown for `age` and only a person can resolve. */
 export function pauseWithoutQuestion(age: Millis): Millis {
   return Math.min(Math.max(age, LEAST_BETWEEN_LOOKS), MOST_BETWEEN_LOOKS)
 }
 
-/** When it is said that the record will be dropped unresolved: early enough for a person to decide. */
+/** When to report that the record will be dropped unresolved: early enough for a person to decide. */
 export function reportAt(dropAt: Millis, unresolvedTtl: Millis): Millis {
   return dropAt - Math.min(DAY, Math.floor(unresolvedTtl / 10))
 }
 
-/**
- * When the record's latest attempt claimed it. A first attempt's fence is the instant of its claim; of a later one it is
- * known only that it was before the record became unknown.
- */
+/** When the latest attempt claimed the record: a first attempt's fence is the instant; a later one's claim was before `since`. */
 export function claimedAt(record: Unknown, { since }: Reconciliation): Millis {
   return record.fence === record.createdAt ? record.createdAt : since
 }
 
-/** How long "not found" has to wait; not above 0: it counts. */
+/** How long until "not found" counts; 0 or less: it does. */
 export interface Waits {
   /** Until it counts at all. */
   readonly first: Millis
-  /** Until it counts as another one than the one before. */
+  /** Until it counts as a second one. */
   readonly next: Millis
 }
 
 /**
- * `askedAt` is one reading of the store's clock, which may have stepped: `passed` says how much time has certainly passed since
- * an instant of it. `lease` is that of the route: silence is believed when it has certainly lasted so long, as an owner that
- * lives ends it before that.
+ * `askedAt` is one reading of the store's clock, which may have stepped; `passed` says how much time has certainly passed since
+ * an instant of it. Silence counts once it has certainly lasted a `lease`: an owner that lives ends it before.
  */
 export function waitsOf(
   policy: Pick<ReconcilePolicy, 'after' | 'every'>,
@@ -67,7 +63,7 @@ export function waitsOf(
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
 }
 
-/** `not_sent`: the question did not reach the upstream, and is not counted. */
+/** `not_sent`: the question did not reach the upstream and does not count. */
 export type QuestionResult = AnswerMeaning | { readonly kind: 'not_sent'; readonly why: string }
 
 /** What an answer makes of an unknown record. */
@@ -111,7 +107,7 @@ export function nextStep(
     case 'completed':
       return { kind: 'resolved', resolution: { kind: 'completed', result: heard.result } }
     case 'not_found': {
-      // The next one comes as soon as it counts, and the second one soon after it.
+      // The next question comes as soon as it counts, and the second soon after.
       if (waits.first > 0)
         return still(
           'pending',
@@ -144,7 +140,7 @@ export function nextStep(
   }
 }
 
-/** Nothing more is asked; a person has to decide. */
+/** No more questions: a person has to decide. */
 export function deadLettered(reconciliation: Reconciliation): Extract<Step, { kind: 'unknown' }> {
   return {
     kind: 'unknown',
@@ -154,7 +150,7 @@ export function deadLettered(reconciliation: Reconciliation): Extract<Step, { ki
   }
 }
 
-/** The last questions are kept until "not found" counts. */
+/** The last questions wait until "not found" counts. */
 function sparing(
   policy: ReconcilePolicy,
   asked: number,

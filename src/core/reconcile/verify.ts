@@ -3,14 +3,14 @@ import { jsonText } from '../body/json-pointer.ts'
 import { NOBODY } from '../outcome.ts'
 import type { ReconcilePolicy } from '../policy.ts'
 import type { Completed, CompletedResponse, IdempotencyRecord, Millis } from '../record.ts'
-import { statusOf } from '../settle.ts'
+import { isSuccess, statusOf } from '../settle.ts'
 import { type AnswerMeaning, asksByKey, whyUntold } from './answer.ts'
 import type { QuestionResult } from './schedule.ts'
 
-/** What asking anew about a completed record showed. `why` is for people: pointers and statuses, nothing of a body. */
+/** What asking again about a completed record showed. `why`, for people, quotes nothing of a body. */
 export type Verification =
   | { readonly kind: 'agrees' }
-  /** Done, and as a success or a refusal as stored; but what it is now is not what retries are answered. */
+  /** Done, a success or refusal as stored; but its value is not what retries get. */
   | { readonly kind: 'differs'; readonly why: string }
   /** Not done, done as something else, or another operation's. */
   | { readonly kind: 'disagrees'; readonly why: string }
@@ -19,8 +19,8 @@ export type Verification =
   | { readonly kind: 'not_asked'; readonly why: string }
 
 /**
- * Whether the upstream's answer is what the record says. Careful: a status is compared as a success (2xx) or none, since a
- * question is rarely answered with the status that the request was; a body only where both are JSON, as values.
+ * Whether the upstream's answer agrees with the record. Statuses are compared as success (2xx) or not, since a question rarely
+ * gets the request's own status; bodies only if both are JSON, as values.
  */
 export function verifyStored(stored: CompletedResponse, verdict: AnswerMeaning): Verification {
   switch (verdict.kind) {
@@ -42,11 +42,7 @@ export function verifyStored(stored: CompletedResponse, verdict: AnswerMeaning):
   }
 }
 
-function isSuccess(status: number): boolean {
-  return status >= 200 && status < 300
-}
-
-/** True where they cannot be compared, too. */
+/** True also if they cannot be compared. */
 function sameValue(stored: CompletedResponse, found: CompletedResponse): boolean {
   const [was, is] = [valueOf(stored), valueOf(found)]
   return was === null || is === null || was === is
@@ -59,27 +55,27 @@ function valueOf(result: CompletedResponse): string | null {
   return json === null ? null : (canonicalJson(body)?.toString() ?? json)
 }
 
-/** What a question is worth: whether it finds what the upstream is known to have done. */
+/** Whether a question finds what the upstream is known to have done. */
 export type Proof =
   | { readonly kind: 'proven' }
   /** It finds nothing of it: a mistyped path, credentials that see nothing, an upstream that forgets. */
   | { readonly kind: 'refuted' }
-  /** It could not be told now. */
+  /** Unknown for now. */
   | { readonly kind: 'unanswered'; readonly why: string }
-  /** There is nothing that it should find, or what it found decides nothing. */
+  /** Nothing is known that it should find, or the answers decide nothing. */
   | { readonly kind: 'untested' }
 
-/** `heard`: the answers about records that are known to be done. One that was found is enough; upstreams forget others. */
-export function proofOf(heard: readonly (QuestionResult | { readonly kind: 'unaskable' })[]): Proof {
-  if (heard.some(({ kind }) => kind === 'completed')) return { kind: 'proven' }
-  if (heard.some(({ kind }) => kind === 'not_found')) return { kind: 'refuted' }
-  for (const one of heard)
+/** `results`: of questions about records known to be done. One found is enough: upstreams forget others. */
+export function proofOf(results: readonly (QuestionResult | { readonly kind: 'unaskable' })[]): Proof {
+  if (results.some(({ kind }) => kind === 'completed')) return { kind: 'proven' }
+  if (results.some(({ kind }) => kind === 'not_found')) return { kind: 'refuted' }
+  for (const one of results)
     if (one.kind === 'not_sent' || one.kind === 'unusable') return { kind: 'unanswered', why: one.why }
   return { kind: 'untested' }
 }
 
 /**
- * Whether the upstream must know of the record: it answered the request with a success itself, and was told what it is asked by.
+ * Whether the upstream must know of the record: it answered the request with a success, and was sent what it is asked by.
  * Refusals need not be remembered anywhere, and what a person resolved may never have been done.
  */
 export function isKnownUpstream(
@@ -90,7 +86,6 @@ export function isKnownUpstream(
   upstream: string,
 ): record is Completed {
   if (record?.state !== 'completed' || record.route !== route || now >= record.expiresAt) return false
-  const status = statusOf(record.result)
-  if (status < 200 || status > 299 || record.token.equals(NOBODY)) return false
+  if (!isSuccess(statusOf(record.result)) || record.token.equals(NOBODY)) return false
   return whyUntold(policy, record, upstream) === null && (record.key !== null || !asksByKey(policy))
 }
