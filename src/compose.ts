@@ -8,9 +8,9 @@ import { policyNamed } from './core/route.ts'
 import { jwtPoliciesOf, verifier } from './credentials/callers.ts'
 import { Issuer } from './credentials/issuer.ts'
 import { adminServer, type Health, healthOf, opsServer } from './http/admin.ts'
-import { dataServer } from './http/data.ts'
-import { loopMarkOf, marking } from './http/loop.ts'
-import { Stalled } from './http/stalled.ts'
+import { Stalled } from './http/bodies.ts'
+import { loopMarkOf, marking } from './http/headers.ts'
+import { trafficServer } from './http/server.ts'
 import { History } from './observe/history.ts'
 import { auditLog, type Logger, type LogOutput } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
@@ -157,7 +157,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
   })
 
-  const data = await dataServer({
+  const data = await trafficServer({
     inForce: state,
     ports,
     upstream: passing,

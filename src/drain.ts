@@ -1,7 +1,7 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import type { Parts } from './compose.ts'
 import type { Millis } from './core/record.ts'
-import { closeServer } from './http/listening.ts'
+import { closeServer } from './http/connections.ts'
 import { unknownBecause } from './protect/classify.ts'
 
 /** How often the drain checks whether everything has finished. */

@@ -8,12 +8,11 @@ import { pathToFileURL } from 'node:url'
 const [port = '', upstreamPort = '', dist = ''] = process.argv.slice(2)
 const built = <M>(module: string): Promise<M> => import(`${pathToFileURL(dist).href}/${module}`) as Promise<M>
 const { loadConfig } = await built<typeof import('../../src/config/load.ts')>('config/load.js')
-const { Budget } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/budget.js')
-const { parseTarget } = await built<typeof import('../../src/core/route.ts')>('core/target.js')
-const { readBody } = await built<typeof import('../../src/http/body.ts')>('http/body.js')
-const { countedHeaders, requestLines } =
+const { Budget } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/limits.js')
+const { parseTarget } = await built<typeof import('../../src/core/route.ts')>('core/route.js')
+const { readBody } = await built<typeof import('../../src/http/bodies.ts')>('http/bodies.js')
+const { countedHeaders, loopMarkOf, requestLines } =
   await built<typeof import('../../src/http/headers.ts')>('http/headers.js')
-const { loopMarkOf } = await built<typeof import('../../src/http/loop.ts')>('http/loop.js')
 const { TrafficServer } = await built<typeof import('../../src/http/connections.ts')>('http/connections.js')
 const { ResponseWriter } = await built<typeof import('../../src/http/write.ts')>('http/write.js')
 const { Metrics } = await built<typeof import('../../src/observe/metrics.ts')>('observe/metrics.js')
@@ -41,7 +40,7 @@ const server = new TrafficServer(
     const startedAt = performance.now()
     const headers = requestLines(
       request.rawHeaders,
-      { address: request.socket.remoteAddress ?? '', trusted: false },
+      { address: request.socket.remoteAddress ?? '', isTrusted: false },
       forwarding,
     )
     void serve(headers, startedAt, request, response)

@@ -2,7 +2,7 @@ import { createHash, timingSafeEqual } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { type AdminAnswer, problem } from '../admin/answers.ts'
 import { linesOf } from '../core/headers.ts'
-import { unmapped } from './client.ts'
+import { unmapped } from './headers.ts'
 
 export interface Gate {
   readonly token: string

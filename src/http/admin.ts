@@ -7,7 +7,7 @@ import type { Metrics } from '../observe/metrics.ts'
 import { Budget } from '../runtime/limits.ts'
 import { type Gate, refusedAt } from './admin-gate.ts'
 import { sendPage } from './admin-page.ts'
-import { hasBody, readBody } from './body.ts'
+import { hasBody, readBody } from './bodies.ts'
 import { TrafficServer } from './connections.ts'
 
 /** What the open paths tell (contract §12). */

@@ -1,5 +1,13 @@
-import type { IncomingMessage, RequestListener, ServerOptions, ServerResponse } from 'node:http'
-import type { Socket } from 'node:net'
+import { once } from 'node:events'
+import type {
+  Server as HttpServer,
+  IncomingMessage,
+  RequestListener,
+  ServerOptions,
+  ServerResponse,
+} from 'node:http'
+import type { AddressInfo, Socket } from 'node:net'
+import type { Address } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 
 const { Server } = process.getBuiltinModule('node:http')
@@ -195,4 +203,28 @@ function readOn(connection: Connection, state: ConnectionState): void {
 
 function stateOf(connection: Connection): ConnectionState {
   return connection[kState] as ConnectionState
+}
+
+/**
+ * Where it listens, as a URL.
+ * @throws with the name of the `property` that cannot be listened on.
+ */
+export async function listen(server: HttpServer, property: string, { host, port }: Address): Promise<string> {
+  server.listen({ host, port })
+  try {
+    await once(server, 'listening')
+  } catch (error) {
+    throw new Error(`${property}: ${(error as Error).message}`, { cause: error })
+  }
+  const { address, port: chosen, family } = server.address() as AddressInfo
+  return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
+}
+
+/** No new connections; resolves when those that are there have ended. */
+export function closeServer(server: HttpServer): Promise<void> {
+  return new Promise((resolve) => {
+    if (!server.listening) return resolve()
+    server.close(() => resolve())
+    server.closeIdleConnections()
+  })
 }

@@ -6,30 +6,26 @@ import type { ProtectedRequest } from '../protect/request.ts'
 import { queryStatus } from '../protect/status-query.ts'
 import type { ResponseWriter } from './write.ts'
 
-/** Answers a client that asks for the state of a record instead of retrying (contract §6, `status.path`). */
-export async function handleStatus(
+/** `GET <status.path>`: the state of a record, for a client that asks instead of retrying (contract §6). */
+export async function answerStatus(
   ports: Ports,
   writer: ResponseWriter,
-  call: ProtectedRequest,
+  asked: ProtectedRequest,
   request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {
-  const inquiry = await queryStatus(ports, call)
-  switch (inquiry.kind) {
+  const found = await queryStatus(ports, asked)
+  switch (found.kind) {
     case 'found': {
-      const { id, state, since, retryAfter } = inquiry
-      const said = {
-        state,
-        since: since === null ? null : new Date(since).toISOString(),
-        retryAfter,
-        recordId: id,
-      }
-      json(response, 200, said, retryAfter === null ? [] : ['Retry-After', String(retryAfter)])
+      const { id, state, retryAfter } = found
+      const since = found.since === null ? null : new Date(found.since).toISOString()
+      const wait = retryAfter === null ? [] : ['Retry-After', String(retryAfter)]
+      json(response, 200, { state, since, retryAfter, recordId: id }, wait)
       return
     }
     case 'absent':
       // A refusal in all but its form: the key was never used, so it may be.
-      json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: inquiry.id }, [
+      json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: found.id }, [
         RESPONSE_HEADER.retry,
         'same-key',
       ])
@@ -38,12 +34,12 @@ export async function handleStatus(
     case 'live':
     case 'problem':
     case 'none':
-      writer.write(request, response, inquiry)
+      writer.write(request, response, found)
   }
 }
 
-/** Answers `POST <issuer.path>`: a signed key that expires. */
-export async function handleIssue(
+/** `POST <issuer.path>`: a signed key that expires. */
+export async function answerIssue(
   ports: Pick<Ports, 'store'>,
   writer: ResponseWriter,
   issuer: KeyIssuer,
@@ -51,22 +47,33 @@ export async function handleIssue(
   response: ServerResponse,
 ): Promise<void> {
   request.resume()
-  const answer = await issueKey(ports, issuer)
-  if (answer.kind === 'problem') return writer.write(request, response, answer)
-  const { key, expiresAt } = answer
+  const issued = await issueKey(ports, issuer)
+  if (issued.kind === 'problem') return writer.write(request, response, issued)
+  const { key, expiresAt } = issued
   json(response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
 }
 
+/** `GET /.well-known/idempotency`. Clients read it once, and are in no hurry to hear of a change. */
+export function answerPolicy(policy: string, request: IncomingMessage, response: ServerResponse): void {
+  request.resume()
+  send(response, 200, policy, 'public, max-age=300', [])
+}
+
 function json(response: ServerResponse, status: number, content: object, lines: readonly string[]): void {
-  const body = Buffer.from(JSON.stringify(content))
-  response.writeHead(status, [
-    'Content-Type',
-    'application/json',
-    'Cache-Control',
-    'no-store',
-    'Content-Length',
-    String(body.length),
-    ...lines,
-  ])
+  send(response, status, JSON.stringify(content), 'no-store', lines)
+}
+
+/** Node sends no body in answer to HEAD. */
+function send(
+  response: ServerResponse,
+  status: number,
+  text: string,
+  cacheControl: string,
+  lines: readonly string[],
+): void {
+  const body = Buffer.from(text)
+  const length = String(body.length)
+  const own = ['Content-Type', 'application/json', 'Cache-Control', cacheControl, 'Content-Length', length]
+  response.writeHead(status, [...own, ...lines])
   response.end(body)
 }

@@ -1,4 +1,5 @@
-import { BlockList, isIPv6 } from 'node:net'
+import { hash, randomBytes } from 'node:crypto'
+import { BlockList, isIPv4, isIPv6 } from 'node:net'
 import type { Config } from '../config/config.ts'
 import {
   filterLines,
@@ -10,33 +11,123 @@ import {
   type RawHeaders,
   REQUEST_HEADER,
 } from '../core/headers.ts'
+import { frame, normaliseHost } from '../core/identity.ts'
 import type { KeyPolicy } from '../core/policy.ts'
 import type { SentAttempt } from '../protect/request.ts'
-import { unmapped } from './client.ts'
-import type { LoopMark } from './loop.ts'
+import type { Forward } from '../upstream/port.ts'
 
 /** Who is on the other side of the client's connection. */
 export interface Peer {
   readonly address: string
-  readonly trusted: boolean
+  /** One of `trustProxy`: what it says of its own peer is believed. */
+  readonly isTrusted: boolean
 }
 
-/** Pseudonym in `Via` (RFC 9110 §7.6.3). */
-const VIA = '1.1 idempotency-proxy'
+/** The proxies of `trustProxy`: CIDRs; a bare address is one host. */
+export class TrustedProxies {
+  readonly #list = new BlockList()
+  readonly #none: boolean
 
-/** A test for addresses in the CIDRs of `trustProxy`. Bare addresses count as one host. */
-export function trustTester(cidrs: readonly string[]): (address: string) => boolean {
-  const list = new BlockList()
-  for (const cidr of cidrs) {
-    const [network = '', prefix] = cidr.split('/')
-    const family = isIPv6(network) ? 'ipv6' : 'ipv4'
-    list.addSubnet(network, prefix === undefined ? (family === 'ipv6' ? 128 : 32) : Number(prefix), family)
+  constructor(cidrs: readonly string[]) {
+    this.#none = cidrs.length === 0
+    for (const cidr of cidrs) {
+      const [network = '', prefix] = cidr.split('/')
+      const family = isIPv6(network) ? 'ipv6' : 'ipv4'
+      this.#list.addSubnet(network, Number(prefix ?? (family === 'ipv6' ? 128 : 32)), family)
+    }
   }
-  if (cidrs.length === 0) return () => false
-  return (address) => {
-    const plain = unmapped(address)
-    return list.check(plain, isIPv6(plain) ? 'ipv6' : 'ipv4')
+
+  peerOf(remoteAddress = 'unknown'): Peer {
+    return { address: remoteAddress, isTrusted: this.#has(unmapped(remoteAddress)) }
   }
+
+  /**
+   * Whose share of the limits a request takes: the peer's address, or what trusted proxies say of their peers. Of an IPv6 address
+   * its /64, which one client has as a whole.
+   */
+  clientOf(headers: RawHeaders, { address, isTrusted }: Peer): string {
+    let client = unmapped(address)
+    if (isTrusted) {
+      const forwarded = linesOf(headers, 'x-forwarded-for').join(',').split(',')
+      // The nearest proxy wrote the last one; whoever is not trusted may have written what stands before.
+      for (const entry of forwarded.reverse()) {
+        const before = unmapped(entry.trim())
+        if (!isIPv4(before) && !isIPv6(before)) break
+        client = before
+        if (!this.#has(client)) break
+      }
+    }
+    return isIPv6(client) ? prefixOf(client) : client
+  }
+
+  #has(address: string): boolean {
+    return !this.#none && this.#list.check(address, isIPv6(address) ? 'ipv6' : 'ipv4')
+  }
+}
+
+/** An IPv4-mapped IPv6 address, as a dual-stack socket reports it, is the IPv4 address. */
+export function unmapped(address: string): string {
+  return address.startsWith('::ffff:') && isIPv4(address.slice(7)) ? address.slice(7) : address
+}
+
+function prefixOf(address: string): string {
+  const [head = '', tail] = (address.split('%')[0] as string).split('::')
+  const groups = head === '' ? [] : head.split(':')
+  if (tail !== undefined) {
+    const after = tail === '' ? [] : tail.split(':')
+    // The last 32 bits may be written as an IPv4 address: two groups in one.
+    const missing = 8 - groups.length - after.length - (after.at(-1)?.includes('.') ? 1 : 0)
+    groups.push(...Array.from({ length: missing }, () => '0'), ...after)
+  }
+  return groups
+    .slice(0, 4)
+    .map((group) => Number.parseInt(group, 16).toString(16))
+    .join(':')
+}
+
+/**
+ * The host that the client asked, as far as it can be believed: a trusted proxy may have put its own in the place of `Host`. Blanks
+ * name none; lines that disagree count together, since nobody knows which of them the upstream believes.
+ */
+export function hostOf(headers: RawHeaders, { isTrusted }: Peer): string | null {
+  const named = isTrusted ? linesOf(headers, 'x-forwarded-host').map(firstHost) : []
+  const hosts = new Set(named.filter((host) => host !== null))
+  return hosts.size > 0 ? [...hosts].join() : normaliseHost(firstOf(headers, 'host'))
+}
+
+function firstHost(line: string): string | null {
+  for (const host of line.split(',')) {
+    const named = normaliseHost(host)
+    if (named !== null) return named
+  }
+  return null
+}
+
+/** This proxy's entry in `CDN-Loop` (RFC 8586), by which it knows a request that comes round again (docs/adr/0037). */
+export interface LoopMark {
+  readonly id: string
+  readonly entry: string
+}
+
+/**
+ * Replicas share a service and a store, and so they share the mark: a loop through a load balancer is found whichever of them
+ * gets the request next. Embedded stores have no name that tells two proxies apart, so each process has a mark of its own.
+ */
+export function loopMarkOf({ service, store }: Pick<Config, 'service' | 'store'>): LoopMark {
+  const url = /^(?:memory|sqlite):/.test(store.url) ? null : URL.parse(store.url)
+  const name = url === null ? randomBytes(32) : frame(['loop/1', service, url.host, url.pathname])
+  const id = hash('sha256', name).slice(0, 20)
+  return { id, entry: `idempotency-proxy; id=${id}` }
+}
+
+/** Whether the request has been here, however a proxy on the way wrote its lines anew. */
+export function isLoop(headers: RawHeaders, { id }: LoopMark): boolean {
+  return linesOf(headers, 'cdn-loop').some((line) => line.toLowerCase().includes(id))
+}
+
+/** Sends requests of the proxy's own with the mark: they must not go round either. */
+export function marking(forward: Forward, { entry }: LoopMark): Forward {
+  return (request) => forward({ ...request, headers: [...request.headers, 'CDN-Loop', entry] })
 }
 
 /** How requests are forwarded. */
@@ -47,7 +138,7 @@ export interface Forwarding {
   readonly counted: Counted
 }
 
-/** Headers that some route counts on: what the record is made of, the upstream must hear as it is. */
+/** Headers that some route counts on: what the record is made of, the upstream must hear as it is (docs/adr/0038). */
 export interface Counted {
   readonly names: ReadonlySet<string>
   /** The same as {@link foldedName} gives them. */
@@ -58,44 +149,58 @@ export interface Counted {
 export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'defaults'>): Counted {
   const names = new Set<string>()
   for (const { key, scope, fingerprint } of [...routes, defaults]) {
-    for (const source of key.from) if (source.kind === 'header') names.add(source.name)
-    for (const source of scope.caller) if (source.kind === 'header') names.add(source.name)
+    for (const source of [...key.from, ...scope.caller]) if (source.kind === 'header') names.add(source.name)
     for (const name of [...fingerprint.headers, ...(key.derive?.headers ?? [])]) names.add(name)
     if (typeof key.forward === 'object') names.add(key.forward.header.toLowerCase())
   }
   return { names, folded: new Set([...names].map(foldedName)) }
 }
 
-/**
- * The request's lines for the upstream: end-to-end ones as received, without framing (undici makes it), `X-Forwarded-*`
- * extended where the peer is trusted and replaced where it is not (contract §10), `Via` and `CDN-Loop` appended.
- */
-export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, counted }: Forwarding): string[] {
-  const hop = hopByHop(headers, counted.names)
-  const lines = filterLines(headers, (name) => {
-    if (hop.has(name) || NOT_FORWARDED.has(name) || impersonates(name, counted)) return false
-    return peer.trusted ? !EXTENDED.has(name) : !name.startsWith('x-forwarded-') && name !== 'forwarded'
-  })
-  const clientHost = firstOf(headers, 'host')
-  const before = peer.trusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
-  const said = (name: string): string | null => (peer.trusted ? firstOf(headers, name) : null)
-  lines.push('X-Forwarded-For', before === '' ? peer.address : `${before}, ${peer.address}`)
-  lines.push('X-Forwarded-Proto', said('x-forwarded-proto') ?? 'http')
-  const forwardedHost = said('x-forwarded-host') ?? clientHost
-  if (forwardedHost !== null) lines.push('X-Forwarded-Host', forwardedHost)
-  lines.push('Via', VIA, 'CDN-Loop', loop.entry)
-  const sent = host ?? clientHost
-  if (sent !== null) lines.push('Host', sent)
-  return lines
-}
+/** Pseudonym in `Via` (RFC 9110 §7.6.3). */
+const VIA = '1.1 idempotency-proxy'
 
 /** Framing is made anew; `Expect` is answered here; the fence is this proxy's to say (contract §3). */
 const NOT_FORWARDED: ReadonlySet<string> = new Set([
   'host',
   'content-length',
   'expect',
-  'idempotency-fence',
-  'idempotency-record',
+  ...Object.values(REQUEST_HEADER).map((name) => name.toLowerCase()),
+])
+const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
+
+/**
+ * The request's lines for the upstream: end-to-end ones as received, without framing (undici makes it), `X-Forwarded-*`
+ * extended where the peer is trusted and replaced where it is not (contract §10), `Via` and `CDN-Loop` appended.
+ */
+export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, counted }: Forwarding): string[] {
+  const { address, isTrusted } = peer
+  const hop = hopByHop(headers, counted.names)
+  const lines = filterLines(headers, (name) => {
+    if (hop.has(name) || NOT_FORWARDED.has(name) || impersonates(name, counted)) return false
+    return isTrusted ? !EXTENDED.has(name) : !name.startsWith('x-forwarded-') && name !== 'forwarded'
+  })
+  const clientHost = firstOf(headers, 'host')
+  const before = isTrusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
+  const forwarded = (name: string): string | null => (isTrusted ? firstOf(headers, name) : null)
+  lines.push('X-Forwarded-For', before === '' ? address : `${before}, ${address}`)
+  lines.push('X-Forwarded-Proto', forwarded('x-forwarded-proto') ?? 'http')
+  const forwardedHost = forwarded('x-forwarded-host') ?? clientHost
+  if (forwardedHost !== null) lines.push('X-Forwarded-Host', forwardedHost)
+  lines.push('Via', VIA, 'CDN-Loop', loop.entry)
+  const sentHost = host ?? clientHost
+  if (sentHost !== null) lines.push('Host', sentHost)
+  return lines
+}
+
+/** What the proxy reads of a request, or writes into it, besides what routes count on. */
+const READ_HERE: ReadonlySet<string> = new Set([
+  'cdn-loop',
+  'ce-source',
+  'content-encoding',
+  'content-type',
+  'forwarded',
+  'repeatability-first-sent',
+  'via',
 ])
 
 /**
@@ -108,21 +213,9 @@ function impersonates(name: string, { names, folded }: Counted): boolean {
   if (folded.has(other)) return true
   if (other === name) return false
   return (
-    OWN.has(other) || other.startsWith('x-forwarded-') || HOP_BY_HOP.has(other) || NOT_FORWARDED.has(other)
+    [READ_HERE, HOP_BY_HOP, NOT_FORWARDED].some((set) => set.has(other)) || other.startsWith('x-forwarded-')
   )
 }
-
-/** What the proxy reads of a request, or says in it, besides what routes count on. */
-const OWN: ReadonlySet<string> = new Set([
-  'cdn-loop',
-  'ce-source',
-  'content-encoding',
-  'content-type',
-  'forwarded',
-  'repeatability-first-sent',
-  'via',
-])
-const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
 /** By these a client has an Envoy behind this proxy send its request more than once, where Envoy takes it for internal. */
 const RETRY_ORDERS: ReadonlySet<string> = new Set([
@@ -138,22 +231,19 @@ const RETRY_ORDERS: ReadonlySet<string> = new Set([
  */
 export function protectedLines(
   lines: string[],
-  policy: KeyPolicy,
+  { from, forward, forwardFence }: KeyPolicy,
   { id, key, fence }: SentAttempt,
 ): string[] {
-  const orders = lines.some((name, n) => n % 2 === 0 && RETRY_ORDERS.has(name.toLowerCase()))
-  let sent = orders ? filterLines(lines, (name) => !RETRY_ORDERS.has(name)) : lines
-  const { forward } = policy
+  const taken = new Set<string>()
+  if (forward !== 'same') for (const source of from) if (source.kind === 'header') taken.add(source.name)
   // A line of the other name is the proxy's to send: the client's own would be read first.
-  const renamed = typeof forward === 'object' ? forward.header.toLowerCase() : null
-  if (forward !== 'same')
-    sent = filterLines(
-      sent,
-      (name) =>
-        !policy.from.some((source) => source.kind === 'header' && source.name === name) && name !== renamed,
-    )
+  if (typeof forward === 'object') taken.add(forward.header.toLowerCase())
+  const isTaken = (name: string): boolean => taken.has(name) || RETRY_ORDERS.has(name)
+  const sent = lines.some((name, n) => n % 2 === 0 && isTaken(name.toLowerCase()))
+    ? filterLines(lines, (name) => !isTaken(name))
+    : lines
   if (typeof forward === 'object') sent.push(forward.header, key)
-  if (policy.forwardFence) {
+  if (forwardFence) {
     // Without a claim (bypass) there is no attempt to number.
     if (fence > 0) sent.push(REQUEST_HEADER.fence, String(fence))
     sent.push(REQUEST_HEADER.record, id)

@@ -1,47 +1,27 @@
-import type { IncomingMessage, Server, ServerResponse } from 'node:http'
+import type { IncomingMessage, ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
-import { type FastifyInstance, fastify } from 'fastify'
+import { fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
+import { filterLines, firstOf, HOP_BY_HOP, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../protect/answers.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
+import { lines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { hasBody } from './body.ts'
-import { clientErrorHandler } from './client-error.ts'
-import { PassedExchange } from './passed.ts'
-import { breakOff, type ResponseWriter } from './write.ts'
+import { hasBody } from './bodies.ts'
+import {
+  breakOff,
+  chunkable,
+  endMessage,
+  lingeringClose,
+  pairs,
+  type ResponseWriter,
+  sendHead,
+  withProxyHeaders,
+} from './write.ts'
 
 const { METHODS } = process.getBuiltinModule('node:http')
-
-/** What a passed request needs beyond the wire: it travels on the raw request, so that fastify's routing never sees it. */
-export interface Passage {
-  readonly target: string
-  readonly lines: readonly string[]
-  readonly response: ServerResponse
-  /** Header lines of the proxy's own on the answer. */
-  readonly proxyHeaders: readonly string[]
-  /** Overhears the exchange, in shadow mode. */
-  readonly witness: ExchangeTap | null
-  exchange?: PassedExchange
-}
-
-const kPassage = Symbol('passage')
-/** A member and no WeakMap: a young collection takes the values of one for alive, and with them every request (docs/internals/performance.md). */
-interface Passing extends IncomingMessage {
-  [kPassage]?: Passage
-}
-
-/** To be called before fastify gets the request. */
-export function setPassage(request: IncomingMessage, passage: Passage): void {
-  ;(request as Passing)[kPassage] = passage
-}
-
-function passageOf(request: IncomingMessage): Passage {
-  return (request as Passing)[kPassage] as Passage
-}
-
-const kRequest = Symbol('raw request')
 
 export interface PassthroughOptions {
   readonly upstream: Upstream
@@ -51,157 +31,285 @@ export interface PassthroughOptions {
   readonly onBug: (error: unknown) => void
   /** Why there was no answer: for operators, as it may name addresses. */
   readonly onFailed: (method: string, cause: string) => void
-  readonly makeServer: (handler: (request: IncomingMessage, response: ServerResponse) => void) => Server
 }
 
+/** What of a request that passes is not what Node has of it. */
+export interface Passage {
+  readonly target: string
+  readonly lines: readonly string[]
+  /** The proxy's own header lines on the answer. */
+  readonly proxyHeaders: readonly string[]
+  /** Overhears the exchange, in shadow mode. */
+  readonly tap: ExchangeTap | null
+}
+
+export type Pass = (request: IncomingMessage, response: ServerResponse, passage: Passage) => void
+
+/** A body up to this size that came with its head goes upstream with it, without a stream in between. */
+const WHOLE_BODY = 16 * 1024
+
 /**
- * What is not protected streams through @fastify/http-proxy, bodies never buffered, nothing ever retried. Fastify sees
- * every request as `/`, without a content type: target, lines and body go upstream as the client sent them, so no
- * decoding, routing or content-type parsing of the framework can refuse or change one (docs/adr/0003). The answer is
- * written by {@link PassedExchange}: what the framework cannot write (status 999, two `Connection` lines) it never sees.
+ * Sends what is not protected to the upstream as the client sent it, and gives the client the upstream's answer: target, lines,
+ * bytes and trailers unchanged, bodies never buffered, nothing ever retried. undici carries it; bodies that stream go through
+ * @fastify/http-proxy (docs/adr/0064).
  */
-export async function passthrough(options: PassthroughOptions): Promise<FastifyInstance> {
-  const { upstream, writer } = options
-  const failed = (request: IncomingMessage, error: Error): Refusal => {
-    const cause = (error.cause ?? error) as NodeJS.ErrnoException
-    const said = cause.code === undefined ? cause.message : `${cause.message} (${cause.code})`
-    options.onFailed(request.method as string, said)
-    return passError(request.method as string, cause)
+export async function passthrough(options: PassthroughOptions): Promise<Pass> {
+  const upload = await uploads(options.upstream)
+  return (request, response, passage) => {
+    const exchange = new PassedExchange(options, request, response, passage)
+    const stream = (): void => {
+      endIdleUpload(request, response, options)
+      upload(request, response, exchange)
+    }
+    if (!hasBody(request)) return exchange.dispatch(null)
+    const length = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY)
+    if (length > WHOLE_BODY) return stream()
+    // What came with the head has been read by then.
+    process.nextTick(() => {
+      const whole = request.readableLength === length ? (request.read() as Buffer | null) : null
+      if (whole === null) return stream()
+      // So that whoever overhears the body hears its end.
+      request.resume()
+      exchange.dispatch(whole)
+    })
   }
+}
+
+const kExchange = Symbol('exchange')
+/** A member rather than a WeakMap: see docs/adr/0017. */
+interface Upload extends IncomingMessage {
+  [kExchange]?: PassedExchange
+}
+
+/** As reply-from sees it, a request with one of these methods has no body. */
+const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
+
+/** http-proxy streams a body and {@link PassedExchange} takes the answer: http-proxy would write another head (docs/adr/0064). */
+async function uploads({ origin, pool }: Upstream) {
   const app = fastify({
-    serverFactory: options.makeServer,
-    clientErrorHandler: clientErrorHandler(writer),
+    // The target is the exchange's matter: find-my-way and `new URL` would refuse or change some.
     rewriteUrl: () => '/',
     bodyLimit: Number.MAX_SAFE_INTEGER,
     exposeHeadRoutes: false,
-    forceCloseConnections: false,
-    return503OnClosing: false,
     logger: false,
     // There are no schemas, and what compiles them takes longer to load than the framework.
     schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
   })
   for (const method of METHODS)
     if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
+  app.addHook('onRequest', (request, _reply, done) => {
+    // To the catch-all parser any body is a stream, but Fastify refuses types that it cannot read before it asks it.
+    request.raw.headers['content-type'] = 'application/octet-stream'
+    done()
+  })
   await app.register(httpProxy, {
-    upstream: upstream.origin.origin,
-    httpMethods: [...app.supportedMethods],
-    undici: agentOf(options) as never,
+    upstream: origin.origin,
+    httpMethods: app.supportedMethods.filter((method) => !WITHOUT_BODY.has(method)),
+    undici: pool.compose(() => ({ body }) => {
+      const request = body as Upload
+      return request[kExchange]?.dispatch(request) ?? true
+    }),
+    handler: (_request, reply, destination, replyOptions) => {
+      reply.hijack()
+      return reply.from(destination, replyOptions)
+    },
     disableRequestLogging: true,
-    internalRewriteLocationHeader: false,
     retryMethods: [],
-    replyOptions: {
-      retryDelay: () => null,
-      rewriteRequestHeaders: (request: { raw: IncomingMessage }) => ({ [kRequest]: request.raw }),
-      rewriteHeaders: () => ({}),
-      onResponse: (
-        request: { raw: IncomingMessage },
-        reply: { hijack(): void; raw: ServerResponse },
-      ): void => {
-        reply.hijack()
-        try {
-          passageOf(request.raw).exchange?.begin()
-        } catch (error) {
-          // A bug; undici would let it end the process.
-          options.onBug(error)
-          breakOff(request.raw, reply.raw)
-        }
-      },
-      onError: (
-        reply: { hijack(): void; raw: ServerResponse; request: { raw: IncomingMessage } },
-        { error }: { error: Error },
-      ) => {
-        reply.hijack()
-        // The refusal of an idle upload stands; whatever began otherwise is broken off where it was begun.
-        if (reply.raw.headersSent) return
-        // undici gives up a body that it streams: nobody reads that to its end.
-        if (!reply.request.raw.complete) reply.raw.shouldKeepAlive = false
-        writer.problem(reply.request.raw, reply.raw, failed(reply.request.raw, error))
-      },
-    } as never,
   })
   await app.ready()
-  return app
+  return (request: Upload, response: ServerResponse, exchange: PassedExchange): void => {
+    if (WITHOUT_BODY.has(request.method as string)) return void exchange.dispatch(request)
+    request[kExchange] = exchange
+    app.routing(request, response)
+  }
 }
 
 function noSchemas(): never {
   throw new Error('no route has a schema')
 }
 
-interface AgentRequest {
-  readonly headers: { readonly [kRequest]?: IncomingMessage }
-}
-/** What http-proxy looks at of an answer, before it hands over to `onResponse`. */
-interface Answered {
-  readonly statusCode: number
-  readonly headers: Record<string, never>
-  readonly body: { destroy(): void }
-}
-type AgentReply = (error: Error | null, answered: Answered | null) => void
+/**
+ * One exchange that is not protected. A client that leaves ends the upstream's answer; an upstream that breaks off breaks off the
+ * client's.
+ */
+class PassedExchange implements Dispatcher.DispatchHandler {
+  readonly #options: PassthroughOptions
+  readonly #request: IncomingMessage
+  readonly #response: ServerResponse
+  readonly #passage: Passage
+  #controller: Dispatcher.DispatchController | null = null
+  #chunked = false
+  /** The head is written; {@link #headLeft}: it is on its way, too. */
+  #begun = false
+  #headLeft = false
+  /** The answer is at its end, or has no body: what still comes is not for the client. */
+  #ended = false
+  /** The first bytes: they leave with the head, and with the end where that comes in the same turn. */
+  #first: Buffer | null = null
 
-/** Up to here a body that came with its head goes upstream with it, without a stream in between. */
-const WHOLE_BODY = 16 * 1024
-
-/** The pool, as http-proxy asks it: with the request's real target, lines and body put in. */
-function agentOf(options: PassthroughOptions): { request(request: AgentRequest, done: AgentReply): void } {
-  const { pool, tls } = options.upstream
-  return {
-    request({ headers }, done) {
-      const raw = headers[kRequest] as IncomingMessage
-      const passage = passageOf(raw)
-      const { response, proxyHeaders, witness } = passage
-      const exchange = new PassedExchange({
-        writer: options.writer,
-        request: raw,
-        response,
-        proxyHeaders,
-        // The client's going is heard by the exchange itself.
-        onAnswer: () => done(null, { statusCode: 200, headers: {}, body: { destroy() {} } }),
-        onError: (error) => done(error, null),
-      })
-      passage.exchange = exchange
-      const send = (body: IncomingMessage | Buffer | null): void => {
-        const length = raw.headers['content-length']
-        const asked: Dispatcher.DispatchOptions = {
-          method: raw.method as Dispatcher.HttpMethod,
-          path: passage.target,
-          headers:
-            body === raw && length !== undefined
-              ? [...passage.lines, 'Content-Length', length]
-              : (passage.lines as string[]),
-          body,
-          idempotent: false,
-          headersTimeout: options.timeout,
-          bodyTimeout: options.idleTimeout,
-          ...(tls.servername === undefined ? {} : { servername: tls.servername }),
-        }
-        try {
-          if (witness === null) pool.dispatch(asked, exchange)
-          else witness.dispatch(pool, asked, exchange)
-        } catch (error) {
-          witness?.failed(error as Error)
-          exchange.failed(error as Error)
-        }
-      }
-      if (!hasBody(raw)) send(null)
-      else {
-        const length = Number(raw.headers['content-length'] ?? Number.POSITIVE_INFINITY)
-        if (length > WHOLE_BODY) stream()
-        else
-          process.nextTick(() => {
-            // What came with the head is read by then.
-            const whole = raw.readableLength === length ? (raw.read() as Buffer | null) : null
-            if (whole === null) return stream()
-            // So that its end is told to those who hear it, too.
-            raw.resume()
-            send(whole)
-          })
-      }
-      function stream(): void {
-        endIdleUpload(raw, response, options)
-        send(raw)
-      }
-    },
+  constructor(
+    options: PassthroughOptions,
+    request: IncomingMessage,
+    response: ServerResponse,
+    passage: Passage,
+  ) {
+    this.#options = options
+    this.#request = request
+    this.#response = response
+    this.#passage = passage
+    response.once('close', () => {
+      this.#ended = true
+      if (!response.writableFinished) this.#controller?.abort(new Error('the client left'))
+    })
   }
+
+  dispatch(body: IncomingMessage | Buffer | null): boolean {
+    const request = this.#request
+    const { upstream, timeout, idleTimeout } = this.#options
+    const { target, lines, tap } = this.#passage
+    const length = request.headers['content-length']
+    const options: Dispatcher.DispatchOptions = {
+      method: request.method as Dispatcher.HttpMethod,
+      path: target,
+      headers:
+        body === request && length !== undefined ? [...lines, 'Content-Length', length] : (lines as string[]),
+      body,
+      idempotent: false,
+      headersTimeout: timeout,
+      bodyTimeout: idleTimeout,
+      ...(upstream.tls.servername === undefined ? {} : { servername: upstream.tls.servername }),
+    }
+    try {
+      return tap === null ? upstream.pool.dispatch(options, this) : tap.dispatch(upstream.pool, options, this)
+    } catch (error) {
+      tap?.failed(error as Error)
+      this.onResponseError(null, error as Error)
+      return true
+    }
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    // Left while the request waited for a connection: not a byte may leave any more.
+    if (this.#response.destroyed) controller.abort(new Error('the client left'))
+    else this.#controller = controller
+  }
+
+  onResponseStart(
+    controller: Dispatcher.DispatchController,
+    status: number,
+    _headers: unknown,
+    reason?: string,
+  ): void {
+    if (status < 200) return
+    // The client was told of an upload that stood still: it hears nothing else.
+    if (this.#response.headersSent) {
+      this.#ended = true
+      controller.abort(new Error('the client was answered'))
+      return
+    }
+    try {
+      this.#begin(lines(controller.rawHeaders), status, reasonPhrase(reason ?? ''))
+    } catch (error) {
+      // A bug; undici would let it end the process.
+      this.#options.onBug(error)
+      breakOff(this.#request, this.#response)
+    }
+  }
+
+  /** Writes the head. */
+  #begin(raw: readonly string[], status: number, reason: string): void {
+    const request = this.#request
+    const response = this.#response
+    const hop = hopByHop(raw)
+    const hasContent = request.method !== 'HEAD' && status !== 204 && status !== 304
+    this.#chunked = chunkable(request, status) && firstOf(raw, 'content-length') === null
+    const kept = filterLines(raw, (name) => {
+      if (name === 'trailer') return this.#chunked
+      return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
+    })
+    // What is left of an upload that nobody reads stands between this answer and the next request.
+    if (!request.complete) {
+      kept.push('Connection', 'close')
+      lingeringClose(request, response)
+    }
+    response.writeHead(status, reason, withProxyHeaders(kept, this.#passage.proxyHeaders))
+    this.#begun = true
+    if (!hasContent) this.#end(null)
+    // A head that waits for its body leaves in this turn of the event loop, too.
+    else
+      setImmediate(() => {
+        if (!this.#ended && !this.#headLeft) this.#leave()
+      })
+  }
+
+  /** The head, with the first bytes where they are there. */
+  #leave(): void {
+    this.#headLeft = true
+    if (this.#first === null) sendHead(this.#response)
+    else this.#write(this.#first)
+    this.#first = null
+    this.#options.writer.watch(this.#response)
+  }
+
+  #write(chunk: Buffer): void {
+    const response = this.#response
+    if (response.write(chunk)) return
+    this.#controller?.pause()
+    // It holds a connection to the upstream: a byte now and then is not enough.
+    const timer = setTimeout(() => breakOff(this.#request, response), this.#options.idleTimeout)
+    const stop = (): void => clearTimeout(timer)
+    response.once('close', stop)
+    response.once('drain', () => {
+      stop()
+      response.off('close', stop)
+      this.#controller?.resume()
+    })
+  }
+
+  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    if (this.#ended) return
+    if (!this.#headLeft && this.#first === null) this.#first = chunk
+    else {
+      if (!this.#headLeft) this.#leave()
+      this.#write(chunk)
+    }
+  }
+
+  onResponseEnd(controller: Dispatcher.DispatchController): void {
+    if (this.#ended) return
+    if (this.#chunked)
+      this.#response.addTrailers(pairs(filterLines(lines(controller.rawTrailers), isTrailer)))
+    this.#end(this.#first)
+  }
+
+  #end(last: Buffer | null): void {
+    this.#ended = true
+    endMessage(this.#response, last)
+    if (!this.#headLeft) this.#options.writer.watch(this.#response)
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
+    // Ended at its head: undici takes a 304 with a `Content-Length` for a truncated answer; there is no body to miss.
+    if (this.#ended) return
+    this.#ended = true
+    const response = this.#response
+    if (this.#begun) {
+      if (!this.#headLeft) this.#leave()
+      breakOff(this.#request, response)
+      return
+    }
+    // The refusal of an idle upload stands.
+    if (response.headersSent) return
+    // undici gives up a body that it streams: nobody reads that to its end.
+    if (!this.#request.complete) response.shouldKeepAlive = false
+    const method = this.#request.method as string
+    this.#options.onFailed(method, causeOf(error))
+    this.#options.writer.problem(this.#request, response, refusalOf(method, error))
+  }
+}
+
+function isTrailer(name: string): boolean {
+  return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
 }
 
 /**
@@ -211,7 +319,7 @@ function agentOf(options: PassthroughOptions): { request(request: AgentRequest, 
 function endIdleUpload(
   request: IncomingMessage,
   response: ServerResponse,
-  options: PassthroughOptions,
+  { idleTimeout, writer }: PassthroughOptions,
 ): void {
   // undici takes the socket away from a request whose body it gave up, and the answer may still wait for its turn.
   const { socket } = request
@@ -222,13 +330,11 @@ function endIdleUpload(
     else if (socket.bytesRead > heard) heard = socket.bytesRead
     else {
       clearInterval(timer)
+      const detail = `no byte of the body arrived within ${idleTimeout} ms`
       if (response.headersSent) breakOff(request, response)
-      else {
-        const detail = `no byte of the body arrived within ${options.idleTimeout} ms`
-        options.writer.problem(request, response, refusal('request_timeout', detail))
-      }
+      else writer.problem(request, response, refusal('request_timeout', detail))
     }
-  }, options.idleTimeout)
+  }, idleTimeout)
   response.once('close', () => clearInterval(timer))
 }
 
@@ -248,7 +354,7 @@ const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_
  * What the client is told. Nobody remembers what passes: where it may have been executed, sending it again executes it again,
  * but for methods that may be repeated by their meaning (RFC 9110 §9.2.2).
  */
-function passError(method: string, { code = '', syscall }: NodeJS.ErrnoException): Refusal {
+function refusalOf(method: string, { code = '', syscall }: NodeJS.ErrnoException): Refusal {
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
     return refusal('upstream_unreachable', 'no byte of the request was sent')
   const late = TIMEOUT.has(code)
@@ -259,4 +365,8 @@ function passError(method: string, { code = '', syscall }: NodeJS.ErrnoException
     once ? `${what}; it is not protected: sent again, it may be executed again` : what,
     once ? { retry: 'no' } : {},
   )
+}
+
+function causeOf({ message, code }: NodeJS.ErrnoException): string {
+  return code === undefined ? message : `${message} (${code})`
 }

@@ -6,13 +6,13 @@ import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Answer } from '../protect/request.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
+import { NOBODY, Stalled } from './bodies.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
-import { NOBODY, Stalled } from './stalled.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 /** Up to here a copy of the body is cheaper than a second buffer. */
-export const ONE_WRITE = 16 * 1024
+const ONE_WRITE = 16 * 1024
 
 /** The one way out: live and replayed answers leave through the same lines of code, so that they are identical. */
 export class ResponseWriter {
@@ -108,9 +108,7 @@ export class ResponseWriter {
     if (bodiless) response.end()
     else {
       if (chunked) response.addTrailers(pairs(trailers))
-      // Node joins head and body where the body is a string: one buffer for the kernel instead of two.
-      if (body.length > 0 && body.length <= ONE_WRITE) response.end(body.toString('latin1'), 'latin1')
-      else response.end(body)
+      endMessage(response, body)
     }
     this.watch(response)
   }
@@ -148,12 +146,7 @@ export class ResponseWriter {
   /** A client that stops reading an answer is dropped: its bytes are held in memory meanwhile. */
   watch(response: ServerResponse): void {
     if (hasLeft(response)) return
-    const { socket } = response
-    if (socket === null) {
-      // Pipelined behind another answer: the connection is that one's until then.
-      response.once('socket', () => this.watch(response))
-      return
-    }
+    const socket = response.socket as Socket
     // Reset: to a client of HTTP/1.0 anything else would be the end of the body.
     const drop = (): void => void socket.resetAndDestroy()
     const idle = socket.timeout ?? 0
@@ -229,28 +222,22 @@ class ClientSink implements LiveSink {
  */
 export function breakOff(request: IncomingMessage, response: ServerResponse): void {
   const { socket } = response
-  // Pipelined behind another answer: Node would give the connection to what is destroyed, and nothing would ever end it.
-  if (socket === null) response.once('socket', (its: Socket) => its.destroy())
   if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket)
     socket.resetAndDestroy()
   else response.destroy()
 }
 
+/** Ends a message with the last of its body. */
+export function endMessage(response: ServerResponse, last: Buffer | null): void {
+  if (last === null || last.length === 0) response.end()
+  // Node joins head and body where the body is a string: one buffer for the kernel instead of two.
+  else if (last.length <= ONE_WRITE) response.end(last.toString('latin1'), 'latin1')
+  else response.end(last)
+}
+
 /** Sends the head before there is a body. Node's `flushHeaders` would write latin1 values as UTF-8. */
 export function sendHead(response: ServerResponse): void {
   response.write(Buffer.alloc(0))
-}
-
-/**
- * Answers `Expect: 100-continue`. Behind another answer Node would keep the `100 Continue` until its turn, and then write it
- * after the head of the final answer, where it counts as body.
- */
-export function continueInTurn(response: ServerResponse): void {
-  if (response.socket !== null) response.writeContinue()
-  else
-    response.once('socket', () => {
-      if (!response.headersSent) response.writeContinue()
-    })
 }
 
 /** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */

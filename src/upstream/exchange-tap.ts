@@ -46,8 +46,8 @@ export class ExchangeTap implements TappedExchange {
   }
 
   /** Dispatches once, heard. */
-  dispatch(dispatcher: Dispatcher, options: Dispatcher.DispatchOptions, handler: Handler): void {
-    dispatcher.dispatch(options, this.#tee(handler))
+  dispatch(dispatcher: Dispatcher, options: Dispatcher.DispatchOptions, handler: Handler): boolean {
+    return dispatcher.dispatch(options, this.#tee(handler))
   }
 
   /** It ended with this error, if it has not ended otherwise. */

@@ -1,12 +1,11 @@
 import t from 'tap'
-import { clientOf } from '../../src/http/client.ts'
-import { trustTester } from '../../src/http/headers.ts'
+import { TrustedProxies } from '../../src/http/headers.ts'
 
 function told(peer: string, forwarded: readonly string[], trusted: readonly string[] = []): string {
-  return clientOf(
+  const proxies = new TrustedProxies(trusted)
+  return proxies.clientOf(
     forwarded.flatMap((value) => ['X-Forwarded-For', value]),
-    peer,
-    trustTester(trusted),
+    proxies.peerOf(peer),
   )
 }
 

@@ -1,7 +1,9 @@
+import { randomInt } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { request as httpsRequest } from 'node:https'
 import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
+import type { UpstreamConfig } from '../config/config.ts'
 import { filterLines, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
@@ -24,63 +26,59 @@ export function endRefused(client: Duplex, message: string | Buffer): void {
   linger(client)
 }
 
-/** Places for tunnels: no client address may have all of them. */
-export class TunnelRoom {
-  readonly most: number
-  readonly #shares: Shares
-  #open = 0
-
-  constructor(most: number, salt: number) {
-    this.most = most
-    this.#shares = new Shares(salt)
-  }
-
-  /** Gives what leaves again; null: there is no place for this client. */
-  enter(client: string): (() => void) | null {
-    const slot = this.#shares.slotOf(client)
-    if (this.#open >= this.most || this.#shares.held(slot) >= shareOf(this.most)) return null
-    this.#open++
-    this.#shares.add(slot, 1)
-    return () => {
-      this.#open--
-      this.#shares.add(slot, -1)
-    }
-  }
-}
-
-export interface TunnelOptions {
-  readonly upstream: Upstream
-  readonly writer: ResponseWriter
-  readonly connectTimeout: Millis
-  /** Until the upstream has answered the handshake. */
-  readonly timeout: Millis
-  /** One for each tunnel: it holds a connection to the upstream for as long as both sides like. */
-  readonly room: TunnelRoom
-}
-
 /** TCP asks a silent peer whether it is still there, so that a tunnel does not outlive one. */
 const PROBE_AFTER: Millis = 60_000
 
-/**
- * Passes a WebSocket handshake and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a
- * refused handshake reach the client unchanged (docs/adr/0004).
- */
-export function tunnel(
-  { upstream, writer, connectTimeout, timeout, room }: TunnelOptions,
+type Tunnel = (
+  /** Whose share of the places it takes. */
   holder: string,
   target: string,
   lines: readonly string[],
   request: IncomingMessage,
   client: Duplex,
   head: Buffer,
-): void {
-  const leave = room.enter(holder)
-  if (leave === null) {
-    const detail = `of ${room.most} WebSockets at one time (upstream.connections), none is free for this client`
-    endRefused(client, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
-    return
+) => void
+
+/**
+ * Passes WebSocket handshakes and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a refused
+ * handshake reach the client unchanged (docs/adr/0004). A tunnel holds a connection to the upstream for as long as both sides
+ * like, so there are `connections` places for them, and no client address may have all.
+ */
+export function tunnels(
+  upstream: Upstream,
+  writer: ResponseWriter,
+  limits: Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>,
+): Tunnel {
+  const { connections } = limits
+  const shares = new Shares(randomInt(2 ** 32))
+  let open = 0
+  return (holder, target, lines, request, client, head) => {
+    const slot = shares.slotOf(holder)
+    if (open >= connections || shares.held(slot) >= shareOf(connections)) {
+      const detail = `of ${connections} WebSockets at one time (upstream.connections), none is free for this client`
+      endRefused(client, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
+      return
+    }
+    open++
+    shares.add(slot, 1)
+    client.once('close', () => {
+      open--
+      shares.add(slot, -1)
+    })
+    tunnel(upstream, writer, limits, target, lines, request, client, head)
   }
-  client.once('close', leave)
+}
+
+function tunnel(
+  upstream: Upstream,
+  writer: ResponseWriter,
+  { connectTimeout, timeout }: Pick<UpstreamConfig, 'connectTimeout' | 'timeout'>,
+  target: string,
+  lines: readonly string[],
+  request: IncomingMessage,
+  client: Duplex,
+  head: Buffer,
+): void {
   const secure = upstream.origin.protocol === 'https:'
   const sent = (secure ? httpsRequest : httpRequest)({
     method: 'GET',

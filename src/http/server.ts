@@ -1,0 +1,235 @@
+import { randomInt } from 'node:crypto'
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Duplex } from 'node:stream'
+import type { InForce } from '../config/config.ts'
+import { RESPONSE_HEADER } from '../core/headers.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { type Refusal, refusal } from '../core/refusal.ts'
+import { isProtected, parseTarget, type Target } from '../core/route.ts'
+import type { KeyIssuer } from '../protect/issue-key.ts'
+import type { Ports } from '../protect/ports.ts'
+import { Shares } from '../runtime/limits.ts'
+import type { ExchangeTap } from '../upstream/exchange-tap.ts'
+import type { Upstream } from '../upstream/pool.ts'
+import type { Stalled } from './bodies.ts'
+import { answersOn, TrafficServer } from './connections.ts'
+import { malformed, refusalOfParser, refuseHead, routingOf } from './dispatch.ts'
+import { answerIssue, answerPolicy, answerStatus } from './endpoints.ts'
+import { isLoop, type LoopMark, requestLines, TrustedProxies } from './headers.ts'
+import { passthrough } from './passthrough.ts'
+import {
+  type Incoming,
+  type ProtectOptions,
+  protectedRequest,
+  type RequestSpans,
+  type ShadowOptions,
+  serveProtected,
+  tapRequest,
+} from './protected.ts'
+import { endRefused, isWebSocket, tunnels } from './tunnel.ts'
+import { breakOff, ResponseWriter } from './write.ts'
+
+/** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
+const HEAD_TIMEOUT = 30_000
+/** Longer than the idle timeout of common load balancers (60 s), so that they close first. */
+const KEEP_ALIVE = 72_000
+
+export interface TrafficOptions {
+  readonly inForce: InForce
+  readonly ports: Ports
+  readonly upstream: Upstream
+  readonly loop: LoopMark
+  readonly issuer: KeyIssuer | null
+  readonly stalled: Stalled
+  readonly shadow: ShadowOptions
+  readonly spans: RequestSpans | null
+  readonly passed: (route: string, milliseconds: number) => void
+  readonly passFailed: (method: string, cause: string) => void
+  /** A request carries this proxy's own mark. */
+  readonly onLoop: (method: string) => void
+  readonly onBug: (error: unknown) => void
+  /** While it drains, connections are not kept alive: clients move on to other replicas. */
+  readonly draining: () => boolean
+}
+
+/** The server of the traffic: each request goes the way that {@link routingOf} says. */
+export async function trafficServer(options: TrafficOptions): Promise<TrafficServer> {
+  const { inForce, loop, ports, upstream, onBug } = options
+  const { config } = inForce
+  const routing = routingOf(inForce, { host: upstream.host, loop })
+  const proxies = new TrustedProxies(config.trustProxy)
+  const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, options.stalled)
+  const tunnel = tunnels(upstream, writer, config.upstream)
+  const pass = await passthrough({
+    ...config.upstream,
+    upstream,
+    writer,
+    onBug,
+    onFailed: options.passFailed,
+  })
+  const protecting: ProtectOptions = {
+    ports,
+    writer,
+    proxies,
+    get upload() {
+      return inForce.config.limits.upload
+    },
+    get forwarding() {
+      return routing().forwarding
+    },
+    uploads: { stalled: options.stalled, shares: new Shares(randomInt(2 ** 32)) },
+    statusPath: config.status.path,
+    onBug,
+    spans: options.spans,
+  }
+
+  const readHead = (request: IncomingMessage): Target | Refusal => {
+    const refused = refuseHead(request)
+    if (refused !== null) return refused
+    if (isLoop(request.rawHeaders, loop)) {
+      options.onLoop(request.method as string)
+      return refusal('loop_detected', 'its `CDN-Loop` line names this proxy: the upstream leads back here')
+    }
+    return (
+      parseTarget(request.url as string) ??
+      malformed(400, 'the request target is neither a path nor an http(s) URL')
+    )
+  }
+
+  const passOn = (
+    { request, response, target, peer }: Incoming,
+    route: RoutePolicy | null,
+    proxyHeaders: readonly string[],
+    tap: ExchangeTap | null,
+  ): void => {
+    const startedAt = performance.now()
+    const name = route?.name ?? config.defaults.name
+    response.once('close', () => options.passed(name, performance.now() - startedAt))
+    const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
+    pass(request, response, { target: target.origin, lines, proxyHeaders, tap })
+  }
+
+  const status = async (incoming: Incoming): Promise<void> => {
+    const { request, response } = incoming
+    const query = new URLSearchParams(incoming.target.query)
+    const method = query.get('method') ?? 'POST'
+    const target = parseTarget(query.get('path') ?? '')
+    const route = target === null ? null : routing().router.match(method, target)
+    if (target === null || route === null || !isProtected(route)) {
+      const detail = `no protected route matches ${method} ${target?.path ?? 'without a path'}; ask with ?method=…&path=/…`
+      writer.problem(request, response, refusal('route_not_found', detail))
+      return
+    }
+    const asked = protectedRequest(protecting, route, method, { ...incoming, target })
+    await answerStatus(ports, writer, asked, request, response)
+  }
+
+  const serve = (request: IncomingMessage, response: ServerResponse): void => {
+    if (options.draining()) response.shouldKeepAlive = false
+    const target = readHead(request)
+    if ('code' in target) {
+      response.shouldKeepAlive = false
+      writer.problem(request, response, target)
+      return
+    }
+    const incoming = { request, response, target, peer: proxies.peerOf(request.socket.remoteAddress) }
+    const orBreakOff = (answering: Promise<void>): void =>
+      void answering.catch((error: unknown) => {
+        onBug(error)
+        breakOff(request, response)
+      })
+    const way = routing().wayOf(request, target)
+    switch (way.kind) {
+      case 'protect':
+        return serveProtected(protecting, way.route, incoming)
+      case 'shadow':
+        return passOn(incoming, way.route, [], tapRequest(protecting, options.shadow, way.route, incoming))
+      case 'pass':
+        return passOn(incoming, way.route, way.ignored ? [RESPONSE_HEADER.status, 'ignored'] : [], null)
+      case 'refuse':
+        return writer.problem(request, response, noRoute(request, target))
+      case 'issue':
+        return orBreakOff(answerIssue(ports, writer, options.issuer as KeyIssuer, request, response))
+      case 'status':
+        return orBreakOff(status(incoming))
+      case 'policy':
+        return answerPolicy(routing().policy, request, response)
+    }
+  }
+
+  const server = new TrafficServer(
+    {
+      requestTimeout: 0,
+      headersTimeout: HEAD_TIMEOUT,
+      keepAliveTimeout: KEEP_ALIVE,
+      // Behind a request that is not answered yet, a handshake is a GET like any other: its answer must not overtake.
+      shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
+      // Refused by refuseHead, in the form of the other refusals.
+      requireHostHeader: false,
+    },
+    serve,
+    onBug,
+  )
+  // All of them: Node would leave out what comes after 2000 without a word, framing and keys included.
+  server.maxHeadersCount = 0
+  server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) =>
+    refuseUnread(writer, error, socket),
+  )
+  server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
+    // Its refusal is the answer.
+    if (refuseHead(request) === null) response.writeContinue()
+    server.emit('request', request, response)
+  })
+  server.on('checkExpectation', (request: IncomingMessage, response: ServerResponse) => {
+    response.shouldKeepAlive = false
+    writer.problem(request, response, malformed(417, 'an expectation other than 100-continue'))
+  })
+  server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
+    // Node has taken its own listener off; a reset would end the process.
+    socket.on('error', () => socket.destroy())
+    const target = readHead(request)
+    if ('code' in target) return endRefused(socket, writer.problemMessage(target))
+    // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
+    if (routing().wayOf(request, target).kind === 'refuse')
+      return endRefused(socket, writer.problemMessage(noRoute(request, target)))
+    const peer = proxies.peerOf(request.socket.remoteAddress)
+    const client = proxies.clientOf(request.rawHeaders, peer)
+    const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
+    tunnel(client, target.origin, lines, request, socket, head)
+  })
+  // Node has given up the connection: what was asked for before on it can't be answered any more.
+  server.on('connect', (_request: IncomingMessage, socket: Duplex) => {
+    socket.on('error', () => socket.destroy())
+    if (answersOn(socket).length > 0) socket.destroy()
+    else endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
+  })
+  return server
+}
+
+function noRoute({ method }: IncomingMessage, { path }: Target): Refusal {
+  return refusal('route_not_found', `no route matches ${method} ${path}`)
+}
+
+/**
+ * Answers what Node's parser refuses, and heads that do not arrive in time, as every other refusal is answered, and ends the
+ * connection: nobody knows where the next request would begin. Behind a request that still waits for its answer nothing is
+ * said, since the client would take it for that answer.
+ */
+function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, socket: Duplex): void {
+  const refused = refusalOfParser(error)
+  if (refused === null || socket.destroyed) return void socket.destroy()
+  // The parser says it again of whatever still comes.
+  if (socket.writableEnded) return
+  const answers = answersOn(socket)
+  const [first] = answers
+  const last = answers.at(-1)
+  if (first === undefined || last === undefined) return endRefused(socket, writer.problemMessage(refused))
+  if (first === last && !first.req.complete && !first.headersSent) {
+    socket.end(writer.problemMessage(refused))
+    socket.destroy()
+    return
+  }
+  // Those before it are answered; what ends the connection is the last of them.
+  last.shouldKeepAlive = false
+  if (answers.some(({ req }) => !req.complete)) socket.destroy()
+}
