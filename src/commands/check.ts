@@ -1,37 +1,71 @@
 import type { Config } from '../config/config.ts'
-import { type Change, changeLine, changesBetween, orphanedBy } from '../config/diff.ts'
-import type { ReloadRule } from '../config/rows.ts'
+import { changeLine, changesBetween, orphanedBy } from '../config/diff.ts'
+import { FILE } from '../config/properties.ts'
+import { jsonSchema, type ReloadRule } from '../config/rows.ts'
+import { policyDocument } from '../describe/published.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
 
+const FLAGS = '[--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]'
+
 export const check: Command = {
   name: 'check',
-  usage: [
-    'check [FILE] [--against OLD] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]',
-  ],
+  usage: [`check [FILE] [--against OLD] ${FLAGS}`],
   about: [
     'checks a configuration (default: the file of --config) as if it were served with these flags;',
-    'exit 1 and all errors where there are any, or what a proxy that runs with OLD would need a restart for',
+    'exit 1 and all errors, or with --against what a proxy that runs with OLD would need a restart for',
   ],
+  takes: 'one file',
   options: {
-    against: { value: 'OLD', help: 'the configuration that is in force: lists what a reload refuses' },
+    against: { value: 'OLD', help: 'the configuration in force: lists what a reload refuses' },
     ...SERVE_OPTIONS,
   },
-  run: (args: Args, io: Io): number => {
-    const [file = args.text('config'), ...more] = args.positionals
-    if (more.length > 0) return usage(io, `check takes one file, found ${args.positionals.length}`)
-    if (file === undefined) return usage(io, 'check needs a file')
-    const loaded = configOf(file, servingFlags(args), io.env)
-    if (!loaded.ok) return printErrors(io, loaded.errors)
-    for (const warning of loaded.config.warnings) io.err(`warning: ${warning}\n`)
-    const against = args.text('against')
-    if (against === undefined) {
-      io.out(`${file}: fine\n`)
+  run: (args, io) =>
+    withConfig('check', args, io, (file, config) => {
+      for (const warning of config.warnings) io.err(`warning: ${warning}\n`)
+      const against = args.text('against')
+      if (against === undefined) {
+        io.out(`${file}: fine\n`)
+        return FINE
+      }
+      const old = configOf(against, servingFlags(args), io.env)
+      return old.ok ? compare(io, file, old.config, config) : printErrors(io, old.errors)
+    }),
+}
+
+export const policy: Command = {
+  name: 'policy',
+  usage: [`policy [FILE] ${FLAGS}`],
+  about: [
+    'prints what clients must know of a configuration, by route, as JSON: which operations take a key, how long it counts,',
+    'and what is answered instead. GET /.well-known/idempotency serves the same with wellKnown: true; it holds no secrets.',
+    'exit 1 and all errors if the configuration has any',
+  ],
+  takes: 'one file',
+  options: SERVE_OPTIONS,
+  run: (args, io) =>
+    withConfig('policy', args, io, (_, config) => {
+      io.out(`${JSON.stringify(policyDocument(config), null, 2)}\n`)
       return FINE
-    }
-    const old = configOf(against, servingFlags(args), io.env)
-    return old.ok ? compare(io, file, old.config, loaded.config) : printErrors(io, old.errors)
+    }),
+}
+
+export const schema: Command = {
+  name: 'schema',
+  usage: ['schema'],
+  about: ["prints the configuration's JSON Schema"],
+  options: {},
+  run: (_, io) => {
+    io.out(jsonSchema(FILE))
+    return FINE
   },
+}
+
+function withConfig(name: string, args: Args, io: Io, run: (file: string, config: Config) => number): number {
+  const [file = args.text('config')] = args.positionals
+  if (file === undefined) return usage(io, `${name} needs a file`)
+  const loaded = configOf(file, servingFlags(args), io.env)
+  return loaded.ok ? run(file, loaded.config) : printErrors(io, loaded.errors)
 }
 
 const ADVICE: Readonly<Record<Exclude<ReloadRule, 'live'>, string>> = {
@@ -41,17 +75,15 @@ const ADVICE: Readonly<Record<Exclude<ReloadRule, 'live'>, string>> = {
 
 function compare(io: Io, file: string, before: Config, after: Config): number {
   const changes = changesBetween(before, after)
-  const lines = (effect: Exclude<ReloadRule, 'live'>): string[] =>
-    changes.filter(by(effect)).map((change) => `${changeLine(change)}: ${ADVICE[effect]}\n`)
   for (const orphaned of orphanedBy(before, after)) io.err(`warning: ${orphaned}\n`)
-  const refused = [...lines('identifies'), ...lines('restart')]
+  const refused = (['identifies', 'restart'] as const).flatMap((rule) =>
+    changes
+      .filter(({ effect }) => effect === rule)
+      .map((change) => `${changeLine(change)}: ${ADVICE[rule]}\n`),
+  )
   for (const line of refused) io.out(line)
   if (refused.length > 0) return FINDING
   io.out(`${file}: fine; a reload applies all of it\n`)
   for (const change of changes) io.out(`  ${changeLine(change)}\n`)
   return FINE
-}
-
-function by(effect: ReloadRule): (change: Change) => boolean {
-  return (change) => change.effect === effect
 }

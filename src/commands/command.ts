@@ -1,23 +1,24 @@
 import { parseArgs } from 'node:util'
 import { didYouMean } from '../config/read.ts'
 import { RECORD_ID } from '../core/record.ts'
+import { plain } from './terminal.ts'
 
-/** Exit codes (contract §11). A finding is also what was asked for and could not be done. */
+/** Exit codes (contract §11). A finding is also what could not be done. */
 export const FINE = 0
 export const FINDING = 1
 export const USAGE = 2
 
-/** What a command has of the world. */
+/** A command's view of its process. */
 export interface Io {
   readonly out: (text: string) => void
   readonly err: (text: string) => void
   readonly env: Readonly<Record<string, string | undefined>>
-  /** Asks the person at the terminal; null where there is none. */
+  /** Asks the person at the terminal; null: nobody can answer. */
   readonly ask: ((question: string) => Promise<string>) | null
 }
 
 export interface Option {
-  /** What stands for its value in the help; null: it takes none. */
+  /** Placeholder of its value in the help; null: it takes none. */
   readonly value: string | null
   readonly help: string
   readonly repeated?: true
@@ -27,17 +28,19 @@ export type Options = Readonly<Record<string, Option>>
 
 export interface Command {
   readonly name: string
-  /** One for each way to call it, without the name of the program. */
+  /** One line per way to call it, without the name of the program. */
   readonly usage: readonly string[]
-  /** What it does: one line for each element. */
+  /** What it does, line by line. */
   readonly about: readonly string[]
   readonly options: Options
-  /** It takes ids that are cut off, which may begin with a dash as whole ones do. */
-  readonly takesBeginnings?: true
+  /** What its one argument is, such as `one file`; null: it checks its arguments itself. Without it: it takes none. */
+  readonly takes?: string | null
+  /** It takes abbreviated ids, which may begin with a dash as whole ones do. */
+  readonly takesPrefixes?: true
   readonly run: (args: Args, io: Io) => Promise<number> | number
 }
 
-/** The words of a command line, told apart. */
+/** A parsed command line. */
 export class Args {
   readonly positionals: readonly string[]
   readonly #values: Readonly<Record<string, unknown>>
@@ -47,13 +50,12 @@ export class Args {
     this.#values = values
   }
 
-  /** The value of an option that takes one. */
   text(name: string): string | undefined {
     const value = this.#values[name]
     return typeof value === 'string' ? value : undefined
   }
 
-  /** Those of one that may be repeated. */
+  /** The values of an option that may be repeated. */
   all(name: string): readonly string[] {
     return (this.#values[name] as string[] | undefined) ?? []
   }
@@ -63,25 +65,32 @@ export class Args {
   }
 }
 
-const HELP: Options = { help: { value: null, help: 'says this', short: 'h' } }
+const HELP: Options = { help: { value: null, help: 'prints this', short: 'h' } }
 
-/** Runs a command: help and what cannot be read of its words are the same for all. */
+/** Runs a command: help, options and the number of arguments are handled alike for all. */
 export async function run(command: Command, words: readonly string[], io: Io): Promise<number> {
-  const sorted = idsBehind(words, command.takesBeginnings === true ? BEGINNING : RECORD_ID)
-  const parsed = parse({ ...command.options, ...HELP }, sorted)
+  const ids = command.takesPrefixes === true ? PREFIX : RECORD_ID
+  const parsed = parse({ ...command.options, ...HELP }, idsLast(words, ids))
   if (typeof parsed === 'string') return usage(io, parsed)
   if (parsed.has('help')) {
     io.out(helpOf(command))
     return FINE
   }
+  const { name, takes } = command
+  const [first] = parsed.positionals
+  const found = parsed.positionals.length
+  if (takes === undefined && first !== undefined)
+    return usage(io, `${name} takes no argument, found ${found}: ${plain(first)}`)
+  if (typeof takes === 'string' && found > 1)
+    return usage(io, `${name} takes ${takes}, found ${found} arguments`)
   return command.run(parsed, io)
 }
 
-/** Of an id, where two dashes begin an option unless it is whole. */
-const BEGINNING = /^(?!--(?!.{41}$))[A-Za-z0-9_-]{8,43}$/
+/** Of an id; two dashes begin an option unless the id is whole. */
+const PREFIX = /^(?!--(?!.{41}$))[A-Za-z0-9_-]{8,43}$/
 
-/** One record id in 64 begins as an option does. */
-function idsBehind(words: readonly string[], ids: RegExp): string[] {
+/** Ids go behind `--`: one in 64 begins with a dash, as an option does. */
+function idsLast(words: readonly string[], ids: RegExp): string[] {
   const end = words.indexOf('--')
   const before = end < 0 ? words : words.slice(0, end)
   const isId = (word: string): boolean => word.startsWith('-') && ids.test(word)
@@ -93,7 +102,7 @@ function idsBehind(words: readonly string[], ids: RegExp): string[] {
   ]
 }
 
-/** A sentence: what is wrong with the words. */
+/** A string says what is wrong with the words. */
 function parse(options: Options, words: readonly string[]): Args | string {
   try {
     const { positionals, values, tokens } = parseArgs({
@@ -118,7 +127,7 @@ function parse(options: Options, words: readonly string[]): Args | string {
       : `--${twice} is given more than once; allowed: once`
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException
-    // Node's own text tells of positional arguments.
+    // Node's own text explains positional arguments.
     const [, unknown] =
       (code === 'ERR_PARSE_ARGS_UNKNOWN_OPTION' && /^Unknown option '(--?[^']*)'/.exec(message)) || []
     return unknown === undefined ? message : unknownOption(unknown, Object.keys(options))
@@ -135,7 +144,6 @@ export function usage(io: Io, message: string): typeof USAGE {
   return USAGE
 }
 
-/** What could not be done, or what was found. */
 export function finding(io: Io, message: string): typeof FINDING {
   io.err(`idempotency-proxy: ${message}\n`)
   return FINDING
@@ -159,4 +167,14 @@ export function helpOf({
     ...rows.map(([flag = '', help]) => `  ${flag.padEnd(width)}  ${help}`),
     '',
   ].join('\n')
+}
+
+const SERVE_FLAGS = ['config', 'upstream', 'listen', 'store', 'service']
+
+/** What to write when npm kept a flag for itself: `npm start --upstream URL` hands on the value alone, or nothing. */
+export function npmHint(env: Io['env']): string {
+  if (env['npm_lifecycle_event'] === undefined) return ''
+  const taken = SERVE_FLAGS.filter((name) => env[`npm_config_${name}`] !== undefined)
+  if (taken.length === 0) return ''
+  return `; npm took the flag: write npm start -- ${taken.map((name) => `--${name} …`).join(' ')}`
 }

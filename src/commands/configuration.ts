@@ -2,7 +2,7 @@ import { readConfigFile } from '../config/files.ts'
 import { type ConfigError, formatConfigError, type Loaded, loadConfig } from '../config/load.ts'
 import { type Args, FINDING, type Io, type Options } from './command.ts'
 
-/** What `serve` takes of a configuration; `check` reads a file as if it were served with them. */
+/** The flags of `serve`; `check` and `policy` read a file as if it were served with them. */
 export const SERVE_OPTIONS: Options = {
   config: { value: 'FILE', help: 'YAML configuration' },
   upstream: { value: 'URL', help: 'the API behind it: http://, https:// or unix:/path' },
@@ -16,11 +16,11 @@ export const SERVE_OPTIONS: Options = {
   },
   service: {
     value: 'NAME',
-    help: 'what it protects, such as payments: services on one store share no records',
+    help: 'what it protects, such as payments; services on one store share no records',
   },
 }
 
-/** The configuration of `file`, null: of flags alone; flags go over it. */
+/** The configuration of `file` (null: of flags alone); flags override it. */
 export function configOf(
   file: string | null,
   flags: Parameters<typeof loadConfig>[0]['flags'],
@@ -40,7 +40,6 @@ export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
   }
 }
 
-/** All at once, one line each. */
 export function printErrors(io: Io, errors: readonly ConfigError[]): typeof FINDING {
   for (const error of errors) io.err(`${formatConfigError(error)}\n`)
   return FINDING

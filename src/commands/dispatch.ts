@@ -1,66 +1,57 @@
 import { VERSION } from '../version.ts'
-import { type Command, FINE, type Io, run, usage } from './command.ts'
-import { npmHint } from './npm-flags.ts'
+import { type Command, FINE, type Io, npmHint, run, usage } from './command.ts'
 
 const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
 
   idempotency-proxy [serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]
-      serves; flags go over the file, with only --upstream it runs on the embedded store
+      serves; flags override the file; with only --upstream it runs on the embedded store
   idempotency-proxy check [FILE]
-      checks a configuration (default: the file of --config); exit 1 and all errors where there are any
+      checks a configuration; exit 1 and all errors if there are any
   idempotency-proxy schema
       prints the configuration's JSON Schema
   idempotency-proxy doctor
-      looks at configuration, store, spool, audit log and a running proxy; exit 1 where something is wrong
+      checks configuration, store, spool, audit log and a running proxy; exit 1 if something is wrong
   idempotency-proxy list
       lists records
   idempotency-proxy inspect ID | inspect KEY --caller LINE --method M --path P
-      tells what happened to one: was it executed, how often, and what to do next
+      explains one record: was it executed, how often, and what to do next
   idempotency-proxy resolve ID --completed FILE | --retryable
-      decides about a record whose outcome is unknown
+      resolves a record whose outcome is unknown
   idempotency-proxy report
-      tells what was executed, replayed and prevented, and what is unknown
+      counts what was executed, replayed and prevented, and what is unknown
   idempotency-proxy routes from OPENAPI
       drafts a configuration from an OpenAPI description
   idempotency-proxy routes overlay OPENAPI --config FILE
-      prints an OpenAPI overlay that documents the key and the answers of the proxy
+      prints an OpenAPI overlay that documents the key and the proxy's responses
   idempotency-proxy policy [FILE]
-      prints what clients have to know of a configuration, as /.well-known/idempotency serves it
+      prints what clients must know of a configuration, as /.well-known/idempotency serves it
   idempotency-proxy drain
-      makes a running proxy fail its readiness, while it keeps serving
+      makes a running proxy fail its readiness while it keeps serving
 
-  --config FILE     YAML configuration
-  --upstream URL    the API behind it: http://, https:// or unix:/path
-  --listen ADDR     host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)
-  --store URL       memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)
-  --service NAME    what it protects, such as payments; needed where the store can be shared
-  --help, --version
-
-The commands about records ask a running proxy (--admin URL --token-file FILE) or the store itself
-(--config FILE, --store URL, --service NAME). Every command has a --help of its own.
+The record commands ask a running proxy (--admin URL --token-file FILE) or the store itself
+(--config FILE, --store URL, --service NAME). Every command has its own --help.
 
 Exit codes: 0 fine, 1 a finding, 2 usage.
 `
 
-/** Each is loaded when it is called: a hook waits for no server to be read from the disk. */
+/** Loaded on demand: a hook does not wait for a server to be read from disk. */
 export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   serve: async () => (await import('./serve.ts')).serve,
   check: async () => (await import('./check.ts')).check,
-  schema: async () => (await import('./schema.ts')).schema,
+  schema: async () => (await import('./check.ts')).schema,
   doctor: async () => (await import('./doctor.ts')).doctor,
   list: async () => (await import('./list.ts')).list,
   inspect: async () => (await import('./inspect.ts')).inspect,
   resolve: async () => (await import('./resolve.ts')).resolve,
   report: async () => (await import('./report.ts')).report,
   routes: async () => (await import('./routes.ts')).routes,
-  policy: async () => (await import('./policy.ts')).policy,
+  policy: async () => (await import('./check.ts')).policy,
   drain: async () => (await import('./drain.ts')).drain,
 }
 
-/** Of the contract's commands those that are still to come. */
+/** Commands of the contract that are not implemented yet. */
 export const LATER = ['migrate', 'copy']
 
-/** Runs what the words of a command line name. */
 export async function dispatch(words: readonly string[], io: Io): Promise<number> {
   const [first = '', ...rest] = words
   if (first === '--help' || first === '-h') {

@@ -1,19 +1,57 @@
+import { randomBytes } from 'node:crypto'
+import { constants } from 'node:fs'
+import { access, readdir } from 'node:fs/promises'
+import { setTimeout as wait } from 'node:timers/promises'
+import { counted } from '../admin/explain.ts'
+import { scanRecords } from '../admin/scan.ts'
 import type { Config } from '../config/config.ts'
+import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import { verifyAudit } from '../observe/audit.ts'
 import { openStore } from '../store/open.ts'
-import { type CheckResult, finding } from './check-result.ts'
+import { decodeEntry } from '../store/outbox-entry.ts'
+import { Records } from '../store/records.ts'
+import { CorruptRecord, type Store } from '../store/register.ts'
+import { isDamagedName } from '../store/spool-file.ts'
+import { readSpool } from '../store/spool-read.ts'
+import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { auditChecks, configChecks, spoolChecks } from './doctor-files.ts'
-import { proxyChecks } from './doctor-proxy.ts'
-import { recordChecks, storeChecks } from './doctor-store.ts'
+import { shownUrl } from './direct.ts'
+import type { RecordSource } from './record-source.ts'
 import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
-import { json, table } from './terminal.ts'
+import { json, span, table } from './terminal.ts'
+
+const PINGS = 20
+/** Beyond this, tokens and issued keys are judged by a clock that differs from their maker's. */
+const CLOCKS_APART: Millis = 30_000
+/** An unknown record that was due this long ago has been missed. */
+const OVERDUE: Millis = 600_000
+const SHOWN = 5
+/** A line of the audit log that is being written right now is complete by then. */
+const WRITTEN_BY: Millis = 250
+const PROXY_TIMEOUT: Millis = 10_000
+/** Values of `idempotency_store_grade` (contract §13). */
+const GRADES = ['unfit', 'volatile', 'unknown', 'strict']
+
+/** `note`: worth knowing, such as a choice somebody made, or what cannot be determined from here. */
+export interface CheckResult {
+  readonly check: string
+  readonly found: 'fine' | 'note' | 'finding'
+  readonly detail: string
+}
+
+const result =
+  (found: CheckResult['found']) =>
+  (check: string, detail: string): CheckResult => ({ check, found, detail })
+const fine = result('fine')
+const note = result('note')
+const finding = result('finding')
 
 export const doctor: Command = {
   name: 'doctor',
   usage: ['doctor [--config FILE] [--store URL] [--service NAME] [--admin URL --token-file FILE]'],
   about: [
-    'looks at the configuration, the store, its records, the spool, the audit log, and with --admin at a running proxy;',
-    'exit 1 where something is wrong. It changes nothing but one bucket of a rate limit, which is gone a second later.',
+    'checks the configuration, the store and its records, the spool, the audit log, and with --admin a running proxy;',
+    'exit 1 if something is wrong. It changes nothing but one rate-limit bucket, which expires a second later.',
   ],
   options: {
     json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
@@ -23,8 +61,6 @@ export const doctor: Command = {
 }
 
 async function runDoctor(args: Args, io: Io): Promise<number> {
-  if (args.positionals.length > 0)
-    return usage(io, `doctor takes no argument, found ${args.positionals.length}`)
   const own = args.has('config') || args.has('store')
   if (!own && !args.has('admin'))
     return usage(
@@ -38,7 +74,7 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
     const config = storeConfig(args, io)
     if (!config.ok) return config.code
     if (args.has('config')) checked.push(...configChecks(config.value))
-    checked.push(...(await storeSide(config.value)))
+    checked.push(...(await storeChecks(config.value)))
     checked.push(...(await spoolChecks(config.value)), ...(await auditChecks(config.value)))
   }
   if (args.has('admin')) {
@@ -47,31 +83,307 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
     await using source = admin.value
     checked.push(...(await proxyChecks(source, new URL(args.text('admin') as string).origin)))
   }
-  if (args.has('json')) io.out(json(checked))
-  else
-    io.out(
-      table(
-        checked.map(({ check, found, detail }) => [found === 'finding' ? 'FINDING' : found, check, detail]),
-      ),
-    )
+  const rows = checked.map(({ check, found, detail }) => [
+    found === 'finding' ? 'FINDING' : found,
+    check,
+    detail,
+  ])
+  io.out(args.has('json') ? json(checked) : table(rows))
   return checked.some(({ found }) => found === 'finding') ? FINDING : FINE
 }
 
-async function storeSide(config: Config): Promise<CheckResult[]> {
-  let store: Awaited<ReturnType<typeof openStore>>
+function configChecks({ warnings }: Config): CheckResult[] {
+  return warnings.length === 0
+    ? [fine('configuration', 'gives up no promise')]
+    : warnings.map((detail) => note('configuration', detail))
+}
+
+async function storeChecks(config: Config): Promise<CheckResult[]> {
+  let store: Store
   try {
     store = await openStore(config, { onEvent: () => {}, onBreaker: () => {} })
   } catch (error) {
     return [finding('store', (error as Error).message)]
   }
   try {
-    const { up, checked } = await storeChecks(store, config)
+    const { up, checked } = await connectionChecks(store, config)
     if (!up) return checked
-    const looked = await recordChecks(store).catch((error: unknown) => [
+    const records = await recordChecks(store).catch((error: unknown) => [
       finding('records', (error as Error).message),
     ])
-    return [...checked, ...looked]
+    return [...checked, ...records]
   } finally {
     await store.close()
+  }
+}
+
+/** Reachable, fit, fast enough, writable, and of the same time. */
+async function connectionChecks(
+  store: Store,
+  { store: settings }: Config,
+): Promise<{ readonly up: boolean; readonly checked: CheckResult[] }> {
+  const where = shownUrl(settings.url)
+  const took: Millis[] = []
+  let apart = 0
+  try {
+    for (let n = 0; n < PINGS; n++) {
+      const asked = performance.now()
+      const wall = Date.now()
+      const now = await store.ping()
+      took.push(performance.now() - asked)
+      // The store's clock was read somewhere between question and answer.
+      const here = (wall + Date.now()) / 2
+      if (n === 0 || Math.abs(now - here) < Math.abs(apart)) apart = now - here
+    }
+  } catch (error) {
+    return { up: false, checked: [finding('store', `${where} does not answer: ${(error as Error).message}`)] }
+  }
+  const sorted = took.toSorted((a, b) => a - b)
+  const median = sorted[PINGS / 2] as Millis
+  const slowest = sorted.at(-1) as Millis
+  const times = `median ${median.toFixed(1)} ms, slowest ${slowest.toFixed(1)} ms of ${PINGS}; store.timeout is ${settings.timeout} ms`
+  const clock = `the store is ${Math.abs(Math.round(apart))} ms ${apart < 0 ? 'behind' : 'ahead'}; leases and retention follow the store's clock, tokens and issued keys this machine's`
+  return {
+    up: true,
+    checked: [
+      fine('store', `${where} answers`),
+      ...(await traitChecks(store, settings.acceptRisk)),
+      (slowest > settings.timeout / 2 ? finding : fine)('round trip', times),
+      (Math.abs(apart) > CLOCKS_APART ? finding : fine)('clock', clock),
+      await writable(store),
+    ],
+  }
+}
+
+async function traitChecks(store: Store, acceptRisk: boolean): Promise<CheckResult[]> {
+  const { durable, evicts, findings } = await store.traits()
+  if (findings.length > 0) return findings.map((detail) => (acceptRisk ? note : finding)('promises', detail))
+  const strict = durable === true && evicts === false ? ': strict routes may run on it' : ''
+  return [fine('promises', `version, persistence and eviction of ${store.name} are as needed${strict}`)]
+}
+
+/** A read-only replica and a full disk answer pings. */
+async function writable(store: Store): Promise<CheckResult> {
+  try {
+    await store.limits.take(randomBytes(32).toString('base64url'), { count: 1, per: 1000 }, 1)
+    return fine('writing', 'it takes writes')
+  } catch (error) {
+    return finding('writing', (error as Error).message)
+  }
+}
+
+/** What the records say, and whether the index of unresolved records is complete. */
+async function recordChecks(store: Store): Promise<CheckResult[]> {
+  const records = new Records(store)
+  const indexed = new Set<RecordId>()
+  await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
+  const unresolved = new Map<RecordId, number>()
+  const unreadable: RecordId[] = []
+  const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
+  const { complete } = await scanRecords(store, 'all', async (id) => {
+    count.all++
+    let found: { readonly record: IdempotencyRecord | null; readonly now: Millis }
+    try {
+      found = await records.get(id)
+    } catch (error) {
+      if (!(error instanceof CorruptRecord)) throw error
+      unreadable.push(id)
+      return
+    }
+    const { record, now } = found
+    const read = record && readAt(record, now)
+    if (record === null || read === null) return
+    if (record.state === 'in_progress' || record.state === 'unknown') unresolved.set(id, record.version)
+    if (read.state !== 'unknown') return
+    count.unknown++
+    if (read.reconciliation?.deadLettered === true) count.deadLettered++
+    else if (now - read.nextLookAt > OVERDUE) count.overdue++
+  })
+  const lost = await lostOf(store, records, unresolved, indexed)
+  const looked = `${complete ? '' : 'only '}${counted(count.all, 'record')} checked; ${count.unknown} unknown`
+  const checked = [(complete ? fine : note)('records', looked)]
+  if (count.deadLettered > 0) {
+    const dead = counted(count.deadLettered, 'unknown record')
+    checked.push(finding('dead letters', `a person has to decide about ${dead}: list --dead-lettered`))
+  }
+  if (count.overdue > 0) {
+    const overdue = `${counted(count.overdue, 'unknown record')} overdue by more than ${span(OVERDUE)}`
+    checked.push(finding('sweeping', `${overdue}: does a proxy run on this store?`))
+  }
+  if (unreadable.length > 0)
+    checked.push(finding('unreadable', `${some(unreadable)}: this version cannot read them`))
+  checked.push(
+    lost.length === 0
+      ? fine('index', `has all ${counted(unresolved.size, 'unresolved record')}`)
+      : finding(
+          'index',
+          `lacks ${counted(lost.length, 'unresolved record')}, which no sweeper will find: ${some(lost)}`,
+        ),
+  )
+  return checked
+}
+
+function some(ids: readonly RecordId[]): string {
+  const more = ids.length - SHOWN
+  return `${ids.slice(0, SHOWN).join(' ')}${more > 0 ? ` and ${more} more` : ''}`
+}
+
+/** Records come and go during a scan: what was missing is looked up once more, and must not have changed. */
+async function lostOf(
+  store: Store,
+  records: Records,
+  unresolved: ReadonlyMap<RecordId, number>,
+  indexed: ReadonlySet<RecordId>,
+): Promise<RecordId[]> {
+  const missing = [...unresolved].filter(([id]) => !indexed.has(id))
+  if (missing.length === 0) return []
+  const now = new Set<RecordId>()
+  await scanRecords(store, 'unresolved', async (id) => void now.add(id))
+  const lost: RecordId[] = []
+  for (const [id, version] of missing.filter(([id]) => !now.has(id)))
+    if ((await records.get(id)).record?.version === version) lost.push(id)
+  return lost
+}
+
+/** What lies in the spool: outcomes that the store has not taken. Nothing of it is touched. */
+async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
+  const directory = store.spool
+  if (directory === null)
+    return [
+      note('spool', 'store.spool is off: outcomes that the store does not take are lost with the process'),
+    ]
+  try {
+    await access(directory, constants.R_OK | constants.W_OK | constants.X_OK)
+    const { found } = await readSpool(directory, () => {})
+    const damaged = (await readdir(directory)).filter(isDamagedName).length
+    const kept = `${counted(damaged, 'damaged file')} kept aside in ${directory}: inspect and remove them`
+    return [
+      ...(found.length === 0 ? [fine('spool', `${directory} is empty`)] : []),
+      ...spooled(
+        directory,
+        found.map(({ payload }) => payload),
+        service,
+      ),
+      ...(damaged === 0 ? [] : [finding('spool', kept)]),
+    ]
+  } catch (error) {
+    return [missing('spool', error, `${directory} does not exist yet: a proxy makes it when it starts`)]
+  }
+}
+
+/** Own outcomes, those of each other service, and what this version cannot read. */
+function spooled(directory: string, payloads: readonly Buffer[], service: string): CheckResult[] {
+  const owners = new Map<string, { readonly todo: string; count: number }>()
+  for (const payload of payloads) {
+    const { of, todo } = ownerOf(payload, service)
+    const owner = owners.get(of) ?? { todo, count: 0 }
+    owner.count++
+    owners.set(of, owner)
+  }
+  return [...owners].map(([of, { todo, count }]) =>
+    finding('spool', `${counted(count, 'outcome')} ${of}in ${directory} ${todo}`),
+  )
+}
+
+function ownerOf(payload: Buffer, service: string): { readonly of: string; readonly todo: string } {
+  const decoded = decodeEntry(payload, service)
+  if (decoded.kind === 'own')
+    return {
+      of: '',
+      todo: 'that the store has not taken: a proxy writes them when the store answers; start one if none runs',
+    }
+  if (decoded.kind === 'unreadable')
+    return { of: 'of another version ', todo: `that this one cannot read (${decoded.error.message})` }
+  if (decoded.service === null)
+    return {
+      of: 'without a service ',
+      todo: 'that no proxy of this version writes: run the version that made them, or remove the files',
+    }
+  return {
+    of: `of service ${decoded.service} `,
+    todo: `that ${service} does not write: start a proxy of ${decoded.service} on it, and give each service its own directory`,
+  }
+}
+
+/** Whether a line of the audit log was removed or edited. */
+async function auditChecks({ audit: { file } }: Config): Promise<CheckResult[]> {
+  if (file === null)
+    return [note('audit log', 'audit.file is not set: changes go to the log, which is not checked')]
+  try {
+    let verified = await verifyAudit(file)
+    if (!verified.ok) {
+      await wait(WRITTEN_BY)
+      verified = await verifyAudit(file)
+    }
+    if (!verified.ok) return [finding('audit log', `${file}:${verified.line}: ${verified.problem}`)]
+    const { lines, head } = verified
+    return [
+      fine('audit log', `${file}: ${counted(lines, 'line')}, one chain; the last is ${head.slice(0, 12)}`),
+    ]
+  } catch (error) {
+    return [missing('audit log', error, `${file} does not exist yet`)]
+  }
+}
+
+function missing(check: string, error: unknown, detail: string): CheckResult {
+  const { code, message } = error as NodeJS.ErrnoException
+  return code === 'ENOENT' ? note(check, detail) : finding(check, message)
+}
+
+/** What a running proxy says of itself. */
+async function proxyChecks(source: RecordSource, origin: string): Promise<CheckResult[]> {
+  const token = await source.ask({ method: 'GET', path: '/v1/config' })
+  if (!token.ok && token.code === 'unreachable')
+    return [finding('proxy', `${origin} does not answer: ${token.detail}`)]
+  const ready = await get(`${origin}/readyz`)
+  const metrics = (await get(`${origin}/metrics`))?.text ?? ''
+  return [
+    fine('proxy', `${origin} answers`),
+    token.ok
+      ? fine('proxy token', 'opens the admin API')
+      : finding('proxy token', `${token.code}: ${token.detail}`),
+    ready?.status === 200
+      ? fine('proxy readiness', 'ready')
+      : finding('proxy readiness', `not ready: ${ready?.text.trim() ?? 'no answer'}`),
+    ...metrics.split('\n').flatMap(sampleCheck),
+  ]
+}
+
+/** Gauges that show trouble, and the version; anything else that is in order is left out. */
+function sampleCheck(line: string): CheckResult[] {
+  const [, name = '', labels = '', text] = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line) ?? []
+  const value = Number(text)
+  switch (name) {
+    case 'idempotency_build_info': {
+      const version = /version="([^"]*)"/.exec(labels)?.[1] ?? '?'
+      return [
+        version === VERSION
+          ? fine('proxy version', version)
+          : note('proxy version', `${version}; this command is ${VERSION}`),
+      ]
+    }
+    case 'idempotency_store_up':
+      return value === 1 ? [] : [finding('proxy store', 'the store does not answer it')]
+    case 'idempotency_breaker_state':
+      return value === 0
+        ? []
+        : [finding('proxy store', 'its breaker is open: protected requests are refused')]
+    case 'idempotency_store_grade':
+      return value === 3
+        ? []
+        : [finding('proxy store', `its store is graded ${GRADES[value] ?? value}, not strict`)]
+    case 'idempotency_spooled':
+      return value === 0 ? [] : [finding('proxy spool', `${value} outcomes wait for the store`)]
+    default:
+      return []
+  }
+}
+
+async function get(url: string): Promise<{ readonly status: number; readonly text: string } | null> {
+  try {
+    const response = await fetch(url, { signal: AbortSignal.timeout(PROXY_TIMEOUT), redirect: 'error' })
+    return { status: response.status, text: await response.text() }
+  } catch {
+    return null
   }
 }

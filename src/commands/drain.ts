@@ -1,15 +1,14 @@
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { osUser } from './os-user.ts'
 import { printRefusal } from './record-source.ts'
 import { ADMIN_OPTIONS, openAdmin } from './target-options.ts'
-import { json } from './terminal.ts'
+import { json, osUser } from './terminal.ts'
 
 export const drain: Command = {
   name: 'drain',
   usage: ['drain --admin URL --token-file FILE'],
   about: [
-    'makes a running proxy fail its readiness, while it keeps serving: for hooks before SIGTERM.',
-    'written to its audit log',
+    'makes a running proxy fail its readiness while it keeps serving: for hooks before SIGTERM.',
+    'Recorded in its audit log.',
   ],
   options: {
     reason: { value: 'TEXT', help: 'why, for the audit log' },
@@ -21,8 +20,6 @@ export const drain: Command = {
 }
 
 async function runDrain(args: Args, io: Io): Promise<number> {
-  if (args.positionals.length > 0)
-    return usage(io, `drain takes no argument, found ${args.positionals.length}`)
   if (!args.has('admin')) return usage(io, 'drain needs the running proxy: --admin URL --token-file FILE')
   const opened = openAdmin(args, io)
   if (!opened.ok) return opened.code
@@ -31,10 +28,7 @@ async function runDrain(args: Args, io: Io): Promise<number> {
   const body = { by: args.text('by') ?? osUser(), ...(reason === undefined ? {} : { reason }) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
   if (!reply.ok) return printRefusal(io, source, reply)
-  io.out(
-    args.has('json')
-      ? json(reply.body)
-      : `${source.name} is draining: it fails its readiness and keeps serving\n`,
-  )
+  const said = `${source.name} is draining: it fails its readiness and keeps serving\n`
+  io.out(args.has('json') ? json(reply.body) : said)
   return FINE
 }

@@ -1,13 +1,13 @@
 import { readFileSync } from 'node:fs'
-import type { FullView, HistoryView, Lookup } from '../admin/schemas.ts'
+import { counted } from '../admin/explain.ts'
+import type { FullView, HistoryView, Lookup, PageView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { TOKEN } from '../core/headers.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
-import { recordAt } from './beginning.ts'
-import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { printRefusal, type SourceRequest } from './record-source.ts'
+import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
+import { printRefusal, type RecordSource, type SourceRequest } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
-import { counted, json, plain, table } from './terminal.ts'
+import { json, plain, span, table } from './terminal.ts'
 
 const BY_KEY = ['caller', 'method', 'path', 'host', 'route']
 
@@ -18,24 +18,25 @@ export const inspect: Command = {
     'inspect KEY --caller LINE --method M --path P (--admin URL --token-file FILE | --config FILE | --store URL)',
   ],
   about: [
-    'tells what happened to one record: was it executed, how often, and what to do next; exit 1 where there is none.',
-    'ID: the "instance" of a problem answer, or from list; its first 8 characters or more will do, such as the 12 of a log line.',
+    'explains one record: whether and how often it was executed, and what to do next; exit 1 if there is none.',
+    'ID: the "instance" of a problem response, or from list; 8 or more of its first characters will do, such as the 12 in a log line.',
     'KEY: as the client sent it; needs --method, --path and --caller, or --route.',
   ],
   options: {
     caller: {
       value: 'LINE',
-      help: 'who sent it: a header line "Name: value" that the route tells callers apart by, claims of a token as JSON {"sub": "u1"}, or @FILE with such lines',
+      help: 'who sent it: a header line "Name: value" of the route\'s scope.caller, token claims as JSON {"sub": "u1"}, or @FILE with such lines',
       repeated: true,
     },
     method: { value: 'M', help: 'method of the request' },
     path: { value: 'P', help: 'path of the request' },
-    host: { value: 'H', help: 'host of the request, where scope.host counts it' },
-    route: { value: 'NAME', help: 'in place of --method and --path, where it has one of each' },
+    host: { value: 'H', help: 'host of the request, if scope.host counts it' },
+    route: { value: 'NAME', help: 'instead of --method and --path, if it has one of each' },
     json: { value: null, help: 'for programs: the record as the admin API gives it' },
     ...SOURCE_OPTIONS,
   },
-  takesBeginnings: true,
+  takes: 'one id or key',
+  takesPrefixes: true,
   run: runInspect,
 }
 
@@ -59,35 +60,34 @@ async function runInspect(args: Args, io: Io): Promise<number> {
   return FINE
 }
 
-/** No configuration was given: how the route is set is not known. */
+/** No configuration was given, so the routes are not known. */
 function isBuilt(args: Args): boolean {
   return args.has('store') && !args.has('config')
 }
 
-/** A key lies in many places: one wrong word, and another one is looked at. */
+/** One wrong word names another record. */
 function hint(args: Args): string {
   return [
-    'No record is no proof: the key, the caller, the method and the path must be those of the request, byte for byte.',
+    'No record proves nothing: the key, the caller, the method and the path must be those of the request, byte for byte.',
     ...(args.has('caller')
       ? []
       : [
-          "No caller was given: add --caller 'Authorization: …', or what else the route tells callers apart by.",
+          "No caller was given: add --caller 'Authorization: …', or whatever the route's scope.caller names.",
         ]),
     ...(isBuilt(args)
-      ? ['--store alone looks as a proxy without a configuration file files; else give --config.']
+      ? ['--store alone assumes a proxy without a configuration file; otherwise give --config.']
       : []),
     '',
   ].join('\n')
 }
 
-/** Most keys are one, and no id begins like that. */
+/** Most keys are UUIDs, and no id begins like one. */
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-/i
 
-/** What to ask, or what is wrong with the words. The key stands in none of them. */
+/** What to ask, or what is wrong with the words; the key is never repeated. */
 function callOf(args: Args): SourceRequest | { readonly beginning: string } | string {
-  const [subject, ...more] = args.positionals
+  const [subject] = args.positionals
   if (subject === undefined) return 'inspect needs the id of a record, or a key'
-  if (more.length > 0) return `inspect takes one id or key, found ${args.positionals.length} arguments`
   if (!BY_KEY.some((name) => args.has(name))) {
     if (RECORD_ID.test(subject)) return { method: 'GET', path: `/v1/records/${subject}` }
     if (ID_BEGINNING.test(subject) && !UUID.test(subject)) return { beginning: subject }
@@ -150,7 +150,7 @@ function claimsOf(text: string): Record<string, string | number | boolean> | nul
   }
 }
 
-/** Where this command looked, as words of a shell for the one that decides. That one needs the routes beside a store. */
+/** The flags of this command for a shell, to resolve the record with; `resolve` needs the routes, not only a store. */
 function sameWhere(args: Args): string {
   const flags = Object.keys(SOURCE_OPTIONS).flatMap((name) => {
     const value = args.text(name)
@@ -166,41 +166,24 @@ function shellWord(name: string, value: string): string {
 }
 
 function page(record: FullView, where: string): string {
-  const {
-    id,
-    route,
-    state,
-    fence,
-    version,
-    createdAt,
-    updatedAt,
-    attempts,
-    method,
-    path,
-    response,
-    shadowed,
-    history,
-    explanation,
-  } = record
-  const duplicates = shadowed?.duplicates ?? 0
+  const { id, state, response, history, explanation } = record
+  const duplicates = record.shadowed?.duplicates ?? 0
+  const more = duplicates === 0 ? '' : `, and at least ${counted(duplicates, 'duplicate')} in shadow mode`
   const known = [
     ['record', id],
-    ['request', `${method} ${path}`],
-    ['route', route],
+    ['request', `${record.method} ${record.path}`],
+    ['route', record.route],
     ['state', state],
-    [
-      'attempts',
-      `${attempts} (the latest is fence ${fence})${duplicates === 0 ? '' : `, and at least ${counted(duplicates, 'duplicate')} in shadow mode`}`,
-    ],
+    ['attempts', `${record.attempts} (the latest is fence ${record.fence})${more}`],
     ['answer', response === null ? 'none' : String(response.status)],
-    ['created', createdAt],
-    ['updated', updatedAt],
-    ['version', String(version)],
+    ['created', record.createdAt],
+    ['updated', record.updatedAt],
+    ['version', String(record.version)],
   ]
   const commands =
     state === 'unknown'
       ? [
-          `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT${where}   # done; FILE says what retries are answered`,
+          `  idempotency-proxy resolve ${id} --completed FILE --reason TEXT${where}   # done; FILE holds the response that retries receive`,
           `  idempotency-proxy resolve ${id} --retryable --reason TEXT${where}        # not done; a retry executes it`,
         ]
       : []
@@ -225,4 +208,52 @@ function entry({ event, text, first, last, count, detail }: HistoryView): string
     ([name, value]) => `${name}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
   )
   return [when, event, String(count), text, told.join(' ')]
+}
+
+/** Redis has no order of ids, so a search looks at every key: 500,000 per page. */
+const MAX_PAGES = 100
+const SHOWN = 20
+
+/** The request for the one record whose id begins so; else the exit code, with the reason printed. */
+export async function recordAt(
+  source: RecordSource,
+  beginning: string,
+  io: Io,
+): Promise<SourceRequest | number> {
+  const candidates = new Map<string, RecordView | null>()
+  let cursor: string | null = null
+  let now = 0
+  for (let pages = 1; ; pages++) {
+    const query = { id: beginning, limit: String(SHOWN), ...(cursor === null ? {} : { cursor }) }
+    const reply = await source.ask({ method: 'GET', path: '/v1/records', query })
+    if (!reply.ok) return printRefusal(io, source, reply)
+    const page = reply.body as PageView
+    for (const record of page.records) candidates.set(record.id, record)
+    for (const id of page.unreadable) candidates.set(id, null)
+    now = Date.parse(page.now)
+    cursor = page.next
+    if (cursor === null || candidates.size >= SHOWN) break
+    if (pages === MAX_PAGES)
+      return finding(io, `${source.name} has too many keys to search: give the whole id`)
+  }
+  const [id, ...others] = candidates.keys()
+  if (id === undefined)
+    return finding(
+      io,
+      // It may be a key, given by mistake: not repeated.
+      `${source.name}: record_not_found: no record id begins with that. A key needs --method, --path and --caller, or --route.`,
+    )
+  if (others.length === 0) return { method: 'GET', path: `/v1/records/${id}` }
+  const more = cursor === null ? '' : 'or more '
+  io.err(
+    `idempotency-proxy: ${source.name}: ${candidates.size} ${more}record ids begin with ${plain(beginning)}; give more of the one you mean:\n`,
+  )
+  io.err(table([...candidates].map(([one, record]) => candidate(one, record, now))))
+  return FINDING
+}
+
+function candidate(id: string, record: RecordView | null, now: number): string[] {
+  if (record === null) return [id, 'unreadable']
+  const { state, route, method, path, createdAt } = record
+  return [id, state, route, `${method} ${path}`, `${span(now - Date.parse(createdAt))} old`]
 }

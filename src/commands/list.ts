@@ -13,16 +13,16 @@ export const list: Command = {
     'list [--state S,S] [--route NAME] [--age 1h] (--admin URL --token-file FILE | --config FILE | --store URL)',
   ],
   about: [
-    'lists records; of in_progress and unknown alone the longest due first, else in no order;',
-    'exit 1 where some cannot be read',
+    'lists records: only in_progress and unknown, the longest due first; any others, in no order.',
+    'exit 1 if some cannot be read',
   ],
   options: {
-    state: { value: 'S,S', help: `of these states alone: ${STATES.join(', ')}` },
-    route: { value: 'NAME', help: 'of this route alone' },
-    age: { value: 'DURATION', help: 'created at least so long ago, such as 90s, 1h, 7d' },
-    'dead-lettered': { value: null, help: 'those that stay unknown until a person decides' },
-    limit: { value: 'N', help: 'at most about so many (default 100)' },
-    cursor: { value: 'CURSOR', help: 'goes on where a listing with the same filter ended' },
+    state: { value: 'S,S', help: `only these states: ${STATES.join(', ')}` },
+    route: { value: 'NAME', help: 'only this route' },
+    age: { value: 'DURATION', help: 'created at least this long ago, such as 90s, 1h, 7d' },
+    'dead-lettered': { value: null, help: 'only records that stay unknown until a person decides' },
+    limit: { value: 'N', help: 'about this many at most (default 100)' },
+    cursor: { value: 'CURSOR', help: 'continues a listing with the same filter' },
     json: { value: null, help: 'for programs: {"records", "unreadable", "next", "now"}' },
     ...SOURCE_OPTIONS,
   },
@@ -30,8 +30,6 @@ export const list: Command = {
 }
 
 async function runList(args: Args, io: Io): Promise<number> {
-  if (args.positionals.length > 0)
-    return usage(io, `list takes no argument, found ${args.positionals.length}; one record: inspect`)
   const limit = args.text('limit') ?? '100'
   if (!/^[1-9]\d{0,6}$/.test(limit))
     return usage(io, `--limit: found ${JSON.stringify(limit)}; allowed: a whole number from 1 to 9999999`)

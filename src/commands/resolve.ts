@@ -3,12 +3,11 @@ import { read, responseOf } from '../admin/input.ts'
 import type { FullView, RecordView, Resolving } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
-import { recordAt } from './beginning.ts'
 import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
-import { osUser } from './os-user.ts'
+import { recordAt } from './inspect.ts'
 import { printRefusal } from './record-source.ts'
-import { type Opened, openSource, SOURCE_OPTIONS } from './target-options.ts'
-import { json, plain } from './terminal.ts'
+import { type Opened, openSource, refused, SOURCE_OPTIONS } from './target-options.ts'
+import { json, osUser, plain } from './terminal.ts'
 
 export const resolve: Command = {
   name: 'resolve',
@@ -17,20 +16,21 @@ export const resolve: Command = {
     'resolve ID --retryable --reason TEXT (--admin URL --token-file FILE | --config FILE)',
   ],
   about: [
-    'decides about a record whose outcome is unknown; written to the audit log, with who and why.',
+    'resolves a record whose outcome is unknown; recorded in the audit log, with who and why.',
     'FILE: JSON {"status": 201, "headers": [["Content-Type", "application/json"]], "body": "{}"}, or "bodyBase64".',
-    'exit 1 where it is not unknown, or somebody else has written it meanwhile',
+    'exit 1 if it is not unknown, or somebody else has changed it meanwhile',
   ],
+  takes: 'one record id',
   options: {
-    completed: { value: 'FILE', help: 'it was done; FILE says what retries are answered' },
-    retryable: { value: null, help: 'nothing was done; a retry with the same key is executed' },
-    reason: { value: 'TEXT', help: 'why, for the audit log; needed' },
+    completed: { value: 'FILE', help: 'it was done; FILE holds the response that retries receive' },
+    retryable: { value: null, help: 'it was not done; a retry with the same key is executed' },
+    reason: { value: 'TEXT', help: 'why, for the audit log; required' },
     by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
     version: {
       value: 'N',
-      help: 'decides about this version of the record alone (default: the one that is there)',
+      help: 'only if the record is at this version (default: the current one)',
     },
-    yes: { value: null, help: 'does not ask for confirmation; needed where there is no terminal' },
+    yes: { value: null, help: 'does not ask for confirmation; required without a terminal' },
     json: { value: null, help: 'for programs: the record as it is then' },
     ...SOURCE_OPTIONS,
   },
@@ -38,10 +38,8 @@ export const resolve: Command = {
 }
 
 async function runResolve(args: Args, io: Io): Promise<number> {
-  const [id = '', ...more] = args.positionals
-  if (more.length > 0)
-    return usage(io, `resolve takes one record id, found ${args.positionals.length} arguments`)
-  if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) return refuseBeginning(id, args, io)
+  const [id = ''] = args.positionals
+  if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) return refusePrefix(id, args, io)
   if (!RECORD_ID.test(id))
     return usage(
       io,
@@ -79,12 +77,12 @@ async function runResolve(args: Args, io: Io): Promise<number> {
   return FINE
 }
 
-/** What is decided about is named in full: by its beginning it is found, and told. */
-async function refuseBeginning(beginning: string, args: Args, io: Io): Promise<number> {
+/** A decision names its record in full: a prefix only finds the id to give. */
+async function refusePrefix(prefix: string, args: Args, io: Io): Promise<number> {
   const opened = await openSource(args, io, true)
   if (!opened.ok) return opened.code
   await using source = opened.value
-  const found = await recordAt(source, beginning, io)
+  const found = await recordAt(source, prefix, io)
   if (typeof found === 'number') return found
   return usage(io, `resolve: give the whole id: ${found.path.slice('/v1/records/'.length)}`)
 }
@@ -95,20 +93,18 @@ function meaning({ response }: Resolving): string {
     : `Retries with its key are answered ${response.status}; nothing is executed.`
 }
 
-/** What a file of `--completed` holds. */
 const FILE = '{"status", "headers", "body" | "bodyBase64"}'
 
-/** What is decided, checked as the API would, before anything is asked. */
+/** The decision, checked as the API would before anything is asked. */
 function resolvingOf(args: Args, io: Io): Opened<Resolving> {
-  const wrong = (message: string): { readonly ok: false; readonly code: number } => ({
-    ok: false,
-    code: usage(io, message),
-  })
   const file = args.text('completed')
   if ((file !== undefined) === args.has('retryable'))
-    return wrong(`found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`)
+    return refused(
+      io,
+      `found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`,
+    )
   const reason = args.text('reason') ?? ''
-  if (reason.trim() === '') return wrong('--reason is needed: the audit log keeps why')
+  if (reason.trim() === '') return refused(io, '--reason is needed: the audit log keeps why')
   const decider = { reason, by: args.text('by') ?? osUser() }
   let resolving: unknown = { outcome: 'retryable', ...decider }
   if (file !== undefined) {
@@ -120,7 +116,7 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
         error instanceof SyntaxError || error instanceof TypeError
           ? 'no JSON in UTF-8'
           : (error as Error).message
-      return wrong(`--completed: ${quote(file)}: found ${why}; allowed: ${FILE}`)
+      return refused(io, `--completed: ${quote(file)}: found ${why}; allowed: ${FILE}`)
     }
     resolving = { outcome: 'completed', response, ...decider }
   }
@@ -128,7 +124,7 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
   const sound = checked.ok ? responseOf(checked.value) : checked
   if (checked.ok && sound.ok) return checked
   const detail = sound.ok ? '' : sound.detail
-  return wrong(file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
+  return refused(io, file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
 }
 
 async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {

@@ -13,15 +13,16 @@ export const routes: Command = {
   usage: ['routes from OPENAPI [--upstream URL]', 'routes overlay OPENAPI --config FILE [--upstream URL]'],
   about: [
     'from: drafts a configuration from an OpenAPI 3 description, YAML or JSON: a route for each operation that changes something,',
-    'with the reasons as comments; DECIDE marks what a person must say. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
-    'the key, the marks of replays and the answers of the proxy on each operation that the configuration protects.',
-    'What was left out is told on standard error. References out of the file are not followed; nothing is fetched.',
-    'exit 1 where the file cannot be read or has no such operation',
+    'with the reasons as comments; DECIDE marks what a person must decide. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
+    'the key, the replay headers and the responses of the proxy on each operation that the configuration protects.',
+    'Omissions go to standard error. References to other files are not followed; nothing is fetched.',
+    'exit 1 if the file cannot be read or has no such operation',
   ],
+  takes: null,
   options: {
     upstream: {
       value: 'URL',
-      help: 'where the service listens; from: written down (default http://127.0.0.1:3000, to be edited)',
+      help: 'where the service listens; from: written into the draft (default http://127.0.0.1:3000, to be edited)',
     },
     config: { value: 'FILE', help: 'overlay: the YAML configuration of the proxy' },
   },

@@ -4,21 +4,21 @@ import { FileWatch } from '../config/watch.ts'
 import { start } from '../main.ts'
 import { type Logger, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
-import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
+import { type Args, type Command, FINDING, FINE, type Io, npmHint, usage } from './command.ts'
 import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
-import { npmHint } from './npm-flags.ts'
 
 export const serve: Command = {
   name: 'serve',
   usage: ['[serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]'],
-  about: ['serves; flags go over the file, with only --upstream it runs on the embedded store'],
+  about: ['serves; flags override the file; with only --upstream it runs on the embedded store'],
+  takes: null,
   options: { ...SERVE_OPTIONS, version: { value: null, help: 'prints the release' } },
   run: runServe,
 }
 
 /**
- * V8 makes objects in the old generation where many of a place's objects outlived a young collection, and the first moments of a
- * burst look so: in one start of three it then kept every request until the next full collection, for good (docs/adr/0017).
+ * V8 allocates straight in the old generation where many objects of a site survived a young collection, as they do when a burst
+ * begins: in one start of three it then kept every request until the next full collection, for good (docs/adr/0017).
  */
 const NO_PRETENURING = '--no-allocation-site-pretenuring'
 
@@ -35,13 +35,13 @@ async function runServe(args: Args, io: Io): Promise<number> {
   const file = args.text('config') ?? null
   const read = (): Loaded => configOf(file, servingFlags(args), io.env)
   let log: Logger | null = null
-  // Until it has started, a reload is remembered.
+  // A reload is remembered until the proxy has started.
   let asksReload = false
   let reload = (): void => void (asksReload = true)
   const onLost = (error: Error): void =>
     log?.warn(
       { error: String(error) },
-      'the folder of the configuration cannot be watched; the file is looked at',
+      'cannot watch the folder of the configuration; polling the file instead',
     )
   // Before the file is read, so that no change is missed.
   using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
@@ -54,7 +54,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
     log.info({ signal }, 'stopping')
     ask()
   }
-  // Before the start, so that a signal during it ends in a drain, too.
+  // Before the start, so that a signal during it leads to a drain, too.
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
   // Its default would end the process in mid-request.

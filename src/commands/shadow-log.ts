@@ -3,20 +3,17 @@ import { createInterface } from 'node:readline'
 import type { ShadowRow } from '../admin/shadow-schema.ts'
 import { isVerdict, ShadowTally } from '../admin/shadow-tally.ts'
 import type { Millis } from '../core/record.ts'
-import { shadowSections, type Told } from './report-text.ts'
-import { counted } from './terminal.ts'
 
-/** What enforce would have done in a period, by what shadow mode has logged. */
+/** What `enforce` would have done in a period, according to the logs of shadow mode. */
 export interface ShadowReport {
-  /** The period that was asked for. */
   readonly since: string
   readonly now: string
-  /** The first and the last line of any kind that has a time: what the log can tell of; null: it has none. */
+  /** Times of the first and last line of any kind: what the log covers; null: no line has a time. */
   readonly first: string | null
   readonly last: string | null
   /** Lines of shadow mode in the period. */
   readonly lines: number
-  /** Lines of shadow mode that cannot be read: cut off, or of another version. */
+  /** Lines of shadow mode that cannot be read: truncated, or of another version. */
   readonly unreadable: number
   readonly shadow: readonly ShadowRow[]
 }
@@ -49,7 +46,7 @@ export async function readLogs(files: readonly string[], span: Millis, now: Mill
         first = Math.min(first, time)
         last = Math.max(last, time)
       }
-      // Most lines of a log are others.
+      // Most lines are of another kind: no need to parse them.
       if (!/\\?"msg\\?":\s*\\?"shadow\\?"/.test(text)) continue
       const line = lineOf(text)
       if (line === null) unreadable++
@@ -72,31 +69,13 @@ export async function readLogs(files: readonly string[], span: Millis, now: Mill
   }
 }
 
-export function toldOfShadow({ since, now, first, last, lines, unreadable, shadow }: ShadowReport): Told {
-  return {
-    sections: shadowSections(shadow, `from ${since} to ${now}`),
-    disagreements: [],
-    remarks: [
-      `${counted(lines, 'line')} of shadow mode in that time${first === null ? '' : `; the log has lines from ${first} to ${last}`}.`,
-      ...(first === null
-        ? ['No line has a time: is it the log of a proxy, as JSON lines (log.format: json)?']
-        : []),
-      ...(first !== null && first > since
-        ? [`It begins at ${first}: of the time before nothing is known.`]
-        : []),
-      ...(unreadable === 0 ? [] : [`${counted(unreadable, 'line')} of shadow mode cannot be read.`]),
-      'Only what was logged is counted: the logs of all replicas, at log.level info or below. Two lines of one request in two files count twice.',
-    ],
-  }
-}
-
 function timeOf(text: string): Millis | null {
   const found = /\\?"time\\?":\s*\\?"([0-9T:.Z+-]{20,35})\\?"/.exec(text)?.[1]
   const time = found === undefined ? Number.NaN : Date.parse(found)
   return Number.isNaN(time) ? null : time
 }
 
-/** Null: it is no whole line of shadow mode. */
+/** Null: not a complete line of shadow mode. */
 function lineOf(text: string): Line | null {
   let value = parsed(text.slice(text.indexOf('{')))
   if (value !== null && typeof value['log'] === 'string') value = parsed(value['log'])

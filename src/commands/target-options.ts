@@ -13,17 +13,17 @@ import { openRemote } from './remote.ts'
 
 export const ADMIN_OPTIONS: Options = {
   admin: { value: 'URL', help: 'admin listener of a running proxy, such as http://127.0.0.1:9464' },
-  'token-file': { value: 'FILE', help: 'the token of --admin (admin.tokenFile of its configuration)' },
+  'token-file': { value: 'FILE', help: 'bearer token of --admin (its admin.tokenFile)' },
 }
 
-/** Where the commands about records look. */
+/** Where the record commands look. */
 export const SOURCE_OPTIONS: Options = {
   ...ADMIN_OPTIONS,
-  config: { value: 'FILE', help: 'configuration of the proxy: its store is asked directly' },
-  store: { value: 'URL', help: 'store to ask directly: sqlite:<path>, redis:// or rediss://' },
+  config: { value: 'FILE', help: 'configuration of the proxy: reads its store directly' },
+  store: { value: 'URL', help: 'store to read directly: sqlite:<path>, redis:// or rediss://' },
   service: {
     value: 'NAME',
-    help: 'whose records to look at on that store, such as payments; needed with redis:// and rediss://',
+    help: 'whose records on that store, such as payments; required with redis:// and rediss://',
   },
 }
 
@@ -32,29 +32,26 @@ export type Opened<T> =
   | { readonly ok: false; readonly code: number }
 
 /**
- * The source that the words name. `changes`: it will be written to, for which a store alone is not enough: what is kept and for
- * how long is the route's to say, and where it is written down the configuration's.
+ * The source that the flags name. `changes`: the record will be written, for which a store alone is not enough: the routes say what
+ * is kept and for how long, and the configuration where the audit log is.
  */
 export async function openSource(args: Args, io: Io, changes = false): Promise<Opened<RecordSource>> {
   const own = ['config', 'store', 'service'].filter((name) => args.has(name))
   if (args.has('admin')) {
     if (own.length > 0)
-      return failed(
-        usage(io, `found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`),
+      return refused(
+        io,
+        `found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`,
       )
     return openAdmin(args, io)
   }
-  if (args.has('token-file')) return failed(usage(io, 'found --token-file without --admin URL'))
+  if (args.has('token-file')) return refused(io, 'found --token-file without --admin URL')
   if (!args.has('config') && !args.has('store'))
-    return failed(
-      usage(io, 'where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL'),
-    )
+    return refused(io, 'where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL')
   if (changes && !args.has('config'))
-    return failed(
-      usage(
-        io,
-        'found --store alone; allowed: with --config FILE, or --admin URL, since the routes say what is kept and for how long',
-      ),
+    return refused(
+      io,
+      'found --store alone; allowed: with --config FILE, or --admin URL, since the routes say what is kept and for how long',
     )
   const loaded = storeConfig(args, io)
   if (!loaded.ok) return loaded
@@ -76,15 +73,15 @@ export function openAdmin(args: Args, io: Io): Opened<RecordSource> {
     url.password !== '' ||
     /[?#]/.test(found)
   )
-    return failed(
-      usage(io, `--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`),
+    return refused(
+      io,
+      `--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`,
     )
   const file = args.text('token-file')
-  if (file === undefined)
-    return failed(usage(io, '--admin needs --token-file FILE: the token that it was given'))
+  if (file === undefined) return refused(io, '--admin needs --token-file FILE: the token that it was given')
   const findings = new Findings('--token-file')
   const token = readToken(findings, '', file)
-  if (token === null) return failed(usage(io, findings.sorted().map(formatConfigError).join('; ')))
+  if (token === null) return refused(io, findings.sorted().map(formatConfigError).join('; '))
   return { ok: true, value: openRemote(url.origin, token, file) }
 }
 
@@ -92,7 +89,7 @@ export function openAdmin(args: Args, io: Io): Opened<RecordSource> {
 export function storeConfig(args: Args, io: Io): Opened<Config> {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
-    return failed(usage(io, 'whose records? Give --service NAME: services may share this store'))
+    return refused(io, 'whose records? Give --service NAME: services may share this store')
   // Nothing is sent upstream.
   const upstream = file === null ? 'http://127.0.0.1' : undefined
   const loaded = configOf(
@@ -103,11 +100,9 @@ export function storeConfig(args: Args, io: Io): Opened<Config> {
   if (!loaded.ok) return failed(printErrors(io, loaded.errors))
   const { url } = loaded.config.store
   if (url === 'memory:')
-    return failed(
-      usage(
-        io,
-        'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
-      ),
+    return refused(
+      io,
+      'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
     )
   const path = url.startsWith('sqlite:') ? resolve(url.slice('sqlite:'.length)) : null
   // It would be made, and have no records.
@@ -116,6 +111,11 @@ export function storeConfig(args: Args, io: Io): Opened<Config> {
       finding(io, `the store ${quote(url)}: there is no file at ${path}; a proxy makes it when it starts`),
     )
   return { ok: true, value: loaded.config }
+}
+
+/** A usage error, as what was to be opened. */
+export function refused(io: Io, message: string): { readonly ok: false; readonly code: number } {
+  return failed(usage(io, message))
 }
 
 function failed(code: number): { readonly ok: false; readonly code: number } {

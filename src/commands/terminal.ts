@@ -1,3 +1,4 @@
+import { userInfo } from 'node:os'
 import { escapeControls } from '../observe/pretty.ts'
 
 /** A text from outside on one line of a terminal. */
@@ -39,12 +40,11 @@ export function span(ms: number): string {
   return `${Math.round(ms / factor)}${unit}`
 }
 
-/** `once`, `twice`, `3 times`. */
-export function times(count: number): string {
-  return count === 1 ? 'once' : count === 2 ? 'twice' : `${count} times`
-}
-
-/** `1 retry`, `2 retries`. */
-export function counted(count: number, one: string, many = `${one}s`): string {
-  return `${count} ${count === 1 ? one : many}`
+/** The user of this process, who decides unless they say otherwise. A container may give it no name. */
+export function osUser(): string {
+  try {
+    return userInfo().username
+  } catch {
+    return `uid ${process.getuid?.() ?? 'unknown'}`
+  }
 }

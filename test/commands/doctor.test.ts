@@ -4,7 +4,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import type { CheckResult } from '../../src/commands/check-result.ts'
+import type { CheckResult } from '../../src/commands/doctor.ts'
 import type { PendingOutcome } from '../../src/core/outcome.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import type { OutcomeDraft } from '../../src/core/settle.ts'
@@ -96,8 +96,8 @@ for (const kind of ['sqlite', 'redis'] as const)
       of('promises'),
       /version, persistence and eviction of \w+ are as needed: strict routes may run on it/,
     )
-    t.match(of('round trip'), /^[\d.]+ ms in the middle, [\d.]+ ms at worst of 20; store.timeout is 500 ms$/)
-    t.match(of('records'), '3 records looked at; 1 unknown')
+    t.match(of('round trip'), /^median [\d.]+ ms, slowest [\d.]+ ms of 20; store.timeout is 500 ms$/)
+    t.match(of('records'), '3 records checked; 1 unknown')
     t.match(of('index'), 'has all 1 unresolved record')
     t.match(of('spool'), /store.spool is off/)
     t.match(of('audit log'), /audit\.log: 1 line, one chain; the last is [0-9a-f]{12}/)
@@ -157,7 +157,7 @@ void t.test('redis: an unresolved record that the index has lost, and one that c
   ])
   t.ok(of('index').endsWith(lost))
   t.notMatch(of('index'), kept)
-  t.match(of('records'), '4 records looked at; 2 unknown')
+  t.match(of('records'), '4 records checked; 2 unknown')
 })
 
 void t.test(
@@ -177,7 +177,7 @@ void t.test(
     const fresh = await examine(t, ['--config', file])
     t.strictSame(fresh.findings, [])
     t.match(fresh.of('configuration'), /onLeaseExpired retry/)
-    t.match(fresh.of('spool'), /is not there yet: a proxy makes it/)
+    t.match(fresh.of('spool'), /does not exist yet: a proxy makes it/)
     mkdirSync(spool)
     t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
     const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
@@ -191,8 +191,8 @@ void t.test(
     await open.append(Buffer.from([1, 0])).done
     await open.append(Buffer.from('an outcome')).done
     t.match((await examine(t, ['--config', file])).findings.slice(2), [
-      /spool: 1 outcome without a service in .*: the version that made them does, else remove the files/,
-      /spool: 1 outcome of another version in .* that this one does not read \(the entry has version 97, not 2\)/,
+      /spool: 1 outcome without a service in .*: run the version that made them, or remove the files/,
+      /spool: 1 outcome of another version in .* that this one cannot read \(the entry has version 97, not 2\)/,
     ])
     await open.close()
     writeFileSync(join(spool, damagedName(newSegmentName(1).name)), 'x')
@@ -201,7 +201,7 @@ void t.test(
       /spool: 3 outcomes of service orders in /,
       /spool: 1 outcome without a service in /,
       /spool: 1 outcome of another version in /,
-      /spool: 1 damaged file kept aside in .*: look at them, and remove them/,
+      /spool: 1 damaged file kept aside in .*: inspect and remove them/,
     ])
     rmSync(spool, { recursive: true })
 

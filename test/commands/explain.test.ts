@@ -1,6 +1,6 @@
 import t from 'tap'
 import { explainRecord, type RouteFacts, type Unexplained } from '../../src/admin/explain.ts'
-import { asCsv, asMarkdown, asText, toldOf } from '../../src/commands/report-text.ts'
+import { asCsv, asMarkdown, asText, textOf } from '../../src/commands/report.ts'
 import { json, plain, span, table } from '../../src/commands/terminal.ts'
 
 const RECORD: Unexplained = {
@@ -215,7 +215,7 @@ void t.test('one report, four formats: all figures in all of them, quoted as eac
     counted: null,
     asked: null,
   }
-  const text = asText(toldOf(report))
+  const text = asText(textOf(report))
   t.match(
     text,
     /^Records created from 2026-01-01T00:00:00.000Z to 2026-01-02T00:00:00.000Z, as far as they are still kept\nROUTE +RECORDS +EXECUTED/,
@@ -224,14 +224,14 @@ void t.test('one report, four formats: all figures in all of them, quoted as eac
   t.match(text, /\nUnknown now, whenever created, by age\nnone\n/)
   t.match(
     text,
-    /Only 9 records were looked at, and there are more: the figures are too low\.\n1 records cannot be read/,
+    /Only 9 records were read, and there are more: the figures are too low\.\n1 records cannot be read/,
   )
   t.match(text, /No running proxy was asked/)
   t.match(
-    asMarkdown(toldOf(report)),
+    asMarkdown(textOf(report)),
     /^## Records created .*\n\n\| route \| records \|.*\n\| --- \| --: \|.*\n\| =a\\\|"b",c \| 2 \| 1 \|/,
   )
-  const csv = asCsv(toldOf(report)).split('\r\n')
+  const csv = asCsv(textOf(report)).split('\r\n')
   t.equal(csv[0], 'table,route,figure,value')
   t.equal(csv[1], `period,"'=a|""b"",c",records,2`)
   t.equal(csv.length, 1 + 2 * Object.keys(zeros).length + 1)

@@ -157,7 +157,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.strictSame([other.code, other.out], [1, ''])
       t.match(
         other.err,
-        /record_not_found: .*\nNo record is no proof: the key, the caller, the method and the path/,
+        /record_not_found: .*\nNo record proves nothing: the key, the caller, the method and the path/,
       )
       t.notMatch(other.err, paid)
       t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
@@ -339,7 +339,7 @@ void t.test(
     const lost = await command(['inspect', newKey(), ...CALLER, '/other', ...alone])
     t.match(lost, {
       code: 1,
-      err: /--store alone looks as a proxy without a configuration file files; else give --config/,
+      err: /--store alone assumes a proxy without a configuration file; otherwise give --config/,
     })
   },
 )
