@@ -1,7 +1,7 @@
 import { randomInt } from 'node:crypto'
 import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
-import { openAdmin } from './admin/open.ts'
+import { openAdmin } from './admin/api.ts'
 import { type Config, namespaceOf } from './config/config.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
 import { policyNamed } from './core/route.ts'
@@ -187,7 +187,6 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     counters: async () => ({ since: startedAt, samples: await metrics.samples() }),
     version: VERSION,
     onAudit: auditLog(log, config.audit.file === null ? output : null),
-    onBug,
   })
   const health: Health = {
     draining: () => state.draining,
@@ -196,8 +195,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     metrics,
     store: () => healthOf(store),
   }
-  const admin = config.admin.listen === null ? null : adminServer(health, access, onBug)
-  const ops = config.ops.listen === null ? null : opsServer(health, onBug)
+  const admin = config.admin.listen === null ? null : await adminServer(health, access, onBug)
+  const ops = config.ops.listen === null ? null : await opsServer(health, onBug)
 
   return {
     log,

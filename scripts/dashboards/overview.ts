@@ -12,22 +12,22 @@ const GLANCE: Row = {
   panels: [
     stat({
       title: 'Protected requests',
-      description: 'Requests with a key, per second, whatever the answer.',
+      description: 'Requests with a key, per second, however they were answered.',
       unit: 'reqps',
       width: 4,
       queries: [{ expr: rate('idempotency_requests_total', '', 'outcome!="passed"'), legend: 'requests' }],
     }),
     stat({
       title: 'Duplicates prevented',
-      description:
-        'Requests that would have been executed twice without the proxy, in the selected time range.',
+      description: 'Requests that would have been executed again without the proxy, in the time shown.',
       unit: 'short',
       width: 4,
       queries: [{ expr: increase('idempotency_duplicates_prevented_total'), legend: 'prevented' }],
     }),
     stat({
-      title: 'Unknown outcomes',
-      description: 'Records that may or may not have been executed. Details on the Safety dashboard.',
+      title: 'Outcomes unknown now',
+      description:
+        'Records of which nobody knows yet whether they were executed. More on the dashboard Safety.',
       unit: 'short',
       width: 4,
       limits: { yellow: 1 },
@@ -35,27 +35,27 @@ const GLANCE: Row = {
     }),
     stat({
       title: 'Store',
-      description: 'Up if the last operation of every replica was answered.',
+      description: 'Whether the last operation of every replica was answered.',
       unit: 'none',
       width: 4,
       limits: { yellow: 1, red: 2 },
-      names: { 0: 'up', 1: 'down' },
+      called: { 0: 'up', 1: 'down' },
       queries: [{ expr: `1 - min (${of('idempotency_store_up')})`, legend: 'store' }],
     }),
     stat({
       title: 'Replicas',
-      description: 'Replicas that Prometheus scrapes.',
+      description: 'Processes that Prometheus reaches.',
       unit: 'short',
       width: 4,
       queries: [{ expr: `count (${of('idempotency_build_info')})`, legend: 'replicas' }],
     }),
     stat({
       title: 'Last reload',
-      description: 'Whether every replica accepted the latest configuration.',
+      description: 'Whether every replica has taken the configuration that it was given last.',
       unit: 'none',
       width: 4,
       limits: { red: 1 },
-      names: { 0: 'accepted', 1: 'refused' },
+      called: { 0: 'taken', 1: 'refused' },
       queries: [
         {
           expr: `1 - min (${ofProcess('idempotency_config_last_reload_successful')})`,
@@ -72,7 +72,7 @@ const TRAFFIC: Row = {
     graph({
       title: 'Requests by outcome',
       description:
-        'How requests were answered. executed went upstream; replayed and waited received the stored response.',
+        'How requests were answered. executed went to the upstream, replayed and waited got the first answer again.',
       unit: 'reqps',
       width: 12,
       stacked: true,
@@ -80,7 +80,7 @@ const TRAFFIC: Row = {
     }),
     graph({
       title: 'Requests by route',
-      description: 'All requests of a route, including those without a key.',
+      description: 'All requests of a route, those without a key included.',
       unit: 'reqps',
       width: 12,
       stacked: true,
@@ -89,15 +89,14 @@ const TRAFFIC: Row = {
     graph({
       title: 'Claims by result',
       description:
-        'What requests with a key found in the store: created is a new key, replay a completed record.',
+        'What requests with a key found in the store: created is a new key, replay a finished record.',
       unit: 'ops',
       width: 12,
       queries: [{ expr: some(rate('idempotency_claims_total', 'result')), legend: '{{result}}' }],
     }),
     graph({
-      title: 'Completions by result',
-      description:
-        'How outcomes were recorded. stored and released are normal; the others are on the Safety dashboard.',
+      title: 'Outcomes by what became of them',
+      description: 'stored and released are the rule. The others are on the dashboard Safety.',
       unit: 'ops',
       width: 12,
       queries: [{ expr: some(rate('idempotency_completions_total', 'result')), legend: '{{result}}' }],
@@ -106,19 +105,18 @@ const TRAFFIC: Row = {
 }
 
 const DUPLICATES: Row = {
-  title: 'Duplicates',
+  title: 'Prevented duplicates',
   panels: [
     graph({
       title: 'Duplicates prevented by route',
-      description: 'Requests that were not executed a second time.',
+      description: 'Requests that were not executed again.',
       unit: 'reqps',
       width: 8,
       queries: [{ expr: some(rate('idempotency_duplicates_prevented_total', 'route')), legend: '{{route}}' }],
     }),
     graph({
-      title: 'Duplicate ratio by route',
-      description:
-        'Prevented duplicates divided by protected requests. Above 5 % something makes clients retry.',
+      title: 'Share of duplicates by route',
+      description: 'Prevented duplicates by protected requests. Over 5 % something makes clients retry.',
       unit: 'percentunit',
       width: 8,
       queries: [
@@ -129,8 +127,8 @@ const DUPLICATES: Row = {
       ],
     }),
     graph({
-      title: 'In progress',
-      description: 'Protected requests in flight, and duplicates waiting for the first request to finish.',
+      title: 'Under way',
+      description: 'Protected requests that run, and duplicates that are held until the first has finished.',
       unit: 'short',
       width: 8,
       queries: [
@@ -146,7 +144,7 @@ const LATENCY: Row = {
   panels: [
     graph({
       title: 'Duration of executed requests',
-      description: 'From the request head to the end of the response, including the upstream.',
+      description: 'From the head of the request to the answer, the upstream included.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -156,7 +154,7 @@ const LATENCY: Row = {
     }),
     graph({
       title: 'Overhead of executed requests',
-      description: 'The same without the upstream: proxy, store, and arrival of the body.',
+      description: 'The same without the upstream: the proxy, its store, and the arrival of the body.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -166,7 +164,7 @@ const LATENCY: Row = {
     }),
     graph({
       title: 'Overhead of replays',
-      description: 'How long a retry waits for the stored response.',
+      description: 'How long a retry takes that gets the stored answer.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -175,8 +173,8 @@ const LATENCY: Row = {
       })),
     }),
     graph({
-      title: 'Duration by route (p99)',
-      description: 'Executed requests, including the upstream.',
+      title: 'Duration by route, slowest hundredth',
+      description: 'p99 of executed requests.',
       unit: 's',
       width: 12,
       queries: [
@@ -187,8 +185,8 @@ const LATENCY: Row = {
       ],
     }),
     graph({
-      title: 'Overhead by route (p99)',
-      description: 'Executed and replayed requests, without the upstream.',
+      title: 'Overhead by route, slowest hundredth',
+      description: 'p99 of executed and replayed requests.',
       unit: 's',
       width: 12,
       queries: [
@@ -206,14 +204,14 @@ const FAULTS: Row = {
   panels: [
     graph({
       title: 'Errors by outcome',
-      description: 'Requests that the proxy answered itself because something failed or a limit was reached.',
+      description: 'Requests that the proxy answered itself because something failed or a bound was reached.',
       unit: 'reqps',
       width: 12,
       queries: [{ expr: some(rate('idempotency_requests_total', 'outcome', ERRORS)), legend: '{{outcome}}' }],
     }),
     graph({
-      title: 'Error ratio by route',
-      description: 'Errors divided by protected requests of the route.',
+      title: 'Share of errors by route',
+      description: 'The same, by all protected requests of the route.',
       unit: 'percentunit',
       width: 12,
       queries: [
@@ -226,12 +224,12 @@ const FAULTS: Row = {
   ],
 }
 
-/** Is it healthy, and what does it do? */
+/** Is it well, and what does it do? */
 export function overview(): Dashboard {
   return dashboard({
     uid: 'idempotency-proxy-overview',
     title: 'idempotency-proxy / Overview',
-    description: 'Traffic and outcomes, duplicates, latency and overhead, errors, store, process.',
+    description: 'Traffic and outcomes, prevented duplicates, latency and overhead, errors, store.',
     rows: [GLANCE, TRAFFIC, DUPLICATES, LATENCY, FAULTS, STORE, PROCESS],
   })
 }

@@ -30,7 +30,7 @@ import { DataqueryBuilder, PromQueryFormat } from '@grafana/grafana-foundation-s
 import { PanelBuilder as Stat } from '@grafana/grafana-foundation-sdk/stat'
 import { PanelBuilder as TimeSeries } from '@grafana/grafana-foundation-sdk/timeseries'
 
-/** A variable: no dashboard is bound to one Prometheus. */
+/** The variable that says where data come from: no dashboard is bound to one Prometheus. */
 export const DATASOURCE = { type: 'prometheus', uid: '${datasource}' }
 
 /** Grafana's names (linter: panel-units-rule). */
@@ -42,7 +42,7 @@ export interface Query {
   readonly legend: string
 }
 
-interface Basics {
+interface Said {
   readonly title: string
   readonly description: string
   readonly unit: Unit
@@ -51,13 +51,13 @@ interface Basics {
   readonly width: number
 }
 
-/** Values from which a panel is yellow or red; green below. */
+/** From which value on a panel is yellow or red; green below. */
 export interface Limits {
   readonly yellow?: number
   readonly red?: number
 }
 
-export interface Graph extends Basics {
+export interface Graph extends Said {
   readonly stacked?: true
   readonly max?: number
 }
@@ -88,15 +88,15 @@ export function graph({ title, description, unit, queries, width, stacked, max }
   return panel
 }
 
-export interface Figure extends Basics {
+export interface Figure extends Said {
   readonly limits?: Limits
-  /** Names of values. */
-  readonly names?: Readonly<Record<string, string>>
+  /** What a value is called. */
+  readonly called?: Readonly<Record<string, string>>
   /** Shows what the legend says instead of the value. */
   readonly name?: true
 }
 
-/** One figure at the end of the selected time range, or over all of it if the query uses `$__range`. */
+/** One figure for the end of the time looked at, or for all of it where the query says `$__range`. */
 export function stat({
   title,
   description,
@@ -104,7 +104,7 @@ export function stat({
   queries,
   width,
   limits,
-  names,
+  called,
   name,
 }: Figure): Builder<Panel> {
   return new Stat()
@@ -119,12 +119,12 @@ export function stat({
     .textMode(name ? BigValueTextMode.Name : BigValueTextMode.Auto)
     .reduceOptions(new ReduceDataOptionsBuilder().calcs(['lastNotNull']))
     .thresholds(thresholds(limits))
-    .mappings(names === undefined ? [] : [mapping(names)])
+    .mappings(called === undefined ? [] : [mapping(called)])
     .targets(queries.map((query, n) => target(query, n).instant()))
 }
 
-/** Hits per histogram bucket in the selected time range. */
-export function buckets({ title, description, unit, queries, width }: Basics): Builder<Panel> {
+/** How often each bucket of a histogram was hit in the time looked at. */
+export function buckets({ title, description, unit, queries, width }: Said): Builder<Panel> {
   return new BarGauge()
     .title(title)
     .description(description)
@@ -156,7 +156,7 @@ function thresholds({ yellow, red }: Limits = {}): ThresholdsConfigBuilder {
   ])
 }
 
-function mapping(names: Readonly<Record<string, string>>): ValueMapping {
-  const options = Object.entries(names).map(([value, text], index) => [value, { text, index }] as const)
+function mapping(called: Readonly<Record<string, string>>): ValueMapping {
+  const options = Object.entries(called).map(([value, text], index) => [value, { text, index }] as const)
   return { type: MappingType.ValueToText, options: Object.fromEntries(options) }
 }

@@ -1,63 +1,190 @@
-import { RECORD_ID } from '../core/record.ts'
-import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
-import { type AdminAnswer, ok, problem } from './answers.ts'
-import { ENDPOINTS, type Endpoint } from './endpoints.ts'
-import { DESCRIPTION, description } from './openapi.ts'
-import type { AdminPorts, AdminRequest } from './ports.ts'
+import type { FastifyContextConfig } from 'fastify'
+import { type TSchema, Type } from 'typebox'
+import type { Config, InForce } from '../config/config.ts'
+import { effective } from '../config/written.ts'
+import { Audit, type AuditSink } from '../observe/audit.ts'
+import { type AdminRoutes, adminApp, isOptionalBody } from './app.ts'
+import { type ChangePorts, changeRoutes } from './changes.ts'
+import { RecordLookup } from './lookup.ts'
+import { PROBLEMS, type ProblemCode } from './problems.ts'
+import { type RecordPorts, recordRoutes } from './records.ts'
+import { type ReportPorts, reportRoutes } from './report.ts'
+import { closed, record } from './schemas.ts'
 
-export type Found =
-  | { readonly kind: 'endpoint'; readonly endpoint: Endpoint; readonly id: string }
-  | { readonly kind: 'refused'; readonly answer: AdminAnswer }
-
-/** The admin API behind the gate (contract §12): no sockets, no headers but those that it names. */
-export class AdminApi {
-  readonly #ports: AdminPorts
-  readonly #onBug: (error: unknown) => void
-  readonly #endpoints: readonly Endpoint[]
-
-  constructor(ports: AdminPorts, version: string, onBug: (error: unknown) => void) {
-    this.#ports = ports
-    this.#onBug = onBug
-    const told = description(version)
-    this.#endpoints = [...ENDPOINTS, { ...DESCRIPTION, run: () => ok(told) }]
-  }
-
-  /** `path`: as sent, without the query. HEAD is asked for as GET. */
-  find(method: string, path: string): Found {
-    const there = this.#endpoints.flatMap((endpoint) => {
-      const id = idIn(endpoint.path, path)
-      return id === null ? [] : [{ kind: 'endpoint' as const, endpoint, id }]
-    })
-    const wanted = method === 'HEAD' ? 'GET' : method
-    const found = there.find(({ endpoint }) => endpoint.method === wanted)
-    if (found !== undefined) return found
-    if (there.length === 0)
-      return { kind: 'refused', answer: problem('not_found', 'see /v1/openapi.json for what there is') }
-    const allow = there
-      .flatMap(({ endpoint }) => (endpoint.method === 'GET' ? ['GET', 'HEAD'] : [endpoint.method]))
-      .join(', ')
-    const answer = problem('method_not_allowed', `allowed: ${allow}`, { headers: { allow } })
-    return { kind: 'refused', answer }
-  }
-
-  async run(endpoint: Endpoint, request: AdminRequest): Promise<AdminAnswer> {
-    try {
-      return await endpoint.run(this.#ports, request)
-    } catch (error) {
-      if (error instanceof StoreUnavailable)
-        return problem('store_unavailable', error.message, { headers: { 'retry-after': '1' } })
-      if (error instanceof CorruptRecord) return problem('record_unreadable', error.message)
-      this.#onBug(error)
-      return problem('internal_error', 'see the log')
-    }
-  }
+/** What the API needs of the process. `config` is what is in force: asked for anew by each request. */
+export interface AdminPorts extends RecordPorts, ChangePorts, ReportPorts {
+  readonly config: Config
+  readonly records: RecordPorts['records'] & ChangePorts['records']
+  readonly store: RecordPorts['store'] & ChangePorts['store']
+  readonly version: string
 }
 
-/** Empty where the template names none; null: it does not match. */
-function idIn(template: string, path: string): string | null {
-  const [before = '', after] = template.split('{id}')
-  if (after === undefined) return path === template ? '' : null
-  if (!path.startsWith(before) || !path.endsWith(after)) return null
-  const id = path.slice(before.length, path.length - after.length)
-  return RECORD_ID.test(id) ? id : null
+/** Everything below `/v1` (contract §12). */
+export const adminApi: AdminRoutes<AdminPorts> = async (app, options) => {
+  await app.register(recordRoutes, options)
+  await app.register(changeRoutes, options)
+  await app.register(reportRoutes, options)
+  const configuration = Type.Record(Type.String(), Type.Unknown(), {
+    $id: 'Configuration',
+    description: 'As a file would say it, defaults included; secrets read `***`.',
+  })
+  app.get(
+    '/v1/config',
+    { schema: { summary: 'The configuration in force.', response: { 200: configuration } } },
+    async () => effective(options.ports.config),
+  )
+  const description = Type.Record(Type.String(), Type.Unknown(), { $id: 'Description' })
+  let described: Promise<Record<string, unknown>> | null = null
+  app.get(
+    '/v1/openapi.json',
+    { schema: { summary: 'This description.', response: { 200: description } } },
+    () => (described ??= describe(options.ports)),
+  )
+}
+
+/** The API in OpenAPI 3.1, from its routes. The package is loaded, and the routes are registered once more, for whoever asks. */
+async function describe(ports: AdminPorts): Promise<Record<string, unknown>> {
+  const { default: swagger } = await import('@fastify/swagger')
+  const app = adminApp({ onBug: () => {} })
+  const schemas: Record<string, object> = { Problem: problem }
+  app.addHook('onRoute', ({ schema }) => {
+    const named = [schema?.body, ...Object.values(schema?.response ?? {})]
+    for (const one of named as ({ readonly $id?: string } | undefined)[])
+      if (one?.$id !== undefined) schemas[one.$id] = one
+  })
+  await app.register(swagger, {
+    openapi: {
+      openapi: '3.1.0',
+      info: { title: 'idempotency-proxy: admin API', version: ports.version },
+      security: [{ token: [] }],
+      components: { securitySchemes: { token: { type: 'http', scheme: 'bearer' } }, schemas },
+    },
+    transform: ({ schema: { body, response, ...schema }, url, route: { config } }) => ({
+      url,
+      schema: {
+        ...schema,
+        ...(body === undefined
+          ? {}
+          : { body: { content: { 'application/json': { schema: reference(body) } } } }),
+        response: responsesOf(response as Record<string, TSchema>, body as TSchema | undefined, config ?? {}),
+      },
+    }),
+  })
+  await app.register(adminApi, { ports })
+  await app.ready()
+  return optionalBodies(app.swagger() as unknown as Described)
+}
+
+interface Described extends Record<string, unknown> {
+  readonly components: { readonly schemas: Readonly<Record<string, TSchema>> }
+  readonly paths: Readonly<Record<string, Readonly<Record<string, { requestBody?: RequestBody }>>>>
+}
+interface RequestBody {
+  required: boolean
+  readonly content: Readonly<Record<string, { readonly schema: { readonly $ref: string } }>>
+}
+
+/** The package takes every body for required. */
+function optionalBodies(document: Described): Described {
+  for (const operation of Object.values(document.paths).flatMap((path) => Object.values(path))) {
+    const [name = ''] =
+      operation.requestBody?.content['application/json']?.schema.$ref.split('/').slice(-1) ?? []
+    const schema = document.components.schemas[name]
+    if (operation.requestBody && schema) operation.requestBody.required = !isOptionalBody(schema)
+  }
+  return document
+}
+
+const ALWAYS: readonly ProblemCode[] = ['unauthorized', 'origin_not_allowed', 'host_not_allowed']
+const OF_BODIES: readonly ProblemCode[] = ['invalid_request', 'unsupported_media_type', 'body_too_large']
+
+const problem = Type.Object(
+  {
+    type: Type.String(),
+    title: Type.String(),
+    status: Type.Integer(),
+    detail: Type.String(),
+    code: Type.String(),
+    instance: Type.Optional(record.properties.id),
+    record: Type.Optional(Type.Unsafe(reference(record))),
+  },
+  { $id: 'Problem', ...closed },
+)
+
+function reference(schema: unknown): { readonly $ref: string } {
+  return { $ref: `#/components/schemas/${(schema as { readonly $id: string }).$id}` }
+}
+
+/** Responses as OpenAPI has them: the success, and each problem by its status. */
+function responsesOf(
+  success: Readonly<Record<string, TSchema>>,
+  body: TSchema | undefined,
+  { refuses = [], hasETag }: FastifyContextConfig,
+): object {
+  const responses: Record<string, object> = {}
+  for (const [status, schema] of Object.entries(success))
+    responses[status] =
+      Number(status) === 204
+        ? { type: 'null', description: 'Done.' }
+        : {
+            description: 'Done.',
+            ...(hasETag ? { headers: { ETag: { type: 'string' } } } : {}),
+            content: { 'application/json': { schema: reference(schema) } },
+          }
+  const codes = new Set([...ALWAYS, ...refuses, ...(body === undefined ? [] : OF_BODIES)])
+  const byStatus = Object.groupBy(codes, (code) => PROBLEMS[code].status)
+  for (const [status, codes] of Object.entries(byStatus))
+    responses[status] = {
+      description: codes.map((code) => `${code}: ${PROBLEMS[code].title}.`).join(' '),
+      content: { 'application/problem+json': { schema: reference(problem) } },
+    }
+  return responses
+}
+
+/** The API with what it is entered by. */
+export interface AdminAccess {
+  readonly token: string
+  /** What `Host` may name, without a port, lower case. */
+  readonly hosts: readonly string[]
+  readonly ports: AdminPorts
+}
+
+export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
+  /** Hears of every change. */
+  readonly onAudit: AuditSink
+}
+
+/**
+ * Null: no token or no listener, so no API.
+ * @throws where the audit log cannot be opened.
+ */
+export async function openAdmin(
+  inForce: InForce,
+  { onAudit, ...rest }: AdminOptions,
+): Promise<(AdminAccess & AsyncDisposable) | null> {
+  const { service, admin, audit: log } = inForce.config
+  const { listen, token, hosts } = admin
+  if (listen === null || token === null) return null
+  const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
+    throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
+  })
+  const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
+  let subjects = new RecordLookup(inForce.config)
+  const ports: AdminPorts = {
+    ...rest,
+    audit,
+    get config() {
+      return inForce.config
+    },
+    get subjects() {
+      if (!subjects.isOf(inForce.config)) subjects = new RecordLookup(inForce.config)
+      return subjects
+    },
+  }
+  return {
+    token,
+    hosts: [...hosts, bracketed.toLowerCase()],
+    ports,
+    [Symbol.asyncDispose]: () => audit.close(),
+  }
 }

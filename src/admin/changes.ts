@@ -1,220 +1,418 @@
+import type { FastifyRequest } from 'fastify'
+import { type Static, Type } from 'typebox'
+import {
+  filterLines,
+  firstOf,
+  hopByHop,
+  isFieldName,
+  isFieldValue,
+  isOwnOnResponses,
+} from '../core/headers.ts'
 import { type Resolution, resolvedDraft } from '../core/outcome.ts'
-import { type Outcome, type RecordId, readAt } from '../core/record.ts'
+import { type IdempotencyRecord, type Outcome, type RecordId, type StoredResponse } from '../core/record.ts'
 import { outcomeSpans } from '../core/settle.ts'
-import type { Change } from '../observe/audit.ts'
+import type { Audit, Change } from '../observe/audit.ts'
+import type { History } from '../observe/history.ts'
 import { keptResult } from '../protect/classify.ts'
-import { StoreUnavailable } from '../store/register.ts'
-import { type AdminAnswer, NO_CONTENT, ok, problem } from './answers.ts'
-import { read, responseOf } from './input.ts'
-import type { AdminPorts, AdminRequest } from './ports.ts'
-import { notFound } from './records.ts'
-import type { Lookup, OperatorDecision, OutcomeReport, RecordView, Resolving } from './schemas.ts'
-import { etag, recordView, responseView, time } from './view.ts'
+import type { WaitingRoom } from '../protect/waiting-room.ts'
+import type { Records } from '../store/records.ts'
+import { type Store, StoreUnavailable } from '../store/register.ts'
+import type { AdminRoutes } from './app.ts'
+import { type RecordLookup, subjectMembers } from './lookup.ts'
+import { AdminProblem, invalid, mismatch } from './problems.ts'
+import { etag, notFound, ONE, recordView, responseView, STORED, time } from './records.ts'
+import { closed, deciderMembers, headerLines, oneRecord, type RecordView, record } from './schemas.ts'
 
-/** A report from outside is tried again where others write to the record at the same time. */
-const MAX_ROUNDS = 5
+const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
-/** POST /v1/records/{id}/resolve */
-export async function resolve(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const resolving = read<Resolving>('Resolution', request.body)
-  if (!resolving.ok) return problem('invalid_request', resolving.detail)
-  if (request.ifMatch === null) return needsVersion()
-  const id = request.id as RecordId
-  return (await settle(ports, request, 'resolve', id, resolving.value)) ?? notFound(id)
+const resolutionMembers = {
+  outcome: Type.Unsafe<'completed' | 'retryable'>({
+    type: 'string',
+    enum: ['completed', 'retryable'],
+    description:
+      'completed: it was done, and `response` answers it. retryable: nothing was done; a retry may execute.',
+  }),
+  response: Type.Optional(
+    Type.Object(
+      {
+        status: Type.Integer({ minimum: 200, maximum: 599 }),
+        headers: Type.Optional(headerLines),
+        body: Type.Optional(Type.String()),
+        bodyBase64: Type.Optional(Type.String({ pattern: '^[A-Za-z0-9+/]*={0,2}$' })),
+      },
+      { ...closed, description: 'What retries will be answered.' },
+    ),
+  ),
+  ...deciderMembers,
 }
 
-/** POST /v1/outcomes */
-export async function reportOutcome(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const report = read<OutcomeReport>('OutcomeReport', request.body)
-  if (!report.ok) return problem('invalid_request', report.detail)
-  const lookup: Lookup = report.value
-  const ids = ports.subjects.find(lookup)
-  if (!ids.ok) return problem('invalid_request', ids.detail)
-  const several = ids.value.length > 1 ? await thereOf(ports, ids.value) : []
-  if (several.length > 1) {
-    const detail = `/key: ${several.length} records have it, which the route took from different places: ${several.join(', ')}; resolve the one that is meant`
-    return problem('invalid_request', detail)
-  }
-  for (const id of ids.value) {
-    const answer = await settle(ports, { ...request, ifMatch: null }, 'outcome', id, report.value)
-    if (answer !== null) return answer
-  }
-  return notFound(ids.value[0] as RecordId)
-}
+const resolution = Type.Object(resolutionMembers, { $id: 'Resolution', ...closed })
+export type Resolving = Static<typeof resolution>
 
-async function thereOf(ports: AdminPorts, ids: readonly RecordId[]): Promise<RecordId[]> {
-  const found = await Promise.all(ids.map((id) => ports.records.get(id)))
-  return ids.filter((_, n) => found[n]?.record != null)
-}
+const outcomeReport = Type.Object(
+  { ...subjectMembers, ...resolutionMembers },
+  { $id: 'OutcomeReport', ...closed },
+)
+const decision = Type.Object(deciderMembers, { $id: 'Decision', ...closed })
+const ifMatch = Type.Object({ 'If-Match': Type.String() })
 
-/** Null: there is no such record. */
-async function settle(
-  ports: AdminPorts,
-  request: AdminRequest,
-  what: 'resolve' | 'outcome',
-  id: RecordId,
-  resolving: Resolving,
-): Promise<AdminAnswer | null> {
-  const { by = null, reason = null } = resolving
-  const response = responseOf(resolving)
-  if (!response.ok) return problem('invalid_request', response.detail)
-  for (let round = 0; ; round++) {
-    const isTold = await ports.own.tell(id)
-    const { record, now } = await ports.records.get(id)
-    const view = record === null ? null : recordView(id, record, now)
-    if (record === null || view === null) return null
-    if (request.ifMatch !== null && request.ifMatch !== etag(view)) return otherVersion(id, view)
-    if (readAt(record, now)?.state !== 'unknown')
-      return problem('not_unknown', `the record is ${view.state}`, { instance: id, record: view })
-    const known = knownHere(ports, id, isTold, view)
-    if (known !== null) return known
-
-    const policy = ports.subjects.policy(record.route)
-    const resolution: Resolution & Outcome =
-      response.value === null
-        ? { kind: 'not_executed', reason: `resolved as not executed${reason === null ? '' : `: ${reason}`}` }
-        : { kind: 'completed', result: keptResult(policy, response.value) }
-    const draft = resolvedDraft(record, resolution)
-    const spans = outcomeSpans(resolution, policy)
-    const after =
-      response.value === null
-        ? { state: draft.state }
-        : { state: draft.state, status: response.value.status, size: response.value.body.length }
-    const change: Change = {
-      who: { address: request.address, by },
-      what,
-      record: id,
-      before: summary(view),
-      after,
-      reason,
-    }
-    const done = await audited(ports, change, () => ports.records.replace(id, record.version, draft, spans))
-    if ('refused' in done) return done.refused
-    const reply = done.value
-    if (reply !== null && reply.kind !== 'refused') {
-      ports.history.add(id, 'resolved', reply.stamp.version, { outcome: resolving.outcome, what, by, reason })
-      ports.waiters.tell(id, null)
-      const fresh: RecordView = {
-        ...view,
-        state: draft.state,
-        version: reply.stamp.version,
-        updatedAt: time(reply.now),
-        leaseUntil: null,
-        expiresAt: time(reply.now + (resolution.kind === 'completed' ? spans.dueIn : spans.dropIn)),
-        response: resolution.kind === 'completed' ? responseView(resolution.result) : null,
-        lastError: draft.lastError,
-      }
-      return ok(fresh, { etag: etag(fresh) })
-    }
-    await withdrawn(ports, change, 'somebody else had written the record by then')
-    if (reply === null) return null
-    if (request.ifMatch !== null) {
-      const met = recordView(id, reply.record, reply.now)
-      return met === null ? null : otherVersion(id, met)
-    }
-    if (round === MAX_ROUNDS)
-      return problem('store_unavailable', 'others keep writing to the record: try again', { instance: id })
-  }
-}
-
-/** DELETE /v1/records/{id} */
-export async function remove(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const decision = read<OperatorDecision>('Decision', request.body ?? {})
-  if (!decision.ok) return problem('invalid_request', decision.detail)
-  if (request.ifMatch === null) return needsVersion()
-  const id = request.id as RecordId
-  const isTold = await ports.own.tell(id)
-  const { record, now } = await ports.records.get(id)
-  const view = record === null ? null : recordView(id, record, now)
-  if (record === null || view === null) return notFound(id)
-  if (request.ifMatch !== etag(view)) return otherVersion(id, view)
-  if (view.state === 'in_progress') {
-    const detail = `its owner's lease lasts until ${view.leaseUntil}: without the record, a retry would execute beside it`
-    return problem('still_running', detail, { instance: id, record: view })
-  }
-  const known = knownHere(ports, id, isTold, view)
-  if (known !== null) return known
-  const { by = null, reason = null } = decision.value
-  const who = { address: request.address, by }
-  const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
-  const done = await audited(ports, change, () => ports.store.remove(id, record.version))
-  if ('refused' in done) return done.refused
-  if (done.value) {
-    ports.waiters.tell(id, null)
-    return NO_CONTENT
-  }
-  await withdrawn(ports, change, 'somebody else had written the record by then')
-  const met = await ports.records.get(id)
-  const current = met.record === null ? null : recordView(id, met.record, met.now)
-  return current === null ? notFound(id) : otherVersion(id, current)
-}
-
-/** Null: this very replica knows no more than the record says, so that a person may decide. */
-function knownHere({ own }: AdminPorts, id: RecordId, isTold: boolean, view: RecordView): AdminAnswer | null {
-  const more = { instance: id, record: view }
-  if (own.isRunning(id))
-    return problem(
-      'still_running',
-      'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that',
-      more,
-    )
-  return isTold
-    ? null
-    : problem(
-        'outcome_held',
-        'this replica holds what became of it, and writes it as soon as the store takes it: look again then',
-        more,
-      )
-}
-
-/** POST /v1/drain */
-export async function drain(ports: AdminPorts, request: AdminRequest): Promise<AdminAnswer> {
-  const decision = read<OperatorDecision>('Decision', request.body ?? {})
-  if (!decision.ok) return problem('invalid_request', decision.detail)
-  const { by = null, reason = null } = decision.value
-  const who = { address: request.address, by }
-  const change: Change = { who, what: 'drain', record: null, before: null, after: { draining: true }, reason }
-  const done = await audited(ports, change, async () => ports.announceDrain())
-  return 'refused' in done ? done.refused : ok({ draining: true })
-}
-
-/** Makes the change once it is written down; where that cannot be done, it is not made. */
-async function audited<T>(
-  ports: AdminPorts,
-  change: Change,
-  make: () => Promise<T>,
-): Promise<{ readonly value: T } | { readonly refused: AdminAnswer }> {
+/** Why the API would refuse to resolve a record so; null: it would not. */
+export function resolutionFault(resolving: unknown): string | null {
+  const detail = mismatch(resolution, resolving)
+  if (detail !== null) return detail
   try {
-    await ports.audit.write(change)
+    responseOf(resolving as Resolving)
+    return null
   } catch (error) {
-    return { refused: problem('audit_unavailable', `nothing was changed: ${(error as Error).message}`) }
-  }
-  try {
-    return { value: await make() }
-  } catch (error) {
-    const lost = error instanceof StoreUnavailable && error.maybeApplied
-    const why = lost
-      ? 'the store did not answer: whether it was done shows in the record'
-      : 'the store refused'
-    await withdrawn(ports, change, why)
+    if (error instanceof AdminProblem) return error.message
     throw error
   }
 }
 
-/** What was written down did not come to be. Said as well as it can be: nothing was changed. */
-async function withdrawn(ports: AdminPorts, change: Change, why: string): Promise<void> {
-  await ports.audit.write({ ...change, what: 'withdrawn', reason: why }).catch(() => {})
+/** Framing and the proxy's own lines are no part of what is stored (contract §8). */
+function isStored(name: string): boolean {
+  return name !== 'content-length' && name !== 'trailer' && !isOwnOnResponses(name)
+}
+
+/** What retries will be answered; null: the record becomes retryable. */
+function responseOf({ outcome, response }: Resolving): StoredResponse | null {
+  if (outcome === 'retryable') {
+    if (response === undefined) return null
+    throw invalid('/response: nothing was done, so there is none; leave it out')
+  }
+  if (response === undefined)
+    throw invalid('/response: what retries will be answered is needed: {"status", "headers", "body"}')
+  const { status, headers = [], body = '', bodyBase64 } = response
+  if (bodyBase64 !== undefined && response.body !== undefined)
+    throw invalid('/response: body and bodyBase64; one of them is allowed')
+  const bytes = bodyBase64 === undefined ? Buffer.from(body) : Buffer.from(bodyBase64, 'base64')
+  // Node decodes a text that was cut short, to fewer bytes.
+  if (bodyBase64 !== undefined && bytes.toString('base64') !== bodyBase64)
+    throw invalid('/response/bodyBase64: not base64 as RFC 4648 has it, with its padding')
+  if (bytes.length > 0 && [204, 205, 304].includes(status))
+    throw invalid(`/response/body: an answer with status ${status} has none`)
+  const wrong = headers.findIndex(
+    ([name = '', value = '']) => !isFieldName(name) || !isFieldValue(value) || value !== value.trim(),
+  )
+  if (wrong >= 0) throw invalid(`/response/headers/${wrong}: not a header line`)
+  const lines = headers.flat()
+  const hop = hopByHop(lines)
+  const kept = filterLines(lines, (name) => !hop.has(name) && isStored(name))
+  if (firstOf(kept, 'date') === null) kept.push('Date', new Date().toUTCString())
+  return { status, reason: STATUS_CODES[status] ?? '', headers: kept, body: bytes, trailers: [] }
+}
+
+/** What this process knows of a record beyond the store. */
+export interface OwnAttempts {
+  /** An attempt of it is under way here. */
+  readonly isRunning: (id: RecordId) => boolean
+  /** Writes the outcome that is held here, if there is one. False: the store does not take it. */
+  readonly tell: (id: RecordId) => Promise<boolean>
+}
+
+export interface ChangePorts {
+  readonly records: Pick<Records, 'get' | 'replace'>
+  readonly store: Pick<Store, 'remove'>
+  readonly subjects: RecordLookup
+  readonly waiters: Pick<WaitingRoom, 'tell'>
+  readonly own: OwnAttempts
+  readonly audit: Audit
+  readonly history: Pick<History, 'add'>
+  /** Readiness fails from now on; everything is still served. */
+  readonly announceDrain: () => void
+}
+
+export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
+  app.post(
+    `${ONE}/resolve`,
+    {
+      schema: {
+        summary: 'Decides about an unknown outcome.',
+        params: oneRecord,
+        headers: ifMatch,
+        body: resolution,
+        response: { 200: record },
+      },
+      config: {
+        hasETag: true,
+        refuses: [
+          'invalid_request',
+          'not_unknown',
+          'still_running',
+          'outcome_held',
+          'version_mismatch',
+          'version_required',
+          'audit_unavailable',
+          ...STORED,
+        ],
+      },
+    },
+    async (request, reply) => {
+      const { id } = request.params
+      const view = await settle(ports, 'resolve', id, request.body, request.ip, versionOf(request))
+      if (view === null) throw notFound(id)
+      return reply.header('etag', etag(view)).send(view)
+    },
+  )
+
+  app.delete(
+    ONE,
+    {
+      schema: {
+        summary: 'Forgets a record: the next request with its key is executed.',
+        params: oneRecord,
+        headers: ifMatch,
+        body: decision,
+        response: { 204: Type.Null() },
+      },
+      config: {
+        refuses: [
+          'invalid_request',
+          'still_running',
+          'outcome_held',
+          'version_mismatch',
+          'version_required',
+          'audit_unavailable',
+          ...STORED,
+        ],
+      },
+    },
+    async (request, reply) => {
+      await remove(ports, request.params.id, request.body, request.ip, versionOf(request))
+      return reply.code(204).send(null)
+    },
+  )
+
+  app.post(
+    '/v1/outcomes',
+    {
+      schema: {
+        summary: 'Reports an outcome from outside, by key and caller, while the record reads unknown.',
+        body: outcomeReport,
+        response: { 200: record },
+      },
+      config: {
+        hasETag: true,
+        refuses: [
+          'invalid_request',
+          'not_unknown',
+          'still_running',
+          'outcome_held',
+          'audit_unavailable',
+          ...STORED,
+        ],
+      },
+    },
+    async ({ body, ip }, reply) => {
+      const ids = ports.subjects.find(body)
+      const several = ids.length > 1 ? await storedOf(ports, ids) : []
+      if (several.length > 1)
+        throw invalid(
+          `/key: ${several.length} records have it, which the route took from different places: ${several.join(', ')}; resolve the one that is meant`,
+        )
+      for (const id of ids) {
+        const view = await settle(ports, 'outcome', id, body, ip, null)
+        if (view !== null) return reply.header('etag', etag(view)).send(view)
+      }
+      throw notFound(ids[0] as RecordId)
+    },
+  )
+
+  app.post(
+    '/v1/drain',
+    {
+      schema: {
+        summary: 'Announces the end: readiness fails, and everything is still served.',
+        body: decision,
+        response: { 200: Type.Object({ draining: Type.Boolean() }, { $id: 'Draining', ...closed }) },
+      },
+      config: { refuses: ['invalid_request', 'audit_unavailable'] },
+    },
+    async ({ body: { by = null, reason = null }, ip }) => {
+      const who = { address: ip, by }
+      const change: Change = {
+        who,
+        what: 'drain',
+        record: null,
+        before: null,
+        after: { draining: true },
+        reason,
+      }
+      await audited(ports.audit, change, async () => ports.announceDrain())
+      return { draining: true }
+    },
+  )
+}
+
+/** What `If-Match` says. */
+function versionOf({ headers }: FastifyRequest): string {
+  const tag = headers['if-match']
+  if (tag !== undefined) return tag
+  throw new AdminProblem(
+    'version_required',
+    'send the `version` that is decided about as If-Match: "<version>"',
+  )
+}
+
+async function storedOf({ records }: ChangePorts, ids: readonly RecordId[]): Promise<RecordId[]> {
+  const found = await Promise.all(ids.map((id) => records.get(id)))
+  return ids.filter((_, n) => found[n]?.record != null)
+}
+
+/** A report from outside is tried again where others write to the record at the same time. */
+const MAX_ROUNDS = 5
+
+/** `version`: of an operator's decision; null: of a report from outside. Null: there is no such record. */
+async function settle(
+  ports: ChangePorts,
+  what: 'resolve' | 'outcome',
+  id: RecordId,
+  resolving: Resolving,
+  address: string,
+  version: string | null,
+): Promise<RecordView | null> {
+  const { outcome, by = null, reason = null } = resolving
+  const response = responseOf(resolving)
+  for (let round = 0; ; round++) {
+    const found = await decidable(ports, id, version, (view) => {
+      if (view.state !== 'unknown')
+        throw new AdminProblem('not_unknown', `the record is ${view.state}`, { instance: id, record: view })
+    })
+    if (found === null) return null
+    const { stored, view } = found
+    const policy = ports.subjects.policy(stored.route)
+    const resolution: Resolution & Outcome =
+      response === null
+        ? { kind: 'not_executed', reason: `resolved as not executed${reason === null ? '' : `: ${reason}`}` }
+        : { kind: 'completed', result: keptResult(policy, response) }
+    const draft = resolvedDraft(stored, resolution)
+    const { state, lastError } = draft
+    const spans = outcomeSpans(resolution, policy)
+    const after =
+      response === null ? { state } : { state, status: response.status, size: response.body.length }
+    const change: Change = { who: { address, by }, what, record: id, before: summary(view), after, reason }
+    const reply = await audited(ports.audit, change, () =>
+      ports.records.replace(id, stored.version, draft, spans),
+    )
+    if (reply !== null && reply.kind !== 'refused') {
+      const { now, stamp } = reply
+      ports.history.add(id, 'resolved', stamp.version, { outcome, what, by, reason })
+      ports.waiters.tell(id, null)
+      return {
+        ...view,
+        state,
+        version: stamp.version,
+        updatedAt: time(now),
+        leaseUntil: null,
+        expiresAt: time(now + (resolution.kind === 'completed' ? spans.dueIn : spans.dropIn)),
+        response: resolution.kind === 'completed' ? responseView(resolution.result) : null,
+        lastError,
+      }
+    }
+    await withdraw(ports.audit, change, OVERTAKEN)
+    if (reply === null) return null
+    if (version !== null) {
+      const met = recordView(id, reply.record, reply.now)
+      if (met === null) return null
+      throw otherVersion(id, met)
+    }
+    if (round === MAX_ROUNDS)
+      throw new AdminProblem('store_unavailable', 'others keep writing to the record: try again', {
+        instance: id,
+      })
+  }
+}
+
+async function remove(
+  ports: ChangePorts,
+  id: RecordId,
+  said: Static<typeof decision>,
+  address: string,
+  version: string,
+): Promise<void> {
+  const found = await decidable(ports, id, version, (view) => {
+    if (view.state !== 'in_progress') return
+    const detail = `its owner's lease lasts until ${view.leaseUntil}: without the record, a retry would execute beside it`
+    throw new AdminProblem('still_running', detail, { instance: id, record: view })
+  })
+  if (found === null) throw notFound(id)
+  const { stored, view } = found
+  const { by = null, reason = null } = said
+  const who = { address, by }
+  const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
+  if (await audited(ports.audit, change, () => ports.store.remove(id, stored.version))) {
+    ports.waiters.tell(id, null)
+    return
+  }
+  await withdraw(ports.audit, change, OVERTAKEN)
+  const met = await ports.records.get(id)
+  const current = met.record === null ? null : recordView(id, met.record, met.now)
+  throw current === null ? notFound(id) : otherVersion(id, current)
+}
+
+/**
+ * The record where it is at `version`, `check` does not throw, and this very replica knows no more of it than it says: then a person
+ * may decide. Null: there is none.
+ */
+async function decidable(
+  { own, records }: ChangePorts,
+  id: RecordId,
+  version: string | null,
+  check: (view: RecordView) => void,
+): Promise<{ readonly stored: IdempotencyRecord; readonly view: RecordView } | null> {
+  const isTold = await own.tell(id)
+  const { record: stored, now } = await records.get(id)
+  const view = stored && recordView(id, stored, now)
+  if (stored === null || view === null) return null
+  if (version !== null && version !== etag(view)) throw otherVersion(id, view)
+  check(view)
+  const met = { instance: id, record: view }
+  if (own.isRunning(id))
+    throw new AdminProblem(
+      'still_running',
+      'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that',
+      met,
+    )
+  if (!isTold)
+    throw new AdminProblem(
+      'outcome_held',
+      'this replica holds what became of it, and writes it as soon as the store takes it: look again then',
+      met,
+    )
+  return { stored, view }
+}
+
+/** Makes the change once it is written down; where that cannot be done, it is not made. */
+async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>): Promise<T> {
+  try {
+    await audit.write(change)
+  } catch (error) {
+    throw new AdminProblem('audit_unavailable', `nothing was changed: ${(error as Error).message}`)
+  }
+  try {
+    return await make()
+  } catch (error) {
+    const isLost = error instanceof StoreUnavailable && error.maybeApplied
+    const why = isLost
+      ? 'the store did not answer: whether it was done shows in the record'
+      : 'the store refused'
+    await withdraw(audit, change, why)
+    throw error
+  }
+}
+
+const OVERTAKEN = 'somebody else had written the record by then'
+
+/** What was written down was not done. A log that fails now hides no change: none was made. */
+async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
+  await audit.write({ ...change, what: 'withdrawn', reason: why }).catch(() => {})
 }
 
 function summary({ route, state, version, fence }: RecordView): object {
   return { route, state, version, fence }
 }
 
-function needsVersion(): AdminAnswer {
-  return problem('version_required', 'send the `version` that is decided about as If-Match: "<version>"')
-}
-
-function otherVersion(id: RecordId, view: RecordView): AdminAnswer {
+function otherVersion(id: RecordId, view: RecordView): AdminProblem {
   const detail = `it is at version ${view.version} now, ${view.state}: look at it again`
-  return problem('version_mismatch', detail, { instance: id, record: view })
+  return new AdminProblem('version_mismatch', detail, { instance: id, record: view })
 }

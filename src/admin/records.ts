@@ -1,177 +1,142 @@
+import { type Static, Type } from 'typebox'
+import type { Config } from '../config/config.ts'
 import { parseDuration } from '../config/units.ts'
-import { ID_BEGINNING, type Millis, type RecordId, STATES, type State } from '../core/record.ts'
-import { CorruptRecord, type KeptNote, type Listing } from '../store/register.ts'
-import { type AdminAnswer, ok, problem } from './answers.ts'
-import { factsOf } from './explain.ts'
-import { read } from './input.ts'
-import type { AdminPorts, AdminRequest } from './ports.ts'
-import type { Lookup, RecordView } from './schemas.ts'
-import { etag, fullView, recordView, time } from './view.ts'
+import {
+  type CompletedResponse,
+  ID_BEGINNING,
+  type IdempotencyRecord,
+  type Millis,
+  type RecordId,
+  readAt,
+  STATES,
+  type State,
+} from '../core/record.ts'
+import type { Records } from '../store/records.ts'
+import { CorruptRecord, type KeptNote, type Listing, type Store } from '../store/register.ts'
+import type { AdminRoutes } from './app.ts'
+import { describeEvent, explainRecord, factsOf, type RouteFacts } from './explain.ts'
+import { lookup, type RecordLookup } from './lookup.ts'
+import { AdminProblem, invalid } from './problems.ts'
+import {
+  closed,
+  type FullView,
+  fullRecord,
+  type HistoryView,
+  oneRecord,
+  type PageView,
+  type RecordView,
+  recordPage,
+} from './schemas.ts'
+import { isDuplicate } from './shadow-tally.ts'
 
-const PAGE = 100
-const MAX_PAGE = 1000
-/** Records looked at for one page, where few of them fit the filter: bounds how long an answer takes. */
-const MAX_LOOKED = 5000
-/** Likewise in a store with much else in it: pages asked for, and ids of one of them, where the last one gave nothing. */
-const MAX_ASKED = 500
-const MAX_STEP = 256
-/** By its beginning a store may have to pass over all others, of which it gives none. */
-const SEARCH_STEP = 1000
-/** Records held at once: each may carry a body of several MiB. */
-const AT_ONCE = 8
+const MASK = '***'
+/** Header lines whose values are credentials. */
+const CREDENTIAL =
+  /^(?:set-cookie2?|(?:proxy-)?authorization|.*(?:token|secret|password|api-?key|session).*)$/i
 
-interface Filter {
-  /** How the id begins. */
-  readonly id: string | null
-  readonly states: ReadonlySet<State> | null
-  readonly route: string | null
-  readonly age: Millis
-  readonly deadLettered: boolean | null
-  readonly limit: number
-  readonly cursor: string | null
-}
-
-/** GET /v1/records */
-export async function list(ports: AdminPorts, { query }: AdminRequest): Promise<AdminAnswer> {
-  const filter = filterOf(query)
-  if (typeof filter === 'string') return problem('invalid_request', filter)
-  const unresolved: readonly State[] = ['in_progress', 'unknown']
-  const { states, deadLettered } = filter
-  const indexed =
-    deadLettered === true || (states !== null && [...states].every((one) => unresolved.includes(one)))
-  const which: Listing = filter.id !== null ? { beginning: filter.id } : indexed ? 'unresolved' : 'all'
-  let cursor: string | null
-  try {
-    cursor = filter.cursor === null ? null : placeIn(which, filter.cursor)
-  } catch {
-    return problem('invalid_request', '?cursor: not the `next` of a page with this filter')
+/** A record as contract §12 shows it at `now`: neither its body nor a credential. Null: it is no longer there. */
+export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis): RecordView | null {
+  const record = readAt(stored, now)
+  if (record === null) return null
+  const { route, state, fence, version, attempts, method, path, lastError } = record
+  return {
+    id,
+    route,
+    state,
+    fence,
+    version,
+    createdAt: time(record.createdAt),
+    updatedAt: time(record.updatedAt),
+    leaseUntil: stored.state === 'in_progress' ? time(stored.leaseUntil) : null,
+    expiresAt: time(record.state === 'completed' ? record.expiresAt : record.dropAt),
+    attempts,
+    method,
+    path,
+    fingerprint: record.fingerprint.toString('base64url'),
+    response: record.state === 'completed' ? responseView(record.result) : null,
+    lastError,
   }
-  let now = await ports.store.ping()
-  const records: RecordView[] = []
-  const unreadable: RecordId[] = []
-  const seen = new Set<RecordId>()
-  let step = filter.id === null ? filter.limit : SEARCH_STEP
-  for (let asked = 1; ; asked++) {
-    let page: Awaited<ReturnType<AdminPorts['store']['list']>>
-    try {
-      page = await ports.store.list(which, cursor, step)
-    } catch (error) {
-      if (error instanceof RangeError)
-        return problem('invalid_request', '?cursor: not the `next` of a page with this filter')
-      throw error
-    }
-    const before = records.length
-    const fresh = page.ids.filter((id) => !seen.has(id))
-    for (const id of fresh) seen.add(id)
-    for (let at = 0; at < fresh.length; at += AT_ONCE) {
-      const found = await Promise.all(fresh.slice(at, at + AT_ONCE).map((id) => look(ports, id, filter)))
-      for (const [n, one] of found.entries()) {
-        if (one === 'unreadable') unreadable.push(fresh[at + n] as RecordId)
-        else if (one !== null) {
-          records.push(one.view)
-          now = one.now
-        }
-      }
-    }
-    cursor = page.next
-    if (cursor === null || records.length >= filter.limit) break
-    if (seen.size >= MAX_LOOKED || asked >= MAX_ASKED) break
-    if (filter.id !== null) continue
-    step = records.length > before ? filter.limit - records.length : Math.min(2 * step, MAX_STEP)
+}
+
+export function responseView(result: CompletedResponse): RecordView['response'] {
+  if (!result.kept) {
+    const headers = result.location === null ? [] : [['Location', result.location]]
+    return { status: result.status, headers, size: null }
   }
-  const next = cursor === null ? null : Buffer.from(`${nameOf(which)} ${cursor}`).toString('base64url')
-  return ok({ records, unreadable, next, now: time(now) })
+  const { status, headers: lines, body } = result.response
+  const headers: string[][] = []
+  for (let n = 0; n + 1 < lines.length; n += 2) {
+    const name = lines[n] as string
+    headers.push([name, CREDENTIAL.test(name) ? MASK : (lines[n + 1] as string)])
+  }
+  return { status, headers, size: body.length }
 }
 
-function placeIn(which: Listing, cursor: string): string {
-  const text = Buffer.from(cursor, 'base64url').toString()
-  const name = nameOf(which)
-  if (!text.startsWith(`${name} `)) throw new RangeError('another listing')
-  return text.slice(name.length + 1)
-}
-
-function nameOf(which: Listing): string {
-  return typeof which === 'string' ? which : which.beginning
-}
-
-async function look(
-  ports: AdminPorts,
+function fullView(
   id: RecordId,
-  { states, route, age, deadLettered }: Filter,
-): Promise<{ view: RecordView; now: Millis } | 'unreadable' | null> {
+  stored: IdempotencyRecord,
+  now: Millis,
+  notes: readonly KeptNote[],
+  facts: RouteFacts | null,
+): FullView | null {
+  const view = recordView(id, stored, now)
+  if (view === null) return null
+  const history = notes.flatMap(historyView)
+  const reconciliation = reconciliationView(stored, now)
+  const full = { ...view, reconciliation, shadowed: shadowedView(history), history }
+  return { ...full, explanation: explainRecord(full, facts) }
+}
+
+function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {
+  const entries = history.filter(({ event }) => event === 'shadowed')
+  if (entries.length === 0) return null
+  const count = (is: (verdict: unknown) => boolean): number =>
+    entries.reduce((sum, { detail, count }) => sum + (is(detail['verdict']) ? count : 0), 0)
+  return { duplicates: count(isDuplicate), misuse: count((verdict) => verdict === 'misuse') }
+}
+
+function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['reconciliation'] {
+  const record = readAt(stored, now)
+  if (record?.state !== 'unknown' || record.reconciliation === null) return null
+  const { since, asked, deadLettered, answer } = record.reconciliation
+  return { since: time(since), nextLookAt: time(record.nextLookAt), asked, deadLettered, answer }
+}
+
+/** An entry that cannot be read is left out: decisions about a record do not depend on its history. */
+function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[] {
+  const [event = ''] = tag.split(':', 1)
   try {
-    const { record, now } = await ports.records.get(id)
-    if (record === null) return null
-    const view = recordView(id, record, now)
-    if (view === null || (route !== null && view.route !== route)) return null
-    if ((states !== null && !states.has(view.state)) || now - record.createdAt < age) return null
-    const dead = record.state === 'unknown' && record.reconciliation?.deadLettered === true
-    return deadLettered === null || dead === deadLettered ? { view, now } : null
+    const detail = JSON.parse(text) as HistoryView['detail']
+    const said = describeEvent(event, detail)
+    return [{ event, ...said, first: time(first), last: time(last), count, detail }]
   } catch (error) {
-    if (error instanceof CorruptRecord) return 'unreadable'
+    if (error instanceof SyntaxError || error instanceof RangeError) return []
     throw error
   }
 }
 
-function filterOf(query: URLSearchParams): Filter | string {
-  const known = ['id', 'state', 'route', 'age', 'deadLettered', 'limit', 'cursor']
-  for (const name of new Set(query.keys())) {
-    if (!known.includes(name)) return `?${name}: unknown; known are ${known.join(', ')}`
-    if (query.getAll(name).length > 1) return `?${name}: once at most`
-  }
-  const states = query.get('state')?.split(',') ?? null
-  const isState = (word: string): word is State => (STATES as readonly string[]).includes(word)
-  if (states !== null && !states.every(isState)) return `?state: a list of ${STATES.join(', ')}`
-  const id = query.get('id')
-  if (id !== null && !ID_BEGINNING.test(id))
-    return '?id: the beginning of a record id, 8 to 43 characters of A-Z a-z 0-9 - _'
-  const age = parseDuration(query.get('age') ?? '0')
-  if (!age.ok) return '?age: a duration, such as 90s, 1h or 7d'
-  const limit = query.get('limit') ?? String(PAGE)
-  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1 || Number(limit) > MAX_PAGE)
-    return `?limit: a whole number, 1 to ${MAX_PAGE}`
-  const dead = query.get('deadLettered')
-  if (dead !== null && dead !== 'true' && dead !== 'false') return '?deadLettered: true or false'
-  return {
-    id,
-    states: states === null ? null : new Set(states.filter(isState)),
-    route: query.get('route'),
-    age: age.value,
-    deadLettered: dead === null ? null : dead === 'true',
-    limit: Number(limit),
-    cursor: query.get('cursor'),
-  }
+/** What `If-Match` must carry. */
+export function etag({ version }: Pick<RecordView, 'version'>): string {
+  return `"${version}"`
 }
 
-/** GET /v1/records/{id} */
-export async function show(ports: AdminPorts, { id }: AdminRequest): Promise<AdminAnswer> {
-  return (await tell(ports, id as RecordId)) ?? notFound(id as RecordId)
+export function time(at: Millis): string {
+  return new Date(at).toISOString()
 }
 
-/** POST /v1/records/lookup */
-export async function lookUp(ports: AdminPorts, { body }: AdminRequest): Promise<AdminAnswer> {
-  const lookup = read<Lookup>('Lookup', body)
-  if (!lookup.ok) return problem('invalid_request', lookup.detail)
-  const ids = ports.subjects.find(lookup.value)
-  if (!ids.ok) return problem('invalid_request', ids.detail)
-  for (const id of ids.value) {
-    const found = await tell(ports, id)
-    if (found !== null) return found
-  }
-  return notFound(ids.value[0] as RecordId)
-}
+/* Looking at one. */
 
-async function tell(ports: AdminPorts, id: RecordId): Promise<AdminAnswer | null> {
-  const [{ record, now }, notes] = await Promise.all([ports.records.get(id), notesOf(ports, id)])
-  if (record === null) return null
-  const { config, isConfigured = true } = ports
-  const facts = isConfigured ? factsOf([...config.routes, config.defaults], record.route) : null
-  const view = fullView(id, record, now, notes, facts)
-  return view && ok(view, { etag: etag(view) })
+/** The pattern keeps `/v1/records/lookup` and what is no id apart. */
+export const ONE = '/v1/records/:id([A-Za-z0-9_-]{43})'
+export const STORE = ['store_unavailable'] as const
+export const STORED = [...STORE, 'record_unreadable', 'record_not_found'] as const
+
+export function notFound(id: RecordId): AdminProblem {
+  return new AdminProblem('record_not_found', 'no request has made it, or it has expired', { instance: id })
 }
 
 /** Its history, as far as there is one. */
-export async function notesOf({ store }: Pick<AdminPorts, 'store'>, id: RecordId): Promise<KeptNote[]> {
+export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Promise<KeptNote[]> {
   try {
     return await store.history.read(id)
   } catch (error) {
@@ -180,6 +145,218 @@ export async function notesOf({ store }: Pick<AdminPorts, 'store'>, id: RecordId
   }
 }
 
-export function notFound(id: RecordId): AdminAnswer {
-  return problem('record_not_found', 'no request has made it, or it has expired', { instance: id })
+/* Looking at many. */
+
+/** Records held at once: each may carry a body of several MiB. */
+const AT_ONCE = 8
+
+/** Calls `look` for each id, a few at a time; results in their order. */
+async function inTurns<T>(ids: readonly RecordId[], look: (id: RecordId) => Promise<T>): Promise<T[]> {
+  const all: T[] = []
+  for (let at = 0; at < ids.length; at += AT_ONCE)
+    all.push(...(await Promise.all(ids.slice(at, at + AT_ONCE).map(look))))
+  return all
+}
+
+/** Bounds how long a scan takes, and what it costs the store. */
+const MAX_SCANNED = 50_000
+const SCAN_PAGE = 500
+
+/** Shows every record once. Not `complete`: there are more than it shows. */
+export async function scanRecords(
+  store: Pick<Store, 'list'>,
+  which: Listing,
+  show: (id: RecordId) => Promise<void>,
+): Promise<{ readonly looked: number; readonly complete: boolean }> {
+  const seen = new Set<RecordId>()
+  let cursor: string | null = null
+  for (;;) {
+    const page = await store.list(which, cursor, SCAN_PAGE)
+    const fresh = [...new Set(page.ids)].filter((id) => !seen.has(id))
+    for (const id of fresh) seen.add(id)
+    await inTurns(fresh, show)
+    cursor = page.next
+    if (cursor === null || seen.size >= MAX_SCANNED) return { looked: seen.size, complete: cursor === null }
+  }
+}
+
+const MAX_PAGE = 1000
+/** Records looked at for one page, where few of them fit the filter: bounds how long an answer takes. */
+const MAX_LOOKED = 5000
+/** Likewise in a store with much else in it: pages asked for, and ids of one of them, where the last one gave nothing. */
+const MAX_ASKED = 500
+const MAX_STEP = 256
+/** By its beginning a store may have to pass over all others, of which it gives none. */
+const SEARCH_STEP = 1000
+
+const filter = Type.Object(
+  {
+    id: Type.Optional(
+      Type.String({
+        pattern: ID_BEGINNING.source,
+        description:
+          'The beginning of a record id, 8 to 43 characters of A-Z a-z 0-9 - _, such as the 12 that logs show. A page may be empty and have a next one.',
+      }),
+    ),
+    state: Type.Optional(Type.String({ description: 'Comma-separated states.' })),
+    route: Type.Optional(Type.String({ description: 'Name of a route.' })),
+    age: Type.Optional(Type.String({ description: 'Created at least so long ago, such as 1h.' })),
+    deadLettered: Type.Optional(
+      Type.Boolean({ description: 'Unknown, and asked about as often as the route allows.' }),
+    ),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_PAGE, description: 'Default: 100.' })),
+    cursor: Type.Optional(Type.String({ description: '`next` of the page before.' })),
+  },
+  closed,
+)
+
+interface Filter {
+  readonly states: ReadonlySet<State> | null
+  readonly route: string | undefined
+  readonly age: Millis
+  readonly deadLettered: boolean | undefined
+}
+
+function filterOf({ state, route, age: text = '0', deadLettered }: Static<typeof filter>): Filter {
+  const states = state?.split(',') ?? null
+  const isState = (word: string): word is State => (STATES as readonly string[]).includes(word)
+  if (states !== null && !states.every(isState)) throw invalid(`?state: a list of ${STATES.join(', ')}`)
+  const age = parseDuration(text)
+  if (!age.ok) throw invalid('?age: a duration, such as 90s, 1h or 7d')
+  return { states: states && new Set(states.filter(isState)), route, age: age.value, deadLettered }
+}
+
+function listingOf(id: string | undefined, { states, deadLettered }: Filter): Listing {
+  if (id !== undefined) return { beginning: id }
+  const unresolved: readonly State[] = ['in_progress', 'unknown']
+  const isIndexed =
+    deadLettered === true || (states !== null && [...states].every((one) => unresolved.includes(one)))
+  return isIndexed ? 'unresolved' : 'all'
+}
+
+/** A page that fits the filter, as far as the bounds allow. */
+async function pageOf(
+  { records, store }: Pick<RecordPorts, 'records' | 'store'>,
+  query: Static<typeof filter>,
+): Promise<PageView> {
+  const { id, limit = 100 } = query
+  const wanted = filterOf(query)
+  const which = listingOf(id, wanted)
+  const name = typeof which === 'string' ? which : which.beginning
+  const foreign = () => invalid('?cursor: not the `next` of a page with this filter')
+  let cursor: string | null = null
+  if (query.cursor !== undefined) {
+    const text = Buffer.from(query.cursor, 'base64url').toString()
+    if (!text.startsWith(`${name} `)) throw foreign()
+    cursor = text.slice(name.length + 1)
+  }
+  let now = await store.ping()
+  const found: RecordView[] = []
+  const unreadable: RecordId[] = []
+  const seen = new Set<RecordId>()
+  const look = async (id: RecordId): Promise<RecordView | 'unreadable' | null> => {
+    try {
+      const reply = await records.get(id)
+      now = reply.now
+      return reply.record && matching(id, reply.record, reply.now, wanted)
+    } catch (error) {
+      if (error instanceof CorruptRecord) return 'unreadable'
+      throw error
+    }
+  }
+  let step = id === undefined ? limit : SEARCH_STEP
+  for (let asked = 1; ; asked++) {
+    const page = await store.list(which, cursor, step).catch((error: unknown) => {
+      throw error instanceof RangeError ? foreign() : error
+    })
+    const before = found.length
+    const fresh = page.ids.filter((id) => !seen.has(id))
+    for (const id of fresh) seen.add(id)
+    for (const [n, view] of (await inTurns(fresh, look)).entries()) {
+      if (view === 'unreadable') unreadable.push(fresh[n] as RecordId)
+      else if (view !== null) found.push(view)
+    }
+    cursor = page.next
+    if (cursor === null || found.length >= limit) break
+    if (seen.size >= MAX_LOOKED || asked >= MAX_ASKED) break
+    if (id !== undefined) continue
+    step = found.length > before ? limit - found.length : Math.min(2 * step, MAX_STEP)
+  }
+  const next = cursor === null ? null : Buffer.from(`${name} ${cursor}`).toString('base64url')
+  return { records: found, unreadable, next, now: time(now) }
+}
+
+function matching(id: RecordId, record: IdempotencyRecord, now: Millis, wanted: Filter): RecordView | null {
+  const { states, route, age, deadLettered } = wanted
+  const view = recordView(id, record, now)
+  if (view === null || (route !== undefined && view.route !== route)) return null
+  if ((states !== null && !states.has(view.state)) || now - record.createdAt < age) return null
+  const isDead = record.state === 'unknown' && record.reconciliation?.deadLettered === true
+  return deadLettered === undefined || isDead === deadLettered ? view : null
+}
+
+export interface RecordPorts {
+  readonly config: Config
+  /** False: `config` is all defaults, so nothing is known of the routes. */
+  readonly isConfigured?: boolean
+  readonly records: Pick<Records, 'get'>
+  readonly store: Pick<Store, 'list' | 'ping' | 'history'>
+  readonly subjects: RecordLookup
+}
+
+export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => {
+  const full = async (id: RecordId): Promise<FullView | null> => {
+    const [{ record, now }, notes] = await Promise.all([ports.records.get(id), notesOf(ports.store, id)])
+    if (record === null) return null
+    const { config, isConfigured = true } = ports
+    const facts = isConfigured ? factsOf([...config.routes, config.defaults], record.route) : null
+    return fullView(id, record, now, notes, facts)
+  }
+
+  app.get(
+    '/v1/records',
+    {
+      schema: {
+        summary:
+          'Records a page at a time. Of in_progress and unknown alone: the longest due first; else in no order. A page may hold fewer than `limit` and have a next one, or a few more.',
+        querystring: filter,
+        response: { 200: recordPage },
+      },
+      config: { refuses: ['invalid_request', ...STORE] },
+    },
+    async ({ query }) => pageOf(ports, query),
+  )
+
+  app.get(
+    ONE,
+    {
+      schema: { summary: 'A record and its history.', params: oneRecord, response: { 200: fullRecord } },
+      config: { hasETag: true, refuses: STORED },
+    },
+    async ({ params: { id } }, reply) => {
+      const view = await full(id)
+      if (view === null) throw notFound(id)
+      return reply.header('etag', etag(view)).send(view)
+    },
+  )
+
+  app.post(
+    '/v1/records/lookup',
+    {
+      schema: {
+        summary: 'The record that a request with this key, of this caller, would find.',
+        body: lookup,
+        response: { 200: fullRecord },
+      },
+      config: { hasETag: true, refuses: ['invalid_request', ...STORED] },
+    },
+    async ({ body }, reply) => {
+      const ids = ports.subjects.find(body)
+      for (const id of ids) {
+        const view = await full(id)
+        if (view !== null) return reply.header('etag', etag(view)).send(view)
+      }
+      throw notFound(ids[0] as RecordId)
+    },
+  )
 }

@@ -1,66 +1,231 @@
+import { type Static, Type } from 'typebox'
 import { parseDuration } from '../config/units.ts'
-import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import type { Verification } from '../core/reconcile/verify.ts'
+import { type Completed, type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
 import { isPrevented } from '../protect/outcomes.ts'
-import { CorruptRecord, type KeptNote } from '../store/register.ts'
-import { type AdminAnswer, ok, problem } from './answers.ts'
-import type { AdminPorts, AdminRequest, CounterSample } from './ports.ts'
-import { notesOf } from './records.ts'
-import {
-  COUNTED,
-  type CountedRow,
-  PERIOD,
-  type PeriodRow,
-  type Report,
-  UNKNOWN,
-  type UnknownRow,
-} from './report-schema.ts'
-import { MAX_SAMPLE, Sample } from './sample.ts'
-import { scanRecords } from './scan.ts'
-import { isDuplicate, tallyOf } from './shadow-tally.ts'
-import { time } from './view.ts'
+import type { Records } from '../store/records.ts'
+import { CorruptRecord, type KeptNote, type Store } from '../store/register.ts'
+import type { AdminRoutes } from './app.ts'
+import { invalid } from './problems.ts'
+import { notesOf, scanRecords, time } from './records.ts'
+import { closed, timestamp } from './schemas.ts'
+import { isDuplicate, RouteTable, shadowRow, tallyOf, zeros } from './shadow-tally.ts'
+
+const count = (description: string) => Type.Integer({ minimum: 0, description })
+const route = Type.String({ description: 'Name of the route.' })
+
+const figures = {
+  records: count('Keys that were used for the first time.'),
+  executed: count('Of these: done.'),
+  expired: count('Of the executed: their answers are no longer kept.'),
+  notExecuted: count('Of these: not done; a retry executes.'),
+  running: count('Of these: still running.'),
+  unknown: count('Of these: nobody knows.'),
+  attempts: count(
+    'How often they were sent upstream; of duplicates in shadow mode, those that the histories have.',
+  ),
+  replayed: count('Retries that got the stored answer.'),
+  prevented: count('Retries that were not executed, these included.'),
+  misuse: count('Requests refused since the key had come with another content.'),
+  lapsed: count('Leases that lapsed.'),
+  recovered: count('Outcomes written again since the record had gone.'),
+  stale: count('Late outcomes that were refused.'),
+  reconciled: count('Unknown outcomes that the upstream settled when it was asked.'),
+  resolved: count('Unknown outcomes that were decided from outside.'),
+}
+
+const unknown = {
+  under1h: count('Created less than an hour ago.'),
+  under1d: count('Created less than a day ago.'),
+  under7d: count('Created less than seven days ago.'),
+  older: count('Created before.'),
+  deadLettered: count('Of all of these: a person has to decide.'),
+}
+
+const counted = {
+  executed: count('Requests that were executed.'),
+  replayed: figures.replayed,
+  prevented: figures.prevented,
+  misuse: figures.misuse,
+  unknown: count('Outcomes that were recorded as unknown.'),
+  lapsed: figures.lapsed,
+  recovered: figures.recovered,
+  stale: figures.stale,
+  deadLettered: count('Unknown records that a person has to decide about.'),
+  expiring: count('Unknown records that are about to be dropped unresolved.'),
+}
+
+const asked = {
+  eligible: count('Completed records of the period that can be asked about.'),
+  sampled: count('Of these, chosen at random: looked at anew.'),
+  agreed: count('Of the sampled: the upstream says what is stored.'),
+  differing: count('Of the sampled: done, but with another value than the one that is stored.'),
+  disagreed: count('Of the sampled: not done, done with the other outcome, or another operation’s.'),
+  undecided: count('Of the sampled: the answer decides nothing.'),
+  notAsked: count('Of the sampled: could not be asked.'),
+}
+
+/** What happened, by route. Four tables with four scopes, which must not be mixed. */
+export const reportSchema = Type.Object(
+  {
+    since: timestamp('Begin of the period.'),
+    now: timestamp('The store’s time.'),
+    looked: count('Records looked at.'),
+    complete: Type.Boolean({
+      description:
+        'False: there are more records than one report looks at; the period’s figures are too low.',
+    }),
+    unreadable: count('Records that this version cannot read.'),
+    period: Type.Array(Type.Object({ route, ...figures }, closed), {
+      description:
+        'Of records that were created in the period and are still there, by what they and their histories say.',
+    }),
+    unknown: Type.Array(Type.Object({ route, ...unknown }, closed), {
+      description: 'Of records whose outcome is unknown now, whenever they were created, by age.',
+    }),
+    counted: Type.Union(
+      [
+        Type.Object(
+          {
+            since: timestamp('When the process started.'),
+            routes: Type.Array(Type.Object({ route, ...counted }, closed)),
+            shadow: Type.Array(shadowRow, {
+              description: 'What enforce would have done, where routes are in shadow mode.',
+            }),
+          },
+          closed,
+        ),
+        Type.Null(),
+      ],
+      { description: 'What this process alone has counted since it started; null: no proxy was asked.' },
+    ),
+    asked: Type.Union(
+      [
+        Type.Object(
+          {
+            routes: Type.Array(Type.Object({ route, ...asked }, closed)),
+            found: Type.Array(
+              Type.Object(
+                {
+                  id: Type.String({ description: 'Record id.' }),
+                  route,
+                  verdict: Type.Unsafe<'disagrees' | 'differs'>({
+                    type: 'string',
+                    enum: ['disagrees', 'differs'],
+                  }),
+                  why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
+                },
+                closed,
+              ),
+              { description: 'The sampled records that do not agree, the worst first.' },
+            ),
+          },
+          closed,
+        ),
+        Type.Null(),
+      ],
+      {
+        description:
+          'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
+      },
+    ),
+  },
+  { $id: 'Report', ...closed },
+)
+
+export type Report = Static<typeof reportSchema>
+
+/** The figures by their names, in the order of the tables. */
+export const PERIOD = Object.keys(figures) as (keyof typeof figures)[]
+export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
+export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
+export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]
+
+export interface CounterSample {
+  readonly name: string
+  readonly labels: Readonly<Record<string, string>>
+  readonly value: number
+}
+
+/** Asks the upstream about completed records. */
+export interface Recheck {
+  /** How old a record of the route must be to be asked about; null: it cannot be. */
+  readonly from: (route: string) => Millis | null
+  readonly ask: (id: RecordId, record: Completed) => Promise<Verification>
+}
+
+export interface ReportPorts {
+  readonly records: Pick<Records, 'get'>
+  readonly store: Pick<Store, 'list' | 'ping' | 'history'>
+  /** What this process has counted since it started; absent: the report tells of the store alone. */
+  readonly counters?: () => Promise<{ readonly since: Millis; readonly samples: readonly CounterSample[] }>
+  /** Absent: no upstream is known here, so none is asked. */
+  readonly recheck?: Recheck
+}
+
+const MAX_SAMPLE = 1000
+
+const query = Type.Object(
+  {
+    since: Type.Optional(
+      Type.String({ description: 'How long ago the period begins, such as 7d. Default: 24h.' }),
+    ),
+    sample: Type.Optional(
+      Type.Integer({
+        minimum: 1,
+        maximum: MAX_SAMPLE,
+        description:
+          'Ask the upstream anew about so many completed records of the period, chosen at random, where `reconcile` says how.',
+      }),
+    ),
+  },
+  closed,
+)
+
+export const reportRoutes: AdminRoutes<ReportPorts> = async (app, { ports }) => {
+  app.get(
+    '/v1/report',
+    {
+      schema: {
+        summary:
+          'What was executed, replayed and prevented, and what is unknown. Looks at the records one by one.',
+        querystring: query,
+        response: { 200: reportSchema },
+      },
+      config: { refuses: ['invalid_request', 'store_unavailable'] },
+    },
+    async ({ query: { since = '24h', sample } }) => {
+      const span = parseDuration(since)
+      if (!span.ok || span.value === 0)
+        throw invalid('?since: a duration of more than 0, such as 90m, 24h or 7d')
+      if (sample === undefined) return reportOf(ports, span.value, null)
+      if (ports.recheck === undefined) throw invalid('?sample: only a running proxy asks the upstream')
+      return reportOf(ports, span.value, new Sample(sample, ports.recheck))
+    },
+  )
+}
 
 const HOUR: Millis = 3_600_000
 const DAY: Millis = 24 * HOUR
-
 const REPLAYED = new Set(['replayed', 'waited'])
 
-/** GET /v1/report */
-export async function report(ports: AdminPorts, { query }: AdminRequest): Promise<AdminAnswer> {
-  for (const name of new Set(query.keys())) {
-    if (name !== 'since' && name !== 'sample')
-      return problem('invalid_request', `?${name}: unknown; known are since and sample`)
-    if (query.getAll(name).length > 1) return problem('invalid_request', `?${name}: once at most`)
-  }
-  const since = parseDuration(query.get('since') ?? '24h')
-  if (!since.ok || since.value === 0)
-    return problem('invalid_request', '?since: a duration of more than 0, such as 90m, 24h or 7d')
-  const size = query.get('sample')
-  if (size !== null && (!/^\d{1,4}$/.test(size) || Number(size) < 1 || Number(size) > MAX_SAMPLE))
-    return problem('invalid_request', `?sample: a whole number, 1 to ${MAX_SAMPLE}`)
-  if (size !== null && ports.recheck === undefined)
-    return problem('invalid_request', '?sample: only a running proxy asks the upstream')
-  const sample =
-    size === null || ports.recheck === undefined ? null : new Sample(Number(size), ports.recheck, Math.random)
-  return ok(await reportOf(ports, since.value, sample))
-}
-
-async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null): Promise<Report> {
+async function reportOf(ports: ReportPorts, span: Millis, sample: Sample | null): Promise<Report> {
   const now = await ports.store.ping()
   const from = now - span
-  const period = new Map<string, PeriodRow>()
-  const unknown = new Map<string, UnknownRow>()
+  const period = new RouteTable(() => zeros(PERIOD))
+  const unknown = new RouteTable(() => zeros(UNKNOWN))
   const unreadable = new Set<RecordId>()
   const look = (id: RecordId): Promise<IdempotencyRecord | null> => read(ports, id, unreadable)
 
   const waiting = await scanRecords(ports.store, 'unresolved', async (id) => {
     const record = await look(id)
-    if (record !== null) countUnknown(rowOf(unknown, record.route, UNKNOWN), record, now)
+    if (record !== null) countUnknown(unknown.row(record.route), record, now)
   })
   const all = await scanRecords(ports.store, 'all', async (id) => {
     const record = await look(id)
     if (record === null || record.createdAt < from) return
-    const notes = await notesOf(ports, id)
-    countRecord(rowOf(period, record.route, PERIOD), record, notes)
+    const notes = await notesOf(ports.store, id)
+    countRecord(period.row(record.route), record, notes)
     if (record.state === 'completed') sample?.show(id, record, now - record.createdAt)
   })
   return {
@@ -69,8 +234,8 @@ async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null):
     looked: all.looked,
     complete: all.complete && waiting.complete,
     unreadable: unreadable.size,
-    period: sorted(period),
-    unknown: sorted(unknown).filter((row) => UNKNOWN.some((name) => row[name] > 0)),
+    period: period.rows(),
+    unknown: unknown.rows().filter((row) => UNKNOWN.some((name) => row[name] > 0)),
     counted: ports.counters === undefined ? null : countedOf(await ports.counters()),
     asked: sample && (await sample.ask(ports.records)),
   }
@@ -78,7 +243,7 @@ async function reportOf(ports: AdminPorts, span: Millis, sample: Sample | null):
 
 /** As it reads now; null: it has gone, or cannot be read. */
 async function read(
-  { records }: AdminPorts,
+  { records }: ReportPorts,
   id: RecordId,
   unreadable: Set<RecordId>,
 ): Promise<IdempotencyRecord | null> {
@@ -92,28 +257,11 @@ async function read(
   }
 }
 
-function rowOf<N extends string>(
-  rows: Map<string, { route: string } & Record<N, number>>,
-  route: string,
-  names: readonly N[],
-): Record<N, number> {
-  let row = rows.get(route)
-  if (row === undefined) {
-    row = { route, ...zeros(names) }
-    rows.set(route, row)
-  }
-  return row
-}
-
-function zeros<N extends string>(names: readonly N[]): Record<N, number> {
-  return Object.fromEntries(names.map((name) => [name, 0])) as Record<N, number>
-}
-
-function sorted<Row extends { readonly route: string }>(rows: ReadonlyMap<string, Row>): Row[] {
-  return [...rows.values()].toSorted((a, b) => (a.route < b.route ? -1 : 1))
-}
-
-function countUnknown(row: Omit<UnknownRow, 'route'>, record: IdempotencyRecord, now: Millis): void {
+function countUnknown(
+  row: Record<(typeof UNKNOWN)[number], number>,
+  record: IdempotencyRecord,
+  now: Millis,
+): void {
   if (record.state !== 'unknown') return
   const age = now - record.createdAt
   if (age < HOUR) row.under1h++
@@ -124,29 +272,17 @@ function countUnknown(row: Omit<UnknownRow, 'route'>, record: IdempotencyRecord,
 }
 
 function countRecord(
-  row: Omit<PeriodRow, 'route'>,
+  row: Record<(typeof PERIOD)[number], number>,
   record: IdempotencyRecord,
   notes: readonly KeptNote[],
 ): void {
   row.records++
   row.attempts += record.attempts
-  switch (record.state) {
-    case 'expired':
-      row.expired++
-      row.executed++
-      break
-    case 'completed':
-      row.executed++
-      break
-    case 'failed_retryable':
-      row.notExecuted++
-      break
-    case 'in_progress':
-      row.running++
-      break
-    case 'unknown':
-      row.unknown++
-  }
+  if (record.state === 'completed' || record.state === 'expired') row.executed++
+  if (record.state === 'expired') row.expired++
+  if (record.state === 'failed_retryable') row.notExecuted++
+  if (record.state === 'in_progress') row.running++
+  if (record.state === 'unknown') row.unknown++
   let lapses = 0
   for (const { tag, count } of notes) {
     const [event = '', of = ''] = tag.split(':', 2)
@@ -189,14 +325,97 @@ function countedOf({
   readonly since: Millis
   readonly samples: readonly CounterSample[]
 }): Report['counted'] {
-  const rows = new Map<string, CountedRow>()
+  const table = new RouteTable(() => zeros(COUNTED))
   for (const { name, labels, value } of samples) {
     const { route } = labels
     if (route === undefined) continue
     const of = labels['outcome'] ?? labels['result']
     for (const figure of COUNTED)
       if (SUMS[figure].some(([metric, wanted]) => metric === name && wanted === of))
-        rowOf(rows, route, COUNTED)[figure] += value
+        table.row(route)[figure] += value
   }
-  return { since: time(since), routes: sorted(rows), shadow: tallyOf(samples).rows() }
+  return { since: time(since), routes: table.rows(), shadow: tallyOf(samples).rows() }
+}
+
+/** Questions under way at once: the upstream has other work. */
+const AT_ONCE = 4
+/** No question begins later than that. */
+const BEGIN_WITHIN: Millis = 20_000
+
+const FIGURE = {
+  agrees: 'agreed',
+  differs: 'differing',
+  disagrees: 'disagreed',
+  undecided: 'undecided',
+  not_asked: 'notAsked',
+} as const satisfies Record<Verification['kind'], (typeof ASKED)[number]>
+
+/** A sample of the completed records that are shown to it, each as likely as any other, asked about anew. */
+class Sample {
+  readonly #size: number
+  readonly #recheck: Recheck
+  readonly #table = new RouteTable(() => zeros(ASKED))
+  readonly #ids: RecordId[] = []
+  #shown = 0
+
+  constructor(size: number, recheck: Recheck) {
+    this.#size = size
+    this.#recheck = recheck
+  }
+
+  /** `age`: since the record was created. */
+  show(id: RecordId, { route }: Completed, age: Millis): void {
+    const from = this.#recheck.from(route)
+    if (from === null || age < from) return
+    this.#table.row(route).eligible++
+    this.#shown++
+    if (this.#ids.length < this.#size) this.#ids.push(id)
+    else {
+      const at = Math.floor(Math.random() * this.#shown)
+      if (at < this.#size) this.#ids[at] = id
+    }
+  }
+
+  /** @throws {StoreUnavailable} */
+  async ask(records: ReportPorts['records']): Promise<NonNullable<Report['asked']>> {
+    const found: NonNullable<Report['asked']>['found'] = []
+    const until = performance.now() + BEGIN_WITHIN
+    const left = [...this.#ids]
+    const work = async (): Promise<void> => {
+      for (let id = left.pop(); id !== undefined; id = left.pop()) {
+        const record = await completed(records, id)
+        if (record === null) continue
+        const rechecked: Verification =
+          performance.now() < until
+            ? await this.#recheck.ask(id, record)
+            : { kind: 'not_asked', why: 'the report has taken long enough' }
+        const row = this.#table.row(record.route)
+        row.sampled++
+        row[FIGURE[rechecked.kind]]++
+        if (rechecked.kind === 'disagrees' || rechecked.kind === 'differs')
+          found.push({ id, route: record.route, verdict: rechecked.kind, why: rechecked.why })
+      }
+    }
+    await Promise.all(Array.from({ length: AT_ONCE }, work))
+    return {
+      routes: this.#table.rows(),
+      // What is worse first.
+      found: found.toSorted((a, b) => rank(a) - rank(b) || (a.id < b.id ? -1 : 1)),
+    }
+  }
+}
+
+function rank({ verdict }: { readonly verdict: 'disagrees' | 'differs' }): number {
+  return verdict === 'disagrees' ? 0 : 1
+}
+
+/** As it is now; null: somebody has deleted it, or it has expired. */
+async function completed(records: ReportPorts['records'], id: RecordId): Promise<Completed | null> {
+  try {
+    const { record, now } = await records.get(id)
+    return record?.state === 'completed' && now < record.expiresAt ? record : null
+  } catch (error) {
+    if (error instanceof CorruptRecord) return null
+    throw error
+  }
 }

@@ -1,6 +1,42 @@
+import { type Static, Type } from 'typebox'
 import type { Millis } from '../core/record.ts'
 import { namesOf, SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
-import { SHADOW_FIGURES, type ShadowRow } from './shadow-schema.ts'
+
+const count = (description: string) => Type.Integer({ minimum: 0, description })
+
+const figures = {
+  requests: count('Requests that shadow mode looked at.'),
+  executed: count('Of these: enforce would have sent them upstream, too.'),
+  prevented: count('Duplicates that were executed and would not have been.'),
+  differed: count('Of these: the second answer was another one.'),
+  refused: count('Requests that would have been refused: their clients have to be mended first.'),
+  unjudged: count('Requests that could not be looked at, or not to their end.'),
+  newKeys: count('Operations that came again under a new key within a minute: clients that no key protects.'),
+  retriedIn1m: count('Retries that found a completed record less than a minute old.'),
+  retriedIn1h: count('The same, less than an hour old.'),
+  retriedIn1d: count('The same, less than a day old.'),
+  retriedLater: count('The same, older.'),
+}
+
+/** What `enforce` would have done, by route. */
+export const shadowRow = Type.Object(
+  {
+    route: Type.String({ description: 'Name of the route.' }),
+    ...figures,
+    verdicts: Type.Object(
+      Object.fromEntries(
+        Object.entries(SHADOW_VERDICTS).map(([verdict, { says }]) => [verdict, count(says)]),
+      ),
+      { additionalProperties: false, description: 'Of all requests.' },
+    ),
+  },
+  { additionalProperties: false },
+)
+
+export type ShadowRow = Static<typeof shadowRow>
+
+/** The figures by their names, in the order of the table. */
+export const SHADOW_FIGURES = Object.keys(figures) as (keyof typeof figures)[]
 
 const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retriedIn1d'])[] = [
   [60_000, 'retriedIn1m'],
@@ -13,15 +49,44 @@ export function isDuplicate(verdict: unknown): boolean {
   return typeof verdict === 'string' && isVerdict(verdict) && SHADOW_VERDICTS[verdict].effect === 'prevented'
 }
 
-type Row = { -readonly [K in keyof ShadowRow]: ShadowRow[K] }
+/** Rows of figures by route, which begin at zero. */
+export class RouteTable<Figures extends object> {
+  readonly #rows = new Map<string, { route: string } & Figures>()
+  readonly #zeros: () => Figures
 
-/** Counts what shadow mode told, from wherever it is known. */
+  constructor(zeros: () => Figures) {
+    this.#zeros = zeros
+  }
+
+  row(route: string): Figures {
+    let row = this.#rows.get(route)
+    if (row === undefined) {
+      row = { route, ...this.#zeros() }
+      this.#rows.set(route, row)
+    }
+    return row
+  }
+
+  /** In the order of their names. */
+  rows(): ({ route: string } & Figures)[] {
+    return [...this.#rows.values()].toSorted((a, b) => (a.route < b.route ? -1 : 1))
+  }
+}
+
+export function zeros<N extends string>(names: readonly N[]): Record<N, number> {
+  return Object.fromEntries(names.map((name) => [name, 0])) as Record<N, number>
+}
+
+/** Counts what shadow mode found, from counters or from a log. */
 export class ShadowTally {
-  readonly #rows = new Map<string, Row>()
+  readonly #table = new RouteTable(() => ({
+    ...zeros(SHADOW_FIGURES),
+    verdicts: zeros(namesOf(SHADOW_VERDICTS)),
+  }))
 
   verdict(route: string, verdict: string, count = 1): void {
     if (!isVerdict(verdict)) return
-    const row = this.#row(route)
+    const row = this.#table.row(route)
     row.requests += count
     row[SHADOW_VERDICTS[verdict].effect] += count
     if (verdict === 'replay_differs') row.differed += count
@@ -29,33 +94,18 @@ export class ShadowTally {
   }
 
   newKey(route: string, count = 1): void {
-    this.#row(route).newKeys += count
+    this.#table.row(route).newKeys += count
   }
 
   /** `age`: at most that. */
   retry(route: string, age: Millis, count = 1): void {
     const [, figure] = AGES.find(([bound]) => age <= bound) ?? [0, 'retriedLater' as const]
-    this.#row(route)[figure] += count
+    this.#table.row(route)[figure] += count
   }
 
-  /** Routes of which shadow mode has told a verdict. */
+  /** Routes with a verdict of shadow mode. */
   rows(): ShadowRow[] {
-    return [...this.#rows.values()]
-      .filter(({ requests }) => requests > 0)
-      .toSorted((a, b) => (a.route < b.route ? -1 : 1))
-  }
-
-  #row(route: string): Row {
-    let row = this.#rows.get(route)
-    if (row === undefined) {
-      row = {
-        route,
-        ...(Object.fromEntries(SHADOW_FIGURES.map((name) => [name, 0])) as Omit<Row, 'route' | 'verdicts'>),
-        verdicts: Object.fromEntries(namesOf(SHADOW_VERDICTS).map((verdict) => [verdict, 0])),
-      }
-      this.#rows.set(route, row)
-    }
-    return row
+    return this.#table.rows().filter(({ requests }) => requests > 0)
   }
 }
 

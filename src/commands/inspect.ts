@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { counted } from '../admin/explain.ts'
-import type { FullView, HistoryView, Lookup, PageView, RecordView } from '../admin/schemas.ts'
+import type { Lookup } from '../admin/lookup.ts'
+import type { FullView, HistoryView, PageView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { TOKEN } from '../core/headers.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'

@@ -1,6 +1,6 @@
 import { counted } from '../admin/explain.ts'
-import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report-schema.ts'
-import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-schema.ts'
+import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report.ts'
+import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-tally.ts'
 import { parseDuration, quote } from '../config/units.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { printRefusal } from './record-source.ts'

@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
-import { read, responseOf } from '../admin/input.ts'
-import type { FullView, RecordView, Resolving } from '../admin/schemas.ts'
+import { type Resolving, resolutionFault } from '../admin/changes.ts'
+import type { FullView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
@@ -120,10 +120,8 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
     }
     resolving = { outcome: 'completed', response, ...decider }
   }
-  const checked = read<Resolving>('Resolution', resolving)
-  const sound = checked.ok ? responseOf(checked.value) : checked
-  if (checked.ok && sound.ok) return checked
-  const detail = sound.ok ? '' : sound.detail
+  const detail = resolutionFault(resolving)
+  if (detail === null) return { ok: true, value: resolving as Resolving }
   return refused(io, file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
 }
 

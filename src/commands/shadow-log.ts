@@ -1,7 +1,6 @@
 import { createReadStream } from 'node:fs'
 import { createInterface } from 'node:readline'
-import type { ShadowRow } from '../admin/shadow-schema.ts'
-import { isVerdict, ShadowTally } from '../admin/shadow-tally.ts'
+import { isVerdict, type ShadowRow, ShadowTally } from '../admin/shadow-tally.ts'
 import type { Millis } from '../core/record.ts'
 
 /** What `enforce` would have done in a period, according to the logs of shadow mode. */

@@ -7,9 +7,7 @@ import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
 import { type Args, finding, type Io, type Options, usage } from './command.ts'
 import { configOf, printErrors } from './configuration.ts'
-import { openDirect } from './direct.ts'
-import type { RecordSource } from './record-source.ts'
-import { openRemote } from './remote.ts'
+import { openDirect, openRemote, type RecordSource } from './record-source.ts'
 
 export const ADMIN_OPTIONS: Options = {
   admin: { value: 'URL', help: 'admin listener of a running proxy, such as http://127.0.0.1:9464' },

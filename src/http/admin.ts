@@ -1,14 +1,53 @@
-import type { IncomingMessage, Server, ServerResponse } from 'node:http'
-import { type AdminAnswer, problem } from '../admin/answers.ts'
-import type { AdminApi } from '../admin/api.ts'
-import { readPage } from '../admin/page.ts'
+import { createHash, timingSafeEqual } from 'node:crypto'
+import { readFileSync } from 'node:fs'
+import type { IncomingMessage, Server } from 'node:http'
+import { type AdminAccess, adminApi } from '../admin/api.ts'
+import { type AdminApp, type AppOptions, adminApp } from '../admin/app.ts'
+import { AdminProblem } from '../admin/problems.ts'
+import { linesOf } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import type { Metrics } from '../observe/metrics.ts'
-import { Budget } from '../runtime/limits.ts'
-import { type Gate, refusedAt } from './admin-gate.ts'
-import { sendPage } from './admin-page.ts'
-import { hasBody, readBody } from './bodies.ts'
 import { TrafficServer } from './connections.ts'
+import { unmapped } from './headers.ts'
+
+type OnBug = AppOptions['onBug']
+
+/** The operations listener: health and metrics alone, for the kubelet and Prometheus. */
+export async function opsServer(health: Health, onBug: OnBug): Promise<Server> {
+  const app = listenerApp({ onBug, notFound: `there are ${HEALTH_PATHS.join(', ')}` })
+  serveHealth(app, health)
+  return started(app)
+}
+
+/** The admin listener: health, the operators' page, and the API behind the bearer token; without a token only the first. */
+export async function adminServer(health: Health, access: AdminAccess | null, onBug: OnBug): Promise<Server> {
+  const app = listenerApp(
+    access === null
+      ? { onBug, notFound: 'admin.tokenFile is not set' }
+      : { onBug, admit: (request) => admit(access, request) },
+  )
+  serveHealth(app, health)
+  if (access !== null) {
+    servePage(app)
+    await app.register(adminApi, { ports: access.ports })
+  }
+  return started(app)
+}
+
+/** A request must be whole by then. */
+const UPLOAD: Millis = 30_000
+
+function listenerApp(options: AppOptions): AdminApp {
+  const timeouts = { requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 }
+  return adminApp({ ...options, server: (listener) => new TrafficServer(timeouts, listener, options.onBug) })
+}
+
+async function started(app: AdminApp): Promise<Server> {
+  await app.ready()
+  return app.server
+}
+
+/* What is open to everybody. */
 
 /** What the open paths tell (contract §12). */
 export interface Health {
@@ -30,136 +69,114 @@ export async function healthOf(store: { ping(): Promise<unknown> }): ReturnType<
   }
 }
 
-type Handler = (health: Health, response: ServerResponse) => Promise<void> | void
+const HEALTH_PATHS = ['/livez', '/startupz', '/readyz', '/metrics']
+const OPEN = { config: { isOpen: true } } as const
 
-const OPEN: Readonly<Record<string, Handler>> = {
+function serveHealth(app: AdminApp, health: Health): void {
   // That this is answered at all shows that the event loop turns.
-  '/livez': (_health, response) => json(response, 200, { status: 'ok' }),
-  '/startupz': (health, response) =>
-    json(response, health.started() ? 200 : 503, { status: health.started() ? 'ok' : 'starting' }),
-  '/readyz': async (health, response) => {
+  app.get('/livez', OPEN, async () => ({ status: 'ok' }))
+  app.get('/startupz', OPEN, async (_request, reply) => {
+    const isStarted = health.started()
+    return reply.code(isStarted ? 200 : 503).send({ status: isStarted ? 'ok' : 'starting' })
+  })
+  app.get('/readyz', OPEN, async (_request, reply) => {
     const store = await health.store()
     const draining = health.draining()
-    const ready = health.started() && !draining && (store.up || !health.readinessNeedsStore)
-    json(response, ready ? 200 : 503, {
-      status: ready ? 'ok' : draining ? 'draining' : 'not ready',
-      draining,
-      store,
-    })
-  },
-  '/metrics': async (health, response) => {
-    const body = await health.metrics.registry.metrics()
-    response.writeHead(200, {
-      'content-type': health.metrics.registry.contentType,
-      'cache-control': 'no-store',
-    })
-    response.end(body)
-  },
-}
-
-/** The operations listener: the open paths alone, for the kubelet and Prometheus. */
-export function opsServer(health: Health, onBug: (error: unknown) => void): Server {
-  return new TrafficServer(
-    {},
-    (request, response) => {
-      if (!open(health, request, response))
-        json(response, 404, { error: 'not found', paths: Object.keys(OPEN) })
-    },
-    onBug,
-  )
-}
-
-/** What stands behind the token. */
-export interface AdminAccess extends Gate {
-  readonly api: AdminApi
-}
-
-/** The admin listener: the open paths, the operators' page, and the API behind the bearer token; without a token only the first. */
-export function adminServer(
-  health: Health,
-  door: AdminAccess | null,
-  onBug: (error: unknown) => void,
-): Server {
-  const page = readPage()
-  return new TrafficServer(
-    {},
-    (request, response) => {
-      if (open(health, request, response)) return
-      if (door !== null && sendPage(page, request, response)) return
-      if (door === null) return answer(response, problem('not_found', 'admin.tokenFile is not set'))
-      void enter(door, request).then(
-        (given) => (given === null ? response.destroy() : answer(response, given)),
-        () => response.destroy(),
-      )
-    },
-    onBug,
-  )
-}
-
-/** A response that nobody waits for is only a few KiB; what people send is no larger than an answer that is kept. */
-const MAX_BODY = 8 * 1024 ** 2
-const UPLOAD: Millis = 30_000
-
-/** Null: the client has gone, or is too slow. */
-async function enter(door: AdminAccess, request: IncomingMessage): Promise<AdminAnswer | null> {
-  const refused = refusedAt(door, request)
-  if (refused !== null) return refused
-  const url = request.url as string
-  const [path = '', query = ''] = url.split(/\?(.*)/s, 2)
-  const found = door.api.find(request.method as string, path)
-  if (found.kind === 'refused') return found.answer
-  const { endpoint, id } = found
-  let body: unknown
-  if (hasBody(request)) {
-    if (endpoint.body === undefined) return problem('invalid_request', 'a body is not read here')
-    if (!/^application\/json\s*(?:;|$)/i.test(request.headers['content-type'] ?? ''))
-      return problem('unsupported_media_type', 'send Content-Type: application/json')
-    const reading = await readBody(request, MAX_BODY, UPLOAD, new Budget(MAX_BODY), null, '')
-    if (reading.kind === 'too_large' || reading.kind === 'no_room')
-      return problem('body_too_large', `at most ${MAX_BODY} bytes`, { headers: { connection: 'close' } })
-    if (reading.kind !== 'body') return null
-    try {
-      body = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(reading.body))
-    } catch {
-      return problem('invalid_request', 'the body is no JSON in UTF-8')
-    }
-  }
-  return door.api.run(endpoint, {
-    id,
-    query: new URLSearchParams(query),
-    ifMatch: request.headers['if-match'] ?? null,
-    body,
-    address: request.socket.remoteAddress ?? 'unknown',
+    const isReady = health.started() && !draining && (store.up || !health.readinessNeedsStore)
+    const status = isReady ? 'ok' : draining ? 'draining' : 'not ready'
+    return reply.code(isReady ? 200 : 503).send({ status, draining, store })
+  })
+  app.get('/metrics', OPEN, async (_request, reply) => {
+    const { registry } = health.metrics
+    return reply.header('content-type', registry.contentType).send(await registry.metrics())
   })
 }
 
-function answer(response: ServerResponse, { status, headers, body }: AdminAnswer): void {
-  const text = body === null ? '' : `${JSON.stringify(body)}\n`
-  response.writeHead(status, {
-    ...(body === null ? {} : { 'content-type': 'application/json' }),
-    'cache-control': 'no-store',
-    'x-content-type-options': 'nosniff',
-    ...headers,
-  })
-  response.end(text)
+const PAGE = new URL('../admin/page/', import.meta.url)
+const SCRIPTS = 'page api counters decide dom metrics queue record routes search words'.split(' ')
+/** Paths on the admin listener, each a file of the page. */
+export const PAGE_FILES: Readonly<Record<string, string>> = {
+  '/': 'index.html',
+  '/page.css': 'page.css',
+  ...Object.fromEntries(SCRIPTS.map((name) => [`/${name}.js`, `${name}.js`])),
 }
 
-function open(health: Health, request: IncomingMessage, response: ServerResponse): boolean {
-  const handler = OPEN[(request.url as string).split('?', 1)[0] as string]
-  if (handler === undefined) return false
-  if (request.method !== 'GET' && request.method !== 'HEAD') {
-    response.setHeader('allow', 'GET, HEAD')
-    json(response, 405, { error: `${request.method} is not allowed here` })
-    return true
+const TYPES: Readonly<Record<string, string>> = {
+  html: 'text/html; charset=utf-8',
+  css: 'text/css; charset=utf-8',
+  js: 'text/javascript; charset=utf-8',
+}
+
+/** Nothing but its own files, nothing written into it, and in nobody's frame. */
+const POLICY = [
+  "default-src 'none'",
+  "script-src 'self'",
+  "style-src 'self'",
+  "connect-src 'self'",
+  "img-src 'self' data:",
+  "base-uri 'none'",
+  "form-action 'none'",
+  "frame-ancestors 'none'",
+].join('; ')
+
+/**
+ * The operators' page (contract §12 `/`). A browser sends no token with its first request, and these files hold no data: they are
+ * served to everybody who reaches the listener, and ask the API with the token of whoever opened them.
+ */
+function servePage(app: AdminApp): void {
+  for (const [path, name] of Object.entries(PAGE_FILES)) {
+    const body = readFileSync(new URL(name, PAGE))
+    const etag = `"${createHash('sha256').update(body).digest('base64url').slice(0, 22)}"`
+    const type = TYPES[name.split('.')[1] as string] as string
+    app.get(path, OPEN, async ({ headers }, reply) => {
+      const held = (headers['if-none-match'] ?? '').split(',').map((one) => one.trim().replace(/^W\//, ''))
+      reply.headers({
+        etag,
+        'cache-control': 'no-cache',
+        'content-security-policy': POLICY,
+        'referrer-policy': 'no-referrer',
+      })
+      return held.includes(etag) ? reply.code(304).send() : reply.header('content-type', type).send(body)
+    })
   }
-  Promise.resolve(handler(health, response)).catch((error: unknown) =>
-    json(response, 500, { error: String(error) }),
-  )
-  return true
 }
 
-function json(response: ServerResponse, status: number, body: unknown): void {
-  if (response.headersSent) return
-  response.writeHead(status, { 'content-type': 'application/json', 'cache-control': 'no-store' })
-  response.end(`${JSON.stringify(body)}\n`)
+/* Who may pass. */
+
+/**
+ * Whoever has the token, to this host, from no other origin (contract §12).
+ * @throws {AdminProblem}
+ */
+function admit({ token, hosts }: AdminAccess, request: IncomingMessage): void {
+  if (!bears(request, token))
+    throw new AdminProblem('unauthorized', 'send it as Authorization: Bearer <token>', {
+      headers: { 'www-authenticate': 'Bearer' },
+    })
+  const host = hostOf(request)
+  if (host === null || !(hosts.includes(host.name) || host.name === addressOf(request)))
+    throw new AdminProblem('host_not_allowed', 'the Host of the request is not in admin.hosts')
+  // A browser that came by a TLS proxy says https.
+  const own = [`http://${host.line}`, `https://${host.line}`]
+  if (!linesOf(request.rawHeaders, 'origin').every((origin) => own.includes(origin.toLowerCase())))
+    throw new AdminProblem('origin_not_allowed', 'a page of another origin sent the request')
+}
+
+/** Compared by digest, so that neither length nor content of the token shows in the time it takes. */
+function bears(request: IncomingMessage, token: string): boolean {
+  const given = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1] ?? ''
+  const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
+  return timingSafeEqual(digest(given), digest(token))
+}
+
+/** Two lines, or none, name no host. */
+function hostOf(request: IncomingMessage): { line: string; name: string } | null {
+  const [line, ...more] = linesOf(request.rawHeaders, 'host').map((one) => one.toLowerCase())
+  const name = /^(\[[0-9a-f:.]+\]|[^:[\]@/?#]+)(?::\d{1,5})?$/.exec(line ?? '')?.[1]
+  return line === undefined || name === undefined || more.length > 0 ? null : { line, name }
+}
+
+/** Where the connection came to, as a `Host` has it: no name that others could point here. */
+function addressOf({ socket }: IncomingMessage): string {
+  const address = unmapped(socket.localAddress ?? '')
+  return address.includes(':') ? `[${address}]` : address
 }

@@ -1,8 +1,6 @@
 import t, { type Test } from 'tap'
-import type { AdminAnswer } from '../../src/admin/answers.ts'
-import { AdminApi } from '../../src/admin/api.ts'
+import type { OwnAttempts } from '../../src/admin/changes.ts'
 import { RecordLookup } from '../../src/admin/lookup.ts'
-import type { OwnAttempts } from '../../src/admin/ports.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
@@ -10,6 +8,7 @@ import { Records } from '../../src/store/records.ts'
 import { type Register, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
+import { type AdminAnswer, injecting } from '../support/admin.ts'
 
 /** Others who write at the worst moment: called before the change reaches the store. */
 type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
@@ -35,8 +34,9 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
   const config = load(`${UPSTREAM}defaults: { ${route} }\n`)
   const audit = await Audit.open(null, 'test', (line) => void lines.push(line))
   t.teardown(() => audit.close())
-  const api = new AdminApi(
+  const ask = await injecting(
     {
+      version: '0',
       config,
       records: new Records(between),
       store: between,
@@ -49,20 +49,8 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
         throw new Error('a bug')
       },
     },
-    '0',
     (error) => void bugs.push(error),
   )
-  const ask = async (
-    method: string,
-    path: string,
-    ifMatch: string | null,
-    body?: unknown,
-  ): Promise<AdminAnswer> => {
-    const found = api.find(method, path)
-    if (found.kind === 'refused') return found.answer
-    const { endpoint, id } = found
-    return api.run(endpoint, { id, query: new URLSearchParams(), ifMatch, body, address: '::1' })
-  }
   return { register, ask, lines, told, bugs }
 }
 

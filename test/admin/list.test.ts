@@ -1,10 +1,10 @@
 import t from 'tap'
-import type { AdminPorts } from '../../src/admin/ports.ts'
-import { list } from '../../src/admin/records.ts'
+import type { AdminPorts } from '../../src/admin/api.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Page } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS } from '../store/fixtures.ts'
+import { injecting } from '../support/admin.ts'
 
 interface Listed {
   readonly records: readonly { readonly id: string; readonly state: string }[]
@@ -14,13 +14,10 @@ interface Listed {
 type Asked = Partial<AdminPorts['store']> & Partial<Pick<Records, 'get'>>
 
 async function page(asked: Asked, query: Record<string, string>): Promise<Listed> {
-  const answer = await list({ records: asked, store: asked } as AdminPorts, {
-    id: '',
-    query: new URLSearchParams(query),
-    ifMatch: null,
-    body: undefined,
-    address: '',
+  const inject = await injecting({ records: asked, store: asked } as AdminPorts, (error) => {
+    throw error
   })
+  const answer = await inject('GET', `/v1/records?${new URLSearchParams(query).toString()}`)
   t.equal(answer.status, 200)
   return answer.body as Listed
 }

@@ -1,11 +1,7 @@
 import t from 'tap'
 import { Value } from 'typebox/value'
-import type { AdminAnswer } from '../../src/admin/answers.ts'
-import { AdminApi } from '../../src/admin/api.ts'
 import { RecordLookup } from '../../src/admin/lookup.ts'
-import type { CounterSample, Recheck } from '../../src/admin/ports.ts'
-import type { Report } from '../../src/admin/report-schema.ts'
-import { SCHEMAS } from '../../src/admin/schemas.ts'
+import { type CounterSample, type Recheck, type Report, reportSchema } from '../../src/admin/report.ts'
 import type { Verification } from '../../src/core/reconcile/verify.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { Audit } from '../../src/observe/audit.ts'
@@ -14,6 +10,7 @@ import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { load, UPSTREAM } from '../config/support.ts'
 import { bytesOf, HOUR, newId, newToken } from '../store/fixtures.ts'
+import { type AdminAnswer, injecting } from '../support/admin.ts'
 
 const DAY = 24 * HOUR
 const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
@@ -22,8 +19,9 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
   const at = { now: 1_795_000_000_000 }
   const register = memoryStore({ clock: () => at.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
-  const api = new AdminApi(
+  const inject = await injecting(
     {
+      version: '0',
       config,
       records: new Records(register),
       store: register,
@@ -38,7 +36,6 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
         : { counters: async () => ({ since: at.now, samples: await samples() }) }),
       ...(recheck === undefined ? {} : { recheck }),
     },
-    '0',
     (error) => {
       throw error
     },
@@ -55,20 +52,11 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
   }
   const note = (id: RecordId, tag: string, count = 1) =>
     register.history.append(id, [{ tag, count, firstAgo: 0, lastAgo: 0, text: '{}' }])
-  const ask = (query: Record<string, string>): Promise<AdminAnswer> => {
-    const found = api.find('GET', '/v1/report')
-    if (found.kind === 'refused') throw new Error('no such endpoint')
-    return api.run(found.endpoint, {
-      id: '',
-      query: new URLSearchParams(query),
-      ifMatch: null,
-      body: undefined,
-      address: 'a',
-    })
-  }
+  const ask = (query: Record<string, string>): Promise<AdminAnswer> =>
+    inject('GET', `/v1/report?${new URLSearchParams(query).toString()}`)
   const report = async (since: string, sample?: number): Promise<Report> => {
     const answer = await ask({ since, ...(sample === undefined ? {} : { sample: String(sample) }) })
-    t.strictSame([...Value.Errors(SCHEMAS.Report, answer.body)], [], 'as it is described')
+    t.strictSame([...Value.Errors(reportSchema, answer.body)], [], 'as it is described')
     return answer.body as Report
   }
   return { at, register, put, note, ask, report }

@@ -1,7 +1,6 @@
 import t from 'tap'
 import { Value } from 'typebox/value'
-import type { Report } from '../../src/admin/report-schema.ts'
-import { SCHEMAS } from '../../src/admin/schemas.ts'
+import { type Report, reportSchema } from '../../src/admin/report.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -49,7 +48,7 @@ for (const kind of STORES)
         return period.some((row) => row.resolved === 1) && period.some((row) => row.misuse === 1)
       })
       const report = await ask('admin')
-      t.strictSame([...Value.Errors(SCHEMAS.Report, report)], [], 'as it is described')
+      t.strictSame([...Value.Errors(reportSchema, report)], [], 'as it is described')
       t.match(report, { looked: 5, complete: true, unreadable: 0 })
       t.equal(Date.parse(report.now) - Date.parse(report.since), 86_400_000, '24h by default')
       t.strictSame(report.period, [

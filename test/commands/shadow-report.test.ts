@@ -2,11 +2,9 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { Value } from 'typebox/value'
-import type { Report } from '../../src/admin/report-schema.ts'
+import { type Report, reportSchema } from '../../src/admin/report.ts'
 import type { FullView } from '../../src/admin/schemas.ts'
-import { SCHEMAS } from '../../src/admin/schemas.ts'
-import type { ShadowRow } from '../../src/admin/shadow-schema.ts'
-import { isDuplicate, isVerdict } from '../../src/admin/shadow-tally.ts'
+import { isDuplicate, isVerdict, type ShadowRow } from '../../src/admin/shadow-tally.ts'
 import type { ShadowReport } from '../../src/commands/shadow-log.ts'
 import { namesOf, SHADOW_VERDICTS } from '../../src/protect/outcomes.ts'
 import { command, operated } from '../support/commands.ts'
@@ -69,7 +67,7 @@ void t.test('O06 the counters and the log of shadow mode tell the same, by route
   ]
   const asked = await command(['report', '--json', ...where.admin])
   const report = JSON.parse(asked.out) as Report
-  t.strictSame([...Value.Errors(SCHEMAS.Report, report)], [], 'as it is described')
+  t.strictSame([...Value.Errors(reportSchema, report)], [], 'as it is described')
   t.strictSame(report.counted?.shadow, known)
   const text = await command(['report', ...where.admin])
   t.match(text.out, /\nWhat enforce would have done, counted by this one proxy since it started, 20/)

@@ -37,14 +37,11 @@ async function applied(
   const { code, out, err } = await overlaid(t, api, routes)
   t.equal(code, 0, err)
   const overlay = parse(out) as Overlay
-  const { data, resultData } = await openapiFormat.openapiOverlay(
-    parse(api) as object,
-    {
-      overlaySet: overlay,
-    } as Any,
-  )
+  const { data, resultData } = await openapiFormat.openapiOverlay(parse(api), {
+    overlaySet: overlay,
+  } as Any)
   t.equal((resultData as Any).totalUnusedActions, 0, 'every action finds its target')
-  const checked = await new Validator().validate(structuredClone(data))
+  const checked = await new Validator().validate(structuredClone(data) as Any)
   t.ok(checked.valid, `valid OpenAPI: ${JSON.stringify(checked.errors)}`)
   return { api: data, overlay, err }
 }

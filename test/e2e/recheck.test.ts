@@ -1,7 +1,6 @@
 import t from 'tap'
 import { Value } from 'typebox/value'
-import type { Report } from '../../src/admin/report-schema.ts'
-import { SCHEMAS } from '../../src/admin/schemas.ts'
+import { type Report, reportSchema } from '../../src/admin/report.ts'
 import { adminYaml, ask } from '../support/admin.ts'
 import { bank, bankRoute } from '../support/bank.ts'
 import { command } from '../support/commands.ts'
@@ -41,7 +40,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
   const { json, status } = await ask(proxy, '/v1/report?sample=100')
   t.equal(status, 200)
   const report = json as unknown as Report
-  t.strictSame([...Value.Errors(SCHEMAS.Report, report)], [], 'as it is described')
+  t.strictSame([...Value.Errors(reportSchema, report)], [], 'as it is described')
   t.same(report.asked?.routes, [
     {
       route: 'pay',

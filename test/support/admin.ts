@@ -3,6 +3,8 @@ import { join } from 'node:path'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import ajvFormats from 'ajv-formats'
 import type { Test } from 'tap'
+import { type AdminPorts, adminApi } from '../../src/admin/api.ts'
+import { adminApp } from '../../src/admin/app.ts'
 import type { FullView, RecordView } from '../../src/admin/schemas.ts'
 import { tempDir } from './e2e.ts'
 
@@ -27,7 +29,10 @@ export interface Asking {
 interface Described {
   readonly paths: Record<
     string,
-    Record<string, { responses: Record<string, { content?: Record<string, { schema: object }> }> }>
+    Record<
+      string,
+      { requestBody?: object; responses: Record<string, { content?: Record<string, { schema: object }> }> }
+    >
   >
 }
 
@@ -43,6 +48,16 @@ export class Exercised {
     const formats = ajvFormats as unknown as { default?: (ajv: Ajv2020) => void } & ((ajv: Ajv2020) => void)
     ;(formats.default ?? formats)(this.#ajv)
     this.#ajv.addSchema({ ...described, $id: 'api' })
+  }
+
+  get operations(): { method: string; path: string; hasBody: boolean }[] {
+    return Object.entries(this.#described?.paths ?? {}).flatMap(([path, methods]) =>
+      Object.entries(methods).map(([method, { requestBody }]) => ({
+        method: method.toUpperCase(),
+        path,
+        hasBody: requestBody !== undefined,
+      })),
+    )
   }
 
   /** Every operation with every status. */
@@ -120,4 +135,37 @@ export function linesOf(file: string): Record<string, unknown>[] {
     .split('\n')
     .slice(0, -1)
     .map((line) => JSON.parse(line) as Record<string, unknown>)
+}
+
+export interface AdminAnswer {
+  readonly status: number
+  readonly headers: Readonly<Record<string, unknown>>
+  readonly body: object | null
+}
+
+export type Inject = (
+  method: string,
+  url: string,
+  ifMatch?: string | null,
+  body?: unknown,
+) => Promise<AdminAnswer>
+
+/** Asks the API without a socket. */
+export async function injecting(ports: AdminPorts, onBug: (error: unknown) => void): Promise<Inject> {
+  const app = adminApp({ onBug })
+  await app.register(adminApi, { ports })
+  return async (method, url, ifMatch = null, body) => {
+    const reply = await app.inject({
+      method: method as 'GET',
+      url,
+      headers: {
+        ...(ifMatch === null ? {} : { 'if-match': ifMatch }),
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      },
+      ...(body === undefined ? {} : { payload: JSON.stringify(body) }),
+      remoteAddress: '::1',
+    })
+    const text = reply.body
+    return { status: reply.statusCode, headers: reply.headers, body: text === '' ? null : JSON.parse(text) }
+  }
 }

@@ -1,10 +1,6 @@
+import type { TSchema } from 'typebox'
+import { Value } from 'typebox/value'
 import type { RecordId } from '../core/record.ts'
-import type { RecordView } from './schemas.ts'
-
-interface ProblemRow {
-  readonly status: number
-  readonly title: string
-}
 
 /** Every refusal of the admin API, by its code. */
 export const PROBLEMS = {
@@ -26,37 +22,49 @@ export const PROBLEMS = {
   record_unreadable: { status: 500, title: 'The stored record cannot be read' },
   store_unavailable: { status: 503, title: 'The store is unavailable' },
   audit_unavailable: { status: 503, title: 'The audit log cannot be written' },
-} as const satisfies Record<string, ProblemRow>
+} as const satisfies Record<string, { readonly status: number; readonly title: string }>
 
 export type ProblemCode = keyof typeof PROBLEMS
 
-export interface AdminAnswer {
-  readonly status: number
+interface ProblemMembers {
+  readonly instance?: RecordId
+  /** The record as the decision met it. */
+  readonly record?: object
+}
+
+/** A refusal, answered as problem+json (RFC 9457). */
+export class AdminProblem extends Error {
+  readonly code: ProblemCode
+  readonly members: ProblemMembers
   readonly headers: Readonly<Record<string, string>>
-  readonly body: object | null
-}
 
-export function ok(body: object, headers: AdminAnswer['headers'] = {}): AdminAnswer {
-  return { status: 200, headers, body }
-}
-
-export const NO_CONTENT: AdminAnswer = { status: 204, headers: {}, body: null }
-
-/** problem+json (RFC 9457). `record`: what the decision met. */
-export function problem(
-  code: ProblemCode,
-  detail: string,
-  more: {
-    readonly instance?: RecordId
-    readonly record?: RecordView
-    readonly headers?: AdminAnswer['headers']
-  } = {},
-): AdminAnswer {
-  const { status, title } = PROBLEMS[code]
-  const { headers = {}, ...members } = more
-  return {
-    status,
-    headers: { 'content-type': 'application/problem+json', ...headers },
-    body: { type: `urn:idempotency-proxy:${code}`, title, status, detail, code, ...members },
+  constructor(
+    code: ProblemCode,
+    detail: string,
+    { headers = {}, ...members }: ProblemMembers & { headers?: AdminProblem['headers'] } = {},
+  ) {
+    super(detail)
+    this.code = code
+    this.members = members
+    this.headers = headers
   }
+
+  get body() {
+    const { status, title } = PROBLEMS[this.code]
+    const { code, message: detail, members } = this
+    return { type: `urn:idempotency-proxy:${code}`, title, status, detail, code, ...members }
+  }
+}
+
+export function invalid(detail: string): AdminProblem {
+  return new AdminProblem('invalid_request', detail)
+}
+
+/** How `body` differs from its schema: names of members, never their values. Null: it does not. */
+export function mismatch(schema: TSchema, body: unknown): string | null {
+  if (Value.Check(schema, body)) return null
+  const [error] = Value.Errors(schema, body)
+  const example =
+    error?.instancePath === '/response/headers' ? ', such as [["Content-Type","application/json"]]' : ''
+  return `${error?.instancePath || 'the body'}: ${error?.message ?? 'not as described'}${example}`
 }
