@@ -1,6 +1,6 @@
 import { setFlagsFromString } from 'node:v8'
+import { FileWatch } from '../config/files.ts'
 import type { Loaded } from '../config/load.ts'
-import { FileWatch } from '../config/watch.ts'
 import { start } from '../main.ts'
 import { type Logger, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'

@@ -11,139 +11,84 @@ const MIN_LEASE = 1000
 /** Issued keys have some 170 characters. */
 const ISSUED_KEY = 200
 
+type Rule = readonly [
+  broken: boolean,
+  properties: readonly string[],
+  message: string,
+  shared?: readonly string[],
+]
 type Common = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
 
-/** Values of one policy that do not go together. `base`: `defaults` or `routes[n]`. */
+/**
+ * Values of one policy that do not go together, and the properties that decide about it: of the policy, and of the file. `base`:
+ * `defaults` or `routes[n]`.
+ */
 export function checkPolicy(
   findings: Findings,
   base: string,
   policy: RoutePolicy,
   { upstream, store, limits, issuer }: Common,
 ): void {
-  /** `shared`: properties of the file. What a route only inherits has been reported for `defaults`. */
-  const refuse = (
-    broken: boolean,
-    properties: readonly string[],
-    message: string,
-    shared: readonly string[] = [],
-  ): void => {
-    const own = properties.map((property) => `${base}.${property}`)
-    if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) return
-    findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
-  }
   const { lease, ttl, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } = policy
   const { derive } = key
-  const timeout = formatDuration(upstream.timeout)
+  const { jwt } = scope
   // A lease is renewed every third of it, and a renewal may take as long as the store's timeout.
   const minLease = Math.max(MIN_LEASE, Math.ceil(store.timeout * 1.5))
-
-  refuse(
-    lease < minLease,
-    ['lease'],
-    `found a lease of ${formatDuration(lease)}; allowed: at least ${formatDuration(minLease)} (1s, and 1.5 × \`store.timeout\`), or its renewal comes too late`,
-    ['store.timeout'],
-  )
-  refuse(
-    ttl < upstream.timeout,
-    ['ttl'],
-    `found a ttl of ${formatDuration(ttl)}; allowed: at least \`upstream.timeout\` (${timeout}), or a retry of a slow call executes again`,
-    ['upstream.timeout'],
-  )
-  refuse(
-    unresolvedTtl < Math.max(ttl, lease),
-    ['unresolvedTtl', 'ttl', 'lease'],
-    `found an unresolvedTtl of ${formatDuration(unresolvedTtl)} with a ttl of ${formatDuration(ttl)} and a lease of ${formatDuration(lease)}; allowed: an unresolvedTtl of at least both`,
-  )
-  refuse(
-    respondWithin !== null && respondWithin >= upstream.timeout,
-    ['respondWithin'],
-    `found a respondWithin of ${formatDuration(respondWithin ?? 0)}; allowed: less than \`upstream.timeout\` (${timeout}), or none`,
-    ['upstream.timeout'],
-  )
-  refuse(
-    key.minLength > key.maxLength,
-    ['key.minLength', 'key.maxLength', 'profile'],
-    `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`,
-  )
   const forwarded = typeof key.forward === 'object' ? key.forward.header.toLowerCase() : null
-  const counted = [
+  const compared = [
     ...scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
     ...fingerprint.headers,
     ...(derive?.headers ?? []),
   ]
-  refuse(
-    forwarded !== null && counted.includes(forwarded),
-    ['key.forward', 'scope.caller', 'fingerprint.headers', 'key.derive'],
-    `found forward: ${forwarded}, a header by which this route tells requests apart: the key would take its place; allowed: another name`,
-  )
-  refuse(
-    derive !== null && [...derive.json, ...derive.form, ...derive.headers].length === 0,
-    ['key.derive'],
-    'found nothing to derive a key from; allowed: `json`, `form` or `headers` that are not empty, or `derive: off`',
-  )
-  refuse(
-    derive !== null && derive.json.length > 0 && derive.form.length > 0,
-    ['key.derive'],
-    'found both `json` and `form` to derive a key from, and no body is both; allowed: one of them',
-  )
-  refuse(
-    key.forward === 'none' && key.from.every(({ kind }) => kind !== 'header'),
-    ['key.forward', 'key.from'],
-    `found forward none with ${key.from.map(sourceName).join(', ')}, which the upstream gets with the body or the query as sent; allowed: a header source, or another forward`,
-  )
-  refuse(
-    key.issuedOnly && issuer === null,
-    ['key.issuedOnly'],
-    'found issuedOnly without an issuer; allowed: it with `issuer` at the top',
-    ['issuer'],
-  )
-  refuse(
-    key.issuedOnly && key.maxLength < ISSUED_KEY,
-    ['key.issuedOnly', 'key.maxLength'],
-    `found issuedOnly with a maxLength of ${key.maxLength}; allowed: at least ${ISSUED_KEY}, since issued keys are that long`,
-  )
-  refuse(
-    key.issuedOnly && derive !== null,
-    ['key.issuedOnly', 'key.derive'],
-    'found issuedOnly with a key that is derived, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)',
-  )
-  refuse(
-    key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'),
-    ['key.issuedOnly', 'key.from'],
-    'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source',
-  )
-  refuse(
-    scope.jwt !== null && scope.jwt.jwks === null && scope.jwt.keyFile === null,
-    ['scope.caller', 'scope.jwt'],
-    'found the claim of a token that nothing verifies; allowed: it with `scope.jwt.jwks` or `scope.jwt.keyFile`',
-  )
-  refuse(
-    scope.jwt !== null && scope.jwt.jwks !== null && scope.jwt.keyFile !== null,
-    ['scope.jwt.keyFile', 'scope.jwt.jwks'],
-    'found both `jwks` and `keyFile`; allowed: one of them',
-  )
-  refuse(
-    authorizeReplay !== null && (authorizeReplay.path as string | null) === null,
-    ['authorizeReplay'],
-    'found authorizeReplay without a path; allowed: `path` where the upstream is asked, or `authorizeReplay: none`',
-  )
-  refuse(
-    fingerprint.ignore.length > 0 && fingerprint.only.length > 0,
-    ['fingerprint.only', 'fingerprint.ignore'],
-    'found both `ignore` and `only`; allowed: one of them',
-  )
-  refuse(
-    fingerprint.ignore.length + fingerprint.only.length > 0 && !['auto', 'json'].includes(fingerprint.body),
-    ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
-    `found JSON pointers with a body compared as ${fingerprint.body}; allowed: them with auto or json`,
-  )
-  for (const name of ['request', 'response'] as const)
-    refuse(
-      policy.limits[name] > limits.buffered,
-      [`limits.${name}`],
-      `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`,
-      [`limits.${name}`, 'limits.buffered'],
-    )
+  const timeout = formatDuration(upstream.timeout)
+  const pointers = fingerprint.ignore.length + fingerprint.only.length
+  // biome-ignore format: a table
+  const rules: readonly Rule[] = [
+    [lease < minLease, ['lease'],
+      `found a lease of ${formatDuration(lease)}; allowed: at least ${formatDuration(minLease)} (1s, and 1.5 × \`store.timeout\`), or its renewal comes too late`, ['store.timeout']],
+    [ttl < upstream.timeout, ['ttl'],
+      `found a ttl of ${formatDuration(ttl)}; allowed: at least \`upstream.timeout\` (${timeout}), or a retry of a slow call executes again`, ['upstream.timeout']],
+    [unresolvedTtl < Math.max(ttl, lease), ['unresolvedTtl', 'ttl', 'lease'],
+      `found an unresolvedTtl of ${formatDuration(unresolvedTtl)} with a ttl of ${formatDuration(ttl)} and a lease of ${formatDuration(lease)}; allowed: an unresolvedTtl of at least both`],
+    [respondWithin !== null && respondWithin >= upstream.timeout, ['respondWithin'],
+      `found a respondWithin of ${formatDuration(respondWithin ?? 0)}; allowed: less than \`upstream.timeout\` (${timeout}), or none`, ['upstream.timeout']],
+    [key.minLength > key.maxLength, ['key.minLength', 'key.maxLength', 'profile'],
+      `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`],
+    [forwarded !== null && compared.includes(forwarded), ['key.forward', 'scope.caller', 'fingerprint.headers', 'key.derive'],
+      `found forward: ${forwarded}, a header by which this route tells requests apart: the key would take its place; allowed: another name`],
+    [derive !== null && [...derive.json, ...derive.form, ...derive.headers].length === 0, ['key.derive'],
+      'found nothing to derive a key from; allowed: `json`, `form` or `headers` that are not empty, or `derive: off`'],
+    [derive !== null && derive.json.length > 0 && derive.form.length > 0, ['key.derive'],
+      'found both `json` and `form` to derive a key from, and no body is both; allowed: one of them'],
+    [key.forward === 'none' && key.from.every(({ kind }) => kind !== 'header'), ['key.forward', 'key.from'],
+      `found forward none with ${key.from.map(sourceName).join(', ')}, which the upstream gets with the body or the query as sent; allowed: a header source, or another forward`],
+    [key.issuedOnly && issuer === null, ['key.issuedOnly'],
+      'found issuedOnly without an issuer; allowed: it with `issuer` at the top', ['issuer']],
+    [key.issuedOnly && key.maxLength < ISSUED_KEY, ['key.issuedOnly', 'key.maxLength'],
+      `found issuedOnly with a maxLength of ${key.maxLength}; allowed: at least ${ISSUED_KEY}, since issued keys are that long`],
+    [key.issuedOnly && derive !== null, ['key.issuedOnly', 'key.derive'],
+      'found issuedOnly with a key that is derived, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)'],
+    [key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'), ['key.issuedOnly', 'key.from'],
+      'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source'],
+    [jwt !== null && jwt.jwks === null && jwt.keyFile === null, ['scope.caller', 'scope.jwt'],
+      'found the claim of a token that nothing verifies; allowed: it with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
+    [jwt !== null && jwt.jwks !== null && jwt.keyFile !== null, ['scope.jwt.keyFile', 'scope.jwt.jwks'],
+      'found both `jwks` and `keyFile`; allowed: one of them'],
+    [(authorizeReplay?.path as string | null | undefined) === null, ['authorizeReplay'],
+      'found authorizeReplay without a path; allowed: `path` where the upstream is asked, or `authorizeReplay: none`'],
+    [fingerprint.ignore.length > 0 && fingerprint.only.length > 0, ['fingerprint.only', 'fingerprint.ignore'],
+      'found both `ignore` and `only`; allowed: one of them'],
+    [pointers > 0 && !['auto', 'json'].includes(fingerprint.body), ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
+      `found JSON pointers with a body compared as ${fingerprint.body}; allowed: them with auto or json`],
+    ...(['request', 'response'] as const).map((name) => [policy.limits[name] > limits.buffered, [`limits.${name}`],
+      `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`, [`limits.${name}`, 'limits.buffered']] as const),
+  ]
+  for (const [broken, properties, message, shared = []] of rules) {
+    const own = properties.map((property) => `${base}.${property}`)
+    // What a route only inherits has been reported for `defaults`.
+    if (broken && (base === 'defaults' || own.some((path) => findings.isWritten(path))))
+      findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
+  }
 }
 
 export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {

@@ -55,67 +55,50 @@ function fileChanges(before: Config, after: Config): Found[] {
     const { routes: _r, defaults: _d, ...own } = fileForm(config)
     return own
   })
-  return differences(was, now, FILE).map(({ rule, ...difference }) => ({
-    ...difference,
-    effect: effectOf(rule, { some: (identifiesFor) => policies.some(identifiesFor) }),
-    about: null,
-  }))
+  return differences(was, now, FILE).map(({ rule, ...difference }) => {
+    const isConditional = typeof rule === 'object' && rule.effect === 'restart'
+    const identifies = isConditional && policies.some(rule.identifiesFor)
+    return { ...difference, effect: identifies ? 'identifies' : plainly(rule), about: null }
+  })
 }
 
 /** `used`: requests are decided by it. */
 function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
-  const found = differences(policyForm(before), policyForm(after), { group: ROUTE }).map(
-    ({ rule, path, ...values }) => {
-      const effect = effectOf(rule, { when: (when) => when(before, after) })
-      // Which requests a route gets decides about those of the others, too.
-      const idle = moot && effect === 'identifies' && !path.startsWith('match')
-      return { path: `${base}.${path}`, ...values, effect: idle ? ('live' as const) : effect, about: null }
-    },
-  )
+  const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
+  const found = changed.map(({ rule, path, was, now }): Found => {
+    const matters = typeof rule === 'string' || rule.effect === 'restart' || rule.when(before, after)
+    // Which requests a route gets decides about those of the others, too.
+    const idle = !matters || (moot && plainly(rule) === 'identifies' && !path.startsWith('match'))
+    return { path: `${base}.${path}`, was, now, effect: idle ? 'live' : plainly(rule), about: null }
+  })
   const [was, now] = [before, after].map(({ scope }) => scope.callerIsDefault)
   // No property, but whether one is written decides about callers without it.
-  const written = { path: `${base}.scope.callerIsDefault`, was, now, effect: 'live' as const, about: null }
+  const written: Found = { path: `${base}.scope.callerIsDefault`, was, now, effect: 'live', about: null }
   return was === now ? found : [...found, written]
 }
 
-/** What a rule comes to, with what decides about the two kinds of conditional ones. */
-function effectOf(
-  rule: Reload,
-  {
-    when = () => false,
-    some = () => false,
-  }: {
-    readonly when?: (counts: (before: RoutePolicy, after: RoutePolicy) => boolean) => boolean
-    readonly some?: (identifiesFor: (policy: RoutePolicy) => boolean) => boolean
-  },
-): ReloadRule {
-  if (typeof rule === 'string') return rule
-  if (rule.effect === 'restart') return some(rule.identifiesFor) ? 'identifies' : 'restart'
-  return when(rule.when) ? 'identifies' : 'live'
+function plainly(rule: Reload): ReloadRule {
+  return typeof rule === 'string' ? rule : rule.effect
 }
 
 /** Routes of the same name; those that come and go are told by what becomes of their requests, too. */
 function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
-  const whole = (path: string, was: unknown, now: unknown): Found => ({
-    path,
-    was,
-    now,
-    effect: 'live',
-    about: null,
-  })
+  const whole = (path: string, was: unknown, now: unknown): Found[] => [
+    { path, was, now, effect: 'live', about: null },
+  ]
   const gone = before.filter(({ name }) => find(after, name) === undefined)
   const kept = before.filter((route) => !gone.includes(route)).map(({ name }) => name)
   const order = after.map(({ name }) => name).filter((name) => kept.includes(name))
   return [
-    ...gone.map(({ name, match }) => whole(`routes[${name}]`, match, undefined)),
+    ...gone.flatMap(({ name, match }) => whole(`routes[${name}]`, match, undefined)),
     ...after.flatMap((route) => {
       const base = `routes[${route.name}]`
       const same = find(before, route.name)
-      return same === undefined ? [whole(base, undefined, route.match)] : policyChanges(base, same, route)
+      return same === undefined ? whole(base, undefined, route.match) : policyChanges(base, same, route)
     }),
-    ...(isDeepStrictEqual(kept, order) ? [] : [whole('routes', kept, order)]),
+    ...(isDeepStrictEqual(kept, order) ? [] : whole('routes', kept, order)),
   ]
 }
 

@@ -1,4 +1,7 @@
-import { readFileSync } from 'node:fs'
+import { type BigIntStats, type FSWatcher, readFileSync, statSync, watch } from 'node:fs'
+import { stat } from 'node:fs/promises'
+import { dirname, resolve } from 'node:path'
+import type { Millis } from '../core/record.ts'
 import { checkKeyText } from '../credentials/key-text.ts'
 import type { ConfigError, Findings } from './errors.ts'
 import { quote } from './units.ts'
@@ -17,17 +20,18 @@ export function readConfigFile(file: string): FileText {
   }
 }
 
+const REASONS: Readonly<Record<string, string>> = {
+  ENOENT: 'no such file',
+  ENOTDIR: 'no such file',
+  EISDIR: 'a directory',
+  EACCES: 'a file that this process may not read',
+  ERR_ENCODING_INVALID_ENCODED_DATA: 'bytes that are not UTF-8',
+}
+
 /** What is wrong with a file that could not be opened or read. */
 export function whyUnreadable(error: unknown): string {
   const code = error instanceof Error && 'code' in error ? String(error.code) : ''
-  const reasons: Readonly<Record<string, string>> = {
-    ENOENT: 'no such file',
-    ENOTDIR: 'no such file',
-    EISDIR: 'a directory',
-    EACCES: 'a file that this process may not read',
-    ERR_ENCODING_INVALID_ENCODED_DATA: 'bytes that are not UTF-8',
-  }
-  return reasons[code] ?? `a file that cannot be read (${code})`
+  return REASONS[code] ?? `a file that cannot be read (${code})`
 }
 
 /** Its bytes; `null`: that failed, or there are none, which is then among the findings. */
@@ -42,34 +46,30 @@ function readNamed(findings: Findings, path: string, file: string): Buffer | nul
   return null
 }
 
-/** Editors and `echo` end a file with a newline that nobody means. */
-function withoutNewline(bytes: Buffer): Buffer {
-  return bytes.subarray(0, /\r?\n$/.exec(bytes.toString('latin1'))?.index ?? bytes.length)
+/** Without the newline at its end, which editors and `echo` add. */
+function readLine(findings: Findings, path: string, file: string): Buffer | null {
+  const bytes = readNamed(findings, path, file)
+  return bytes?.subarray(0, /\r?\n$/.exec(bytes.toString('latin1'))?.index) ?? null
 }
 
 /** `min`: in bytes. */
 export function readSecret(findings: Findings, path: string, file: string, min: number): Buffer | null {
-  const bytes = readNamed(findings, path, file)
-  if (bytes === null) return null
-  const secret = withoutNewline(bytes)
-  if (secret.length >= min) return secret
+  const secret = readLine(findings, path, file)
+  if (secret === null || secret.length >= min) return secret
   findings.add(path, `found ${secret.length} bytes in ${quote(file)}; allowed: at least ${min}`)
   return null
 }
 
 /** A bearer token: what a header line can carry. */
 export function readToken(findings: Findings, path: string, file: string): string | null {
-  const bytes = readNamed(findings, path, file)
-  if (bytes === null) return null
-  const token = withoutNewline(bytes).toString('latin1')
-  if (/^[!-~]+$/.test(token)) return token
+  const token = readLine(findings, path, file)?.toString('latin1') ?? null
+  if (token === null || /^[!-~]+$/.test(token)) return token
   findings.add(path, `found no token in ${quote(file)}; allowed: one line of printable ASCII without blanks`)
   return null
 }
 
 export function checkPem(findings: Findings, path: string, file: string): void {
-  const bytes = readNamed(findings, path, file)
-  if (bytes !== null && !bytes.includes('-----BEGIN '))
+  if (readNamed(findings, path, file)?.includes('-----BEGIN ') === false)
     findings.add(path, `found no PEM in ${quote(file)}; allowed: a PEM file`)
 }
 
@@ -80,4 +80,121 @@ export function readKeyText(findings: Findings, path: string, file: string): str
   if (message === null) return text
   findings.add(path, message.replace('; allowed: ', ` in ${quote(file)}; allowed: `))
   return null
+}
+
+/** A file that is written in place is read once it has not changed for so long: half of one may be valid, too. */
+const STILL: Millis = 200
+/** Where no event comes: network file systems, links to a file in another folder, no watches left. */
+const POLL: Millis = 2_000
+
+export interface WatchOptions {
+  readonly still?: Millis
+  readonly poll?: Millis
+  /** The folder cannot be watched; the file is polled all the same. Called once for each time. */
+  readonly onLost: (error: Error) => void
+}
+
+/**
+ * Calls `changed` when a file has been replaced or written, once it no longer changes. It watches the folder: a watch of the file
+ * ends with the first `..data` swap of a ConfigMap, and with an editor that renames. It also polls the file. Does not keep the
+ * process alive.
+ */
+export class FileWatch implements Disposable {
+  readonly #file: string
+  readonly #changed: () => void
+  readonly #options: WatchOptions
+  readonly #timer: NodeJS.Timeout
+  #watcher: FSWatcher | null = null
+  /** Identity of the folder that is watched: another one may take its name. */
+  #watched: string | null = null
+  #lost = false
+  /** State of the file when `changed` was last called. */
+  #known: string | null
+  #looking = false
+  #again = false
+  #closed = false
+
+  constructor(file: string, changed: () => void, options: WatchOptions) {
+    this.#file = resolve(file)
+    this.#changed = changed
+    this.#options = options
+    // Synchronous: whoever reads the file after this hears of every later change.
+    this.#known = stateNow(this.#file)
+    void this.#look()
+    this.#timer = setInterval(() => void this.#look(), options.poll ?? POLL).unref()
+  }
+
+  [Symbol.dispose](): void {
+    this.#closed = true
+    clearInterval(this.#timer)
+    this.#watcher?.close()
+  }
+
+  /** One look at a time: a request for another one meanwhile is served after it. */
+  async #look(): Promise<void> {
+    this.#again = true
+    if (this.#looking) return
+    this.#looking = true
+    while (this.#again && !this.#closed) {
+      this.#again = false
+      // First, so that no change falls between the two.
+      await this.#watchFolder()
+      await this.#compare()
+    }
+    this.#looking = false
+  }
+
+  async #compare(): Promise<void> {
+    let found = stateOf(await statOf(this.#file))
+    while (found !== this.#known && !this.#closed) {
+      await new Promise((proceed) => setTimeout(proceed, this.#options.still ?? STILL).unref())
+      const later = stateOf(await statOf(this.#file))
+      if (later === found && !this.#closed) {
+        this.#known = found
+        this.#changed()
+      }
+      found = later
+    }
+  }
+
+  async #watchFolder(): Promise<void> {
+    const folder = dirname(this.#file)
+    const found = await statOf(folder)
+    const identity = found && `${found.dev},${found.ino}`
+    if (this.#closed || (identity === this.#watched && this.#watcher !== null)) return
+    this.#watcher?.close()
+    this.#watcher = null
+    const lost = (error: Error): void => {
+      this.#watcher?.close()
+      this.#watcher = null
+      // Each look tries again.
+      if (!this.#lost) this.#options.onLost(error)
+      this.#lost = true
+    }
+    try {
+      this.#watcher = watch(folder, { persistent: false }, () => void this.#look()).on('error', lost)
+      this.#watched = identity
+      this.#lost = false
+    } catch (error) {
+      lost(error as Error)
+    }
+  }
+}
+
+function stateNow(path: string): string | null {
+  try {
+    return stateOf(statSync(path, { bigint: true }))
+  } catch {
+    return null
+  }
+}
+
+/** Follows links. Null: nothing is there. */
+async function statOf(path: string): Promise<BigIntStats | null> {
+  return await stat(path, { bigint: true }).catch(() => null)
+}
+
+/** What differs between two states of a file. */
+function stateOf(found: BigIntStats | null): string | null {
+  return found ? [found.dev, found.ino, found.size, found.mtimeNs, found.ctimeNs].join() : null
 }

@@ -60,6 +60,8 @@ function expected(entries: Readonly<Record<string, string>> | null | undefined):
 
 /** Lines that the connection makes: undici refuses a request that has them. */
 const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
+type Rule = readonly [property: string, broken: boolean, message: string, also?: string]
+
 /** Headers that each response gets anew, or that only this proxy sends: stored, they would be sent beside the right ones. */
 function isMadeAnew(name: string): boolean {
   return (
@@ -81,124 +83,63 @@ export function checkReconcile(
 ): void {
   const { reconcile: policy, key } = route
   if (written == null || policy === null) return
-  /** Reported where it is written: on the route, else in `defaults`. */
-  const refuse = (property: string, broken: boolean, message: string, also: readonly string[] = []): void => {
-    const own = [`${base}.reconcile`, ...also]
-    if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) return
-    findings.conflict(
-      [
-        `${base}.reconcile.${property}`,
-        ...also,
-        `defaults.reconcile.${property}`,
-        `${base}.reconcile`,
-        'defaults.reconcile',
-      ],
-      message,
-    )
-  }
   const { identity, completed, notFound, pending, after } = policy
   const forms = completedForms(written)
-  refuse(
-    'request',
-    written.request?.path === undefined,
-    'found no path to ask at; allowed: `request.path`, or `reconcile: none`',
-  )
-  refuse(
-    'identity',
-    written.identity === undefined,
-    'found no identity; allowed: JSON pointers whose values show that an answer is about this record, or `none`, which believes any answer',
-  )
-  const hasIdentity = written.identity != null
-  refuse(
-    'identity',
-    hasIdentity && identity.length === 0,
-    'found an empty identity; allowed: at least one JSON pointer, or `none`',
-  )
-  refuse(
-    'identity',
-    hasIdentity && identity.length > 0 && !identity.some(({ value }) => /\{(?:key|record)\}/.test(value)),
-    'found an identity that every record has; allowed: {key} or {record} in one of its values, or `none`',
-  )
-  refuse(
-    'completed',
-    forms.length === 0 || forms.some(({ status }) => status === undefined),
-    'found no status of a completed answer; allowed: `completed.status`',
-  )
-  for (const name of ['notFound', 'pending'] as const)
-    refuse(
-      name,
-      written[name] != null && written[name].status === undefined,
-      `found no status; allowed: \`${name}.status\`, or \`${name}: none\``,
-    )
-  for (const name of namesIn(policy.request.headers))
-    refuse(
-      'request.headers',
-      FRAMING.test(name),
-      `found ${name}, which the connection makes; allowed: other headers`,
-    )
-  for (const [n, { response }] of completed.entries())
-    for (const name of namesIn(response.headers))
-      refuse(
-        `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`,
-        isMadeAnew(name),
-        `found ${name}, which each answer gets anew; allowed: other headers`,
-      )
-  if (notFound !== null)
-    refuse(
-      'notFound',
-      isShadowing(notFound, completed),
-      `found status ${notFound.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that tells them apart`,
-    )
-  if (pending !== null)
-    refuse(
-      'pending',
-      isShadowing(pending, [...completed, ...(notFound === null ? [] : [notFound])]),
-      `found status ${pending.status} for \`pending\` and another answer; allowed: another status, or a \`when\` that tells them apart`,
-    )
-  if (notFound !== null) {
-    refuse(
-      'attempts',
-      policy.attempts < 2,
-      'found 1 attempt with `notFound`, which counts twice in a row; allowed: at least 2',
-    )
-    const noProof = written.notFound?.status === undefined ? null : whyNoProof(notFound)
-    refuse('notFound', noProof !== null, noProof ?? '')
-    refuse(
-      'after',
-      after < timeout && route.profile === 'strict',
-      `found an after of ${formatDuration(after)} with profile strict; allowed: at least \`upstream.timeout\` (${formatDuration(timeout)}), since "not found" before shows nothing, or no \`after\``,
-      [`${base}.profile`],
-    )
-  }
+  const isIdentifying = identity.some(({ value }) => /\{(?:key|record)\}/.test(value))
   const segments = route.match.path.split('/')
   const [unknown] = parametersIn(policy).filter((name) => !segments.includes(`:${name}`))
-  refuse(
-    'request',
-    base !== 'defaults' && unknown !== undefined,
-    `found {:${unknown}}, which no segment of \`match.path\` is called; allowed: the names of its segments`,
-    [`${base}.match`],
-  )
   const unnamed = unnamedSegments(route, policy)
-  refuse(
-    'request',
-    decides && identity.length > 0 && asksByKeyAlone(policy) && unnamed.length > 0,
-    `found a question by {key} alone for the paths of ${unnamed[0]}, so that one may be answered for another; allowed: {record}${unnamed.includes('*') ? '' : `, ${unnamed.map((part) => `{${part}}`).join(' and ')} in \`request.path\` or \`identity\``}, or \`scope.path: route\``,
-    [`${base}.match`],
-  )
+  const named = unnamed.includes('*')
+    ? ''
+    : `, ${unnamed.map((part) => `{${part}}`).join(' and ')} in \`request.path\` or \`identity\``
+  const noProof = notFound === null || written.notFound?.status === undefined ? null : whyNoProof(notFound)
   const untold = notFound === null ? null : whyUntold(policy, key)
-  refuse('notFound', untold !== null, untold ?? '', [`${base}.key`])
-  refuse(
-    'request',
-    decides && route.scope.host,
-    "found reconcile on a route with `scope.host: true`: the question names no host, so that another host's operation may be found, or none; allowed: `scope.host: false`, or `reconcile: none`",
-    [`${base}.scope.host`],
-  )
-  refuse(
-    'request',
-    asksByKey(policy) && key.from.some((from) => from.kind === 'header' && from.name === 'ce-id'),
-    'found {key} with header:ce-id, whose keys are told apart by ce-source, too; allowed: {record}',
-    [`${base}.key.from`],
-  )
+  // biome-ignore format: a table
+  const rules: readonly Rule[] = [
+    ['request', written.request?.path === undefined,
+      'found no path to ask at; allowed: `request.path`, or `reconcile: none`'],
+    ['identity', written.identity === undefined,
+      'found no identity; allowed: JSON pointers whose values show that an answer is about this record, or `none`, which believes any answer'],
+    ['identity', written.identity != null && identity.length === 0,
+      'found an empty identity; allowed: at least one JSON pointer, or `none`'],
+    ['identity', written.identity != null && identity.length > 0 && !isIdentifying,
+      'found an identity that every record has; allowed: {key} or {record} in one of its values, or `none`'],
+    ['completed', forms.length === 0 || forms.some(({ status }) => status === undefined),
+      'found no status of a completed answer; allowed: `completed.status`'],
+    ...(['notFound', 'pending'] as const).map((name) => [name, written[name] != null && written[name].status === undefined,
+      `found no status; allowed: \`${name}.status\`, or \`${name}: none\``] as const),
+    ...namesIn(policy.request.headers).map((name) => ['request.headers', FRAMING.test(name),
+      `found ${name}, which the connection makes; allowed: other headers`] as const),
+    ...completed.flatMap(({ response }, n) => namesIn(response.headers).map((name) => [
+      `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`, isMadeAnew(name),
+      `found ${name}, which each answer gets anew; allowed: other headers`] as const)),
+    ['notFound', isShadowing(notFound, completed),
+      `found status ${notFound?.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that tells them apart`],
+    ['pending', isShadowing(pending, notFound === null ? completed : [...completed, notFound]),
+      `found status ${pending?.status} for \`pending\` and another answer; allowed: another status, or a \`when\` that tells them apart`],
+    ['attempts', notFound !== null && policy.attempts < 2,
+      'found 1 attempt with `notFound`, which counts twice in a row; allowed: at least 2'],
+    ['notFound', noProof !== null, noProof ?? ''],
+    ['after', notFound !== null && after < timeout && route.profile === 'strict',
+      `found an after of ${formatDuration(after)} with profile strict; allowed: at least \`upstream.timeout\` (${formatDuration(timeout)}), since "not found" before shows nothing, or no \`after\``, 'profile'],
+    ['request', base !== 'defaults' && unknown !== undefined,
+      `found {:${unknown}}, which no segment of \`match.path\` is called; allowed: the names of its segments`, 'match'],
+    ['request', decides && identity.length > 0 && asksByKeyAlone(policy) && unnamed.length > 0,
+      `found a question by {key} alone for the paths of ${unnamed[0]}, so that one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
+    ['notFound', untold !== null, untold ?? '', 'key'],
+    ['request', decides && route.scope.host,
+      "found reconcile on a route with `scope.host: true`: the question names no host, so that another host's operation may be found, or none; allowed: `scope.host: false`, or `reconcile: none`", 'scope.host'],
+    ['request', asksByKey(policy) && key.from.some((from) => from.kind === 'header' && from.name === 'ce-id'),
+      'found {key} with header:ce-id, whose keys are told apart by ce-source, too; allowed: {record}', 'key.from'],
+  ]
+  for (const [property, broken, message, also] of rules) {
+    const others = also === undefined ? [] : [`${base}.${also}`]
+    const own = [`${base}.reconcile`, ...others]
+    // What a route only inherits has been reported for `defaults`.
+    if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) continue
+    const parts = [`${base}.reconcile.${property}`, ...others, `defaults.reconcile.${property}`]
+    findings.conflict([...parts, `${base}.reconcile`, 'defaults.reconcile'], message)
+  }
 }
 
 function namesIn(flat: readonly string[]): string[] {
@@ -206,8 +147,8 @@ function namesIn(flat: readonly string[]): string[] {
 }
 
 /** Whether a pattern without a `when` has the status of one that comes after it. */
-function isShadowing({ status, when }: AnswerPattern, others: readonly AnswerPattern[]): boolean {
-  return when.length === 0 && others.some((other) => other.status === status)
+function isShadowing(one: AnswerPattern | null, others: readonly AnswerPattern[]): boolean {
+  return one?.when.length === 0 && others.some(({ status }) => status === one.status)
 }
 
 /** Answers that say who may ask, or when: an operation that was done is hidden behind them as well as one that was not. */

@@ -48,23 +48,24 @@ const TAKEN = new RegExp(
 )
 /** Blanks around it would be taken off on the way. */
 const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
+const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without blanks around it'
 
 function byPattern(pattern: string, allowed: string): Scalar<string>
 function byPattern<T>(
   pattern: string,
   allowed: string,
-  convert: (text: string) => T,
+  read: (text: string) => T,
   print?: (value: T) => unknown,
 ): Scalar<T>
 function byPattern(
   pattern: string,
   allowed: string,
-  convert: (text: string) => unknown = (text) => text,
-  print?: (value: never) => unknown,
-): Scalar<never> {
+  read: (text: string) => unknown = (text) => text,
+  print?: (value: unknown) => unknown,
+): Scalar<unknown> {
   const regExp = new RegExp(pattern)
-  const parse = (text: string) => (regExp.test(text) ? parsed(convert(text)) : refused(text, allowed))
-  return byParser(allowed, pattern, parse as (text: string) => Parsed<never>, print)
+  const parse = (text: string) => (regExp.test(text) ? parsed(read(text)) : refused(text, allowed))
+  return byParser(allowed, pattern, parse, print)
 }
 
 /** `scalar`, or a word that stands for a value of its own. */
@@ -81,16 +82,6 @@ function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> 
         : { ok: false, message: result.message.replace('; allowed: ', `; allowed: ${word}, or `) }
     },
   }
-}
-
-/** A word alone, for a mapping that it turns off. */
-function word(text: string): Scalar<null> {
-  return byPattern(
-    `^${text}$`,
-    text,
-    () => null,
-    () => text,
-  )
 }
 
 function whole(min: number, max: number): Scalar<number> {
@@ -171,6 +162,16 @@ function parsePattern(text: string): Parsed<KeyPattern | null> {
   return reading.kind === 'pattern' ? parsed(reading.pattern) : refused(text, `${PATTERN} (${reading.why})`)
 }
 
+/** It may be a credential: the error does not show it. */
+function parseHeaderText(text: string): Parsed<string> {
+  const message = `found something else; allowed: ${HEADER_TEXT_ALLOWED}`
+  return HEADER_TEXT.test(text) ? parsed(text) : { ok: false, message }
+}
+
+function parseFlag(text: string): Parsed<boolean> {
+  return /^(true|false)$/.test(text) ? parsed(text === 'true') : refused(text, 'true or false')
+}
+
 const claimValue = byPattern(
   '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
   'a text other than none, without control characters',
@@ -178,27 +179,18 @@ const claimValue = byPattern(
 const filePath = byPattern('^[^\\0]+$', 'the path of a file')
 
 /** Every kind of scalar by the name it has among the schema's definitions. */
+// biome-ignore format: a table
 export const SCALARS = {
   address,
   answerStatus: whole(200, 599),
   addressOrNone: orWord(address, 'none', null),
   audience: claimValue,
-  audiences: byPattern(
-    `^none$|${claimValue.schema.pattern}`,
-    'none, a text without control characters, or a list of texts',
-    (text) => (text === 'none' ? [] : [text]),
-    noneOrList,
-  ),
+  audiences: byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a text without control characters, or a list of texts',
+    (text) => (text === 'none' ? [] : [text]), noneOrList),
   bucket: orWord(duration(1, MAX_RETENTION), 'none', null),
   caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
-  callers: headerHinted(
-    byPattern(
-      `^none$|${CALLER}`,
-      `none, ${CALLERS}, or a list of them`,
-      (text) => (text === 'none' ? [] : [callerSource(text)]),
-      (sources) => noneOrList(sources.map(sourceText)),
-    ),
-  ),
+  callers: headerHinted(byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`,
+    (text) => (text === 'none' ? [] : [callerSource(text)]), (sources) => noneOrList(sources.map(sourceText)))),
   claimOrNone: orWord(claimValue, 'none', null),
   cidr,
   bodySize: size(1, MAX_BODY),
@@ -208,37 +200,16 @@ export const SCALARS = {
   directoryPathOrOff: orWord(byPattern('^[^\\0]+$', 'the path of a directory'), 'off', null),
   filePath,
   filePathOrNone: orWord(filePath, 'none', null),
-  flag: {
-    schema: { type: 'boolean' },
-    allowed: 'true or false',
-    parse: (text) => (/^(true|false)$/.test(text) ? parsed(text === 'true') : refused(text, 'true or false')),
-  } satisfies Scalar<boolean>,
+  flag: { ...byParser('true or false', '', parseFlag), schema: { type: 'boolean' } },
   fieldName: byPattern(`^${FIELD}$`, 'the name of a form field'),
   forward: except(
-    byPattern(
-      `^${TOKEN}$`,
-      'same, none, or the name of a header',
+    byPattern(`^${TOKEN}$`, 'same, none, or the name of a header',
       (text) => (text === 'same' || text === 'none' ? text : { header: text }),
-      (value) => (typeof value === 'string' ? value : value.header),
-    ),
-    TAKEN,
-    'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key',
-  ),
+      (value) => (typeof value === 'string' ? value : value.header)),
+    TAKEN, 'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key'),
   hostLine,
   headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
-  headerText: byParser(
-    'the value of a header: not empty, on one line, without blanks around it',
-    HEADER_TEXT.source,
-    (text) =>
-      HEADER_TEXT.test(text)
-        ? parsed(text)
-        : // It may be a credential: the error does not show it.
-          {
-            ok: false,
-            message:
-              'found something else; allowed: the value of a header: not empty, on one line, without blanks around it',
-          },
-  ),
+  headerText: byParser(HEADER_TEXT_ALLOWED, HEADER_TEXT.source, parseHeaderText),
   hostName,
   jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id'),
   jsonPart: byPattern(`^(${POINTER})?$`, 'a JSON pointer, such as /data/0; empty: all of it'),
@@ -249,51 +220,30 @@ export const SCALARS = {
   jwksUrl: orWord(jwksUrl, 'none', null),
   keyLength: whole(1, MAX_KEY),
   keySource: except(
-    headerHinted(
-      byPattern(
-        `^(header:${TOKEN}|(form|query):${FIELD}|json:${POINTER})$`,
-        'header:<name>, query:<name>, form:<field> or json:<pointer>, such as json:/id',
-        keySource,
-        sourceText,
-      ),
-    ),
-    SOURCE_MADE_HERE,
-    'a header that reaches the upstream as the client sent it',
-  ),
+    headerHinted(byPattern(`^(header:${TOKEN}|(form|query):${FIELD}|json:${POINTER})$`,
+      'header:<name>, query:<name>, form:<field> or json:<pointer>, such as json:/id', keySource, sourceText)),
+    SOURCE_MADE_HERE, 'a header that reaches the upstream as the client sent it'),
   method: byPattern('^(?!CONNECT$)[A-Z][A-Z_-]*$', 'a method in capital letters, other than CONNECT'),
-  none: word('none'),
-  off: word('off'),
+  // For a mapping that a word turns off.
+  none: byPattern('^none$', 'none', () => null, () => 'none'),
+  off: byPattern('^off$', 'off', () => null, () => 'off'),
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
-  pattern: byParser(PATTERN, '', parsePattern, (pattern) =>
-    pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length),
-  ),
+  pattern: byParser(PATTERN, '', parsePattern,
+    (pattern) => (pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length))),
   questions: whole(1, 1000),
   questionTarget,
   probeTarget,
   problemBase,
-  rateOrOff: orWord(
-    byPattern(
-      '^[1-9][0-9]{0,5}/[smhd]$',
-      'a rate: a whole number of 1 to 999999 per s, m, h or d, such as 100/m',
-      rate,
-      rateText,
-    ),
-    'off',
-    null,
-  ),
+  rateOrOff: orWord(byPattern('^[1-9][0-9]{0,5}/[smhd]$',
+    'a rate: a whole number of 1 to 999999 per s, m, h or d, such as 100/m', rate, rateText), 'off', null),
   respondWithin: orWord(duration(1, MAX_TIMER), 'none', null),
   retention: duration(1, MAX_RETENTION),
-  routeName: byPattern(
-    '^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
-    'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, which is the name of what no route matches',
-  ),
+  routeName: byPattern('^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
+    'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, which is the name of what no route matches'),
   routePath,
   storeUrl,
-  serviceName: byPattern(
-    '^[A-Za-z0-9_.-]{1,64}$',
-    'up to 64 letters, digits, `_`, `.`, `-`, such as payments',
-  ),
+  serviceName: byPattern('^[A-Za-z0-9_.-]{1,64}$', 'up to 64 letters, digits, `_`, `.`, `-`, such as payments'),
   timeout: duration(1, MAX_TIMER),
   tombstone: orWord(duration(0, MAX_RETENTION), 'off', 0),
   wait: duration(1, MAX_WAIT),

@@ -48,76 +48,81 @@ export function byTest(allowed: string, pattern: string, test: (text: string) =>
   return byParser(allowed, pattern, (text) => (test(text) ? parsed(text) : refused(text, allowed)))
 }
 
-const DURATION_UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }
-const SIZE_UNITS = { B: 1, KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3 }
+interface Unit {
+  readonly kind: string
+  readonly example: string
+  readonly factors: Readonly<Record<string, number>>
+}
+
+const DURATION: Unit = {
+  kind: 'a duration',
+  example: 'ms, s, m, h or d, such as 250ms, 30s, 24h',
+  factors: { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 },
+}
+const SIZE: Unit = {
+  kind: 'a size',
+  example: 'B, KiB, MiB or GiB, such as 64KiB, 1MiB',
+  factors: { B: 1, KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3 },
+}
 
 /** `250ms`, `30s`, `5m`, `24h`, `7d`; a plain `0` needs no unit. */
 export function parseDuration(text: string): Parsed<Millis> {
-  return withUnit(
-    text,
-    DURATION_UNITS,
-    'a duration: a whole number with ms, s, m, h or d, such as 250ms, 30s, 24h',
-  )
+  return parseIn(DURATION, text)
 }
 
 /** `512B`, `64KiB`, `1MiB`, `2GiB`; a plain `0` needs no unit. */
 export function parseSize(text: string): Parsed<number> {
-  return withUnit(text, SIZE_UNITS, 'a size: a whole number with B, KiB, MiB or GiB, such as 64KiB, 1MiB')
+  return parseIn(SIZE, text)
 }
 
-function withUnit(text: string, units: Readonly<Record<string, number>>, allowed: string): Parsed<number> {
+function parseIn({ kind, example, factors }: Unit, text: string): Parsed<number> {
   if (text === '0') return parsed(0)
   const [, digits = '', unit = ''] = /^(\d+)([A-Za-z]+)$/.exec(text) ?? []
-  const factor = Object.hasOwn(units, unit) ? units[unit] : undefined
+  const factor = Object.hasOwn(factors, unit) ? factors[unit] : undefined
   const value = Number(digits) * (factor ?? 0)
-  if (digits === '' || factor === undefined || !Number.isSafeInteger(value)) return refused(text, allowed)
-  return parsed(value)
+  return digits === '' || factor === undefined || !Number.isSafeInteger(value)
+    ? refused(text, `${kind}: a whole number with ${example}`)
+    : parsed(value)
 }
 
 export function formatDuration(value: Millis): string {
-  return inLargestUnit(value, DURATION_UNITS, 'ms')
+  return formatIn(DURATION, value)
 }
 
 export function formatSize(value: number): string {
-  return inLargestUnit(value, SIZE_UNITS, 'B')
+  return formatIn(SIZE, value)
 }
 
-function inLargestUnit(value: number, units: Readonly<Record<string, number>>, smallest: string): string {
-  const largest = Object.entries(units).findLast(([, by]) => value >= by && value % by === 0)
-  const [unit, factor] = largest ?? [smallest, 1]
-  return `${value / factor}${unit}`
+/** In the largest unit that divides it. */
+function formatIn({ factors }: Unit, value: number): string {
+  const fitting = Object.entries(factors).filter(([, by]) => by === 1 || (value >= by && value % by === 0))
+  return fitting.map(([unit, by]) => `${value / by}${unit}`).at(-1) ?? ''
 }
 
 export function duration(min: Millis, max: Millis): Scalar<Millis> {
-  return quantity('a duration', DURATION_UNITS, parseDuration, formatDuration, min, max)
+  return bounded(DURATION, min, max)
 }
 
 export function size(min: number, max: number): Scalar<number> {
-  return quantity('a size', SIZE_UNITS, parseSize, formatSize, min, max)
+  return bounded(SIZE, min, max)
 }
 
-function quantity(
-  kind: string,
-  units: object,
-  parse: (text: string) => Parsed<number>,
-  format: (value: number) => string,
-  min: number,
-  max: number,
-): Scalar<number> {
-  const names = Object.keys(units)
-  const unit = `(${names.join('|')})`
-  const allowed = `${kind} of ${min > 0 ? format(min) : '0'} to ${format(max)}, as a whole number with ${names.join(', ')}`
+function bounded(unit: Unit, min: number, max: number): Scalar<number> {
+  const names = Object.keys(unit.factors)
+  const suffix = `(${names.join('|')})`
+  const from = min > 0 ? formatIn(unit, min) : '0'
+  const allowed = `${unit.kind} of ${from} to ${formatIn(unit, max)}, as a whole number with ${names.join(', ')}`
   return {
     schema:
       min > 0
-        ? { type: 'string', pattern: `^0*[1-9][0-9]*${unit}$` }
+        ? { type: 'string', pattern: `^0*[1-9][0-9]*${suffix}$` }
         : // A plain 0 is a number in YAML.
-          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${unit})$`, minimum: 0, maximum: 0 },
+          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${suffix})$`, minimum: 0, maximum: 0 },
     allowed,
     parse: (text) => {
-      const read = parse(text)
+      const read = parseIn(unit, text)
       return read.ok && read.value >= min && read.value <= max ? read : refused(text, allowed)
     },
-    print: format,
+    print: (value) => formatIn(unit, value),
   }
 }

@@ -11,40 +11,25 @@ export interface Effective {
   readonly written: PolicyConfig
 }
 
-/** Promises that a protected route gives up by name (contract, promise), in the order in which they are told. */
+/** Promises that a protected route gives up by name (contract, promise). */
+// biome-ignore format: a table
 const GIVEN_UP: readonly [gives: (policy: RoutePolicy, written: PolicyConfig) => boolean, says: string][] = [
-  [
-    ({ key }) => key.derive !== null && key.derive.bucket !== null,
-    'key.derive with a bucket, so a retry that falls into the next bucket executes again.',
-  ],
-  [
-    ({ profile }) => profile === 'lenient',
-    'profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.',
-  ],
-  [
-    (_, written) => written.onLeaseExpired === 'retry',
-    'onLeaseExpired retry, so a retry executes again once the first attempt fell silent, whatever it did.',
-  ],
-  [
-    (_, written) => written.onStoreUnavailable === 'bypass',
-    'onStoreUnavailable bypass, so nothing is protected while the store is down.',
-  ],
-  [
-    ({ fingerprint }) => fingerprint.body === 'raw',
-    'fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.',
-  ],
-  [
-    ({ reconcile }) => reconcile?.identity.length === 0,
-    'reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.',
-  ],
-  [
-    ({ reconcile, scope }) => reconcile !== null && scope.caller.length > 0 && asksByKeyAlone(reconcile),
-    "reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does.",
-  ],
-  [
-    ({ reconcile, match }) => reconcile !== null && match.methods.length > 1 && asksByKeyAlone(reconcile),
-    'reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.',
-  ],
+  [({ key }) => key.derive !== null && key.derive.bucket !== null,
+    'key.derive with a bucket, so a retry that falls into the next bucket executes again.'],
+  [({ profile }) => profile === 'lenient',
+    'profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.'],
+  [(_, written) => written.onLeaseExpired === 'retry',
+    'onLeaseExpired retry, so a retry executes again once the first attempt fell silent, whatever it did.'],
+  [(_, written) => written.onStoreUnavailable === 'bypass',
+    'onStoreUnavailable bypass, so nothing is protected while the store is down.'],
+  [({ fingerprint }) => fingerprint.body === 'raw',
+    'fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.'],
+  [({ reconcile }) => reconcile?.identity.length === 0,
+    'reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.'],
+  [({ reconcile, scope }) => reconcile !== null && scope.caller.length > 0 && asksByKeyAlone(reconcile),
+    "reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does."],
+  [({ reconcile, match }) => reconcile !== null && match.methods.length > 1 && asksByKeyAlone(reconcile),
+    'reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.'],
 ]
 
 /** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */

@@ -2,7 +2,7 @@ import { mkdirSync, readFileSync, renameSync, rmSync, symlinkSync, unlinkSync, w
 import { join } from 'node:path'
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import { FileWatch } from '../../src/config/watch.ts'
+import { FileWatch } from '../../src/config/files.ts'
 import { tempDir, until } from '../support/e2e.ts'
 import { Mount } from '../support/mount.ts'
 
