@@ -93,7 +93,7 @@ function serveHealth(app: AdminApp, health: Health): void {
 }
 
 const PAGE = new URL('../admin/page/', import.meta.url)
-const SCRIPTS = 'page api counters decide dom metrics queue record routes search words'.split(' ')
+const SCRIPTS = 'page api counters decide dom queue record search words'.split(' ')
 /** Paths on the admin listener, each a file of the page. */
 export const PAGE_FILES: Readonly<Record<string, string>> = {
   '/': 'index.html',

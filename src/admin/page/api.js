@@ -1,4 +1,4 @@
-/** The admin API, asked with the token of this tab. */
+/** The admin API, asked with the token of this tab, and the routes of the configuration in force. */
 
 const KEPT_AS = 'idempotency-proxy-token'
 const PATIENCE = 20_000
@@ -20,9 +20,7 @@ export class Refused extends Error {
 }
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
-/** @typedef {import('../schemas.ts').FullView} FullView */
-
-/** @type {Readonly<Record<string, string>>} */
+/** Where the page says more than the API's own detail. @type {Readonly<Record<string, string>>} */
 const WORDS = {
   unauthorized: 'The proxy does not take this token.',
   origin_not_allowed:
@@ -31,24 +29,21 @@ const WORDS = {
   record_not_found: 'There is no such record: no request has made it, or it has expired.',
   store_unavailable: 'The store does not answer, so the proxy can neither read nor change records.',
   audit_unavailable: 'The audit log cannot be written, so nothing was changed.',
-  record_unreadable:
-    'The record is stored in a form that this version cannot read. It is never executed again nor overwritten.',
+  record_unreadable: 'This version cannot read the record. It is never executed again nor overwritten.',
   not_unknown: 'The outcome is not unknown any more: there is nothing to resolve.',
   still_running: 'The request is still running: a retry must not execute beside it.',
   outcome_held: 'The proxy knows the outcome, and the store has not taken it yet.',
   version_mismatch: 'The record has changed since it was shown.',
-  body_too_large: 'The body is too large.',
   internal_error: 'Something is broken in the proxy; its log says what.',
 }
-/** Where the API's own detail says more than the code. */
-const DETAILED = new Set([
-  'invalid_request',
+/** Where both say something. */
+const DETAILED = [
   'store_unavailable',
   'audit_unavailable',
   'record_unreadable',
   'still_running',
   'outcome_held',
-])
+]
 
 export function token() {
   return sessionStorage.getItem(KEPT_AS)
@@ -96,7 +91,7 @@ export async function call(method, path, { body, version } = {}) {
   const words =
     known === undefined
       ? `The proxy refused (${response.status}): ${detail || code}.`
-      : DETAILED.has(code) && detail !== ''
+      : DETAILED.includes(code) && detail !== ''
         ? `${known} (${detail})`
         : known
   throw new Refused(response.status, code, words, json?.record ?? null)
@@ -126,4 +121,33 @@ async function send(path, init) {
   } catch {
     throw new Refused(0, 'unreachable', 'The proxy does not answer.')
   }
+}
+
+/** @typedef {import('./words.js').Route} Route */
+
+/** @type {readonly Route[]} */
+let routes = []
+/** @type {Route | null} */
+let fallback = null
+let protectsUnmatched = false
+
+/** Reads the configuration in force: what records can be found by, and which routes settle by themselves. */
+export async function readRoutes() {
+  const config = await call('GET', 'v1/config')
+  routes = config.routes
+  fallback = config.defaults
+  protectsUnmatched = config.unmatched === 'protect'
+}
+
+/** What no route is called any more is as `defaults` say. @param {string} name */
+export function routeOf(name) {
+  return routes.find((route) => route.name === name) ?? fallback
+}
+
+/** @returns {Route[]} those that a record may be of */
+export function allRoutes() {
+  return [
+    ...routes,
+    ...(protectsUnmatched && fallback !== null ? [{ ...fallback, name: 'default', match: null }] : []),
+  ]
 }

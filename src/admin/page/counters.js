@@ -1,7 +1,6 @@
 import { byId, make, write } from './dom.js'
-import { parse, sum } from './metrics.js'
 
-/** @typedef {import('./metrics.js').Sample} Sample */
+/** @typedef {{ name: string, labels: Record<string, string>, value: number }} Sample */
 
 const MINUTE = 60_000
 /** How requests are answered: the numbers of the tiles that grow. */
@@ -11,69 +10,28 @@ const REQUESTS = 'idempotency_requests_total'
  * @typedef {object} Tile
  * @property {string} id
  * @property {string} label
- * @property {string} note
+ * @property {string} [note] without it: a counter, whose note says what the last minute added
+ * @property {boolean} [bad] more than none needs somebody's attention
  * @property {(samples: readonly Sample[]) => number} of
- * @property {boolean} [grows] its note says by how much in the last minute
- * @property {boolean} [bad] more than none of it asks for somebody
  */
+
+/** @type {(outcome: string | readonly string[]) => Tile['of']} */
+const requests = (outcome) => (all) => sum(all, REQUESTS, { outcome })
+/** @type {(state: string) => Tile['of']} */
+const records = (state) => (all) => sum(all, 'idempotency_records', { state })
+/** @type {(name: string) => Tile['of']} */
+const all = (name) => (samples) => sum(samples, name)
 
 /** @type {readonly Tile[]} */
 const TILES = [
-  {
-    id: 'unknown',
-    label: 'Unknown',
-    note: 'in the store',
-    bad: true,
-    of: (all) => sum(all, 'idempotency_records', { state: 'unknown' }),
-  },
-  {
-    id: 'dead',
-    label: 'Dead-lettered',
-    note: 'a person decides',
-    bad: true,
-    of: (all) => sum(all, 'idempotency_records', { state: 'dead_lettered' }),
-  },
-  {
-    id: 'executed',
-    label: 'Executed',
-    note: '',
-    grows: true,
-    of: (all) => sum(all, REQUESTS, { outcome: 'executed' }),
-  },
-  {
-    id: 'replayed',
-    label: 'Replayed',
-    note: '',
-    grows: true,
-    of: (all) => sum(all, REQUESTS, { outcome: ['replayed', 'waited'] }),
-  },
-  {
-    id: 'prevented',
-    label: 'Prevented',
-    note: '',
-    grows: true,
-    of: (all) => sum(all, 'idempotency_duplicates_prevented_total'),
-  },
-  {
-    id: 'misuse',
-    label: 'Misused',
-    note: '',
-    grows: true,
-    of: (all) => sum(all, REQUESTS, { outcome: 'misuse' }),
-  },
-  {
-    id: 'running',
-    label: 'Running',
-    note: 'on this replica',
-    of: (all) => sum(all, 'idempotency_in_flight'),
-  },
-  {
-    id: 'spooled',
-    label: 'Unwritten',
-    note: 'outcomes held',
-    bad: true,
-    of: (all) => sum(all, 'idempotency_spooled'),
-  },
+  { id: 'unknown', label: 'Unknown', note: 'in the store', bad: true, of: records('unknown') },
+  { id: 'dead', label: 'Dead-lettered', note: 'a person decides', bad: true, of: records('dead_lettered') },
+  { id: 'executed', label: 'Executed', of: requests('executed') },
+  { id: 'replayed', label: 'Replayed', of: requests(['replayed', 'waited']) },
+  { id: 'prevented', label: 'Prevented', of: all('idempotency_duplicates_prevented_total') },
+  { id: 'misuse', label: 'Misused', of: requests('misuse') },
+  { id: 'running', label: 'Running', note: 'on this replica', of: all('idempotency_in_flight') },
+  { id: 'spooled', label: 'Unwritten', note: 'outcomes held', bad: true, of: all('idempotency_spooled') },
 ]
 
 /**
@@ -122,22 +80,22 @@ export function count(text) {
   // A process that was started anew counts from nought.
   if (
     before !== undefined &&
-    TILES.some(({ id, grows }) => grows && Number(values.get(id)) < Number(before.values.get(id)))
+    TILES.some(({ id, note }) => note === undefined && Number(values.get(id)) < Number(before.values.get(id)))
   )
     seen = []
   seen.push({ at, values })
   seen = seen.filter((one) => at - one.at <= MINUTE)
   const [first = { at, values }] = seen
-  for (const { id, note, grows, bad } of TILES) {
+  for (const { id, note, bad } of TILES) {
     const tile = byId(`count-${id}`)
     const value = values.get(id) ?? 0
     const [, shown, trend] = tile.children
     if (shown === undefined || trend === undefined) continue
     write(shown, value.toLocaleString())
     const grown = value - (first.values.get(id) ?? 0)
-    write(trend, grows ? `+${grown.toLocaleString()} last minute` : note)
+    write(trend, note ?? `+${grown.toLocaleString()} last minute`)
     tile.classList.toggle('bad', bad === true && value > 0)
-    tile.classList.toggle('grew', grows === true && grown > 0)
+    tile.classList.toggle('grew', note === undefined && grown > 0)
   }
   const build = samples.find(({ name }) => name === 'idempotency_build_info')
   write(byId('version'), build?.labels['version'] ?? '')
@@ -170,4 +128,43 @@ function byRoute(samples) {
       rows.appendChild(make('tr', {}, make('th', { scope: 'row' }), ...counts.map(() => make('td'))))
     for (const [at, text] of [name, ...counts].entries()) write(row.children[at], text)
   }
+}
+
+/** Reads Prometheus' text format, as far as this proxy writes it. @param {string} text @returns {Sample[]} */
+function parse(text) {
+  /** @type {Sample[]} */
+  const samples = []
+  for (const line of text.split('\n')) {
+    const found = /^(idempotency_[a-z_]+)(?:\{(.*)\})? (\S+)/.exec(line)
+    if (found === null) continue
+    const [, name = '', labels = '', value] = found
+    samples.push({ name, labels: labelsOf(labels), value: Number(value) })
+  }
+  return samples
+}
+
+/** @param {string} text */
+function labelsOf(text) {
+  /** @type {Record<string, string>} */
+  const labels = {}
+  for (const [, name = '', value = ''] of text.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g))
+    labels[name] = value.replace(/\\(.)/g, (_, one) => (one === 'n' ? '\n' : one))
+  return labels
+}
+
+/**
+ * Sum of the samples of that name with these labels.
+ * @param {readonly Sample[]} samples
+ * @param {string} name
+ * @param {Readonly<Record<string, string | readonly string[]>>} [labels]
+ */
+function sum(samples, name, labels = {}) {
+  let total = 0
+  for (const sample of samples)
+    if (
+      sample.name === name &&
+      Object.entries(labels).every(([label, wanted]) => [wanted].flat().includes(sample.labels[label] ?? ''))
+    )
+      total += sample.value
+  return total
 }

@@ -1,7 +1,6 @@
-import { call, Refused } from './api.js'
+import { call, Refused, routeOf } from './api.js'
 import { announce, byId, make, show, write } from './dom.js'
 import { drawRecord, notice } from './record.js'
-import { routeOf } from './routes.js'
 import { asksUpstream, moment, STATES } from './words.js'
 
 /** @typedef {import('../schemas.ts').FullView} FullView */

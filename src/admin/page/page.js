@@ -1,11 +1,10 @@
-import { call, keepToken, open, Refused, token } from './api.js'
+import { call, keepToken, open, Refused, readRoutes, token } from './api.js'
 import { count, drawCounters } from './counters.js'
 import { askFor, close as closeDecision, deciding, prepareDecisions } from './decide.js'
 import { announce, byId, show, write } from './dom.js'
 import { lookAtRows, openQueue, refreshQueue } from './queue.js'
 import { closeRecord, openRecord, refreshRecord, whenDeciding } from './record.js'
-import { fillRoutes, readRoutes } from './routes.js'
-import { openSearch } from './search.js'
+import { fillRoutes, openSearch } from './search.js'
 
 /** How long the page rests between two refreshes. */
 const EVERY = 5000
@@ -149,7 +148,7 @@ function leave(why) {
   show(byId('app'), false)
   show(byId('record'), false)
   closeRecord()
-  for (const id of ['record', 'counters', 'callers']) byId(id).replaceChildren()
+  for (const id of ['counters', 'callers']) byId(id).replaceChildren()
   byId('rows').querySelector('tbody')?.replaceChildren()
   write(byId('problem'), '')
   byId('search', HTMLFormElement).reset()

@@ -1,7 +1,6 @@
-import { call } from './api.js'
+import { call, routeOf } from './api.js'
 import { counted as tally } from './counters.js'
 import { byId, make, show, write } from './dom.js'
-import { routeOf } from './routes.js'
 import { ago, asksUpstream, counted, moment, setClock, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */

@@ -1,14 +1,10 @@
-import { call, Refused } from './api.js'
-import { announce, byId, make, write } from './dom.js'
-import { routeOf } from './routes.js'
+import { call, Refused, routeOf } from './api.js'
+import { announce, byId, make, show, write } from './dom.js'
 import { ago, asksUpstream, detailsOf, localised, moment, now, STATES, size, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').FullView} FullView */
 
-/**
- * What is on the page now: an element's text is written anew where it differs, a part is made anew where it looks different.
- * @type {{ id: string, record: FullView | null, parts: Map<string, HTMLElement> } | null}
- */
+/** The record on the page. @type {{ id: string, record: FullView | null } | null} */
 let open = null
 /** @type {(record: FullView, what: 'resolve' | 'delete') => void} */
 let onDecide = () => {}
@@ -16,75 +12,33 @@ let onDecide = () => {}
 /** @param {typeof onDecide} decide */
 export function whenDeciding(decide) {
   onDecide = decide
+  byId('copy').addEventListener('click', () => void copy())
+  for (const what of /** @type {const} */ (['resolve', 'delete']))
+    byId(what).addEventListener('click', () => {
+      if (open?.record) onDecide(open.record, what)
+    })
 }
 
 /** @param {string} id */
 export function openRecord(id) {
   if (open?.id === id) return
-  const part = (/** @type {string} */ name, /** @type {string} */ tag = 'div') =>
-    make(tag, { class: `part-${name}` })
-  const parts = new Map(
-    /** @type {[string, HTMLElement][]} */ ([
-      ['state', part('state', 'span')],
-      ['said', part('said', 'p')],
-      ['more', part('more')],
-      ['next', part('next')],
-      ['notice', make('p', { class: 'changed', role: 'alert', hidden: true })],
-      ['actions', part('actions')],
-      ['facts', make('dl', { class: 'facts' })],
-      ['response', part('response')],
-      ['history', make('ol', { class: 'history' })],
-    ]),
-  )
-  const at = (/** @type {string} */ name) => /** @type {HTMLElement} */ (parts.get(name))
-  byId('record').replaceChildren(
-    make(
-      'p',
-      { class: 'back' },
-      make('a', { href: '#/' }, '← Unresolved requests'),
-      make('kbd', { 'aria-hidden': 'true' }, 'Esc'),
-    ),
-    make(
-      'header',
-      {},
-      make('h1', { id: 'record-title', tabindex: -1 }, 'Record ', make('code', {}, id.slice(0, 12))),
-      at('state'),
-    ),
-    make(
-      'p',
-      { class: 'whole' },
-      make('code', {}, id),
-      make('button', { type: 'button', class: 'quiet', click: () => void copy(id) }, 'Copy'),
-    ),
-    at('notice'),
-    make('div', { class: 'sentences' }, at('said'), at('more'), at('next')),
-    at('actions'),
-    make(
-      'div',
-      { class: 'columns' },
-      make(
-        'section',
-        { 'aria-label': 'The record' },
-        make('h2', {}, 'The record'),
-        at('facts'),
-        at('response'),
-      ),
-      make('section', { 'aria-label': 'History' }, make('h2', {}, 'History'), at('history')),
-    ),
-  )
-  open = { id, record: null, parts }
+  closeRecord()
+  open = { id, record: null }
+  write(byId('short-id'), id.slice(0, 12))
+  write(byId('whole-id'), id)
 }
 
 export function closeRecord() {
   open = null
+  for (const id of ['state', 'short-id', 'whole-id']) write(byId(id), '')
+  notice('')
+  empty('')
 }
 
 /** Says something about the record that is shown, until it is left. @param {string} text */
 export function notice(text) {
-  const element = open?.parts.get('notice')
-  if (element === undefined) return
-  element.hidden = text === ''
-  write(element, text)
+  show(byId('notice'), text !== '')
+  write(byId('notice'), text)
 }
 
 /** Asks for the record that is open and draws it. @throws {Refused} */
@@ -96,121 +50,84 @@ export async function refreshRecord() {
     if (open?.id === id) drawRecord(record)
   } catch (error) {
     if (open?.id !== id) return
-    if (
-      !(error instanceof Refused) ||
-      !['record_not_found', 'record_unreadable', 'not_found'].includes(error.code)
-    )
-      throw error
-    gone(error.code === 'not_found' ? 'This is no record id.' : error.message)
+    if (!(error instanceof Refused)) throw error
+    if (!['record_not_found', 'record_unreadable', 'not_found'].includes(error.code)) throw error
+    open.record = null
+    badge('gone', 'not there')
+    empty(error.code === 'not_found' ? 'This is no record id.' : error.message)
   }
 }
 
-/** @param {string} words */
-function gone(words) {
-  if (open === null) return
-  open.record = null
-  put('state', STATE_GONE)
-  text('said', words)
-  for (const name of ['more', 'next', 'actions', 'facts', 'response', 'history'])
-    open.parts.get(name)?.replaceChildren()
-}
-const STATE_GONE = 'gone'
-
-/** @param {string} name @param {string} words */
-function text(name, words) {
-  const element = open?.parts.get(name)
-  if (element !== undefined) write(element, words)
+/** @param {string} said in place of everything that a record says */
+function empty(said) {
+  write(byId('said'), said)
+  for (const id of ['resolve', 'delete']) show(byId(id), false)
+  for (const id of ['verdict', 'next', 'facts', 'response', 'history']) byId(id).replaceChildren()
 }
 
-/** @param {string} name @param {string} state */
-function put(name, state) {
-  const element = open?.parts.get(name)
-  if (element === undefined) return
-  element.className = `badge ${state}`
-  write(element, state === STATE_GONE ? 'not there' : STATES[/** @type {FullView['state']} */ (state)])
+/** @param {string} state @param {string} text */
+function badge(state, text) {
+  byId('state').className = `badge ${state}`
+  write(byId('state'), text)
 }
 
 /** @param {FullView} record */
 export function drawRecord(record) {
-  if (open === null || open.id !== record.id) return
+  if (open?.id !== record.id) return
   const before = open.record
   open.record = record
   const { verdict, next } = record.explanation
   const [said = '', ...more] = verdict
-  put('state', record.state)
-  text('said', localised(said))
-  sentences('more', '', more)
-  sentences('next', 'What to do', next)
+  badge(record.state, STATES[record.state])
+  write(byId('said'), localised(said))
+  sentences('verdict', more)
+  sentences('next', ['What to do:', ...next])
   facts(record)
-  if (before === null || before.state !== record.state) actions(record.state)
+  actions(record.state)
   if (JSON.stringify(before?.response) !== JSON.stringify(record.response)) response(record)
   if (JSON.stringify(before?.history) !== JSON.stringify(record.history)) history(record)
 }
 
-/** @param {string} name @param {string} heading @param {readonly string[]} texts */
-function sentences(name, heading, texts) {
-  const element = open?.parts.get(name)
-  if (element === undefined || element.textContent === heading + texts.map(localised).join('')) return
-  element.replaceChildren(
-    ...(heading === '' ? [] : [make('h2', {}, heading)]),
-    ...texts.map((one) => make('p', {}, localised(one))),
-  )
+/** @param {string} id @param {readonly string[]} texts */
+function sentences(id, texts) {
+  const said = texts.map(localised)
+  if ([...byId(id).children].map(({ textContent }) => textContent).join() === said.join()) return
+  byId(id).replaceChildren(...said.map((text) => make('p', {}, text)))
 }
 
 /** @param {FullView['state']} state */
 function actions(state) {
-  const decide = (/** @type {'resolve' | 'delete'} */ what) => () => {
-    if (open !== null && open.record !== null) onDecide(open.record, what)
-  }
-  const buttons = [
-    state === 'unknown'
-      ? make(
-          'button',
-          { type: 'button', class: 'primary', id: 'resolve', click: decide('resolve') },
-          'Resolve…',
-        )
-      : null,
-    state === 'in_progress'
-      ? null
-      : make('button', { type: 'button', id: 'delete', click: decide('delete') }, 'Delete…'),
-  ]
-  const hadFocus = open?.parts.get('actions')?.contains(document.activeElement) === true
-  open?.parts.get('actions')?.replaceChildren(...buttons.filter((button) => button !== null))
-  if (hadFocus) byId('record-title').focus()
+  const focused = document.activeElement
+  show(byId('resolve'), state === 'unknown')
+  show(byId('delete'), state !== 'in_progress')
+  // A button that goes takes the focus with it.
+  if (focused instanceof HTMLElement && focused.hidden) byId('record-title').focus()
 }
 
 /** @param {FullView} record */
 function facts(record) {
-  const asking = record.reconciliation
+  const { reconciliation, leaseUntil } = record
+  const asks = reconciliation !== null && asksUpstream(routeOf(record.route)) ? reconciliation : null
+  const lapsed = leaseUntil !== null && Date.parse(leaseUntil) <= now()
   /** @type {[string, string | null][]} */
   const rows = [
     ['Request', `${record.method} ${record.path}`],
     ['Route', record.route],
     ['First claimed', `${moment(record.createdAt)} (${ago(record.createdAt)} ago)`],
     ['Last written', moment(record.updatedAt)],
-    ['Unknown since', asking && moment(asking.since)],
+    ['Unknown since', reconciliation && moment(reconciliation.since)],
     ['Last error', record.lastError],
-    ['Upstream asked', asking && asksUpstream(routeOf(record.route)) ? times(asking.asked) : null],
-    ['It said', asking && asking.answer],
-    [
-      'Next look',
-      asking && !asking.deadLettered && asksUpstream(routeOf(record.route)) ? until(asking.nextLookAt) : null,
-    ],
-    [
-      'Lease',
-      record.leaseUntil &&
-        (Date.parse(record.leaseUntil) > now()
-          ? `until ${moment(record.leaseUntil)}`
-          : `lapsed ${moment(record.leaseUntil)}`),
-    ],
+    ['Upstream asked', asks && times(asks.asked)],
+    ['It said', reconciliation && reconciliation.answer],
+    ['Next look', asks && !asks.deadLettered ? until(asks.nextLookAt) : null],
+    ['Lease', leaseUntil && `${lapsed ? 'lapsed' : 'until'} ${moment(leaseUntil)}`],
     [record.state === 'completed' ? 'Answers until' : 'Kept until', moment(record.expiresAt)],
     ['Attempts', String(record.attempts)],
     ['Version', String(record.version)],
     ['Fence', String(record.fence)],
     ['Fingerprint', record.fingerprint],
   ]
-  const list = open?.parts.get('facts')
-  if (list === undefined) return
+  const list = byId('facts')
   const there = new Map([...list.children].map((row) => [row.getAttribute('data-name'), row]))
   for (const [name, value] of rows) {
     if (value === null) continue
@@ -224,54 +141,39 @@ function facts(record) {
 
 /** @param {FullView} record */
 function response({ response: kept }) {
-  const part = open?.parts.get('response')
-  if (kept === null) return part?.replaceChildren()
-  part?.replaceChildren(
+  if (kept === null) return byId('response').replaceChildren()
+  const body = kept.size === null ? 'its body was not kept' : `with a body of ${size(kept.size)}`
+  const lines = kept.headers.map(([name = '', value = '']) =>
+    make('li', {}, make('b', {}, name), `: ${value}`),
+  )
+  byId('response').replaceChildren(
     make('h3', {}, 'What retries are answered'),
-    make(
-      'p',
-      {},
-      kept.size === null
-        ? `It was ${kept.status}; its body was not kept`
-        : `${kept.status}, with a body of ${size(kept.size)}`,
-    ),
-    make(
-      'ul',
-      { class: 'headers' },
-      ...kept.headers.map(([name = '', value = '']) => make('li', {}, make('b', {}, name), `: ${value}`)),
-    ),
+    make('p', {}, `${kept.status}, ${body}`),
+    make('ul', {}, ...lines),
   )
 }
 
 /** @param {FullView} record */
 function history({ history: entries }) {
-  const items = entries.map((entry) => {
-    const details = detailsOf(entry.detail, entry.event)
-    const when = make('time', { datetime: entry.first, title: entry.first }, moment(entry.first))
-    const again =
-      entry.count === 1
-        ? null
-        : make('span', { class: 'again' }, ` ${entry.count}×, the last at ${moment(entry.last)}`)
+  const items = entries.map(({ event, text, mood, first, last, count, detail }) => {
+    const details = detailsOf(detail, event)
+    const again = count === 1 ? '' : ` ${count}×, the last at ${moment(last)}`
+    const when = make('time', { datetime: first, title: first }, moment(first))
     return make(
       'li',
-      { class: entry.event === 'resolved' ? 'person' : entry.mood },
+      { class: event === 'resolved' ? 'person' : mood },
       make('p', { class: 'when' }, when, again),
-      make('p', { class: 'event' }, entry.text),
-      details.length === 0 ? null : make('p', { class: 'note' }, details.join(' · ')),
+      make('p', { class: 'event' }, text),
+      make('p', { class: 'note' }, details.join(' · ')),
     )
   })
-  const none = make(
-    'li',
-    { class: 'none' },
-    'Nothing is noted yet. It is written now and then, a moment after it happens, and not where the store is too busy.',
-  )
-  open?.parts.get('history')?.replaceChildren(...(items.length === 0 ? [none] : items))
+  const none = make('li', {}, 'Nothing yet. Entries follow a moment later, and may be lost under load.')
+  byId('history').replaceChildren(...(items.length === 0 ? [none] : items))
 }
 
-/** @param {string} id */
-async function copy(id) {
+async function copy() {
   try {
-    await navigator.clipboard.writeText(id)
+    await navigator.clipboard.writeText(open?.id ?? '')
     announce('The record id is copied.')
   } catch {
     announce('The browser does not let this page copy: select the id instead.')

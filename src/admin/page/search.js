@@ -1,6 +1,5 @@
-import { call, Refused } from './api.js'
+import { allRoutes, call, Refused } from './api.js'
 import { byId, make, show, write } from './dom.js'
-import { allRoutes } from './routes.js'
 
 const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
@@ -177,4 +176,15 @@ function callerFields() {
       put: (caller, value) => void (caller['ce-source'] = value),
     })
   return fields
+}
+
+/** @param {string} id of a select @param {string} first what the empty choice is called */
+export function fillRoutes(id, first) {
+  const select = byId(id, HTMLSelectElement)
+  const chosen = select.value
+  select.replaceChildren(
+    make('option', { value: '' }, first),
+    ...allRoutes().map(({ name }) => make('option', { value: name }, name)),
+  )
+  select.value = allRoutes().some(({ name }) => name === chosen) ? chosen : ''
 }
