@@ -17,9 +17,9 @@ import { Metrics } from './observe/metrics.ts'
 import { observer, reconcileObserver, shadowObserver } from './observe/observer.ts'
 import { StoreHealth } from './observe/store-health.ts'
 import { openTracing } from './observe/tracing.ts'
-import { ReplayGrants } from './protect/authorize.ts'
+import { Latency } from './protect/answers.ts'
+import { RecentGrants } from './protect/existing.ts'
 import { KeyChurn } from './protect/key-churn.ts'
-import { Latency } from './protect/latency.ts'
 import { Leases } from './protect/leases.ts'
 import type { Ports } from './protect/ports.ts'
 import type { Execution } from './protect/request.ts'
@@ -119,8 +119,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     settler,
     waiters,
     turns: new KeyedMutex(),
-    grants: new ReplayGrants(() => performance.now()),
-    regenerated: new KeyChurn(() => performance.now()),
+    grants: new RecentGrants(() => performance.now()),
+    keyChurn: new KeyChurn(() => performance.now()),
     verifyToken: (policy, headers) => callers.verify(policy, headers),
     // Configuration demands an issuer where keys must be issued.
     checkIssued: async (key, now) => issuer?.check(key, now) ?? 'forged',

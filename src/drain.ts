@@ -32,6 +32,8 @@ export async function drain(parts: Parts): Promise<void> {
   // Nobody will see how these end: recorded now, so that retries need not wait for the lease.
   const unseen = unknownBecause('the proxy was stopped before the upstream answered', null)
   await Promise.allSettled([...running].map(([, execution]) => settler.settle(execution, unseen, () => {})))
+  // An execution without a claim is held first: the store may be back.
+  if (settler.size > 0) await settler.flush()
   // Who waits for an execution elsewhere is told that it is still running, before the connections end.
   if (waiters.size > 0) {
     waiters.close()

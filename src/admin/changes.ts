@@ -15,7 +15,7 @@ import type { Audit, Change } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
 import { keptResult } from '../protect/classify.ts'
 import type { WaitingRoom } from '../protect/waiting-room.ts'
-import type { Records } from '../store/records.ts'
+import { orThrow, type Records } from '../store/records.ts'
 import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { type RecordLookup, subjectMembers } from './lookup.ts'
@@ -255,7 +255,7 @@ function versionOf({ headers }: FastifyRequest): string {
 }
 
 async function storedOf({ records }: ChangePorts, ids: readonly RecordId[]): Promise<RecordId[]> {
-  const found = await Promise.all(ids.map((id) => records.get(id)))
+  const found = await Promise.all(ids.map(async (id) => orThrow(await records.get(id))))
   return ids.filter((_, n) => found[n]?.record != null)
 }
 
@@ -291,8 +291,8 @@ async function settle(
     const after =
       response === null ? { state } : { state, status: response.status, size: response.body.length }
     const change: Change = { who: { address, by }, what, record: id, before: summary(view), after, reason }
-    const reply = await audited(ports.audit, change, () =>
-      ports.records.replace(id, stored.version, draft, spans),
+    const reply = await audited(ports.audit, change, async () =>
+      orThrow(await ports.records.replace(id, stored.version, draft, spans)),
     )
     if (reply !== null && reply.kind !== 'refused') {
       const { now, stamp } = reply
@@ -345,7 +345,7 @@ async function remove(
     return
   }
   await withdraw(ports.audit, change, OVERTAKEN)
-  const met = await ports.records.get(id)
+  const met = orThrow(await ports.records.get(id))
   const current = met.record === null ? null : recordView(id, met.record, met.now)
   throw current === null ? notFound(id) : otherVersion(id, current)
 }
@@ -361,7 +361,7 @@ async function decidable(
   check: (view: RecordView) => void,
 ): Promise<{ readonly stored: IdempotencyRecord; readonly view: RecordView } | null> {
   const isTold = await own.tell(id)
-  const { record: stored, now } = await records.get(id)
+  const { record: stored, now } = orThrow(await records.get(id))
   const view = stored && recordView(id, stored, now)
   if (stored === null || view === null) return null
   if (version !== null && version !== etag(view)) throw otherVersion(id, view)

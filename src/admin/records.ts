@@ -11,7 +11,7 @@ import {
   STATES,
   type State,
 } from '../core/record.ts'
-import type { Records } from '../store/records.ts'
+import { orThrow, type Records } from '../store/records.ts'
 import { CorruptRecord, type KeptNote, type Listing, type Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { describeEvent, explainRecord, factsOf, type RouteFacts } from './explain.ts'
@@ -255,14 +255,11 @@ async function pageOf(
   const unreadable: RecordId[] = []
   const seen = new Set<RecordId>()
   const look = async (id: RecordId): Promise<RecordView | 'unreadable' | null> => {
-    try {
-      const reply = await records.get(id)
-      now = reply.now
-      return reply.record && matching(id, reply.record, reply.now, wanted)
-    } catch (error) {
-      if (error instanceof CorruptRecord) return 'unreadable'
-      throw error
-    }
+    const reply = await records.get(id)
+    if (reply.kind === 'corrupt') return 'unreadable'
+    const { record, now: readAt } = orThrow(reply)
+    now = readAt
+    return record && matching(id, record, readAt, wanted)
   }
   let step = id === undefined ? limit : SEARCH_STEP
   for (let asked = 1; ; asked++) {
@@ -306,7 +303,10 @@ export interface RecordPorts {
 
 export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => {
   const full = async (id: RecordId): Promise<FullView | null> => {
-    const [{ record, now }, notes] = await Promise.all([ports.records.get(id), notesOf(ports.store, id)])
+    const [{ record, now }, notes] = await Promise.all([
+      ports.records.get(id).then(orThrow),
+      notesOf(ports.store, id),
+    ])
     if (record === null) return null
     const { config, isConfigured = true } = ports
     const facts = isConfigured ? factsOf([...config.routes, config.defaults], record.route) : null

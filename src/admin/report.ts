@@ -3,8 +3,8 @@ import { parseDuration } from '../config/units.ts'
 import type { Verification } from '../core/reconcile/verify.ts'
 import { type Completed, type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
 import { isPrevented } from '../protect/outcomes.ts'
-import type { Records } from '../store/records.ts'
-import { CorruptRecord, type KeptNote, type Store } from '../store/register.ts'
+import { orThrow, type Records } from '../store/records.ts'
+import type { KeptNote, Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { invalid } from './problems.ts'
 import { notesOf, scanRecords, time } from './records.ts'
@@ -247,14 +247,13 @@ async function read(
   id: RecordId,
   unreadable: Set<RecordId>,
 ): Promise<IdempotencyRecord | null> {
-  try {
-    const { record, now } = await records.get(id)
-    return record && readAt(record, now)
-  } catch (error) {
-    if (!(error instanceof CorruptRecord)) throw error
+  const reply = await records.get(id)
+  if (reply.kind === 'corrupt') {
     unreadable.add(id)
     return null
   }
+  const { record, now } = orThrow(reply)
+  return record && readAt(record, now)
 }
 
 function countUnknown(
@@ -411,11 +410,8 @@ function rank({ verdict }: { readonly verdict: 'disagrees' | 'differs' }): numbe
 
 /** As it is now; null: somebody has deleted it, or it has expired. */
 async function completed(records: ReportPorts['records'], id: RecordId): Promise<Completed | null> {
-  try {
-    const { record, now } = await records.get(id)
-    return record?.state === 'completed' && now < record.expiresAt ? record : null
-  } catch (error) {
-    if (error instanceof CorruptRecord) return null
-    throw error
-  }
+  const reply = await records.get(id)
+  if (reply.kind === 'corrupt') return null
+  const { record, now } = orThrow(reply)
+  return record?.state === 'completed' && now < record.expiresAt ? record : null
 }

@@ -5,12 +5,12 @@ import { setTimeout as wait } from 'node:timers/promises'
 import { counted } from '../admin/explain.ts'
 import { scanRecords } from '../admin/records.ts'
 import type { Config } from '../config/config.ts'
-import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { verifyAudit } from '../observe/audit.ts'
 import { openStore } from '../store/open.ts'
 import { decodeEntry } from '../store/outbox-entry.ts'
-import { Records } from '../store/records.ts'
-import { CorruptRecord, type Store } from '../store/register.ts'
+import { orThrow, Records } from '../store/records.ts'
+import type { Store } from '../store/register.ts'
 import { isDamagedName } from '../store/spool-file.ts'
 import { readSpool } from '../store/spool-read.ts'
 import { VERSION } from '../version.ts'
@@ -181,15 +181,12 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
   const { complete } = await scanRecords(store, 'all', async (id) => {
     count.all++
-    let found: { readonly record: IdempotencyRecord | null; readonly now: Millis }
-    try {
-      found = await records.get(id)
-    } catch (error) {
-      if (!(error instanceof CorruptRecord)) throw error
+    const found = await records.get(id)
+    if (found.kind === 'corrupt') {
       unreadable.push(id)
       return
     }
-    const { record, now } = found
+    const { record, now } = orThrow(found)
     const read = record && readAt(record, now)
     if (record === null || read === null) return
     if (record.state === 'in_progress' || record.state === 'unknown') unresolved.set(id, record.version)
@@ -240,7 +237,7 @@ async function lostOf(
   await scanRecords(store, 'unresolved', async (id) => void now.add(id))
   const lost: RecordId[] = []
   for (const [id, version] of missing.filter(([id]) => !now.has(id)))
-    if ((await records.get(id)).record?.version === version) lost.push(id)
+    if (orThrow(await records.get(id)).record?.version === version) lost.push(id)
   return lost
 }
 

@@ -1,9 +1,9 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { RESPONSE_HEADER } from '../core/headers.ts'
-import { issueKey, type KeyIssuer } from '../protect/issue-key.ts'
+import { queryStatus } from '../protect/existing.ts'
+import { issueKey, type KeyIssuer } from '../protect/identify.ts'
 import type { Ports } from '../protect/ports.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
-import { queryStatus } from '../protect/status-query.ts'
 import type { ResponseWriter } from './write.ts'
 
 /** `GET <status.path>`: the state of a record, for a client that asks instead of retrying (contract §6). */

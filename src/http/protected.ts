@@ -6,7 +6,7 @@ import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/route.ts'
 import { guard } from '../protect/guard.ts'
 import type { Ports } from '../protect/ports.ts'
-import type { ProtectedRequest } from '../protect/request.ts'
+import { newProgress, type ProtectedRequest } from '../protect/request.ts'
 import type { Budget } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
@@ -102,6 +102,7 @@ export function protectedRequest(
       options.statusPath === null || !carriesKey({ headers, query: '' }, route.key.from)
         ? []
         : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path }).toString()}`],
+    progress: newProgress(),
     readBody: () => readBody(request, route.limits.request, upload, ports.budget, uploads, client),
     upstreamHeaders: (attempt) => {
       const lines = requestLines(headers, peer, forwarding)

@@ -4,7 +4,7 @@ import type { Duplex } from 'node:stream'
 import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
-import type { Answer } from '../protect/request.ts'
+import type { Reply } from '../protect/request.ts'
 import type { LiveResponse, LiveSink } from '../upstream/port.ts'
 import { NOBODY, Stalled } from './bodies.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
@@ -32,7 +32,7 @@ export class ResponseWriter {
     return this.#idleTimeout
   }
 
-  write(request: IncomingMessage, response: ServerResponse, answer: Answer): void {
+  write(request: IncomingMessage, response: ServerResponse, answer: Reply): void {
     switch (answer.kind) {
       case 'response':
         response.once('close', answer.release)

@@ -1,6 +1,6 @@
-import type { Millis, RecordId, State } from '../core/record.ts'
+import type { Millis, RecordId } from '../core/record.ts'
 import type { CompletionResult } from '../protect/outcomes.ts'
-import type { Execution, Trace } from '../protect/request.ts'
+import type { Execution, RequestSummary } from '../protect/request.ts'
 import type { Note } from '../store/register.ts'
 
 /** Long enough that a usual request is one line, short enough that the claims of slow requests survive a crash. */
@@ -48,7 +48,7 @@ export class History {
     this.#options = options
   }
 
-  began({ id, attempt }: Execution, before: State | 'absent' | null): void {
+  began({ id, attempt, before }: Execution): void {
     const { fence, attempts } = attempt
     this.add(id, 'claimed', fence, { fence, attempts, before })
   }
@@ -57,7 +57,7 @@ export class History {
     this.add(id, 'settled', result, { result })
   }
 
-  answered({ id, outcome, before, after, fence, status, upstreamMs, cause }: Trace): void {
+  answered({ id, outcome, before, after, fence, status, upstreamMs, cause }: RequestSummary): void {
     if (id === null) return
     const detail =
       fence === null

@@ -1,6 +1,6 @@
 import { type RecordId, shortId } from '../core/record.ts'
 import { REQUEST_OUTCOMES, type ShadowVerdict } from '../protect/outcomes.ts'
-import type { Observer, Trace } from '../protect/request.ts'
+import type { Observer, RequestSummary, ShadowSummary } from '../protect/request.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
 import type { History } from './history.ts'
 import type { Logger } from './log.ts'
@@ -18,32 +18,32 @@ export function observer(
 ): Observer {
   /** Routes whose scope does not fit their own clients: one warning each, as there may be thousands of such requests. */
   const misfits = new Set<string>()
-  const isFirstMisfit = ({ route, outcome, cause }: Trace): boolean => {
+  const isFirstMisfit = ({ route, outcome, cause }: RequestSummary): boolean => {
     if (outcome !== 'caller_missing' || cause === null || misfits.has(route)) return false
     misfits.add(route)
     return true
   }
   return {
-    answered(trace) {
-      const { route } = trace
-      const outcome = trace.outcome ?? 'aborted'
-      const duration = performance.now() - trace.startedAt
-      if (trace.outcome !== null) {
+    answered(summary) {
+      const { route } = summary
+      const outcome = summary.outcome ?? 'aborted'
+      const duration = performance.now() - summary.startedAt
+      if (summary.outcome !== null) {
         metrics.count('idempotency_requests_total', { route, outcome })
         // How long a refusal took says little.
-        if (REQUEST_OUTCOMES[trace.outcome].group === 'served')
+        if (REQUEST_OUTCOMES[summary.outcome].group === 'served')
           metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
         if (outcome === 'executed' || outcome === 'replayed') {
-          const overhead = Math.max(0, duration - trace.upstreamMs) / 1000
+          const overhead = Math.max(0, duration - summary.upstreamMs) / 1000
           metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
         }
       }
-      const becameUnknown = trace.after === 'unknown' && trace.before !== 'unknown'
-      const level = becameUnknown || isFirstMisfit(trace) ? 'warn' : 'info'
-      log[level](line(trace, outcome, duration), 'request')
-      history.answered(trace)
+      const becameUnknown = summary.after === 'unknown' && summary.before !== 'unknown'
+      const level = becameUnknown || isFirstMisfit(summary) ? 'warn' : 'info'
+      log[level](line(summary, outcome, duration), 'request')
+      history.answered(summary)
     },
-    began: (run, before) => history.began(run, before),
+    began: (execution) => history.began(execution),
     claimed: (route, result) => metrics.count('idempotency_claims_total', { route, result }),
     completed: (route, result, id) => {
       metrics.count('idempotency_completions_total', { route, result })
@@ -98,9 +98,9 @@ export function shadowObserver(
   metrics: Metrics,
   log: Logger,
   history: History,
-): (trace: Trace, verdict: ShadowVerdict) => void {
-  return (trace, verdict) => {
-    const { route, method, id, before, after, cause, traceId, startedAt, retryAge, regenerated } = trace
+): (summary: ShadowSummary, verdict: ShadowVerdict) => void {
+  return (summary, verdict) => {
+    const { route, method, id, before, after, cause, traceId, startedAt, retryAge, regenerated } = summary
     metrics.count('idempotency_shadow_total', { route, verdict })
     if (id !== null) history.add(id, 'shadowed', verdict, { verdict })
     const record = id === null ? null : shortId(id)
@@ -124,21 +124,21 @@ export function shadowObserver(
   }
 }
 
-function line(trace: Trace, outcome: string, duration: number): Record<string, unknown> {
+function line(summary: RequestSummary, outcome: string, duration: number): Record<string, unknown> {
   return {
-    method: trace.method,
-    route: trace.route,
-    record: trace.id === null ? null : shortId(trace.id),
+    method: summary.method,
+    route: summary.route,
+    record: summary.id === null ? null : shortId(summary.id),
     outcome,
-    before: trace.before,
-    after: trace.after,
-    fence: trace.fence,
-    status: trace.status,
+    before: summary.before,
+    after: summary.after,
+    fence: summary.fence,
+    status: summary.status,
     ms: round(duration),
-    upstreamMs: round(trace.upstreamMs),
-    storeMs: round(trace.storeMs),
-    ...(trace.cause === null ? {} : { cause: trace.cause }),
-    ...(trace.traceId === null ? {} : { traceId: trace.traceId }),
+    upstreamMs: round(summary.upstreamMs),
+    storeMs: round(summary.storeMs),
+    ...(summary.cause === null ? {} : { cause: summary.cause }),
+    ...(summary.traceId === null ? {} : { traceId: summary.traceId }),
   }
 }
 

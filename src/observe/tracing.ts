@@ -7,7 +7,7 @@ import type { Config } from '../config/config.ts'
 import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Millis, shortId } from '../core/record.ts'
-import type { Observer, Trace } from '../protect/request.ts'
+import type { Observer, RequestSummary } from '../protect/request.ts'
 import { around, type Operation } from '../store/around.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
@@ -101,12 +101,12 @@ export class Tracing {
   observer(inner: Observer): Observer {
     return {
       ...inner,
-      answered: (trace) => {
+      answered: (summary) => {
         const span = this.#serving.getStore()?.span
-        const link = linkTo(trace.execution)
-        span?.setAttributes(outcomeAttributes(trace))
+        const link = linkTo(summary.replayOf)
+        span?.setAttributes(outcomeAttributes(summary))
         if (link !== null) span?.addLink(link)
-        inner.answered(trace)
+        inner.answered(summary)
       },
     }
   }
@@ -254,7 +254,7 @@ function serverAttributes(method: string, route: RoutePolicy, version: string): 
   }
 }
 
-function outcomeAttributes({ id, outcome, before, after, fence }: Trace): Attributes {
+function outcomeAttributes({ id, outcome, before, after, fence }: RequestSummary): Attributes {
   return {
     'idempotency.outcome': outcome ?? 'aborted',
     ...(id === null ? {} : { 'idempotency.record': shortId(id) }),

@@ -1,14 +1,21 @@
 import { retryAfterSeconds } from '../core/decide.ts'
 import { RESPONSE_HEADER } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { RecordId } from '../core/record.ts'
+import type { Millis, RecordId, State } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
 import type { Budget } from '../runtime/limits.ts'
-import type { Existing } from './claim.ts'
 import { replayable } from './classify.ts'
-import type { Latency } from './latency.ts'
-import type { RequestOutcome } from './outcomes.ts'
-import type { Answer, BodyReading, Observer, Problem, ProtectedRequest, Trace } from './request.ts'
+import type { ClaimResult, RequestOutcome } from './outcomes.ts'
+import type {
+  Answer,
+  BodyReading,
+  Existing,
+  Facts,
+  Observer,
+  Problem,
+  ProtectedRequest,
+  Reply,
+} from './request.ts'
 
 /** What answering needs of the walk's ports. */
 export interface AnswerPorts {
@@ -18,97 +25,89 @@ export interface AnswerPorts {
   readonly budget: Budget
 }
 
-/** Answers a request whose record was found (contract §6). */
+const CLAIM_RESULTS: Readonly<Record<Existing['kind'], ClaimResult>> = {
+  replay: 'replay',
+  reused: 'key_misuse',
+  in_progress: 'in_progress',
+  unknown: 'unknown',
+  expired: 'replay',
+}
+
+/** Answers a request whose record exists (contract §6). */
 export function answerFromRecord(
-  ports: AnswerPorts,
-  request: ProtectedRequest,
-  trace: Trace,
+  { observer, budget, latency }: AnswerPorts,
+  { route, statusLink }: ProtectedRequest,
   id: RecordId,
   existing: Existing,
 ): Answer {
-  const { route } = request
-  const { observer } = ports
+  observer.claimed(route.name, CLAIM_RESULTS[existing.kind])
+  if (existing.kind !== 'reused') observer.prevented(route.name)
+  const state = stateFound(existing)
+  const found = { before: state, after: state }
   switch (existing.kind) {
     case 'replay': {
-      observer.claimed(route.name, 'replay')
-      observer.prevented(route.name)
-      if (existing.now > 0) observer.retryAge(route.name, Math.max(0, existing.now - existing.createdAt))
-      trace.before = trace.after = 'completed'
-      trace.execution = existing.span ?? null
-      if (!existing.result.kept) {
-        const { status, location } = existing.result
-        const detail = `the request was executed and answered ${status}; its response was not kept (${existing.result.why})`
-        return refuse(trace, 'response_unavailable', 'idempotency_response_unavailable', detail, {
-          instance: id,
-          original: { status, location },
-        })
+      const { result, now, createdAt, expiresAt, span } = existing
+      if (now > 0) observer.retryAge(route.name, Math.max(0, now - createdAt))
+      const replay = { ...found, replayOf: span }
+      if (!result.kept) {
+        const { status, location, why } = result
+        const detail = `the request was executed and answered ${status}; its response was not kept (${why})`
+        const more = { instance: id, original: { status, location } }
+        return refuse('response_unavailable', 'idempotency_response_unavailable', detail, more, replay)
       }
-      const release = ports.budget.hold(existing.result.response.body.length)
+      const release = budget.hold(result.response.body.length)
       if (release === null) {
         const detail = 'no room to send the stored answer now; nothing was executed'
-        return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1, instance: id })
+        return refuse('overloaded', 'overloaded', detail, { retryAfter: 1, instance: id }, replay)
       }
-      trace.outcome = 'replayed'
       return {
         kind: 'response',
-        response: replayable(route, existing.result.response),
+        response: replayable(route, result.response),
         replayed: true,
-        proxyHeaders: [
-          RESPONSE_HEADER.replayed,
-          'true',
-          ...statusHeaders('replayed', route, existing.expiresAt),
-        ],
+        proxyHeaders: [RESPONSE_HEADER.replayed, 'true', ...statusHeaders('replayed', route, expiresAt)],
         release,
+        facts: { ...replay, outcome: 'replayed' },
       }
     }
-    case 'reused':
-      observer.claimed(route.name, 'key_misuse')
-      trace.before = trace.after = existing.read
-      return refuse(
-        trace,
-        'misuse',
-        'idempotency_key_reused',
-        `this key was first used for another request: its ${comparedBy(route)} differs, or what else the route compares`,
-        { status: route.misuseStatus, instance: id },
-      )
+    case 'reused': {
+      const detail = `this key was first used for another request: its ${comparedBy(route)} differs, or what else the route compares`
+      const more = { status: route.misuseStatus, instance: id }
+      return refuse('misuse', 'idempotency_key_reused', detail, more, found)
+    }
     case 'in_progress': {
-      observer.claimed(route.name, 'in_progress')
-      observer.prevented(route.name)
-      trace.before = trace.after = 'in_progress'
       const detail = 'a request with this key is still running; retry with the same key'
       const { status } = route.inFlight
-      const answer = refuse(trace, 'in_progress', 'idempotency_key_in_progress', detail, {
-        status,
-        retryAfter: retryAfterSeconds(ports.latency.retryIn(route, existing.leaseLeft, existing.age)),
-        instance: id,
-      })
-      return status === 202 ? { ...answer, proxyHeaders: request.statusLink } : answer
+      const retryAfter = retryAfterSeconds(latency.retryIn(route, existing.leaseLeft, existing.age))
+      const more = { status, retryAfter, instance: id }
+      const answer = refuse('in_progress', 'idempotency_key_in_progress', detail, more, found)
+      return status === 202 ? { ...answer, proxyHeaders: statusLink } : answer
     }
     case 'unknown': {
-      observer.claimed(route.name, 'unknown')
-      observer.prevented(route.name)
-      trace.before = trace.after = 'unknown'
       const checking = route.reconcile !== null
       const detail = checking
         ? 'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
         : 'whether the first request was executed is not known, and a person has to find out; a new key is not safe, the same key is'
-      return refuse(trace, 'unknown', 'idempotency_outcome_unknown', detail, {
-        retryAfter: retryAfterSeconds(existing.lookIn),
-        instance: id,
-        checking,
-      })
+      const more = { retryAfter: retryAfterSeconds(existing.lookIn), instance: id, checking }
+      return refuse('unknown', 'idempotency_outcome_unknown', detail, more, found)
     }
+    case 'expired': {
+      const detail = 'the request with this key was executed; its response is no longer kept'
+      return refuse('expired', 'idempotency_key_expired', detail, { instance: id }, found)
+    }
+  }
+}
+
+/** The state of the record that answers. */
+export function stateFound(existing: Existing): State {
+  switch (existing.kind) {
+    case 'replay':
+      return 'completed'
+    case 'reused':
+      return existing.read
+    case 'in_progress':
+    case 'unknown':
     case 'expired':
-      observer.claimed(route.name, 'replay')
-      observer.prevented(route.name)
-      trace.before = trace.after = 'expired'
-      return refuse(
-        trace,
-        'expired',
-        'idempotency_key_expired',
-        'the request with this key was executed; its response is no longer kept',
-        { instance: id },
-      )
+      return existing.kind
   }
 }
 
@@ -129,76 +128,75 @@ export function statusHeaders(
   return lines
 }
 
-/** What is proved of a request that was sent, for its `detail`. */
+/** What is proven of a request that was sent, for its `detail`. */
 export function sentUnanswered(timedOut: boolean): string {
   return `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
 }
 
+/** An answer by the proxy itself. */
 export function refuse(
-  trace: Trace,
   outcome: RequestOutcome,
   code: RefusalCode,
   detail: string,
   more: Parameters<typeof refusal>[2] = {},
-): Problem {
-  trace.outcome = outcome
-  return { kind: 'problem', refusal: refusal(code, detail, more), proxyHeaders: [] }
+  facts: Omit<Facts, 'outcome'> = {},
+): Problem & { readonly facts: Facts } {
+  return {
+    kind: 'problem',
+    refusal: refusal(code, detail, more),
+    proxyHeaders: [],
+    facts: { ...facts, outcome },
+  }
 }
 
-export function overloaded({ maxInFlight }: { readonly maxInFlight: number }, trace: Trace): Problem {
+/** The client has gone. */
+export function nobody(facts: Omit<Facts, 'outcome'> = {}): Answer {
+  return { kind: 'none', facts: { ...facts, outcome: null } }
+}
+
+export function overloaded({ maxInFlight }: { readonly maxInFlight: number }): Answer {
   const detail = `${maxInFlight} protected requests are in flight, or this client has its share of them`
-  return refuse(trace, 'overloaded', 'overloaded', detail, { retryAfter: 1 })
+  return refuse('overloaded', 'overloaded', detail, { retryAfter: 1 })
 }
 
 export function storeUnavailable(
-  ports: Pick<AnswerPorts, 'observer'>,
-  trace: Trace,
+  { observer }: Pick<AnswerPorts, 'observer'>,
+  { route }: Pick<ProtectedRequest, 'route'>,
   id: RecordId | null,
   detail: string,
+  cause: string | null = null,
 ): Answer {
-  ports.observer.claimed(trace.route, 'error')
-  return refuse(trace, 'store_unavailable', 'idempotency_store_unavailable', detail, {
-    retryAfter: 1,
-    instance: id,
-  })
+  observer.claimed(route.name, 'error')
+  const more = { retryAfter: 1, instance: id }
+  return refuse('store_unavailable', 'idempotency_store_unavailable', detail, more, { cause })
 }
 
-export function refuseBody(
-  trace: Trace,
-  request: ProtectedRequest,
-  why: Exclude<BodyReading['kind'], 'body'>,
-): Answer {
+export function refuseBody({ route }: ProtectedRequest, why: Exclude<BodyReading['kind'], 'body'>): Answer {
   switch (why) {
-    case 'too_large':
-      return refuse(
-        trace,
-        'request_too_large',
-        'request_too_large',
-        `the body is over ${request.route.limits.request} bytes, the limit of route ${request.route.name}`,
-      )
-    case 'timeout':
-      return refuse(
-        trace,
-        'request_timeout',
-        'request_timeout',
-        'the body did not arrive in time; nothing was executed',
-      )
-    case 'no_room':
-      return refuse(trace, 'overloaded', 'overloaded', 'no room to buffer the body; nothing was executed', {
-        retryAfter: 1,
-      })
+    case 'too_large': {
+      const detail = `the body is over ${route.limits.request} bytes, the limit of route ${route.name}`
+      return refuse('request_too_large', 'request_too_large', detail)
+    }
+    case 'timeout': {
+      const detail = 'the body did not arrive in time; nothing was executed'
+      return refuse('request_timeout', 'request_timeout', detail)
+    }
+    case 'no_room': {
+      const detail = 'no room to buffer the body; nothing was executed'
+      return refuse('overloaded', 'overloaded', detail, { retryAfter: 1 })
+    }
     case 'aborted':
-      return { kind: 'none' }
+      return nobody()
   }
 }
 
 /** Lets go of an answer that nobody gets. */
-export function discard(answer: Answer): void {
+export function discard(answer: Reply): void {
   if (answer.kind === 'response') answer.release()
   if (answer.kind === 'live') answer.live.drain()
 }
 
-export function statusOf(answer: Answer): number | null {
+export function statusOf(answer: Reply): number | null {
   switch (answer.kind) {
     case 'response':
       return answer.response.status
@@ -208,5 +206,47 @@ export function statusOf(answer: Answer): number | null {
       return answer.refusal.status
     case 'none':
       return null
+  }
+}
+
+/** How many of a route's answers count: few, so that a change shows soon. */
+const ANSWERS_COUNTED = 16
+/** Most answers take no longer than this part of them. One very slow answer among a few does not make a route slow. */
+const USUAL = 0.75
+
+interface RecentAnswers {
+  readonly took: Float64Array
+  answers: number
+}
+
+/** How long the upstream takes, per route, from the first answer on: for `Retry-After` (contract §6). */
+export class Latency {
+  readonly #recent = new Map<string, RecentAnswers>()
+
+  saw(route: string, took: Millis): void {
+    let recent = this.#recent.get(route)
+    if (recent === undefined) {
+      recent = { took: new Float64Array(ANSWERS_COUNTED), answers: 0 }
+      this.#recent.set(route, recent)
+    }
+    recent.took[recent.answers++ % ANSWERS_COUNTED] = took
+  }
+
+  /**
+   * When to retry after meeting an attempt of that age: never later than its lease ends, nor than a whole lease from now,
+   * whatever the store's clock did.
+   */
+  retryIn({ name, lease }: Pick<RoutePolicy, 'name' | 'lease'>, leaseLeft: Millis, age: Millis): Millis {
+    return Math.min(leaseLeft, lease, this.remaining(name, age))
+  }
+
+  /** What an attempt of that age will still take; Infinity: unknown. */
+  remaining(route: string, age: Millis): Millis {
+    const recent = this.#recent.get(route)
+    if (recent === undefined) return Number.POSITIVE_INFINITY
+    const known = Math.min(recent.answers, ANSWERS_COUNTED)
+    const usual = recent.took.slice(0, known).sort()[Math.ceil(known * USUAL) - 1] as Millis
+    // Slower than usual: it may well take as long again.
+    return age < usual ? usual - age : age
   }
 }

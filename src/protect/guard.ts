@@ -1,48 +1,43 @@
 import type { DerivePolicy, RoutePolicy } from '../core/policy.ts'
 import type { Refusal } from '../core/refusal.ts'
 import { shared } from '../runtime/limits.ts'
-import { admit } from './admit.ts'
-import { overloaded, refuse, refuseBody, statusOf } from './answers.ts'
-import { callerName } from './caller.ts'
-import { duplicate } from './duplicate.ts'
-import { execute, passOn, scopeTold, UNCLAIMED_SCOPE, within } from './execute.ts'
-import { DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
+import { overloaded, refuseBody, statusOf } from './answers.ts'
+import { claim } from './claim.ts'
+import { answerInTime, execute, passOn, UNCLAIMED_SCOPE } from './execute.ts'
+import { duplicate } from './existing.ts'
+import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import type { Ports } from './ports.ts'
-import { type Answer, newTrace, type ProtectedRequest, type Trace } from './request.ts'
+import { type Answer, type ProtectedRequest, summarize } from './request.ts'
 
 /** Everything that happens to a protected request: claim → forward → settle (contract §3). */
 export async function guard(ports: Ports, request: ProtectedRequest): Promise<Answer> {
-  const trace = newTrace(request)
+  let answer: Answer | null = null
   ports.inFlight.count++
-  let answer: Answer
   try {
-    answer = asSpokenBy(request.route, await walk(ports, request, trace))
-  } catch (error) {
-    // A bug; nobody is answered, and the request is told of all the same.
-    ports.observer.answered(trace)
-    throw error
+    answer = inProfile(request.route, await walk(ports, request))
+    return answer
   } finally {
     ports.inFlight.count--
+    // After a bug nobody is answered; the request is reported all the same.
+    const { facts } = answer ?? { facts: { outcome: null } }
+    ports.observer.answered(summarize(request, facts, answer && statusOf(answer)))
   }
-  trace.status = statusOf(answer)
-  ports.observer.answered(trace)
-  return answer
 }
 
 /** Clients of Stripe's know a failure by the member `error`, whatever the status (docs/adr/0015). */
-function asSpokenBy({ profile }: RoutePolicy, answer: Answer): Answer {
+function inProfile({ profile }: RoutePolicy, answer: Answer): Answer {
   if (profile !== 'stripe' || answer.kind !== 'problem') return answer
   return { ...answer, refusal: { ...answer.refusal, stripeError: true } }
 }
 
 /** THE WALK. Each step answers, or gives what the next one needs. */
-async function walk(ports: Ports, request: ProtectedRequest, trace: Trace): Promise<Answer> {
-  const head = await readHead(ports, request, trace)
+async function walk(ports: Ports, request: ProtectedRequest): Promise<Answer> {
+  const head = await readHead(ports, request)
   if (head.kind !== 'head') return head
   // Full already: nothing of the body is read.
-  if (ports.inFlight.isFull(ports.maxInFlight)) return overloaded(ports, trace)
+  if (ports.inFlight.isFull(ports.maxInFlight)) return overloaded(ports)
   const received = await request.readBody()
-  if (received.kind !== 'body') return refuseBody(trace, request, received.kind)
+  if (received.kind !== 'body') return refuseBody(request, received.kind)
 
   const { body } = received
   // Up to two holders: the walk, and the upstream call, which may outlast it.
@@ -51,11 +46,11 @@ async function walk(ports: Ports, request: ProtectedRequest, trace: Trace): Prom
   // Only now: a client that sends no body takes no place from those that do.
   const leave = ports.inFlight.enter(ports.maxInFlight, request.client, callerName(head.caller))
   try {
-    if (leave === null) return overloaded(ports, trace)
-    const identified = await identify(ports, request, trace, head, body)
-    if (identified.kind === 'no_key') return await passOn(ports, request, trace, body)
+    if (leave === null) return overloaded(ports)
+    const identified = await identify(ports, request, head, body)
+    if (identified.kind === 'no_key') return await passOn(ports, request, body)
     if (identified.kind !== 'identified') return identified
-    return marked(await serve(ports, request, trace, identified, body, hold), identified, request.route)
+    return marked(await serve(ports, request, identified, body, hold), identified, request.route)
   } finally {
     leave?.()
     release()
@@ -66,40 +61,23 @@ async function walk(ports: Ports, request: ProtectedRequest, trace: Trace): Prom
 async function serve(
   ports: Ports,
   request: ProtectedRequest,
-  trace: Trace,
   identified: Identified,
   body: Buffer,
   hold: () => () => void,
 ): Promise<Answer> {
   const { route } = request
-  const admitted = await admit(ports, request, trace, identified)
-  const way =
-    admitted.kind === 'existing'
-      ? await duplicate(ports, request, trace, identified, admitted.existing)
-      : admitted
-  if (way.kind !== 'execute') return way
+  const claimed = await claim(ports, request, identified)
+  const execution =
+    claimed.kind === 'existing' ? await duplicate(ports, request, identified, claimed.existing) : claimed
+  if (execution.kind !== 'execution') return execution
 
-  const { execution } = way
-  trace.fence = execution.attempt.fence || null
-  if (trace.before === 'absent' && ports.regenerated.saw(execution, identified.caller))
+  if (execution.before === 'absent' && ports.keyChurn.saw(execution, identified.caller))
     ports.observer.regenerated(route.name)
-  const own = { ...trace }
-  const work = execute(ports, request, own, way, identified.key, body).finally(hold())
-  const answer =
-    route.respondWithin === null ? await work : await within(ports, route.respondWithin, execution, work)
-  if (answer !== null) {
-    Object.assign(trace, own)
-    return answer
-  }
-  trace.after = 'in_progress'
-  const detail = `no answer within ${route.respondWithin} ms; the upstream is still working, retry with the same key`
-  return refuse(trace, 'upstream_slow', 'upstream_slow', detail, {
-    instance: execution.id,
-    scope: scopeTold(way),
-  })
+  const work = execute(ports, request, execution, identified.key, body).finally(hold())
+  return route.respondWithin === null ? work : answerInTime(ports, execution, route.respondWithin, work)
 }
 
-/** Says of every answer that the proxy made the key, where it did (contract §4), and whether the key's record is met again. */
+/** Says of every answer that the proxy made the key, where it did (contract §4), and whether a retry meets the key's record. */
 function marked(answer: Answer, { derived }: Identified, route: RoutePolicy): Answer {
   if (answer.kind === 'none') return answer
   const proxyHeaders = derived ? [...answer.proxyHeaders, ...DERIVED_HEADER] : answer.proxyHeaders

@@ -9,7 +9,6 @@ import type { Records } from '../store/records.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
-import type { ReplayGrants } from './authorize.ts'
 import type { KeyChurn } from './key-churn.ts'
 import type { Leases } from './leases.ts'
 import type { Execution } from './request.ts'
@@ -21,27 +20,33 @@ export interface Ports extends AnswerPorts {
   readonly records: Records
   readonly store: Pick<Store, 'ping' | 'limits'>
   readonly forward: Forward
-  /** Tag of the upstream: records say which one was told. */
+  /** Tag of the upstream: records name the one that their request was sent to. */
   readonly upstream: string
   readonly leases: Leases
   readonly settler: Settler
   readonly waiters: WaitingRoom
   readonly turns: KeyedMutex
   readonly grants: ReplayGrants
-  readonly regenerated: KeyChurn
+  readonly keyChurn: KeyChurn
   /** Attempts under way; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace
-  /** The store may drop unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
+  /** The store may evict unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
   readonly unfitForStrict: () => boolean
   readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<VerifiedToken>
-  /** Whether the key is one of this proxy's issuer. `now` is the store's time. */
+  /** Whether this proxy's issuer made the key. `now` is the store's time. */
   readonly checkIssued: (key: string, now: Millis) => Promise<'valid' | 'expired' | 'forged'>
   readonly pause: (time: Millis) => Promise<unknown>
   /** 16 random bytes. */
   readonly newToken: () => Buffer
   /** As the configuration has it now. */
   readonly maxInFlight: number
-  /** Requests of the walk now, whatever they wait for. */
+  /** Requests in the walk now, whatever they wait for. */
   readonly inFlight: InFlight
+}
+
+/** Callers whom the upstream has lately allowed to see a replay (`authorizeReplay.cache`). */
+export interface ReplayGrants {
+  has(caller: string): boolean
+  add(caller: string, time: Millis): void
 }

@@ -1,6 +1,16 @@
+import type { Decision } from '../core/decide.ts'
 import type { RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Attempt, Millis, Operation, Outcome, RecordId, State, StoredResponse } from '../core/record.ts'
+import type {
+  Attempt,
+  IdempotencyRecord,
+  Millis,
+  Operation,
+  Outcome,
+  RecordId,
+  State,
+  StoredResponse,
+} from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
 import type { LiveResponse } from '../upstream/port.ts'
 import type { ClaimResult, CompletionResult, RequestOutcome } from './outcomes.ts'
@@ -17,22 +27,23 @@ export interface ProtectedRequest {
   /** Normalised; null where the route's scope has no host, or the request none. */
   readonly host: string | null
   readonly headers: RawHeaders
-  /** The client's address, as far as it is known: an IPv4 address, or the /64 of an IPv6 one. */
+  /** The client's IPv4 address, or the /64 of its IPv6 one. */
   readonly client: string
   readonly traceId: string | null
-  /** `traceparent` of the request's own sampled span, where one is made: kept with what it executes. */
+  /** `traceparent` of the request's own span, if it is sampled: stored with what it executes. */
   readonly span?: string | undefined
   /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
   readonly statusLink: readonly string[]
+  readonly progress: Progress
   readBody(): Promise<BodyReading>
-  /** The lines sent upstream: for that attempt, or, null, as a request that is not protected has them. */
+  /** The header lines to send upstream for that attempt; null: those of an unprotected request. */
   upstreamHeaders(attempt: SentAttempt | null): string[]
   clientGone(): boolean
-  /** Calls `left` once when the client leaves before its answer is whole; gives what ends that. */
+  /** Calls `left` once if the client leaves before its answer is complete; returns what cancels that. */
   onGone(left: () => void): () => void
 }
 
-/** What an attempt is called towards the upstream. */
+/** What the upstream is told of an attempt. */
 export interface SentAttempt {
   readonly id: RecordId
   readonly key: string
@@ -43,19 +54,19 @@ export type BodyReading =
   | { readonly kind: 'body'; readonly body: Buffer; readonly release: () => void }
   | { readonly kind: 'too_large' | 'timeout' | 'aborted' | 'no_room' }
 
-/** How a protected request was answered. */
-export type Answer =
+/** What is written to the client. */
+export type Reply =
   | {
       readonly kind: 'response'
       readonly response: StoredResponse
       readonly replayed: boolean
-      /** Header lines of the proxy's own. */
+      /** Header lines that the proxy adds. */
       readonly proxyHeaders: readonly string[]
       readonly release: () => void
     }
   | { readonly kind: 'live'; readonly live: LiveResponse; readonly proxyHeaders: readonly string[] }
   | Problem
-  /** The client is gone: nobody to answer. */
+  /** The client has gone: nobody to answer. */
   | { readonly kind: 'none' }
 
 export interface Problem {
@@ -64,61 +75,87 @@ export interface Problem {
   readonly proxyHeaders: readonly string[]
 }
 
-/** What the log line and the metrics of one protected request are made of. Filled in along the walk. */
-export interface Trace {
+/** How a protected request was answered, and what its log line and metrics say about that. */
+export type Answer = Reply & { readonly facts: Facts }
+
+/** What a step found out about the request; members left out are null in the {@link RequestSummary}. */
+export interface Facts {
+  /** Null: nobody was answered. */
+  readonly outcome: RequestOutcome | null
+  readonly before?: State | 'absent' | null
+  readonly after?: State
+  readonly fence?: number | null
+  /** For operators: what the client is not told, such as addresses. */
+  readonly cause?: string | null
+  /** `traceparent` of the execution whose response is replayed, if its record has one. */
+  readonly replayOf?: string | undefined
+}
+
+/** How far a request has come and what it spent. Only ever added to: it outlives the answer under `respondWithin`. */
+export interface Progress {
+  /** By `performance.now()`. */
+  readonly startedAt: Millis
+  /** Null: not identified yet. */
+  id: RecordId | null
+  storeMs: Millis
+  upstreamMs: Millis
+}
+
+export function newProgress(): Progress {
+  return { startedAt: performance.now(), id: null, storeMs: 0, upstreamMs: 0 }
+}
+
+/** What the log line and the metrics of one protected request are made of. */
+export interface RequestSummary extends Readonly<Progress> {
   readonly route: string
   readonly method: string
   readonly traceId: string | null
-  readonly startedAt: Millis
-  id: RecordId | null
-  outcome: RequestOutcome | null
-  before: State | 'absent' | null
-  after: State | null
-  fence: number | null
-  status: number | null
-  upstreamMs: number
-  storeMs: number
-  /** For operators: what the client is not told of, such as addresses. */
-  cause: string | null
-  /** How old the record was that a retry found completed. */
-  retryAge: Millis | null
-  /** The same caller sent the same operation under another key within a minute. */
-  regenerated: boolean
-  /** `traceparent` of the execution whose answer is replayed, where its record has one. */
-  execution: string | null
+  readonly outcome: RequestOutcome | null
+  readonly before: State | 'absent' | null
+  readonly after: State | null
+  readonly fence: number | null
+  readonly status: number | null
+  readonly cause: string | null
+  readonly replayOf: string | null
 }
 
-export function newTrace({
-  route,
-  method,
-  traceId,
-}: Pick<ProtectedRequest, 'route' | 'method' | 'traceId'>): Trace {
+/** What shadow mode says of a request. */
+export interface ShadowSummary extends RequestSummary {
+  /** How old the record was that a retry found completed. */
+  readonly retryAge: Millis | null
+  /** The same caller sent the same operation under another key within a minute. */
+  readonly regenerated: boolean
+}
+
+/** Names a request to those who only follow it. */
+export type RequestLabels = Pick<ProtectedRequest, 'route' | 'method' | 'traceId' | 'progress'>
+
+export function summarize(
+  { route, method, traceId, progress }: RequestLabels,
+  { outcome, before, after, fence, cause, replayOf }: Facts,
+  status: number | null,
+): RequestSummary {
   return {
+    ...progress,
     route: route.name,
     method,
     traceId,
-    startedAt: performance.now(),
-    id: null,
-    outcome: null,
-    before: null,
-    after: null,
-    fence: null,
-    status: null,
-    upstreamMs: 0,
-    storeMs: 0,
-    cause: null,
-    retryAge: null,
-    regenerated: false,
-    execution: null,
+    outcome,
+    before: before ?? null,
+    after: after ?? null,
+    fence: fence ?? null,
+    status,
+    cause: cause ?? null,
+    replayOf: replayOf ?? null,
   }
 }
 
 /** Hears what the walk does; must not throw. */
 export interface Observer {
-  answered(trace: Trace): void
+  answered(summary: RequestSummary): void
   claimed(route: string, result: ClaimResult): void
-  /** An attempt is about to be sent upstream. `before`: what its claim found; null where there is no claim. */
-  began(execution: Execution, before: State | 'absent' | null): void
+  /** An attempt is about to be sent upstream. */
+  began(execution: Execution): void
   completed(route: string, result: CompletionResult, id: RecordId): void
   prevented(route: string): void
   retryAge(route: string, age: Millis): void
@@ -129,14 +166,35 @@ export interface Observer {
   trouble(message: string, detail: Readonly<Record<string, unknown>>): void
 }
 
+/** A record that answers the request: nobody may claim over it. */
+export type Existing = Exclude<Decision, { kind: 'take_over' | 'gone' }>
+
 /** One attempt under way, or one whose outcome is still to be written. */
 export interface Execution {
+  readonly kind: 'execution'
   readonly id: RecordId
   readonly route: RoutePolicy
   readonly operation: Operation
   readonly attempt: Attempt
-  /** The store's time of the record's creation; 0 where the claim never got through. */
+  /** What its claim found; null without a claim. */
+  readonly before: State | 'absent' | null
+  /** The store's time of the record's creation; 0 without a claim. */
   readonly createdAt: Millis
+  /** When the claim was asked for, by `performance.now()`; of several tries the first. */
+  readonly askedAt: Millis
+  /** Why there is no claim, where the route goes on without one. */
+  readonly unclaimed: Unclaimed | null
   /** How the attempt ended, from the moment that its outcome is known; null: it goes on. */
   ended: Outcome | null
+}
+
+/** A claim that nobody knows to have come through. */
+export interface Unclaimed {
+  readonly kind: 'unavailable'
+  readonly error: Error
+  readonly attempt: Attempt
+  /** The claim may be in the store, or still on its way there. */
+  readonly lost: boolean
+  /** What the claim expected to find. */
+  readonly over: IdempotencyRecord | null
 }

@@ -1,13 +1,21 @@
+import { decide } from '../core/decide.ts'
 import { type PendingOutcome, pendingOutcome } from '../core/outcome.ts'
-import type { IdempotencyRecord, Millis, Outcome, RecordId } from '../core/record.ts'
-import type { OutcomeDraft } from '../core/settle.ts'
+import {
+  type IdempotencyRecord,
+  type Millis,
+  type Outcome,
+  type RecordId,
+  type Spans,
+  type State,
+  shortId,
+} from '../core/record.ts'
+import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
+import { within } from '../runtime/deadline.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'
-import type { Records } from '../store/records.ts'
-import { StoreFull, StoreUnavailable } from '../store/register.ts'
-import type { Unclaimed } from './claim.ts'
-import { heldRecord } from './classify.ts'
-import { described, OutcomeWriter, type Settled } from './outcome-writer.ts'
-import type { Execution, Observer } from './request.ts'
+import type { Records, StoreTrouble, Unavailable } from '../store/records.ts'
+import { heldRecord, withoutBody } from './classify.ts'
+import type { CompletionResult } from './outcomes.ts'
+import type { Execution, Observer, Unclaimed } from './request.ts'
 
 /** Pauses between tries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
@@ -26,27 +34,38 @@ export function spoolRoom(buffered: number): number {
   return 2 * (buffered + MAX_HELD * BYTES_WITHOUT_BODY)
 }
 
+/** What became of an outcome. */
+export interface Settled {
+  readonly kind: 'settled'
+  readonly state: State
+  /** The store's time until which the response is kept; null: it is not, or not yet. */
+  readonly expiresAt: Millis | null
+  /** The record as this outcome left it, for those who wait for it; null: look it up. */
+  readonly record: IdempotencyRecord | null
+}
+
+/** An outcome that the store has not taken yet. */
 interface HeldOutcome {
-  readonly unsettled: PendingOutcome
+  readonly pending: PendingOutcome
   readonly release: () => void
   /** By this process's own clock, which no correction of the time moves. */
   readonly giveUpAt: Millis
   /** On disk; null: held in memory alone. */
   readonly kept: Kept | null
   /** The write under way: one at a time. */
-  trying: Promise<StoreUnavailable | null> | null
+  trying: Promise<Unavailable | null> | null
 }
 
 /**
- * Writes outcomes. What the store does not take is held here, and in the spool where there is one; it is retried with the
- * same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers the retries of its record meanwhile
- * (contract §2, §7).
+ * Writes outcomes where §2 accepts them. What the store does not take is held here, and in the spool if there is one; it is
+ * retried with the same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers the retries of
+ * its record meanwhile (contract §2, §7).
  */
 export class Settler {
-  readonly #writer: OutcomeWriter
+  readonly #records: Records
   readonly #observer: Observer
   readonly #outbox: Outbox | null
-  /** Several of one record where more than one claim lost its reply; in the order of their coming. */
+  /** Oldest first; several of one record if more than one claim lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
@@ -54,7 +73,7 @@ export class Settler {
   #flushing: Promise<void> | null = null
 
   constructor(records: Records, observer: Observer, outbox: Outbox | null) {
-    this.#writer = new OutcomeWriter(records, observer)
+    this.#records = records
     this.#observer = observer
     this.#outbox = outbox
   }
@@ -67,53 +86,57 @@ export class Settler {
     return this.#size >= MAX_HELD
   }
 
-  /** The record by the unsettled outcome that this replica holds: the one that says most, where there are several. */
+  /** Whether anything of the record is held, a withdrawal too. */
+  holds(id: RecordId): boolean {
+    return this.#held.has(id)
+  }
+
+  /** The record by the outcome that this replica holds: the one that says most, if there are several. */
   held(id: RecordId): IdempotencyRecord | null {
-    const found = (this.#held.get(id) ?? []).map((held) => held.unsettled).filter((one) => !one.withdrawn)
+    const all = this.#held.get(id)
+    if (all === undefined) return null
+    const found = all.map(({ pending }) => pending).filter(({ withdrawn }) => !withdrawn)
     const by = (state: OutcomeDraft['state']) => found.find(({ draft }) => draft.state === state)
     const most = by('completed') ?? by('unknown') ?? by('failed_retryable')
     return most === undefined ? null : heldRecord(most.draft)
   }
 
-  /** Holds what an earlier process left in the spool. `hold` takes the bytes of a body, and gives what releases them. */
+  /** Holds what an earlier process left in the spool. `hold` takes the bytes of a body, and returns what releases them. */
   restore(left: readonly Left[], hold: (bytes: number) => () => void): void {
     for (const { unsettled, kept } of left) this.#add(unsettled, kept, hold(bodyBytes(unsettled.draft)))
   }
 
   /**
-   * Writes the outcome now, or holds it. `release` gives back the bytes that the outcome's body holds, once they are
-   * no longer needed here. Never rejects: the client's answer does not depend on it.
+   * Writes the outcome now, or holds it: without a claim until the store is back. `release` gives back the bytes of the
+   * outcome's body, once they are no longer needed here. Never rejects: the client's answer does not depend on it.
    */
   async settle(execution: Execution, outcome: Outcome, release: () => void): Promise<Settled> {
-    const written = pendingOutcome(execution, outcome, { claimed: true })
-    try {
-      const settled = await this.#writer.write(written)
-      release()
-      return settled
-    } catch (error) {
-      return await this.#hold(written, error, release)
+    const { unclaimed } = execution
+    if (unclaimed !== null) {
+      const pending = pendingOutcome(execution, outcome, { over: unclaimed.over?.version ?? null })
+      return await this.#hold(pending, unclaimed.error, release)
     }
+    const pending = pendingOutcome(execution, outcome, { claimed: true })
+    let cause: unknown
+    try {
+      const result = await this.#write(pending)
+      if (result.kind === 'settled') {
+        release()
+        return result
+      }
+      cause = result.error
+    } catch (bug) {
+      cause = bug
+    }
+    return await this.#hold(pending, cause, release)
   }
 
   /** Frees a claim whose reply was lost: writes `failed_retryable` under its token, as soon as possible. */
   withdraw(execution: Execution, { over, error }: Unclaimed): void {
     const outcome: Outcome = { kind: 'not_executed', reason: 'the claim was withdrawn: its reply was lost' }
+    const pending = pendingOutcome(execution, outcome, { withdrawn: true, over: over?.version ?? null })
     // Nobody waits until it is on disk: a claim that stays in the store lapses.
-    void this.#hold(
-      pendingOutcome(execution, outcome, { withdrawn: true, over: over?.version ?? null }),
-      error,
-      () => {},
-    )
-  }
-
-  /** Under `bypass`: the outcome of an execution without a claim, written when the store is back. */
-  settleUnclaimed(
-    execution: Execution,
-    outcome: Outcome,
-    release: () => void,
-    { over, error }: Unclaimed,
-  ): Promise<Settled> {
-    return this.#hold(pendingOutcome(execution, outcome, { over: over?.version ?? null }), error, release)
+    void this.#hold(pending, error, () => {})
   }
 
   /** Tries to write what is held, or only the record's. True: nothing (of it) is held any more. */
@@ -141,49 +164,135 @@ export class Settler {
         onDisk.has(held)
           ? 'an outcome could not be stored; it is kept on disk for the next start'
           : 'an outcome could not be stored and is lost',
-        described(held.unsettled),
+        described(held.pending),
       )
   }
 
+  async #write(pending: PendingOutcome): Promise<Settled | Unavailable> {
+    const { id, draft, spans, claimed } = pending
+    const reply = await this.#records.settle(id, draft, spans)
+    switch (reply.kind) {
+      case 'written':
+      case 'recovered': {
+        const lost = reply.kind === 'recovered' && claimed
+        if (lost)
+          this.#observer.trouble(
+            'the store had lost a record under way; its outcome was written again',
+            described(pending),
+          )
+        const result = lost ? 'recovered' : resultOf(draft)
+        return this.#written(pending, result, draft.state, reply.now + spans.dueIn)
+      }
+      case 'refused': {
+        const own = claimed ? null : await this.#writeUnclaimed(pending, reply.record, reply.now)
+        return own ?? this.#refused(pending, reply.record)
+      }
+      case 'unavailable':
+      case 'corrupt':
+        return this.#notWritten(pending, reply)
+    }
+  }
+
+  /** The attempt has no claim in the store, and another record is there. Null: that one stands. */
+  async #writeUnclaimed(
+    pending: PendingOutcome,
+    found: IdempotencyRecord,
+    now: Millis,
+  ): Promise<Settled | Unavailable | null> {
+    const { id, draft, spans, over } = pending
+    if (draft.state === 'failed_retryable') {
+      if (found.version !== over) return null
+      // The claim over it has not arrived, and must not arrive any more: the record stays what it is, at another version.
+      const moved = await this.#records.replace(id, found.version, found, remaining(found, now))
+      if (moved?.kind === 'refused') return await this.#write(pending)
+      if (moved?.kind === 'unavailable' || moved?.kind === 'corrupt') return this.#notWritten(pending, moved)
+      return this.#written(pending, 'released', found.state, null)
+    }
+    // Executed, and the record says that a retry may execute: it must not.
+    const asked = { ...draft, rawDigestUnder: () => draft.rawDigest }
+    if (decide(found, asked, pending, now).kind !== 'take_over') return null
+    const taken = await this.#records.takeOver(id, found, draft, spans)
+    if (taken.kind === 'unavailable' || taken.kind === 'corrupt') return this.#notWritten(pending, taken)
+    if (taken.kind === 'lost' || taken.recognised) return await this.#write(pending)
+    return this.#written(pending, resultOf(draft), draft.state, taken.now + spans.dueIn)
+  }
+
+  #notWritten(
+    pending: PendingOutcome,
+    trouble: StoreTrouble,
+  ): Settled | Unavailable | Promise<Settled | Unavailable> {
+    const { draft } = pending
+    if (trouble.kind === 'unavailable') {
+      if (!trouble.full || draft.state !== 'completed' || !draft.result.kept) return trouble
+      // Done stays done: without room for the body it is recorded without one (contract §3).
+      const result = withoutBody(draft.result.response, 'no_room')
+      return this.#write({ ...pending, draft: { ...draft, result } })
+    }
+    this.#observer.trouble('the stored record cannot be read; it is left as it is', {
+      ...described(pending),
+      error: String(trouble.error),
+    })
+    return { kind: 'settled', state: draft.state, expiresAt: null, record: null }
+  }
+
+  #written(
+    { id, draft }: PendingOutcome,
+    result: CompletionResult,
+    state: State,
+    at: Millis | null,
+  ): Settled {
+    this.#observer.completed(draft.route, result, id)
+    const expiresAt = state === 'completed' ? at : null
+    const known = state === draft.state && state !== 'unknown'
+    return { kind: 'settled', state, expiresAt, record: known ? heldRecord(draft, expiresAt) : null }
+  }
+
+  /** The store no longer has the attempt, or in a state that takes no outcome (contract §2). */
+  #refused(pending: PendingOutcome, found: IdempotencyRecord): Settled {
+    const { id, draft, claimed } = pending
+    if (found.state === 'completed' && judgeRefusal(found, draft) === 'duplicate')
+      return this.#written(pending, resultOf(draft), found.state, found.expiresAt)
+    if (claimed || draft.state !== 'failed_retryable') {
+      this.#observer.completed(draft.route, 'stale', id)
+      this.#observer.trouble('an outcome came too late and was refused', {
+        ...described(pending),
+        found: found.state,
+        foundFence: found.fence,
+      })
+    }
+    return { kind: 'settled', state: found.state, expiresAt: null, record: null }
+  }
+
   /** Resolves when it is on disk, too, or after a while. */
-  async #hold(unsettled: PendingOutcome, cause: unknown, release: () => void): Promise<Settled> {
-    const { id, draft } = unsettled
-    const kept = this.#outbox?.keep(unsettled) ?? null
-    this.#add(unsettled, kept, release)
+  async #hold(pending: PendingOutcome, cause: unknown, release: () => void): Promise<Settled> {
+    const { id, draft } = pending
+    const kept = this.#outbox?.keep(pending) ?? null
+    this.#add(pending, kept, release)
     this.#observer.completed(draft.route, 'deferred', id)
     this.#observer.trouble('the store did not take an outcome; it is held and retried', {
-      ...described(unsettled),
+      ...described(pending),
       error: String(cause),
     })
-    if (kept !== null) await this.#onDisk(unsettled, kept)
-    return { state: draft.state, expiresAt: null, record: heldRecord(draft) }
+    const end = kept === null ? 'kept' : await within(KEEP_AT_MOST, kept.done)
+    if (end !== 'kept')
+      this.#observer.trouble('an outcome is not in the spool; it is held in memory alone', {
+        ...described(pending),
+        error: end === null ? `the disk did not take it within ${KEEP_AT_MOST} ms` : String(end),
+      })
+    return { kind: 'settled', state: draft.state, expiresAt: null, record: heldRecord(draft) }
   }
 
-  async #onDisk(unsettled: PendingOutcome, { done }: Kept): Promise<void> {
-    const end = await within(KEEP_AT_MOST, done)
-    if (end === 'kept') return
-    this.#observer.trouble('an outcome is not in the spool; it is held in memory alone', {
-      ...described(unsettled),
-      error: end === null ? `the disk did not take it within ${KEEP_AT_MOST} ms` : String(end),
-    })
-  }
-
-  #add(unsettled: PendingOutcome, kept: Kept | null, release: () => void): void {
-    const { id, usefulFor } = unsettled
-    const held: HeldOutcome = {
-      unsettled,
-      release,
-      giveUpAt: performance.now() + usefulFor,
-      kept,
-      trying: null,
-    }
+  #add(pending: PendingOutcome, kept: Kept | null, release: () => void): void {
+    const { id, usefulFor } = pending
+    const giveUpAt = performance.now() + usefulFor
+    const held: HeldOutcome = { pending, release, giveUpAt, kept, trying: null }
     this.#held.set(id, [...(this.#held.get(id) ?? []), held])
     this.#size++
     this.#schedule()
   }
 
   #forget(held: HeldOutcome): void {
-    const { id } = held.unsettled
+    const { id } = held.pending
     const all = this.#held.get(id) ?? []
     if (!all.includes(held)) return
     const others = all.filter((other) => other !== held)
@@ -206,8 +315,8 @@ export class Settler {
 
   async #flushAll(): Promise<void> {
     for (const id of this.#held.keys()) {
-      const error = await this.#flushRecord(id)
-      if (error === null || error instanceof StoreFull) continue
+      const trouble = await this.#flushRecord(id)
+      if (trouble === null || trouble.full) continue
       // A store that cannot be asked will not take the others either. If it is only this one: they go first next time.
       const left = this.#held.get(id)
       this.#held.delete(id)
@@ -216,29 +325,34 @@ export class Settler {
     }
   }
 
-  /** null: nothing of the record is held any more. */
-  async #flushRecord(id: RecordId): Promise<StoreUnavailable | null> {
+  /** Null: nothing of the record is held any more. */
+  async #flushRecord(id: RecordId): Promise<Unavailable | null> {
     for (let next = this.#held.get(id)?.[0]; next !== undefined; next = this.#held.get(id)?.[0]) {
       const held = next
       held.trying ??= this.#try(held).finally(() => {
         held.trying = null
       })
-      const error = await held.trying
-      if (error !== null) return error
+      const trouble = await held.trying
+      if (trouble !== null) return trouble
     }
     return null
   }
 
-  /** null: no longer held. */
-  async #try(held: HeldOutcome): Promise<StoreUnavailable | null> {
-    try {
-      await this.#writer.write(held.unsettled)
-    } catch (error) {
-      if (error instanceof StoreUnavailable && performance.now() < held.giveUpAt) return error
+  /** Null: no longer held. */
+  async #try(held: HeldOutcome): Promise<Unavailable | null> {
+    const lost = (cause: unknown): void =>
       this.#observer.trouble('an outcome could not be stored and is lost', {
-        ...described(held.unsettled),
-        error: String(error),
+        ...described(held.pending),
+        error: String(cause),
       })
+    try {
+      const result = await this.#write(held.pending)
+      if (result.kind === 'unavailable') {
+        if (performance.now() < held.giveUpAt) return result
+        lost(result.error)
+      }
+    } catch (bug) {
+      lost(bug)
     }
     this.#forget(held)
     held.kept?.drop()
@@ -246,15 +360,33 @@ export class Settler {
   }
 }
 
-function bodyBytes(draft: OutcomeDraft): number {
-  return draft.state === 'completed' && draft.result.kept ? draft.result.response.body.length : 0
+/** For the log. */
+function described({ id, draft }: PendingOutcome): Record<string, unknown> {
+  return { route: draft.route, record: shortId(id), fence: draft.fence, outcome: draft.state }
 }
 
-/** What `result` resolves to, or null after `limit`. */
-async function within<T>(limit: Millis, result: Promise<T>): Promise<T | null> {
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<null>((resolve) => {
-    timer = setTimeout(resolve, limit, null)
-  })
-  return await Promise.race([result, late]).finally(() => clearTimeout(timer))
+/** The spans that leave a record's instants as they are. */
+function remaining(record: IdempotencyRecord, now: Millis): Spans {
+  const due =
+    record.state === 'in_progress'
+      ? record.leaseUntil
+      : record.state === 'unknown'
+        ? record.nextLookAt
+        : record.dropAt
+  return { dueIn: due - now, dropIn: record.dropAt - now }
+}
+
+function resultOf(draft: OutcomeDraft): CompletionResult {
+  switch (draft.state) {
+    case 'completed':
+      return draft.result.kept || draft.result.why === 'outcome_only' ? 'stored' : 'too_large'
+    case 'failed_retryable':
+      return 'released'
+    case 'unknown':
+      return 'unknown'
+  }
+}
+
+function bodyBytes(draft: OutcomeDraft): number {
+  return draft.state === 'completed' && draft.result.kept ? draft.result.response.body.length : 0
 }

@@ -1,6 +1,6 @@
 import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
-import { StoreUnavailable, type Watching } from '../store/register.ts'
+import type { Watching } from '../store/register.ts'
 
 /** Looks at the store in case a message was lost, or the store sends none. */
 const LOOKS: PollIntervals = { first: 100, most: 1000 }
@@ -178,18 +178,17 @@ class Room {
 
   async #look(): Promise<void> {
     this.#looking = true
-    try {
-      const { record, now } = await this.#records.get(this.#id)
+    const reply = await this.#records.get(this.#id).catch(() => ({ kind: 'corrupt' }) as const)
+    // Unavailable: the next look may succeed.
+    if (reply.kind === 'corrupt') this.tell({ kind: 'corrupt' })
+    else if (reply.kind === 'read') {
+      const { record, now } = reply
       this.tell(record === null ? { kind: 'absent' } : { kind: 'record', record, now })
-    } catch (error) {
-      // Down: the next look may succeed.
-      if (!(error instanceof StoreUnavailable)) this.tell({ kind: 'corrupt' })
-    } finally {
-      this.#looking = false
-      const again = this.#lookAgain && !this.#closed
-      this.#lookAgain = false
-      if (again) void this.#look()
     }
+    this.#looking = false
+    const again = this.#lookAgain && !this.#closed
+    this.#lookAgain = false
+    if (again) void this.#look()
   }
 }
 

@@ -25,7 +25,7 @@ import {
 } from '../core/record.ts'
 import { type PathParameters, pathParameters } from '../core/route.ts'
 import { outcomeSpans } from '../core/settle.ts'
-import { StoreFull } from '../store/register.ts'
+import { orThrow } from '../store/records.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import type { ReconcilePorts } from './ports.ts'
 
@@ -55,7 +55,7 @@ export function reconcileOf(route: RoutePolicy | null): ReconcilePolicy | null {
  * Returns the record if the upstream is to be asked about it, else null.
  */
 export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<Askable | null> {
-  const { record, now } = await ports.records.get(id)
+  const { record, now } = orThrow(await ports.records.get(id))
   if (record === null || ports.isOwn(id)) return null
   if (record.state === 'in_progress' && now >= record.leaseUntil) {
     await writeLapsed(ports, id, record, now)
@@ -125,7 +125,7 @@ async function write(
   const draft = { ...record, reconciliation: next }
   // Looks do not prolong the life of a record.
   const spans = { dueIn, dropIn: record.dropAt - now }
-  const reply = await ports.records.replace(id, record.version, draft, spans)
+  const reply = orThrow(await ports.records.replace(id, record.version, draft, spans))
   if (reply?.kind !== 'written') return null
   if (report) ports.observer.expiring(record.route, id, record.dropAt)
   return { version: reply.stamp.version, now: reply.now, reconciliation: next }
@@ -224,14 +224,12 @@ async function resolve(
 ): Promise<void> {
   const { id, record, route } = due
   const spans = outcomeSpans(resolution, route)
-  try {
-    const reply = await ports.records.replace(id, record.version, resolvedDraft(record, resolution), spans)
-    if (reply?.kind !== 'written') return
-  } catch (error) {
-    const less = error instanceof StoreFull && last ? withoutResponse(resolution) : null
-    if (less === null) throw error
-    return await resolve(ports, due, less, last)
+  const reply = await ports.records.replace(id, record.version, resolvedDraft(record, resolution), spans)
+  if (reply?.kind === 'unavailable' && reply.full && last) {
+    const less = withoutResponse(resolution)
+    if (less !== null) return await resolve(ports, due, less, last)
   }
+  if (orThrow(reply)?.kind !== 'written') return
   const result = resolution.kind === 'completed' ? 'completed' : 'retryable'
   ports.observer.reconciled(record.route, result, id)
   ports.wake(id)

@@ -10,7 +10,7 @@ import {
 } from '../core/reconcile/verify.ts'
 import type { Completed, Millis, RecordId } from '../core/record.ts'
 import { pathParameters } from '../core/route.ts'
-import type { Records } from '../store/records.ts'
+import { orThrow, type Records } from '../store/records.ts'
 import { CorruptRecord, type Page, type Register, StoreUnavailable } from '../store/register.ts'
 import { type AskResult, askOnce, reconcileOf } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
@@ -217,7 +217,7 @@ export class Control {
     const found = await Promise.all(
       ids.map(async (id): Promise<Known[]> => {
         try {
-          const { record, now } = await this.#ports.records.get(id)
+          const { record, now } = orThrow(await this.#ports.records.get(id))
           return isKnownUpstream(record, route.name, policy, now, this.#ports.upstream) ? [[id, record]] : []
         } catch (error) {
           if (error instanceof CorruptRecord) return []

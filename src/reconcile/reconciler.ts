@@ -1,7 +1,7 @@
 import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { policiesOf, type Routes } from '../core/route.ts'
 import { StoreClock } from '../core/store-clock.ts'
-import type { Records } from '../store/records.ts'
+import { orThrow, type Records } from '../store/records.ts'
 import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
 import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
@@ -134,7 +134,7 @@ export class UnresolvedCount {
 
   async #stateOf(id: RecordId): Promise<keyof Counted | null> {
     try {
-      const { record, now } = await this.#records.get(id)
+      const { record, now } = orThrow(await this.#records.get(id))
       const read = record === null ? null : readAt(record, now)
       if (read?.state !== 'unknown') return null
       return read.reconciliation?.deadLettered ? 'dead_lettered' : 'unknown'

@@ -5,10 +5,10 @@ import type { ProtectedRequest } from '../protect/request.ts'
 import { shared } from '../runtime/limits.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 
-/** What the upstream did with a request that shadow mode watched. */
+/** What the upstream did with a request that shadow mode watches. */
 export interface Observed {
   readonly outcome: Outcome
-  /** As it would be replayed; null where it is not there whole. */
+  /** As it would be replayed; null: it is not there whole. */
   readonly response: StoredResponse | null
   /** Gives back the room of its body; may be called again. */
   readonly release: () => void
@@ -18,51 +18,41 @@ export interface Observed {
   readonly cause: string | null
 }
 
-/** Hears the exchange to its end. Whoever asks releases. */
+/** Follows the exchange to its end. The caller releases. */
 export async function observeExchange(
   { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
   upstream: TappedExchange,
 ): Promise<Observed> {
-  const result = await upstream.ended
   const nothing = { response: null, release: () => {} }
+  const failed = (outcome: Outcome, verdict: ShadowVerdict, cause: string): Observed => ({
+    ...nothing,
+    outcome,
+    failed: verdict,
+    cause,
+  })
+  const result = await upstream.ended
   switch (result.proof) {
-    case 'not_sent':
-      return {
-        ...nothing,
-        outcome: { kind: 'not_executed', reason: result.reason },
-        failed: 'upstream_unreachable',
-        cause: result.reason,
-      }
-    case 'unknown':
-      return {
-        ...nothing,
-        outcome: unknownBecause(result.reason, result.status),
-        failed: 'upstream_failed',
-        cause: result.reason,
-      }
+    case 'not_sent': {
+      const { reason } = result
+      return failed({ kind: 'not_executed', reason }, 'upstream_unreachable', reason)
+    }
+    case 'unknown': {
+      const { reason, status } = result
+      return failed(unknownBecause(reason, status), 'upstream_failed', reason)
+    }
     case 'live': {
       const { live, why, declaredOutcome } = result
       live.drain()
       const brokenOff = 'the upstream broke off its answer'
-      return (await live.done) === 'complete'
-        ? {
-            ...nothing,
-            outcome: outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why)),
-            failed: null,
-            cause: null,
-          }
-        : {
-            ...nothing,
-            outcome: unknownBecause(brokenOff, live.status),
-            failed: 'upstream_failed',
-            cause: brokenOff,
-          }
+      if ((await live.done) !== 'complete')
+        return failed(unknownBecause(brokenOff, live.status), 'upstream_failed', brokenOff)
+      const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
+      return { ...nothing, outcome, failed: null, cause: null }
     }
     case 'responded': {
       const { response, declaredOutcome } = result
-      const outcome = outcomeOf(route, headers, response, declaredOutcome, keptResult(route, response))
       return {
-        outcome,
+        outcome: outcomeOf(route, headers, response, declaredOutcome, keptResult(route, response)),
         response: replayable(route, response),
         release: shared(result.release)(),
         failed: null,
@@ -72,7 +62,7 @@ export async function observeExchange(
   }
 }
 
-/** Nobody asks how the exchange ends: what was heard of it, and what comes, is let go. */
+/** Nobody needs to know how the exchange ends: lets go of what was heard of it, and of what comes. */
 export async function ignoreExchange(upstream: TappedExchange): Promise<void> {
   upstream.ignore()
   const result = await upstream.ended

@@ -1,25 +1,42 @@
 import { digestResponse, type ResponseDigest, sameResponse } from '../core/fingerprint.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Outcome, type RecordId, shortId } from '../core/record.ts'
-import { admit } from '../protect/admit.ts'
-import type { Execute, Existing } from '../protect/claim.ts'
+import { stateFound } from '../protect/answers.ts'
+import { claim } from '../protect/claim.ts'
 import { keepsBody, replayable, unknownBecause } from '../protect/classify.ts'
 import { finish } from '../protect/execute.ts'
 import { type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
 import type { Ports } from '../protect/ports.ts'
-import { type Execution, newTrace, type ProtectedRequest, type Trace } from '../protect/request.ts'
+import {
+  type Answer,
+  type Execution,
+  type Existing,
+  type Facts,
+  type ProtectedRequest,
+  type RequestLabels,
+  type ShadowSummary,
+  summarize,
+} from '../protect/request.ts'
 import type { TappedExchange } from '../upstream/port.ts'
-import { mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
+import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
 
 /** Unsettled outcomes up to which shadow adds its own: the settler's room is for the routes that protect. */
 const HELD_MOST = 1000
 
-/** Hears how the upstream answers the request. */
-type Hear = () => Promise<Observed>
-/** Once; later words are ignored. */
-type Tell = (verdict: ShadowVerdict) => void
+/** What the log says of a request beside its verdict. */
+type ShadowFacts = Omit<Facts, 'outcome'> & Partial<Pick<ShadowSummary, 'retryAge' | 'regenerated'>>
+
+/** One request that is followed, and its exchange. */
+interface Followed {
+  readonly request: ProtectedRequest
+  readonly upstream: TappedExchange
+  /** How the upstream answers. */
+  readonly hear: () => Promise<Observed>
+  /** Once; later verdicts are ignored. */
+  readonly tell: (verdict: ShadowVerdict, facts: ShadowFacts) => void
+}
 
 /** The requests of one record on this replica: decided one after the other, in the order in which they were whole. */
 interface Lane {
@@ -29,31 +46,32 @@ interface Lane {
   owner: { readonly upstream: TappedExchange; readonly settled: Promise<void> } | null
 }
 
-interface Own {
-  readonly kind: 'own'
-  readonly execute: Execute
+interface Owned {
+  readonly kind: 'owned'
+  readonly execution: Execution
+  readonly facts: ShadowFacts
   readonly settled: PromiseWithResolvers<void>
 }
-/** What a request is to its record, and so what is left to do once it is decided. */
-type Part =
+/** What is left to do for a request once it is decided. */
+type Next =
   /** It holds the claim. */
-  | Own
-  /** The record has an answer. */
-  | { readonly kind: 'compare'; readonly first: ResponseDigest }
+  | Owned
+  /** The record has a response: is the second one the same? */
+  | { readonly kind: 'compare'; readonly first: ResponseDigest; readonly facts: ShadowFacts }
   /** `enforce` would not have executed it, and whether the operation is done is open. */
-  | { readonly kind: 'beside'; readonly verdict: ShadowVerdict }
-  | { readonly kind: 'decided'; readonly verdict: ShadowVerdict }
+  | { readonly kind: 'beside'; readonly verdict: ShadowVerdict; readonly facts: ShadowFacts }
+  | { readonly kind: 'decided'; readonly verdict: ShadowVerdict; readonly facts: ShadowFacts }
 
 /**
- * Shadow mode (contract §10): decides beside requests that are forwarded anyway, by the very steps of the walk (introduce,
- * name, admit, finish), and says what `enforce` would have done. No request and no answer waits for anything here, and no
+ * Shadow mode (contract §10): decides beside requests that are forwarded anyway, by the very steps of the walk (readHead,
+ * identify, claim, finish), and says what `enforce` would have done. No request and no answer waits for anything here, and no
  * error leaves. The records are true ones: a route that moves on to `enforce` honours them.
  */
 export class Shadow {
   readonly #ports: Ports
   /** As it is now: it may change while the proxy runs. */
   readonly #bound: Pick<Ports, 'maxInFlight'>
-  readonly #onVerdict: (trace: Trace, verdict: ShadowVerdict) => void
+  readonly #onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void
   readonly #lanes = new Map<RecordId, Lane>()
   #size = 0
   #merging = 0
@@ -61,22 +79,22 @@ export class Shadow {
   #closed = false
 
   /** `onVerdict` hears each request's verdict, once; it must not throw. */
-  constructor(ports: Ports, onVerdict: (trace: Trace, verdict: ShadowVerdict) => void) {
+  constructor(ports: Ports, onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void) {
     // These claims protect nobody: they are counted by their verdicts alone.
     this.#ports = { ...ports, observer: { ...ports.observer, claimed() {}, leaseExpired() {} } }
     this.#bound = ports
     this.#onVerdict = onVerdict
   }
 
-  /** Requests that are looked at now; the drain waits for them. */
+  /** Requests that are followed now; the drain waits for them. */
   get size(): number {
     return this.#size
   }
 
   /** Takes one of `limits.inFlight` places, which {@link observe} gives back. False: there is none, which is told. */
-  enter(request: Pick<ProtectedRequest, 'route' | 'method' | 'traceId'>): boolean {
+  enter(request: RequestLabels): boolean {
     if (this.#size >= this.#bound.maxInFlight) {
-      this.#onVerdict(newTrace(request), 'overloaded')
+      this.#tell(request, 'overloaded', {})
       return false
     }
     this.#size++
@@ -85,31 +103,30 @@ export class Shadow {
 
   /** Follows one request to its end. Its `clientGone` must say false: what was sent was sent. Never rejects. */
   async observe(request: ProtectedRequest, upstream: TappedExchange): Promise<void> {
-    const trace = newTrace(request)
+    const { route, progress } = request
     const body = request.readBody()
-    let decided = false
-    const tell: Tell = (verdict) => {
-      if (!decided) this.#onVerdict(trace, verdict)
-      decided = true
-    }
+    let told = false
     let observed: Promise<Observed> | null = null
-    const hear: Hear = async () => {
-      observed ??= observeExchange(request, upstream)
-      const { cause } = await observed
-      trace.cause ??= cause
-      return await observed
+    const followed: Followed = {
+      request,
+      upstream,
+      hear: () => (observed ??= observeExchange(request, upstream)),
+      tell: (verdict, facts) => {
+        if (!told) this.#tell(request, verdict, facts)
+        told = true
+      },
     }
     try {
-      const identified = await this.#name(request, trace, body, hear)
-      if (typeof identified === 'string') tell(identified)
-      else await this.#follow(request, trace, identified, upstream, hear, tell)
+      const identified = await this.#identify(followed, body)
+      if (identified.kind === 'identified') await this.#follow(followed, identified)
+      else followed.tell(identified.verdict, identified.facts)
     } catch (error) {
       this.#ports.observer.trouble('internal error in shadow mode; the traffic is not touched', {
-        route: request.route.name,
-        record: trace.id === null ? null : shortId(trace.id),
+        route: route.name,
+        record: progress.id === null ? null : shortId(progress.id),
         error: String(error),
       })
-      tell('error')
+      followed.tell('error', {})
     } finally {
       this.#size--
       void body.then((reading) => reading.kind === 'body' && reading.release())
@@ -122,131 +139,129 @@ export class Shadow {
     this.#closed = true
   }
 
-  async #name(
-    request: ProtectedRequest,
-    trace: Trace,
+  #tell(request: RequestLabels, verdict: ShadowVerdict, facts: ShadowFacts): void {
+    const { retryAge = null, regenerated = false } = facts
+    const summary = summarize(request, { ...facts, outcome: null }, null)
+    this.#onVerdict({ ...summary, retryAge, regenerated }, verdict)
+  }
+
+  async #identify(
+    { request, hear }: Followed,
     body: ReturnType<ProtectedRequest['readBody']>,
-    hear: Hear,
-  ): Promise<Identified | ShadowVerdict> {
-    const head = await readHead(this.#ports, request, trace)
-    if (head.kind !== 'head') return verdictOf(trace)
+  ): Promise<Identified | Extract<Next, { kind: 'decided' }>> {
+    const head = await readHead(this.#ports, request)
+    if (head.kind !== 'head') return refusedBy(head)
     const received = await body
     switch (received.kind) {
       case 'too_large':
-        return 'request_too_large'
+        return { kind: 'decided', verdict: 'request_too_large', facts: {} }
       case 'no_room':
-        return 'overloaded'
+        return { kind: 'decided', verdict: 'overloaded', facts: {} }
       case 'aborted':
       case 'timeout': {
         // Nobody reads a body that there is nobody to send to.
-        const { failed, release } = await hear()
+        const { failed, cause, release } = await hear()
         release()
-        return failed === 'upstream_unreachable' ? failed : 'request_aborted'
+        const verdict = failed === 'upstream_unreachable' ? failed : 'request_aborted'
+        return { kind: 'decided', verdict, facts: { cause } }
       }
       case 'body': {
-        const identified = await identify(this.#ports, request, trace, head, received.body)
+        const identified = await identify(this.#ports, request, head, received.body)
         if (identified.kind === 'identified') return identified
-        return identified.kind === 'no_key' ? 'passed' : verdictOf(trace)
+        if (identified.kind === 'no_key') return { kind: 'decided', verdict: 'passed', facts: {} }
+        return refusedBy(identified)
       }
     }
   }
 
-  async #follow(
-    request: ProtectedRequest,
-    trace: Trace,
-    identified: Identified,
-    upstream: TappedExchange,
-    hear: Hear,
-    tell: Tell,
-  ): Promise<void> {
+  async #follow(followed: Followed, identified: Identified): Promise<void> {
+    const { request, upstream, hear, tell } = followed
     const { id } = identified
     const lane = this.#lanes.get(id) ?? { users: 0, turn: Promise.resolve(), owner: null }
     this.#lanes.set(id, lane)
     lane.users++
     try {
-      const part = await inTurn(lane, async () => {
-        const decided = await this.#decide(request, trace, identified)
-        if (decided.kind === 'own') lane.owner = { upstream, settled: decided.settled.promise }
+      const next = await inTurn(lane, async () => {
+        const decided = await this.#decide(request, identified)
+        if (decided.kind === 'owned') lane.owner = { upstream, settled: decided.settled.promise }
         return decided
       })
-      switch (part.kind) {
-        case 'own':
-          return await this.#own(trace, part, hear, tell)
-        case 'compare':
-          return await compare(part.first, hear, tell)
+      switch (next.kind) {
+        case 'owned':
+          return await this.#own(followed, next)
+        case 'compare': {
+          const { response, cause, release } = await hear()
+          const facts = { ...next.facts, cause }
+          if (response === null) tell('not_compared', facts)
+          else
+            tell(sameResponse(next.first, digestResponse(response)) ? 'replay_same' : 'replay_differs', facts)
+          return release()
+        }
         case 'beside':
-          tell(part.verdict)
-          return await this.#beside(request, identified, lane, hear)
+          tell(next.verdict, next.facts)
+          return await this.#beside(followed, identified, lane)
         case 'decided':
-          return tell(part.verdict)
+          return tell(next.verdict, next.facts)
       }
     } finally {
       if (--lane.users === 0) this.#lanes.delete(id)
     }
   }
 
-  async #decide(request: ProtectedRequest, trace: Trace, identified: Identified): Promise<Part> {
-    if (this.#ports.settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable' }
+  async #decide(request: ProtectedRequest, identified: Identified): Promise<Next> {
+    const { settler, observer, keyChurn } = this.#ports
+    if (settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable', facts: {} }
     // It is executed, whatever the store says: without a claim its outcome is told as soon as somebody listens.
     const route: RoutePolicy = { ...request.route, onStoreUnavailable: 'bypass' }
-    const admitted = await admit(this.#ports, { ...request, route }, trace, identified)
-    const { observer, regenerated } = this.#ports
-    if (admitted.kind === 'existing') {
-      const part = partOf(admitted.existing, trace, request.route)
-      if (trace.retryAge !== null) observer.retryAge(route.name, trace.retryAge)
-      return part
+    const claimed = await claim(this.#ports, { ...request, route }, identified)
+    if (claimed.kind === 'existing') {
+      const next = nextOf(claimed.existing, request.route)
+      const { retryAge = null } = next.facts
+      if (retryAge !== null) observer.retryAge(route.name, retryAge)
+      return next
     }
-    if (admitted.kind !== 'execute') return { kind: 'decided', verdict: verdictOf(trace) }
-    trace.fence = admitted.execution.attempt.fence || null
-    trace.regenerated = trace.before === 'absent' && regenerated.saw(admitted.execution, identified.caller)
-    if (trace.regenerated) observer.regenerated(route.name)
-    return { kind: 'own', execute: admitted, settled: Promise.withResolvers() }
+    if (claimed.kind !== 'execution') return refusedBy(claimed)
+    const { before, attempt } = claimed
+    const regenerated = before === 'absent' && keyChurn.saw(claimed, identified.caller)
+    if (regenerated) observer.regenerated(route.name)
+    const facts = { before, fence: attempt.fence || null, regenerated }
+    return { kind: 'owned', execution: claimed, facts, settled: Promise.withResolvers() }
   }
 
   /** Its attempt is the record's, settled as the walk settles it, but that nobody waits for it. */
-  async #own(trace: Trace, { execute, settled }: Own, hear: Hear, tell: Tell): Promise<void> {
-    const { execution, askedAt, unclaimed } = execute
-    const { id, route, attempt } = execution
+  async #own({ hear, tell }: Followed, { execution, facts, settled }: Owned): Promise<void> {
+    const { id, route, attempt, askedAt, before, unclaimed } = execution
     let outcome: Outcome = unknownBecause('internal error in shadow mode', null)
     let release = (): void => {}
     this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
-    if (unclaimed !== null) tell('store_unavailable')
-    let verdict: ShadowVerdict = trace.before === 'absent' ? 'first' : 'retry'
+    if (unclaimed !== null) tell('store_unavailable', facts)
+    let observed: Observed
+    let after: ShadowFacts['after']
     try {
-      const observed = await hear()
+      observed = await hear()
       outcome = observed.outcome
       release = observed.release
       if (!keepsBody(outcome)) release()
-      verdict = observed.failed ?? verdict
     } finally {
-      const { state } = await finish(this.#ports, execution, unclaimed, outcome, release).finally(
-        settled.resolve,
-      )
-      trace.after = state
+      after = (await finish(this.#ports, execution, outcome, release).finally(settled.resolve)).state
     }
-    tell(verdict)
+    const { failed, cause } = observed
+    tell(failed ?? (before === 'absent' ? 'first' : 'retry'), { ...facts, after, cause })
   }
 
   /** It was executed beside the attempt that the record knows: what the record learns of it keeps a later retry safe. */
-  async #beside(request: ProtectedRequest, identified: Identified, lane: Lane, hear: Hear): Promise<void> {
+  async #beside({ request, hear }: Followed, { id, operation }: Identified, lane: Lane): Promise<void> {
+    const { route } = request
     const { outcome, release } = await hear()
     try {
       if (outcome.kind === 'not_executed') return
       await lane.owner?.settled
       const attempt = { fence: 0, token: this.#ports.newToken(), attempts: 1 }
-      const execution: Execution = {
-        id: identified.id,
-        route: request.route,
-        operation: identified.operation,
-        attempt,
-        createdAt: 0,
-        ended: null,
-      }
-      const written = await this.#tellRecord(execution, outcome)
+      const written = await this.#merge({ id, route, operation, attempt }, outcome)
       if (!written && !this.#givingUp)
         this.#ports.observer.trouble('what forwarded duplicates did could not be recorded', {
-          route: execution.route.name,
-          record: shortId(execution.id),
+          route: route.name,
+          record: shortId(id),
         })
       // Said once: while the store is down, all of them are given up.
       this.#givingUp = !written
@@ -256,11 +271,11 @@ export class Shadow {
   }
 
   /** False: given up. A store that hangs must not take all places: requests would be told as `overloaded`. */
-  async #tellRecord(execution: Execution, outcome: ObservedOutcome): Promise<boolean> {
+  async #merge(beside: Beside, outcome: ObservedOutcome): Promise<boolean> {
     if (this.#merging >= this.#bound.maxInFlight / 2) return false
     this.#merging++
     try {
-      return await mergeOutcome(this.#ports, execution, outcome, () => this.#closed)
+      return await mergeOutcome(this.#ports, beside, outcome, () => this.#closed)
     } finally {
       this.#merging--
     }
@@ -284,38 +299,32 @@ async function inTurn<T>(lane: Lane, step: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What is left to do for a request whose record was found. */
-function partOf(existing: Existing, trace: Trace, route: RoutePolicy): Part {
+/** What is left to do for a request whose record exists. */
+function nextOf(existing: Existing, route: RoutePolicy): Exclude<Next, Owned> {
+  const facts = { before: stateFound(existing) }
   switch (existing.kind) {
-    case 'replay':
-      trace.before = 'completed'
-      if (existing.now > 0) trace.retryAge = existing.now - existing.createdAt
-      if (!existing.result.kept) return { kind: 'decided', verdict: 'response_unavailable' }
-      return { kind: 'compare', first: digestResponse(replayable(route, existing.result.response)) }
+    case 'replay': {
+      const { result, now, createdAt } = existing
+      const aged = { ...facts, retryAge: now > 0 ? now - createdAt : null }
+      if (!result.kept) return { kind: 'decided', verdict: 'response_unavailable', facts: aged }
+      return { kind: 'compare', first: digestResponse(replayable(route, result.response)), facts: aged }
+    }
     case 'reused':
-      trace.before = existing.read
-      return { kind: 'decided', verdict: 'misuse' }
-    case 'in_progress':
-      trace.before = 'in_progress'
-      return { kind: 'beside', verdict: route.inFlight.mode === 'wait' ? 'waited' : 'in_progress' }
+      return { kind: 'decided', verdict: 'misuse', facts }
+    case 'in_progress': {
+      const verdict = route.inFlight.mode === 'wait' ? 'waited' : 'in_progress'
+      return { kind: 'beside', verdict, facts }
+    }
     case 'unknown':
-      trace.before = 'unknown'
-      return { kind: 'beside', verdict: 'unknown' }
+      return { kind: 'beside', verdict: 'unknown', facts }
     case 'expired':
-      trace.before = 'expired'
-      return { kind: 'decided', verdict: 'expired' }
+      return { kind: 'decided', verdict: 'expired', facts }
   }
 }
 
-/** Says whether the second answer is the one that a replay would have given. */
-async function compare(first: ResponseDigest, hear: Hear, tell: Tell): Promise<void> {
-  const { response, release } = await hear()
-  if (response === null) tell('not_compared')
-  else tell(sameResponse(first, digestResponse(response)) ? 'replay_same' : 'replay_differs')
-  release()
-}
-
-/** The walk's refusal, as it told it. */
-function verdictOf({ outcome }: Trace): ShadowVerdict {
-  return outcome !== null && outcome in SHADOW_VERDICTS ? (outcome as ShadowVerdict) : 'error'
+/** The walk's own refusal. */
+function refusedBy({ facts }: Answer): Extract<Next, { kind: 'decided' }> {
+  const verdict =
+    facts.outcome !== null && facts.outcome in SHADOW_VERDICTS ? (facts.outcome as ShadowVerdict) : 'error'
+  return { kind: 'decided', verdict, facts }
 }

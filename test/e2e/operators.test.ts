@@ -4,7 +4,7 @@ import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { outcomeDraft } from '../../src/core/settle.ts'
 import { openStore } from '../../src/store/open.ts'
-import { Records } from '../../src/store/records.ts'
+import { orThrow, Records } from '../../src/store/records.ts'
 import { draft, HOUR, newToken, response } from '../store/fixtures.ts'
 import { type AdminReply, adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
 import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
@@ -291,7 +291,7 @@ async function race(t: Test, kind: 'sqlite' | 'redis'): Promise<void> {
 }
 
 async function stored(records: Records, id: RecordId): Promise<{ body: string | null }> {
-  const { record } = await records.get(id)
+  const { record } = orThrow(await records.get(id))
   return {
     body: record?.state === 'completed' && record.result.kept ? record.result.response.body.toString() : null,
   }

@@ -5,7 +5,13 @@ import type { RecordId } from '../../src/core/record.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { shadowObserver } from '../../src/observe/observer.ts'
-import { type Execution, newTrace, type Trace } from '../../src/protect/request.ts'
+import {
+  type Execution,
+  newProgress,
+  type RequestSummary,
+  type ShadowSummary,
+  summarize,
+} from '../../src/protect/request.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId
@@ -22,14 +28,18 @@ function setup(note?: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
   return { history, written, lost }
 }
 
-function run(fence: number): Execution {
-  return { id, attempt: { fence, attempts: 1 } } as unknown as Execution
+function run(fence: number, before: Execution['before']): Execution {
+  return { id, attempt: { fence, attempts: 1 }, before } as unknown as Execution
 }
 
-function trace(over: Partial<Trace>): Trace {
+function trace(over: Partial<RequestSummary>): ShadowSummary {
   return Object.assign(
-    newTrace({ route: { name: 'r' } as RoutePolicy, method: 'POST', traceId: null }),
-    { id, status: 201, after: 'completed' },
+    summarize(
+      { route: { name: 'r' } as RoutePolicy, method: 'POST', traceId: null, progress: newProgress() },
+      { outcome: null },
+      null,
+    ),
+    { id, status: 201, after: 'completed', retryAge: null, regenerated: false },
     over,
   )
 }
@@ -38,7 +48,7 @@ const EXECUTED = { outcome: 'executed', before: 'absent', fence: 7, upstreamMs: 
 
 void t.test('a usual request is one line, whatever it did before it was answered', async (t) => {
   const { history, written } = setup()
-  history.began(run(7), 'absent')
+  history.began(run(7, 'absent'))
   history.completed('stored', id)
   history.answered(trace(EXECUTED))
   history.answered(trace({ outcome: 'replayed' }))
@@ -65,12 +75,12 @@ void t.test('a usual request is one line, whatever it did before it was answered
 
 void t.test('what is not usual keeps every line', async (t) => {
   const { history, written } = setup()
-  history.began(run(7), null)
+  history.began(run(7, null))
   history.completed('deferred', id)
   history.answered(trace(EXECUTED))
   history.completed('stale', id)
   await history.flush()
-  history.began(run(8), 'failed_retryable')
+  history.began(run(8, 'failed_retryable'))
   history.answered(trace({ ...EXECUTED, fence: 9 }))
   await history.flush()
   t.match(

@@ -3,10 +3,10 @@ import t from 'tap'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
-import { newTrace, type Trace } from '../../src/protect/request.ts'
+import { newProgress, type RequestSummary, summarize } from '../../src/protect/request.ts'
 
 /** The levels of the lines that these requests give. */
-function levelsOf(...traces: readonly Partial<Trace>[]): string[] {
+function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
   const levels: string[] = []
   const logger = pino(
     { formatters: { level: (level) => ({ level }) } },
@@ -16,7 +16,11 @@ function levelsOf(...traces: readonly Partial<Trace>[]): string[] {
   const heard = observer(new Metrics(false), logger, history, () => {})
   for (const { route = 'pay', ...trace } of traces)
     heard.answered({
-      ...newTrace({ route: { name: route } as never, method: 'POST', traceId: null }),
+      ...summarize(
+        { route: { name: route } as never, method: 'POST', traceId: null, progress: newProgress() },
+        { outcome: null },
+        null,
+      ),
       ...trace,
     })
   return levels

@@ -1,11 +1,10 @@
 import t from 'tap'
 import type { Rate } from '../../src/core/policy.ts'
-import { ReplayGrants } from '../../src/protect/authorize.ts'
+import { queryStatus, RecentGrants } from '../../src/protect/existing.ts'
 import { guard } from '../../src/protect/guard.ts'
-import { issueKey } from '../../src/protect/issue-key.ts'
+import { issueKey } from '../../src/protect/identify.ts'
 import { KeyChurn } from '../../src/protect/key-churn.ts'
 import type { Execution } from '../../src/protect/request.ts'
-import { queryStatus } from '../../src/protect/status-query.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
   Gate,
@@ -391,7 +390,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     t.equal(a.n, 7, 'a refusal is not remembered')
   })
   await t.test('remembers so many', async (t) => {
-    const grants = new ReplayGrants(() => 0)
+    const grants = new RecentGrants(() => 0)
     for (let n = 0; n <= 10_000; n++) grants.add(String(n), MINUTE)
     t.equal(grants.has('0'), false, 'the oldest is forgotten')
     t.equal(grants.has('10000'), true)
@@ -608,7 +607,7 @@ void t.test('§6 status.path', async (t) => {
     t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
     t.equal(a.ports.inFlight.count, 0)
     const b = replica(t)
-    t.same(await ask(b, { gone: () => true }), { kind: 'none' })
+    t.same(await ask(b, { gone: () => true }), { kind: 'none', facts: { outcome: null } })
     t.equal(b.store.calls, 0)
   })
   await t.test('where in-progress is answered 202, Location points there', async (t) => {

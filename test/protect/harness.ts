@@ -6,19 +6,20 @@ import type { VerifiedToken } from '../../src/core/identity.ts'
 import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
-import { ReplayGrants } from '../../src/protect/authorize.ts'
+import { Latency } from '../../src/protect/answers.ts'
+import { RecentGrants } from '../../src/protect/existing.ts'
 import { guard } from '../../src/protect/guard.ts'
 import { KeyChurn } from '../../src/protect/key-churn.ts'
-import { Latency } from '../../src/protect/latency.ts'
 import { Leases } from '../../src/protect/leases.ts'
 import type { Ports } from '../../src/protect/ports.ts'
-import type {
-  Answer,
-  BodyReading,
-  Execution,
-  Observer,
-  ProtectedRequest,
-  Trace,
+import {
+  type Answer,
+  type BodyReading,
+  type Execution,
+  newProgress,
+  type Observer,
+  type ProtectedRequest,
+  type RequestSummary,
 } from '../../src/protect/request.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
@@ -303,7 +304,7 @@ export class Replica {
   /** Room for replays. */
   readonly budget = new Budget(1024 * 1024)
   readonly events: Event[] = []
-  readonly traces: Trace[] = []
+  readonly traces: RequestSummary[] = []
   /** What the upstream was asked; its length is N. */
   readonly asked: UpstreamRequest[] = []
   /** Answers of the upstream one after the other, then {@link ok}. */
@@ -344,8 +345,8 @@ export class Replica {
       settler: new Settler(this.records, observer, options.outbox ?? null),
       waiters: new WaitingRoom(this.records, this.wire, options.maxWaiters ?? 100),
       turns: new KeyedMutex(),
-      grants: new ReplayGrants(() => this.store.now),
-      regenerated: new KeyChurn(() => this.store.now),
+      grants: new RecentGrants(() => this.store.now),
+      keyChurn: new KeyChurn(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
       checkIssued: async () => options.issued ?? 'valid',
       running: new RecordMap<Execution>(),
@@ -379,8 +380,8 @@ export class Replica {
     return this.events.filter(([event]) => event === 'trouble').map(([, message]) => message)
   }
 
-  get trace(): Trace {
-    return this.traces.at(-1) as Trace
+  get trace(): RequestSummary {
+    return this.traces.at(-1) as RequestSummary
   }
 
   send(over: Sent = {}): Promise<Answer> {
@@ -412,6 +413,7 @@ export class Replica {
         return { kind: 'body', body, release: this.bytes.take(body.length) }
       },
       host: null,
+      progress: newProgress(),
       statusLink: ['Location', '/status'],
       upstreamHeaders: (attempt) =>
         attempt === null

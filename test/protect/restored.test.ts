@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import { resolvedDraft } from '../../src/core/outcome.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
+import { orThrow } from '../../src/store/records.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { Gate, HOUR, LEASE, type Replica, refused, replica, route, seen } from './harness.ts'
 
@@ -207,7 +208,7 @@ void t.test('§2 a decision that nothing was done does not hand out what still r
   const running = a.send()
   await gate.reached
   a.store.now += LEASE
-  const found = await a.records.get(a.id)
+  const found = orThrow(await a.records.get(a.id))
   if (found.record === null) throw new Error('no record')
   const draft = resolvedDraft(found.record, { kind: 'not_executed', reason: 'an operator' })
   await a.records.replace(a.id, found.record.version, draft, { dueIn: HOUR, dropIn: HOUR })

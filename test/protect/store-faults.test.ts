@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import { scopeOf } from '../../src/core/chain.ts'
 import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
+import { orThrow } from '../../src/store/records.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import type { Fault, StoreCall } from './harness.ts'
 import {
@@ -816,7 +817,7 @@ void t.test(
 
 /** What an operator's command does, or a sweeper (`lapsed`): a decision over `unknown`. A completed resolution takes the owner's token away. */
 async function resolve(a: Replica, outcome: 'retryable' | 'completed' | 'lapsed'): Promise<void> {
-  const { record } = await a.records.get(a.id)
+  const { record } = orThrow(await a.records.get(a.id))
   if (record === null) throw new Error('no record')
   const spans = { dueIn: TTL, dropIn: TTL }
   const result: CompletedResponse = { kept: false, why: 'outcome_only', status: 200, location: null }
@@ -937,7 +938,7 @@ void t.test('a record past its retention that the store still shows is no record
   behind.records.claim = async (id: RecordId, draft, spans) => {
     if (shown++ > 0)
       return new (Object.getPrototypeOf(behind.records).constructor)({ ...wire, put }).claim(id, draft, spans)
-    const { record } = await a.records.get(id)
+    const { record } = orThrow(await a.records.get(id))
     if (record === null) throw new Error('no record')
     a.store.now += TTL
     return { kind: 'exists', now: a.store.now, record }

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { Latency } from '../../src/protect/latency.ts'
+import { Latency } from '../../src/protect/answers.ts'
 import { Leases } from '../../src/protect/leases.ts'
 import type { Renewal } from '../../src/store/register.ts'
 import {

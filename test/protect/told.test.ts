@@ -1,18 +1,19 @@
 import t from 'tap'
+import { orThrow } from '../../src/store/records.ts'
 import { asking } from '../reconcile/harness.ts'
 import { replica, route, UPSTREAM } from './harness.ts'
 
 void t.test('V07 a record says which upstream was told, and what', async (t) => {
   const a = replica(t)
   await a.get({ route: asking() })
-  t.match((await a.records.get(a.id)).record, { told: ['key', 'record'], toldTo: UPSTREAM })
+  t.match(orThrow(await a.records.get(a.id)).record, { told: ['key', 'record'], toldTo: UPSTREAM })
 })
 
 void t.test('V07 where hosts are told apart, nothing that a question could ask by is kept', async (t) => {
   const { scope } = route()
   const a = replica(t)
   await a.get({ route: asking({}, { scope: { ...scope, host: true } }) })
-  const { record } = await a.records.get(a.id)
+  const { record } = orThrow(await a.records.get(a.id))
   t.match(record, { state: 'completed', key: null })
   t.notOk(record !== null && ('told' in record || 'toldTo' in record))
 })

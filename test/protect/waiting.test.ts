@@ -2,6 +2,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
+import { orThrow } from '../../src/store/records.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import { Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store, seen } from './harness.ts'
 
@@ -291,7 +292,7 @@ void t.test('§2 a record that vanished is claimed over by nobody who waits: the
   const { gate, answer } = await running(a)
   const held = [a.get(waiting), b.get(waiting)]
   await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
-  const { record } = await b.records.get(a.id)
+  const { record } = orThrow(await b.records.get(a.id))
   await store.inner.remove(a.id, record?.version ?? 0)
   const calls = store.calls
   a.ports.waiters.tell(a.id, null)
@@ -334,7 +335,7 @@ void t.test('§6 a record whose retention ends at that moment is claimed by nobo
   const { gate, answer } = await running(a)
   const held = a.get({ route: brief })
   await until(() => a.ports.waiters.size === 1)
-  const { record } = await a.records.get(a.id)
+  const { record } = orThrow(await a.records.get(a.id))
   const seat = a.ports.waiters
   if (record !== null) seat.tell(a.id, { ...record, dropAt: 0 })
   t.match(await held, { code: 'idempotency_key_in_progress' })
@@ -398,11 +399,11 @@ void t.test('the room', async (t) => {
     let watches = 0
     let stopped = 0
     let changed = (): void => {}
-    const looks: PromiseWithResolvers<{ now: number; record: null }>[] = []
+    const looks: PromiseWithResolvers<{ kind: 'read'; now: number; record: null }>[] = []
     const waiters = new WaitingRoom(
       {
         get: () => {
-          const look = Promise.withResolvers<{ now: number; record: null }>()
+          const look = Promise.withResolvers<{ kind: 'read'; now: number; record: null }>()
           looks.push(look)
           return look.promise
         },
@@ -423,7 +424,7 @@ void t.test('the room', async (t) => {
     await until(() => looks.length === 1)
     changed()
     changed()
-    looks[0]?.resolve({ now: 1, record: null })
+    looks[0]?.resolve({ kind: 'read', now: 1, record: null })
     t.same(await one?.next(MINUTE), { kind: 'absent' })
     await until(() => looks.length === 2)
     one?.leave()
@@ -432,13 +433,13 @@ void t.test('the room', async (t) => {
     t.equal(stopped, 1)
     t.equal(waiters.size, 0)
     changed()
-    looks[1]?.resolve({ now: 2, record: null })
+    looks[1]?.resolve({ kind: 'read', now: 2, record: null })
     waiters.tell(id, null)
   })
   await t.test('a watch that came too late is ended', async (t) => {
     const watched = Promise.withResolvers<() => void>()
     const waiters = new WaitingRoom(
-      { get: async () => ({ now: 0, record: null }) },
+      { get: async () => ({ kind: 'read', now: 0, record: null }) },
       { watch: () => watched.promise },
       1,
     )

@@ -31,13 +31,13 @@ void t.test('a replay is told of the span that executed, where its record has on
   a.script.push(a.responded(503, '', {}))
   await a.get({ route: route({ outcomes: outcomes({ 503: 'release' }) }), span: span.replaceAll('a', 'c') })
   await a.get({ span })
-  t.equal(a.trace.execution, null)
+  t.equal(a.trace.replayOf, null)
   t.match(await a.store.read(a.id), { state: 'completed', span }, 'of the attempt that completed it')
   t.ok((await a.get({ span: span.replaceAll('b', 'd') })).replayed)
-  t.equal(a.trace.execution, span)
+  t.equal(a.trace.replayOf, span)
   await a.get({ key: 'other-0123456789abcdef' })
   t.ok((await a.get({ key: 'other-0123456789abcdef', span })).replayed)
-  t.equal(a.trace.execution, null)
+  t.equal(a.trace.replayOf, null)
 })
 
 void t.test(

@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { ShadowVerdict } from '../../src/protect/outcomes.ts'
-import type { Trace } from '../../src/protect/request.ts'
+import type { ShadowSummary } from '../../src/protect/request.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
@@ -48,7 +48,7 @@ const BROKEN: Forwarded = { proof: 'unknown', reason: 'reset', timedOut: false, 
 interface Shadowed {
   readonly replica: Replica
   readonly shadow: Shadow
-  readonly told: [ShadowVerdict, Trace][]
+  readonly told: [ShadowVerdict, ShadowSummary][]
   verdicts(): ShadowVerdict[]
   /** Follows a request; the promise ends with the following. */
   follow(exchange: Exchange, over?: Sent): Promise<void>
@@ -58,7 +58,7 @@ interface Shadowed {
 
 function shadowed(t: Test, options: Options = {}): Shadowed {
   const one = replica(t, options)
-  const told: [ShadowVerdict, Trace][] = []
+  const told: [ShadowVerdict, ShadowSummary][] = []
   const shadow = new Shadow(
     Object.assign(one.ports, { pause: () => new Promise((done) => setImmediate(done)) }),
     (trace, verdict) => void told.push([verdict, { ...trace }]),

@@ -1,5 +1,5 @@
 import { type RecordId, readAt, type State } from '../../src/core/record.ts'
-import { Records } from '../../src/store/records.ts'
+import { orThrow, Records } from '../../src/store/records.ts'
 import type { Harness } from './contract.ts'
 import { draft, HOUR, MINUTE, newId, newToken } from './fixtures.ts'
 
@@ -117,7 +117,7 @@ class Walk {
   /** The record as it reads, and as it is stored. */
   async look(): Promise<{ state: State | 'absent'; version: number; bytes: Buffer }> {
     const { now, bytes } = await this.#harness.register.get(this.#id)
-    const { record } = await this.#records.get(this.#id)
+    const { record } = orThrow(await this.#records.get(this.#id))
     const read = record && readAt(record, now)
     return { state: read?.state ?? 'absent', version: read?.version ?? 0, bytes: bytes ?? Buffer.alloc(0) }
   }
@@ -173,7 +173,8 @@ class Walk {
   ): Promise<boolean> {
     if (attempt === undefined) return false
     const { token, fence, createdAt } = attempt
-    const reply = await this.#records.settle(this.#id, draft(state, token, { fence, createdAt }), SETTLED)
+    const written = draft(state, token, { fence, createdAt })
+    const reply = orThrow(await this.#records.settle(this.#id, written, SETTLED))
     if (reply.kind === 'refused') return false
     if (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt)
       throw new Error(`written under fence ${reply.stamp.fence}, the attempt's is ${fence}`)
@@ -182,7 +183,7 @@ class Walk {
 
   /** As the admin listener does it: the owner's token goes away with a completion, and stays with a "not executed". */
   async #resolve(state: 'completed' | 'failed_retryable'): Promise<boolean> {
-    const { now, record } = await this.#records.get(this.#id)
+    const { now, record } = orThrow(await this.#records.get(this.#id))
     if (record === null || readAt(record, now)?.state !== 'unknown') return false
     const token = state === 'completed' ? Buffer.alloc(16) : record.token
     const reply = await this.#records.replace(this.#id, record.version, draft(state, token), SETTLED)

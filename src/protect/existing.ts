@@ -1,0 +1,296 @@
+import { ageOf, decide, nextLook, retryAfterSeconds } from '../core/decide.ts'
+import { filterLines } from '../core/headers.ts'
+import { digest, frame, recordId } from '../core/identity.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import type { Forward } from '../upstream/port.ts'
+import { answerFromRecord, nobody, overloaded, refuse, storeUnavailable } from './answers.ts'
+import { type Claim, claim } from './claim.ts'
+import { runningRecord } from './classify.ts'
+import { type Identified, readHead, refuseCaller } from './identify.ts'
+import type { Ports, ReplayGrants } from './ports.ts'
+import type { Answer, Execution, Existing, ProtectedRequest } from './request.ts'
+import type { Seat } from './waiting-room.ts'
+
+type Running = Extract<Existing, { kind: 'in_progress' }>
+
+/** Answers a request whose record exists; holds it first where the route says so (contract §6). */
+export async function duplicate(
+  ports: Ports,
+  request: ProtectedRequest,
+  identified: Identified,
+  found: Existing,
+): Promise<Answer | Execution> {
+  const { id } = identified
+  const refused = await authorizeReplay(ports, request)
+  if (refused !== null) return refused
+  if (found.kind !== 'in_progress' || request.route.inFlight.mode === 'reject')
+    return answerFromRecord(ports, request, id, found)
+  if (request.clientGone()) return nobody()
+  const seat = ports.waiters.enter(id, ports.running.has(id))
+  if (seat === null) return answerFromRecord(ports, request, id, found)
+  const stop = request.onGone(() => seat.dismiss())
+  const claimed = await wait(ports, request, identified, found, seat).finally(() => {
+    stop()
+    seat.leave()
+  })
+  if (claimed.kind !== 'existing') return claimed
+  // Held for a while: the credential may have been revoked since.
+  const refusedNow = claimed.existing === found ? null : await authorizeReplay(ports, request)
+  if (refusedNow !== null) return refusedNow
+  const answer = answerFromRecord(ports, request, id, claimed.existing)
+  if (answer.facts.outcome !== 'replayed') return answer
+  return { ...answer, facts: { ...answer.facts, outcome: 'waited' } }
+}
+
+/**
+ * Until the record answers, the time is up or the client has gone. Where the attempt that was met did nothing, one of those
+ * that wait claims anew, once; the others wait on for that one (contract §6).
+ */
+async function wait(
+  ports: Ports,
+  request: ProtectedRequest,
+  identified: Identified,
+  found: Running,
+  seat: Seat,
+): Promise<Claim> {
+  const { route } = request
+  const until = performance.now() + route.inFlight.wait
+  const original = found.fence
+  let running = found
+  for (;;) {
+    const news = await seat.next(until - performance.now())
+    if (request.clientGone()) return nobody()
+    if (news === null) return { kind: 'existing', existing: running }
+    // The store may have lost the record of an execution that goes on: only a client that asks again may claim over that.
+    if (news.kind === 'absent') continue
+    const decision = news.kind === 'corrupt' ? null : decide(news.record, identified.asked, route, news.now)
+    if (decision?.kind === 'gone') continue
+    if (decision?.kind === 'take_over') {
+      // The one that took over did nothing, either.
+      if (decision.from.fence !== original) return { kind: 'existing', existing: running }
+      if (!seat.takesOver(original)) continue
+    } else if (decision !== null) {
+      if (decision.kind !== 'in_progress') return { kind: 'existing', existing: decision }
+      running = decision
+      continue
+    }
+    const claimed = await claim(ports, request, identified)
+    if (claimed.kind === 'existing' && claimed.existing.kind === 'in_progress') {
+      running = claimed.existing
+      if (!ports.running.has(identified.id)) seat.listen()
+      continue
+    }
+    if (claimed.kind !== 'execution') seat.passesOn()
+    return claimed
+  }
+}
+
+/**
+ * Asks the upstream, with the caller's own credentials, whether this caller may be told of the record (contract §6). Null:
+ * yes. Comes before every answer that a record gives, so that a revoked credential reads nothing, not even a state.
+ */
+async function authorizeReplay(
+  { forward, grants }: Pick<Ports, 'forward' | 'grants'>,
+  request: ProtectedRequest,
+): Promise<Answer | null> {
+  const { authorizeReplay: policy } = request.route
+  if (policy === null) return null
+  const credentials = new Set([
+    'authorization',
+    'cookie',
+    ...request.route.scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
+  ])
+  // By every credential that is shown: another token of the same caller may be the revoked one.
+  const shown = filterLines(request.headers, (name) => credentials.has(name))
+  // A grant is worth nothing to a policy that remembers for another time, such as one that a reload put in force.
+  // Another host is another tenant of the upstream, which asks for itself.
+  const caller = digest(frame([policy.path, String(policy.cache), request.host, ...shown]), null)
+  if (grants.has(caller)) return null
+  const startedAt = performance.now()
+  // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.
+  const lines = [...shown, ...filterLines(request.upstreamHeaders(null), (name) => ADDRESSING.has(name))]
+  const status = await probe(forward, policy.path, lines)
+  request.progress.upstreamMs += performance.now() - startedAt
+  if (status === null || status >= 500) {
+    const detail =
+      'the upstream did not say whether this caller may see the stored answer; nothing was executed'
+    return refuse('replay_forbidden', 'replay_unauthorized_yet', detail, { retryAfter: 1 })
+  }
+  if (status >= 300) {
+    const detail = `the upstream answered ${status} when it was asked whether this caller may see the stored answer`
+    const more = { status: status === 401 ? 401 : 403 }
+    return refuse('replay_forbidden', 'replay_forbidden', detail, more)
+  }
+  grants.add(caller, policy.cache)
+  return null
+}
+
+/** Whom the request is for, and by which way it came. */
+const ADDRESSING: ReadonlySet<string> = new Set([
+  'cdn-loop',
+  'host',
+  'via',
+  'x-forwarded-for',
+  'x-forwarded-host',
+  'x-forwarded-proto',
+])
+
+/** The status of the upstream's answer; null: there was none. */
+async function probe(forward: Forward, path: string, lines: readonly string[]): Promise<number | null> {
+  const result = await forward({
+    method: 'GET',
+    target: path,
+    headers: lines,
+    body: Buffer.alloc(0),
+    responseLimit: RESPONSE_LIMIT,
+  })
+  switch (result.proof) {
+    case 'responded':
+      result.release()
+      return result.response.status
+    case 'live':
+      result.live.drain()
+      return result.live.status
+    case 'not_sent':
+    case 'unknown':
+      return null
+  }
+}
+
+/** Bodies of the probe's answers are not looked at. */
+const RESPONSE_LIMIT = 64 * 1024
+/** About 100 bytes each. */
+const MOST_GRANTS = 10_000
+
+export class RecentGrants implements ReplayGrants {
+  readonly #until = new Map<string, Millis>()
+  readonly #clock: () => Millis
+
+  constructor(clock: () => Millis) {
+    this.#clock = clock
+  }
+
+  has(caller: string): boolean {
+    const until = this.#until.get(caller)
+    if (until === undefined) return false
+    if (this.#clock() < until) return true
+    this.#until.delete(caller)
+    return false
+  }
+
+  add(caller: string, time: Millis): void {
+    if (time === 0) return
+    this.#until.delete(caller)
+    this.#until.set(caller, this.#clock() + time)
+    if (this.#until.size <= MOST_GRANTS) return
+    const [oldest] = this.#until.keys()
+    this.#until.delete(oldest as string)
+  }
+}
+
+/** What a client learns that asks for the state instead of retrying: never the stored body (contract §6, `status.path`). */
+export type StatusReply =
+  | {
+      readonly kind: 'found'
+      readonly id: RecordId
+      readonly state: IdempotencyRecord['state']
+      /** The store's time; null where only this replica knows of it yet. */
+      readonly since: Millis | null
+      /** Whole seconds; null where the state is final. */
+      readonly retryAfter: number | null
+    }
+  | { readonly kind: 'absent'; readonly id: RecordId }
+  | Answer
+
+/** Looks the record up that a request with this key and these credentials would find. Changes nothing. */
+export async function queryStatus(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
+  // It may ask the upstream: it takes a place like any request that does.
+  const leave = ports.inFlight.enter(ports.maxInFlight, request.client, null)
+  if (leave === null) return overloaded(ports)
+  ports.inFlight.count++
+  try {
+    return await look(ports, request)
+  } finally {
+    ports.inFlight.count--
+    leave()
+  }
+}
+
+async function look(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
+  const { route } = request
+  const head = await readHead(ports, request)
+  if (head.kind !== 'head') return head
+  const { key, caller } = head
+  if (caller.kind === 'unidentified') return refuseCaller(caller)
+  if (key.kind === 'missing') {
+    const detail =
+      'send the key in the header that the route reads; a key in a body cannot be asked about here'
+    return refuse('key_missing', 'idempotency_key_missing', detail)
+  }
+  const id = recordId(
+    ports.namespace,
+    route,
+    caller.parts,
+    request.method,
+    request.path,
+    key.key,
+    key.qualifier,
+    request.host,
+  )
+  if (request.clientGone()) return nobody()
+  const refused = await authorizeReplay(ports, request)
+  if (refused !== null) return refused
+  const running = ports.running.get(id)
+  const own =
+    ports.settler.held(id) ??
+    (running !== undefined && running.attempt.fence === 0 ? runningRecord(running) : null)
+  if (own !== null) return found(ports, route, id, own, 0)
+  const reply = await ports.records.get(id)
+  switch (reply.kind) {
+    case 'corrupt':
+      return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
+    case 'unavailable':
+      return storeUnavailable(ports, request, id, 'the store does not answer')
+    case 'read': {
+      const { record, now } = reply
+      const read = record === null ? null : readAt(record, now)
+      return read === null || read.state === 'expired'
+        ? { kind: 'absent', id }
+        : found(ports, route, id, read, now)
+    }
+  }
+}
+
+/** `now` 0: this replica's own record, which knows no time of the store. */
+function found(
+  ports: Pick<Ports, 'latency'>,
+  route: RoutePolicy,
+  id: RecordId,
+  read: IdempotencyRecord,
+  now: Millis,
+): StatusReply {
+  const { state } = read
+  const since =
+    now === 0 ? null : ((state === 'unknown' ? read.reconciliation?.since : null) ?? read.updatedAt)
+  return { kind: 'found', id, state, since, retryAfter: retryAfterOf(ports, route, read, now) }
+}
+
+function retryAfterOf(
+  { latency }: Pick<Ports, 'latency'>,
+  route: RoutePolicy,
+  read: IdempotencyRecord,
+  now: Millis,
+): number | null {
+  switch (read.state) {
+    case 'in_progress':
+      return retryAfterSeconds(latency.retryIn(route, read.leaseUntil - now, ageOf(read, now)))
+    case 'unknown':
+      return retryAfterSeconds(nextLook(read, now))
+    case 'failed_retryable':
+      return 1
+    case 'completed':
+    case 'expired':
+      return null
+  }
+}
