@@ -1,4 +1,5 @@
 import { randomInt } from 'node:crypto'
+import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
 import { openAdmin } from './admin/api.ts'
@@ -9,6 +10,7 @@ import { jwtPoliciesOf, verifier } from './credentials/callers.ts'
 import { Issuer } from './credentials/issuer.ts'
 import { adminServer, type Health, healthOf, opsServer } from './http/admin.ts'
 import { Stalled } from './http/bodies.ts'
+import { closeServer } from './http/connections.ts'
 import { loopMarkOf, marking } from './http/headers.ts'
 import { trafficServer } from './http/server.ts'
 import { History } from './observe/history.ts'
@@ -51,6 +53,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   /** What changes while the proxy runs. */
   const state = { config, started: false, draining: false }
   const onBug = (error: unknown): void => log.error({ err: error }, 'internal error')
+  /** What the end has to close, the latest first. */
+  const closing = new AsyncDisposableStack()
 
   const metrics = new Metrics(config.metrics.defaults)
   metrics.set('idempotency_config_last_reload_successful', {}, 1)
@@ -64,17 +68,24 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const storeHealth = new StoreHealth(nameOf(config.store.url), metrics, log)
   const measured = storeHealth.measured(await openStore(config, storeHealth))
   const store = tracing?.store(measured) ?? measured
+  closing.defer(() => store.close())
+  closing.defer(() => tracing?.flush())
   const records = new Records(store)
   await storeHealth.watch(store)
+  closing.defer(() => storeHealth.stop())
   const history = new History({
     note: (id, notes) => store.history.append(id, notes),
     replica: `${hostname()}:${process.pid}`,
     onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
   })
+  closing.defer(() => history.close())
 
   const upstream = openUpstream(config.upstream)
   // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
   const passing = openUpstream(config.upstream)
+  closing.defer(
+    async () => void (await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy()])),
+  )
   const stalled = new Stalled()
   const budget = new Budget(config.limits.buffered, stalled.makeRoom)
   // Shadow mode takes no room from the routes that protect.
@@ -102,16 +113,20 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const counting = observer(metrics, log, history, (route, id) => control.completed(route, id))
   const observing = tracing?.observer(counting) ?? counting
   const settler = new Settler(records, observing, outbox)
+  closing.defer(() => outbox?.close())
+  closing.defer(() => settler.close())
   settler.restore(spooled, (bytes) => budget.hold(bytes) ?? (() => {}))
   const leases = new Leases(
     (items) => store.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
   )
+  closing.defer(() => leases.close())
   const waiters = new WaitingRoom(records, store, config.limits.waiters)
   const running = new RecordMap<Execution>()
   const inFlight = new InFlight(randomInt(2 ** 32))
   const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
   const callers = verifier(jwtPoliciesOf([...config.routes, config.defaults]))
+  closing.defer(() => callers.close())
   const ports: Ports = {
     records,
     store,
@@ -188,6 +203,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     version: VERSION,
     onAudit: auditLog(log, config.audit.file === null ? output : null),
   })
+  closing.use(access)
   const health: Health = {
     draining: () => state.draining,
     started: () => state.started,
@@ -197,32 +213,25 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   }
   const admin = config.admin.listen === null ? null : await adminServer(health, access, onBug)
   const ops = config.ops.listen === null ? null : await opsServer(health, onBug)
+  for (const server of [admin, ops]) if (server !== null) closing.defer(() => closeAbruptly(server))
 
   return {
     log,
     state,
     metrics,
-    tracing,
     store,
-    storeHealth,
-    outbox,
     spooled: spooled.length,
-    history,
-    upstream,
-    passing,
     budgets: [budget, shadowBudget],
-    callers,
     settler,
-    leases,
     waiters,
     running,
     inFlight,
     shadow,
     reconciler,
     data,
-    access,
     admin,
     ops,
+    closing,
   }
 }
 
@@ -242,4 +251,10 @@ async function openOutbox(
   } catch (error) {
     throw new Error(`store.spool: ${(error as Error).message}`, { cause: error })
   }
+}
+
+async function closeAbruptly(server: Server): Promise<void> {
+  const closed = closeServer(server)
+  server.closeAllConnections()
+  await closed
 }

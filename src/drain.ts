@@ -9,7 +9,7 @@ const CHECK_EVERY: Millis = 20
 
 /** Announces, serves on for `drain.delay`, then ends: running requests finish and are stored, up to `drain.timeout` (contract §11). */
 export async function drain(parts: Parts): Promise<void> {
-  const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data } = parts
+  const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data, closing } = parts
   const { delay, timeout } = state.config.drain
   state.draining = true
   const reconciled = reconciler.stop()
@@ -44,29 +44,6 @@ export async function drain(parts: Parts): Promise<void> {
   await closed
   // A question that is cut off is asked again by another replica.
   await Promise.race([reconciled, wait(left(), undefined, { ref: false })])
-  await close(parts)
+  await closing.disposeAsync()
   log.info('stopped')
-}
-
-/** Closes everything behind the traffic server, which has ended. */
-export async function close(parts: Parts): Promise<void> {
-  parts.leases.close()
-  parts.storeHealth.stop()
-  await parts.settler.close()
-  await parts.outbox?.close()
-  for (const server of [parts.admin, parts.ops]) {
-    if (server === null) continue
-    const closed = closeServer(server)
-    server.closeAllConnections()
-    await closed
-  }
-  await Promise.allSettled([
-    parts.upstream.pool.destroy(),
-    parts.passing.pool.destroy(),
-    parts.callers.close(),
-  ])
-  await parts.history.close()
-  await parts.access?.[Symbol.asyncDispose]()
-  await parts.tracing?.flush()
-  await parts.store.close()
 }

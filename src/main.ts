@@ -4,7 +4,7 @@ import { compose, type Parts } from './compose.ts'
 import type { Config } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
 import type { Millis } from './core/record.ts'
-import { close, drain } from './drain.ts'
+import { drain } from './drain.ts'
 import { closeServer, listen } from './http/connections.ts'
 import type { Logger, LogOutput } from './observe/log.ts'
 import { reloader } from './reload.ts'
@@ -61,7 +61,7 @@ async function listenAll(parts: Parts): Promise<Urls> {
     }
   } catch (error) {
     await closeServer(data)
-    await close(parts)
+    await parts.closing.disposeAsync()
     throw error
   }
 }

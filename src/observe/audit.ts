@@ -42,26 +42,17 @@ export type AuditSink = (line: AuditLine) => void
 /** Every change is a line of JSON with the hash of the previous one, so that removed or edited lines show. */
 export class Audit {
   readonly #service: string
-  readonly #file: LockedFile | null
   readonly #sink: AuditSink
+  readonly #file: AuditFile | null
   /** Hash of the last line; null: that line was edited. */
   #prev: string | null
-  /** Bytes of the file up to which its chain is known. */
-  #size: number
   #last: Promise<unknown> = Promise.resolve()
 
-  private constructor(
-    service: string,
-    file: LockedFile | null,
-    sink: AuditSink,
-    prev: string | null,
-    size: number,
-  ) {
+  private constructor(service: string, sink: AuditSink, file: AuditFile | null, prev: string | null) {
     this.#service = service
-    this.#file = file
     this.#sink = sink
+    this.#file = file
     this.#prev = prev
-    this.#size = size
   }
 
   /**
@@ -70,12 +61,12 @@ export class Audit {
    * @throws if the file, or its lock beside it, cannot be opened.
    */
   static async open(file: string | null, service: string, sink: AuditSink): Promise<Audit> {
-    if (file === null) return new Audit(service, null, sink, NOTHING, 0)
+    if (file === null) return new Audit(service, sink, null, NOTHING)
     const handle = await open(file, 'a+', OWNER_ONLY)
-    const locked = { handle, lock: `${file}.lock` }
+    const lock = `${file}.lock`
     try {
-      const { size, line } = await alone(locked, () => lastLine(handle))
-      return new Audit(service, locked, sink, line === null ? NOTHING : hashIn(line), size)
+      const { size, line } = await alone(lock, () => lastLine(handle))
+      return new Audit(service, sink, { handle, lock, size }, line === null ? NOTHING : hashIn(line))
     } catch (error) {
       await handle.close()
       throw error
@@ -89,7 +80,7 @@ export class Audit {
   write(change: Change): Promise<AuditLine> {
     const file = this.#file
     const written = this.#last.then(() =>
-      file === null ? this.#append(change) : alone(file, () => this.#append(change)),
+      file === null ? this.#append(change) : alone(file.lock, () => this.#append(change)),
     )
     this.#last = written.catch(() => {})
     return written
@@ -103,57 +94,59 @@ export class Audit {
   async #append(change: Change): Promise<AuditLine> {
     const { who, what, record, before, after, reason } = change
     if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
-    if (this.#file !== null) await this.#catchUp(this.#file.handle, this.#prev)
+    if (this.#file !== null) this.#prev = await catchUp(this.#file, this.#prev)
     // The order of the members is part of the hash.
     const stamp = { time: new Date().toISOString(), service: this.#service }
     const content = { ...stamp, who, what, record, before, after, reason, prev: this.#prev }
     const line: AuditLine = { ...content, hash: hashOf(content) }
-    if (this.#file !== null) await this.#store(this.#file.handle, `${JSON.stringify(line)}\n`)
+    if (this.#file !== null) await store(this.#file, `${JSON.stringify(line)}\n`)
     // A line that the sink refuses is not part of the chain.
     this.#sink(line)
     this.#prev = line.hash
     return line
   }
-
-  /** Continues after what other processes have added, if that continues the chain. */
-  async #catchUp(file: FileHandle, prev: string): Promise<void> {
-    const { size, nlink } = await file.stat()
-    // Nobody could read what is written now.
-    if (nlink === 0) throw new Error('the audit file was removed; restart to begin a new one')
-    if (size === this.#size) return
-    const added = Buffer.alloc(Math.max(0, size - this.#size))
-    await file.read(added, 0, added.length, this.#size)
-    const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
-    // Somebody writes to it without the lock, or truncated it: what is added now would look like their doing.
-    if (checked === null || !checked.ok)
-      throw new Error(
-        `the audit file has ${size} bytes instead of ${this.#size}, and the chain does not continue there: somebody else wrote to it`,
-      )
-    this.#prev = checked.head
-    this.#size = size
-  }
-
-  async #store(file: FileHandle, text: string): Promise<void> {
-    try {
-      await file.appendFile(text)
-      await file.datasync()
-      this.#size += Buffer.byteLength(text)
-    } catch (error) {
-      // A part of a line would break the chain.
-      await file.truncate(this.#size).catch(() => {})
-      throw error
-    }
-  }
 }
 
-interface LockedFile {
+interface AuditFile {
   readonly handle: FileHandle
-  /** Path of the file that the lock is taken on. */
+  /** Path of the file that is locked. */
   readonly lock: string
+  /** Bytes up to which its chain is known. */
+  size: number
+}
+
+/** The hash after what other processes have added, if that continues the chain. */
+async function catchUp(file: AuditFile, prev: string): Promise<string> {
+  const { size, nlink } = await file.handle.stat()
+  // Nobody could read what is written now.
+  if (nlink === 0) throw new Error('the audit file was removed; restart to begin a new one')
+  if (size === file.size) return prev
+  const added = Buffer.alloc(Math.max(0, size - file.size))
+  await file.handle.read(added, 0, added.length, file.size)
+  const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
+  // Somebody writes to it without the lock, or truncated it: what is added now would look like their doing.
+  if (checked === null || !checked.ok)
+    throw new Error(
+      `the audit file has ${size} bytes instead of ${file.size}, and the chain does not continue there: somebody else wrote to it`,
+    )
+  file.size = size
+  return checked.head
+}
+
+async function store(file: AuditFile, text: string): Promise<void> {
+  try {
+    await file.handle.appendFile(text)
+    await file.handle.datasync()
+    file.size += Buffer.byteLength(text)
+  } catch (error) {
+    // A part of a line would break the chain.
+    await file.handle.truncate(file.size).catch(() => {})
+    throw error
+  }
 }
 
 /** Runs `work` while no other process reads or writes the end of the file. A process that is killed leaves no lock behind. */
-async function alone<T>({ lock }: LockedFile, work: () => Promise<T>): Promise<T> {
+async function alone<T>(lock: string, work: () => Promise<T>): Promise<T> {
   const until = performance.now() + LOCK_AT_MOST
   let release = lockFile(lock)
   for (; release === null; release = lockFile(lock)) {

@@ -7,13 +7,8 @@ import { prettyLine } from './pretty.ts'
 
 export type { Logger }
 
-export interface Log {
-  readonly logger: Logger
-  readonly output: LogOutput
-}
-
 /** JSON lines, or readable ones if standard output is a terminal (contract §14). */
-export function openLog(config: Config['log']): Log {
+export function openLog(config: Config['log']): { logger: Logger; output: LogOutput } {
   const isPretty = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
   const options = { level: config.level, base: null, timestamp: pino.stdTimeFunctions.isoTime }
   const output = new LogOutput(1)

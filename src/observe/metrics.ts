@@ -147,12 +147,6 @@ export const METRICS = {
 }
 export type MetricName = keyof typeof METRICS
 
-const MISNAMED = [
-  'nodejs_active_handles_total',
-  'nodejs_active_requests_total',
-  'nodejs_active_resources_total',
-]
-
 interface CounterSample {
   readonly name: string
   readonly labels: Readonly<Record<string, string>>
@@ -223,7 +217,8 @@ export class Metrics {
   #collectDefaults(): void {
     collectDefaultMetrics({ register: this.registry })
     // Gauges named like counters, which `promtool check metrics` refuses: sums of the metrics without `_total`.
-    for (const name of MISNAMED) this.registry.removeSingleMetric(name)
+    for (const kind of ['handles', 'requests', 'resources'])
+      this.registry.removeSingleMetric(`nodejs_active_${kind}_total`)
   }
 
   /** Alerts on single events need it (docs/adr/0024-alerts-on-single-events.md). */
