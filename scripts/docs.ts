@@ -33,16 +33,11 @@ function linesOf(rows: Rows, base = ''): string[] {
 
 function line(path: string, row: Row): string {
   const { byDefault, scalar } = row
-  const plain =
-    byDefault == null || typeof byDefault === 'symbol' || isByProfile(byDefault) ? undefined : byDefault
-  const shown = plain === undefined ? '' : `\`${typeof plain === 'string' ? plain : JSON.stringify(plain)}\``
+  const isShown = byDefault != null && typeof byDefault !== 'symbol'
+  const shown = isShown ? `\`${typeof byDefault === 'string' ? byDefault : JSON.stringify(byDefault)}\`` : ''
   const choices = typeof scalar === 'object' ? ` One of ${scalar.map((one) => `\`${one}\``).join(', ')}.` : ''
   const meaning = `${helpOf(row)}${choices}`.replaceAll('|', '\\|')
   return `| \`${path}\` | ${shown} | ${effects(ruleOf(row)).join(' or ')} | ${meaning} |`
-}
-
-function isByProfile(byDefault: unknown): boolean {
-  return typeof byDefault === 'object' && byDefault !== null && 'standard' in byDefault
 }
 
 function effects(rule: Reload): string[] {

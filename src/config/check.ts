@@ -94,35 +94,27 @@ export function checkPolicy(
 export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {
   // Shadow mode too: it decides as `enforce` will.
   if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !readsKeys(policy)) return
-  findings.conflict(
-    [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`],
-    'profile strict needs scope.caller: set it in the route or in `defaults`',
-  )
+  const paths = [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`]
+  findings.conflict(paths, 'profile strict needs scope.caller: set it in the route or in `defaults`')
 }
 
 export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]): void {
-  for (const [i, route] of routes.entries()) {
+  for (const [i, { name, match }] of routes.entries()) {
     const base = `routes[${i}]`
-    const namesake = routes.findIndex(({ name }) => name === route.name)
-    if (namesake < i)
-      findings.conflict(
-        [`${base}.name`, `routes[${namesake}].name`],
-        `found ${JSON.stringify(route.name)}, the name of routes[${namesake}]; allowed: a name of its own`,
-      )
-    const { path, exact, methods } = route.match
-    if (!exact && !isNormal(path))
-      findings.conflict(
-        [`${base}.match.path`],
-        `found ${JSON.stringify(path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``,
-      )
-    const covering = [...routes.slice(0, i).entries()].filter(([, other]) =>
-      routeCovers(other.match, route.match),
-    )
-    if (methods.every((method) => covering.some(([, other]) => other.match.methods.includes(method))))
-      findings.conflict(
-        [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
-        `found a match that no request reaches behind ${covering.map(([, { name }]) => name).join(', ')}; allowed: the narrower route first`,
-      )
+    const before = [...routes.slice(0, i).entries()]
+    const namesake = routes.findIndex((route) => route.name === name)
+    const covering = before.filter(([, other]) => routeCovers(other.match, match))
+    const isCovered = (method: string) => covering.some(([, other]) => other.match.methods.includes(method))
+    const names = covering.map(([, other]) => other.name).join(', ')
+    // biome-ignore format: a table
+    report(findings, [
+      [namesake < i, [`${base}.name`, `routes[${namesake}].name`],
+        `found ${JSON.stringify(name)}, the name of routes[${namesake}]; allowed: a name of its own`],
+      [!match.exact && !isNormal(match.path), [`${base}.match.path`],
+        `found ${JSON.stringify(match.path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``],
+      [match.methods.every(isCovered), [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
+        `found a match that no request reaches behind ${names}; allowed: the narrower route first`],
+    ])
   }
 }
 
@@ -133,21 +125,12 @@ function isNormal(path: string): boolean {
 }
 
 /** What is of use under a condition alone. */
-const USES: readonly {
-  readonly property: string
-  readonly isUsedBy: (policy: RoutePolicy) => boolean
-  readonly message: string
-}[] = [
-  {
-    property: 'inFlight.wait',
-    isUsedBy: ({ inFlight }) => inFlight.mode === 'wait',
-    message: 'found a wait where nothing waits; allowed: it with `inFlight.mode: wait`',
-  },
-  {
-    property: 'scope.jwt',
-    isUsedBy: ({ scope }) => scope.jwt !== null,
-    message: 'found jwt where no caller comes from a token; allowed: it with a `scope.caller` of jwt:<claim>',
-  },
+// biome-ignore format: a table
+const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boolean, message: string][] = [
+  ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
+    'found a wait where nothing waits; allowed: it with `inFlight.mode: wait`'],
+  ['scope.jwt', ({ scope }) => scope.jwt !== null,
+    'found jwt where no caller comes from a token; allowed: it with a `scope.caller` of jwt:<claim>'],
 ]
 
 /**
@@ -155,17 +138,17 @@ const USES: readonly {
  * start from there.
  */
 export function checkUses(findings: Findings, defaults: RoutePolicy, routes: readonly RoutePolicy[]): void {
-  const bases = [
-    { base: 'defaults', users: [defaults, ...routes] },
-    ...routes.map((route, i) => ({ base: `routes[${i}]`, users: [route] })),
+  const users: [base: string, policies: RoutePolicy[]][] = [
+    ['defaults', [defaults, ...routes]],
+    ...routes.map((route, i): [string, RoutePolicy[]] => [`routes[${i}]`, [route]]),
   ]
-  for (const { property, isUsedBy, message } of USES)
-    for (const { base, users } of bases) {
+  for (const [property, isUsedBy, message] of USES)
+    for (const [base, policies] of users) {
       const path = `${base}.${property}`
-      if (!findings.isWritten(path) || users.some(isUsedBy)) continue
+      if (!findings.isWritten(path) || policies.some(isUsedBy)) continue
       // Not where what would use it could not be read.
       const section = property.split('.')[0] as string
-      findings.conflict([path, ...bases.map((each) => `${each.base}.${section}`)], message)
+      findings.conflict([path, ...users.map(([each]) => `${each}.${section}`)], message)
     }
 }
 
@@ -177,56 +160,67 @@ export function checkOwnPaths(
   wellKnown: boolean,
   routes: readonly RoutePolicy[],
 ): void {
-  if (status !== null && status === issuer)
-    findings.conflict(
-      ['issuer.path', 'status.path'],
-      `found ${JSON.stringify(status)} for both \`status.path\` and \`issuer.path\`; allowed: a path of its own for each`,
-    )
-  if (wellKnown && status === WELL_KNOWN)
-    findings.conflict(
-      ['status.path', 'wellKnown'],
-      `found ${JSON.stringify(WELL_KNOWN)}, which \`wellKnown\` answers; allowed: another path`,
-    )
-  for (const { path, property, method } of [
+  const own = [
     { path: status, property: 'status.path', method: 'GET' },
     { path: issuer, property: 'issuer.path', method: 'POST' },
     { path: wellKnown ? WELL_KNOWN : null, property: 'wellKnown', method: 'GET' },
+  ]
+  // A pattern may well match more: then the rest is what it is there for.
+  const isAlone = (pattern: string, path: string) =>
+    !/\/(:|\*$)/.test(pattern) && normalisePath(pattern) === path
+  // biome-ignore format: a table
+  report(findings, [
+    [status !== null && status === issuer, ['issuer.path', 'status.path'],
+      `found ${JSON.stringify(status)} for both \`status.path\` and \`issuer.path\`; allowed: a path of its own for each`],
+    [wellKnown && status === WELL_KNOWN, ['status.path', 'wellKnown'],
+      `found ${JSON.stringify(WELL_KNOWN)}, which \`wellKnown\` answers; allowed: another path`],
+    ...own.flatMap(({ path, property, method }) => routes.map(({ match }, i): Broken => [
+      path !== null && match.methods.includes(method) && isAlone(match.path, path), [`routes[${i}].match`, property],
+      `found a match whose ${method} requests no route gets, since \`${property}\` is ${JSON.stringify(path)}; allowed: another path, or other methods`])),
   ])
-    for (const [i, { match }] of routes.entries()) {
-      // A pattern may well match more: then the rest is what it is there for.
-      const isAlone = !/\/(:|\*$)/.test(match.path) && normalisePath(match.path) === path
-      if (isAlone && match.methods.includes(method))
-        findings.conflict(
-          [`routes[${i}].match`, property],
-          `found a match whose ${method} requests no route gets, since \`${property}\` is ${JSON.stringify(path)}; allowed: another path, or other methods`,
-        )
-    }
 }
 
-type Listeners = Pick<Config, 'listen' | 'admin' | 'ops'>
+type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream'> & { readonly storeUrl: string }
 
-/** The listeners that are open, by property. */
-function openListeners({ listen, admin, ops }: Listeners): [path: string, address: Address][] {
+/** What the file says outside of `defaults` and `routes`. */
+export function checkFile(findings: Findings, { listen, admin, ops, upstream, storeUrl }: Listening): void {
+  const { url, tls } = upstream
   const all = { listen, 'admin.listen': admin.listen, 'ops.listen': ops.listen }
-  return Object.entries(all).filter((entry): entry is [string, Address] => entry[1] !== null)
+  const open = Object.entries(all).filter((entry): entry is [string, Address] => entry[1] !== null)
+  const pairs = open.flatMap(([path, at], i) =>
+    open.slice(0, i).map(([other, to]) => ({ path, at, other, to })),
+  )
+  const origin = url.startsWith('unix:') ? null : URL.parse(url)
+  const port = Number(origin?.port || (origin?.protocol === 'https:' ? 443 : 80))
+  const own = open.find(([, at]) => origin !== null && at.port === port && reaches(origin.hostname, at))?.[0]
+  const isExposed = admin.listen !== null && admin.token === null && !isLoopback(admin.listen.host)
+  for (const name of ['ca', 'cert', 'key'] as const)
+    if (tls[name] !== null) checkPem(findings, `upstream.tls.${name}`, tls[name])
+  // biome-ignore format: a table
+  report(findings, [
+    [!findings.isWritten('upstream.url'), ['upstream.url'],
+      'found nothing; required: http://host:port, https://host:port or unix:/path, in the file or as --upstream'],
+    [(tls.cert === null) !== (tls.key === null), ['upstream.tls.cert', 'upstream.tls.key'],
+      'found a certificate or a key without the other; allowed: both or none'],
+    [findings.isWritten('upstream.tls') && !url.startsWith('https:'), ['upstream.tls', 'upstream.url'],
+      'found tls for an upstream without it; allowed: tls with an https:// url'],
+    // They would meet each other's records, wherever path, caller and key are equal.
+    [!findings.isWritten('service') && isSharedStore(storeUrl), ['store.url'],
+      'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments'],
+    ...pairs.map(({ path, at, other, to }): Broken => [collide(at, to), [path, other],
+      `found port ${at.port} for both \`${other}\` and \`${path}\`; allowed: an address of its own for each`]),
+    [isExposed, ['admin.listen', 'admin.tokenFile'],
+      `found ${admin.listen?.host}, which others can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
+    // Every request would come back, without end.
+    [own !== undefined, ['upstream.url', own ?? ''],
+      `found ${url}, the address that \`${own}\` says this proxy listens on itself; allowed: the address of the server behind it`],
+  ])
 }
 
-export function checkListeners(findings: Findings, listeners: Listeners): void {
-  const open = openListeners(listeners)
-  for (const [i, [path, address]] of open.entries()) {
-    const other = open.slice(0, i).find(([, before]) => collide(before, address))?.[0]
-    if (other !== undefined)
-      findings.conflict(
-        [path, other],
-        `found port ${address.port} for both \`${other}\` and \`${path}\`; allowed: an address of its own for each`,
-      )
-  }
-  const { listen, token } = listeners.admin
-  if (listen !== null && token === null && !isLoopback(listen.host))
-    findings.conflict(
-      ['admin.listen', 'admin.tokenFile'],
-      `found ${listen.host}, which others can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`,
-    )
+type Broken = readonly [broken: boolean, paths: readonly string[], message: string]
+
+function report(findings: Findings, rules: readonly Broken[]): void {
+  for (const [broken, paths, message] of rules) if (broken) findings.conflict(paths, message)
 }
 
 function collide(a: Address, b: Address): boolean {
@@ -234,49 +228,4 @@ function collide(a: Address, b: Address): boolean {
   return (
     a.port !== 0 && a.port === b.port && (a.host === b.host || wildcard.test(a.host) || wildcard.test(b.host))
   )
-}
-
-/** Two services without a name would meet each other's records, wherever path, caller and key are equal. */
-export function checkService(findings: Findings, storeUrl: string): void {
-  if (findings.isWritten('service') || !isSharedStore(storeUrl)) return
-  findings.conflict(
-    ['store.url'],
-    'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments',
-  )
-}
-
-export function checkUpstream(
-  findings: Findings,
-  { url, tls }: Config['upstream'],
-  listeners: Listeners,
-): void {
-  if (!findings.isWritten('upstream.url'))
-    findings.conflict(
-      ['upstream.url'],
-      'found nothing; required: http://host:port, https://host:port or unix:/path, in the file or as --upstream',
-    )
-  for (const name of ['ca', 'cert', 'key'] as const)
-    if (tls[name] !== null) checkPem(findings, `upstream.tls.${name}`, tls[name])
-  if ((tls.cert === null) !== (tls.key === null))
-    findings.conflict(
-      ['upstream.tls.cert', 'upstream.tls.key'],
-      'found a certificate or a key without the other; allowed: both or none',
-    )
-  if (findings.isWritten('upstream.tls') && !url.startsWith('https:'))
-    findings.conflict(
-      ['upstream.tls', 'upstream.url'],
-      'found tls for an upstream without it; allowed: tls with an https:// url',
-    )
-  const origin = url.startsWith('unix:') ? null : URL.parse(url)
-  if (origin === null) return
-  const port = Number(origin.port || (origin.protocol === 'https:' ? 443 : 80))
-  const own = openListeners(listeners).find(
-    ([, address]) => address.port === port && reaches(origin.hostname, address),
-  )?.[0]
-  // Every request would come back, without end.
-  if (own !== undefined)
-    findings.conflict(
-      ['upstream.url', own],
-      `found ${url}, the address that \`${own}\` says this proxy listens on itself; allowed: the address of the server behind it`,
-    )
 }

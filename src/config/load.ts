@@ -7,16 +7,7 @@ import type {
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import {
-  checkListeners,
-  checkOwnPaths,
-  checkPolicy,
-  checkRoutes,
-  checkService,
-  checkStrictCaller,
-  checkUpstream,
-  checkUses,
-} from './check.ts'
+import { checkFile, checkOwnPaths, checkPolicy, checkRoutes, checkStrictCaller, checkUses } from './check.ts'
 import type { Config, IssuerConfig } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
 import { readKeyText, readSecret, readToken } from './files.ts'
@@ -25,9 +16,9 @@ import {
   type FileConfig,
   type FilledFile,
   type FilledPolicy,
-  METHODS,
   POLICY,
   type PolicyConfig,
+  ROUTE,
 } from './properties.ts'
 import { type Environment, readYaml } from './read.ts'
 import { checkReconcile, reconcilePolicy } from './reconcile.ts'
@@ -71,6 +62,9 @@ export function loadConfig({ file: name = '', text, env, flags }: Input): Loaded
   return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
 }
 
+/** Matches nothing yet. */
+const MATCH: RouteMatch = { ...(defaultsOf(ROUTE.match.group ?? {}) as unknown as RouteMatch), path: '' }
+
 const FLAGS = { upstream: 'upstream.url', listen: 'listen', store: 'store.url', service: 'service' } as const
 
 function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings): FileConfig {
@@ -106,12 +100,10 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     limits,
     issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
   }
-  const { upstream } = common
+  const { upstream, store } = common
   const token = tokenFile === null ? null : readToken(findings, 'admin.tokenFile', tokenFile)
   const listeners = { listen, admin: { ...ownAdmin, token }, ops }
-  checkService(findings, common.store.url)
-  checkListeners(findings, listeners)
-  checkUpstream(findings, upstream, listeners)
+  checkFile(findings, { ...listeners, upstream, storeUrl: store.url })
 
   const effective = (
     base: string,
@@ -128,11 +120,11 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     return { policy, written }
   }
   const shared = withKeyText('defaults', file.defaults ?? {}, findings)
-  const defaults = effective('defaults', 'default', { methods: METHODS, path: '/*', exact: false }, [shared])
+  const defaults = effective('defaults', 'default', { ...MATCH, path: '/*' }, [shared])
   const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
     const base = `routes[${i}]`
     const layers = [shared, withKeyText(base, own, findings)]
-    return effective(base, name, { methods: METHODS, path: '', exact: false, ...match }, layers)
+    return effective(base, name, { ...MATCH, ...match }, layers)
   })
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
@@ -148,7 +140,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     drain: { ...filled.drain, timeout: filled.drain.timeout ?? upstream.timeout + 5000 },
     defaults: defaults.policy,
     routes: policies,
-    warnings: warningsOf(decisive, common.store.url, upstream.timeout),
+    warnings: warningsOf(decisive, store.url, upstream.timeout),
   }
 }
 
@@ -200,7 +192,7 @@ function resolvePolicy(
     },
     misuseStatus: misuse.status,
     ttlFailed: rest.ttlFailed ?? rest.ttl,
-    outcomes: layers.map((layer) => outcomeTable(layer.outcomes ?? {})).reduce(overrideOutcomes),
+    outcomes: layers.map((layer) => outcomeTable(layer.outcomes)).reduce(overrideOutcomes),
     excludeHeaders: new Set(replay.excludeHeaders),
     // Its path is there: `checkPolicy` sees to that.
     authorizeReplay: rest.authorizeReplay as AuthorizeReplayPolicy | null,
@@ -214,41 +206,32 @@ function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
 }
 
 /** What a layer says in one of two ways replaces what the one below says in the other. */
-function selfContained(layer: PolicyConfig): PolicyConfig {
-  const { fingerprint, scope } = layer
+function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyConfig {
+  const isSet = (value: readonly unknown[] | string | null | undefined): boolean => (value?.length ?? 0) > 0
+  // A body that is not read as JSON has no use for pointers.
+  const opaque = !['auto', 'json'].includes(fingerprint?.body ?? 'auto')
+  const pointers = {
+    ...(opaque || isSet(fingerprint?.only) ? { ignore: [] } : {}),
+    ...(opaque || isSet(fingerprint?.ignore) ? { only: [] } : {}),
+  }
+  // Keys of another issuer: that of a URL in place of a file's, and the other way round.
+  const keys = {
+    ...(isSet(scope?.jwt?.jwks) ? { keyFile: null } : {}),
+    ...(isSet(scope?.jwt?.keyFile) ? { jwks: null } : {}),
+  }
   return {
     ...layer,
-    ...(fingerprint === undefined ? {} : { fingerprint: pointedOnce(fingerprint) }),
-    ...(scope?.jwt === undefined ? {} : { scope: { ...scope, jwt: keyedOnce(scope.jwt) } }),
+    ...(fingerprint && { fingerprint: { ...pointers, ...fingerprint } }),
+    ...(scope && { scope: { ...scope, ...(scope.jwt && { jwt: { ...keys, ...scope.jwt } }) } }),
   }
 }
 
-/** `ignore` and `only` replace each other, and a body that is not read as JSON has no use for either. */
-function pointedOnce<F extends NonNullable<PolicyConfig['fingerprint']>>(fingerprint: F): F {
-  const { body, ignore, only } = fingerprint
-  const opaque = body !== undefined && body !== 'auto' && body !== 'json'
-  const cleared = {
-    ...(opaque || (only?.length ?? 0) > 0 ? { ignore: [] } : {}),
-    ...(opaque || (ignore?.length ?? 0) > 0 ? { only: [] } : {}),
-  }
-  return { ...cleared, ...fingerprint }
-}
-
-/** Keys of another issuer: that of a URL in place of a file's, and the other way round. */
-function keyedOnce<J extends { readonly jwks?: string | null; readonly keyFile?: string | null }>(jwt: J): J {
-  const { jwks = null, keyFile = null } = jwt
-  return { ...(jwks === null ? {} : { keyFile: null }), ...(keyFile === null ? {} : { jwks: null }), ...jwt }
-}
-
-function outcomeTable(entries: Readonly<Record<string, Action>>): OutcomeTable {
-  const isClass = ([status]: [string, Action]): boolean => status.endsWith('xx')
-  const all = Object.entries(entries)
-  return {
-    exact: new Map(
-      all.filter((entry) => !isClass(entry)).map(([status, action]) => [Number(status), action]),
-    ),
-    class: new Map(all.filter(isClass).map(([status, action]) => [Number(status[0]), action])),
-  }
+function outcomeTable(entries: Readonly<Record<string, Action>> = {}): OutcomeTable {
+  const table = { exact: new Map<number, Action>(), class: new Map<number, Action>() }
+  for (const [status, action] of Object.entries(entries))
+    if (status.endsWith('xx')) table.class.set(Number(status[0]), action)
+    else table.exact.set(Number(status), action)
+  return table
 }
 
 /** A route's own entries go first, so its class also beats an exact status of `defaults`. */

@@ -42,7 +42,7 @@ function restartOrIdentifies(identifiesFor: (policy: RoutePolicy) => boolean): R
 }
 
 /** What changes things and is not idempotent by itself (RFC 9110 §9.2.2). */
-export const METHODS = ['POST', 'PATCH']
+const METHODS = ['POST', 'PATCH']
 
 const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'

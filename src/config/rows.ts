@@ -25,14 +25,14 @@ export const unset = null
 /** Must be written wherever what holds it is written. */
 export const required = Symbol('required')
 
-/** Profiles not named have the value of `standard`. In the form that a file writes. */
-export interface ByProfile {
-  readonly standard: string | number
-  readonly others: Readonly<Partial<Record<Profile, string | number>>>
+interface ByProfile {
+  readonly byDefault: Value
+  readonly profiles: Readonly<Partial<Record<Profile, string | number>>>
 }
 
-export function byProfile(standard: string | number, others: ByProfile['others']): ByProfile {
-  return { standard, others }
+/** As a file writes them. Profiles not named have the value of `standard`. */
+export function byProfile(standard: string | number, profiles: ByProfile['profiles']): ByProfile {
+  return { byDefault: standard, profiles }
 }
 
 /**
@@ -48,7 +48,9 @@ export interface Row<Written = unknown, Filled = unknown> {
   readonly group?: Rows
   /** A mapping of names that the file makes up. */
   readonly map?: { readonly names: string; readonly what: string; readonly values: Row }
-  readonly byDefault?: Value | ByProfile | typeof unset | typeof required
+  readonly byDefault?: Value | typeof unset | typeof required
+  /** Profiles with another default. */
+  readonly profiles?: ByProfile['profiles']
   readonly help?: string
   readonly reload?: Reload
   /** Of a group: compared as one value when a configuration changes. */
@@ -79,7 +81,7 @@ type ValueOf<F extends Form> = F extends ScalarName
       : never
 
 /** `form`: the name of a scalar, a choice of values, or what {@link list} and {@link map} make. */
-export function row<const F extends Form, const D extends Row['byDefault']>(
+export function row<const F extends Form, const D extends Value | ByProfile | typeof unset | typeof required>(
   form: F,
   byDefault: D,
   reload: Reload,
@@ -87,7 +89,9 @@ export function row<const F extends Form, const D extends Row['byDefault']>(
 ): Row<ValueOf<F>, D extends null ? ValueOf<F> | null : ValueOf<F>> {
   const what =
     typeof form === 'string' || Array.isArray(form) ? { scalar: form as ScalarName } : (form as Row)
-  return { ...what, byDefault, reload, help } as Row<ValueOf<F>, ValueOf<F>>
+  const isByProfile = typeof byDefault === 'object' && byDefault !== null && 'profiles' in byDefault
+  const defaults = (isByProfile ? byDefault : { byDefault }) as Pick<Row, 'byDefault' | 'profiles'>
+  return { ...what, ...defaults, reload, help } as Row<ValueOf<F>, ValueOf<F>>
 }
 
 export function list<N extends ScalarName>(of: N, min = 0): Row<readonly ScalarValue<N>[]> {
@@ -163,29 +167,18 @@ export function memberOf(row: Row | undefined, name: string): Row | undefined {
 
 /** What a property has where nothing is written, as the reader would give it. */
 export function defaultOf(row: Row, profile: Profile = 'standard'): unknown {
-  const { byDefault } = row
-  if (byDefault === undefined && row.group !== undefined) return defaultsOf(row.group, profile)
-  if (byDefault == null || byDefault === required) return null
-  if (typeof byDefault === 'object' && 'standard' in byDefault)
-    return valueOf(row, byDefault.others[profile] ?? byDefault.standard)
-  if (typeof byDefault === 'object') return byDefault.map((item) => valueOf(row.list?.items as Row, item))
-  return valueOf(row, byDefault)
+  const { byDefault, group: rows, list: of, scalar } = row
+  if (byDefault === undefined && rows !== undefined) return defaultsOf(rows, profile)
+  const written = row.profiles?.[profile] ?? byDefault
+  if (written == null || written === required) return null
+  if (Array.isArray(written)) return written.map((byItem) => defaultOf({ ...of?.items, byDefault: byItem }))
+  const read = scalarOf(row)?.parse(String(written))
+  if (read?.ok ?? (scalar as readonly unknown[]).includes(written)) return read?.ok ? read.value : written
+  throw new Error(`${String(written)} is no value of its row`)
 }
 
 export function defaultsOf(rows: Rows, profile?: Profile): Record<string, unknown> {
   return Object.fromEntries(Object.entries(rows).map(([name, row]) => [name, defaultOf(row, profile)]))
-}
-
-/** Throws where a row's default is none of its values. */
-function valueOf(row: Row, written: Value): unknown {
-  const scalar = scalarOf(row)
-  if (scalar !== null) {
-    const read = scalar.parse(String(written))
-    if (!read.ok) throw new Error(`default: ${read.message}`)
-    return read.value
-  }
-  if (!(row.scalar as readonly unknown[]).includes(written)) throw new Error(`default: ${String(written)}`)
-  return written
 }
 
 export function isMapping(value: unknown): value is Record<string, unknown> {
@@ -232,56 +225,49 @@ export function jsonSchema(file: Row): string {
 }
 
 function schemaOf(row: Row): object {
-  const forms = [scalarSchema(row), mappingSchema(row), listSchema(row)].filter((form) => form !== null)
-  const described = { ...(row.help === undefined ? {} : { description: helpOf(row) }), ...defaultSchema(row) }
-  return forms.length === 1 ? { ...forms[0], ...described } : { anyOf: forms, ...described }
-}
-
-/** What a property is for, and the default that depends on the profile. */
-export function helpOf({ help = '', byDefault }: Row): string {
-  if (byDefault == null || typeof byDefault !== 'object' || !('standard' in byDefault)) return help
-  const others = Object.entries(byDefault.others).map(([profile, value]) => `; \`${profile}\`: ${value}`)
-  return `${help} Default: ${byDefault.standard}${others.join('')}.`
-}
-
-function defaultSchema({ byDefault }: Row): object {
-  const isOne = byDefault != null && byDefault !== required
-  return isOne && !(typeof byDefault === 'object' && 'standard' in byDefault) ? { default: byDefault } : {}
-}
-
-function scalarSchema({ scalar }: Row): object | null {
-  if (scalar === undefined) return null
-  return typeof scalar === 'string'
-    ? { $ref: `#/definitions/${scalar}` }
-    : { anyOf: [{ enum: scalar }, ENVIRONMENT] }
-}
-
-function listSchema({ list: of }: Row): object | null {
-  if (of === undefined) return null
-  return {
-    type: 'array',
-    items: schemaOf(of.items),
-    ...(of.unique ? { uniqueItems: true } : {}),
-    ...(of.min > 0 ? { minItems: of.min } : {}),
+  const { scalar, list: of, group: rows, map: made, byDefault, help } = row
+  const forms: object[] = []
+  if (scalar !== undefined)
+    forms.push(
+      typeof scalar === 'string'
+        ? { $ref: `#/definitions/${scalar}` }
+        : { anyOf: [{ enum: scalar }, ENVIRONMENT] },
+    )
+  if (rows !== undefined) {
+    const properties = Object.entries(rows).map(([name, member]) => [name, schemaOf(member)])
+    const needed = requiredIn(rows)
+    forms.push({
+      type: 'object',
+      properties: Object.fromEntries(properties),
+      ...(needed.length > 0 ? { required: needed } : {}),
+      additionalProperties: false,
+    })
   }
-}
-
-function mappingSchema({ group: rows, map: made }: Row): object | null {
   if (made !== undefined)
-    return {
+    forms.push({
       type: 'object',
       patternProperties: { [made.names]: schemaOf(made.values) },
       additionalProperties: false,
       $comment: made.what,
-    }
-  if (rows === undefined) return null
-  const needed = requiredIn(rows)
+    })
+  if (of !== undefined)
+    forms.push({
+      type: 'array',
+      items: schemaOf(of.items),
+      ...(of.unique ? { uniqueItems: true } : {}),
+      ...(of.min > 0 ? { minItems: of.min } : {}),
+    })
   return {
-    type: 'object',
-    properties: Object.fromEntries(Object.entries(rows).map(([name, row]) => [name, schemaOf(row)])),
-    ...(needed.length > 0 ? { required: needed } : {}),
-    additionalProperties: false,
+    ...(forms.length === 1 ? forms[0] : { anyOf: forms }),
+    ...(help === undefined ? {} : { description: helpOf(row) }),
+    ...(byDefault == null || byDefault === required ? {} : { default: byDefault }),
   }
+}
+
+/** What a property is for, with the defaults of profiles. */
+export function helpOf({ help = '', profiles = {} }: Row): string {
+  const others = Object.entries(profiles).map(([profile, value]) => ` Profile \`${profile}\`: ${value}.`)
+  return `${help}${others.join('')}`
 }
 
 /** Names that must be there; a group is, where something in it is. */
