@@ -3,14 +3,13 @@ import { essence, isEncoded } from './body/content.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import type { KeyPolicy, RoutePolicy } from './policy.ts'
 
-/** What the proxy behind this one said of a request that it refused itself. */
-export type Deferral =
-  /** It executed nothing, or it will recognise the retry: this proxy frees its key. */
-  | 'free'
-  /** It may have executed the request, and may not recognise the retry. */
-  | 'uncertain'
+/**
+ * What a proxy behind this one said of a request that it refused itself. `free`: it executed nothing, or will recognise the
+ * retry, so this proxy frees its key. `uncertain`: it may have executed the request, and may not recognise the retry.
+ */
+export type Deferral = 'free' | 'uncertain'
 
-/** The statuses that this proxy's own answers may have with `retry: same-key` (contract §6). */
+/** Statuses of the proxy's own responses with `retry: same-key` (contract §6). */
 const OWN_STATUSES: ReadonlySet<number> = new Set([202, 408, 409, 423, 425, 429, 502, 503, 504])
 /** Of these, the ones that may follow an execution. */
 const MAY_FOLLOW_EXECUTION: ReadonlySet<number> = new Set([502, 504])
@@ -19,64 +18,48 @@ const LOOP_DETECTED = 508
 interface Answer {
   readonly status: number
   readonly headers: RawHeaders
-  /** Null: it streams, or is too large to be looked at. */
+  /** Null: streamed, or too large to read. */
   readonly body: Buffer | null
 }
 
+/** What of a route tells its records apart. */
+type Scoped = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
+
 /**
- * Reads the answer of a proxy behind this one to a request that came with the lines `sent` (contract §6, docs/adr/0037). Null:
- * the answer is the upstream's, and its status decides.
+ * Reads the response of a proxy behind this one to a request with the headers `sent` (contract §6, docs/adr/0037). Null: it is
+ * the upstream's, and its status decides.
  */
 export function deferralOf(
   { status, headers, body }: Answer,
-  route: Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>,
+  route: Scoped,
   sent: RawHeaders,
 ): Deferral | null {
   const lines = linesOf(headers, 'idempotency-retry')
   if (lines.length !== 1) return null
-  if (status === LOOP_DETECTED)
-    // The request came back to a proxy that had sent it on; no upstream has seen it.
-    return problemFacts(headers, body)?.code === 'loop_detected' ? 'free' : null
+  const facts = problemFacts(headers, body)
+  // The request came back to a proxy that had forwarded it: no upstream saw it.
+  if (status === LOOP_DETECTED) return facts?.code === 'loop_detected' ? 'free' : null
   if ((lines[0] as string).trim() !== 'same-key' || !OWN_STATUSES.has(status)) return null
   // An upstream that accepts work answers 202, too.
-  if (status === 202)
-    return problemFacts(headers, body)?.code === 'idempotency_key_in_progress' ? 'free' : null
-  if (!MAY_FOLLOW_EXECUTION.has(status)) return 'free'
-  const facts = problemFacts(headers, body)
-  if (facts?.code === 'upstream_unreachable') return 'free'
-  const knowsKey = keyReaches(route.key, sent) && linesOf(headers, 'idempotency-key-derived').length === 0
-  return facts !== null && keepsRecord(facts) && tellsAlike(facts, route) && knowsKey ? 'free' : 'uncertain'
-}
-
-/** Without a record of its own it has nothing to recognise the retry by. */
-function keepsRecord({ code, record }: ProblemFacts): boolean {
-  return typeof code === 'string' && typeof record === 'string'
-}
-
-function tellsAlike(
-  { scope }: ProblemFacts,
-  route: Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>,
-): boolean {
-  return scope === undefined || scope === scopeOf({ ...route, key: forwarded(route.key) })
+  if (status === 202) return facts?.code === 'idempotency_key_in_progress' ? 'free' : null
+  if (!MAY_FOLLOW_EXECUTION.has(status) || facts?.code === 'upstream_unreachable') return 'free'
+  // It recognises a retry by a record of its own, if it tells records apart as this proxy does and gets the key.
+  const hasRecord = typeof facts?.code === 'string' && typeof facts.record === 'string'
+  const isAlike =
+    facts?.scope === undefined || facts.scope === scopeOf({ ...route, key: forwarded(route.key) })
+  const hasKey = keyReaches(route.key, sent) && linesOf(headers, 'idempotency-key-derived').length === 0
+  return hasRecord && isAlike && hasKey ? 'free' : 'uncertain'
 }
 
 /**
- * By what a route tells its records apart, the service aside: a hash. Two proxies in a row with the same one know the same retries
- * again. Where the outer one counts `jwt:sub` and the inner one the whole token, a renewed token is a new request inside.
+ * A hash of what a route tells its records apart by, the service aside. Two proxies in a row with the same one recognise the
+ * same retries. If the outer counts `jwt:sub` and the inner the whole token, a renewed token is a new request inside.
  */
-export function scopeOf({
-  name,
-  match,
-  key,
-  scope,
-}: Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>): string {
+export function scopeOf({ name, match, key, scope }: Scoped): string {
   const { jwt: _, anonymous: _a, callerIsDefault: _c, ...counted } = scope
   const route = scope.path === 'route' ? name : null
-  return hash(
-    'sha256',
-    JSON.stringify([key.from, key.syntax, counted, route, match.exact]),
-    'base64url',
-  ).slice(0, 16)
+  const parts = [key.from, key.syntax, counted, route, match.exact]
+  return hash('sha256', JSON.stringify(parts), 'base64url').slice(0, 16)
 }
 
 /** The key as the upstream gets it. */
@@ -87,28 +70,28 @@ function forwarded(key: KeyPolicy): KeyPolicy {
     : key
 }
 
-/** Whether the upstream gets the key that this proxy counts, so that a proxy there can recognise a retry by it. */
+/** Whether the upstream gets the key that this proxy counts. */
 function keyReaches({ from, forward, derive }: KeyPolicy, headers: RawHeaders): boolean {
   if (typeof forward === 'object') return true
   const isInHeader = from.some(
     (source) => source.kind === 'header' && linesOf(headers, source.name).length > 0,
   )
-  // What stands in the body or in the query is forwarded with it; a derived key is forwarded nowhere.
+  // A key in the body or the query is forwarded with it; a derived one never.
   return isInHeader ? forward === 'same' : derive === null
 }
 
-/** What a proxy's own answer says to a proxy in front of it. */
+/** What a proxy's own response says to a proxy in front of it. Members are undefined if they are absent. */
 export interface ProblemFacts {
   readonly code: unknown
-  /** The id of its record; undefined: it has none. */
+  /** The id of its record. */
   readonly record: unknown
-  /** By what it tells records apart (`scopeOf`); undefined: it does not say. */
+  /** See {@link scopeOf}. */
   readonly scope: unknown
 }
 
 /**
- * The facts of an answer: those of `Idempotency-Problem`, else the members of a whole problem+json, which a proxy that speaks
- * only `Idempotency-Retry` may send. Null: they cannot be read, whoever changed them on the way.
+ * The facts of a response: from `Idempotency-Problem`, else from problem+json, which a proxy that sends only
+ * `Idempotency-Retry` may send. Null: unreadable, whoever changed it on the way.
  */
 export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemFacts | null {
   const lines = linesOf(headers, 'idempotency-problem')
@@ -117,10 +100,10 @@ export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemF
   return factsOfBody(body)
 }
 
-/** One member: a key with a String or a Token, and what ends it. */
+/** One member of a Dictionary (RFC 9651): a key with a String or a Token. */
 const MEMBER = /[ \t]*([a-z*][a-z0-9_.*-]*)=(?:"([^"\\]*)"|([A-Za-z*][\w*.:/-]*))[ \t]*(?:,|$)/y
 
-/** Null: no such dictionary, or one that names a member twice, as where two lines were joined. */
+/** Null: no such dictionary, or a member is named twice, as when two lines were joined. */
 function factsOfLine(line: string): ProblemFacts | null {
   const members = new Map<string, string>()
   for (MEMBER.lastIndex = 0; MEMBER.lastIndex < line.length; ) {

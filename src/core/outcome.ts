@@ -12,22 +12,19 @@ import type {
 } from './record.ts'
 import { type OutcomeDraft, outcomeDraft, outcomeSpans, type Retention } from './settle.ts'
 
-/**
- * An outcome that no store has taken yet, with all that writing it needs: so that it can be written by a later process, whose
- * configuration may have lost the route.
- */
+/** An outcome not yet stored, with all that writing it needs: a later process may write it, whose configuration lacks the route. */
 export interface PendingOutcome {
   readonly id: RecordId
   readonly draft: OutcomeDraft
   readonly spans: Spans
-  /** False: the claim's reply was lost or never came, so an absent record is no loss. */
+  /** False: the claim's reply never came, so an absent record is no loss. */
   readonly claimed: boolean
-  /** Nothing was tried: the claim alone is taken back. It says nothing about the record. */
+  /** Nothing was tried: only the claim is taken back. */
   readonly withdrawn: boolean
-  /** Version that a claim over it expected, if its reply was lost: a late arrival of that claim must not win. */
+  /** Version that a takeover expected whose reply was lost: if it arrives late it must not win. */
   readonly over: number | null
   readonly onLeaseExpired: 'unknown' | 'retry'
-  /** How long from now it is worth writing. */
+  /** How long it is worth writing. */
   readonly usefulFor: Millis
 }
 
@@ -39,7 +36,7 @@ interface Attempted {
   readonly createdAt: Millis
 }
 
-/** What is to be written of an attempt that ended so. */
+/** The outcome of an attempt, to be written later. */
 export function pendingOutcome(
   { id, route, operation, attempt, createdAt }: Attempted,
   outcome: Outcome,
@@ -54,13 +51,13 @@ export function pendingOutcome(
     withdrawn: false,
     over: null,
     onLeaseExpired: route.onLeaseExpired,
-    // As long as the claim that it would leave behind, which reads as unknown: a truth that is told late beats none.
+    // As long as the claim that it would replace, which reads as unknown.
     usefulFor: route.unresolvedTtl,
     ...how,
   }
 }
 
-/** What of a record its writer says; null where no outcome says it. The stamps are the store's. */
+/** A record's outcome without the store's stamps; null: its state is no outcome. */
 export function outcomeDraftOf(record: IdempotencyRecord): OutcomeDraft | null {
   switch (record.state) {
     case 'completed': {
@@ -81,17 +78,17 @@ export function outcomeDraftOf(record: IdempotencyRecord): OutcomeDraft | null {
   }
 }
 
-/** What somebody other than the owner found out or decided: the reconciler, an operator, a report from outside. */
+/** What the reconciler, an operator or a report from outside found or decided. */
 export type Resolution =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_executed'; readonly reason: string }
 
-/** In no claim: an owner whose attempt was resolved as completed is refused by it (contract §2). */
+/** A token of no claim: with it, a late outcome of the owner is refused (contract §2). */
 export const NOBODY = Buffer.alloc(16)
 
 /**
- * The record that a resolution of `record` writes, which must be at its version still; its spans are those of the outcome (`outcomeSpans`). Completed is final, for the owner too:
- * its token is taken away. Not executed keeps the token: until a retry claims, a late proof of the owner beats it.
+ * The record that a resolution writes over `record` at its version. Completed is final for the owner too, whose token is taken
+ * away. Not executed keeps the token: until a retry claims, a late proof by the owner wins.
  */
 export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution): RecordDraft {
   const { route, method, path, fingerprint, rawDigest, recipe, key, keySent, told, toldTo } = record
@@ -116,7 +113,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
 }
 
-/** The same for a store that has no room for the response; null: there is none in it. Done stays done (contract §3). */
+/** The same for a store without room for the response; null: it has none. Done stays done (contract §3). */
 export function withoutResponse(resolution: Resolution): Resolution | null {
   if (resolution.kind !== 'completed' || !resolution.result.kept) return null
   const { status, headers } = resolution.result.response

@@ -1,32 +1,32 @@
 import type { Millis } from './record.ts'
 
-/** Readings that differ by less are of a clock that runs evenly: what is left is the way to the store and a slow correction. */
+/** Offsets that differ by less are of a clock that runs evenly: the rest is latency and slow correction. */
 export const EVEN: Millis = 1_000
-/** Steps that are remembered. What was before counts as long ago as the oldest of them. */
+/** Stretches remembered. What was before counts from the oldest. */
 const STRETCHES = 16
 
-/** The store's clock ran evenly from then on. */
+/** A time during which the store's clock ran evenly. */
 interface Stretch {
-  /** By this replica's own clock. */
+  /** When it began, by this replica's own clock. */
   readonly from: Millis
-  /** When the last reading began. Between it and the next stretch the clock may have said anything. */
+  /** When the last reading began. Until the next stretch the clock may have shown anything. */
   last: Millis
-  /** The store's clock less this replica's, when it began. */
+  /** The store's clock minus this replica's, when it began. */
   readonly began: Millis
-  /** The same, by the reading that took least time. */
+  /** The same, by the fastest reading. */
   offset: Millis
-  /** The least that it was at any reading: a correction too small for a new stretch may have set it back. */
+  /** The least at any reading: a correction too small for a new stretch may have set it back. */
   atMost: Millis
 }
 
 /**
- * What one replica has seen of the store's clock, beside its own monotonic one, which nothing sets. One reading of a clock
- * that steps says nothing about how much time has passed; two clocks that agree do (docs/adr/0042).
+ * The store's clock as one replica has seen it beside its own monotonic one. One reading of a clock that may step says nothing
+ * about the time that has passed; two clocks that agree do (docs/adr/0042).
  */
 export class StoreClock {
   readonly #stretches: Stretch[] = []
 
-  /** The store's clock said `now`, between `before` and `after` by this replica's own. */
+  /** The store's clock read `now`, between `before` and `after` by this replica's own. */
   saw(now: Millis, before: Millis, after: Millis): void {
     if (after - before > EVEN) return
     const offset = now - after
@@ -42,8 +42,8 @@ export class StoreClock {
   }
 
   /**
-   * How much time has certainly passed, up to `own` by this replica's own clock, since the store's clock said `instant`:
-   * no more than this replica has seen, and less than nothing for an instant that is still to come.
+   * How much time has certainly passed, up to `own` by this replica's own clock, since the store's clock read `instant`: no more
+   * than this replica has seen; negative for a future instant.
    */
   since(instant: Millis, own: Millis): Millis {
     let end = own
@@ -51,10 +51,10 @@ export class StoreClock {
       const { from, offset, atMost } = this.#stretches[n] as Stretch
       const before = this.#stretches[n - 1]
       const at = instant - Math.min(offset, atMost)
-      // The last time that it may have said so.
+      // The last time that it may have read so.
       if (at >= from) return own - (end === own ? at : Math.min(at, end))
       end = from
-      // Said after the step, before it was read for the first time.
+      // After the step, before the first reading.
       if (before !== undefined && at >= before.last - EVEN) return own - end
     }
     return own - end

@@ -1,11 +1,8 @@
-/** Chunks up to this size are copied together: each kept apart costs more than its bytes. */
+/** Chunks up to this size are copied together: each kept separately costs more than its bytes. */
 const SMALL = 1024
 const BLOCK = 16 * 1024
 
-/**
- * Bytes as they arrive, to be taken whole. A peer that sends one byte at a time (in chunks of one) must not cost a hundred
- * times what `limits` count.
- */
+/** Collects a body. A peer that sends chunks of one byte must not cost a hundred times what `limits` count. */
 export class BodyBuffer {
   #chunks: Buffer[] = []
   #block: Buffer | null = null
@@ -19,7 +16,7 @@ export class BodyBuffer {
     }
     if (this.#block !== null && this.#used + chunk.length > BLOCK) this.#seal()
     if (this.#block === null) {
-      // The first is kept as it is: most bodies are one small chunk.
+      // Most bodies are one small chunk: no copy.
       if (this.#chunks.length === 0) {
         this.#chunks.push(chunk)
         return
@@ -30,7 +27,7 @@ export class BodyBuffer {
     this.#used += chunk.copy(this.#block, this.#used)
   }
 
-  /** Everything so far, in order; nothing is held afterwards. */
+  /** Everything so far; nothing is held afterwards. */
   take(): Buffer {
     this.#seal()
     const chunks = this.#chunks

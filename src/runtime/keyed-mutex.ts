@@ -1,6 +1,6 @@
 import type { RecordId } from '../core/record.ts'
 
-/** Lets those who do something about the same record do it one after the other, on this replica. */
+/** Serialises work on the same record within this process. */
 export class KeyedMutex {
   readonly #last = new Map<RecordId, Promise<unknown>>()
 

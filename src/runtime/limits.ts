@@ -4,7 +4,7 @@ export class Budget {
   #held = 0
   readonly #makeRoom: () => boolean
 
-  /** `makeRoom`: has somebody give some back who can do without; false: there is nobody. */
+  /** `makeRoom` makes a holder that can do without release some; false: there is none. */
   constructor(most: number, makeRoom: () => boolean = () => false) {
     this.#most = most
     this.#makeRoom = makeRoom
@@ -18,7 +18,7 @@ export class Budget {
     return this.#held
   }
 
-  /** Another bound from now on. What is held stays: where it is more than that, nothing is taken until it has gone. */
+  /** What is held stays; above the new bound nothing is taken until enough is released. */
   resize(most: number): void {
     this.#most = most
   }
@@ -30,7 +30,7 @@ export class Budget {
     return true
   }
 
-  /** Takes room, and gives what releases it: once, however often it is called. `null`: no room; nothing was taken. */
+  /** Takes room and returns its release, which may be called twice. Null: no room; nothing was taken. */
   hold(bytes: number): (() => void) | null {
     if (!this.take(bytes)) return null
     let held = bytes
@@ -45,7 +45,7 @@ export class Budget {
   }
 }
 
-/** Gives a release to each of several holders; the last one that lets go releases. */
+/** Shares one release among several holders: the last to let go releases. */
 export function shared(release: () => void): () => () => void {
   let holders = 0
   return () => {
@@ -58,26 +58,23 @@ export function shared(release: () => void): () => () => void {
   }
 }
 
-/** Holders that fall into one slot share one share: rare, and it refuses them only while others need the room. */
+/** Holders in one slot share one share: rare, and harmless unless others need the room. */
 const SLOTS = 4096
 
-/** Smaller bounds are not divided: whoever sets `limits.inFlight: 10` counts on ten. */
+/** Smaller bounds are not divided: whoever sets `limits.inFlight: 10` expects ten. */
 const LEAST_DIVIDED = 64
 
-/** How much of a bound one holder may have: a sixteenth is left for others. */
+/** How much of a bound one holder may have; a sixteenth is left to others. */
 export function shareOf(most: number): number {
   return most < LEAST_DIVIDED ? most : most - Math.ceil(most / 16)
 }
 
-/**
- * How much each of many holders has of something bounded. Counted in fixed slots, so that nothing grows and shrinks with every
- * request (docs/adr/0017).
- */
+/** How much each holder has of something bounded, in fixed slots, so that nothing is allocated per request (docs/adr/0017). */
 export class Shares {
   readonly #held = new Float64Array(SLOTS)
   readonly #salt: number
 
-  /** `salt`: a random integer, so that nobody can aim at another holder's slot. */
+  /** `salt`: a random integer, so that nobody can target another holder's slot. */
   constructor(salt: number) {
     this.#salt = salt
   }
@@ -93,18 +90,18 @@ export class Shares {
     return this.#held[slot] as number
   }
 
-  /** Less than nothing takes away. */
+  /** A negative amount takes away. */
   add(slot: number, amount: number): void {
     this.#held[slot] = this.held(slot) + amount
   }
 }
 
 /**
- * Requests of the walk. Of those whose body is there at most `limits.inFlight` go on, and no client address and no caller may have all
- * of these places.
+ * Protected requests. Of those whose body has arrived at most `limits.inFlight` proceed, and no client address and no caller may
+ * take all of these places.
  */
 export class InFlight {
-  /** Under way, those whose body is still awaited too. */
+  /** Under way, including those whose body is still arriving. */
   count = 0
   #placed = 0
   readonly #shares: Shares
@@ -117,7 +114,7 @@ export class InFlight {
     return this.#placed >= most
   }
 
-  /** Gives what leaves again; null: there is no place for this client and this caller. */
+  /** Takes a place and returns its release; null: none is left for this client and caller. */
   enter(most: number, client: string, caller: string | null): (() => void) | null {
     if (this.isFull(most)) return null
     const slots = [this.#shares.slotOf(`a${client}`)]
@@ -132,7 +129,7 @@ export class InFlight {
     }
   }
 
-  /** For work that goes on after its request was answered: it takes a place, and gives what leaves again. */
+  /** For work that goes on after its request was answered: takes a place and returns its release. */
   remain(): () => void {
     this.count++
     this.#placed++

@@ -1,6 +1,6 @@
 import type { RecordId } from '../core/record.ts'
 
-/** One entry in each where as many requests run as `limits.inFlight` allows by default. */
+/** One entry per slot at the default `limits.inFlight`. */
 const SLOTS = 2048
 
 interface Entry<V> {
@@ -10,9 +10,9 @@ interface Entry<V> {
 }
 
 /**
- * Values by record id, for what lives as long as a request. A `Map` makes itself anew every so many changes, and what the
- * old one still held when V8 had moved it to the old generation stays until the next full collection: a third of all
- * requests, with everything that they refer to. This one never moves.
+ * Values by record id, for what lives as long as a request. A `Map` reallocates its table every so many changes, and what a
+ * table that has reached the old generation refers to survives until the next full collection: a third of all requests, with
+ * all they refer to (docs/adr/0017). This table is never reallocated.
  */
 export class RecordMap<V> {
   readonly #slots: (Entry<V> | null)[] = Array.from({ length: SLOTS }, () => null)
@@ -48,7 +48,7 @@ export class RecordMap<V> {
       if (entry.id === id) {
         if (before === null) this.#slots[slot] = entry.next
         else before.next = entry.next
-        // What is let go of must hold nothing that lives on.
+        // A removed entry must not keep others alive.
         entry.next = null
         this.#size--
         return
@@ -62,7 +62,7 @@ export class RecordMap<V> {
     this.#size = 0
   }
 
-  /** Entries may be deleted meanwhile. */
+  /** Entries may be deleted during iteration. */
   *[Symbol.iterator](): Generator<[RecordId, V]> {
     if (this.#size === 0) return
     for (const slot of this.#slots)
@@ -80,7 +80,7 @@ export class RecordMap<V> {
   }
 }
 
-/** Ids are digests in base64url: their last whole characters are spread evenly. */
+/** Ids are digests in base64url: their last whole characters are uniformly distributed. */
 function slotOf(id: RecordId): number {
   const { length } = id
   const mixed = (id.charCodeAt(length - 2) * 31 + id.charCodeAt(length - 3)) * 31 + id.charCodeAt(length - 4)

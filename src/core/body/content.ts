@@ -16,14 +16,14 @@ export function essence(headers: RawHeaders): string {
   return (parametersOf(headers)[0] as string).toLowerCase()
 }
 
-/** True where nothing names another character encoding than UTF-8. */
+/** False if another charset than UTF-8 is named. */
 export function isUtf8Named(headers: RawHeaders): boolean {
   return parametersOf(headers).every(
     (part) => !/^charset\s*=/i.test(part) || /^charset\s*=\s*("?)utf-?8\1$/i.test(part),
   )
 }
 
-/** The boundary of a `multipart/form-data` that every parser reads alike, else null: one line, no other parameter. */
+/** The boundary of a `multipart/form-data` that every parser reads alike: one line, no other parameter. Else null. */
 export function formDataBoundary(headers: RawHeaders): string | null {
   if (!isUtf8Named(headers)) return null
   const [type = '', ...parts] = parametersOf(headers)
@@ -33,17 +33,17 @@ export function formDataBoundary(headers: RawHeaders): string | null {
   return found?.[1] ?? found?.[2] ?? null
 }
 
-/** RFC 2046's characters without the blank, those that are no token (RFC 9110 §5.6.2) in quotes only. */
+/** RFC 2046's characters without the space; those outside a token (RFC 9110 §5.6.2) in quotes only. */
 const BOUNDARY = /^boundary=(?:([\w'+.-]{1,70})|"([\w'()+,./:=?-]{1,70})")$/i
 
-/** True where the body is not the content itself: it counts as sent. */
+/** Whether the body has a content coding: it counts as sent. */
 export function isEncoded(headers: RawHeaders): boolean {
   return linesOf(headers, 'content-encoding').some((line) => line.trim().toLowerCase() !== 'identity')
 }
 
 const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
-/** What a body says in UTF-8; null: encoded, or other bytes. A byte order mark stays. */
+/** The body as UTF-8, byte order mark included; null: coded, or not UTF-8. */
 export function textOf(headers: RawHeaders, body: Buffer): string | null {
   return isEncoded(headers) ? null : decodeUtf8(body)
 }
@@ -56,7 +56,7 @@ export function decodeUtf8(bytes: Buffer): string | null {
   }
 }
 
-/** Type and parameters of `Content-Type`, split at semicolons outside quoted strings; at least one, blanks taken off. */
+/** Type and parameters of `Content-Type`, split at semicolons outside quoted strings and trimmed; at least one. */
 function parametersOf(headers: RawHeaders): string[] {
   const value = linesOf(headers, 'content-type').join(', ')
   return splitAtSemicolons(value).map((part) => part.trim())
@@ -78,12 +78,11 @@ function splitAtSemicolons(value: string): string[] {
   return [...parts, value.slice(start)]
 }
 
-/** The byte that two hex digits stand for; NaN: they are none. */
+/** The byte that two hex digits encode; NaN: they are none. */
 export function hexPair(bytes: Buffer, at: number): number {
   return nibble(bytes[at]) * 16 + nibble(bytes[at + 1])
 }
 
-/** What a hex digit stands for; NaN: it is none. */
 function nibble(byte = 0): number {
   if (byte >= 0x30 && byte <= 0x39) return byte - 0x30
   const lower = byte | 0x20

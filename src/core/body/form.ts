@@ -1,12 +1,12 @@
 import { linesOf, type RawHeaders, TOKEN } from '../headers.ts'
 import { decodeUtf8, essence, formDataBoundary, hexPair, isEncoded, isUtf8Named } from './content.ts'
 
-/** What a form or a query holds under one name. */
+/** What a form or query has under one name. */
 export type Field =
   /** The decoded bytes as Latin-1. */
   | { readonly kind: 'value'; readonly value: string }
   | { readonly kind: 'absent' }
-  /** Servers may take it for different values, or for none. */
+  /** Servers may read different values, or none. */
   | { readonly kind: 'unclear'; readonly why: string }
 
 const ABSENT: Field = { kind: 'absent' }
@@ -16,12 +16,12 @@ export const MULTIPART = 'multipart/form-data'
 
 /** The parameter `name` of a query, as the URL standard reads it. */
 export function queryField(query: string, name: string): Field {
-  return query === '' ? ABSENT : pairNamed(Buffer.from(query, 'latin1'), name)
+  return pairNamed(query, name)
 }
 
 /**
- * The field `name` of a form, urlencoded or multipart. Absent where the body is no form. `name` is printable ASCII without
- * quotes, backslashes and percent signs.
+ * The field `name` (printable ASCII without quotes, backslashes and percent signs) of a form, urlencoded or multipart. Absent
+ * if the body is no form.
  */
 export function formField(headers: RawHeaders, body: Buffer, name: string): Field {
   const type = essence(headers)
@@ -29,74 +29,60 @@ export function formField(headers: RawHeaders, body: Buffer, name: string): Fiel
     return namesForm(headers) ? unclear('the request has several Content-Type lines') : ABSENT
   if (isEncoded(headers)) return unclear('the form is compressed')
   if (!isUtf8Named(headers)) return unclear('the form is not in UTF-8')
-  return type === URLENCODED ? pairNamed(body, name) : partNamed(headers, body, name)
+  return type === URLENCODED ? pairNamed(body.toString('latin1'), name) : partNamed(headers, body, name)
 }
 
 /** Of several Content-Type lines a server may take any. */
 function namesForm(headers: RawHeaders): boolean {
   const lines = linesOf(headers, 'content-type')
-  return lines.length > 1 && lines.some((line) => isForm(line.toLowerCase()))
+  return lines.length > 1 && [URLENCODED, MULTIPART].some((type) => lines.join().toLowerCase().includes(type))
 }
 
-function isForm(type: string): boolean {
-  return type.includes(URLENCODED) || type.includes(MULTIPART)
-}
-
-const AMPERSAND = 0x26
-const EQUALS = 0x3d
 const PLUS = 0x2b
 const PERCENT = 0x25
 const SPACE = 0x20
 
-/** https://url.spec.whatwg.org/#urlencoded-parsing; only what bears the name is decoded. */
-function pairNamed(pairs: Buffer, name: string): Field {
-  let found: Field = ABSENT
-  for (let start = 0; start < pairs.length; ) {
-    // A loop: a call of `indexOf` for each pair would cost fifty times as much where pairs are short.
-    let end = start
-    while (end < pairs.length && pairs[end] !== AMPERSAND) end++
-    const afterName = endOfName(pairs, start, end, name)
-    if (afterName >= 0) {
-      if (found.kind === 'value') return unclear('the field is there twice')
-      found = { kind: 'value', value: decoded(pairs, Math.min(afterName + 1, end), end) }
-    }
-    start = end + 1
-  }
-  return found
+/** https://url.spec.whatwg.org/#urlencoded-parsing, of `pairs` as Latin-1; only what bears the name is decoded. */
+function pairNamed(pairs: string, name: string): Field {
+  const pattern = pairPattern(name)
+  pattern.lastIndex = 0
+  const pair = pattern.exec(pairs)
+  if (pair === null) return ABSENT
+  if (pattern.test(pairs)) return unclear('the field is there twice')
+  return { kind: 'value', value: unescaped(Buffer.from(pair[1] ?? '', 'latin1')) }
 }
 
-/** Where the name of the pair ends, at its `=` or at `end`; -1: it has another name. */
-function endOfName(pairs: Buffer, start: number, end: number, name: string): number {
-  let at = start
-  for (let n = 0; n < name.length; n++) {
-    if (at >= end || pairs[at] === EQUALS) return -1
-    const escaped = escapedAt(pairs, at, end)
-    const byte = escaped ?? (pairs[at] === PLUS ? SPACE : pairs[at])
-    if (byte !== name.charCodeAt(n)) return -1
-    at += escaped === null ? 1 : 3
-  }
-  return at >= end || pairs[at] === EQUALS ? at : -1
-}
-
-function decoded(pairs: Buffer, start: number, end: number): string {
-  const bytes = Buffer.allocUnsafe(end - start)
+/** In place. Invalid escapes stay. */
+function unescaped(bytes: Buffer): string {
   let length = 0
-  for (let at = start; at < end; ) {
-    const escaped = escapedAt(pairs, at, end)
-    bytes[length++] = escaped ?? (pairs[at] === PLUS ? SPACE : (pairs[at] as number))
-    at += escaped === null ? 1 : 3
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes[at] as number
+    const value = byte === PERCENT && at + 2 < bytes.length ? hexPair(bytes, at + 1) : Number.NaN
+    bytes[length++] = Number.isNaN(value) ? (byte === PLUS ? SPACE : byte) : value
+    if (!Number.isNaN(value)) at += 2
   }
   return bytes.toString('latin1', 0, length)
 }
 
-/** What a percent sign and two hex digits stand for; null: there is no such escape. */
-function escapedAt(pairs: Buffer, at: number, end: number): number | null {
-  if (pairs[at] !== PERCENT || at + 2 >= end) return null
-  const value = hexPair(pairs, at + 1)
-  return Number.isNaN(value) ? null : value
+/** One for each configured name. */
+const PAIR_PATTERNS = new Map<string, RegExp>()
+
+/** Matches the pairs of that name, whichever of its characters are escaped. Linear. */
+function pairPattern(name: string): RegExp {
+  const known = PAIR_PATTERNS.get(name)
+  if (known !== undefined) return known
+  const characters = [...name].map((char) => {
+    const hex = char.charCodeAt(0).toString(16)
+    const escaped = `%${hex.replace(/[a-f]/g, (digit) => `[${digit}${digit.toUpperCase()}]`)}`
+    if (char === ' ') return `(?:[ +]|${escaped})`
+    return '+&='.includes(char) ? escaped : `(?:\\x${hex}|${escaped})`
+  })
+  const pattern = new RegExp(`(?:^|&)${characters.join('')}(?:=([^&]*))?(?=&|$)`, 'g')
+  PAIR_PATTERNS.set(name, pattern)
+  return pattern
 }
 
-/** Longer than any head of a part that is meant. */
+/** Longer than any real head of a part. Bytes. */
 const MAX_PART_HEAD = 8192
 
 function partNamed(headers: RawHeaders, body: Buffer, name: string): Field {
@@ -121,7 +107,7 @@ interface Part {
   readonly content: number
 }
 
-/** null: not as browsers and HTTP libraries write it, or with a content that some would decode. */
+/** null: not as browsers and HTTP libraries write it, or with content that some would decode. */
 function readPart(part: Buffer): Part | null {
   const head = part.toString('latin1', 0, MAX_PART_HEAD)
   const end = head.indexOf('\r\n\r\n')
@@ -149,7 +135,7 @@ function readPart(part: Buffer): Part | null {
   return { name: quoted ?? (token as string), isFile: file !== undefined, content: end + 4 }
 }
 
-/** Blanks before the value are part of it here: told apart by the expression, each of them would be tried. */
+/** Whitespace before the value is part of it here: matched apart, it would cause backtracking. */
 const PART_LINE = new RegExp(`^(${TOKEN}):([^\\r\\n\\0]*)$`)
 /** A name with a backslash is read in two ways. File names may have any spelling (RFC 7578 §4.2, RFC 6266 §4.3). */
 const DISPOSITION = new RegExp(
@@ -161,10 +147,7 @@ function unclear(why: string): Field {
   return { kind: 'unclear', why }
 }
 
-/**
- * Bytes that no form parser gives a meaning of its own, so that their escapes are needless. Not `,`, `;`, `=` and brackets,
- * at which some split before they decode, and nothing that a form may not hold as it stands.
- */
+/** Bytes that mean nothing to any form parser, so that escaping them is needless. Some split at `,`, `;`, `=` and brackets. */
 const PLAIN = new Set(
   Buffer.from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!'()*:@/?$"),
 )
@@ -172,27 +155,25 @@ const PLAIN = new Set(
 const DIGITS = '0123456789ABCDEF'
 
 /**
- * The body of a form in one spelling: needless escapes undone, `%20` written as `+`, hex digits in upper case. All else
- * stays, so that no parser tells two equal forms apart: order, empty pairs, `a` beside `a=`. null: an invalid escape,
- * or another character encoding than UTF-8.
+ * The body of a form in one spelling: needless escapes undone, `%20` as `+`, hex digits in upper case. All else stays (order,
+ * empty pairs, `a` or `a=`), so that every parser reads equal results alike. null: an invalid escape, or not UTF-8.
  */
 export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
   if (!isUtf8Named(headers)) return null
-  // Neither is longer than what it is made of.
   const spelled = Buffer.alloc(body.length)
   const decoded = Buffer.alloc(body.length)
   let written = 0
-  let said = 0
+  let length = 0
   for (let at = 0; at < body.length; at++) {
     const byte = body[at] as number
     if (byte !== PERCENT) {
       spelled[written++] = byte
-      decoded[said++] = byte
+      decoded[length++] = byte
       continue
     }
     const value = hexPair(body, at + 1)
     if (Number.isNaN(value)) return null
-    decoded[said++] = value
+    decoded[length++] = value
     if (value === SPACE) spelled[written++] = PLUS
     else if (PLAIN.has(value)) spelled[written++] = value
     else {
@@ -202,16 +183,15 @@ export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
     }
     at += 2
   }
-  return decodeUtf8(decoded.subarray(0, said)) === null ? null : spelled.subarray(0, written)
+  return decodeUtf8(decoded.subarray(0, length)) === null ? null : spelled.subarray(0, written)
 }
 
-/** More parts than any honest form has; each costs a call of the hash. */
+/** More than any honest form has; each part costs a call of the hash. */
 const MOST_PARTS = 1000
 
 /**
- * What a `multipart/form-data` body says apart from its boundary: each part, headers and content byte for byte, framed, and
- * what ends it. Two bodies with equal contents are the same bytes but for the boundary where it delimits, and the boundary
- * stands nowhere else: no parser, however lenient, can read them differently. null: see {@link multipartParts}.
+ * A `multipart/form-data` body without its boundary: each part byte for byte, framed, and what ends it. Bodies with equal
+ * content differ in the delimiting boundary alone, so no parser reads them differently. null: see {@link multipartParts}.
  */
 export function multipartContent(headers: RawHeaders, body: Buffer): (string | Buffer)[] | null {
   const split = multipartParts(headers, body)
@@ -227,8 +207,8 @@ interface Parts {
 }
 
 /**
- * The parts of a `multipart/form-data` body. null: it is not of the strict form that every parser splits alike (a preamble,
- * an epilogue, blanks after a delimiter, the boundary within a part, bare line feeds), or has too many parts.
+ * The parts of a `multipart/form-data` body. null: too many parts, or not of the strict form that every parser splits alike (a
+ * preamble, an epilogue, whitespace after a delimiter, the boundary within a part, bare line feeds).
  */
 export function multipartParts(headers: RawHeaders, body: Buffer): Parts | null {
   const boundary = formDataBoundary(headers)
@@ -238,7 +218,7 @@ export function multipartParts(headers: RawHeaders, body: Buffer): Parts | null 
   const parts: Buffer[] = []
   let at = boundary.length + 2
   let delimiters = 1
-  while (startsWith(body, at, CRLF)) {
+  while (body.subarray(at, at + CRLF.length).equals(CRLF)) {
     const start = at + CRLF.length
     const end = body.indexOf(delimiter, start)
     if (end < 0 || delimiters++ > MOST_PARTS) return null
@@ -251,14 +231,10 @@ export function multipartParts(headers: RawHeaders, body: Buffer): Parts | null 
 }
 
 const CRLF = Buffer.from('\r\n')
-/** With the blank lines that some clients send after it. */
+/** Some clients add blank lines. */
 const CLOSING = /^--[ \t\r\n]{0,8}$/
 
-function startsWith(body: Buffer, at: number, start: Buffer): boolean {
-  return body.subarray(at, at + start.length).equals(start)
-}
-
-/** How often `text` stands in `body`, overlaps counted, up to `most`. */
+/** How often `text` occurs in `body`, overlaps included, up to `most`. */
 function occurrences(body: Buffer, text: string, most: number): number {
   let count = 0
   for (let at = body.indexOf(text); at >= 0 && count < most; at = body.indexOf(text, at + 1)) count++

@@ -1,19 +1,19 @@
 import type { RawHeaders } from '../headers.ts'
 import { textOf } from './content.ts'
 
-/** What a JSON pointer finds in a body, as it is written there. */
+/** What a JSON pointer names in a body, as written there. */
 export type PointerResult =
   | { readonly kind: 'literal'; readonly literal: string }
   | { readonly kind: 'absent' }
-  /** A member on the way there is named twice: which of them an upstream takes is not known. */
+  /** A member on the way is named twice: which one the upstream takes is unknown. */
   | { readonly kind: 'ambiguous' }
 
-/** A body's text where it is JSON (RFC 8259), however lossy for a double or a map; else null. */
+/** A body's text if it is JSON (RFC 8259), even if a double or a map would lose some of it; else null. */
 export function jsonText(headers: RawHeaders, body: Buffer): string | null {
   const text = textOf(headers, body)
   if (text === null || isDeep(text)) return null
   try {
-    // Asked whether it is JSON, not what it says: V8 13.6 misnames members whose names have escapes.
+    // Validation only: V8 13.6 misnames members whose names have escapes.
     JSON.parse(text)
     return text
   } catch {
@@ -21,10 +21,10 @@ export function jsonText(headers: RawHeaders, body: Buffer): string | null {
   }
 }
 
-/** Parsers of services give up far earlier, and a megabyte of brackets would keep this one busy for a fifth of a second. */
+/** Services' parsers give up far earlier, and a megabyte of brackets would take this one 0.2 s. */
 const MAX_DEPTH = 1000
 
-/** Whether brackets nest deeper than anything that is meant. Looks at each character once. */
+/** Whether brackets nest too deep; linear. */
 function isDeep(text: string): boolean {
   let depth = 0
   let quoted = false
@@ -48,10 +48,7 @@ const BRACKET_END = 0x5d
 const BRACE = 0x7b
 const BRACE_END = 0x7d
 
-/**
- * The literal that an RFC 6901 pointer names. Only what stands on the way there is looked at: neither numbers beyond a
- * double nor duplicate names elsewhere matter. `json` must be valid JSON.
- */
+/** The literal that an RFC 6901 pointer names in valid JSON. Numbers beyond a double and duplicate names elsewhere do not matter. */
 export function resolvePointer(json: string, pointer: string): PointerResult {
   let at = skipSpace(json, 0)
   for (const token of pointerTokens(pointer)) {
@@ -63,7 +60,7 @@ export function resolvePointer(json: string, pointer: string): PointerResult {
   return { kind: 'literal', literal: json.slice(at, skipValue(json, at)) }
 }
 
-/** Where the values of that name begin. */
+/** Offsets of the values of that name. */
 function member(json: string, object: number, token: string): number[] {
   const found: number[] = []
   let at = skipSpace(json, object + 1)
@@ -139,14 +136,14 @@ export function pointerTokens(pointer: string): string[] {
     .map((token) => token.replaceAll('~1', '/').replaceAll('~0', '~'))
 }
 
-/** A place in a document that pointers name or lead through: reading it once serves all pointers. */
+/** A place in a document that pointers name or lead through, so that one pass serves all pointers. */
 export interface Place {
-  /** True: a pointer ends here. */
+  /** A pointer ends here. */
   isNamed: boolean
   readonly members: Map<string, Place>
-  /** By index: the tokens that are one, as RFC 6901 spells it. */
+  /** By the tokens that are an index. */
   readonly items: Map<number, Place>
-  /** Of the members' names, in bytes of UTF-8. */
+  /** Lengths of the members' names, in bytes of UTF-8. */
   readonly lengths: Set<number>
 }
 
@@ -165,19 +162,21 @@ export function placeOf(root: Place, pointer: string): Place {
 }
 
 function next(place: Place, token: string): Place {
-  const known = place.members.get(token)
-  if (known !== undefined) return known
-  const made = newPlace()
-  place.members.set(token, made)
-  place.lengths.add(Buffer.byteLength(token))
-  if (isIndex(token)) place.items.set(Number(token), made)
-  return made
+  let found = place.members.get(token)
+  if (found === undefined) {
+    found = newPlace()
+    place.members.set(token, found)
+    place.lengths.add(Buffer.byteLength(token))
+    if (isIndex(token)) place.items.set(Number(token), found)
+  }
+  return found
 }
 
 function newPlace(): Place {
   return { isNamed: false, members: new Map(), items: new Map(), lengths: new Set() }
 }
 
-export function isIndex(token: string): boolean {
+/** As RFC 6901 spells it. */
+function isIndex(token: string): boolean {
   return /^(?:0|[1-9]\d*)$/.test(token)
 }

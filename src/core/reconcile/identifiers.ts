@@ -6,16 +6,15 @@ import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from '../
 
 type Kept = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
 
-/** Names an upstream inside records, so that another one is not asked about what it was never told. */
+/** Names an upstream inside records, so that another one is not asked about what it never received. */
 export function upstreamTag(url: string): string {
   return hash('sha256', url, 'base64url').slice(0, 8)
 }
 
 /**
- * What the upstream is told with one attempt, as the record keeps it. Read off the `lines` that are sent, never off the
- * configuration: a client, or a proxy in front, may have a line removed that the route means to forward. `inBody`: the key
- * stands in what is forwarded as it came. `keepsKey`: questions are asked by the key, so it belongs in the record. `upstream`: the
- * tag of the one that hears it.
+ * The identifiers that the upstream receives with one attempt, as the record keeps them. Read from the `lines` sent, not from the
+ * configuration: a client, or a proxy in front, may have removed a line that the route would forward. `inBody`: the key is in
+ * body or query. `keepsKey`: questions are asked by the key. `upstream`: its tag.
  */
 export function identifiersSent(
   lines: RawHeaders,
@@ -39,8 +38,8 @@ export function identifiersSent(
 }
 
 /**
- * What holds of both attempts where either may have been executed: an earlier one that fell silent, and the one that takes
- * over. Three spellings of one key cannot all be asked for.
+ * What holds for both attempts if either may have executed: one that fell silent, and the one that takes over. Three spellings
+ * of one key cannot all be asked for.
  */
 export function identifiersSentByBoth(earlier: Kept, later: Operation): Operation {
   const { key, keySent, told: _, toldTo, ...operation } = later
@@ -69,7 +68,7 @@ function kept(
   }
 }
 
-/** The values of the lines that carry the key. */
+/** Values of the lines that carry the key. */
 function spellings(lines: RawHeaders, policy: KeyPolicy, key: string): string[] {
   const { from, forward } = policy
   const names = from.flatMap((source) => (source.kind === 'header' ? [source.name] : []))
