@@ -1,6 +1,6 @@
-/** What keys must look like: an ECMAScript regular expression over printable ASCII, matched in linear time (ADR 0045). */
+/** An ECMAScript regular expression over printable ASCII, matched in linear time (ADR 0045). */
 export interface KeyPattern {
-  /** As an ECMAScript regular expression that is anchored at both ends. */
+  /** Anchored at both ends. */
   readonly source: string
   /** Whether the whole of `key` matches. */
   test(key: string): boolean
@@ -8,13 +8,13 @@ export interface KeyPattern {
 
 export type PatternReading =
   | { readonly kind: 'pattern'; readonly pattern: KeyPattern }
-  /** `why`, of the text: no regular expression, one of an unsupported kind, or too large. */
+  /** `why`: no regular expression, an unsupported one, or too large. */
   | { readonly kind: 'refused'; readonly why: string }
 
 /** Reads the text of a pattern. */
 export function readPattern(text: string): PatternReading {
   try {
-    // V8 tells what is wrong with the syntax; from here on it is known to be right.
+    // V8 checks the syntax; the parser below relies on it.
     const { source } = new RegExp(text, 'u')
     return { kind: 'pattern', pattern: new LinearPattern(source, new Parser(source).whole()) }
   } catch (error) {
@@ -24,7 +24,7 @@ export function readPattern(text: string): PatternReading {
   }
 }
 
-/** Thrown inside this module only. */
+/** Never leaves this module. */
 class Unsupported extends Error {}
 
 type Tree =
@@ -35,13 +35,13 @@ type Tree =
   | { readonly kind: 'choice'; readonly options: readonly Tree[] }
   | { readonly kind: 'repeat'; readonly of: Tree; readonly least: number; readonly most: number }
 
-/** `(`, with what says that it is no plain group. */
+/** `(`, with what marks a non-capturing or named group. */
 const GROUP = /\((?:\?(?::|<(?![=!])[^>]*>))?/y
 const ESCAPE = /\\(?:u\{[^}]*\}|u[dD][89abAB]..\\u[dD][c-fC-F]..|u.{4}|x..|c.|[pP]\{[^}]*\}|.)/sy
 const CLASS = /\[(?:\\.|[^\\\]])*\]/sy
 const QUANTIFIER = /(?:([*+?])|\{(\d+)(,?)(\d*)\})\??/y
 
-/** Each level is some calls on the stack. */
+/** Each level takes some calls of the stack. */
 const MAX_DEPTH = 100
 
 class Parser {
@@ -141,7 +141,7 @@ function groupName(text: string): string {
 const FIRST = 0x20
 const LAST = 0x7e
 
-/** The characters of a key that one character of the pattern, an escape or a class stands for. V8 knows them. */
+/** The characters that a literal, an escape or a class matches, by V8. */
 function setOf(atom: string): Tree {
   const single = new RegExp(`^(?:${atom})$`, 'u')
   const set = new Uint8Array(LAST + 1)
@@ -155,17 +155,17 @@ type State =
   | { readonly kind: 'split'; readonly to: number[] }
   | { readonly kind: 'accept' }
 
-/** Each character of a key may cost a visit to each state: 255 characters and 4096 states are some milliseconds. */
+/** Each character of a key may visit each state: 255 characters and 4096 states take some milliseconds. */
 const MAX_STATES = 4096
 
 const ACCEPT = 0
 
-/** A nondeterministic automaton (Thompson 1968), run in all its states at once: nothing is tried twice. */
+/** A nondeterministic automaton (Thompson 1968), run in all its states at once. */
 class LinearPattern implements KeyPattern {
   readonly source: string
   readonly #states: State[] = [{ kind: 'accept' }]
   readonly #first: number
-  /** The step at which a state was last entered. */
+  /** The step at which each state was last entered. */
   readonly #entered: Uint32Array
   #built = 0
   #step = 0
@@ -177,7 +177,6 @@ class LinearPattern implements KeyPattern {
   }
 
   test(key: string): boolean {
-    // So that no step of another key is taken for one of this.
     this.#entered.fill(0)
     this.#step = 0
     let now = this.#enter([this.#first], true, key === '')
@@ -193,7 +192,7 @@ class LinearPattern implements KeyPattern {
     return now.includes(ACCEPT)
   }
 
-  /** The states that wait for a character, or accept, once those of `open` are entered. */
+  /** The states that consume a character, or accept, reachable from `open`. */
   #enter(open: number[], isStart: boolean, isEnd: boolean): number[] {
     const entered: number[] = []
     const step = ++this.#step
@@ -219,9 +218,9 @@ class LinearPattern implements KeyPattern {
     return entered
   }
 
-  /** The state at which `tree` begins, after which comes `next`. */
+  /** The first state of `tree`, which leads to `next`. */
   #build(tree: Tree, next: number): number {
-    // Not the states alone: an empty group repeated a billion times has none.
+    // Counts calls, not states: an empty group repeated a billion times has none.
     if (++this.#built > MAX_STATES) throw new Unsupported('a pattern of that size')
     switch (tree.kind) {
       case 'set':

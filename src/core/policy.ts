@@ -7,7 +7,7 @@ export type Action = 'store' | 'release' | 'unknown'
 export type Profile = 'standard' | 'strict' | 'lenient' | 'stripe'
 export const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']
 
-/** One attribute of the caller, by which two equal keys are told apart (contract §5). */
+/** One attribute that identifies the caller (contract §5). */
 export type CallerSource =
   | { readonly kind: 'header'; readonly name: string }
   | { readonly kind: 'cookie'; readonly name: string }
@@ -21,7 +21,7 @@ export type KeySource =
   | { readonly kind: 'form'; readonly name: string }
   | { readonly kind: 'json'; readonly pointer: string }
 
-/** Makes a key where the client sent none (contract §4). At least one list is not empty; `json` and `form` exclude each other. */
+/** Derives a key if the client sent none (contract §4). At least one list is not empty; `json` and `form` exclude each other. */
 export interface DerivePolicy {
   /** JSON pointers. */
   readonly json: readonly string[]
@@ -29,7 +29,7 @@ export interface DerivePolicy {
   readonly form: readonly string[]
   /** Lower-case header names. */
   readonly headers: readonly string[]
-  /** The store's time divided by it, rounded down, belongs to the key; null: no time does. */
+  /** The store's time divided by this, rounded down, is part of the key; null: time is not. */
   readonly bucket: Millis | null
 }
 
@@ -40,11 +40,11 @@ export interface JwtPolicy {
   /** Text of the key file: PEM, a JWK or a JWK Set. */
   readonly keyFile: string | null
   readonly issuer: string | null
-  /** Any of them must be among the token's. Empty: not checked. */
+  /** One of these must be among the token's. Empty: not checked. */
   readonly audience: readonly string[]
 }
 
-/** So many in a period: `100/m`. */
+/** `100/m`. */
 export interface Rate {
   readonly count: number
   readonly per: Millis
@@ -52,7 +52,7 @@ export interface Rate {
 
 export interface KeyPolicy {
   readonly presence: 'required' | 'optional' | 'ignored'
-  /** Any of them may carry the key. */
+  /** Any may carry the key. */
   readonly from: readonly KeySource[]
   readonly syntax: 'lenient' | 'strict'
   readonly minLength: number
@@ -62,7 +62,7 @@ export interface KeyPolicy {
   readonly forward: 'same' | 'none' | { readonly header: string }
   readonly forwardFence: boolean
   readonly derive: DerivePolicy | null
-  /** Only keys that this proxy's `issuer` made. */
+  /** Only keys of this proxy's `issuer`. */
   readonly issuedOnly: boolean
 }
 
@@ -72,7 +72,7 @@ export interface ScopePolicy {
   /** True where the configuration did not set `scope.caller`. */
   readonly callerIsDefault: boolean
   readonly path: 'exact' | 'route' | 'none'
-  /** Whether the host that the client asked belongs to the scope. */
+  /** Whether the requested host is part of the scope. */
   readonly host: boolean
   readonly anonymous: 'share' | 'reject'
   /** Set where `caller` has a `jwt` source. */
@@ -89,10 +89,10 @@ export interface FingerprintPolicy {
   readonly query: 'include' | 'ignore' | 'sorted'
 }
 
-/** What a duplicate gets while the first request is still running (contract §6). */
+/** What a duplicate gets while the first request is in flight (contract §6). */
 export interface InFlightPolicy {
   readonly mode: 'reject' | 'wait'
-  /** How long `wait` holds it. */
+  /** How long `wait` holds a duplicate. */
   readonly wait: Millis
   readonly status: 409 | 423 | 425 | 429 | 202 | 503
 }
@@ -104,20 +104,20 @@ export interface AuthorizeReplayPolicy {
   readonly cache: Millis
 }
 
-/** What stands at a JSON pointer (RFC 6901). A JSON string is its value; everything else is as it is written. */
+/** The value at a JSON pointer (RFC 6901): of a string its value, of all else its text. */
 export interface Expected {
   readonly pointer: string
   readonly value: string
 }
 
-/** Answers that mean one thing: by status, and by all of what `when` expects in them. */
+/** Answers with one meaning: of that status, and with all that `when` expects. */
 export interface AnswerPattern {
   readonly status: number
   readonly when: readonly Expected[]
 }
 
 export interface CompletedPattern extends AnswerPattern {
-  /** What of the answer is kept: a JSON pointer; empty: all of it. */
+  /** JSON pointer to what is kept of the answer; empty: all of it. */
   readonly json: string
   readonly response: {
     /** null: that of the answer. */
@@ -129,16 +129,16 @@ export interface CompletedPattern extends AnswerPattern {
 
 /** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
 export interface ReconcilePolicy {
-  /** `{key}` and `{record}` stand in the path (percent-encoded) and in the values of headers; `{:name}` in the path, as in the record. */
+  /** `{key}` and `{record}` may be in the path (percent-encoded) and in header values, `{:name}` in the path. */
   readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
-  /** What shows that the answer is about this record; `{key}`, `{record}` and `{:name}` stand in the values. Empty: `none`. */
+  /** Shows that the answer is about this record; values may have `{key}`, `{record}` and `{:name}`. Empty: `none`. */
   readonly identity: readonly Expected[]
-  /** The first that fits counts. */
+  /** The first that fits. */
   readonly completed: readonly CompletedPattern[]
   readonly notFound: AnswerPattern | null
-  /** Goes before the others. */
+  /** Before all others. */
   readonly pending: AnswerPattern | null
-  /** Milliseconds from the claim: "not found" before is pending. */
+  /** Milliseconds from the claim; until then "not found" is pending. */
   readonly after: number
   /** Milliseconds until the first question; the pauses double. */
   readonly every: number
@@ -168,7 +168,7 @@ export interface RouteLimits {
   readonly newKeys: Rate | null
 }
 
-/** Everything that decides about requests of one route, resolved: profile and defaults already applied. */
+/** A route's settings, with profile and defaults applied. */
 export interface RoutePolicy extends Retention {
   /** Metric label; `default` for what no route matches. */
   readonly name: string
@@ -189,7 +189,7 @@ export interface RoutePolicy extends Retention {
   readonly excludeHeaders: ReadonlySet<string>
   readonly statusHeader: boolean
   readonly authorizeReplay: AuthorizeReplayPolicy | null
-  /** How the truth about unknown records is found out; null: by a person. */
+  /** How unknown records are resolved; null: by a person. */
   readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
 }
@@ -239,7 +239,7 @@ const TABLES: Readonly<Record<Profile, ProfileTable>> = {
   },
 }
 
-/** What a complete response of the upstream becomes: the route's own entries first, exact before class, then the profile's. */
+/** What a complete response becomes: by the route's own entries, exact before class, then by the profile's. */
 export function classify(
   policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
   status: number,
@@ -249,7 +249,7 @@ export function classify(
   const own = lookUp(policy.outcomes, status)
   if (own !== undefined) return own
   if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
-  // Below 200 nothing is final: an answer that claims to be proves nothing.
+  // A status below 200 is not final and proves nothing.
   return lookUp(table.outcomes, status) ?? 'unknown'
 }
 

@@ -7,13 +7,12 @@ export type RecordId = string & { readonly [brand]: 'RecordId' }
 /** SHA-256 of the operation's content, 32 bytes (contract §5). */
 export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
 
-/** What one looks like. */
 export const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
-/** What names one record to a person: nobody meets two that begin alike by accident. */
+/** A record id, or enough of its beginning to be unique in practice. */
 export const ID_BEGINNING = /^[A-Za-z0-9_-]{8,43}$/
 
-/** As much of an id as logs show (contract §14). */
+/** The part of an id that logs show (contract §14). */
 export function shortId(id: RecordId): string {
   return id.slice(0, 12)
 }
@@ -43,41 +42,41 @@ export type CompletedResponse =
       readonly location: string | null
     }
 
-/** What an upstream may know a request by: the client's key, or the record id. */
+/** What an upstream may identify a request by: the client's key, or the record id. */
 export const IDENTIFIERS = ['key', 'record'] as const
 export type Identifier = (typeof IDENTIFIERS)[number]
 
-/** What was asked, the same for every attempt of one record. */
+/** The request, the same for every attempt of a record. */
 export interface Operation {
   readonly route: string
   readonly method: string
   /** Normalised path (contract §10), without the query. */
   readonly path: string
   readonly fingerprint: Fingerprint
-  /** Digest of the request as sent: matches an unchanged request after a change of recipe (contract §5). */
+  /** Digest of the request as sent: recognises an unchanged request after a change of recipe (contract §5). */
   readonly rawDigest: Buffer
   /** Names the algorithm version and settings that made `fingerprint`. */
   readonly recipe: string
-  /** The client's key: kept only where the route's `reconcile` asks by it (contract §1), else null. */
+  /** The client's key, if the route's `reconcile` asks by it (contract §1); else null. */
   readonly key: string | null
-  /** The same as the upstream got it, where that is written otherwise (in quotes): it may know the request by that alone. */
+  /** The key as the upstream received it, if spelled differently (in quotes): it may know the request by that alone. */
   readonly keySent?: string
   /**
-   * What the upstream was sent with every attempt that may have been executed. Absent: nothing, or nobody knows. Asked by
+   * Identifiers that the upstream received with every attempt that may have executed; absent: none, or unknown. Asked by
    * anything else, its "not found" proves nothing (docs/adr/0039).
    */
   readonly told?: readonly Identifier[]
-  /** Which upstream that was (`upstreamTag`); absent with `told`, or nobody knows. */
+  /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */
   readonly toldTo?: string
-  /** `traceparent` of the span that executes it, where a sampled one is made (docs/tracing.md). */
+  /** `traceparent` of the span that executes it, if sampled (docs/tracing.md). */
   readonly span?: string | undefined
 }
 
-/** An attempt's name: `fence` orders attempts, `token` is the owner's secret (16 random bytes). Fence 0: not yet known. */
+/** `fence` orders attempts (0: not yet known); `token`, 16 random bytes, is the owner's secret. */
 export interface Attempt {
   readonly fence: number
   readonly token: Buffer
-  /** How many times the record has been claimed, this attempt included. */
+  /** How often the record has been claimed, this attempt included. */
   readonly attempts: number
 }
 
@@ -102,34 +101,34 @@ export interface Completed extends Common {
 export interface FailedRetryable extends Common {
   readonly state: 'failed_retryable'
 }
-/** How far the sweeper has come with an unknown record (contract §10 `reconcile`). */
+/** Progress of reconciling an unknown record (contract §10 `reconcile`). */
 export interface Reconciliation {
-  /** Since when it is unknown: looks move `updatedAt`. */
+  /** When it became unknown; `updatedAt` moves with every look. */
   readonly since: Millis
   /** Questions asked about it. */
   readonly asked: number
-  /** How many answers in a row, up to the last one, said "not found". */
+  /** Latest answers in a row that said "not found". */
   readonly notFound: number
-  /** Asked as often as the route allows, and still unknown: a person has to decide. */
+  /** Unknown after all questions that the route allows: a person has to decide. */
   readonly deadLettered: boolean
-  /** It was said that the record will be dropped unresolved. */
+  /** It was reported that the record will be dropped unresolved. */
   readonly reported: boolean
-  /** What the last answer said, for people: statuses and pointers, nothing of its body. */
+  /** The last answer, for people: statuses and pointers, nothing of its body. */
   readonly answer: string | null
 }
 
 export interface Unknown extends Common {
   readonly state: 'unknown'
-  /** Null until the sweeper has looked at it. */
+  /** Null until the sweeper has looked. */
   readonly reconciliation: Reconciliation | null
-  /** When somebody looks again: what `Retry-After` counts to. */
+  /** The next look: what `Retry-After` counts to. */
   readonly nextLookAt: Millis
-  /** True where silence of the owner made it unknown: what `onLeaseExpired: retry` may hand out. */
+  /** The lease lapsed: what `onLeaseExpired: retry` may claim. */
   readonly leaseExpired: boolean
-  /** The upstream's status, where a head had arrived. */
+  /** The upstream's status, if its head had arrived. */
   readonly status: number | null
 }
-/** A tombstone: done, its response no longer kept. */
+/** A tombstone: completed, but the response is gone. */
 export interface Expired extends Common {
   readonly state: 'expired'
 }
@@ -165,17 +164,17 @@ export function newReconciliation(since: Millis): Reconciliation {
   return { since, asked: 0, notFound: 0, deadLettered: false, reported: false, answer: null }
 }
 
-/** What an attempt, or somebody who decides for it, says about it. */
+/** How an attempt ended, by its owner or whoever resolves it. */
 export type Outcome =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_executed'; readonly reason: string }
   | { readonly kind: 'unknown'; readonly reason: string; readonly status: number | null }
 
-/** The variable part of a record before the store has stamped version, fence and times on it. */
+/** A record before the store stamps version, fence and times on it. */
 export type RecordDraft = Operation &
   Attempt & {
     readonly lastError: string | null
-    /** Kept when a lost record is written again; 0 for a new one: the store's time. */
+    /** Kept when a lost record is written again; 0: the store's time. */
     readonly createdAt: Millis
   } & (
     | { readonly state: 'in_progress' }
@@ -190,7 +189,7 @@ export type RecordDraft = Operation &
     | { readonly state: 'expired' }
   )
 
-/** How long, from the store's present: until the lease, the next look or the retention ends, and until the record is dropped. */
+/** From the store's now: until the lease, the next look or the retention ends, and until the record is dropped. */
 export interface Spans {
   readonly dueIn: Millis
   readonly dropIn: Millis

@@ -4,16 +4,13 @@ import type { Millis } from '../core/record.ts'
 
 /** What the token is for (RFC 8725 §3.11). */
 const TYPE = 'idempotency-key+jwt'
-/** Under a key of its own, tokens are worth nothing where the same secret serves another purpose, nor the other way. */
+/** Derives a key of its own, so that tokens are worthless elsewhere if the secret serves another purpose, and vice versa. */
 const PURPOSE = 'idempotency-proxy/issuer/1'
 const KEY_BYTES = 32
-/** Two keys are never the same. */
+/** Keys never repeat. */
 const ID_BYTES = 16
 
-/**
- * Signed keys that expire (contract §4): JWTs under HMAC-SHA-256, some 170 characters of `[A-Za-z0-9_.-]`. All replicas
- * with the same secret know each other's.
- */
+/** Signed keys that expire (contract §4): JWTs under HMAC-SHA-256, some 170 characters. Replicas share the secret. */
 export class Issuer {
   readonly #key: webcrypto.CryptoKey
   readonly #ttl: Millis
@@ -25,7 +22,7 @@ export class Issuer {
     this.#ttl = ttl
   }
 
-  /** `now` and `expiresAt` are of the store's clock. A JWT counts in seconds: a key lives up to one longer than `ttl`. */
+  /** By the store's clock. JWTs count in seconds: a key lives up to one longer than `ttl`. */
   async issue(now: Millis): Promise<{ readonly key: string; readonly expiresAt: Millis }> {
     const expiry = Math.ceil((now + this.#ttl) / 1000)
     const key = await new SignJWT()
@@ -36,7 +33,7 @@ export class Issuer {
     return { key, expiresAt: expiry * 1000 }
   }
 
-  /** `expired` only where it was issued: the signature is looked at first. */
+  /** The signature is verified first: `expired` keys were issued. */
   async check(key: string, now: Millis): Promise<'valid' | 'expired' | 'forged'> {
     if (!isCanonical(key)) return 'forged'
     try {
@@ -53,7 +50,7 @@ export class Issuer {
   }
 }
 
-/** One issued key has one spelling: the last character of a signature has bits that decoding passes over. */
+/** One key has one spelling: the last character of a signature has bits that decoding ignores. */
 function isCanonical(key: string): boolean {
   const [, signature] = /^[\w-]+\.[\w-]+\.([\w-]+)$/.exec(key) ?? []
   return signature !== undefined && Buffer.from(signature, 'base64url').toString('base64url') === signature

@@ -15,20 +15,20 @@ export type KeyText =
 
 /** RFC 7518 §3.3. */
 const MIN_RSA_BITS = 2048
-/** RFC 7518 §3.2: not shorter than the hash, of which SHA-256 is the shortest. */
+/** RFC 7518 §3.2: no shorter than the hash; SHA-256 is the shortest. */
 const MIN_SECRET_BYTES = 32
 const CURVES: readonly unknown[] = ['prime256v1', 'secp384r1', 'secp521r1']
 
 const ALLOWED =
   'one public key or X.509 certificate in PEM, a JWK or a JWK Set; of RSA (2048 bits or more), EC (P-256, P-384, P-521), Ed25519 or, as a JWK, oct (32 bytes or more)'
 
-/** What is wrong with the text of a key file, as a sentence; null where tokens can be verified with it. */
+/** What is wrong with the text of a key file; null: nothing. */
 export function checkKeyText(text: string): string | null {
   const reading = readKeyText(text)
   return reading.ok ? null : reading.message
 }
 
-/** The keys of a file: PEM (SPKI, or a certificate, whose own dates and issuer are not looked at), a JWK or a JWK Set. */
+/** The keys of a file: PEM (SPKI, or a certificate, whose dates and issuer are ignored), a JWK or a JWK Set. */
 export function readKeyText(text: string): KeyText {
   return text.trim().startsWith('{') ? readJson(text) : readPem(text)
 }
@@ -41,9 +41,9 @@ function readPem(text: string): KeyText {
   const labels = [...text.matchAll(/-----BEGIN ([^-]+)-----/g)].map(([, label]) => label as string)
   const [label] = labels
   if (label === undefined) return wrong('neither PEM nor a JSON object')
-  // Node would read the first one and pass over the rest.
+  // Node would read the first alone.
   if (labels.length > 1) return wrong(`${labels.length} PEM blocks`)
-  // Node would make the public key of it; but who verifies has no business with a private one.
+  // Node would derive the public key, but a verifier must not hold a private one.
   if (label.endsWith('PRIVATE KEY')) return wrong('a private key')
   let key: KeyObject
   try {
@@ -89,9 +89,9 @@ function readJson(text: string): KeyText {
 
 type Use =
   | { readonly kind: 'shared' | 'secret'; readonly jwk: JWK }
-  /** Of no use here; a set may hold such ones beside others (RFC 7517 §5). */
+  /** Of no use here, but allowed in a set (RFC 7517 §5). */
   | { readonly kind: 'other'; readonly found: string }
-  /** Nobody means that. */
+  /** Surely a mistake. */
   | { readonly kind: 'wrong'; readonly found: string }
 
 function judge(value: unknown): Use {

@@ -122,55 +122,42 @@ export interface OwnAnswer {
  * `Repeatability-First-Sent` that is too old is listed only where the key is a `Repeatability-` header too.
  */
 export function answersOf(route: RoutePolicy): OwnAnswer[] {
-  return statuses(route)
-    .map(([code, status = REFUSALS[code].status, retry = REFUSALS[code].retry]) => ({
-      status,
-      code,
-      title: REFUSALS[code].title,
-      retry,
-    }))
-    .toSorted((a, b) => a.status - b.status)
-}
-
-/** Status and advice, where they differ from the table's. */
-type Given = readonly [RefusalCode, number?, RetryAdvice?]
-
-function statuses(route: RoutePolicy): Given[] {
-  const { key, scope, limits } = route
-  const oasis = key.from.some(
+  const { key, scope, limits, authorizeReplay } = route
+  const isRepeatability = key.from.some(
     (source) => source.kind === 'header' && source.name.startsWith('repeatability-'),
   )
-  const when = (condition: boolean, ...given: Given[]): Given[] => (condition ? given : [])
-  return [
-    ...when(key.presence === 'required', ['idempotency_key_missing']),
-    ['idempotency_key_invalid'],
-    ...when(scope.callerIsDefault, ['idempotency_caller_missing', 400]),
-    ...when(scope.caller.length > 0 && (scope.anonymous === 'reject' || scope.jwt !== null), [
-      'idempotency_caller_missing',
-    ]),
-    ...when(scope.jwt !== null, ['idempotency_caller_missing', 503, 'same-key']),
-    ['idempotency_key_reused', route.misuseStatus],
-    ['idempotency_key_in_progress', route.inFlight.status],
-    ['idempotency_outcome_unknown'],
-    ['idempotency_response_unavailable'],
-    ...when(route.tombstone > 0, ['idempotency_key_expired']),
-    ...when(key.issuedOnly || oasis, ['idempotency_key_expired', 412]),
-    ['idempotency_store_unavailable'],
-    ...when(
-      route.authorizeReplay !== null,
-      ['replay_forbidden', 401],
-      ['replay_forbidden'],
-      ['replay_unauthorized_yet'],
-    ),
-    ...when(limits.newKeys !== null, ['rate_limited']),
-    ['request_timeout'],
-    ['request_too_large'],
-    ['upstream_unreachable'],
-    ['upstream_failed'],
-    ['upstream_timeout'],
-    ...when(route.respondWithin !== null, ['upstream_slow']),
-    ['overloaded'],
+  const asksCaller = scope.caller.length > 0 && (scope.anonymous === 'reject' || scope.jwt !== null)
+  const rows: readonly (readonly [boolean, RefusalCode, number?, RetryAdvice?])[] = [
+    [key.presence === 'required', 'idempotency_key_missing'],
+    [true, 'idempotency_key_invalid'],
+    [scope.callerIsDefault, 'idempotency_caller_missing', 400],
+    [asksCaller, 'idempotency_caller_missing'],
+    [scope.jwt !== null, 'idempotency_caller_missing', 503, 'same-key'],
+    [true, 'idempotency_key_reused', route.misuseStatus],
+    [true, 'idempotency_key_in_progress', route.inFlight.status],
+    [true, 'idempotency_outcome_unknown'],
+    [true, 'idempotency_response_unavailable'],
+    [route.tombstone > 0, 'idempotency_key_expired'],
+    [key.issuedOnly || isRepeatability, 'idempotency_key_expired', 412],
+    [true, 'idempotency_store_unavailable'],
+    [authorizeReplay !== null, 'replay_forbidden', 401],
+    [authorizeReplay !== null, 'replay_forbidden'],
+    [authorizeReplay !== null, 'replay_unauthorized_yet'],
+    [limits.newKeys !== null, 'rate_limited'],
+    [true, 'request_timeout'],
+    [true, 'request_too_large'],
+    [true, 'upstream_unreachable'],
+    [true, 'upstream_failed'],
+    [true, 'upstream_timeout'],
+    [route.respondWithin !== null, 'upstream_slow'],
+    [true, 'overloaded'],
   ]
+  return rows
+    .filter(([applies]) => applies)
+    .map(([, code, status = REFUSALS[code].status, retry = REFUSALS[code].retry]) => {
+      return { status, code, title: REFUSALS[code].title, retry }
+    })
+    .toSorted((a, b) => a.status - b.status)
 }
 
 /** Headers that carry keys in the wild, as their vendors spell them (contract §4). */

@@ -71,7 +71,7 @@ const PAIR_PATTERNS = new Map<string, RegExp>()
 function pairPattern(name: string): RegExp {
   const known = PAIR_PATTERNS.get(name)
   if (known !== undefined) return known
-  const characters = [...name].map((char) => {
+  const characters = Array.from(name, (char) => {
     const hex = char.charCodeAt(0).toString(16)
     const escaped = `%${hex.replace(/[a-f]/g, (digit) => `[${digit}${digit.toUpperCase()}]`)}`
     if (char === ' ') return `(?:[ +]|${escaped})`

@@ -1,18 +1,18 @@
 const COMMA = 0x2c
 
-/** Of each piece: where it begins (negative, by `~`, where a comma goes before it) and ends, and the piece after it. */
+/** Fields of a piece: start (as `~start` if a comma goes before it), end, next piece. */
 const PIECE = 3
 
-/** Enough for most bodies. One text is made at a time: all begin with these. */
+/** Enough for most bodies, and shared: one text is made at a time. */
 const FEW_PIECES = new Int32Array(PIECE * 512)
 const FEW_BYTES = Buffer.alloc(2048)
 
-/** Up to here a loop is cheaper than a call. */
+/** Up to here a loop is faster than a call. Bytes. */
 const SHORT = 24
 
 /**
- * A text made of pieces of another: what stays as it is is not copied until {@link text}, and changing the order of parts
- * costs the same however long they are. Positions beyond the source's end are in what was {@link put}.
+ * A text made of pieces of a source: nothing is copied until {@link text}, and reordering costs the same however long the pieces
+ * are. Positions beyond the source's end are in what was {@link put}.
  */
 export class Pieces {
   readonly #source: Buffer
@@ -21,22 +21,22 @@ export class Pieces {
   /** How many bytes were put. */
   madeLength = 0
   count = 0
-  /** Where the piece begins that is not cut yet. */
+  /** Start of the open piece. */
   from = 0
-  /** How often the text was made to differ from the source. */
+  /** Number of changes to the source so far. */
   changes = 0
 
   constructor(source: Buffer) {
     this.#source = source
   }
 
-  /** Ends a piece before `at`; the next one begins there. An empty one is none. */
+  /** Ends the open piece before `at`, where the next one begins. Empty pieces are dropped. */
   cut(at: number): void {
     if (this.from < at) this.#push(this.from, at)
     this.from = at
   }
 
-  /** Leaves out what stands from `start` to `end`. */
+  /** Leaves out the source from `start` to `end`. */
   leaveOut(start: number, end: number): void {
     if (start === end) return
     this.cut(start)
@@ -44,7 +44,7 @@ export class Pieces {
     this.changes++
   }
 
-  /** What was put since `made` takes the place of what stands from `start` to `end`. */
+  /** Replaces the source from `start` to `end` by what was put since `made`. */
   replace(start: number, end: number, made: number): void {
     this.leaveOut(start, end)
     this.#push(this.#source.length + made, this.#source.length + this.madeLength)
@@ -87,14 +87,14 @@ export class Pieces {
       : this.#made.toString('utf8', start - length, end - length)
   }
 
-  /** Says that `piece` goes before `next`, with a comma between them or not. */
+  /** Puts `next` after `piece`, with a comma between them or not. */
   link(piece: number, next: number, comma: boolean): void {
     this.#pieces[piece * PIECE + 2] = next
     const start = this.#pieces[next * PIECE] as number
     if (start < 0 !== comma) this.#pieces[next * PIECE] = ~start
   }
 
-  /** Says that `piece` goes before the one that is cut next. */
+  /** Puts the piece that is cut next after `piece`. */
   linkNext(piece: number): void {
     this.#pieces[piece * PIECE + 2] = this.count
   }
@@ -146,10 +146,7 @@ export class Pieces {
   }
 }
 
-/**
- * Of each member: where its name begins and ends, without quotes and escapes; the first bytes of its name; its first piece
- * (-1: left out) and its last.
- */
+/** Fields of a member: start and end of its name without quotes and escapes, the name's first bytes, first piece (-1: left out), last piece. */
 const MEMBER = 5
 const WORD = 2
 
@@ -158,30 +155,30 @@ const FEW_MEMBERS = new Int32Array(MEMBER * 256)
 const FEW = new Int32Array(64)
 const [FEW_WORDS, MORE_MEMBERS, MORE_WORDS] = [FEW.slice(), FEW.slice(), FEW.slice()]
 
-/** Up to here insertion is cheaper than counting. */
+/** Up to here insertion sort is faster than radix sort. */
 const INSERTED = 32
 
-/** Bytes of a name that are compared at once. */
+/** Bytes of a name compared at once. */
 const STEP = 4
 const BUCKETS = 256
 const COUNTS = new Int32Array(BUCKETS)
-/** Makes words of bytes compare as unsigned. */
+/** Makes words compare as unsigned. */
 const SIGN = 0x80000000
 
 /**
- * 0 stands for the end of a name, so all bytes are one more. UTF-8 is in the order of code points, RFC 8785 wants that of UTF-16:
- * code points beyond U+FFFF (first byte F0 to F4) go before U+E000 to U+FFFF (EE and EF).
+ * Order of bytes; 0 is the end of a name. UTF-8 sorts by code point, RFC 8785 by UTF-16 unit: code points beyond U+FFFF (first
+ * byte F0 to F4) go before U+E000 to U+FFFF (EE and EF).
  */
 const RANK = Uint8Array.from({ length: 256 }, (_, byte) =>
   byte >= 0xf0 ? byte - 1 : byte >= 0xee ? byte + 6 : byte + 1,
 )
 
-/** The members of all objects that are being read; those of the innermost one are the last. */
+/** The members of all open objects, those of the innermost last. */
 export class Names {
   readonly #pieces: Pieces
   #members = FEW_MEMBERS
   count = 0
-  /** For sorting: members, and the bytes of their names that are being compared. */
+  /** For sorting: members, and the words of their names that are compared. */
   #order = FEW
   #words = FEW_WORDS
   #otherOrder = MORE_MEMBERS
@@ -206,7 +203,7 @@ export class Names {
     this.count++
   }
 
-  /** Below 0: the last two are in order; 0: they have one name. */
+  /** Below 0: the last two members are in order; 0: they have the same name. */
   compareLast(): number {
     const last = this.count - 1
     let one = this.#members[(last - 1) * MEMBER + WORD] as number
@@ -218,7 +215,7 @@ export class Names {
     return one - other
   }
 
-  /** Puts the pieces of the members from `first` on into their order, after the piece `before`. False: two have one name. */
+  /** Orders the pieces of the members from `first` on, after the piece `before`. False: two have the same name. */
   link(first: number, before: number, isOrdered: boolean): boolean {
     const count = this.count - first
     if (count > this.#order.length) {
@@ -244,7 +241,7 @@ export class Names {
     return true
   }
 
-  /** By four bytes at a time, so that no byte is looked at twice, in linear time. False: two have one name. */
+  /** Four bytes at a time, no byte twice: linear. False: two have the same name. */
   #sort(count: number): boolean {
     const groups = [0, count, 0]
     while (groups.length > 0) {
@@ -283,7 +280,7 @@ export class Names {
     }
   }
 
-  /** One round of a radix sort, from the lowest byte on. */
+  /** One round of a radix sort, lowest byte first. */
   #distribute(low: number, high: number, shift: number): void {
     const order = this.#order
     const words = this.#words
@@ -311,7 +308,7 @@ export class Names {
     words.set(this.#otherWords.subarray(low, high), low)
   }
 
-  /** Four bytes of a name as a number; what is beyond its end is 0. */
+  /** Four bytes of a name as a number, 0 beyond its end. */
   #word(member: number, from: number): number {
     const start = (this.#members[member * MEMBER] as number) + from
     const end = this.#members[member * MEMBER + 1] as number

@@ -17,7 +17,7 @@ export const LOWER_U = 0x75
 export const OPEN_OBJECT = 0x7b
 export const CLOSE_OBJECT = 0x7d
 
-/** Beyond the end 0, which stands nowhere in JSON. Once code has read there, V8 makes it slower for good. */
+/** 0, which is no byte of JSON, beyond the end. A read out of bounds would slow the code down for good in V8. */
 export function byteAt(body: Buffer, at: number): number {
   return at < body.length ? (body[at] as number) : 0
 }
@@ -26,7 +26,7 @@ export function isSpace(byte: number): boolean {
   return byte <= 0x20 && (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09)
 }
 
-/** Where the digits end that begin at `at`. */
+/** End of the digits at `at`. */
 export function digitsEnd(body: Buffer, at: number): number {
   while (at < body.length && (body[at] as number) >= ZERO && (body[at] as number) <= NINE) at++
   return at
@@ -34,9 +34,9 @@ export function digitsEnd(body: Buffer, at: number): number {
 
 const SHORT = Object.entries({ '"': '"', '\\': '\\', b: '\b', f: '\f', n: '\n', r: '\r', t: '\t' })
 
-/** What follows the backslash → the character; 0: no escape. */
+/** Letter after the backslash → character; 0: no escape. */
 const CHARACTERS = new Uint8Array(256)
-/** The other way round; 0: written as it is, or with `\u` where it is a control character. */
+/** Character → letter; 0: written as is, or with `\u` if it is a control character. */
 const LETTERS = new Uint8Array(256)
 for (const [letter, character] of SHORT) {
   CHARACTERS[letter.charCodeAt(0)] = character.charCodeAt(0)
@@ -44,7 +44,7 @@ for (const [letter, character] of SHORT) {
 }
 CHARACTERS[SLASH] = SLASH
 
-/** The character of a short escape; 0: there is no such escape. */
+/** The character of a short escape; 0: no such escape. */
 export function shortEscape(letter: number): number {
   return CHARACTERS[letter] as number
 }
@@ -84,17 +84,17 @@ export function putUtf8(code: number, pieces: Pieces): void {
   pieces.put(0x80 | (code & 0x3f))
 }
 
-/** What ends a run of plain characters in a string: quote, backslash, control characters. */
+/** Bytes that end a run of plain characters in a string. */
 export const STOPS = Uint8Array.from({ length: 256 }, (_, byte) =>
   byte < 0x20 || byte === QUOTE || byte === BACKSLASH ? 1 : 0,
 )
 
-/** More are never printed of a double. */
+/** Most digits of a printed double. */
 const MOST_DIGITS = 17
-/** A decimal of so many digits is what its double is printed as, except near the limits of doubles. */
+/** A decimal of up to so many digits survives as a double, except near the limits of doubles. */
 const SURE_DIGITS = 15
 
-/** The scales of the largest double and of the smallest. */
+/** Scales of the largest and the smallest double. */
 const LARGEST = 309
 const SMALLEST = -323
 
@@ -104,8 +104,8 @@ const DIGITS = new Uint8Array(MOST_DIGITS)
 const PRINTED = Buffer.alloc(32)
 
 /**
- * Reads a number: `-? (0 | [1-9][0-9]*) (\.[0-9]+)? ([eE][+-]?[0-9]+)?`. Returns where it ends; -1: there is none, or its
- * decimal value is not what ECMAScript prints for the double.
+ * Reads `-? (0 | [1-9][0-9]*) (\.[0-9]+)? ([eE][+-]?[0-9]+)?` and returns its end; -1: no number, or its decimal value is not
+ * what ECMAScript prints for the double.
  */
 export function readNumber(body: Buffer, start: number, pieces: Pieces): number {
   const isNegative = byteAt(body, start) === MINUS
@@ -165,9 +165,8 @@ function isFiller(byte: number | undefined): boolean {
 }
 
 /**
- * Prints the double of a decimal that is not zero as ECMAScript does: the digits from `first` to `last` (neither of them zero; a
- * point among them aside), times ten to the power of `scale` where they are read as `0.…`. Returns the length; 0: the double is
- * printed as another decimal.
+ * Prints the double of a non-zero decimal as ECMAScript does: `0.` and the digits from `first` to `last` (neither zero; a point
+ * among them is skipped), times ten to the power of `scale`. Returns the length; 0: the double is printed as another decimal.
  */
 function printNumber(body: Buffer, isNegative: boolean, first: number, last: number, scale: number): number {
   if (last - first > MOST_DIGITS || scale > LARGEST || scale < SMALLEST) return 0
@@ -185,7 +184,7 @@ function printNumber(body: Buffer, isNegative: boolean, first: number, last: num
   return String(Number(text)) === text ? length : 0
 }
 
-/** ECMAScript's Number::toString(10) with its `k` and `n`; returns where it ends. */
+/** ECMAScript's Number::toString(10), with its `k` and `n`; returns the end. */
 function print(at: number, k: number, n: number): number {
   if (n > 21 || n < -5) {
     PRINTED[at++] = DIGITS[0] as number

@@ -26,25 +26,25 @@ import {
 export const MAX_DEPTH = 100
 
 /**
- * The RFC 8785 text of JSON in UTF-8, without what stands at the places that `ignore` names: a member goes with its name, of an
- * item only the commas stay, so that its neighbours keep their places.
+ * The RFC 8785 text of JSON in UTF-8, without the values at the places that `ignore` names. A member goes with its name; of an
+ * item the commas stay, so that its neighbours keep their index.
  *
  * `null`: invalid JSON, or canonical form would lose information: a duplicate member name, a lone surrogate, a number whose
  * decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
  *
- * Bodies are strangers', and while one is read nothing else is done: the time is linear in the length, whatever it says. No
- * value is made of the text; what is canonical as it stands is copied, at the end and once.
+ * Bodies are untrusted and reading blocks the event loop, so the time is linear in the length. No value is built of the text;
+ * what is canonical already is copied once, at the end (docs/adr/0046).
  */
 export function canonicalJson(body: Buffer, ignore: Place | null = null): Buffer | null {
   return read(body, (reader) => reader.without(ignore))
 }
 
-/** The RFC 8785 texts of the values at the places that `only` names, where there are such; `null` as {@link canonicalJson}. */
+/** The RFC 8785 texts of the values found at the places that `only` names; `null` as {@link canonicalJson}. */
 export function canonicalValues(body: Buffer, only: Place): ReadonlyMap<Place, Buffer> | null {
   return read(body, (reader) => reader.only(only))
 }
 
-/** Thrown inside this module only: the text has no canonical form that keeps all its information. */
+/** Never leaves this module: no canonical form keeps all the information. */
 class Lossy extends Error {}
 
 function read<T>(body: Buffer, what: (reader: Reader) => T): T | null {
@@ -60,10 +60,10 @@ class Reader {
   readonly #body: Buffer
   readonly #pieces: Pieces
   readonly #names: Names
-  /** The pieces at named places, first and last; null: they are left out. */
+  /** First and last piece at each named place; null: named places are left out. */
   #found: Map<Place, readonly [number, number]> | null = null
   #at = 0
-  /** Where the name begins and ends that was read last, without quotes and escapes. */
+  /** The last name read, without quotes and escapes. */
   #nameStart = 0
   #nameEnd = 0
 
@@ -93,7 +93,7 @@ class Reader {
     this.#pieces.cut(this.#at)
   }
 
-  /** Reads what stands at a place; true: it is left out. */
+  /** Reads the value at a place; true: it is left out. */
   #placed(depth: number, place: Place | null): boolean {
     if (place === null || !place.isNamed) {
       this.#value(depth, place)
@@ -203,7 +203,7 @@ class Reader {
     names.count = own
   }
 
-  /** The place of the member whose name was read last. */
+  /** The place of the member with the last name read. */
   #member(place: Place): Place | null {
     if (!place.lengths.has(this.#nameEnd - this.#nameStart)) return null
     return place.members.get(this.#pieces.string(this.#nameStart, this.#nameEnd)) ?? null
@@ -243,7 +243,7 @@ class Reader {
     this.#at = at + 1
   }
 
-  /** Puts the string from the escape at `start` to its end: one piece, however many escapes there are. */
+  /** Rewrites the string from the escape at `start` to its end: one piece, however many escapes. */
   #respelled(start: number, code: number): void {
     const body = this.#body
     const pieces = this.#pieces
