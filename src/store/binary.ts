@@ -3,7 +3,7 @@ import { CorruptRecord } from './register.ts'
 /** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
 export const U48 = 6
 
-/** Writes the parts of a record one after the other; all numbers are big-endian. */
+/** All numbers are big-endian. */
 export class BinaryWriter {
   #buffer: Buffer
   at = 0
@@ -48,7 +48,7 @@ export class BinaryWriter {
     this.#room(v.length)
     this.at += v.copy(this.#buffer, this.at)
   }
-  /** Header material: bytes as the wire had them. */
+  /** Header lines: bytes as on the wire. */
   latin1(v: string): void {
     this.u32(v.length)
     this.ascii(v)
@@ -68,7 +68,7 @@ export class BinaryWriter {
   }
 }
 
-/** Reads them again. @throws {CorruptRecord} where there are fewer bytes than it is asked for. */
+/** @throws {CorruptRecord} if there are fewer bytes than asked for. */
 export class BinaryReader {
   readonly #buffer: Buffer
   #at: number

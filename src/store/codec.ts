@@ -25,7 +25,7 @@ import { type Condition, CorruptRecord, type Stamp } from './register.ts'
  *  10  6  fence               all numbers big-endian
  *
  * The head (see `encodeDraft`), then the payload: the response's head and body, which `coding` may say is compressed and
- * `sealing` may say is encrypted. Stores read and stamp the first 56 bytes only; a renewal also the flags, the head's first byte.
+ * `sealing` may say is encrypted. Stores read and stamp only the first 56 bytes; a renewal also the flags, the head's first byte.
  */
 export const PREFIX = {
   schema: 2,
@@ -43,7 +43,7 @@ export const SCHEMA = 1
 const HEAD_AT = 60
 const FLAG_LEASE_EXPIRED = 1
 const FLAG_DEAD_LETTERED = 2
-/** Where the count stops: a client may retry for ever. */
+/** The count stops here: a client may retry for ever. */
 const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
 const RESPONSE_KEPT = 1
@@ -53,7 +53,7 @@ export function stateCode(state: State): number {
   return STATES.indexOf(state) + 1
 }
 
-/** Bytes of a record whose stamps the store fills in. */
+/** The store fills in the stamps. */
 export function encodeDraft(draft: RecordDraft): Buffer {
   const response = draft.state === 'completed' ? draft.result : null
   const w = new BinaryWriter(512 + (response?.kept ? response.response.body.length : 0))
@@ -100,10 +100,7 @@ function flagsOf(draft: RecordDraft): number {
   return (leaseExpired ? FLAG_LEASE_EXPIRED : 0) | (reconciliation?.deadLettered ? FLAG_DEAD_LETTERED : 0)
 }
 
-/**
- * What the first release did not know, by name: one that does not know a name passes it over. Nothing to say is nothing
- * written.
- */
+/** Whatever the first release did not know, by name: a release skips names that it does not know. Only what there is is written. */
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
@@ -279,18 +276,18 @@ export function readStamps(bytes: Buffer): Stamps {
   }
 }
 
-/** True for states that the index of unresolved records holds. */
+/** In a state that the index of unresolved records holds. */
 export function isUnresolved(bytes: Buffer): boolean {
   const code = bytes[PREFIX.state]
   return code === stateCode('in_progress') || code === stateCode('unknown')
 }
 
-/** True for states that a watcher is told of (see `Register.watch`). */
+/** In a state that watchers are told of (see `Watching`). */
 export function endsAttempt(bytes: Buffer): boolean {
   return bytes[PREFIX.state] !== stateCode('in_progress')
 }
 
-/** Whether `condition` holds for the stored record. A record that is not of this schema meets none. */
+/** A record of another schema meets no condition. */
 export function meets(bytes: Buffer, condition: Condition): boolean {
   if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA)
     return false
@@ -303,10 +300,7 @@ export function meets(bytes: Buffer, condition: Condition): boolean {
   )
 }
 
-/**
- * Whether the lease is that owner's to renew: its attempt is in progress, or unknown for no other reason than its silence, which
- * the renewal ends.
- */
+/** The attempt is in progress, or unknown only because its owner was silent, which the renewal ends. */
 export function mayRenew(bytes: Buffer, token: Buffer): boolean {
   if (meets(bytes, { token, states: ['in_progress'] })) return true
   return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
@@ -350,7 +344,7 @@ export function prolongLease(
   const due = now + dueIn
   const dropAt = Math.max(old.dropAt, now + dropIn)
   stamp(copy, { ...old, version: old.version + 1, due, dropAt })
-  // Whatever the head says about the time before, nobody reads it of a record in progress.
+  // Nobody reads what else the head of a record in progress says.
   copy[PREFIX.state] = stateCode('in_progress')
   copy[HEAD_AT] = 0
   return { bytes: copy, due, dropAt }

@@ -2,9 +2,8 @@ import type { Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 
 /**
- * What is taken from a bucket and has not come back: `debt` at the instant `at`, in `count`-ths of a millisecond, of which
- * one unit of the rate costs `per`. Whole numbers only, so that no rounding adds up. A bucket without debt is full, and
- * is not kept.
+ * `debt` is what was taken and has not come back by the instant `at`, in `count`-ths of a millisecond; one unit costs `per`.
+ * Whole numbers, so that no rounding adds up. A bucket without debt is full, and is not kept.
  */
 export interface Bucket {
   readonly at: Millis
@@ -17,7 +16,7 @@ export function fullAt({ at, debt, count }: Bucket): Millis {
   return at + Math.ceil(debt / count)
 }
 
-/** As {@link Register.throttle} says: how long to wait, and what is to be kept (null: nothing). lua/throttle.lua is the same. */
+/** `RateLimits.take`: how long to wait, and the bucket to keep (null: none). lua/throttle.lua is the same. */
 export function drawFromBucket(
   bucket: Bucket | null,
   now: Millis,
@@ -32,7 +31,7 @@ export function drawFromBucket(
 }
 
 function owed(bucket: Bucket, now: Millis, count: number, full: number): number {
-  // Another rate since: the time that is owed stays, as far as it fits.
+  // The rate may have changed: the time owed stays, as far as it fits.
   const then = Math.min(full, Math.ceil((bucket.debt / bucket.count) * count))
   // A clock that went back must not stop the bucket from filling.
   return Math.max(0, then - Math.abs(now - bucket.at) * count)

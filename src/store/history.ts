@@ -1,11 +1,11 @@
 import type { Millis } from '../core/record.ts'
 import type { KeptNote, Note } from './register.ts'
 
-/** How a history is bounded: its beginning says who executed, its end what happens now. lua/note.lua has the same numbers. */
+/** The beginning says who executed, the end what happens now; the middle goes. lua/note.lua has the same numbers. */
 export const NOTES_FIRST = 10
 export const NOTES_LAST = 40
 
-/** `lines` with `notes` added: for stores that do it in JavaScript. lua/note.lua is the same. */
+/** `lines` with `notes` added. lua/note.lua is the same. */
 export function noted(lines: readonly string[], notes: readonly Note[], now: Millis): string[] {
   const kept = [...lines]
   for (const { tag, count, firstAgo, lastAgo, text } of notes) {

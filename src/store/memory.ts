@@ -16,9 +16,9 @@ import { Watchers } from './watchers.ts'
 
 /** Together with the default `limits.buffered` of the same size, it keeps a process well within 200 MB. */
 export const MEMORY_BYTES = 64 * 1024 * 1024
-/** What an entry costs beside its bytes: key, objects, heap slots. Measured roughly; it bounds the number of small records. */
+/** Overhead of an entry: key, objects, heap slots. Measured roughly; it bounds the number of small records. */
 const ENTRY_BYTES = 512
-/** Likewise for a string of a history. */
+/** Overhead of a line of history. */
 const LINE_BYTES = 32
 
 interface Entry {

@@ -1,17 +1,18 @@
-import type { PendingOutcome } from '../core/outcome.ts'
-import { decodeEntry, encodeEntry } from './outbox-entry.ts'
-import { Spool, type SpoolOptions } from './spool.ts'
-import { frameBytes } from './spool-file.ts'
-import type { Entry, Found } from './spool-read.ts'
+import { outcomeDraftOf, type PendingOutcome } from '../core/outcome.ts'
+import type { Millis, RecordId } from '../core/record.ts'
+import { BinaryReader, BinaryWriter } from './binary.ts'
+import { decodeRecord, encodeDraft } from './codec.ts'
+import { CorruptRecord } from './register.ts'
+import { type Entry, frameBytes, Spool, type SpoolOptions } from './spool.ts'
 
 export interface OutboxOptions extends SpoolOptions {
-  /** Whose outcomes these are: no other's are written to its keys in the store. */
+  /** Only its own outcomes are written to its keys in the store. */
   readonly service: string
 }
 
-/** An outcome that is in the spool, or on its way there. */
+/** An outcome in the spool, or on its way there. */
 export interface Kept extends Entry {
-  /** It is written, or given up. */
+  /** The store has it, or it is given up. */
   drop(): void
 }
 
@@ -20,7 +21,7 @@ export interface Left {
   readonly kept: Kept
 }
 
-/** Outcomes instead of bytes: what the guard speaks with a spool. */
+/** Outcomes instead of bytes: the spool as the guard uses it. */
 export class Outbox {
   readonly #spool: Spool
   readonly #service: string
@@ -31,8 +32,8 @@ export class Outbox {
   }
 
   /**
-   * Opens the spool, and gives the outcomes that an earlier process of the service left in it. Those that no record would show
-   * any more are dropped; what another service left, or what this version cannot read, stays where it is.
+   * Opens the spool and returns the outcomes that an earlier process of the service left in it. Those that have outlived their
+   * record are dropped; what another service left, or this version cannot read, stays where it is.
    * @throws as {@link Spool.open}.
    */
   static async open(options: OutboxOptions): Promise<{ outbox: Outbox; left: readonly Left[] }> {
@@ -40,7 +41,7 @@ export class Outbox {
     const { spool, found } = await Spool.open(options)
     const outbox = new Outbox(spool, service)
     const left: Left[] = []
-    const foreign = new Foreign()
+    const foreign = { services: new Map<string, number>(), withoutService: 0, bytes: 0 }
     let lapsed = 0
     for (const { entry, payload } of found) {
       const decoded = decodeEntry(payload, service)
@@ -54,7 +55,9 @@ export class Outbox {
           }
           break
         case 'foreign':
-          foreign.add(decoded.service, payload)
+          if (decoded.service === null) foreign.withoutService++
+          else foreign.services.set(decoded.service, (foreign.services.get(decoded.service) ?? 0) + 1)
+          foreign.bytes += frameBytes(payload.length)
           break
         case 'unreadable':
           say('an entry of the spool cannot be read by this version; it is left there', {
@@ -71,16 +74,14 @@ export class Outbox {
         'the spool holds outcomes that are not of this service; they stay on disk and are never written here: start a proxy of their service on this directory until it has written them, and give each service a directory of its own',
         {
           service,
-          services: foreign.services,
-          withoutService: foreign.withoutService,
-          bytes: foreign.bytes,
+          ...foreign,
+          services: Object.fromEntries(foreign.services),
           room: spool.room,
         },
       )
     return { outbox, left }
   }
 
-  /** At once in line for the disk, behind what came before. */
   keep(unsettled: PendingOutcome): Kept {
     return this.#kept(this.#spool.append(encodeEntry(unsettled, this.#service)))
   }
@@ -94,21 +95,81 @@ export class Outbox {
   }
 }
 
-/** Entries that are not of this service. */
-class Foreign {
-  readonly #services = new Map<string, number>()
-  withoutService = 0
-  /** What they take of the spool's room. */
-  bytes = 0
+/*
+ * An entry of the spool, version 2 (docs/record-format.md): version (1), length of the service's name (1), the name, flags (1),
+ * record id (32), version that a lost claim expected (6), spans (6, 6), how long it is of use (6), when it was made (6), then the
+ * record as the store would get it. The name comes first, so that any version can leave it to its service.
+ */
+const VERSION = 2
+/** From before services had keys of their own. */
+const WITHOUT_SERVICE = 1
+const FLAG = { claimed: 1, withdrawn: 2, over: 4, retry: 8 } as const
+const ID_BYTES = 32
+/** Without the name of the service. */
+const HEAD_BYTES = 3 + ID_BYTES + 5 * 6
 
-  add(service: string | null, payload: Found['payload']): void {
-    if (service === null) this.withoutService++
-    else this.#services.set(service, (this.#services.get(service) ?? 0) + 1)
-    this.bytes += frameBytes(payload.length)
-  }
+export function encodeEntry(unsettled: PendingOutcome, service: string): Buffer {
+  const { id, draft, spans, claimed, withdrawn, over, onLeaseExpired, usefulFor } = unsettled
+  const record = encodeDraft(draft)
+  const w = new BinaryWriter(HEAD_BYTES + service.length + record.length)
+  w.u8(VERSION)
+  w.u8(service.length)
+  w.ascii(service)
+  w.u8(
+    (claimed ? FLAG.claimed : 0) |
+      (withdrawn ? FLAG.withdrawn : 0) |
+      (over === null ? 0 : FLAG.over) |
+      (onLeaseExpired === 'retry' ? FLAG.retry : 0),
+  )
+  w.bytes(Buffer.from(id, 'base64url'))
+  w.u48(over ?? 0)
+  w.u48(spans.dueIn)
+  w.u48(spans.dropIn)
+  w.u48(usefulFor)
+  w.u48(Date.now())
+  w.bytes(record)
+  return w.done()
+}
 
-  /** How many of which service. */
-  get services(): Readonly<Record<string, number>> {
-    return Object.fromEntries(this.#services)
+export type Decoded =
+  | { readonly kind: 'own'; readonly unsettled: PendingOutcome }
+  /** Of another service; null: written by a version that did not record it. */
+  | { readonly kind: 'foreign'; readonly service: string | null }
+  | { readonly kind: 'unreadable'; readonly error: CorruptRecord }
+
+export function decodeEntry(payload: Buffer, service: string): Decoded {
+  try {
+    const r = new BinaryReader(payload, 0)
+    const version = r.u8()
+    if (version === WITHOUT_SERVICE) return { kind: 'foreign', service: null }
+    if (version !== VERSION) throw new CorruptRecord(`the entry has version ${version}, not ${VERSION}`)
+    const owner = r.take(r.u8()).toString('latin1')
+    if (owner !== service) return { kind: 'foreign', service: owner }
+    const flags = r.u8()
+    const id = r.take(ID_BYTES).toString('base64url') as RecordId
+    const over = r.u48()
+    const spans = { dueIn: r.u48(), dropIn: r.u48() }
+    const usefulFor = remaining(r.u48(), r.u48())
+    const draft = outcomeDraftOf(decodeRecord(payload.subarray(HEAD_BYTES + owner.length)))
+    if (draft === null) throw new CorruptRecord('the entry holds no outcome')
+    const unsettled: PendingOutcome = {
+      id,
+      draft,
+      spans,
+      claimed: (flags & FLAG.claimed) !== 0,
+      withdrawn: (flags & FLAG.withdrawn) !== 0,
+      over: (flags & FLAG.over) === 0 ? null : over,
+      onLeaseExpired: (flags & FLAG.retry) === 0 ? 'unknown' : 'retry',
+      usefulFor,
+    }
+    return { kind: 'own', unsettled }
+  } catch (error) {
+    if (error instanceof CorruptRecord) return { kind: 'unreadable', error }
+    throw error
   }
+}
+
+/** By the wall clock: the process that knew better is gone. A clock that was set back does not extend it. */
+function remaining(usefulFor: Millis, madeAt: Millis): Millis {
+  return Math.min(usefulFor, madeAt + usefulFor - Date.now())
 }

@@ -27,7 +27,7 @@ export interface ConnectionOptions {
 function settingsOf({ url, timeoutMs }: ConnectionOptions) {
   return {
     ...addressOf(url),
-    // Every reply has one shape in it, on every server.
+    // In RESP2 every reply has the same shape on every server.
     protocol: 2 as const,
     connectionName: 'idempotency-proxy',
     disableClientInfo: true,
@@ -131,7 +131,7 @@ export class Connection {
     }
     const received = stream.bytesRead
     const command = new LeanCommand(name, args)
-    // `sendCommand` and the way of a reply use nothing else of a Command.
+    // ioredis uses nothing else of a Command.
     void this.#client.sendCommand(command as unknown as Command)
     void command.promise.then(
       () => {
@@ -172,9 +172,7 @@ export class Connection {
   }
 }
 
-/**
- * Only messages are taken over from ioredis: its errors carry the command's arguments, which must not reach a log.
- */
+/** Takes only the message: ioredis' errors carry the command's arguments, which must not reach a log. */
 export function storeError(error: unknown): Error {
   if (error instanceof StoreUnavailable) return error
   const { name, message } = error as Error
@@ -198,7 +196,7 @@ class LeanCommand {
   readonly args: readonly Arg[] = []
   readonly promise: Promise<unknown>
   readonly inTransaction = false
-  /** Nobody listens to ioredis' diagnostics channels, which get arguments. */
+  /** Skips ioredis' diagnostics channels, which publish arguments. */
   readonly isTraced = true
   isResolved = false
   readonly #bytes: Buffer
@@ -213,14 +211,14 @@ class LeanCommand {
     this.#settle = { resolve, reject }
   }
 
-  /** ioredis says which protocol the connection speaks: it is RESP2 for all of ours. */
+  /** Told which protocol the connection speaks: RESP2, always. */
   setReplyContext(): void {}
 
   toWritable(): Buffer {
     return this.#bytes
   }
 
-  /** ioredis goes on waiting for the reply, which the order of replies needs. */
+  /** ioredis keeps waiting for the reply, so that those behind it stay matched. */
   setTimeout(after: Millis): void {
     this.#timer ??= setTimeout(() => this.reject(new Error(TIMED_OUT)), after)
   }

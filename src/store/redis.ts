@@ -42,7 +42,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const redis = new Connection(options, () => channels.resubscribe())
   let noting: Noting | null = null
 
-  /** Notes of one turn of the event loop are one command: there is one for every executed request. */
+  /** One command for all notes of a turn of the event loop: every executed request has one. */
   const noteTogether = (): Noting => {
     const noteKeys: string[] = []
     const args: Arg[] = [skew()]
@@ -176,7 +176,7 @@ function written([, now, version, fence, createdAt]: Written): { done: true; now
   return { done: true, now, stamp: { version, fence, createdAt } }
 }
 
-/** The bytes of a list of states. The guard has one list, which it passes with every outcome. */
+/** The guard passes the same list with every outcome. */
 function codesOf(states: readonly State[]): Buffer {
   let codes = stateCodes.get(states)
   if (codes === undefined) {
@@ -207,11 +207,11 @@ function scored(reply: Buffer[]): (Place & { readonly id: RecordId })[] {
   return pairs
 }
 
-/** What an operator does about a server that does not say whether it evicts. */
+/** If the server does not say whether it evicts. */
 const UNTOLD = 'routes with profile strict answer 503'
 const ACCEPT = 'store.acceptRisk: true accepts the risk'
 
-/** Reads the reply of `INFO`; null where it was denied. */
+/** `info`: the reply of `INFO`; null if it was denied. */
 export function traitsOf(info: string | null): StoreTraits {
   if (info === null)
     return {
@@ -256,7 +256,7 @@ export function traitsOf(info: string | null): StoreTraits {
  *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
  *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
  *
- * <service> has letters, digits, `_`, `.` and `-`: it cannot end early, nor be a pattern. xx is the first byte of the id in hex.
+ * <service> has letters, digits, `_`, `.` and `-`: it can neither end early nor be a pattern. xx is the first byte of the id in hex.
  * What belongs to an id shares that hash tag, so all of it lives in one slot.
  */
 const SHARDS = 256
@@ -266,7 +266,7 @@ const ID_LENGTH = 43
 export class RedisKeys {
   /** Every shard's index of unresolved records. */
   readonly indexes: readonly string[]
-  /** What finds every record. */
+  /** Matches every record. */
   readonly glob: string
   readonly #shards: readonly string[]
 
@@ -297,23 +297,22 @@ export class RedisKeys {
     return `${this.#shardOf(id)}u`
   }
 
-  /** What most scripts take. */
   recordAndIndex(id: RecordId): string[] {
     return [this.record(id), this.index(id)]
   }
 
-  /** What finds the records whose id begins so. Base64url has nothing that a glob takes for more than itself. */
+  /** Matches the records whose id starts so. Base64url has no character that is special in a glob. */
   globOf(beginning: string): string {
     return `${this.#shardOf(beginning)}r:${beginning}*`
   }
 
-  /** The id in the name of a record; null: of something else. */
+  /** Null: not the key of a record. */
   idOf(key: string): RecordId | null {
     const id = key.slice(-ID_LENGTH)
     return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
   }
 
-  /** The first byte of the id: the six bits of its first digit in base64url, and two of the second. */
+  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
   #shardOf(id: string): string {
     return this.#shards[(DIGITS.indexOf(id.charAt(0)) << 2) | (DIGITS.indexOf(id.charAt(1)) >> 4)] as string
   }

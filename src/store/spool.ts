@@ -1,29 +1,54 @@
-import { type FileHandle, mkdir, open, rename, unlink } from 'node:fs/promises'
+import { createHash, randomBytes } from 'node:crypto'
+import { type FileHandle, mkdir, open, readdir, readFile, rename, unlink } from 'node:fs/promises'
 import { join } from 'node:path'
-import { damagedName, entryFrame, frameBytes, newSegmentName, tombstoneFrame } from './spool-file.ts'
-import { lock } from './spool-lock.ts'
-import {
-  type Entry,
-  type Found,
-  type Item,
-  type Kept,
-  newSegment,
-  readSpool,
-  type Say,
-  type Segment,
-} from './spool-read.ts'
+import { lockFile } from '../runtime/file-lock.ts'
 
-/** Segments of a full spool: few files, and little stays on disk that is no longer needed. */
+/** Of a full spool: few files, and little stays on disk that is no longer needed. */
 const SEGMENTS = 16
 /** It holds responses. */
 const DIRECTORY_MODE = 0o700
 const FILE_MODE = 0o600
+const LOCK = 'spool.lock'
+
+/** Reports to the operator; must not throw. */
+export type Say = (message: string, detail: Readonly<Record<string, unknown>>) => void
+
+/** `kept`: on disk, whatever happens to this process and this machine, or no longer needed. Otherwise why it is not. */
+export type Kept = 'kept' | Error
+
+/** A payload in the spool, or on its way there. */
+export interface Entry {
+  readonly done: Promise<Kept>
+}
+
+/** Left by an earlier process. */
+export interface Found {
+  readonly entry: Entry
+  readonly payload: Buffer
+}
 
 export interface SpoolOptions {
   readonly directory: string
   /** Bytes of all segments together. */
   readonly maxBytes: number
   readonly say: Say
+}
+
+interface Segment extends SegmentName {
+  bytes: number
+  /** Numbers of the entries that nobody has dropped. */
+  readonly live: Set<number>
+  /** Segments whose entries its tombstones take back: it outlives them. */
+  readonly buries: Set<Segment>
+  /** Part of it could not be read: in the end it is kept aside, not removed. */
+  damaged: boolean
+}
+
+interface Item extends Entry {
+  readonly number: number
+  /** Null: in none, or not yet. */
+  segment: Segment | null
+  dropped: boolean
 }
 
 interface Append {
@@ -33,29 +58,29 @@ interface Append {
 }
 
 interface Open {
-  readonly handle: FileHandle
   readonly segment: Segment
+  readonly handle: FileHandle
 }
 
-/** An entry to take back, and where it is. */
+/** An entry to take back, and the segment that holds it. */
 interface Drop {
   readonly number: number
   readonly of: Segment
 }
 
 /**
- * Payloads on disk until they are dropped: append-only segments in a directory that one process uses at a time. What comes
- * while the disk is busy is written and synced together. A segment goes when nothing in it is needed any more; a directory
- * without segments means that nothing is left over.
+ * Payloads on disk until they are dropped: append-only segments in a directory that one process uses at a time. What arrives
+ * while the disk is busy is written and synced together. A segment is removed when nothing in it is needed any more; a
+ * directory without segments means that nothing is left. Why it is a log: docs/adr/0014.
  */
 export class Spool {
   readonly #directory: string
   readonly #maxBytes: number
   readonly #say: Say
   readonly #unlock: () => void
-  /** From the oldest to the newest. */
+  /** Oldest first. */
   #segments: Segment[] = []
-  /** The newest one, while it takes more. */
+  /** The newest segment, while it takes more. */
   #open: Open | null = null
   #number = 0
   /** Of segments, and of what waits to be written. */
@@ -75,15 +100,15 @@ export class Spool {
   }
 
   /**
-   * Opens the directory, which is made where it is missing, and gives what earlier processes left in it.
-   * @throws where it cannot be made, read or written, or another process uses it.
+   * Opens the directory, creating it if necessary, and returns what earlier processes left in it.
+   * @throws if it cannot be created, read or written, or another process uses it.
    */
   static async open(options: SpoolOptions): Promise<{ spool: Spool; found: readonly Found[] }> {
     const { directory, say } = options
     let unlock: (() => void) | null = null
     try {
       await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
-      unlock = lock(directory)
+      unlock = lockFile(join(directory, LOCK))
       if (unlock === null) throw new Error('another process uses it, and each needs one of its own')
       const spool = new Spool(options, unlock)
       const { segments, number, found } = await readSpool(directory, say)
@@ -99,7 +124,7 @@ export class Spool {
     }
   }
 
-  /** Bytes that it takes at most now. */
+  /** Bytes that it can still take. */
   get room(): number {
     return Math.max(0, this.#maxBytes - this.#bytes)
   }
@@ -116,7 +141,7 @@ export class Spool {
     return item
   }
 
-  /** The entry is not needed any more. One that is found again all the same, after a crash, must do no harm. */
+  /** The entry is no longer needed. If it is found again after a crash, it must do no harm. */
   drop(entry: Entry): void {
     const item = entry as Item
     if (this.#closing !== null || item.dropped) return
@@ -125,7 +150,7 @@ export class Spool {
     this.#writing ??= this.#work()
   }
 
-  /** Resolves when all that was asked for is done. */
+  /** Resolves when everything asked for is done. */
   close(): Promise<void> {
     this.#closing ??= this.#end()
     return this.#closing
@@ -188,11 +213,10 @@ export class Spool {
       if (open !== null && (await this.#takeBack(open))) open = null
     }
     const segment = open?.segment ?? null
-    if (segment === null) {
-      this.#bytes -= appended
-    } else {
+    this.#bytes -= appended
+    if (segment !== null) {
       segment.bytes += bytes
-      this.#bytes += bytes - appended
+      this.#bytes += bytes
     }
     for (const { item, settle } of appends) {
       item.segment = segment
@@ -219,12 +243,12 @@ export class Spool {
     }
     const segment = newSegment(name)
     this.#segments.push(segment)
-    this.#open = { handle, segment }
+    this.#open = { segment, handle }
     return this.#open
   }
 
-  /** After a write that failed: the segment takes no more. True: nothing of that write is left in it. */
-  async #takeBack({ handle, segment }: Open): Promise<boolean> {
+  /** After a failed write: the segment takes no more. True: nothing of that write is left in it. */
+  async #takeBack({ segment, handle }: Open): Promise<boolean> {
     const taken = await handle.truncate(segment.bytes).then(
       () => true,
       () => false,
@@ -240,7 +264,7 @@ export class Spool {
     await open?.handle.close().catch(() => {})
   }
 
-  /** Removes the segments that are of no use any more, the oldest first: a tombstone outlives what it takes back. */
+  /** Removes the segments that are no longer needed, oldest first: a tombstone outlives what it takes back. */
   async #collect(): Promise<void> {
     for (const segment of this.#segments) {
       if (segment.live.size > 0) continue
@@ -272,4 +296,191 @@ export class Spool {
 /** An entry that is in no segment. */
 function refused(why: string): Item {
   return { number: 0, done: Promise.resolve(new Error(why)), segment: null, dropped: true }
+}
+
+/** What earlier processes left, oldest first. `number`: the highest of any entry. */
+export async function readSpool(
+  directory: string,
+  say: Say,
+): Promise<{ segments: Segment[]; number: number; found: Found[] }> {
+  const segments: Segment[] = []
+  const entries = new Map<string, { readonly entry: Item & { segment: Segment }; readonly payload: Buffer }>()
+  const graves: { readonly place: string; readonly by: Segment }[] = []
+  let highest = 0
+  for (const name of await segmentsIn(directory, say)) {
+    const bytes = await readFile(join(directory, name.name))
+    const segment = { ...newSegment(name), bytes: bytes.length }
+    segments.push(segment)
+    for (const piece of readSegment(bytes, name.marker)) {
+      if (piece.kind === 'unreadable') {
+        segment.damaged ||= !piece.blank
+        const where = { file: name.name, at: piece.at, bytes: piece.bytes }
+        say('a part of the spool cannot be read; it is skipped, and kept aside', where)
+        continue
+      }
+      const { number } = piece
+      highest = Math.max(highest, number)
+      if (piece.kind === 'entry') {
+        const entry = { number, done: Promise.resolve('kept' as const), segment, dropped: false }
+        entries.set(placeOf(name.marker, number), { entry, payload: piece.payload })
+      } else graves.push({ place: placeOf(piece.of, number), by: segment })
+    }
+  }
+  for (const { place, by } of graves) {
+    const buried = entries.get(place)?.entry
+    if (buried === undefined) continue
+    buried.dropped = true
+    by.buries.add(buried.segment)
+  }
+  const found = [...entries.values()].filter(({ entry }) => !entry.dropped)
+  for (const { entry } of found) entry.segment.live.add(entry.number)
+  return { segments, number: highest, found }
+}
+
+function newSegment(name: SegmentName): Segment {
+  return { ...name, bytes: 0, live: new Set(), buries: new Set(), damaged: false }
+}
+
+async function segmentsIn(directory: string, say: Say): Promise<SegmentName[]> {
+  const names: SegmentName[] = []
+  const others: string[] = []
+  let aside = 0
+  for (const name of await readdir(directory)) {
+    const segment = parseSegmentName(name)
+    if (segment !== null) names.push(segment)
+    else if (isDamagedName(name)) aside++
+    else if (name !== LOCK) others.push(name)
+  }
+  if (others.length > 0)
+    say('the spool has files that are not its own; they are left alone', { files: others })
+  if (aside > 0)
+    say('damaged files of the spool are kept aside; look at them, and remove them', { files: aside })
+  return names.sort((a, b) => a.number - b.number)
+}
+
+function placeOf(marker: Buffer, number: number): string {
+  return `${marker.toString('hex')} ${number}`
+}
+
+/*
+ * A segment, version 1 (docs/record-format.md): frames one after the other, nothing before them. All numbers are big-endian.
+ *
+ *   0  8  the segment's marker      9  6  number        19 16  SHA-256 of bytes 0–18 and the payload, cut off
+ *   8  1  kind                     15  4  length        35     payload
+ *
+ * The marker is random and also part of the file's name: nobody who influences a payload can forge a frame, and after damage
+ * the next whole frame is found by it.
+ */
+const NUMBER_AT = 9
+const U48 = 6
+const LENGTH_AT = 15
+const DIGEST_AT = 19
+const DIGEST_BYTES = 16
+const PAYLOAD_AT = DIGEST_AT + DIGEST_BYTES
+const MARKER_BYTES = 8
+
+const KIND_ENTRY = 1
+/** Takes back the entry of the same number; its payload is the marker of the segment that holds that entry. */
+const KIND_TOMBSTONE = 2
+
+/** Segments are ordered by number. The marker keeps files of several spools apart that were put into one directory. */
+const NAME = /^spool-v1-(\d{8,})-([0-9a-f]{16})$/
+const DAMAGED = '.damaged'
+
+interface SegmentName {
+  readonly name: string
+  readonly number: number
+  readonly marker: Buffer
+}
+
+/** Bytes that a payload takes in a file. */
+export function frameBytes(payload: number): number {
+  return PAYLOAD_AT + payload
+}
+
+export function newSegmentName(number: number): SegmentName {
+  const marker = randomBytes(MARKER_BYTES)
+  return { name: `spool-v1-${String(number).padStart(8, '0')}-${marker.toString('hex')}`, number, marker }
+}
+
+/** Null: not a spool file that this version reads. */
+export function parseSegmentName(name: string): SegmentName | null {
+  const [, number = '', marker = ''] = NAME.exec(name) ?? []
+  return number === '' ? null : { name, number: Number(number), marker: Buffer.from(marker, 'hex') }
+}
+
+/** What a segment is renamed to once only its unreadable part is still of use. */
+export function damagedName(name: string): string {
+  return `${name}${DAMAGED}`
+}
+
+export function isDamagedName(name: string): boolean {
+  return name.endsWith(DAMAGED) && parseSegmentName(name.slice(0, -DAMAGED.length)) !== null
+}
+
+export function entryFrame(marker: Buffer, number: number, payload: Buffer): Buffer {
+  return frame(marker, KIND_ENTRY, number, payload)
+}
+
+/** Takes back the entry `number` of the segment `of`. */
+function tombstoneFrame(marker: Buffer, number: number, of: Buffer): Buffer {
+  return frame(marker, KIND_TOMBSTONE, number, of)
+}
+
+function frame(marker: Buffer, kind: number, number: number, payload: Buffer): Buffer {
+  const bytes = Buffer.allocUnsafe(frameBytes(payload.length))
+  marker.copy(bytes)
+  bytes.writeUInt8(kind, MARKER_BYTES)
+  bytes.writeUIntBE(number, NUMBER_AT, U48)
+  bytes.writeUInt32BE(payload.length, LENGTH_AT)
+  payload.copy(bytes, PAYLOAD_AT)
+  digestOf(bytes).copy(bytes, DIGEST_AT)
+  return bytes
+}
+
+function digestOf(bytes: Buffer): Buffer {
+  const hash = createHash('sha256').update(bytes.subarray(0, DIGEST_AT)).update(bytes.subarray(PAYLOAD_AT))
+  return hash.digest().subarray(0, DIGEST_BYTES)
+}
+
+export type Piece =
+  | { readonly kind: 'entry'; readonly number: number; readonly payload: Buffer }
+  | { readonly kind: 'tombstone'; readonly number: number; readonly of: Buffer }
+  /** A write that was cut off, or damage. `blank`: only zeros, as a system crash leaves them. */
+  | { readonly kind: 'unreadable'; readonly at: number; readonly bytes: number; readonly blank: boolean }
+
+/** The contents of a segment, in order. Payloads are views of `bytes`. */
+export function readSegment(bytes: Buffer, marker: Buffer): Piece[] {
+  const pieces: Piece[] = []
+  for (let at = 0; at < bytes.length; ) {
+    const read = readFrame(bytes, at, marker)
+    if (read !== null) {
+      pieces.push(read.piece)
+      at = read.end
+      continue
+    }
+    let next = at
+    do next = bytes.indexOf(marker, next + 1)
+    while (next >= 0 && readFrame(bytes, next, marker) === null)
+    const end = next < 0 ? bytes.length : next
+    const blank = bytes.subarray(at, end).every((byte) => byte === 0)
+    pieces.push({ kind: 'unreadable', at, bytes: end - at, blank })
+    at = end
+  }
+  return pieces
+}
+
+function readFrame(bytes: Buffer, at: number, marker: Buffer): { piece: Piece; end: number } | null {
+  if (bytes.length - at < PAYLOAD_AT || bytes.compare(marker, 0, MARKER_BYTES, at, at + MARKER_BYTES) !== 0)
+    return null
+  const end = at + frameBytes(bytes.readUInt32BE(at + LENGTH_AT))
+  if (end > bytes.length) return null
+  const whole = bytes.subarray(at, end)
+  if (!digestOf(whole).equals(whole.subarray(DIGEST_AT, PAYLOAD_AT))) return null
+  const number = whole.readUIntBE(NUMBER_AT, U48)
+  const payload = whole.subarray(PAYLOAD_AT)
+  const kind = whole.readUInt8(MARKER_BYTES)
+  if (kind === KIND_ENTRY) return { piece: { kind: 'entry', number, payload }, end }
+  if (kind === KIND_TOMBSTONE) return { piece: { kind: 'tombstone', number, of: payload }, end }
+  return null
 }

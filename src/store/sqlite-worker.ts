@@ -16,18 +16,16 @@ import {
   type WorkerOptions,
 } from './sqlite.ts'
 
-/*
- * Runs SQLite off the event loop. What arrived together is one transaction with one fsync, and is answered after it.
- */
+/* Runs SQLite off the event loop. Operations that arrive together are one transaction with one fsync, and are answered after it. */
 
 /** `PRAGMA user_version` of the file. */
 const SCHEMA = 2
 /** Bounds how long a batch holds the lock that other processes wait for. */
 const BATCH = 256
 const PRUNE_EVERY: Millis = 1000
-/** Bounds how long pruning keeps operations waiting. */
+/** Bounds how long pruning delays operations. */
 const PRUNE_ROWS = 500
-/** Opening races with other processes for locks that SQLite does not wait for (switching to WAL). */
+/** Opening competes with other processes for locks that SQLite does not wait for (switching to WAL). */
 const OPEN_TRIES = 50
 const OPEN_PAUSE: Millis = 20
 
@@ -49,7 +47,7 @@ const CREATE = `
   CREATE INDEX records_drop_at ON records (drop_at);
   PRAGMA user_version = ${SCHEMA};
 `
-/** Later than the rest, and no other schema: an earlier release does without it and can go on with the file. */
+/** Added later under the same schema version: an earlier release does without it and can still use the file. */
 const CREATE_BUCKETS = `
   CREATE TABLE IF NOT EXISTS buckets (
     service TEXT NOT NULL,
@@ -62,7 +60,7 @@ const CREATE_BUCKETS = `
   ) STRICT, WITHOUT ROWID;
   CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
 `
-/** Likewise. `created_at` says of which record under that id; the trigger lives in the file, so an earlier release clears up, too. */
+/** Likewise. `created_at` says which record under that id; the trigger lives in the file, so earlier releases clean up, too. */
 const CREATE_NOTES = `
   CREATE TABLE IF NOT EXISTS notes (
     service TEXT NOT NULL,
@@ -74,7 +72,7 @@ const CREATE_NOTES = `
   CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
     BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
 `
-/** What needs no lock of the file for writing. */
+/** Operations that need no write lock. */
 const READS: readonly (keyof Operations)[] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
 
 function open(): DatabaseSync {
@@ -101,7 +99,7 @@ function open(): DatabaseSync {
   }
 }
 
-/** A mistaken path must not make a store of somebody else's database: a command that only looks would, too. */
+/** A mistyped path must not turn somebody else's database into a store; even a command that only reads would. */
 function refuseForeign(db: DatabaseSync): void {
   const { version, objects, records } = db
     .prepare(
@@ -139,15 +137,12 @@ function serve(db: DatabaseSync): void {
      ON CONFLICT (service, id) DO UPDATE SET
        unresolved = excluded.unresolved, due = excluded.due, drop_at = excluded.drop_at, bytes = excluded.bytes`,
   )
-  const prolong = db.prepare(
-    'UPDATE records SET due = ?, drop_at = ?, bytes = ? WHERE service = ? AND id = ?',
-  )
   const erase = db.prepare('DELETE FROM records WHERE service = ? AND id = ?')
   const overdue = db.prepare(
     `SELECT id FROM records WHERE service = ? AND unresolved = 1 AND due <= ? AND drop_at > ?
      ORDER BY due LIMIT ?`,
   )
-  // What has expired is nobody's: that of other services goes, too, and so their processes need not run for it.
+  // Expired records of other services go, too: their processes need not be running.
   const prune = db.prepare(
     'DELETE FROM records WHERE rowid IN (SELECT rowid FROM records WHERE drop_at <= ? LIMIT ?)',
   )
@@ -178,11 +173,11 @@ function serve(db: DatabaseSync): void {
     return row === undefined ? null : view(row.bytes)
   }
 
-  function write(id: string, written: ReturnType<typeof stampCopy>): void {
+  function write(id: string, written: ReturnType<typeof prolongLease>): void {
     upsert.run(service, id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
   }
 
-  /** `kept`: of this record, not of one before it under the same id. */
+  /** Of this record, not of an earlier one under the same id. */
   function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
     const there = read(id, at)
     if (there === null) return null
@@ -218,8 +213,7 @@ function serve(db: DatabaseSync): void {
       return items.map(({ id, token, ...spans }) => {
         const there = read(id, at)
         if (there === null || !mayRenew(there, view(token))) return false
-        const { bytes, due, dropAt } = prolongLease(there, at, spans)
-        prolong.run(due, dropAt, bytes, service, id)
+        write(id, prolongLease(there, at, spans))
         return true
       })
     },
@@ -234,7 +228,7 @@ function serve(db: DatabaseSync): void {
       return true
     },
     list(beginning, after, limit) {
-      // No character of an id comes after ~.
+      // No character of an id sorts after ~.
       const rows = selectIds.all(service, after, beginning, `${beginning}~`, now(), limit)
       return rows.map((row) => row['id'] as RecordId)
     },
@@ -263,7 +257,7 @@ function serve(db: DatabaseSync): void {
     return (operations[op] as (...args: readonly unknown[]) => unknown)(...args)
   }
 
-  /** Runs a batch in one transaction. Where an operation fails, each is tried alone, so that it fails no other. */
+  /** Runs a batch in one transaction. If an operation fails, each is tried alone, so that it fails no other. */
   function transact(batch: readonly Request[]): Reply[] {
     const writes = batch.some(({ op }) => !READS.includes(op))
     let began = false
@@ -290,7 +284,7 @@ function serve(db: DatabaseSync): void {
       if (pruned > 0) post({ pruned })
       most = Math.max(pruned, Number(pruneBuckets.run(now(), PRUNE_ROWS).changes))
     } catch {
-      // The next round tries again; operations report what is wrong.
+      // Tried again next time; operations report what is wrong.
     }
     timer = setTimeout(sweep, most === PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
   }

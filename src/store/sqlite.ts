@@ -52,7 +52,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
   try {
     closeSync(openSync(options.path, 'a', 0o600))
   } catch {
-    // The worker's own attempt says what is wrong.
+    // The worker will say what is wrong.
   }
   const thread = new Thread(options)
   await thread.start()
@@ -114,7 +114,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
   }
 }
 
-/** A message carries the whole memory under a view: a small buffer of Node's pool would take all of the pool along. */
+/** A message carries the whole memory under a view: a small buffer of Node's pool would bring all of the pool along. */
 function unpooled(bytes: Buffer): Buffer {
   return Buffer.from(new Uint8Array(bytes).buffer)
 }
@@ -151,7 +151,7 @@ export interface Request {
 export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
 export type Reply = { readonly seq: number } & ({ readonly result: unknown } | { readonly failure: Failure })
 
-/** What the worker posts: first whether it could open the file, then replies of one transaction each, and how many rows it pruned. */
+/** What the worker posts: whether it could open the file, then the replies of one transaction at a time, and how many rows it pruned. */
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
@@ -230,11 +230,11 @@ class Thread {
       skew: this.skew,
       maxPages,
     }
-    // Emitted JavaScript beside emitted JavaScript, TypeScript beside TypeScript.
+    // TypeScript in development, JavaScript in the package.
     const extension = import.meta.url.slice(-2)
     const worker = new Worker(new URL(`./sqlite-worker.${extension}`, import.meta.url), {
       workerData: options,
-      // node:sqlite warns on the earlier releases of Node 24.
+      // node:sqlite warns in earlier releases of Node 24.
       execArgv: ['--disable-warning=ExperimentalWarning'],
     })
     return new Promise((resolve, reject) => {

@@ -4,11 +4,11 @@ interface Watcher {
   readonly changed: () => void
 }
 
-/** Who waits for the ends of which attempts, within this process. */
+/** Who in this process waits for the end of which attempt. */
 export class Watchers {
   readonly #byId = new Map<RecordId, Set<Watcher>>()
 
-  /** Until the function that it returns is called. */
+  /** Returns what ends it. */
   add(id: RecordId, changed: () => void): () => void {
     const watcher = { changed }
     const watching = this.#byId.get(id) ?? new Set()
@@ -22,7 +22,7 @@ export class Watchers {
     return this.#byId.has(id)
   }
 
-  /** In a microtask each: a watcher that throws fails no write, and no other watcher. */
+  /** One microtask each: a watcher that throws fails no write and no other watcher. */
   tell(id: RecordId): void {
     const watching = this.#byId.get(id)
     for (const watcher of watching ?? [])

@@ -18,9 +18,8 @@ import { createInterface } from 'node:readline'
 import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
-import { Spool } from '../../src/store/spool.ts'
-import { entryFrame, frameBytes, parseSegmentName, readSegment } from '../../src/store/spool-file.ts'
-import type { Entry, Kept } from '../../src/store/spool-read.ts'
+import type { Entry, Kept } from '../../src/store/spool.ts'
+import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool.ts'
 
 t.setTimeout(120_000)
 
