@@ -21,7 +21,7 @@ export interface Row {
 }
 
 export interface Frame {
-  /** Never changes: links and provisioning go by it. */
+  /** Never changes: links and provisioning use it. */
   readonly uid: string
   readonly title: string
   readonly description: string
@@ -30,7 +30,7 @@ export interface Frame {
 
 const TAG = 'idempotency-proxy'
 
-/** What the dashboards have in common: variables, links between them, time. */
+/** What all dashboards share: variables, links between them, time range. */
 export function dashboard({ uid, title, description, rows }: Frame): Dashboard {
   const builder = new DashboardBuilder(title)
     .uid(uid)
@@ -64,7 +64,7 @@ interface Variable {
   readonly label: string
   readonly description: string
   readonly query: string
-  /** What matches where nothing is chosen. A label that may be missing needs `.*`. */
+  /** Matches if nothing is selected. A label that may be missing needs `.*`. */
   readonly all: '.+' | '.*'
 }
 
@@ -72,28 +72,28 @@ const VARIABLES: readonly Variable[] = [
   {
     name: 'job',
     label: 'Job',
-    description: 'As Prometheus calls the scrape: one deployment each.',
+    description: 'Prometheus job: one per deployment.',
     query: 'label_values(idempotency_build_info, job)',
     all: '.+',
   },
   {
     name: 'namespace',
     label: 'Namespace',
-    description: 'Of Kubernetes; elsewhere there is none.',
+    description: 'Kubernetes namespace, if any.',
     query: 'label_values(idempotency_build_info{job=~"$job"}, namespace)',
     all: '.*',
   },
   {
     name: 'instance',
     label: 'Instance',
-    description: 'Replicas.',
+    description: 'Replica.',
     query: 'label_values(idempotency_build_info{job=~"$job", namespace=~"$namespace"}, instance)',
     all: '.+',
   },
   {
     name: 'route',
     label: 'Route',
-    description: 'Configured names; default is what no route matches.',
+    description: 'Configured routes; default is everything that no route matches.',
     query: `label_values(${of('idempotency_retention_seconds').replace(', route=~"$route"', '')}, route)`,
     all: '.+',
   },

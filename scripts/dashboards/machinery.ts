@@ -7,7 +7,7 @@ export const STORE: Row = {
   panels: [
     graph({
       title: 'Operations',
-      description: 'What the store is asked. A protected request is a put and a swap.',
+      description: 'Operations per second. A protected request is a put and a swap.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -18,8 +18,8 @@ export const STORE: Row = {
       ],
     }),
     graph({
-      title: 'Time of operations, slowest hundredth',
-      description: 'p99, until the answer or the error. Bounded by store.timeout.',
+      title: 'Operation duration (p99)',
+      description: 'Until the answer or the error. Bounded by store.timeout.',
       unit: 's',
       width: 8,
       queries: [
@@ -30,15 +30,15 @@ export const STORE: Row = {
       ],
     }),
     graph({
-      title: 'Errors of the store',
-      description: 'Operations that failed: no answer in time, a full store, a breaker that is open.',
+      title: 'Store errors',
+      description: 'Failed operations: timeout, store full, breaker open.',
       unit: 'ops',
       width: 8,
       queries: [{ expr: rate('idempotency_store_errors_total', 'store'), legend: '{{store}}' }],
     }),
     graph({
       title: 'Replicas that reach the store',
-      description: 'Those whose last operation was answered, and those whose breaker is not closed.',
+      description: 'Replicas whose last operation was answered, and replicas whose breaker is not closed.',
       unit: 'short',
       width: 8,
       queries: [
@@ -50,25 +50,24 @@ export const STORE: Row = {
       ],
     }),
     graph({
-      title: 'Outcomes not stored yet',
-      description: 'Held in memory, and on disk with store.spool, until the store takes them. 0 is the rule.',
+      title: 'Outcomes not yet stored',
+      description: 'Held in memory, and on disk with store.spool, until the store takes them. Normally 0.',
       unit: 'short',
       width: 8,
       queries: [{ expr: `sum (${of('idempotency_spooled')})`, legend: 'outcomes' }],
     }),
     stat({
-      title: 'What the store promises',
-      description: 'Strict: durable, and evicts nothing. Unfit: it may evict records that have not expired.',
+      title: 'Store guarantees',
+      description: 'Strict: durable and never evicts. Unfit: may evict records that have not expired.',
       unit: 'none',
       width: 4,
       limits: { yellow: 2, red: 3 },
-      called: { 0: 'strict', 1: 'does not tell', 2: 'forgets on restart', 3: 'unfit' },
+      names: { 0: 'strict', 1: 'unknown', 2: 'lost on restart', 3: 'unfit' },
       queries: [{ expr: `3 - min by (store) (${of('idempotency_store_grade')})`, legend: '{{store}}' }],
     }),
     graph({
       title: 'Expired records removed',
-      description:
-        'By stores that do it themselves and tell: memory and SQLite. Redis expires by itself, and is not here.',
+      description: 'Memory and SQLite only: Redis does not report expired keys.',
       unit: 'ops',
       width: 4,
       queries: [{ expr: rate('idempotency_pruned_total', 'store'), legend: '{{store}}' }],
@@ -80,15 +79,15 @@ export const PROCESS: Row = {
   title: 'Process',
   panels: [
     graph({
-      title: 'Bodies held',
-      description: 'Bytes of requests and answers in memory, by replica. Bounded by limits.buffered.',
+      title: 'Buffered bodies',
+      description: 'Bytes of request and response bodies in memory, by replica. Bounded by limits.buffered.',
       unit: 'bytes',
       width: 6,
       queries: [{ expr: `sum by (instance) (${of('idempotency_buffered_bytes')})`, legend: '{{instance}}' }],
     }),
     graph({
       title: 'Resident memory',
-      description: 'Of each replica. docs/internals/performance.md says what is usual.',
+      description: 'By replica. Typical values: docs/internals/performance.md.',
       unit: 'bytes',
       width: 6,
       queries: [
@@ -101,7 +100,7 @@ export const PROCESS: Row = {
     graph({
       title: 'CPU',
       description:
-        'Cores in use by each replica. One is the most for traffic; the garbage collector and SQLite have threads of their own.',
+        'Cores used by each replica. Traffic uses one at most; the garbage collector and SQLite have their own threads.',
       unit: 'short',
       width: 6,
       queries: [
@@ -112,8 +111,8 @@ export const PROCESS: Row = {
       ],
     }),
     graph({
-      title: 'Delay of the event loop, slowest hundredth',
-      description: 'How late a replica gets to its work. Over 50 ms it is short of CPU.',
+      title: 'Event loop delay (p99)',
+      description: 'How late timers fire, by replica. Above 50 ms the replica is short of CPU.',
       unit: 's',
       width: 6,
       queries: [

@@ -12,22 +12,22 @@ const GLANCE: Row = {
   panels: [
     stat({
       title: 'Protected requests',
-      description: 'Requests with a key, per second, however they were answered.',
+      description: 'Requests with a key, per second, whatever the answer.',
       unit: 'reqps',
       width: 4,
       queries: [{ expr: rate('idempotency_requests_total', '', 'outcome!="passed"'), legend: 'requests' }],
     }),
     stat({
       title: 'Duplicates prevented',
-      description: 'Requests that would have been executed again without the proxy, in the time shown.',
+      description:
+        'Requests that would have been executed twice without the proxy, in the selected time range.',
       unit: 'short',
       width: 4,
       queries: [{ expr: increase('idempotency_duplicates_prevented_total'), legend: 'prevented' }],
     }),
     stat({
-      title: 'Outcomes unknown now',
-      description:
-        'Records of which nobody knows yet whether they were executed. More on the dashboard Safety.',
+      title: 'Unknown outcomes',
+      description: 'Records that may or may not have been executed. Details on the Safety dashboard.',
       unit: 'short',
       width: 4,
       limits: { yellow: 1 },
@@ -35,27 +35,27 @@ const GLANCE: Row = {
     }),
     stat({
       title: 'Store',
-      description: 'Whether the last operation of every replica was answered.',
+      description: 'Up if the last operation of every replica was answered.',
       unit: 'none',
       width: 4,
       limits: { yellow: 1, red: 2 },
-      called: { 0: 'up', 1: 'down' },
+      names: { 0: 'up', 1: 'down' },
       queries: [{ expr: `1 - min (${of('idempotency_store_up')})`, legend: 'store' }],
     }),
     stat({
       title: 'Replicas',
-      description: 'Processes that Prometheus reaches.',
+      description: 'Replicas that Prometheus scrapes.',
       unit: 'short',
       width: 4,
       queries: [{ expr: `count (${of('idempotency_build_info')})`, legend: 'replicas' }],
     }),
     stat({
       title: 'Last reload',
-      description: 'Whether every replica has taken the configuration that it was given last.',
+      description: 'Whether every replica accepted the latest configuration.',
       unit: 'none',
       width: 4,
       limits: { red: 1 },
-      called: { 0: 'taken', 1: 'refused' },
+      names: { 0: 'accepted', 1: 'refused' },
       queries: [
         {
           expr: `1 - min (${ofProcess('idempotency_config_last_reload_successful')})`,
@@ -72,7 +72,7 @@ const TRAFFIC: Row = {
     graph({
       title: 'Requests by outcome',
       description:
-        'How requests were answered. executed went to the upstream, replayed and waited got the first answer again.',
+        'How requests were answered. executed went upstream; replayed and waited received the stored response.',
       unit: 'reqps',
       width: 12,
       stacked: true,
@@ -80,7 +80,7 @@ const TRAFFIC: Row = {
     }),
     graph({
       title: 'Requests by route',
-      description: 'All requests of a route, those without a key included.',
+      description: 'All requests of a route, including those without a key.',
       unit: 'reqps',
       width: 12,
       stacked: true,
@@ -89,14 +89,15 @@ const TRAFFIC: Row = {
     graph({
       title: 'Claims by result',
       description:
-        'What requests with a key found in the store: created is a new key, replay a finished record.',
+        'What requests with a key found in the store: created is a new key, replay a completed record.',
       unit: 'ops',
       width: 12,
       queries: [{ expr: some(rate('idempotency_claims_total', 'result')), legend: '{{result}}' }],
     }),
     graph({
-      title: 'Outcomes by what became of them',
-      description: 'stored and released are the rule. The others are on the dashboard Safety.',
+      title: 'Completions by result',
+      description:
+        'How outcomes were recorded. stored and released are normal; the others are on the Safety dashboard.',
       unit: 'ops',
       width: 12,
       queries: [{ expr: some(rate('idempotency_completions_total', 'result')), legend: '{{result}}' }],
@@ -105,18 +106,19 @@ const TRAFFIC: Row = {
 }
 
 const DUPLICATES: Row = {
-  title: 'Prevented duplicates',
+  title: 'Duplicates',
   panels: [
     graph({
       title: 'Duplicates prevented by route',
-      description: 'Requests that were not executed again.',
+      description: 'Requests that were not executed a second time.',
       unit: 'reqps',
       width: 8,
       queries: [{ expr: some(rate('idempotency_duplicates_prevented_total', 'route')), legend: '{{route}}' }],
     }),
     graph({
-      title: 'Share of duplicates by route',
-      description: 'Prevented duplicates by protected requests. Over 5 % something makes clients retry.',
+      title: 'Duplicate ratio by route',
+      description:
+        'Prevented duplicates divided by protected requests. Above 5 % something makes clients retry.',
       unit: 'percentunit',
       width: 8,
       queries: [
@@ -127,8 +129,8 @@ const DUPLICATES: Row = {
       ],
     }),
     graph({
-      title: 'Under way',
-      description: 'Protected requests that run, and duplicates that are held until the first has finished.',
+      title: 'In progress',
+      description: 'Protected requests in flight, and duplicates waiting for the first request to finish.',
       unit: 'short',
       width: 8,
       queries: [
@@ -144,7 +146,7 @@ const LATENCY: Row = {
   panels: [
     graph({
       title: 'Duration of executed requests',
-      description: 'From the head of the request to the answer, the upstream included.',
+      description: 'From the request head to the end of the response, including the upstream.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -154,7 +156,7 @@ const LATENCY: Row = {
     }),
     graph({
       title: 'Overhead of executed requests',
-      description: 'The same without the upstream: the proxy, its store, and the arrival of the body.',
+      description: 'The same without the upstream: proxy, store, and arrival of the body.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -164,7 +166,7 @@ const LATENCY: Row = {
     }),
     graph({
       title: 'Overhead of replays',
-      description: 'How long a retry takes that gets the stored answer.',
+      description: 'How long a retry waits for the stored response.',
       unit: 's',
       width: 8,
       queries: [0.5, 0.95, 0.99].map((share) => ({
@@ -173,8 +175,8 @@ const LATENCY: Row = {
       })),
     }),
     graph({
-      title: 'Duration by route, slowest hundredth',
-      description: 'p99 of executed requests.',
+      title: 'Duration by route (p99)',
+      description: 'Executed requests, including the upstream.',
       unit: 's',
       width: 12,
       queries: [
@@ -185,8 +187,8 @@ const LATENCY: Row = {
       ],
     }),
     graph({
-      title: 'Overhead by route, slowest hundredth',
-      description: 'p99 of executed and replayed requests.',
+      title: 'Overhead by route (p99)',
+      description: 'Executed and replayed requests, without the upstream.',
       unit: 's',
       width: 12,
       queries: [
@@ -204,14 +206,14 @@ const FAULTS: Row = {
   panels: [
     graph({
       title: 'Errors by outcome',
-      description: 'Requests that the proxy answered itself because something failed or a bound was reached.',
+      description: 'Requests that the proxy answered itself because something failed or a limit was reached.',
       unit: 'reqps',
       width: 12,
       queries: [{ expr: some(rate('idempotency_requests_total', 'outcome', ERRORS)), legend: '{{outcome}}' }],
     }),
     graph({
-      title: 'Share of errors by route',
-      description: 'The same, by all protected requests of the route.',
+      title: 'Error ratio by route',
+      description: 'Errors divided by protected requests of the route.',
       unit: 'percentunit',
       width: 12,
       queries: [
@@ -224,12 +226,12 @@ const FAULTS: Row = {
   ],
 }
 
-/** Is it well, and what does it do? */
+/** Is it healthy, and what does it do? */
 export function overview(): Dashboard {
   return dashboard({
     uid: 'idempotency-proxy-overview',
     title: 'idempotency-proxy / Overview',
-    description: 'Traffic and outcomes, prevented duplicates, latency and overhead, errors, store.',
+    description: 'Traffic and outcomes, duplicates, latency and overhead, errors, store, process.',
     rows: [GLANCE, TRAFFIC, DUPLICATES, LATENCY, FAULTS, STORE, PROCESS],
   })
 }

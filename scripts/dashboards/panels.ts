@@ -30,7 +30,7 @@ import { DataqueryBuilder, PromQueryFormat } from '@grafana/grafana-foundation-s
 import { PanelBuilder as Stat } from '@grafana/grafana-foundation-sdk/stat'
 import { PanelBuilder as TimeSeries } from '@grafana/grafana-foundation-sdk/timeseries'
 
-/** The variable that says where data come from: no dashboard is bound to one Prometheus. */
+/** A variable: no dashboard is bound to one Prometheus. */
 export const DATASOURCE = { type: 'prometheus', uid: '${datasource}' }
 
 /** Grafana's names (linter: panel-units-rule). */
@@ -42,7 +42,7 @@ export interface Query {
   readonly legend: string
 }
 
-interface Said {
+interface Basics {
   readonly title: string
   readonly description: string
   readonly unit: Unit
@@ -51,13 +51,13 @@ interface Said {
   readonly width: number
 }
 
-/** From which value on a panel is yellow or red; green below. */
+/** Values from which a panel is yellow or red; green below. */
 export interface Limits {
   readonly yellow?: number
   readonly red?: number
 }
 
-export interface Graph extends Said {
+export interface Graph extends Basics {
   readonly stacked?: true
   readonly max?: number
 }
@@ -88,15 +88,15 @@ export function graph({ title, description, unit, queries, width, stacked, max }
   return panel
 }
 
-export interface Figure extends Said {
+export interface Figure extends Basics {
   readonly limits?: Limits
-  /** What a value is called. */
-  readonly called?: Readonly<Record<string, string>>
+  /** Names of values. */
+  readonly names?: Readonly<Record<string, string>>
   /** Shows what the legend says instead of the value. */
   readonly name?: true
 }
 
-/** One figure for the end of the time looked at, or for all of it where the query says `$__range`. */
+/** One figure at the end of the selected time range, or over all of it if the query uses `$__range`. */
 export function stat({
   title,
   description,
@@ -104,7 +104,7 @@ export function stat({
   queries,
   width,
   limits,
-  called,
+  names,
   name,
 }: Figure): Builder<Panel> {
   return new Stat()
@@ -119,12 +119,12 @@ export function stat({
     .textMode(name ? BigValueTextMode.Name : BigValueTextMode.Auto)
     .reduceOptions(new ReduceDataOptionsBuilder().calcs(['lastNotNull']))
     .thresholds(thresholds(limits))
-    .mappings(called === undefined ? [] : [mapping(called)])
+    .mappings(names === undefined ? [] : [mapping(names)])
     .targets(queries.map((query, n) => target(query, n).instant()))
 }
 
-/** How often each bucket of a histogram was hit in the time looked at. */
-export function buckets({ title, description, unit, queries, width }: Said): Builder<Panel> {
+/** Hits per histogram bucket in the selected time range. */
+export function buckets({ title, description, unit, queries, width }: Basics): Builder<Panel> {
   return new BarGauge()
     .title(title)
     .description(description)
@@ -156,7 +156,7 @@ function thresholds({ yellow, red }: Limits = {}): ThresholdsConfigBuilder {
   ])
 }
 
-function mapping(called: Readonly<Record<string, string>>): ValueMapping {
-  const options = Object.entries(called).map(([value, text], index) => [value, { text, index }] as const)
+function mapping(names: Readonly<Record<string, string>>): ValueMapping {
+  const options = Object.entries(names).map(([value, text], index) => [value, { text, index }] as const)
   return { type: MappingType.ValueToText, options: Object.fromEntries(options) }
 }

@@ -4,30 +4,30 @@
 import { METRICS, type MetricName } from '../../src/observe/metrics.ts'
 import { namesOf, REQUEST_OUTCOMES, type RequestOutcome } from '../../src/protect/outcomes.ts'
 
-/** Which replicas the viewer looks at. */
+/** The selected replicas. */
 const REPLICAS = 'job=~"$job", namespace=~"$namespace", instance=~"$instance"'
 
-/** The label sets that are one for all replicas of one deployment. */
+/** Labels that all replicas of a deployment share. */
 const DEPLOYMENT = 'job, namespace'
 
-/** A selector of what the viewer has chosen; by route where the metric has that label. `matchers`: further ones. */
+/** A selector for the selected replicas, and routes if the metric has that label. `matchers`: further ones. */
 export function of(metric: MetricName, matchers = '', suffix = ''): string {
   const labels: readonly string[] = METRICS[metric].labels
   const all = [REPLICAS, ...(labels.includes('route') ? ['route=~"$route"'] : []), matchers]
   return `${metric}${suffix}{${all.filter((part) => part !== '').join(', ')}}`
 }
 
-/** A selector of a metric that Node's runtime or Prometheus brings. */
+/** A selector of a metric of Node or Prometheus. */
 export function ofProcess(metric: string, matchers = ''): string {
   return `${metric}{${[REPLICAS, matchers].filter((part) => part !== '').join(', ')}}`
 }
 
-/** Per second. `by`: labels to keep, none for the sum. */
+/** Per second. `by`: labels to keep; none: the sum. */
 export function rate(metric: MetricName, by = '', matchers = '', suffix = ''): string {
   return `sum${kept(by)} (rate(${of(metric, matchers, suffix)}[$__rate_interval]))`
 }
 
-/** How many in the time that the viewer looks at. */
+/** Count in the selected time range. */
 export function increase(metric: MetricName, by = '', matchers = ''): string {
   return `sum${kept(by)} (increase(${of(metric, matchers)}[$__range]))`
 }
@@ -45,12 +45,12 @@ export function anyOf(group: 'client' | 'error', except?: RequestOutcome): strin
   return `outcome=~"${names.join('|')}"`
 }
 
-/** Series that have something to say: every counter begins at 0. */
+/** Hides series at 0, where every counter starts. */
 export function some(query: string): string {
   return `${query} > 0`
 }
 
-/** Of a gauge that every replica tells of the same store: the largest of each deployment, then their sum. */
+/** A gauge that every replica reports about the same store: the maximum of each deployment, summed. */
 export function shared(selector: string): string {
   return `sum (max by (${DEPLOYMENT}) (${selector}))`
 }

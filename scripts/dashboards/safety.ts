@@ -6,38 +6,38 @@ import { anyOf, increase, of, quantile, rate, shared, some } from './queries.ts'
 const protectedRequests = some(rate('idempotency_requests_total', 'route', 'outcome!="passed"'))
 
 const PERSON: Row = {
-  title: 'Needs a person',
+  title: 'Needs attention',
   panels: [
     stat({
-      title: 'Dead-lettered now',
+      title: 'Dead-lettered',
       description:
-        'Records that the reconciler has given up: somebody has to decide. Alert IdempotencyDeadLettered.',
+        'Records that the reconciler has given up on: a person has to decide. Alert: IdempotencyDeadLettered.',
       unit: 'short',
       width: 4,
       limits: { red: 1 },
       queries: [{ expr: shared(of('idempotency_records', 'state="dead_lettered"')), legend: 'records' }],
     }),
     stat({
-      title: 'Unknown now',
-      description: 'Records whose outcome is not known yet, dead-lettered ones apart.',
+      title: 'Unknown',
+      description: 'Records whose outcome is unknown, without dead-lettered ones.',
       unit: 'short',
       width: 4,
       limits: { yellow: 1 },
       queries: [{ expr: shared(of('idempotency_records', 'state="unknown"')), legend: 'records' }],
     }),
     stat({
-      title: 'Leases lapsed',
+      title: 'Expired leases',
       description:
-        'Requests whose replica ended or stood still, in the time shown. Alert IdempotencyOrphaned.',
+        'Requests whose replica died or hung, in the selected time range. Alert: IdempotencyOrphaned.',
       unit: 'short',
       width: 4,
       limits: { red: 1 },
       queries: [{ expr: increase('idempotency_lease_expired_total'), legend: 'leases' }],
     }),
     stat({
-      title: 'Outcomes not stored now',
+      title: 'Outcomes not stored',
       description:
-        'Executed, and the store has not taken what came of it. Alert IdempotencyOutcomesNotStored.',
+        'Executed, but the store has not taken the outcome yet. Alert: IdempotencyOutcomesNotStored.',
       unit: 'short',
       width: 4,
       limits: { red: 1 },
@@ -46,7 +46,7 @@ const PERSON: Row = {
     stat({
       title: 'About to be dropped',
       description:
-        'Unknown records that reach unresolvedTtl within a day, told in the time shown. Alert IdempotencyUnresolvedExpiring.',
+        'Unknown records that reach unresolvedTtl within a day, in the selected time range. Alert: IdempotencyUnresolvedExpiring.',
       unit: 'short',
       width: 4,
       limits: { red: 1 },
@@ -54,7 +54,8 @@ const PERSON: Row = {
     }),
     stat({
       title: 'Executed without protection',
-      description: 'On routes with onStoreUnavailable bypass, while the store was away, in the time shown.',
+      description:
+        'On routes with onStoreUnavailable: bypass while the store was down, in the selected time range.',
       unit: 'short',
       width: 4,
       limits: { yellow: 1 },
@@ -71,7 +72,7 @@ const UNKNOWN: Row = {
     graph({
       title: 'Unresolved records',
       description:
-        'Counted in the store, once a minute. Every replica counts the same ones, so the largest count is shown.',
+        'Counted in the store once a minute. Every replica counts the same records, so the largest count is shown.',
       unit: 'short',
       width: 8,
       queries: [
@@ -82,9 +83,8 @@ const UNKNOWN: Row = {
       ],
     }),
     graph({
-      title: 'Outcomes that became unknown, by route',
-      description:
-        'Sent upstream, and no answer that says what happened: a broken connection, a timeout, a 502 or 504.',
+      title: 'New unknown outcomes by route',
+      description: 'Sent upstream without a conclusive answer: broken connection, timeout, 502 or 504.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -95,7 +95,7 @@ const UNKNOWN: Row = {
       ],
     }),
     graph({
-      title: 'Retries refused because nobody knows',
+      title: 'Retries refused as unknown',
       description: 'Answered 409 idempotency_outcome_unknown.',
       unit: 'reqps',
       width: 8,
@@ -105,14 +105,14 @@ const UNKNOWN: Row = {
     }),
     graph({
       title: 'Reconciliation by result',
-      description: 'What asking the upstream has brought. failed and dead_lettered need a look.',
+      description: 'Results of asking the upstream. Investigate failed and dead_lettered.',
       unit: 'ops',
       width: 12,
       queries: [{ expr: some(rate('idempotency_reconcile_total', 'result')), legend: '{{result}}' }],
     }),
     graph({
       title: 'Dead letters by route',
-      description: 'Records that the reconciler gave up.',
+      description: 'Records that the reconciler has given up on.',
       unit: 'ops',
       width: 12,
       queries: [
@@ -126,19 +126,19 @@ const UNKNOWN: Row = {
 }
 
 const OWNERS: Row = {
-  title: 'Leases, late and lost outcomes',
+  title: 'Leases and late outcomes',
   panels: [
     graph({
-      title: 'Lapsed leases by route',
-      description: 'Each once, told by the replica that found it.',
+      title: 'Expired leases by route',
+      description: 'Counted once each, by the replica that found it.',
       unit: 'ops',
       width: 8,
       queries: [{ expr: rate('idempotency_lease_expired_total', 'route'), legend: '{{route}}' }],
     }),
     graph({
-      title: 'Use of the lease by route, slowest hundredth',
+      title: 'Lease use by route (p99)',
       description:
-        'Upstream time by lease. Over 80 % a call lives by renewals: alert IdempotencyLeaseTooShort.',
+        'Upstream time divided by the lease. Above 80 % requests depend on renewals. Alert: IdempotencyLeaseTooShort.',
       unit: 'percentunit',
       width: 8,
       queries: [{ expr: quantile(0.99, 'idempotency_lease_use_ratio', 'route'), legend: '{{route}}' }],
@@ -146,7 +146,7 @@ const OWNERS: Row = {
     graph({
       title: 'Stale outcomes by route',
       description:
-        'Came after the record had been decided or claimed anew, and were refused. Alert IdempotencyOutcomeStale.',
+        'Refused, because the record had been resolved or claimed again. Alert: IdempotencyOutcomeStale.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -156,7 +156,7 @@ const OWNERS: Row = {
     graph({
       title: 'Recovered outcomes by route',
       description:
-        'The record was gone when its outcome came: the store loses records. Alert IdempotencyOutcomeRecovered.',
+        'The record was gone when its outcome arrived: the store loses records. Alert: IdempotencyOutcomeRecovered.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -168,7 +168,7 @@ const OWNERS: Row = {
     }),
     graph({
       title: 'Deferred outcomes by route',
-      description: 'The store did not take them at once; they are written in the background.',
+      description: 'Not taken by the store at first; written in the background.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -179,8 +179,8 @@ const OWNERS: Row = {
       ],
     }),
     graph({
-      title: 'Answers that were not kept, by route',
-      description: 'Over limits.response, or streamed: known to be done, and a retry gets no body.',
+      title: 'Responses not kept by route',
+      description: 'Over limits.response, or streamed: the request is done, but a retry gets no body.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -198,7 +198,7 @@ const MISUSE: Row = {
   panels: [
     graph({
       title: 'Misuse by route',
-      description: 'A key that was first used for another payload. Alert IdempotencyMisuseHigh over 0.1 %.',
+      description: 'Keys first used for a different request. Alert above 0.1 %: IdempotencyMisuseHigh.',
       unit: 'percentunit',
       width: 8,
       queries: [
@@ -209,17 +209,16 @@ const MISUSE: Row = {
       ],
     }),
     graph({
-      title: 'A new key for each attempt, by route',
+      title: 'New key per attempt by route',
       description:
-        'The same caller sent the same operation again under another key within a minute: it is executed twice, and no proxy can help.',
+        'The same caller repeated an operation under a new key within a minute: it is executed twice, and no proxy can prevent that.',
       unit: 'reqps',
       width: 8,
       queries: [{ expr: rate('idempotency_regenerated_keys_total', 'route'), legend: '{{route}}' }],
     }),
     graph({
-      title: 'Refused keys and callers',
-      description:
-        'No key where one is required, a key that is not valid, a caller that cannot be told from others.',
+      title: 'Invalid keys and callers',
+      description: 'Missing key, invalid key, or unidentified caller.',
       unit: 'reqps',
       width: 8,
       queries: [
@@ -236,9 +235,8 @@ const RETENTION: Row = {
   title: 'Retention',
   panels: [
     graph({
-      title: 'Age of retries against retention, by route',
-      description:
-        'The slowest hundredth of the replays, and ttl. Where they meet, later retries are executed again.',
+      title: 'Retry age and ttl by route',
+      description: 'Age of replayed records (p99) and ttl. If they meet, later retries are executed again.',
       unit: 's',
       width: 8,
       queries: [
@@ -247,9 +245,9 @@ const RETENTION: Row = {
       ],
     }),
     buckets({
-      title: 'Replays by age of the record',
+      title: 'Replays by record age',
       description:
-        'How many retries came so many seconds after the first request at most, and later than the bar before says, in the time shown.',
+        'Retries by time since the first request, in the selected time range: each bar counts up to its bound.',
       unit: 'short',
       width: 8,
       queries: [
@@ -260,9 +258,8 @@ const RETENTION: Row = {
       ],
     }),
     graph({
-      title: 'Retries after retention, by route',
-      description:
-        'Refused because a tombstone was left. Without tombstones they are executed again and nobody sees it.',
+      title: 'Retries after ttl by route',
+      description: 'Refused because of a tombstone. Without tombstones they are executed again, unnoticed.',
       unit: 'reqps',
       width: 8,
       queries: [
@@ -278,7 +275,7 @@ const SHADOW: Row = {
     graph({
       title: 'What enforce would have done',
       description:
-        'Verdicts on requests of routes in shadow mode. replay_differs: the second answer was another one.',
+        'Verdicts on requests of routes in shadow mode. replay_differs: the second response differed.',
       unit: 'reqps',
       width: 24,
       queries: [
@@ -294,7 +291,7 @@ export function safety(): Dashboard {
     uid: 'idempotency-proxy-safety',
     title: 'idempotency-proxy / Safety',
     description:
-      'Unknown and dead-lettered outcomes, lapsed leases, stale and recovered outcomes, misuse of keys, retention.',
+      'Unknown and dead-lettered outcomes, expired leases, stale and recovered outcomes, key misuse, retention.',
     rows: [PERSON, UNKNOWN, OWNERS, MISUSE, RETENTION, SHADOW],
   })
 }
