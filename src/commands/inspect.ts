@@ -68,18 +68,16 @@ function isBuilt(args: Args): boolean {
 
 /** One wrong word names another record. */
 function hint(args: Args): string {
-  return [
-    'No record proves nothing: the key, the caller, the method and the path must be those of the request, byte for byte.',
-    ...(args.has('caller')
-      ? []
-      : [
-          "No caller was given: add --caller 'Authorization: …', or whatever the route's scope.caller names.",
-        ]),
-    ...(isBuilt(args)
-      ? ['--store alone assumes a proxy without a configuration file; otherwise give --config.']
-      : []),
-    '',
-  ].join('\n')
+  const lines = [
+    'A missing record proves nothing: the key, the caller, the method and the path must be those of the request, byte for byte.',
+  ]
+  if (!args.has('caller'))
+    lines.push(
+      "No caller was given: add --caller 'Authorization: …', or whatever the route's scope.caller names.",
+    )
+  if (isBuilt(args))
+    lines.push('--store alone assumes a proxy without a configuration file; otherwise give --config.')
+  return `${lines.join('\n')}\n`
 }
 
 /** Most keys are UUIDs, and no id begins like one. */

@@ -1,7 +1,7 @@
 import type { PageView, RecordView } from '../admin/schemas.ts'
 import { RECORD_ID, STATES } from '../core/record.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { printRefusal, type RecordSource } from './record-source.ts'
+import { printRefusal, type RecordSource, type SourceRefusal } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
 
@@ -58,10 +58,7 @@ async function pages(
   source: RecordSource,
   query: Readonly<Record<string, string>>,
   limit: number,
-): Promise<
-  | { readonly ok: true; readonly page: PageView }
-  | Exclude<Awaited<ReturnType<RecordSource['ask']>>, { ok: true }>
-> {
+): Promise<{ readonly ok: true; readonly page: PageView } | SourceRefusal> {
   const records = new Map<string, RecordView>()
   const unreadable = new Set<string>()
   let cursor = query['cursor']

@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs'
 import { type Resolving, resolutionFault } from '../admin/changes.ts'
+import { counted } from '../admin/explain.ts'
 import type { FullView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
@@ -127,16 +128,16 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
 
 async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {
   const { method, path, route, createdAt, attempts, shadowed, lastError } = record
-  const more = shadowed?.duplicates ?? 0
-  io.err(
-    [
-      `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, sent upstream in ${attempts} attempt${attempts === 1 ? '' : 's'}${more === 0 ? '' : ` and at least ${more} more in shadow mode`}`,
-      `unknown${lastError === null ? '' : `: ${plain(lastError)}`}`,
-      resolving.response === undefined
-        ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'
-        : `You say that it WAS executed, and that retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`,
-      '',
-    ].join('\n'),
-  )
-  return (await io.ask?.('Type yes to decide so: '))?.trim() === 'yes'
+  const shadow =
+    shadowed === null || shadowed.duplicates === 0
+      ? ''
+      : ` and at least ${shadowed.duplicates} more in shadow mode`
+  const sent = `sent upstream in ${counted(attempts, 'attempt')}${shadow}`
+  const claim =
+    resolving.response === undefined
+      ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'
+      : `You say that it WAS executed, and that retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`
+  io.err(`${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, ${sent}\n`)
+  io.err(`unknown${lastError === null ? '' : `: ${plain(lastError)}`}\n${claim}\n`)
+  return (await io.ask?.('Type yes to confirm: '))?.trim() === 'yes'
 }

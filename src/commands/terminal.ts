@@ -16,15 +16,9 @@ export function table(rows: readonly (readonly string[])[]): string {
   const clean = rows.map((row) => row.map(plain))
   const width = (column: number): number => Math.max(...clean.map((row) => (row[column] ?? '').length))
   const widths = (rows[0] ?? []).map((_, column) => width(column))
-  return clean
-    .map(
-      (row) =>
-        `${row
-          .map((cell, column) => cell.padEnd(widths[column] as number))
-          .join('  ')
-          .trimEnd()}\n`,
-    )
-    .join('')
+  const line = (row: readonly string[]): string =>
+    row.map((cell, column) => cell.padEnd(widths[column] as number)).join('  ')
+  return clean.map((row) => `${line(row).trimEnd()}\n`).join('')
 }
 
 const UNITS: readonly (readonly [string, number])[] = [

@@ -157,7 +157,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.strictSame([other.code, other.out], [1, ''])
       t.match(
         other.err,
-        /record_not_found: .*\nNo record proves nothing: the key, the caller, the method and the path/,
+        /record_not_found: .*\nA missing record proves nothing: the key, the caller, the method and the path/,
       )
       t.notMatch(other.err, paid)
       t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
@@ -252,7 +252,7 @@ void t.test('a decision is confirmed at the terminal: yes, and nothing else', as
     t.strictSame([code, out], [1, ''], answer)
     t.match(
       err,
-      /POST \/break, route break, of .*\nunknown: .*\nYou say that it was NOT executed\. .*\nType yes to decide so: .*not confirmed: nothing was changed/,
+      /POST \/break, route break, of .*\nunknown: .*\nYou say that it was NOT executed\. .*\nType yes to confirm: .*not confirmed: nothing was changed/,
     )
   }
   const done = await command(

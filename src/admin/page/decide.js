@@ -75,12 +75,27 @@ function choice() {
   return chosen === 'completed' || chosen === 'retryable' ? chosen : null
 }
 
-const PHRASES = { completed: 'it was done', retryable: 'execute again', delete: 'delete' }
-const BUTTONS = {
-  completed: 'Resolve as done',
-  retryable: 'Resolve as not done',
-  delete: 'Delete the record',
+/** What is typed to confirm, the button, and what is said afterwards. */
+const CHOICES = {
+  completed: {
+    phrase: 'it was done',
+    button: 'Resolve as done',
+    said: 'Resolved: retries get the answer that you wrote.',
+  },
+  retryable: {
+    phrase: 'execute again',
+    button: 'Resolve as not done',
+    said: 'Resolved: the next retry executes.',
+  },
+  delete: {
+    phrase: 'delete',
+    button: 'Delete the record',
+    said: 'Deleted: the next request with its key is executed.',
+  },
 }
+/** After these the record may have changed. */
+const STALE =
+  'version_mismatch not_unknown record_not_found still_running outcome_held unreachable store_unavailable'
 
 /** Makes the form ask for what the choice needs, and say what it means. */
 function fit() {
@@ -90,15 +105,16 @@ function fit() {
   byId('status', HTMLInputElement).required = chosen === 'completed'
   write(byId('warning'), warning(chosen, seen))
   byId('warning').dataset['of'] = chosen ?? ''
-  write(byId('phrase'), chosen === null ? '…' : PHRASES[chosen])
-  write(byId('decide-do'), chosen === null ? 'Resolve' : BUTTONS[chosen])
+  write(byId('phrase'), chosen === null ? '…' : CHOICES[chosen].phrase)
+  write(byId('decide-do'), chosen === null ? 'Resolve' : CHOICES[chosen].button)
   write(byId('body-note'), bodyNote(seen))
   byId('decide-do', HTMLButtonElement).disabled = busy || chosen === null || !confirmed(chosen)
 }
 
-/** @param {keyof typeof PHRASES} chosen */
+/** @param {keyof typeof CHOICES} chosen */
 function confirmed(chosen) {
-  return byId('confirm', HTMLInputElement).value.trim().replace(/\s+/g, ' ').toLowerCase() === PHRASES[chosen]
+  const typed = byId('confirm', HTMLInputElement).value.trim().replace(/\s+/g, ' ').toLowerCase()
+  return typed === CHOICES[chosen].phrase
 }
 
 /** @param {ReturnType<typeof choice>} chosen @param {RecordView} record */
@@ -184,7 +200,7 @@ async function decide() {
         version,
         body: { outcome: chosen, ...response, ...decider },
       })
-    announce(SAID[chosen])
+    announce(CHOICES[chosen].said)
     done = true
   } catch (error) {
     if (!(error instanceof Refused)) throw error
@@ -199,31 +215,14 @@ async function decide() {
   onDone(chosen === 'delete')
 }
 
-const SAID = {
-  completed: 'Resolved: retries get the answer that you wrote.',
-  retryable: 'Resolved: the next retry executes.',
-  delete: 'Deleted: the next request with its key is executed.',
-}
-
 /** Shows what the decision met. @param {Refused} error @param {string} id */
 async function refused(error, id) {
   const problem = byId('decide-problem')
-  if (error.code === 'unreachable' || error.code === 'store_unavailable')
-    // The request may have arrived all the same: only the record can tell.
-    write(problem, `${error.message} Whether it was done shows in the record, which is asked for again.`)
-  else write(problem, error.message)
-  if (
-    ![
-      'version_mismatch',
-      'not_unknown',
-      'record_not_found',
-      'still_running',
-      'outcome_held',
-      'unreachable',
-      'store_unavailable',
-    ].includes(error.code)
-  )
-    return
+  // The request may have arrived all the same: only the record can tell.
+  const unclear = error.code === 'unreachable' || error.code === 'store_unavailable'
+  const more = ' Whether it was done shows in the record, which is asked for again.'
+  write(problem, error.message + (unclear ? more : ''))
+  if (!STALE.split(' ').includes(error.code)) return
   /** @type {FullView | null} */
   let fresh = null
   try {
@@ -269,20 +268,15 @@ function leave() {
 
 /** @param {FullView} before @param {FullView} after @returns {string[]} */
 function difference(before, after) {
-  const asked = [before, after].map(({ reconciliation }) => reconciliation?.asked ?? 0)
+  const { state, reconciliation, lastError } = after
+  const answer = reconciliation?.answer ? `: ${reconciliation.answer}` : ''
+  const askedAgain = (before.reconciliation?.asked ?? 0) !== (reconciliation?.asked ?? 0)
+  const was = before.state === state ? 'it is still' : `it was ${STATES[before.state]}, and is`
   return [
     `it was written again at ${moment(after.updatedAt)}`,
-    before.state === after.state
-      ? `it is still ${STATES[after.state]}`
-      : `it was ${STATES[before.state]}, and is ${STATES[after.state]}`,
-    ...(asked[0] === asked[1]
-      ? []
-      : [
-          `the proxy has asked the upstream again${after.reconciliation?.answer ? `: ${after.reconciliation.answer}` : ''}`,
-        ]),
+    `${was} ${STATES[state]}`,
+    ...(askedAgain ? [`the proxy has asked the upstream again${answer}`] : []),
     ...(before.fence === after.fence ? [] : ['a new attempt has begun']),
-    ...(before.lastError === after.lastError || after.lastError === null
-      ? []
-      : [`last error: ${after.lastError}`]),
+    ...(before.lastError === lastError || lastError === null ? [] : [`last error: ${lastError}`]),
   ]
 }

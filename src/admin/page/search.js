@@ -3,7 +3,7 @@ import { byId, make, show, write } from './dom.js'
 
 const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
-/** @typedef {{ label: string, claim: boolean, secret: boolean, put: (caller: Record<string, string | number | boolean>, value: string | number | boolean) => void }} CallerField */
+/** A member of `scope.caller`; `source`: the sender of a CloudEvent. @typedef {{ kind: string, name: string }} CallerField */
 
 /** @param {(id: string) => void} go shows the record of that id */
 export function openSearch(go) {
@@ -43,10 +43,7 @@ async function search(go) {
       unfold(true)
       write(problem, 'There is no record of that id. If it is a key, say whose it is.')
     } else if (error.code === 'record_not_found')
-      write(
-        problem,
-        'No record: this caller has not used this key for this request here, or the record has expired.',
-      )
+      write(problem, 'No record: this caller has not used this key for this request, or it has expired.')
     else write(problem, error.message)
   }
 }
@@ -72,22 +69,19 @@ function literal(value) {
 
 /** @param {string} key @param {(value: string) => Claim} read reads a claim */
 function subject(key, read) {
-  const { route, method, path } = Object.fromEntries(
-    ['route', 'method', 'path'].map((id) => [id, valueOf(id)]),
-  )
+  const fields = ['route', 'method', 'path'].map((id) => [id, valueOf(id)])
   /** @type {Record<string, Claim>} */
   const caller = {}
-  for (const [n, field] of callerFields().entries()) {
+  for (const [n, { kind, name }] of callerFields().entries()) {
     const value = byId(`caller-${n}`, HTMLInputElement).value
-    if (value !== '') field.put(caller, field.claim ? read(value) : value)
+    if (value === '') continue
+    if (kind === 'cookie')
+      caller['cookie'] = [caller['cookie'], `${name}=${value}`]
+        .filter((line) => line !== undefined)
+        .join('; ')
+    else caller[name] = kind === 'jwt' ? read(value) : value
   }
-  return {
-    key,
-    caller,
-    ...(route === '' ? {} : { route }),
-    ...(method === '' ? {} : { method }),
-    ...(path === '' ? {} : { path }),
-  }
+  return { key, caller, ...Object.fromEntries(fields.filter(([, value]) => value !== '')) }
 }
 
 /** @param {string} id */
@@ -123,59 +117,35 @@ function fit() {
   const literal = pattern !== '' && !/\/:|\/\*$/.test(pattern)
   path.placeholder = pattern === '' ? '/v1/payments' : pattern
   path.value = literal ? pattern : ''
-  byId('callers').replaceChildren(
-    ...callerFields().map(({ label, secret }, n) =>
-      make(
-        'div',
-        { class: 'wide' },
-        make('label', { for: `caller-${n}` }, label),
-        make('input', {
-          id: `caller-${n}`,
-          type: secret ? 'password' : 'text',
-          autocomplete: 'off',
-          autocapitalize: 'none',
-          spellcheck: 'false',
-        }),
-      ),
-    ),
-  )
+  const off = { autocomplete: 'off', autocapitalize: 'none', spellcheck: 'false' }
+  const inputs = callerFields().map(({ kind, name }, n) => {
+    const id = `caller-${n}`
+    const type = kind === 'jwt' || kind === 'source' ? 'text' : 'password'
+    const label = make('label', { for: id }, `${LABELS[kind] ?? kind} ${name}`)
+    return make('div', { class: 'wide' }, label, make('input', { id, type, ...off }))
+  })
+  byId('callers').replaceChildren(...inputs)
+}
+
+/** @type {Readonly<Record<string, string>>} */
+const LABELS = {
+  cookie: 'Caller’s cookie',
+  header: 'Caller’s header',
+  jwt: 'Caller: the token’s claim',
+  source: 'Header',
 }
 
 /** @returns {CallerField[]} */
 function callerFields() {
   const route = chosen() ?? allRoutes().at(-1)
-  /** @type {CallerField[]} */
-  const fields = []
   const { caller = 'none' } = route?.scope ?? {}
-  for (const source of caller === 'none' ? [] : caller) {
+  const fields = (caller === 'none' ? [] : caller).map((source) => {
     const [, kind = '', name = ''] = /^(\w+):(.*)$/.exec(source) ?? []
-    if (kind === 'cookie') {
-      /** @type {CallerField['put']} */
-      const put = (caller, value) => {
-        caller['cookie'] = [
-          ...(caller['cookie'] === undefined ? [] : [caller['cookie']]),
-          `${name}=${value}`,
-        ].join('; ')
-      }
-      fields.push({ label: `Caller’s cookie ${name}`, claim: false, secret: true, put })
-    } else {
-      const label = kind === 'jwt' ? `Caller: the token’s claim ${name}` : `Caller’s header ${name}`
-      fields.push({
-        label,
-        claim: kind === 'jwt',
-        secret: kind !== 'jwt',
-        put: (caller, value) => void (caller[name] = value),
-      })
-    }
-  }
-  if (route?.key.from.includes('header:ce-id'))
-    fields.push({
-      label: 'Header ce-source',
-      claim: false,
-      secret: false,
-      put: (caller, value) => void (caller['ce-source'] = value),
-    })
-  return fields
+    return { kind, name }
+  })
+  return route?.key.from.includes('header:ce-id')
+    ? [...fields, { kind: 'source', name: 'ce-source' }]
+    : fields
 }
 
 /** @param {string} id of a select @param {string} first what the empty choice is called */
