@@ -3,23 +3,15 @@
 const KEPT_AS = 'idempotency-proxy-token'
 const PATIENCE = 20_000
 
-/** What went wrong, in words for the person before the page. `code` is the API's, or `unreachable`. */
+/** What went wrong, in words for the reader. `code` is the API's, or `unreachable`. */
 export class Refused extends Error {
-  /**
-   * @param {number} status
-   * @param {string} code
-   * @param {string} words
-   * @param {RecordView | null} record what the decision met, where the API tells
-   */
-  constructor(status, code, words, record = null) {
+  /** @param {string} code @param {string} words */
+  constructor(code, words) {
     super(words)
-    this.status = status
     this.code = code
-    this.record = record
   }
 }
 
-/** @typedef {import('../schemas.ts').RecordView} RecordView */
 /** Where the page says more than the API's own detail. @type {Readonly<Record<string, string>>} */
 const WORDS = {
   unauthorized: 'The proxy does not take this token.',
@@ -37,13 +29,7 @@ const WORDS = {
   internal_error: 'Something is broken in the proxy; its log says what.',
 }
 /** Where both say something. */
-const DETAILED = [
-  'store_unavailable',
-  'audit_unavailable',
-  'record_unreadable',
-  'still_running',
-  'outcome_held',
-]
+const DETAILED = /^(?:store_unavailable|audit_unavailable|record_unreadable|still_running|outcome_held)$/
 
 export function token() {
   return sessionStorage.getItem(KEPT_AS)
@@ -78,11 +64,8 @@ export async function call(method, path, { body, version } = {}) {
   try {
     json = text === '' ? null : JSON.parse(text)
   } catch {
-    throw new Refused(
-      response.status,
-      'unreadable',
-      `The answer (${response.status}) is not the admin API’s. Is something in between?`,
-    )
+    const words = `The answer (${response.status}) is not the admin API’s. Is something in between?`
+    throw new Refused('unreadable', words)
   }
   if (response.ok) return json
   const code = typeof json?.code === 'string' ? json.code : 'unknown'
@@ -91,35 +74,25 @@ export async function call(method, path, { body, version } = {}) {
   const words =
     known === undefined
       ? `The proxy refused (${response.status}): ${detail || code}.`
-      : DETAILED.includes(code) && detail !== ''
+      : DETAILED.test(code) && detail !== ''
         ? `${known} (${detail})`
         : known
-  throw new Refused(response.status, code, words, json?.record ?? null)
+  throw new Refused(code, words)
 }
 
-/**
- * The open paths: no token.
- * @param {string} path
- */
+/** The open paths: no token. @param {string} path */
 export async function open(path) {
   const response = await send(path, {})
   return { status: response.status, text: await response.text() }
 }
 
-/**
- * @param {string} path
- * @param {RequestInit} init
- */
+/** @param {string} path @param {RequestInit} init */
 async function send(path, init) {
   try {
-    return await fetch(path, {
-      ...init,
-      cache: 'no-store',
-      credentials: 'omit',
-      signal: AbortSignal.timeout(PATIENCE),
-    })
+    const signal = AbortSignal.timeout(PATIENCE)
+    return await fetch(path, { ...init, cache: 'no-store', credentials: 'omit', signal })
   } catch {
-    throw new Refused(0, 'unreachable', 'The proxy does not answer.')
+    throw new Refused('unreachable', 'The proxy does not answer.')
   }
 }
 

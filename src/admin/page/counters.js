@@ -104,9 +104,7 @@ export function count(text) {
 
 /** @param {readonly Sample[]} samples */
 function byRoute(samples) {
-  const routes = [
-    ...new Set(samples.flatMap(({ labels: { route } }) => (route === undefined ? [] : [route]))),
-  ].sort()
+  const routes = [...new Set(samples.flatMap(({ labels: { route } }) => route ?? []))].sort()
   const rows = byId('routes').querySelector('tbody')
   if (rows === null) return
   const cells = routes.map((route) => [
@@ -132,39 +130,30 @@ function byRoute(samples) {
 
 /** Reads Prometheus' text format, as far as this proxy writes it. @param {string} text @returns {Sample[]} */
 function parse(text) {
-  /** @type {Sample[]} */
-  const samples = []
-  for (const line of text.split('\n')) {
-    const found = /^(idempotency_[a-z_]+)(?:\{(.*)\})? (\S+)/.exec(line)
-    if (found === null) continue
-    const [, name = '', labels = '', value] = found
-    samples.push({ name, labels: labelsOf(labels), value: Number(value) })
-  }
-  return samples
+  return [...text.matchAll(/^(idempotency_[a-z_]+)(?:\{(.*)\})? (\S+)/gm)].map(
+    ([, name = '', labels = '', value]) => ({ name, labels: labelsOf(labels), value: Number(value) }),
+  )
 }
 
-/** @param {string} text */
+/** @param {string} text @returns {Record<string, string>} */
 function labelsOf(text) {
-  /** @type {Record<string, string>} */
-  const labels = {}
-  for (const [, name = '', value = ''] of text.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g))
-    labels[name] = value.replace(/\\(.)/g, (_, one) => (one === 'n' ? '\n' : one))
-  return labels
+  return Object.fromEntries(
+    [...text.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name = '', value = '']) => [
+      name,
+      value.replace(/\\(.)/g, (_, one) => (one === 'n' ? '\n' : one)),
+    ]),
+  )
 }
 
 /**
  * Sum of the samples of that name with these labels.
- * @param {readonly Sample[]} samples
- * @param {string} name
+ * @param {readonly Sample[]} samples @param {string} name
  * @param {Readonly<Record<string, string | readonly string[]>>} [labels]
  */
 function sum(samples, name, labels = {}) {
-  let total = 0
-  for (const sample of samples)
-    if (
-      sample.name === name &&
-      Object.entries(labels).every(([label, wanted]) => [wanted].flat().includes(sample.labels[label] ?? ''))
-    )
-      total += sample.value
-  return total
+  const wanted = Object.entries(labels)
+  return samples
+    .filter((sample) => sample.name === name)
+    .filter((sample) => wanted.every(([label, of]) => [of].flat().includes(sample.labels[label] ?? '')))
+    .reduce((total, { value }) => total + value, 0)
 }

@@ -5,6 +5,7 @@ import { announce, byId, show, write } from './dom.js'
 import { lookAtRows, openQueue, refreshQueue } from './queue.js'
 import { closeRecord, openRecord, refreshRecord, whenDeciding } from './record.js'
 import { fillRoutes, openSearch } from './search.js'
+import { CLOCK } from './words.js'
 
 /** How long the page rests between two refreshes. */
 const EVERY = 5000
@@ -23,13 +24,6 @@ let timer
 let refreshing = null
 /** Where the reader came from, to go back to. @type {{ row: string, top: number } | null} */
 let cameFrom = null
-
-const CLOCK = new Intl.DateTimeFormat(undefined, {
-  hour: '2-digit',
-  minute: '2-digit',
-  second: '2-digit',
-  hourCycle: 'h23',
-})
 
 /** @param {'live' | 'wait' | 'paused' | 'bad'} mood @param {string} text */
 function pulse(mood, text) {

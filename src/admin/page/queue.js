@@ -1,7 +1,7 @@
 import { call, routeOf } from './api.js'
 import { counted as tally } from './counters.js'
 import { byId, make, show, write } from './dom.js'
-import { ago, asksUpstream, counted, moment, setClock, times, until } from './words.js'
+import { ago, asksUpstream, moment, setClock, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
 /** @typedef {import('../schemas.ts').FullView} FullView */
@@ -128,12 +128,8 @@ export async function refreshQueue() {
   }
   if (of !== 'running') write(byId('tab-running').querySelector('.count'), '')
   show(byId('more'), page.next !== null && limit < MOST)
-  write(
-    byId('unreadable'),
-    page.unreadable.length === 0
-      ? ''
-      : `${counted(page.unreadable.length, 'record is', 'records are')} stored in a form that this version cannot read: ${page.unreadable.join(', ')}`,
-  )
+  const unreadable = page.unreadable.join(', ')
+  write(byId('unreadable'), unreadable && `This version cannot read these records: ${unreadable}`)
   draw(true)
 }
 

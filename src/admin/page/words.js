@@ -1,19 +1,11 @@
 /** States, times and counts in words. Times are of the store's clock. */
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
-/** @typedef {import('../schemas.ts').FullView} FullView */
 /** @typedef {import('../schemas.ts').HistoryView} HistoryView */
+/** @typedef {{ methods: string[], path: string } | null} Match */
 /**
  * What the page reads of a route's configuration.
- * @typedef {object} Route
- * @property {string} name
- * @property {string} mode
- * @property {{ methods: string[], path: string } | null} match
- * @property {{ caller: string[] | 'none' }} scope
- * @property {{ from: string[] }} key
- * @property {object | 'none'} reconcile
- * @property {string} onLeaseExpired
- * @property {string} keep
+ * @typedef {{ name: string, match: Match, scope: { caller: string[] | 'none' }, key: { from: string[] }, reconcile: object | 'none', keep: string }} Route
  */
 
 /** Whether unknown records of the route are asked about. @param {Route | null | undefined} route */
@@ -63,12 +55,9 @@ export function until(time) {
   return left <= 0 ? 'now' : `in ${span(left)}`
 }
 
-const CLOCK = new Intl.DateTimeFormat(undefined, {
-  hour: '2-digit',
-  minute: '2-digit',
-  second: '2-digit',
-  hourCycle: 'h23',
-})
+/** @type {Intl.DateTimeFormatOptions} */
+const TIME = { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' }
+export const CLOCK = new Intl.DateTimeFormat(undefined, TIME)
 const DAY = new Intl.DateTimeFormat(undefined, { year: 'numeric', month: 'short', day: 'numeric' })
 
 /** With the day, where it is not today. @param {string} time */
@@ -82,11 +71,6 @@ export function moment(time) {
 export function size(bytes) {
   if (bytes < 1024) return bytes === 1 ? '1 byte' : `${bytes} bytes`
   return bytes < 1024 ** 2 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 1024 ** 2).toFixed(1)} MiB`
-}
-
-/** @param {number} count @param {string} one @param {string} [many] */
-export function counted(count, one, many = `${one}s`) {
-  return `${count} ${count === 1 ? one : many}`
 }
 
 /** @param {number} count */
