@@ -8,7 +8,7 @@ export type Labels = Readonly<Record<string, string>>
 /** As prom-client prints it. */
 interface Sample {
   readonly metricName: string
-  readonly labels: Readonly<Record<string, string | number>>
+  readonly labels: Labels
   readonly value: number
 }
 
@@ -115,7 +115,7 @@ export class Distributions extends Series<Distribution> {
       count += own
       return {
         metricName: `${name}_bucket`,
-        labels: { le: this.#bounds[at] ?? '+Inf', ...labels },
+        labels: { le: String(this.#bounds[at] ?? '+Inf'), ...labels },
         value: count,
       }
     })

@@ -149,7 +149,7 @@ export type MetricName = keyof typeof METRICS
 
 interface CounterSample {
   readonly name: string
-  readonly labels: Readonly<Record<string, string>>
+  readonly labels: Labels
   readonly value: number
 }
 
@@ -210,7 +210,7 @@ export class Metrics {
     return metrics.flatMap(({ values }) =>
       values
         .filter(({ value }) => value > 0)
-        .map(({ metricName, labels, value }) => ({ name: metricName, labels: texts(labels), value })),
+        .map(({ metricName: name, labels, value }) => ({ name, labels, value })),
     )
   }
 
@@ -233,9 +233,4 @@ export class Metrics {
     this.registry.registerMetric(series as unknown as PromMetric)
     return series
   }
-}
-
-/** The bound of a bucket is a number. */
-function texts(labels: Readonly<Record<string, string | number>>): Record<string, string> {
-  return Object.fromEntries(Object.entries(labels).map(([label, value]) => [label, String(value)]))
 }

@@ -32,18 +32,13 @@ export async function openTracing(
   version: string,
   onUnusable: (found: string) => void,
 ): Promise<Tracing | null> {
-  const registered = (globalThis as Record<symbol, unknown>)[REGISTERED] as Registered | undefined
+  const registered = (globalThis as { [REGISTERED]?: { version?: unknown; trace?: unknown } })[REGISTERED]
   if (registered?.trace === undefined) return null
   const api = await import('@opentelemetry/api')
   if (api.trace.getTracerProvider() === registered.trace) return new Tracing(api, config, version)
   // Registered by a copy that is older than this one, which does not look at it then.
   onUnusable(String(registered.version))
   return null
-}
-
-interface Registered {
-  readonly version?: unknown
-  readonly trace?: unknown
 }
 
 /** A request that is being served. */
@@ -178,7 +173,8 @@ export class Tracing {
 
   /** Gives the exporter a little time for the last spans. */
   async flush(): Promise<void> {
-    const provider = this.#api.trace.getTracerProvider() as MaybeFlushing & { getDelegate?(): MaybeFlushing }
+    type Provider = { forceFlush?(): Promise<void>; getDelegate?(): Provider }
+    const provider = this.#api.trace.getTracerProvider() as Provider
     const flushed = Promise.resolve((provider.getDelegate?.() ?? provider).forceFlush?.())
     const timer = new AbortController()
     const late = wait(FLUSH_MOST, undefined, timer).catch(() => {})
@@ -192,10 +188,6 @@ export class Tracing {
     if (attributes['error.type'] !== undefined) span.setStatus({ code: this.#api.SpanStatusCode.ERROR })
     span.end()
   }
-}
-
-interface MaybeFlushing {
-  forceFlush?(): Promise<void>
 }
 
 /** Reads header lines as propagators do: names in any case, the lines of one name joined. */
