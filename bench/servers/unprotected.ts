@@ -64,7 +64,7 @@ async function serve(
   read.release()
   if (result.proof !== 'responded') return void response.destroy()
   const { response: whole, release } = result
-  writer.write(request, response, {
+  writer.write(response, {
     kind: 'response',
     response: whole,
     replayed: false,

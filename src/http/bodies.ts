@@ -129,7 +129,6 @@ export function overhearBody(request: IncomingMessage, limit: number, budget: Bu
 const PATIENCE: Millis = 500
 /** Fewer bytes than this are standing still: a byte a second holds a body for as long as it likes. */
 const PROGRESS = 4096
-
 /** Bytes per millisecond (64 KiB/s) of an upload that keeps its room when others need it and nothing stands still. */
 const CREEPING = 64
 /** Over which the rate is taken. */
@@ -146,7 +145,7 @@ export interface Unfinished {
 
 /**
  * Transfers that hold room in `limits.buffered` for as long as their client likes. They may, until others need the room: then the
- * one that has stood still for longest lets go, or else the one that creeps most.
+ * one that has stood still for longest lets go, or else the one that creeps most (docs/adr/0044).
  */
 export class Stalled {
   /** The one that moved last is last. Most bodies come with their heads and are never in it. */
@@ -154,89 +153,84 @@ export class Stalled {
 
   /** `letGo` gives up the transfer and its room, at once. `slot`: whose share it is in. */
   watch(letGo: () => void, slot: number): Unfinished {
-    const now = performance.now()
-    const transfer: Transfer = {
-      movedAt: now,
-      bytes: 0,
-      windowAt: now,
-      inWindow: 0,
-      rate: Number.POSITIVE_INFINITY,
-      letGo,
-      slot,
-    }
+    const transfer = new Transfer(this.#transfers, letGo, slot)
     this.#transfers.add(transfer)
-    return {
-      moved: (bytes) => {
-        const now = performance.now()
-        transfer.inWindow += bytes
-        if (now - transfer.windowAt >= WINDOW) {
-          transfer.rate = transfer.inWindow / (now - transfer.windowAt)
-          transfer.windowAt = now
-          transfer.inWindow = 0
-        }
-        transfer.bytes += bytes
-        if (transfer.bytes < PROGRESS) return
-        transfer.bytes = 0
-        transfer.movedAt = now
-        this.#transfers.delete(transfer)
-        this.#transfers.add(transfer)
-      },
-      done: () => void this.#transfers.delete(transfer),
-    }
+    return transfer
   }
 
-  /** Has the transfer that has stood still for longest let go, or the slowest of those that creep. False: there is none. */
-  readonly makeRoom = (): boolean => this.#give(() => true)
+  /** Has a transfer let go. False: there is none that must. */
+  readonly makeRoom = (): boolean => letGo(this.#transfers, this.#transfers)
 
   /** The same within one share. */
   makeRoomIn(slot: number): boolean {
-    return this.#give((transfer) => transfer.slot === slot)
-  }
-
-  #give(mayBe: (transfer: Transfer) => boolean): boolean {
-    const now = performance.now()
-    const transfer = this.#still(mayBe, now - PATIENCE) ?? this.#slowest(mayBe, now)
-    if (transfer === null) return false
-    this.#transfers.delete(transfer)
-    transfer.letGo()
-    return true
-  }
-
-  #still(mayBe: (transfer: Transfer) => boolean, since: Millis): Transfer | null {
-    for (const transfer of this.#transfers) {
-      if (transfer.movedAt > since) return null
-      if (mayBe(transfer)) return transfer
-    }
-    return null
-  }
-
-  #slowest(mayBe: (transfer: Transfer) => boolean, now: Millis): Transfer | null {
-    let slowest: Transfer | null = null
-    let least = CREEPING
-    for (const transfer of this.#transfers) {
-      const rate = rateOf(transfer, now)
-      if (rate >= least || !mayBe(transfer)) continue
-      slowest = transfer
-      least = rate
-    }
-    return slowest
+    return letGo(
+      this.#transfers,
+      [...this.#transfers].filter((transfer) => transfer.slot === slot),
+    )
   }
 }
 
-/** Too little of a window says nothing yet. */
-function rateOf({ windowAt, inWindow, rate }: Transfer, now: Millis): number {
-  const elapsed = now - windowAt
-  return elapsed < WINDOW / 2 ? rate : inWindow / elapsed
+function letGo(all: Set<Transfer>, some: Iterable<Transfer>): boolean {
+  const now = performance.now()
+  let chosen: Transfer | null = null
+  let least = CREEPING
+  for (const transfer of some) {
+    // In the order in which they moved: the first of those that stand still has done so for longest.
+    if (transfer.movedAt <= now - PATIENCE) {
+      chosen = transfer
+      break
+    }
+    const rate = transfer.rateAt(now)
+    if (rate >= least) continue
+    chosen = transfer
+    least = rate
+  }
+  if (chosen === null) return false
+  all.delete(chosen)
+  chosen.letGo()
+  return true
 }
 
-interface Transfer {
-  movedAt: Millis
-  /** Since then. */
-  bytes: number
-  windowAt: Millis
-  inWindow: number
-  /** Bytes per millisecond in the last whole window. */
-  rate: number
+class Transfer implements Unfinished {
   readonly letGo: () => void
   readonly slot: number
+  readonly #all: Set<Transfer>
+  movedAt = performance.now()
+  #bytesSince = 0
+  #windowAt = this.movedAt
+  #inWindow = 0
+  /** Bytes per millisecond in the last whole window. */
+  #rate = Number.POSITIVE_INFINITY
+
+  constructor(all: Set<Transfer>, letGo: () => void, slot: number) {
+    this.#all = all
+    this.letGo = letGo
+    this.slot = slot
+  }
+
+  moved(bytes: number): void {
+    const now = performance.now()
+    this.#inWindow += bytes
+    if (now - this.#windowAt >= WINDOW) {
+      this.#rate = this.#inWindow / (now - this.#windowAt)
+      this.#windowAt = now
+      this.#inWindow = 0
+    }
+    this.#bytesSince += bytes
+    if (this.#bytesSince < PROGRESS) return
+    this.#bytesSince = 0
+    this.movedAt = now
+    this.#all.delete(this)
+    this.#all.add(this)
+  }
+
+  done(): void {
+    this.#all.delete(this)
+  }
+
+  /** Too little of a window says nothing yet. */
+  rateAt(now: Millis): number {
+    const elapsed = now - this.#windowAt
+    return elapsed < WINDOW / 2 ? this.#rate : this.#inWindow / elapsed
+  }
 }

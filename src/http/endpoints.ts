@@ -1,4 +1,4 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { ServerResponse } from 'node:http'
 import { RESPONSE_HEADER } from '../core/headers.ts'
 import { queryStatus } from '../protect/existing.ts'
 import { issueKey, type KeyIssuer } from '../protect/identify.ts'
@@ -11,7 +11,6 @@ export async function answerStatus(
   ports: Ports,
   writer: ResponseWriter,
   asked: ProtectedRequest,
-  request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {
   const found = await queryStatus(ports, asked)
@@ -34,7 +33,7 @@ export async function answerStatus(
     case 'live':
     case 'problem':
     case 'none':
-      writer.write(request, response, found)
+      writer.write(response, found)
   }
 }
 
@@ -43,19 +42,18 @@ export async function answerIssue(
   ports: Pick<Ports, 'store'>,
   writer: ResponseWriter,
   issuer: KeyIssuer,
-  request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {
-  request.resume()
+  response.req.resume()
   const issued = await issueKey(ports, issuer)
-  if (issued.kind === 'problem') return writer.write(request, response, issued)
+  if (issued.kind === 'problem') return writer.write(response, issued)
   const { key, expiresAt } = issued
   json(response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
 }
 
 /** `GET /.well-known/idempotency`. Clients read it once, and are in no hurry to hear of a change. */
-export function answerPolicy(policy: string, request: IncomingMessage, response: ServerResponse): void {
-  request.resume()
+export function answerPolicy(policy: string, response: ServerResponse): void {
+  response.req.resume()
   send(response, 200, policy, 'public, max-age=300', [])
 }
 

@@ -2,18 +2,19 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { fastify } from 'fastify'
 import type { Dispatcher } from 'undici'
-import { filterLines, firstOf, HOP_BY_HOP, hopByHop, isNeverUpstreams } from '../core/headers.ts'
+import { filterLines, firstOf, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../protect/answers.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
-import { lines, reasonPhrase } from '../upstream/forward.ts'
+import { errorText, isTrailer, lines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { hasBody } from './bodies.ts'
 import {
   breakOff,
   chunkable,
   endMessage,
+  hasContent,
   lingeringClose,
   pairs,
   type ResponseWriter,
@@ -43,7 +44,7 @@ export interface Passage {
   readonly tap: ExchangeTap | null
 }
 
-export type Pass = (request: IncomingMessage, response: ServerResponse, passage: Passage) => void
+export type Pass = (response: ServerResponse, passage: Passage) => void
 
 /** A body up to this size that came with its head goes upstream with it, without a stream in between. */
 const WHOLE_BODY = 16 * 1024
@@ -55,11 +56,12 @@ const WHOLE_BODY = 16 * 1024
  */
 export async function passthrough(options: PassthroughOptions): Promise<Pass> {
   const upload = await uploads(options.upstream)
-  return (request, response, passage) => {
-    const exchange = new PassedExchange(options, request, response, passage)
+  return (response, passage) => {
+    const { req: request } = response
+    const exchange = new PassedExchange(options, response, passage)
     const stream = (): void => {
-      endIdleUpload(request, response, options)
-      upload(request, response, exchange)
+      endIdleUpload(response, options)
+      upload(response, exchange)
     }
     if (!hasBody(request)) return exchange.dispatch(null)
     const length = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY)
@@ -117,7 +119,8 @@ async function uploads({ origin, pool }: Upstream) {
     retryMethods: [],
   })
   await app.ready()
-  return (request: Upload, response: ServerResponse, exchange: PassedExchange): void => {
+  return (response: ServerResponse, exchange: PassedExchange): void => {
+    const request: Upload = response.req
     if (WITHOUT_BODY.has(request.method as string)) return void exchange.dispatch(request)
     request[kExchange] = exchange
     app.routing(request, response)
@@ -134,7 +137,6 @@ function noSchemas(): never {
  */
 class PassedExchange implements Dispatcher.DispatchHandler {
   readonly #options: PassthroughOptions
-  readonly #request: IncomingMessage
   readonly #response: ServerResponse
   readonly #passage: Passage
   #controller: Dispatcher.DispatchController | null = null
@@ -147,14 +149,8 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   /** The first bytes: they leave with the head, and with the end where that comes in the same turn. */
   #first: Buffer | null = null
 
-  constructor(
-    options: PassthroughOptions,
-    request: IncomingMessage,
-    response: ServerResponse,
-    passage: Passage,
-  ) {
+  constructor(options: PassthroughOptions, response: ServerResponse, passage: Passage) {
     this.#options = options
-    this.#request = request
     this.#response = response
     this.#passage = passage
     response.once('close', () => {
@@ -164,7 +160,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   dispatch(body: IncomingMessage | Buffer | null): boolean {
-    const request = this.#request
+    const { req: request } = this.#response
     const { upstream, timeout, idleTimeout } = this.#options
     const { target, lines, tap } = this.#passage
     const length = request.headers['content-length']
@@ -208,21 +204,20 @@ class PassedExchange implements Dispatcher.DispatchHandler {
       return
     }
     try {
-      this.#begin(lines(controller.rawHeaders), status, reasonPhrase(reason ?? ''))
+      this.#begin(lines(controller.rawHeaders), status, reasonPhrase(reason))
     } catch (error) {
       // A bug; undici would let it end the process.
       this.#options.onBug(error)
-      breakOff(this.#request, this.#response)
+      breakOff(this.#response)
     }
   }
 
   /** Writes the head. */
   #begin(raw: readonly string[], status: number, reason: string): void {
-    const request = this.#request
     const response = this.#response
+    const { req: request } = response
     const hop = hopByHop(raw)
-    const hasContent = request.method !== 'HEAD' && status !== 204 && status !== 304
-    this.#chunked = chunkable(request, status) && firstOf(raw, 'content-length') === null
+    this.#chunked = chunkable(response, status) && firstOf(raw, 'content-length') === null
     const kept = filterLines(raw, (name) => {
       if (name === 'trailer') return this.#chunked
       return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
@@ -230,11 +225,11 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     // What is left of an upload that nobody reads stands between this answer and the next request.
     if (!request.complete) {
       kept.push('Connection', 'close')
-      lingeringClose(request, response)
+      lingeringClose(response)
     }
     response.writeHead(status, reason, withProxyHeaders(kept, this.#passage.proxyHeaders))
     this.#begun = true
-    if (!hasContent) this.#end(null)
+    if (!hasContent(response, status)) this.#end(null)
     // A head that waits for its body leaves in this turn of the event loop, too.
     else
       setImmediate(() => {
@@ -256,7 +251,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     if (response.write(chunk)) return
     this.#controller?.pause()
     // It holds a connection to the upstream: a byte now and then is not enough.
-    const timer = setTimeout(() => breakOff(this.#request, response), this.#options.idleTimeout)
+    const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
     response.once('close', stop)
     response.once('drain', () => {
@@ -295,33 +290,26 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     const response = this.#response
     if (this.#begun) {
       if (!this.#headLeft) this.#leave()
-      breakOff(this.#request, response)
+      breakOff(response)
       return
     }
     // The refusal of an idle upload stands.
     if (response.headersSent) return
     // undici gives up a body that it streams: nobody reads that to its end.
-    if (!this.#request.complete) response.shouldKeepAlive = false
-    const method = this.#request.method as string
-    this.#options.onFailed(method, causeOf(error))
-    this.#options.writer.problem(this.#request, response, refusalOf(method, error))
+    if (!response.req.complete) response.shouldKeepAlive = false
+    const method = response.req.method as string
+    this.#options.onFailed(method, errorText(error))
+    this.#options.writer.problem(response, refusalOf(method, error))
   }
-}
-
-function isTrailer(name: string): boolean {
-  return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
 }
 
 /**
  * Ends an upload that has stood still for `idleTimeout`: it would hold a connection to the upstream for as long as the
  * client likes, as undici looks at its own timeouts only after the whole request is written.
  */
-function endIdleUpload(
-  request: IncomingMessage,
-  response: ServerResponse,
-  { idleTimeout, writer }: PassthroughOptions,
-): void {
-  // undici takes the socket away from a request whose body it gave up, and the answer may still wait for its turn.
+function endIdleUpload(response: ServerResponse, { idleTimeout, writer }: PassthroughOptions): void {
+  const { req: request } = response
+  // Taken here: undici takes it away from a request whose body it gave up.
   const { socket } = request
   let heard = socket.bytesRead
   const timer = setInterval(() => {
@@ -331,8 +319,8 @@ function endIdleUpload(
     else {
       clearInterval(timer)
       const detail = `no byte of the body arrived within ${idleTimeout} ms`
-      if (response.headersSent) breakOff(request, response)
-      else writer.problem(request, response, refusal('request_timeout', detail))
+      if (response.headersSent) breakOff(response)
+      else writer.problem(response, refusal('request_timeout', detail))
     }
   }, idleTimeout)
   response.once('close', () => clearInterval(timer))
@@ -365,8 +353,4 @@ function refusalOf(method: string, { code = '', syscall }: NodeJS.ErrnoException
     once ? `${what}; it is not protected: sent again, it may be executed again` : what,
     once ? { retry: 'no' } : {},
   )
-}
-
-function causeOf({ message, code }: NodeJS.ErrnoException): string {
-  return code === undefined ? message : `${message} (${code})`
 }

@@ -23,7 +23,7 @@ import { breakOff, type ResponseWriter } from './write.ts'
 
 /** A request whose head is fit to be served, and where its answer goes. */
 export interface Incoming {
-  readonly request: IncomingMessage
+  /** Its `req` is the request. */
   readonly response: ServerResponse
   readonly target: Target
   readonly peer: Peer
@@ -56,17 +56,18 @@ export function serveProtected(options: ProtectOptions, route: RoutePolicy, inco
   const { spans } = options
   // Nothing is made for spans where there are none.
   if (spans === null) void protect(options, route, incoming)
-  else spans.serve(route, incoming.request, incoming.response, () => void protect(options, route, incoming))
+  else
+    spans.serve(route, incoming.response.req, incoming.response, () => void protect(options, route, incoming))
 }
 
 async function protect(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): Promise<void> {
-  const { request, response } = incoming
-  const asked = protectedRequest(options, route, request.method as string, incoming)
+  const { response } = incoming
+  const asked = protectedRequest(options, route, incoming)
   try {
-    options.writer.write(request, response, await guard(options.ports, asked))
+    options.writer.write(response, await guard(options.ports, asked))
   } catch (error) {
     options.onBug(error)
-    breakOff(request, response)
+    breakOff(response)
   }
 }
 
@@ -74,9 +75,10 @@ async function protect(options: ProtectOptions, route: RoutePolicy, incoming: In
 export function protectedRequest(
   options: ProtectOptions,
   route: RoutePolicy,
-  method: string,
-  { request, response, target, peer }: Incoming,
+  { response, target, peer }: Incoming,
+  method = response.req.method as string,
 ): ProtectedRequest {
+  const { req: request } = response
   const headers = request.rawHeaders
   const path = route.match.exact ? target.rawPath : target.path
   const { forwarding, ports, upload, uploads } = options
@@ -129,13 +131,13 @@ export function tapRequest(
   route: RoutePolicy,
   incoming: Incoming,
 ): ExchangeTap | null {
-  const { request, response } = incoming
-  const asked = protectedRequest(options, route, request.method as string, incoming)
+  const { response } = incoming
+  const asked = protectedRequest(options, route, incoming)
   if (!shadow.enter(asked)) return null
   const { limits } = route
   const tap = new ExchangeTap({ method: asked.method, responseLimit: limits.response }, budget, options.onBug)
   response.once('close', () => tap.gone())
-  const body = overhearBody(request, limits.request, budget)
+  const body = overhearBody(response.req, limits.request, budget)
   const heard: ProtectedRequest = { ...asked, readBody: () => body, clientGone: () => false }
   setImmediate(() => void shadow.observe(heard, tap))
   return tap

@@ -97,7 +97,7 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
   }
 
   const passOn = (
-    { request, response, target, peer }: Incoming,
+    { response, target, peer }: Incoming,
     route: RoutePolicy | null,
     proxyHeaders: readonly string[],
     tap: ExchangeTap | null,
@@ -105,23 +105,23 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     const startedAt = performance.now()
     const name = route?.name ?? config.defaults.name
     response.once('close', () => options.passed(name, performance.now() - startedAt))
-    const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
-    pass(request, response, { target: target.origin, lines, proxyHeaders, tap })
+    const lines = requestLines(response.req.rawHeaders, peer, routing().forwarding)
+    pass(response, { target: target.origin, lines, proxyHeaders, tap })
   }
 
   const status = async (incoming: Incoming): Promise<void> => {
-    const { request, response } = incoming
+    const { response } = incoming
     const query = new URLSearchParams(incoming.target.query)
     const method = query.get('method') ?? 'POST'
     const target = parseTarget(query.get('path') ?? '')
     const route = target === null ? null : routing().router.match(method, target)
     if (target === null || route === null || !isProtected(route)) {
       const detail = `no protected route matches ${method} ${target?.path ?? 'without a path'}; ask with ?method=…&path=/…`
-      writer.problem(request, response, refusal('route_not_found', detail))
+      writer.problem(response, refusal('route_not_found', detail))
       return
     }
-    const asked = protectedRequest(protecting, route, method, { ...incoming, target })
-    await answerStatus(ports, writer, asked, request, response)
+    const asked = protectedRequest(protecting, route, { ...incoming, target }, method)
+    await answerStatus(ports, writer, asked, response)
   }
 
   const serve = (request: IncomingMessage, response: ServerResponse): void => {
@@ -129,14 +129,14 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     const target = readHead(request)
     if ('code' in target) {
       response.shouldKeepAlive = false
-      writer.problem(request, response, target)
+      writer.problem(response, target)
       return
     }
-    const incoming = { request, response, target, peer: proxies.peerOf(request.socket.remoteAddress) }
+    const incoming = { response, target, peer: proxies.peerOf(request.socket.remoteAddress) }
     const orBreakOff = (answering: Promise<void>): void =>
       void answering.catch((error: unknown) => {
         onBug(error)
-        breakOff(request, response)
+        breakOff(response)
       })
     const way = routing().wayOf(request, target)
     switch (way.kind) {
@@ -147,13 +147,13 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
       case 'pass':
         return passOn(incoming, way.route, way.ignored ? [RESPONSE_HEADER.status, 'ignored'] : [], null)
       case 'refuse':
-        return writer.problem(request, response, noRoute(request, target))
+        return writer.problem(response, noRoute(request, target))
       case 'issue':
-        return orBreakOff(answerIssue(ports, writer, options.issuer as KeyIssuer, request, response))
+        return orBreakOff(answerIssue(ports, writer, options.issuer as KeyIssuer, response))
       case 'status':
         return orBreakOff(status(incoming))
       case 'policy':
-        return answerPolicy(routing().policy, request, response)
+        return answerPolicy(routing().policy, response)
     }
   }
 
@@ -180,9 +180,9 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     if (refuseHead(request) === null) response.writeContinue()
     server.emit('request', request, response)
   })
-  server.on('checkExpectation', (request: IncomingMessage, response: ServerResponse) => {
+  server.on('checkExpectation', (_request: IncomingMessage, response: ServerResponse) => {
     response.shouldKeepAlive = false
-    writer.problem(request, response, malformed(417, 'an expectation other than 100-continue'))
+    writer.problem(response, malformed(417, 'an expectation other than 100-continue'))
   })
   server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
     // Node has taken its own listener off; a reset would end the process.
@@ -195,7 +195,7 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     const peer = proxies.peerOf(request.socket.remoteAddress)
     const client = proxies.clientOf(request.rawHeaders, peer)
     const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
-    tunnel(client, target.origin, lines, request, socket, head)
+    tunnel(client, { request, target: target.origin, lines, socket, head })
   })
   // Node has given up the connection: what was asked for before on it can't be answered any more.
   server.on('connect', (_request: IncomingMessage, socket: Duplex) => {

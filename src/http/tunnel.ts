@@ -9,7 +9,7 @@ import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { Shares, shareOf } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { linger, type ResponseWriter } from './write.ts'
+import { linger, pairs, type ResponseWriter } from './write.ts'
 
 const { request: httpRequest } = process.getBuiltinModule('node:http')
 
@@ -29,62 +29,65 @@ export function endRefused(client: Duplex, message: string | Buffer): void {
 /** TCP asks a silent peer whether it is still there, so that a tunnel does not outlive one. */
 const PROBE_AFTER: Millis = 60_000
 
-type Tunnel = (
-  /** Whose share of the places it takes. */
-  holder: string,
-  target: string,
-  lines: readonly string[],
-  request: IncomingMessage,
-  client: Duplex,
-  head: Buffer,
-) => void
+/** A request to upgrade, and the connection that it came on. */
+export interface Handshake {
+  readonly request: IncomingMessage
+  readonly target: string
+  readonly lines: readonly string[]
+  readonly socket: Duplex
+  /** Bytes that came behind it. */
+  readonly head: Buffer
+}
+
+type Limits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
 
 /**
- * Passes WebSocket handshakes and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a refused
- * handshake reach the client unchanged (docs/adr/0004). A tunnel holds a connection to the upstream for as long as both sides
- * like, so there are `connections` places for them, and no client address may have all.
+ * Tunnels WebSockets. One holds a connection to the upstream for as long as both sides like, so there are `connections` places, of
+ * which no `holder`, a client address, may have all.
  */
 export function tunnels(
   upstream: Upstream,
   writer: ResponseWriter,
-  limits: Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>,
-): Tunnel {
+  limits: Limits,
+): (holder: string, handshake: Handshake) => void {
   const { connections } = limits
   const shares = new Shares(randomInt(2 ** 32))
   let open = 0
-  return (holder, target, lines, request, client, head) => {
+  return (holder, handshake) => {
+    const { socket } = handshake
     const slot = shares.slotOf(holder)
     if (open >= connections || shares.held(slot) >= shareOf(connections)) {
       const detail = `of ${connections} WebSockets at one time (upstream.connections), none is free for this client`
-      endRefused(client, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
+      endRefused(socket, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
       return
     }
     open++
     shares.add(slot, 1)
-    client.once('close', () => {
+    socket.once('close', () => {
       open--
       shares.add(slot, -1)
     })
-    tunnel(upstream, writer, limits, target, lines, request, client, head)
+    tunnel(upstream, writer, limits, handshake)
   }
 }
 
+/**
+ * Passes a handshake and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a refused handshake
+ * reach the client unchanged (docs/adr/0004).
+ */
 function tunnel(
   upstream: Upstream,
   writer: ResponseWriter,
-  { connectTimeout, timeout }: Pick<UpstreamConfig, 'connectTimeout' | 'timeout'>,
-  target: string,
-  lines: readonly string[],
-  request: IncomingMessage,
-  client: Duplex,
-  head: Buffer,
+  { connectTimeout, timeout }: Limits,
+  { request, target, lines, socket: client, head }: Handshake,
 ): void {
-  const secure = upstream.origin.protocol === 'https:'
-  const sent = (secure ? httpsRequest : httpRequest)({
+  const { origin, socketPath, tls } = upstream
+  const isSecure = origin.protocol === 'https:'
+  const sent = (isSecure ? httpsRequest : httpRequest)({
     method: 'GET',
     path: target,
-    // A `Trailer` line announces trailers of a body; a handshake has none, and Node's client would throw.
     headers: [
+      // A `Trailer` line announces trailers of a body; a handshake has none, and Node's client would throw.
       ...filterLines(lines, (name) => name !== 'trailer'),
       'Connection',
       'Upgrade',
@@ -92,16 +95,16 @@ function tunnel(
       request.headers.upgrade as string,
     ],
     agent: false,
-    ...(upstream.socketPath === null
-      ? { host: upstream.origin.hostname, port: upstream.origin.port || (secure ? 443 : 80) }
-      : { socketPath: upstream.socketPath }),
-    ...upstream.tls,
+    ...(socketPath === null
+      ? { host: origin.hostname, port: origin.port || (isSecure ? 443 : 80) }
+      : { socketPath }),
+    ...tls,
   })
   let refused = refusal('upstream_unreachable', `no connection to the upstream within ${connectTimeout} ms`)
   let answered = false
   let timer = setTimeout(() => sent.destroy(new Error(refused.detail)), connectTimeout)
   sent.once('socket', (socket) =>
-    socket.once(secure ? 'secureConnect' : 'connect', () => {
+    socket.once(isSecure ? 'secureConnect' : 'connect', () => {
       clearTimeout(timer)
       const detail = `the upstream did not answer the handshake within ${timeout} ms`
       refused = refusal('upstream_failed', 'the upstream broke off the handshake')
@@ -111,18 +114,21 @@ function tunnel(
       }, timeout)
     }),
   )
-  sent.once('upgrade', (answer, server, first) => {
+  /** False: nobody is there to hear the answer. */
+  const begin = (answer: Duplex | IncomingMessage): boolean => {
     clearTimeout(timer)
     answered = true
-    if (client.destroyed) {
-      server.on('error', () => {}).destroy()
-      return
+    if (client.destroyed) answer.on('error', () => {}).destroy()
+    return !client.destroyed
+  }
+  sent.once('upgrade', (answer, server, first) => {
+    if (!begin(server)) return
+    for (const side of [client, server]) {
+      // Two pipelines, each with listeners of its own.
+      side.setMaxListeners(0)
+      if (side instanceof Socket) side.setKeepAlive(true, PROBE_AFTER)
     }
-    // Two pipelines, each with listeners of its own.
-    client.setMaxListeners(0)
-    server.setMaxListeners(0)
-    for (const side of [client, server]) if (side instanceof Socket) side.setKeepAlive(true, PROBE_AFTER)
-    client.write(headOf(answer, ownLinesOut(answer.rawHeaders)), 'latin1')
+    client.write(headOf(answer, answer.rawHeaders), 'latin1')
     if (first.length > 0) server.unshift(first)
     if (head.length > 0) client.unshift(head)
     server.on('error', () => client.destroy())
@@ -131,14 +137,9 @@ function tunnel(
   })
   // Refused: the upstream's own answer, ended by the connection.
   sent.once('response', (answer) => {
-    clearTimeout(timer)
-    answered = true
-    if (client.destroyed) {
-      answer.on('error', () => {}).destroy()
-      return
-    }
+    if (!begin(answer)) return
     const hop = hopByHop(answer.rawHeaders)
-    const kept = filterLines(ownLinesOut(answer.rawHeaders), (name) => !hop.has(name) && name !== 'trailer')
+    const kept = filterLines(answer.rawHeaders, (name) => !hop.has(name) && name !== 'trailer')
     client.write(headOf(answer, [...kept, 'Connection', 'close']), 'latin1')
     // Where only the end of the connection ends the body, a clean end would say that it is whole.
     answer.once('error', () => (client instanceof Socket ? client.resetAndDestroy() : client.destroy()))
@@ -160,12 +161,7 @@ function tunnel(
   sent.end()
 }
 
-function ownLinesOut(lines: readonly string[]): string[] {
-  return filterLines(lines, (name) => !isNeverUpstreams(name))
-}
-
-function headOf(answer: IncomingMessage, lines: readonly string[]): string {
-  let head = `HTTP/1.1 ${answer.statusCode} ${answer.statusMessage}\r\n`
-  for (let i = 0; i + 1 < lines.length; i += 2) head += `${lines[i]}: ${lines[i + 1]}\r\n`
-  return `${head}\r\n`
+function headOf({ statusCode, statusMessage }: IncomingMessage, lines: readonly string[]): string {
+  const sent = pairs(filterLines(lines, (name) => !isNeverUpstreams(name)))
+  return `HTTP/1.1 ${statusCode} ${statusMessage}\r\n${sent.map(([name, value]) => `${name}: ${value}\r\n`).join('')}\r\n`
 }

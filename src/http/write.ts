@@ -1,11 +1,11 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
-import type { Millis, StoredResponse } from '../core/record.ts'
+import type { Millis } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
-import type { LiveResponse, LiveSink } from '../upstream/port.ts'
+import type { LiveSink } from '../upstream/port.ts'
 import { NOBODY, Stalled } from './bodies.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 
@@ -18,57 +18,46 @@ const ONE_WRITE = 16 * 1024
 export class ResponseWriter {
   readonly #baseUrl: string
   /** How long a client may take between two bytes. */
-  readonly #idleTimeout: Millis
+  readonly idleTimeout: Millis
   readonly #stalled: Stalled
 
   /** `stalled`: hears of whole answers that have not left, which give their room up to others. */
   constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
-    this.#idleTimeout = idleTimeout
+    this.idleTimeout = idleTimeout
     this.#stalled = stalled
   }
 
-  get idleTimeout(): Millis {
-    return this.#idleTimeout
-  }
-
-  write(request: IncomingMessage, response: ServerResponse, answer: Reply): void {
+  write(response: ServerResponse, answer: Reply): void {
     switch (answer.kind) {
       case 'response':
         response.once('close', answer.release)
         if (response.destroyed) answer.release()
-        else {
-          this.#whole(request, response, answer.response, answer.proxyHeaders)
-          this.#hurry(response, answer.response.body.length, answer.release)
-        }
+        else this.#whole(response, answer)
         return
       case 'live':
         if (response.destroyed) answer.live.drain()
-        else this.#live(request, response, answer.live, answer.proxyHeaders)
+        else this.#live(response, answer)
         return
       case 'problem':
-        this.problem(request, response, answer.refusal, answer.proxyHeaders)
+        this.problem(response, answer.refusal, answer.proxyHeaders)
         return
       case 'none':
-        breakOff(request, response)
+        breakOff(response)
     }
   }
 
-  problem(
-    request: IncomingMessage,
-    response: ServerResponse,
-    refused: Refusal,
-    proxyHeaders: readonly string[] = [],
-  ): void {
+  problem(response: ServerResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
+    const { req: request } = response
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
-    const keeps = request.complete || (refused.code !== 'request_timeout' && restIsSmall(request, response))
+    const keeps = request.complete || (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
     response.writeHead(refused.status, headers)
     response.end(body)
     this.watch(response)
-    if (!keeps) lingeringClose(request, response)
-    else if (!request.complete) awaitRest(request, response)
+    if (!keeps) lingeringClose(response)
+    else if (!request.complete) awaitRest(response)
   }
 
   /** The same for a connection that has left HTTP's hands: the whole message, after which it is to be ended. */
@@ -92,25 +81,18 @@ export class ResponseWriter {
     return { headers, body }
   }
 
-  #whole(
-    request: IncomingMessage,
-    response: ServerResponse,
-    kept: StoredResponse,
-    proxyHeaders: readonly string[],
-  ): void {
-    const { status, trailers, body } = kept
-    const chunked = trailers.length > 0 && chunkable(request, status)
-    const headers = withProxyHeaders(withoutTrailer(kept.headers, chunked), proxyHeaders)
-    const bodiless = status === 204 || status === 304 || request.method === 'HEAD'
+  #whole(response: ServerResponse, { response: kept, proxyHeaders, release }: Whole): void {
+    const { status, reason, headers, trailers, body } = kept
+    const chunked = trailers.length > 0 && chunkable(response, status)
+    const lines = withProxyHeaders(withoutTrailer(headers, chunked), proxyHeaders)
+    const hasBody = hasContent(response, status)
     // Without a length Node chunks, which trailers need.
-    if (!chunked && !bodiless) headers.push('Content-Length', String(body.length))
-    response.writeHead(status, kept.reason, headers)
-    if (bodiless) response.end()
-    else {
-      if (chunked) response.addTrailers(pairs(trailers))
-      endMessage(response, body)
-    }
+    if (hasBody && !chunked) lines.push('Content-Length', String(body.length))
+    response.writeHead(status, reason, lines)
+    if (chunked) response.addTrailers(pairs(trailers))
+    endMessage(response, hasBody ? body : null)
     this.watch(response)
+    this.#hurry(response, body.length, release)
   }
 
   /**
@@ -123,7 +105,7 @@ export class ResponseWriter {
       release()
       response.socket?.resetAndDestroy()
     }
-    const timer = setTimeout(drop, this.#idleTimeout * (1 + size / 1024 ** 2))
+    const timer = setTimeout(drop, this.idleTimeout * (1 + size / 1024 ** 2))
     const unfinished = this.#stalled.watch(drop, NOBODY)
     response.once('close', () => {
       clearTimeout(timer)
@@ -131,16 +113,11 @@ export class ResponseWriter {
     })
   }
 
-  #live(
-    request: IncomingMessage,
-    response: ServerResponse,
-    live: LiveResponse,
-    proxyHeaders: readonly string[],
-  ): void {
-    const headers = withoutTrailer(live.headers, chunkable(request, live.status))
+  #live(response: ServerResponse, { live, proxyHeaders }: Extract<Reply, { kind: 'live' }>): void {
+    const headers = withoutTrailer(live.headers, chunkable(response, live.status))
     response.writeHead(live.status, live.reason, withProxyHeaders(headers, proxyHeaders))
     sendHead(response)
-    live.attach(new ClientSink(request, response, this, this.#idleTimeout))
+    live.attach(clientSink(response, this))
   }
 
   /** A client that stops reading an answer is dropped: its bytes are held in memory meanwhile. */
@@ -150,11 +127,13 @@ export class ResponseWriter {
     // Reset: to a client of HTTP/1.0 anything else would be the end of the body.
     const drop = (): void => void socket.resetAndDestroy()
     const idle = socket.timeout ?? 0
-    socket.setTimeout(this.#idleTimeout, drop)
+    socket.setTimeout(this.idleTimeout, drop)
     // Before Node's own listener, which sets the keep-alive timeout of the connection.
     response.prependOnceListener('finish', () => socket.setTimeout(idle).off('timeout', drop))
   }
 }
+
+type Whole = Extract<Reply, { kind: 'response' }>
 
 /** Whether the kernel has all of it, or nobody is there to get it. */
 function hasLeft(response: ServerResponse): boolean {
@@ -166,53 +145,31 @@ function hasLeft(response: ServerResponse): boolean {
 }
 
 /** Live bytes to a client; one that reads too slowly is dropped, and the upstream goes on to its end (contract §7). */
-class ClientSink implements LiveSink {
-  readonly #request: IncomingMessage
-  readonly #response: ServerResponse
-  readonly #writer: ResponseWriter
-  readonly #idleTimeout: Millis
-  #resume: () => void = () => {}
-  #stalled: NodeJS.Timeout | null = null
-
-  constructor(
-    request: IncomingMessage,
-    response: ServerResponse,
-    writer: ResponseWriter,
-    idleTimeout: Millis,
-  ) {
-    this.#request = request
-    this.#response = response
-    this.#writer = writer
-    this.#idleTimeout = idleTimeout
-    response.on('drain', () => this.#flow())
-    response.once('close', () => this.#flow())
+function clientSink(response: ServerResponse, writer: ResponseWriter): LiveSink {
+  let resume = (): void => {}
+  let stalled: NodeJS.Timeout | undefined
+  const abort = (): void => breakOff(response)
+  const flow = (): void => {
+    clearTimeout(stalled)
+    stalled = undefined
+    resume()
   }
-
-  start(resume: () => void): void {
-    this.#resume = resume
-  }
-
-  write(chunk: Buffer): boolean {
-    if (this.#response.destroyed) return true
-    if (this.#response.write(chunk)) return true
-    this.#stalled ??= setTimeout(() => this.abort(), this.#idleTimeout)
-    return false
-  }
-
-  end(trailers: readonly string[]): void {
-    if (trailers.length > 0 && !this.#response.destroyed) this.#response.addTrailers(pairs(trailers))
-    this.#response.end()
-    this.#writer.watch(this.#response)
-  }
-
-  abort(): void {
-    breakOff(this.#request, this.#response)
-  }
-
-  #flow(): void {
-    if (this.#stalled !== null) clearTimeout(this.#stalled)
-    this.#stalled = null
-    this.#resume()
+  response.on('drain', flow).once('close', flow)
+  return {
+    start(resumeUpstream) {
+      resume = resumeUpstream
+    },
+    write(chunk) {
+      if (response.destroyed || response.write(chunk)) return true
+      stalled ??= setTimeout(abort, writer.idleTimeout)
+      return false
+    },
+    end(trailers) {
+      if (trailers.length > 0 && !response.destroyed) response.addTrailers(pairs(trailers))
+      response.end()
+      writer.watch(response)
+    },
+    abort,
   }
 }
 
@@ -220,10 +177,9 @@ class ClientSink implements LiveSink {
  * Ends an answer that is not whole. To a client of HTTP/1.0 only the end of the connection ends a body, so nothing but a
  * reset tells it.
  */
-export function breakOff(request: IncomingMessage, response: ServerResponse): void {
-  const { socket } = response
-  if (request.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket)
-    socket.resetAndDestroy()
+export function breakOff(response: ServerResponse): void {
+  const { req, socket } = response
+  if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
   else response.destroy()
 }
 
@@ -240,9 +196,14 @@ export function sendHead(response: ServerResponse): void {
   response.write(Buffer.alloc(0))
 }
 
+/** Whether the answer has content (RFC 9110 §6.4.1), however little. */
+export function hasContent({ req }: ServerResponse, status: number): boolean {
+  return req.method !== 'HEAD' && status !== 204 && status !== 304
+}
+
 /** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */
-export function chunkable(request: IncomingMessage, status: number): boolean {
-  return request.httpVersionMinor > 0 && request.method !== 'HEAD' && status !== 204 && status !== 304
+export function chunkable(response: ServerResponse, status: number): boolean {
+  return response.req.httpVersionMinor > 0 && hasContent(response, status)
 }
 
 /** With lines of the proxy's own, which stand in place of those that a proxy behind this one says of itself. */
@@ -266,9 +227,8 @@ function withoutTrailer(headers: readonly string[], chunked: boolean): readonly 
 const SMALL_BODY = 64 * 1024
 
 /** Whether the connection can be kept although the body was not read: what is left of it says where the next request begins. */
-function restIsSmall(request: IncomingMessage, response: ServerResponse): boolean {
-  if (!response.shouldKeepAlive) return false
-  return Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY
+function restIsSmall({ req, shouldKeepAlive }: ServerResponse): boolean {
+  return shouldKeepAlive && Number(req.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY
 }
 
 /** Time for the client to read the answer, or to send the rest of a small body. */
@@ -303,26 +263,23 @@ export function linger(connection: Duplex): void {
   })
 }
 
-function awaitRest(request: IncomingMessage, response: ServerResponse): void {
-  request.resume()
-  const { socket } = response
+function awaitRest({ req, socket }: ServerResponse): void {
+  req.resume()
   const timer = setTimeout(() => {
-    if (!request.complete) socket?.destroy()
+    if (!req.complete) socket?.destroy()
   }, LINGER).unref()
-  request.once('end', () => clearTimeout(timer))
+  req.once('end', () => clearTimeout(timer))
 }
 
 /**
  * Ends a connection on which the client still sends: what it sends is read and thrown away for a moment. Were the connection
  * closed at once, the client would get a reset instead of the answer.
  */
-export function lingeringClose(request: IncomingMessage, response: ServerResponse): void {
-  request.resume()
-  // Not `request.socket`: undici takes that away from a request whose body it gave up.
-  const { socket } = response
-  if (socket === null) return
-  // What Node calls after an answer that says `Connection: close`.
-  socket.destroySoon = () => linger(socket)
+export function lingeringClose({ req, socket }: ServerResponse): void {
+  req.resume()
+  // What Node calls after an answer that says `Connection: close`. Not `req.socket`: undici takes that away from a request whose
+  // body it gave up.
+  if (socket !== null) socket.destroySoon = () => linger(socket)
 }
 
 export function pairs(lines: readonly string[]): [string, string][] {

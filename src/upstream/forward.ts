@@ -1,6 +1,14 @@
 import type { Dispatcher, Pool } from 'undici'
-import { filterLines, firstOf, HOP_BY_HOP, hopByHop, isNeverUpstreams, linesOf } from '../core/headers.ts'
-import type { Millis } from '../core/record.ts'
+import {
+  filterLines,
+  firstOf,
+  HOP_BY_HOP,
+  hopByHop,
+  isFieldValue,
+  isNeverUpstreams,
+  linesOf,
+} from '../core/headers.ts'
+import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
 import type { Budget } from '../runtime/limits.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
@@ -58,10 +66,8 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #timedOut = false
   #controller: Dispatcher.DispatchController | null = null
   #status: number | null = null
-  #reason = ''
-  #headers: string[] = []
+  #head: ResponseHead | null = null
   #declaredOutcome: string | null = null
-  #announced = 0
   readonly #chunks = new BodyBuffer()
   #size = 0
   #live: Live | null = null
@@ -93,7 +99,6 @@ export class Exchange implements Dispatcher.DispatchHandler {
   ): void {
     if (status < 200) return
     this.#status = status
-    this.#reason = reasonPhrase(reason ?? '')
     const raw = lines(controller.rawHeaders)
     const coding = linesOf(raw, 'transfer-encoding').join(',').trim()
     if (!/^(?:chunked)?$/i.test(coding)) {
@@ -103,27 +108,20 @@ export class Exchange implements Dispatcher.DispatchHandler {
       )
       return
     }
-    this.#takeHeaders(raw)
-    if (/^text\/event-stream\b/i.test(firstOf(this.#headers, 'content-type') ?? '')) this.#goLive('streamed')
-    else if (!this.#describes() && this.#announced > this.#request.responseLimit) this.#goLive('too_large')
-  }
-
-  #takeHeaders(raw: string[]): void {
-    this.#announced = Number(firstOf(raw, 'content-length') ?? 0)
     this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
-    const describes = this.#describes()
-    this.#headers = filterLines(
+    // The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6).
+    const describes = this.#request.method === 'HEAD' || status === 304
+    const headers = filterLines(
       raw,
       (name) => !hop.has(name) && !isTakenOff(name) && (name !== 'content-length' || describes),
     )
     // RFC 9110 §6.6.1: a recipient with a clock adds the missing Date; once, so that replays carry the same.
-    if (firstOf(this.#headers, 'date') === null) this.#headers.push('Date', new Date().toUTCString())
-  }
-
-  /** The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6). */
-  #describes(): boolean {
-    return this.#request.method === 'HEAD' || this.#status === 304
+    if (firstOf(headers, 'date') === null) headers.push('Date', new Date().toUTCString())
+    this.#head = { status, reason: reasonPhrase(reason), headers }
+    const announced = describes ? 0 : Number(firstOf(raw, 'content-length') ?? 0)
+    if (/^text\/event-stream\b/i.test(firstOf(headers, 'content-type') ?? '')) this.#goLive('streamed')
+    else if (announced > this.#request.responseLimit) this.#goLive('too_large')
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
@@ -142,7 +140,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   onResponseEnd(controller: Dispatcher.DispatchController): void {
     const trailers = filterLines(
       lines(controller.rawTrailers),
-      (name) => !HOP_BY_HOP.has(name) && !isTakenOff(name) && !FRAMING.has(name),
+      (name) => isTrailer(name) && !isTakenOff(name),
     )
     if (this.#live !== null) {
       this.#live.end(trailers)
@@ -152,13 +150,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#settle({
       proof: 'responded',
       declaredOutcome: this.#declaredOutcome,
-      response: {
-        status: this.#status as number,
-        reason: this.#reason,
-        headers: this.#headers,
-        body: this.#chunks.take(),
-        trailers,
-      },
+      response: { ...(this.#head as ResponseHead), body: this.#chunks.take(), trailers },
       // Whoever drops an answer hears of its end, too.
       release: () => {
         this.#limits.budget.give(held)
@@ -181,11 +173,11 @@ export class Exchange implements Dispatcher.DispatchHandler {
     }
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: describe(error) })
+    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
     else
       this.#settle({
         proof: 'unknown',
-        reason: describe(error),
+        reason: errorText(error),
         timedOut: this.#timedOut || (error as NodeJS.ErrnoException).code === 'UND_ERR_BODY_TIMEOUT',
         status: this.#status,
       })
@@ -205,12 +197,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #goLive(why: 'streamed' | 'too_large' | 'no_room'): void {
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    const live = new Live(
-      this.#controller as Dispatcher.DispatchController,
-      this.#status as number,
-      this.#reason,
-      this.#headers,
-    )
+    const live = new Live(this.#controller as Dispatcher.DispatchController, this.#head as ResponseHead)
     this.#live = live
     const begun = this.#chunks.take()
     if (begun.length > 0) live.push(begun)
@@ -229,7 +216,13 @@ export class Exchange implements Dispatcher.DispatchHandler {
 function isTakenOff(name: string): boolean {
   return isNeverUpstreams(name) || name === 'idempotency-outcome'
 }
-const FRAMING: ReadonlySet<string> = new Set(['content-length', 'trailer'])
+
+/** Whether the upstream's trailer reaches the client. */
+export function isTrailer(name: string): boolean {
+  return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
+}
+
+type ResponseHead = Pick<StoredResponse, 'status' | 'reason' | 'headers'>
 
 class Live implements LiveResponse {
   readonly status: number
@@ -244,12 +237,7 @@ class Live implements LiveResponse {
   #ended: readonly string[] | null = null
   #broken = false
 
-  constructor(
-    controller: Dispatcher.DispatchController,
-    status: number,
-    reason: string,
-    headers: readonly string[],
-  ) {
+  constructor(controller: Dispatcher.DispatchController, { status, reason, headers }: ResponseHead) {
     this.#controller = controller
     this.status = status
     this.reason = reason
@@ -309,12 +297,12 @@ export function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[
   )
 }
 
-/** The phrase as latin1 (see interim.ts). What cannot be written again is left out. */
-export function reasonPhrase(text: string): string {
-  return /^[\t\x20-\x7e\x80-\xff]*$/.test(text) ? text : ''
+/** The phrase as latin1 (see undici-fixes.ts). What cannot be written again is left out. */
+export function reasonPhrase(text = ''): string {
+  return isFieldValue(text) ? text : ''
 }
 
-function describe(error: Error): string {
+export function errorText(error: Error): string {
   const { code } = error as NodeJS.ErrnoException
   return code === undefined ? error.message : `${error.message} (${code})`
 }

@@ -1,8 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { UpstreamConfig } from '../config/config.ts'
-import { withoutInterim } from './undici-fixes/interim.ts'
-import { untilTaken } from './undici-fixes/paused.ts'
+import { withFixes } from './undici-fixes.ts'
 
 export interface Upstream {
   readonly pool: Pool
@@ -59,7 +58,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     connect: (options, callback) => {
       connect(options, (error, socket) => {
         if (error !== null) callback(error, null)
-        else callback(null, withoutInterim(untilTaken(socket)))
+        else callback(null, withFixes(socket))
       })
     },
   })

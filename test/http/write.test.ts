@@ -26,7 +26,7 @@ void t.test(
   async (t) => {
     const writer = new ResponseWriter('urn:x:', 60_000)
     await using server = await serving((request, response) => {
-      request.resume().on('end', () => writer.problem(request, response, refusal('upstream_failed', 'x')))
+      request.resume().on('end', () => writer.problem(response, refusal('upstream_failed', 'x')))
     }, 300)
     const client = connect(server.port, '127.0.0.1')
     for (let i = 0; i < 2; i++) {
@@ -44,8 +44,8 @@ void t.test(
   'P24 a refusal before the upload is whole closes the connection, after it could be read',
   async (t) => {
     const writer = new ResponseWriter('urn:x:', 60_000)
-    await using server = await serving((request, response) =>
-      writer.problem(request, response, refusal('request_too_large', 'x')),
+    await using server = await serving((_request, response) =>
+      writer.problem(response, refusal('request_too_large', 'x')),
     )
     const client = connect(server.port, '127.0.0.1')
     client.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n')

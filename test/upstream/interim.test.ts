@@ -1,5 +1,5 @@
 import t from 'tap'
-import { InterimFilter } from '../../src/upstream/undici-fixes/interim.ts'
+import { InterimFilter } from '../../src/upstream/undici-fixes.ts'
 
 const CONTINUE = 'HTTP/1.1 100 Continue\r\n\r\n'
 const ANSWER = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'

@@ -1,6 +1,11 @@
 import { subscribe } from 'node:diagnostics_channel'
 import type { Socket } from 'node:net'
 
+/** The socket as undici may read it: without interim answers, and with its end told when it has been read. */
+export function withFixes<S extends Socket>(socket: S): S {
+  return withoutInterim(untilTaken(socket))
+}
+
 /*
  * undici ends the connection when a server sends `100 Continue` that nobody asked for, and by then the request was
  * executed: every answer of such an upstream would be unknown (contract §8). This filter takes interim answers out of the
@@ -27,19 +32,17 @@ subscribe('undici:client:sendHeaders', (message) => {
   socket[kFilter]?.expectHead()
 })
 
-/** Removes interim heads from what is read of `socket`. */
-export function withoutInterim<S extends Socket>(socket: S): S {
+function withoutInterim<S extends Filtered>(socket: S): S {
   const filter = new InterimFilter()
   const read = socket.read.bind(socket)
   socket.read = (size?: number): Buffer | null => {
     for (;;) {
       const chunk = read(size) as Buffer | null
-      if (chunk === null) return null
-      const passed = filter.pass(chunk)
-      if (passed !== null) return passed
+      const passed = chunk === null ? null : filter.pass(chunk)
+      if (chunk === null || passed !== null) return passed
     }
   }
-  ;(socket as Filtered)[kFilter] = filter
+  socket[kFilter] = filter
   return socket
 }
 
@@ -103,4 +106,37 @@ function readable(bytes: Buffer, lineEnd: number): Buffer {
     if ((bytes[i] as number) > 0x7f)
       return Buffer.concat([Buffer.from(bytes.toString('latin1', 0, lineEnd)), bytes.subarray(lineEnd)])
   return bytes
+}
+
+/*
+ * undici's parser must not hear how its connection ends while it is paused, which it is whenever a client reads more slowly
+ * than the upstream writes: where the answer says `Connection: close`, an assertion of it ends the process; elsewhere it
+ * takes an answer for broken off that is there as a whole. Node tells of the end as soon as nothing is left to read, and what
+ * the parser was given when it paused has been read by then.
+ */
+
+/** Stands for the rest of what was read, where there is none. */
+const NOTHING = Buffer.alloc(1)
+
+/** Tells of the end of what is read of `socket` when it has been taken, and of a reset always as of an error. */
+function untilTaken<S extends Socket>(socket: S): S {
+  let placeholder = false
+  const read = socket.read.bind(socket)
+  const unshift = socket.unshift.bind(socket)
+  const destroy = socket.destroy.bind(socket)
+  // By this undici gives back what it has not parsed, when it pauses.
+  socket.unshift = (rest: Buffer) => {
+    placeholder = rest.length === 0
+    unshift(placeholder ? NOTHING : rest)
+  }
+  socket.read = (size?: number): Buffer | null => {
+    const chunk = read(size) as Buffer | null
+    if (!placeholder || chunk === null) return chunk
+    placeholder = false
+    return chunk.length > 1 ? chunk.subarray(1) : (read(size) as Buffer | null)
+  }
+  // A reset that undici knows by this code it takes for the end of an answer without a length, and for a paused one, too.
+  socket.destroy = (error?: NodeJS.ErrnoException) =>
+    destroy(error?.code === 'ECONNRESET' ? new Error(error.message, { cause: error }) : error)
+  return socket
 }
