@@ -13,7 +13,7 @@ const BREAKER: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 
 
 /** How the store is: its operations, connection, breaker and settings → metrics and log. */
 export class StoreHealth {
-  readonly #store: string
+  readonly #labels: { readonly store: string }
   readonly #metrics: Metrics
   readonly #log: Logger
   #asked: Pick<Store, 'traits'> | null = null
@@ -28,7 +28,7 @@ export class StoreHealth {
 
   /** `store`: its name. */
   constructor(store: string, metrics: Metrics, log: Logger) {
-    this.#store = store
+    this.#labels = { store }
     this.#metrics = metrics
     this.#log = log
     metrics.set('idempotency_breaker_state', { store }, 0)
@@ -36,13 +36,13 @@ export class StoreHealth {
   }
 
   readonly onEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string): void => {
-    this.#log[kind === 'connected' ? 'info' : 'warn']({ store: this.#store, detail }, `store ${kind}`)
+    this.#log[kind === 'connected' ? 'info' : 'warn']({ ...this.#labels, detail }, `store ${kind}`)
     // Another server may answer to the name now, or the same one with other settings.
     if (kind === 'connected') this.checkAgain()
   }
 
   readonly onBreaker = (state: BreakerState): void => {
-    const labels = { store: this.#store }
+    const labels = this.#labels
     this.#metrics.set('idempotency_breaker_state', labels, BREAKER[state])
     // It closes because the store answered.
     if (state === 'closed') this.#setUp(true)
@@ -54,7 +54,7 @@ export class StoreHealth {
   }
 
   readonly onPruned = (records: number): void =>
-    this.#metrics.count('idempotency_pruned_total', { store: this.#store }, records)
+    this.#metrics.count('idempotency_pruned_total', this.#labels, records)
 
   /** Counts and times the operations of a store. */
   measured(store: Store): Store {
@@ -65,11 +65,7 @@ export class StoreHealth {
       const reply = run()
       const observe = (): void => {
         const seconds = (performance.now() - startedAt) / 1000
-        this.#metrics.observe(
-          'idempotency_store_operation_seconds',
-          { store: this.#store, operation },
-          seconds,
-        )
+        this.#metrics.observe('idempotency_store_operation_seconds', { ...this.#labels, operation }, seconds)
       }
       void reply.then(
         () => {
@@ -77,7 +73,7 @@ export class StoreHealth {
           observe()
         },
         (error: unknown) => {
-          this.#metrics.count('idempotency_store_errors_total', { store: this.#store })
+          this.#metrics.count('idempotency_store_errors_total', this.#labels)
           if (error instanceof StoreUnavailable) this.#setUp(false)
           observe()
         },
@@ -110,12 +106,11 @@ export class StoreHealth {
   #setUp(isUp: boolean): void {
     if (isUp && this.#isUp) return
     this.#isUp = isUp
-    this.#metrics.set('idempotency_store_up', { store: this.#store }, isUp ? 1 : 0)
+    this.#metrics.set('idempotency_store_up', this.#labels, isUp ? 1 : 0)
   }
 
   async #check(asked: Pick<Store, 'traits'>): Promise<void> {
     const nth = ++this.#checks
-    const store = this.#store
     let next = CHECK_EVERY
     try {
       const { durable, evicts, findings } = await asked.traits()
@@ -123,14 +118,15 @@ export class StoreHealth {
       if (nth !== this.#checks) return
       this.#mayEvict = evicts !== false
       const grade = evicts === true ? 0 : durable === false ? 1 : durable === true && evicts === false ? 3 : 2
-      this.#metrics.set('idempotency_store_grade', { store }, grade)
-      if (findings.join() !== this.#logged) for (const finding of findings) this.#log.warn({ store }, finding)
+      this.#metrics.set('idempotency_store_grade', this.#labels, grade)
+      if (findings.join() !== this.#logged)
+        for (const finding of findings) this.#log.warn(this.#labels, finding)
       this.#logged = findings.join()
     } catch (error) {
       if (nth !== this.#checks) return
       if (this.#logged !== 'down')
         this.#log.error(
-          { store, error: (error as Error).message },
+          { ...this.#labels, error: (error as Error).message },
           'the store cannot be asked for its settings',
         )
       this.#logged = 'down'
