@@ -55,6 +55,7 @@ export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis)
     fingerprint: record.fingerprint.toString('base64url'),
     response: record.state === 'completed' ? responseView(record.result) : null,
     lastError,
+    reconciliation: reconciliationView(record),
   }
 }
 
@@ -82,8 +83,7 @@ function fullView(
   const view = recordView(id, stored, now)
   if (view === null) return null
   const history = notes.flatMap(historyView)
-  const reconciliation = reconciliationView(stored, now)
-  const full = { ...view, reconciliation, shadowed: shadowedView(history), history }
+  const full = { ...view, shadowed: shadowedView(history), history }
   return { ...full, explanation: explainRecord(full, facts) }
 }
 
@@ -95,9 +95,8 @@ function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {
   return { duplicates: count(isDuplicate), misuse: count((verdict) => verdict === 'misuse') }
 }
 
-function reconciliationView(stored: IdempotencyRecord, now: Millis): FullView['reconciliation'] {
-  const record = readAt(stored, now)
-  if (record?.state !== 'unknown' || record.reconciliation === null) return null
+function reconciliationView(record: IdempotencyRecord): RecordView['reconciliation'] {
+  if (record.state !== 'unknown' || record.reconciliation === null) return null
   const { since, asked, deadLettered, answer } = record.reconciliation
   return { since: time(since), nextLookAt: time(record.nextLookAt), asked, deadLettered, answer }
 }

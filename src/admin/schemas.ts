@@ -48,6 +48,20 @@ const recordMembers = {
     ),
   ),
   lastError: nullable(Type.String()),
+  reconciliation: nullable(
+    Type.Object(
+      {
+        since: timestamp('Since when it is unknown.'),
+        nextLookAt: timestamp('When it is looked at again.'),
+        asked: Type.Integer({ description: 'How often the upstream was asked.' }),
+        deadLettered: Type.Boolean({
+          description: 'Asked as often as the route allows: a person has to decide.',
+        }),
+        answer: nullable(Type.String({ description: 'What the last answer said.' })),
+      },
+      closed,
+    ),
+  ),
 }
 export const record = Type.Object(recordMembers, { $id: 'Record', ...closed })
 export type RecordView = Static<typeof record>
@@ -75,20 +89,6 @@ export type HistoryView = Static<typeof historyEntry>
 export const fullRecord = Type.Object(
   {
     ...recordMembers,
-    reconciliation: nullable(
-      Type.Object(
-        {
-          since: timestamp('Since when it is unknown.'),
-          nextLookAt: timestamp('When it is looked at again.'),
-          asked: Type.Integer({ description: 'How often the upstream was asked.' }),
-          deadLettered: Type.Boolean({
-            description: 'Asked as often as the route allows: a person has to decide.',
-          }),
-          answer: nullable(Type.String({ description: 'What the last answer said.' })),
-        },
-        closed,
-      ),
-    ),
     shadowed: nullable(
       Type.Object(
         {

@@ -2,7 +2,7 @@ import { call, keepToken, open, Refused, readRoutes, token } from './api.js'
 import { count, drawCounters } from './counters.js'
 import { askFor, close as closeDecision, deciding, prepareDecisions } from './decide.js'
 import { announce, byId, show, write } from './dom.js'
-import { lookAtRows, openQueue, refreshQueue } from './queue.js'
+import { openQueue, refreshQueue } from './queue.js'
 import { closeRecord, openRecord, refreshRecord, whenDeciding } from './record.js'
 import { fillRoutes, openSearch } from './search.js'
 import { CLOCK } from './words.js'
@@ -81,7 +81,6 @@ async function refreshOnce(mine) {
   if (store.up === false) pulse('bad', 'The store is down')
   else if (draining) pulse('bad', `Draining · ${refreshedAt}`)
   else pulse(paused ? 'paused' : 'live', paused ? `Paused at ${refreshedAt}` : `Live · ${refreshedAt}`)
-  if (!record) await lookAtRows()
 }
 
 /** What the address says is shown: a record, or the queue. */

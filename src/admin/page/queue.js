@@ -4,14 +4,11 @@ import { byId, make, show, write } from './dom.js'
 import { ago, asksUpstream, moment, setClock, times, until } from './words.js'
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
-/** @typedef {import('../schemas.ts').FullView} FullView */
 /** @typedef {'unknown' | 'dead' | 'running'} Tab */
 
 const STEP = 50
 /** Most that the API gives at once. */
 const MOST = 1000
-/** Questions at once about the details of rows. */
-const AT_ONCE = 4
 
 /** @type {Readonly<Record<Tab, { name: string, query: string, about: string, empty: string, next: string }>>} */
 const TABS = {
@@ -45,12 +42,6 @@ let tab = 'unknown'
 let limit = STEP
 /** @type {RecordView[]} */
 let shown = []
-/**
- * What one look at a record told, and of what: nothing of it changes without the version or the state.
- * @type {Map<string, { of: string, told: FullView['reconciliation'] }>}
- */
-let details = new Map()
-
 /** @param {() => void} refresh */
 export function openQueue(refresh) {
   const change = () => {
@@ -100,7 +91,6 @@ export function openQueue(refresh) {
   })
   tab = 'unknown'
   shown = []
-  details = new Map()
   mark()
   draw(false)
 }
@@ -131,32 +121,6 @@ export async function refreshQueue() {
   const unreadable = page.unreadable.join(', ')
   write(byId('unreadable'), unreadable && `This version cannot read these records: ${unreadable}`)
   draw(true)
-}
-
-/** Looks at the rows that the list does not tell all of: only those that have changed since. */
-export async function lookAtRows() {
-  const of = tab
-  if (of === 'running') return
-  const ids = new Set(shown.map(({ id }) => id))
-  details = new Map([...details].filter(([id]) => ids.has(id)))
-  const wanted = shown.filter(
-    (record) => asksUpstream(routeOf(record.route)) && details.get(record.id)?.of !== nameOf(record),
-  )
-  for (let at = 0; at < wanted.length; at += AT_ONCE) {
-    if (of !== tab || byId('queue').hidden) return
-    const found = await Promise.allSettled(
-      wanted.slice(at, at + AT_ONCE).map(({ id }) => call('GET', `v1/records/${id}`)),
-    )
-    for (const one of found)
-      if (one.status === 'fulfilled')
-        details.set(one.value.id, { of: nameOf(one.value), told: one.value.reconciliation })
-    draw(true)
-  }
-}
-
-/** @param {RecordView} record */
-function nameOf({ id, version, state }) {
-  return `${id} ${version} ${state}`
 }
 
 /** @param {boolean} known whether the list has been read, so that none means none */
@@ -227,9 +191,8 @@ function fill(row, record) {
 /** @param {RecordView} record */
 function nextOf(record) {
   if (tab === 'running') return record.leaseUntil === null ? '–' : until(record.leaseUntil)
-  const known = details.get(record.id)?.told
-  if (tab === 'dead') return known ? times(known.asked) : '…'
+  const asking = record.reconciliation
+  if (tab === 'dead') return times(asking?.asked ?? 0)
   if (!asksUpstream(routeOf(record.route))) return 'nobody asks'
-  if (known === undefined) return '…'
-  return known === null ? 'now' : `${until(known.nextLookAt)} · asked ${known.asked}×`
+  return asking === null ? 'now' : `${until(asking.nextLookAt)} · asked ${asking.asked}×`
 }
