@@ -564,3 +564,20 @@ t.test('hostile bodies of 1 MiB are read to the end', async (t) => {
   t.equal(read(`{${'"x":1,'.repeat(size / 8)}"id":1}`), 'key:1')
   t.equal(jsonText([], Buffer.alloc(size, '[')), null)
 })
+
+void t.test('a name may have any character, written as it is or escaped', async (t) => {
+  for (const [text, name, value] of [
+    ['a+b=1', 'a b', '1'],
+    ['a%20b=1', 'a b', '1'],
+    ['a b=1', 'a b', '1'],
+    ['a+b=1', 'a+b', null],
+    ['a%2Bb=1', 'a+b', '1'],
+    ['a%2bb=1', 'a+b', '1'],
+    ['a%26b=1', 'a&b', '1'],
+    ['a%3Db=1', 'a=b', '1'],
+    ['x[id]=1', 'x[id]', '1'],
+    ['x%5Bid%5d=1', 'x[id]', '1'],
+    ['axid=1', 'a.id', null],
+  ] as const)
+    t.same(queryField(text, name), value === null ? { kind: 'absent' } : { kind: 'value', value }, text)
+})
