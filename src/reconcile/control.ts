@@ -11,7 +11,7 @@ import {
 import type { Completed, Millis, RecordId } from '../core/record.ts'
 import { pathParameters } from '../core/route.ts'
 import { orThrow, type Records } from '../store/records.ts'
-import { CorruptRecord, type Page, type Register, StoreUnavailable } from '../store/register.ts'
+import { type Page, type Register, StoreUnavailable } from '../store/register.ts'
 import { type AskResult, askOnce, reconcileOf } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
@@ -216,13 +216,10 @@ export class Control {
   async #knownAmong(ids: readonly RecordId[], { route, policy }: ControlQuestion): Promise<Known[]> {
     const found = await Promise.all(
       ids.map(async (id): Promise<Known[]> => {
-        try {
-          const { record, now } = orThrow(await this.#ports.records.get(id))
-          return isKnownUpstream(record, route.name, policy, now, this.#ports.upstream) ? [[id, record]] : []
-        } catch (error) {
-          if (error instanceof CorruptRecord) return []
-          throw error
-        }
+        const reply = await this.#ports.records.get(id)
+        if (reply.kind === 'corrupt') return []
+        const { record, now } = orThrow(reply)
+        return isKnownUpstream(record, route.name, policy, now, this.#ports.upstream) ? [[id, record]] : []
       }),
     )
     return found.flat()

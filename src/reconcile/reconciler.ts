@@ -2,7 +2,7 @@ import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { policiesOf, type Routes } from '../core/route.ts'
 import { StoreClock } from '../core/store-clock.ts'
 import { orThrow, type Records } from '../store/records.ts'
-import { CorruptRecord, type Register, StoreUnavailable } from '../store/register.ts'
+import { type Register, StoreUnavailable } from '../store/register.ts'
 import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { Sweeper } from './sweeper.ts'
@@ -132,15 +132,13 @@ export class UnresolvedCount {
     return counted
   }
 
+  /** Null: not unknown, or unreadable. */
   async #stateOf(id: RecordId): Promise<keyof Counted | null> {
-    try {
-      const { record, now } = orThrow(await this.#records.get(id))
-      const read = record === null ? null : readAt(record, now)
-      if (read?.state !== 'unknown') return null
-      return read.reconciliation?.deadLettered ? 'dead_lettered' : 'unknown'
-    } catch (error) {
-      if (error instanceof CorruptRecord) return null
-      throw error
-    }
+    const found = await this.#records.get(id)
+    if (found.kind === 'corrupt') return null
+    const { record, now } = orThrow(found)
+    const read = record === null ? null : readAt(record, now)
+    if (read?.state !== 'unknown') return null
+    return read.reconciliation?.deadLettered ? 'dead_lettered' : 'unknown'
   }
 }
