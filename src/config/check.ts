@@ -55,7 +55,7 @@ export function checkPolicy(
     [key.minLength > key.maxLength, ['key.minLength', 'key.maxLength', 'profile'],
       `found a minLength of ${key.minLength} and a maxLength of ${key.maxLength}; allowed: a minLength of at most maxLength`],
     [forwarded !== null && compared.includes(forwarded), ['key.forward', 'scope.caller', 'fingerprint.headers', 'key.derive'],
-      `found forward: ${forwarded}, a header by which this route tells requests apart: the key would take its place; allowed: another name`],
+      `found forward: ${forwarded}, a header that distinguishes requests of this route: the key would replace it; allowed: another name`],
     [derive !== null && [...derive.json, ...derive.form, ...derive.headers].length === 0, ['key.derive'],
       'found nothing to derive a key from; allowed: `json`, `form` or `headers` that are not empty, or `derive: off`'],
     [derive !== null && derive.json.length > 0 && derive.form.length > 0, ['key.derive'],
@@ -63,15 +63,15 @@ export function checkPolicy(
     [key.forward === 'none' && key.from.every(({ kind }) => kind !== 'header'), ['key.forward', 'key.from'],
       `found forward none with ${key.from.map(sourceName).join(', ')}, which the upstream gets with the body or the query as sent; allowed: a header source, or another forward`],
     [key.issuedOnly && issuer === null, ['key.issuedOnly'],
-      'found issuedOnly without an issuer; allowed: it with `issuer` at the top', ['issuer']],
+      'found issuedOnly without an issuer; allowed: a top-level `issuer`, or no issuedOnly', ['issuer']],
     [key.issuedOnly && key.maxLength < ISSUED_KEY, ['key.issuedOnly', 'key.maxLength'],
       `found issuedOnly with a maxLength of ${key.maxLength}; allowed: at least ${ISSUED_KEY}, since issued keys are that long`],
     [key.issuedOnly && derive !== null, ['key.issuedOnly', 'key.derive'],
-      'found issuedOnly with a key that is derived, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)'],
+      'found issuedOnly with a derived key, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)'],
     [key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'), ['key.issuedOnly', 'key.from'],
       'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source'],
     [jwt !== null && jwt.jwks === null && jwt.keyFile === null, ['scope.caller', 'scope.jwt'],
-      'found the claim of a token that nothing verifies; allowed: it with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
+      'found the claim of a token that nothing verifies; allowed: a claim with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
     [jwt !== null && jwt.jwks !== null && jwt.keyFile !== null, ['scope.jwt.keyFile', 'scope.jwt.jwks'],
       'found both `jwks` and `keyFile`; allowed: one of them'],
     [(authorizeReplay?.path as string | null | undefined) === null, ['authorizeReplay'],
@@ -79,7 +79,7 @@ export function checkPolicy(
     [fingerprint.ignore.length > 0 && fingerprint.only.length > 0, ['fingerprint.only', 'fingerprint.ignore'],
       'found both `ignore` and `only`; allowed: one of them'],
     [pointers > 0 && !['auto', 'json'].includes(fingerprint.body), ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
-      `found JSON pointers with a body compared as ${fingerprint.body}; allowed: them with auto or json`],
+      `found JSON pointers with a body compared as ${fingerprint.body}; allowed: JSON pointers with auto or json`],
     ...(['request', 'response'] as const).map((name) => [policy.limits[name] > limits.buffered, [`limits.${name}`],
       `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`, [`limits.${name}`, 'limits.buffered']] as const),
   ]
@@ -113,7 +113,7 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
       [!match.exact && !isNormal(match.path), [`${base}.match.path`],
         `found ${JSON.stringify(match.path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``],
       [match.methods.every(isCovered), [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
-        `found a match that no request reaches behind ${names}; allowed: the narrower route first`],
+        `found a match that no request reaches after ${names}; allowed: the narrower route first`],
     ])
   }
 }
@@ -128,9 +128,9 @@ function isNormal(path: string): boolean {
 // biome-ignore format: a table
 const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boolean, message: string][] = [
   ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
-    'found a wait where nothing waits; allowed: it with `inFlight.mode: wait`'],
+    'found a wait that has no effect; allowed: a wait with `inFlight.mode: wait`'],
   ['scope.jwt', ({ scope }) => scope.jwt !== null,
-    'found jwt where no caller comes from a token; allowed: it with a `scope.caller` of jwt:<claim>'],
+    'found jwt, but no caller comes from a token; allowed: jwt with a `scope.caller` of jwt:<claim>'],
 ]
 
 /**
@@ -176,7 +176,7 @@ export function checkOwnPaths(
       `found ${JSON.stringify(WELL_KNOWN)}, which \`wellKnown\` answers; allowed: another path`],
     ...own.flatMap(({ path, property, method }) => routes.map(({ match }, i): Broken => [
       path !== null && match.methods.includes(method) && isAlone(match.path, path), [`routes[${i}].match`, property],
-      `found a match whose ${method} requests no route gets, since \`${property}\` is ${JSON.stringify(path)}; allowed: another path, or other methods`])),
+      `found a match whose ${method} requests never reach the route, since \`${property}\` is ${JSON.stringify(path)}; allowed: another path, or other methods`])),
   ])
 }
 
@@ -213,7 +213,7 @@ export function checkFile(findings: Findings, { listen, admin, ops, upstream, st
       `found ${admin.listen?.host}, which others can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
     // Every request would come back, without end.
     [own !== undefined, ['upstream.url', own ?? ''],
-      `found ${url}, the address that \`${own}\` says this proxy listens on itself; allowed: the address of the server behind it`],
+      `found ${url}, an address that this proxy listens on itself (\`${own}\`); allowed: the address of the server behind it`],
   ])
 }
 

@@ -224,7 +224,7 @@ export function orphanedBy(before: Routes, after: Routes): string[] {
     return why === null
       ? []
       : [
-          `Route \`${route.name}\`: ${why}, so its records that are unknown now stay so until a person decides.`,
+          `Route \`${route.name}\`: ${why}, so its unknown records stay unknown until an operator resolves them.`,
         ]
   })
 }
@@ -239,6 +239,6 @@ function whyOrphaned(route: RoutePolicy, after: Routes): string | null {
     return 'reconcile asks by {key}, which was not kept before'
   const asksByRecord = next.reconcile.notFound !== null && asksBy(next.reconcile).includes('record')
   return asksByRecord && !route.key.forwardFence
-    ? 'reconcile asks by {record}, which the upstream was not told before, and "not found" proves nothing then'
+    ? 'reconcile asks by {record}, which was not sent to the upstream before, and "not found" proves nothing then'
     : null
 }

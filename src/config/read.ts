@@ -210,7 +210,7 @@ function entriesOf(
     const first = own.get(name)
     if (first === undefined) own.set(name, { name, key, value })
     else {
-      const message = `found twice; allowed: once (the first is in line ${placeOf(source, first.key).line})`
+      const message = `found twice; allowed: once (the first is on line ${placeOf(source, first.key).line})`
       source.findings.add(path === '' ? name : `${path}.${name}`, message, place)
     }
   }

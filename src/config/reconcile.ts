@@ -97,7 +97,7 @@ export function checkReconcile(
   // biome-ignore format: a table
   const rules: readonly Rule[] = [
     ['request', written.request?.path === undefined,
-      'found no path to ask at; allowed: `request.path`, or `reconcile: none`'],
+      'found no path for the status query; allowed: `request.path`, or `reconcile: none`'],
     ['identity', written.identity === undefined,
       'found no identity; allowed: JSON pointers whose values show that an answer is about this record, or `none`, which believes any answer'],
     ['identity', written.identity != null && identity.length === 0,
@@ -109,10 +109,10 @@ export function checkReconcile(
     ...(['notFound', 'pending'] as const).map((name) => [name, written[name] != null && written[name].status === undefined,
       `found no status; allowed: \`${name}.status\`, or \`${name}: none\``] as const),
     ...namesIn(policy.request.headers).map((name) => ['request.headers', FRAMING.test(name),
-      `found ${name}, which the connection makes; allowed: other headers`] as const),
+      `found ${name}, which the connection sets; allowed: other headers`] as const),
     ...completed.flatMap(({ response }, n) => namesIn(response.headers).map((name) => [
       `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`, isMadeAnew(name),
-      `found ${name}, which each answer gets anew; allowed: other headers`] as const)),
+      `found ${name}, which each response gets anew; allowed: other headers`] as const)),
     ['notFound', isShadowing(notFound, completed),
       `found status ${notFound?.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that tells them apart`],
     ['pending', isShadowing(pending, notFound === null ? completed : [...completed, notFound]),
@@ -125,12 +125,12 @@ export function checkReconcile(
     ['request', base !== 'defaults' && unknown !== undefined,
       `found {:${unknown}}, which no segment of \`match.path\` is called; allowed: the names of its segments`, 'match'],
     ['request', decides && identity.length > 0 && asksByKeyAlone(policy) && unnamed.length > 0,
-      `found a question by {key} alone for the paths of ${unnamed[0]}, so that one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
+      `found a status query by {key} alone for the paths of ${unnamed[0]}, so one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
     ['notFound', untold !== null, untold ?? '', 'key'],
     ['request', decides && route.scope.host,
-      "found reconcile on a route with `scope.host: true`: the question names no host, so that another host's operation may be found, or none; allowed: `scope.host: false`, or `reconcile: none`", 'scope.host'],
+      "found reconcile on a route with `scope.host: true`: the status query names no host, so it may find another host's operation, or none; allowed: `scope.host: false`, or `reconcile: none`", 'scope.host'],
     ['request', asksByKey(policy) && key.from.some((from) => from.kind === 'header' && from.name === 'ce-id'),
-      'found {key} with header:ce-id, whose keys are told apart by ce-source, too; allowed: {record}', 'key.from'],
+      'found {key} with header:ce-id, whose keys are unique only together with ce-source; allowed: {record}', 'key.from'],
   ]
   for (const [property, broken, message, also] of rules) {
     const others = also === undefined ? [] : [`${base}.${also}`]
@@ -175,14 +175,14 @@ function whyUntold(
 ): string | null {
   const by = asksBy(policy)
   if (by.length === 0)
-    return 'found a question that is the same for every record, so that "not found" shows nothing; allowed: {record} or {key} in `request`, or no `notFound`'
+    return 'found a status query that is the same for every record, so "not found" proves nothing; allowed: {record} or {key} in `request`, or no `notFound`'
   if (by.includes('record') && !forwardFence)
-    return 'found {record}, which the upstream is not told, so that it finds nothing; allowed: `key.forwardFence: true`, or no `notFound`'
+    return 'found {record}, which is not sent to the upstream, so it finds nothing; allowed: `key.forwardFence: true`, or no `notFound`'
   if (!by.includes('key')) return null
   if (forward === 'none' && from.some(({ kind }) => kind === 'header'))
-    return 'found {key} with `key.forward: none`: the upstream is not told the key of a header, so that it finds nothing; allowed: another `key.forward`, or no `notFound`'
+    return 'found {key} with `key.forward: none`: a key from a header is not sent to the upstream, so it finds nothing; allowed: another `key.forward`, or no `notFound`'
   if (derive !== null && typeof forward === 'string')
-    return 'found {key} with `key.derive`: the upstream is not told a derived key, so that it finds nothing; allowed: `key.forward` with the name of a header, or no `notFound`'
+    return 'found {key} with `key.derive`: a derived key is not sent to the upstream, so it finds nothing; allowed: `key.forward` with the name of a header, or no `notFound`'
   return null
 }
 

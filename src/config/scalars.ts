@@ -153,7 +153,7 @@ function rateText({ count, per }: Rate): string {
 }
 
 const PATTERN =
-  'a regular expression of ECMAScript for the whole key, such as [A-Za-z0-9_-]{16,64}, without lookaround, backreferences, \\b and modifiers'
+  'an ECMAScript regular expression for the whole key, such as [A-Za-z0-9_-]{16,64}, without lookaround, backreferences, \\b or modifiers'
 
 /** The key as a whole must match: a forgotten anchor would let anything longer through. */
 function parsePattern(text: string): Parsed<KeyPattern | null> {
@@ -240,7 +240,7 @@ export const SCALARS = {
   respondWithin: orWord(duration(1, MAX_TIMER), 'none', null),
   retention: duration(1, MAX_RETENTION),
   routeName: byPattern('^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
-    'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, which is the name of what no route matches'),
+    'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, the name of requests that match no route'),
   routePath,
   storeUrl,
   serviceName: byPattern('^[A-Za-z0-9_.-]{1,64}$', 'up to 64 letters, digits, `_`, `.`, `-`, such as payments'),

@@ -78,9 +78,9 @@ export const upstreamUrl: Scalar<string> = byParser(
     if (url.username !== '' || url.password !== '')
       return refused(text, `${UPSTREAM}, without credentials: clients send their own`)
     if (/[?#]/.test(text))
-      return refused(text, `${UPSTREAM}, without a query or a fragment: targets are sent as they came`)
+      return refused(text, `${UPSTREAM}, without a query or a fragment: targets are forwarded as received`)
     if (url.pathname !== '/')
-      return refused(text, `${UPSTREAM}, without a path: targets are sent upstream as they came`)
+      return refused(text, `${UPSTREAM}, without a path: targets are forwarded as received`)
     return parsed(url.origin)
   },
 )
@@ -118,7 +118,7 @@ export function isSharedStore(url: string): boolean {
 
 /** Prefix of the `type` of problem responses. */
 export const problemBase = byTest(
-  'an absolute URI that ends in /, :, # or =, since the code is put after it, such as https://docs.example.com/problems/',
+  'an absolute URI that ends in /, :, # or =, since the code is appended, such as https://docs.example.com/problems/',
   '^[A-Za-z][A-Za-z0-9+.-]*:.*[/:#=]$',
   (text) =>
     /^[a-z][a-z0-9+.-]*:[!-~]*[/:#=]$/i.test(text) &&
@@ -126,8 +126,7 @@ export const problemBase = byTest(
     (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text))),
 )
 
-const JWKS =
-  'the https:// URL of a JWK Set (http:// for a loopback host alone), without credentials and fragment'
+const JWKS = 'the https:// URL of a JWK Set (http:// only on loopback), without credentials or a fragment'
 
 /** A key set decides who a caller is: nobody on the way may change it. */
 export const jwksUrl: Scalar<string> = byParser(
@@ -146,7 +145,7 @@ const PATH_CHARACTERS = /^\/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/]|%[0-9A-Fa-f]{2})*$/
 
 /** A path that the proxy answers itself. It is compared with normalised ones. */
 export const ownPath = byTest(
-  'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no slash at the end, no needless percent-encoding, no query',
+  'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no trailing slash, no needless percent-encoding, no query',
   '^(/[^/:*?#][^/*?#]*)+$',
   (text) =>
     PATH_CHARACTERS.test(text) && !text.includes('/:') && text !== '/' && normalisePath(text) === text,
@@ -154,7 +153,7 @@ export const ownPath = byTest(
 
 /** A route's path. */
 export const routePath = byTest(
-  'a path: /exact, /with/:name, or /below/* (`*` at the end alone); other characters percent-encoded, no query',
+  'a path: /exact, /with/:name, or /below/* (`*` only at the end); other characters percent-encoded, no query',
   '^(?=/)(/(:[A-Za-z_][A-Za-z0-9_]*|[^:*?#\\s/][^*?#\\s/]*)?)*(/\\*)?$',
   (text) =>
     text.startsWith('/') &&
@@ -186,7 +185,7 @@ export const probeTarget = byTest(TARGET, TARGET_PATTERN, (text) => {
 
 /** The same, with places for the key and the id of a record. */
 export const questionTarget = byTest(
-  `${TARGET}; {key}, {record} and {:name}, a segment of the route's path, stand in it`,
+  `${TARGET}; {key}, {record} and {:name}, a segment of the route's path, are replaced in it`,
   TARGET_PATTERN,
   (text) => {
     const example = text.replaceAll(/\{(?:key|record|:[A-Za-z_][A-Za-z0-9_]*)\}/g, 'x')

@@ -23,13 +23,13 @@ const GIVEN_UP: readonly [gives: (policy: RoutePolicy, written: PolicyConfig) =>
   [(_, written) => written.onStoreUnavailable === 'bypass',
     'onStoreUnavailable bypass, so nothing is protected while the store is down.'],
   [({ fingerprint }) => fingerprint.body === 'raw',
-    'fingerprint.body raw, so a retry of a multipart form, whose boundary is another one each time, is refused with 422; auto compares its parts.'],
+    'fingerprint.body raw, so a retry of a multipart form, whose boundary differs each time, is refused with 422; auto compares its parts.'],
   [({ reconcile }) => reconcile?.identity.length === 0,
-    'reconcile with identity none, so whatever the upstream answers is taken for the answer of the request.'],
+    'reconcile with identity none, so any response of the upstream is taken for the outcome of the request.'],
   [({ reconcile, scope }) => reconcile !== null && scope.caller.length > 0 && asksByKeyAlone(reconcile),
-    "reconcile asks by the key alone, which two callers may both have used: the one is then told what became of the other's request, unless the upstream tells them apart; {record} does."],
+    "reconcile asks by the key alone, which two callers may both have used, so one may be told the outcome of the other's request unless the upstream distinguishes them; {record} does."],
   [({ reconcile, match }) => reconcile !== null && match.methods.length > 1 && asksByKeyAlone(reconcile),
-    'reconcile asks by a key that requests of several methods (match.methods) may have carried: one is then answered with what became of the other; {record} tells them apart, and so does a route for each method.'],
+    'reconcile asks by a key that requests of several methods (match.methods) may share, so one may be answered with the outcome of another; {record} distinguishes them, and so does a route for each method.'],
 ]
 
 /** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */
@@ -61,7 +61,7 @@ export function warningsOf(
     ...sameQuestions(guarded).flatMap((which) =>
       sentence(
         which,
-        "reconcile asks the same question for equal keys, so a request of one route may be answered with what became of another's; {record} tells them apart, or a question of its own.",
+        "reconcile asks the same question for equal keys, so a request of one route may be answered with the outcome of another's; {record} distinguishes them, and so does a different question.",
       ),
     ),
     ...sentence(

@@ -19,11 +19,11 @@ void t.test('a change that leaves unknown records without a reconciler is told b
   const old = asks(BY_KEY)
   t.same(told(old, old), [])
   t.match(told(old, old.replace('pay', 'pays')), [
-    /^Route `pay`: no route has its name any more, so its records that are unknown now stay so until a person decides\.$/,
+    /^Route `pay`: no route has its name any more, so its unknown records stay unknown until an operator resolves them\.$/,
   ])
   t.match(told(old, 'name: pay'), [/it has no reconcile any more/])
   t.match(told(old, `${old}, mode: shadow`), [/mode shadow, in which nobody asks/])
-  t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which the upstream was not told before/])
+  t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which was not sent to the upstream before/])
   t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not kept before/])
   t.same(told(asks(BY_KEY, FENCE), asks(BY_RECORD, FENCE)), [], 'it was told all the time')
   t.same(told(old, asks(BY_RECORD, FENCE).replace(', notFound: { status: 404 }', '')), [], 'it frees nothing')
