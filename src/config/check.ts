@@ -124,7 +124,7 @@ function isNormal(path: string): boolean {
   return literals.every((segment) => segment !== '' && normalisePath(`/${segment}`) === `/${segment}`)
 }
 
-/** What is of use under a condition alone. */
+/** Properties that need another one to have any effect. */
 // biome-ignore format: a table
 const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boolean, message: string][] = [
   ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
@@ -134,8 +134,8 @@ const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boole
 ]
 
 /**
- * Nothing is ignored (contract §10): what a route says must be of use to it, and what `defaults` says to one of those that
- * start from there.
+ * Nothing is silently ignored (contract §10): a property of a route must have an effect there, and one of `defaults` on some
+ * policy that inherits it.
  */
 export function checkUses(findings: Findings, defaults: RoutePolicy, routes: readonly RoutePolicy[]): void {
   const users: [base: string, policies: RoutePolicy[]][] = [
@@ -146,13 +146,13 @@ export function checkUses(findings: Findings, defaults: RoutePolicy, routes: rea
     for (const [base, policies] of users) {
       const path = `${base}.${property}`
       if (!findings.isWritten(path) || policies.some(isUsedBy)) continue
-      // Not where what would use it could not be read.
+      // Silent if what would use it could not be read.
       const section = property.split('.')[0] as string
       findings.conflict([path, ...users.map(([each]) => `${each}.${section}`)], message)
     }
 }
 
-/** Paths that the proxy answers itself go before every route, so that no route may have one of them alone. */
+/** The proxy's own paths take precedence over routes, so a route for just one of them would never match. */
 export function checkOwnPaths(
   findings: Findings,
   status: string | null,
@@ -165,7 +165,7 @@ export function checkOwnPaths(
     { path: issuer, property: 'issuer.path', method: 'POST' },
     { path: wellKnown ? WELL_KNOWN : null, property: 'wellKnown', method: 'GET' },
   ]
-  // A pattern may well match more: then the rest is what it is there for.
+  // A wider pattern is fine: the route gets the rest.
   const isAlone = (pattern: string, path: string) =>
     !/\/(:|\*$)/.test(pattern) && normalisePath(pattern) === path
   // biome-ignore format: a table

@@ -6,8 +6,8 @@ import type { FilledFile } from './properties.ts'
 export type { Address } from './urls.ts'
 
 /**
- * The effective configuration of a process: resolved, defaulted and checked. As `properties.ts` has it, but for what is read
- * from files and what follows from other values.
+ * The effective configuration of a process: resolved, defaulted and checked. Typed by the rows of `properties.ts`, except for
+ * values read from files or derived from others.
  */
 export interface Config extends Omit<FilledFile, keyof Derived>, Derived {}
 
@@ -20,12 +20,12 @@ interface Derived {
   /** Null: no keys are issued. */
   readonly issuer: IssuerConfig | null
   readonly drain: { readonly delay: Millis; readonly timeout: Millis }
-  /** Policy of what no route matches; its name is `default`. */
+  /** Policy of requests that match no route; named `default`. */
   readonly defaults: RoutePolicy
   readonly routes: readonly RoutePolicy[]
-  /** What gives up the promise by name, one sentence each: logged at start (contract, promise). */
+  /** One sentence for each guarantee that the configuration waives: logged at start (contract, promise). */
   readonly warnings: readonly string[]
-  /** How the file writes its numbers (`90s`, not 90000), by the property's last name and the value: `ttl 90000`, and by the value alone: ` 90000`. */
+  /** How the file spells numbers (`90s`, not 90000), by the property's last name and value (`ttl 90000`) and by value (` 90000`). */
   readonly spelled: ReadonlyMap<string, string>
 }
 

@@ -18,13 +18,13 @@ import { fileForm, policyForm, valueText } from './written.ts'
 export interface Change {
   /** Such as `upstream.url` or `routes[pay].ttl`. */
   readonly path: string
-  /** As the configuration holds them, secrets included: not to be shown as they are. Undefined: not there. */
+  /** Raw values, secrets included: print them with {@link changeLine} only. Undefined: absent. */
   readonly was: unknown
   readonly now: unknown
   readonly effect: ReloadRule
   /** {@link Config.spelled} of both. */
   readonly spelled: Readonly<Record<'was' | 'now', Config['spelled']>>
-  /** Which requests it is about, where the path does not say it. */
+  /** The requests concerned, if the path does not tell. */
   readonly about: string | null
 }
 
@@ -62,18 +62,18 @@ function fileChanges(before: Config, after: Config): Found[] {
   })
 }
 
-/** `used`: requests are decided by it. */
+/** `used`: the policy decides about some requests. */
 function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
   const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
   const found = changed.map(({ rule, path, was, now }): Found => {
     const matters = typeof rule === 'string' || rule.effect === 'restart' || rule.when(before, after)
-    // Which requests a route gets decides about those of the others, too.
+    // A route's match also decides which requests the others get.
     const idle = !matters || (moot && plainly(rule) === 'identifies' && !path.startsWith('match'))
     return { path: `${base}.${path}`, was, now, effect: idle ? 'live' : plainly(rule), about: null }
   })
   const [was, now] = [before, after].map(({ scope }) => scope.callerIsDefault)
-  // No property, but whether one is written decides about callers without it.
+  // Not a property: whether `scope.caller` is written decides about requests without a caller.
   const written: Found = { path: `${base}.scope.callerIsDefault`, was, now, effect: 'live', about: null }
   return was === now ? found : [...found, written]
 }
@@ -82,7 +82,7 @@ function plainly(rule: Reload): ReloadRule {
   return typeof rule === 'string' ? rule : rule.effect
 }
 
-/** Routes of the same name; those that come and go are told by what becomes of their requests, too. */
+/** Routes are compared by name. What becomes of the requests of added and removed ones: {@link movedChanges}. */
 function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
   const whole = (path: string, was: unknown, now: unknown): Found[] => [
@@ -115,10 +115,10 @@ function movedChanges(before: Config, after: Config): Found[] {
     const base = policy === null || policy.name === 'default' ? 'defaults' : `routes[${policy.name}]`
     if (!was && !now) return []
     if (!was || !now || from === null || to === null) {
-      const said = (yes: boolean): string => (yes ? 'protected' : 'not protected')
-      return [{ path: base, was: said(was), now: said(now), effect: 'identifies', about }]
+      const word = (yes: boolean): string => (yes ? 'protected' : 'not protected')
+      return [{ path: base, was: word(was), now: word(now), effect: 'identifies', about }]
     }
-    // By its method and path a route gets its requests: these two got the same ones.
+    // Both match the same requests, however they say it.
     const routing = [`${base}.match.methods`, `${base}.match.path`]
     return policyChanges(base, from, to)
       .filter((change) => change.effect === 'identifies' && !routing.includes(change.path))
@@ -156,7 +156,7 @@ export function ruleOf(row: Row | undefined): Reload {
   return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
 }
 
-/** Requests that one policy decided about, and another one will. Null: nothing does. */
+/** Requests that move from one policy to another. Null: no policy. */
 export interface RouteChange {
   readonly from: RoutePolicy | null
   readonly to: RoutePolicy | null
@@ -166,8 +166,8 @@ export interface RouteChange {
 }
 
 /**
- * Which requests change hands between two configurations, method by method. Where that is not certain they are said to: two
- * patterns may overlap, and routes before them may or may not take all of the overlap.
+ * Which requests change hands between two configurations, method by method. Errs on the side of reporting: patterns may overlap,
+ * and earlier routes may or may not take the whole overlap.
  */
 export function routeDiff(before: Routes, after: Routes): RouteChange[] {
   const written = [...before.routes, ...after.routes].flatMap(({ match }) => match.methods)
@@ -178,7 +178,7 @@ export function routeDiff(before: Routes, after: Routes): RouteChange[] {
     for (const [i, from] of old.entries())
       for (const [j, to] of next.entries()) {
         if (from.policy?.name === to.policy?.name || !mayOverlap(from.match, to.match)) continue
-        // What a route before it takes never comes here.
+        // An earlier route takes them all.
         if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
         if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
         const pair = `${from.policy?.name} ${to.policy?.name}`
@@ -196,7 +196,7 @@ interface Decider {
 
 const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false }
 
-/** In their order: the first that matches decides. */
+/** In order: the first match decides. */
 function deciders(routes: Routes, method: string): Decider[] {
   const deciding: Decider[] = policiesOf(routes)
     .filter(({ match }) => match.methods.includes(method))
@@ -205,7 +205,7 @@ function deciders(routes: Routes, method: string): Decider[] {
   return isComplete ? deciding : [...deciding, { policy: null, match: EVERYTHING }]
 }
 
-/** Between normal and exact paths nothing is certain: an exact one may hold dot segments. */
+/** Normal and exact paths cannot be compared: an exact one may contain dot segments. */
 function takesAll({ match: earlier }: Decider, { match: later }: Decider): boolean {
   return earlier.exact === later.exact && routeCovers(earlier, later)
 }

@@ -1,4 +1,4 @@
-/** Line and column count from 1; line 0: not from a file (a flag, or nothing was written at all). */
+/** Line and column start at 1; line 0: not from a file (a flag, or nothing is written). */
 export interface Place {
   readonly file: string
   readonly line: number
@@ -45,16 +45,13 @@ export class Findings {
     return this.#written.get(path) ?? (parent === path ? this.#document : this.#placeOf(parent))
   }
 
-  /** `undefined`: what a reader answers then. */
+  /** Returns `undefined`, so that a reader can return it. */
   add(path: string, message: string, place: Place = this.#placeOf(path)): undefined {
     this.#errors.push({ ...place, path, message })
     return undefined
   }
 
-  /**
-   * Values that do not go together: told at the first of `paths` that was written. Silent where one of them could not be
-   * read, since what the check saw then was a default.
-   */
+  /** Values that conflict, reported at the first of `paths` that is written. Silent if one of them could not be read: the check saw a default. */
   conflict(paths: readonly string[], message: string): void {
     const unread = paths.some((path) =>
       this.#errors.some((e) => isWithin(path, e.path) || isWithin(e.path, path)),
@@ -62,7 +59,7 @@ export class Findings {
     if (!unread) this.add(paths.find((path) => this.isWritten(path)) ?? paths[0] ?? '', message)
   }
 
-  /** In the order of the file. What was written once, behind an anchor or in `defaults`, is told once. */
+  /** In file order. What is written once, behind an anchor or in `defaults`, is reported once. */
   sorted(): ConfigError[] {
     const unique = new Map(this.#errors.map((error) => [formatConfigError(error), error]))
     return [...unique.values()].toSorted((a, b) => a.line - b.line || a.column - b.column)

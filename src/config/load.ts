@@ -91,7 +91,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   const { listen, ops, status, unmatched, wellKnown } = filled
   const { secretFile, ...ownStore } = filled.store
   const { tokenFile, ...ownAdmin } = filled.admin
-  // A bound of routes: what the top says is what they start from.
+  // A default for routes.
   const { newKeys: _n, ...limits } = filled.limits
   const secret = secretFile && readSecret(findings, 'store.secretFile', secretFile, MIN_SECRET)
   const common = {
@@ -144,9 +144,9 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   }
 }
 
-/** What the file signs with; without it nothing is issued, and the findings say why. */
+/** Null: the secret is missing or invalid, as the findings say. */
 function issuerOf({ secretFile, ...rest }: FilledFile['issuer'], findings: Findings): IssuerConfig | null {
-  // Left out, which the reader has found.
+  // The reader has reported that it is missing.
   if ((secretFile as string | null) === null) return null
   const secret = readSecret(findings, 'issuer.secretFile', secretFile, MIN_SIGNING_SECRET)
   return secret === null ? null : { ...rest, secret }
@@ -167,7 +167,7 @@ export function profileDefaults(profile: Profile): FilledPolicy {
 
 /**
  * A value comes from the route, else from `defaults`, else from the profile that is in force (the route's own, else that
- * of `defaults`), else it is the built-in one. So what `defaults` says outright also beats the profile of a route: a
+ * of `defaults`), else it is the built-in one. So an explicit value of `defaults` also beats the profile of a route: a
  * profile is a set of defaults, not of commands. `layers`: `defaults` first, then the route; `timeout`: of the upstream.
  */
 function resolvePolicy(
@@ -200,7 +200,7 @@ function resolvePolicy(
   }
 }
 
-/** What `defaults` and the route say outright. */
+/** What `defaults` and the route say explicitly. */
 function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
   return layers.map(selfContained).reduce((below, above) => overlay(below, above) as PolicyConfig)
 }

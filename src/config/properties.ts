@@ -19,20 +19,20 @@ import {
 } from './rows.ts'
 
 /*
- * Every property of a configuration, one row each: what may be written, the default, what a reload of it takes, and what it is
- * for. JSON Schema, types, reader, reload and documents come from here (`node scripts/docs.ts` writes the latter two).
+ * Every property of a configuration, one row each: what may be written, the default, what a change takes on reload, and what it is
+ * for. To add one, add its row and use it; then `node scripts/docs.ts` and `idempotency-proxy schema` write what is derived.
  */
 
 const live = 'live'
 const restart = 'restart'
 const identifies = 'identifies'
 
-/** Of a property of a route: counts where what it comes to has changed. */
+/** Identifies records if `what` it comes to has changed. */
 function identifiesBy(what: (policy: RoutePolicy) => unknown): Reload {
   return { effect: identifies, when: (before, after) => what(before) !== what(after) }
 }
 
-/** Rules of keys that become narrower refuse keys that were used: their clients take new ones, which execute again. */
+/** Narrower key rules refuse keys that were used: clients then retry with new ones, which execute again. */
 function narrower(isNarrower: (after: RoutePolicy['key'], before: RoutePolicy['key']) => boolean): Reload {
   return { effect: identifies, when: (before, after) => isNarrower(after.key, before.key) }
 }
@@ -41,7 +41,7 @@ function restartOrIdentifies(identifiesFor: (policy: RoutePolicy) => boolean): R
   return { effect: restart, identifiesFor }
 }
 
-/** What changes things and is not idempotent by itself (RFC 9110 §9.2.2). */
+/** Not safe, and not idempotent by themselves (RFC 9110 §9.2.2). */
 const METHODS = ['POST', 'PATCH']
 
 const POINTER = '^(/([^~/]|~[01])*)+$'
@@ -111,7 +111,7 @@ export const POLICY = {
   // Shadow leaves the records that `enforce` honours; `off` leaves none, and finds none.
   mode: row(['enforce', 'shadow', 'off'], 'enforce', identifiesBy(({ mode }) => mode === 'off'),
     '`shadow` forwards everything and counts what `enforce` would have done; `off` passes everything through unprotected.'),
-  // A set of defaults: what they change is looked at by itself.
+  // A set of defaults: each value that it changes is compared by itself.
   profile: row(['standard', 'strict', 'lenient', 'stripe'], 'standard', live,
     'Set of defaults for what neither the route nor `defaults` sets.'),
   key: group({
@@ -148,7 +148,7 @@ export const POLICY = {
     path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is part of the scope of a key.'),
     host: row('flag', false, identifies,
       'Makes the requested host part of the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` from a peer in `trustProxy`.'),
-    // Who is refused for want of a caller comes again with one, under another id.
+    // Whoever is refused without a caller retries with one, under another id.
     anonymous: row(['share', 'reject'], byProfile('share', { strict: 'reject' }),
       identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
       'Requests without the caller attribute share one key space, or are refused with 401.'),
@@ -205,7 +205,7 @@ export const POLICY = {
 
 // biome-ignore format: a table
 export const ROUTE = {
-  // In the id under `scope.path: route` alone; else it labels metrics, and finds the route of an unknown record again.
+  // Part of the id under `scope.path: route` only; otherwise a label, and how an unknown record finds its route.
   name: row('routeName', required, identifiesBy(({ scope, name }) => (scope.path === 'route' ? name : null)),
     'Unique name; labels the route in metrics and logs.'),
   match: group({
@@ -281,7 +281,7 @@ export const PROPERTIES = {
   // Paths that the proxy answers before any route, and the key that it signs with.
   issuer: group({
     path: row('ownPath', required, restart, 'Path where POST issues a key. Takes precedence over every route.'),
-    // Retries with keys that were issued before are refused, and come again with new ones.
+    // Retries with keys issued before are refused, and come again with new keys.
     secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
       'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
     ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),
@@ -289,7 +289,7 @@ export const PROPERTIES = {
   status: group({
     path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record. Takes precedence over every route.'),
   }),
-  // Of a path that nothing is claimed at; made of the configuration in force.
+  // Computed from the configuration in force.
   wellKnown: row('flag', false, live,
     'Serves what clients need to know of each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
   drain: group({
@@ -316,7 +316,7 @@ export const PROPERTIES = {
 
 export const FILE = group(PROPERTIES)
 
-/** What a file says, read; what it leaves out is not there. */
+/** What a file says; what it leaves out is absent. */
 export type FileConfig = WrittenIn<typeof PROPERTIES>
 export type PolicyConfig = WrittenIn<typeof POLICY>
 export type ReconcileConfig = WrittenIn<typeof RECONCILE>

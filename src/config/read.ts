@@ -23,11 +23,11 @@ export interface Source {
   readonly lines: LineCounter
   readonly env: Environment
   readonly findings: Findings
-  /** Takes down how durations and sizes are written: see `Config.spelled`. */
+  /** Collects `Config.spelled`. */
   readonly spelled: Map<string, string>
 }
 
-/** What a file says; null: no YAML, or no mapping. What is wrong with it is then among the findings. */
+/** Null: no YAML, or no mapping, as the findings say. */
 export function readYaml(
   file: string,
   text: string,
@@ -50,7 +50,7 @@ export function readYaml(
       code === 'MULTIPLE_DOCS'
         ? 'found a second document; allowed: one'
         : `found invalid YAML: ${message}; allowed: YAML 1.2`
-    // The commonest slip of all: a brace begins a mapping there.
+    // The most common mistake: a brace begins a mapping there.
     const hint = text[pos[0] - 1] === '$' ? ', and quotes around ${NAME} within { } and [ ]' : ''
     findings.add('', `${what}${hint}`, { file, line, column: col })
   }
@@ -61,7 +61,7 @@ export function readYaml(
   return isMap(contents) ? (read as FileConfig) : null
 }
 
-/** The value of a node as its row reads it; `undefined` where that failed, which is then among the findings. */
+/** The value of a node as its row reads it; `undefined`: invalid, as the findings say. */
 function readNode(source: Source, row: Row, written: Node, path: string): unknown {
   const node = isAlias(written) ? written.resolve(source.document) : written
   const isMappingRow = row.group !== undefined || row.map !== undefined
@@ -77,7 +77,7 @@ function readNode(source: Source, row: Row, written: Node, path: string): unknow
   return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(row)}`)
 }
 
-/** A text in place of a mapping, where one of its properties is the obvious one. */
+/** For a text in place of a mapping, one of whose properties is the obvious one. */
 function mappingHint({ group = {} }: Row, value: unknown, path: string): string {
   const fits = ['url', 'path'].find(
     (name) => group[name] !== undefined && scalarOf(group[name])?.parse(String(value)).ok,
@@ -85,7 +85,6 @@ function mappingHint({ group = {} }: Row, value: unknown, path: string): string 
   return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-/** Of the value alone: what might have stood there as well is said behind the message. */
 function readScalar(source: Source, row: Row, value: unknown, path: string): unknown {
   const { env, findings } = source
   const referring = typeof value === 'string' && value.includes('${')
@@ -108,7 +107,7 @@ function readScalar(source: Source, row: Row, value: unknown, path: string): unk
   }
   if (typeof result.value === 'number') {
     source.spelled.set(spellingKey(lastName(path), result.value), text.value)
-    // For what follows from it, as `ttlFailed` does from `ttl`.
+    // For values derived from it, as `ttlFailed` is from `ttl`.
     if (/[a-z]/i.test(text.value)) source.spelled.set(spellingKey('', result.value), text.value)
   }
   return result.value
@@ -166,7 +165,7 @@ function unknownProperty(row: Row, name: string, path: string): string {
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 
-/** Where at the top a property belongs that only routes have: `ttl` → `defaults.ttl`. */
+/** Where a property at the top belongs that only routes have: `ttl` → `defaults.ttl`. */
 function deeper({ defaults, routes }: Readonly<Record<string, Row>>, name: string): string | null {
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
   return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null
@@ -243,7 +242,7 @@ function readList(
     }
     seen.add(same)
     if (value !== undefined) values.push(value)
-    // What is no mapping keeps its place: the paths of later ones count on it.
+    // An invalid item keeps its place: the paths of later ones depend on it.
     else if (row.group !== undefined) values.push({})
   }
   if (items.length < min)
@@ -306,7 +305,7 @@ export function substitute(text: string, env: Environment): Parsed<string> {
   return message === null ? { ok: true, value } : { ok: false, message }
 }
 
-/** The known name that a mistyped one most likely stands for, or `null` where none is near. */
+/** The known name that a mistyped one most likely means, or `null`. */
 export function didYouMean(name: string, known: readonly string[]): string | null {
   const distanceTo = (candidate: string): number => distance(name.toLowerCase(), candidate.toLowerCase())
   const [best] = known.toSorted((a, b) => distanceTo(a) - distanceTo(b))

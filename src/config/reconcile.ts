@@ -14,7 +14,7 @@ import { RECONCILE, type ReconcileConfig } from './properties.ts'
 import { defaultsOf, type FilledIn } from './rows.ts'
 import { formatDuration } from './units.ts'
 
-/** What is missing is found by {@link checkReconcile}. */
+/** {@link checkReconcile} finds what is missing. */
 export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis): ReconcilePolicy | null {
   if (written === null) return null
   const defaults = defaultsOf(RECONCILE) as FilledIn<typeof RECONCILE>
@@ -58,7 +58,7 @@ function expected(entries: Readonly<Record<string, string>> | null | undefined):
   return Object.entries(entries ?? {}).map(([pointer, value]) => ({ pointer, value }))
 }
 
-/** Lines that the connection makes: undici refuses a request that has them. */
+/** Headers of the connection: undici refuses a request that has them. */
 const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
 type Rule = readonly [property: string, broken: boolean, message: string, also?: string]
 
@@ -70,10 +70,7 @@ function isMadeAnew(name: string): boolean {
   )
 }
 
-/**
- * `written`: what the route and `defaults` say together; `timeout`: of the upstream; `decides`: false for `defaults` that nothing
- * falls back to.
- */
+/** `written`: by the route and `defaults` together; `timeout`: of the upstream; `decides`: false for `defaults` that no request uses. */
 export function checkReconcile(
   findings: Findings,
   base: string,
@@ -151,12 +148,12 @@ function isShadowing(one: AnswerPattern | null, others: readonly AnswerPattern[]
   return one?.when.length === 0 && others.some(({ status }) => status === one.status)
 }
 
-/** Answers that say who may ask, or when: an operation that was done is hidden behind them as well as one that was not. */
+/** Responses about who may ask, or when: they hide an operation that was done as well as one that was not. */
 const HIDING: ReadonlySet<number> = new Set([401, 402, 403, 407, 408, 421, 423, 425, 428, 429, 451])
-/** These say by themselves that there is nothing. */
+/** Statuses that by themselves say that there is nothing. */
 const NOTHING: ReadonlySet<number> = new Set([204, 404, 410])
 
-/** Why such an answer does not say that there is nothing; null: it does, as the upstream uses it. */
+/** Why such a response does not say that nothing was done; null: it does. */
 function whyNoProof({ status, when }: AnswerPattern): string | null {
   if (status >= 500 || (status >= 300 && status < 400) || HIDING.has(status))
     return `found status ${status}, which does not say that nothing was done; allowed: 404, 410, 204, or another 2xx or 4xx with a \`when\` that says so`
@@ -166,8 +163,8 @@ function whyNoProof({ status, when }: AnswerPattern): string | null {
 }
 
 /**
- * Why the upstream cannot know all that it is asked by, so that its "not found" shows nothing; null: it can. Whether it did know
- * is looked at again for each record (core/identifiers-sent.ts).
+ * Why the upstream cannot know everything that it is asked by, so that its "not found" proves nothing; null: it can. Whether it did
+ * is checked again for each record (core/identifiers-sent.ts).
  */
 function whyUntold(
   policy: ReconcilePolicy,
@@ -186,15 +183,12 @@ function whyUntold(
   return null
 }
 
-/**
- * Whether the question may find another record's operation. The record id is one record's. The key alone is not: equal keys are
- * different records wherever the scope tells them apart.
- */
+/** Whether a status query may find another record's operation: the scope can give equal keys different records. */
 export function asksByKeyAlone({ request, identity }: ReconcilePolicy): boolean {
   return ![request.path, ...identity.map(({ value }) => value)].some((text) => text.includes('{record}'))
 }
 
-/** What of the route's path tells records apart, and is named neither in the question's path nor in its `identity`. */
+/** Variable segments of the route's path that distinguish records, but that neither the query's path nor `identity` names. */
 function unnamedSegments({ match, scope }: RoutePolicy, reconcile: ReconcilePolicy): string[] {
   if (scope.path !== 'exact') return []
   const named = parametersIn(reconcile)
@@ -203,7 +197,7 @@ function unnamedSegments({ match, scope }: RoutePolicy, reconcile: ReconcilePoli
     .filter((part) => part === '*' || (part.startsWith(':') && !named.includes(part.slice(1))))
 }
 
-/** Equal for routes that ask the same about equal keys; null: about one record alone. */
+/** Equal for routes that ask the same about equal keys; null: the query names a single record. */
 export function questionByKey(policy: ReconcilePolicy): string | null {
   const { method, path } = policy.request
   return asksBy(policy).includes('key') && asksByKeyAlone(policy) ? `${method} ${path}` : null

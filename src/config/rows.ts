@@ -3,26 +3,26 @@ import { SCALARS, type ScalarName, type ScalarValue } from './scalars.ts'
 import type { Scalar } from './units.ts'
 
 /**
- * What a change of a property takes: `live`, the next request has it; `restart`; or `identifies`, a restart too, since a retry
- * would miss the record of its first request, or find another's.
+ * What a change of a property takes: `live`, in force with the next request; `restart`; or `identifies`, a restart too, since a
+ * retry would miss the record of its first request, or find another's.
  */
 export type ReloadRule = 'live' | 'restart' | 'identifies'
 
 export type Reload =
   | ReloadRule
-  /** Of a route's property of which not every change matters; the others are live. */
+  /** Of a route's property; other changes are live. */
   | {
       readonly effect: 'identifies'
       readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
     }
-  /** Of a property of the file that decides about the records of some routes. */
+  /** Of a property outside of routes that is part of the record ids of some of them. */
   | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
 
 type Value = string | number | boolean | readonly string[]
 
-/** There is no default: the value is `null`, or follows from another one. */
+/** No default: the value is `null`, or derived from another one. */
 export const unset = null
-/** Must be written wherever what holds it is written. */
+/** Must be written wherever its parent is. */
 export const required = Symbol('required')
 
 interface ByProfile {
@@ -36,17 +36,16 @@ export function byProfile(standard: string | number, profiles: ByProfile['profil
 }
 
 /**
- * One property: what may stand there (a scalar, a list, a mapping; several of them where there is a short form), and what is
- * known of it. Everything else about configuration comes from rows: JSON Schema, types, reading, defaults, reload, documents.
- * `Written`: the value as read, with `undefined` for what is left out; `Filled`: with its default.
+ * One property: the forms that its value may have (scalar, list, mapping; several if there is a short form), its default, and so
+ * on. `Written`: the type of the value as read; `Filled`: with its default.
  */
 export interface Row<Written = unknown, Filled = unknown> {
   /** One of {@link SCALARS}, or a choice of values. */
   readonly scalar?: ScalarName | readonly (string | number)[]
   readonly list?: { readonly items: Row; readonly min: number; readonly unique: boolean }
-  /** A mapping of these properties alone. */
+  /** A mapping of these properties. */
   readonly group?: Rows
-  /** A mapping of names that the file makes up. */
+  /** A mapping whose names the file chooses. */
   readonly map?: { readonly names: string; readonly what: string; readonly values: Row }
   readonly byDefault?: Value | typeof unset | typeof required
   /** Profiles with another default. */
@@ -55,9 +54,9 @@ export interface Row<Written = unknown, Filled = unknown> {
   readonly reload?: Reload
   /** Of a group: compared as one value when a configuration changes. */
   readonly whole?: boolean
-  /** Of a group: what a contract names and this version does not have. */
+  /** Of a group: properties of the contract that this version does not implement. */
   readonly planned?: readonly string[]
-  /** For the types alone. */
+  /** Types only. */
   readonly written?: Written
   readonly filled?: Filled
 }
@@ -119,7 +118,7 @@ export function orWord<W>(word: 'off' | 'none', what: Row<W>): Row<W | null> {
 
 interface GroupOptions {
   readonly help?: string
-  /** The value of the first property stands for all: `key: required`. */
+  /** May be written as the value of its first property: `key: required`. */
   readonly short?: true
   readonly whole?: true
   readonly byDefault?: typeof required
@@ -134,7 +133,7 @@ export function group<R extends Rows>(
   return { group: rows, ...(short && first.scalar !== undefined ? { scalar: first.scalar } : {}), ...options }
 }
 
-/** A group that `word` turns off, so that a route can do without what `defaults` sets. Off by default. */
+/** A group that `word` turns off, so that a route can undo what `defaults` sets. Off by default. */
 export function orOff<R extends Rows>(
   word: 'off' | 'none',
   rows: R,
@@ -159,13 +158,13 @@ export function scalarOf({ scalar }: Row): Scalar<unknown> | null {
   return typeof scalar === 'string' ? SCALARS[scalar] : null
 }
 
-/** Of a member of a mapping, or, whatever its name, of a list. */
+/** The row of a member of a mapping, or, whatever its name, of a list. */
 export function memberOf(row: Row | undefined, name: string): Row | undefined {
   if (row?.group !== undefined && Object.hasOwn(row.group, name)) return row.group[name]
   return row?.map?.values ?? row?.list?.items
 }
 
-/** What a property has where nothing is written, as the reader would give it. */
+/** The value of a property that is not written, as the reader would return it. */
 export function defaultOf(row: Row, profile: Profile = 'standard'): unknown {
   const { byDefault, group: rows, list: of, scalar } = row
   if (byDefault === undefined && rows !== undefined) return defaultsOf(rows, profile)
@@ -270,7 +269,7 @@ export function helpOf({ help = '', profiles = {} }: Row): string {
   return `${help}${others.join('')}`
 }
 
-/** Names that must be there; a group is, where something in it is. */
+/** Names that must be written. */
 export function requiredIn(rows: Rows): string[] {
   return Object.keys(rows).filter((name) => (rows[name] as Row).byDefault === required)
 }

@@ -68,7 +68,7 @@ function byPattern(
   return byParser(allowed, pattern, parse, print)
 }
 
-/** `scalar`, or a word that stands for a value of its own. */
+/** `scalar`, or a word for a special value. */
 function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
   return {
     schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
@@ -96,7 +96,7 @@ function whole(min: number, max: number): Scalar<number> {
   }
 }
 
-/** `scalar`, but for values that `unfit` finds: more than a JSON Schema can say, whatever the letter case. */
+/** `scalar` without values that match `unfit`, which ignores case, as a JSON Schema cannot. */
 function except<T>(scalar: Scalar<T>, unfit: RegExp, allowed: string): Scalar<T> {
   return { ...scalar, parse: (text) => (unfit.test(text) ? refused(text, allowed) : scalar.parse(text)) }
 }

@@ -1,6 +1,6 @@
 import type { Millis } from '../core/record.ts'
 
-/** The value of a text, or a sentence that says what was found and what is allowed. */
+/** The value of a text, or what was found and what is allowed. */
 export type Parsed<T> =
   | { readonly ok: true; readonly value: T }
   | { readonly ok: false; readonly message: string }
@@ -33,7 +33,7 @@ export interface Scalar<T> {
   print?(this: void, value: T): unknown
 }
 
-/** `pattern`: what an editor can check of it. */
+/** `pattern`: as much as an editor can check. */
 export function byParser<T>(
   allowed: string,
   pattern: string,

@@ -10,7 +10,7 @@ export interface Address {
 
 const HOST_NAME = /^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$/
 
-/** A name or an IPv4 address. What is made of digits and dots alone is no name: a mistyped address. */
+/** A name or an IPv4 address. Digits and dots only: a mistyped address, not a name. */
 function isHost(host: string): boolean {
   return isIP(host) === 4 || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))
 }
@@ -86,7 +86,7 @@ export const upstreamUrl: Scalar<string> = byParser(
 )
 
 const STORE = 'memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db'
-/** What the contract names and this version does not have. */
+/** In the contract, but not in this version. */
 const PLANNED_STORE = /^(?:redis\+sentinel|redis\+cluster|postgres(?:ql)?|dynamodb|tiered):/i
 
 export const storeUrl: Scalar<string> = byParser(
@@ -128,7 +128,7 @@ export const problemBase = byTest(
 
 const JWKS = 'the https:// URL of a JWK Set (http:// only on loopback), without credentials or a fragment'
 
-/** A key set decides who a caller is: nobody on the way may change it. */
+/** A key set decides who a caller is: nobody may change it in transit. */
 export const jwksUrl: Scalar<string> = byParser(
   JWKS,
   '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$',
@@ -143,7 +143,7 @@ export const jwksUrl: Scalar<string> = byParser(
 
 const PATH_CHARACTERS = /^\/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/]|%[0-9A-Fa-f]{2})*$/
 
-/** A path that the proxy answers itself. It is compared with normalised ones. */
+/** A path that the proxy serves itself, compared with normalised ones. */
 export const ownPath = byTest(
   'one exact path, such as /v1/status, in its normal form: no dot segments, no //, no trailing slash, no needless percent-encoding, no query',
   '^(/[^/:*?#][^/*?#]*)+$',

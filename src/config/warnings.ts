@@ -11,9 +11,9 @@ export interface Effective {
   readonly written: PolicyConfig
 }
 
-/** Promises that a protected route gives up by name (contract, promise). */
+/** Guarantees that a protected route waives (contract, promise). */
 // biome-ignore format: a table
-const GIVEN_UP: readonly [gives: (policy: RoutePolicy, written: PolicyConfig) => boolean, says: string][] = [
+const WAIVERS: readonly [waives: (policy: RoutePolicy, written: PolicyConfig) => boolean, says: string][] = [
   [({ key }) => key.derive !== null && key.derive.bucket !== null,
     'key.derive with a bucket, so a retry that falls into the next bucket executes again.'],
   [({ profile }) => profile === 'lenient',
@@ -32,7 +32,7 @@ const GIVEN_UP: readonly [gives: (policy: RoutePolicy, written: PolicyConfig) =>
     'reconcile asks by a key that requests of several methods (match.methods) may share, so one may be answered with the outcome of another; {record} distinguishes them, and so does a route for each method.'],
 ]
 
-/** One sentence for every promise that the configuration gives up by name (contract, promise), with the routes that do. */
+/** One sentence for every guarantee that the configuration waives, with the routes that do. */
 export function warningsOf(
   effective: readonly Effective[],
   storeUrl: string,
@@ -52,9 +52,9 @@ export function warningsOf(
       effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
       'mode shadow, so a retry executes again.',
     ),
-    ...GIVEN_UP.flatMap(([gives, says]) =>
+    ...WAIVERS.flatMap(([waives, says]) =>
       sentence(
-        guarded.filter(({ policy, written }) => gives(policy, written)),
+        guarded.filter(({ policy, written }) => waives(policy, written)),
         says,
       ),
     ),
@@ -83,10 +83,10 @@ export function warningsOf(
   ]
 }
 
-/** The policy of what no route matches. */
+/** The policy of requests that match no route. */
 const UNMATCHED = 'default'
 
-/** Routes that cannot be told apart by what they ask; two or more each. */
+/** Groups of routes whose status queries are the same. */
 function sameQuestions(effective: readonly Effective[]): Effective[][] {
   const asking = effective.filter(
     ({ policy }) =>
@@ -96,7 +96,7 @@ function sameQuestions(effective: readonly Effective[]): Effective[][] {
   return [...groups.values()].filter((group) => group.length > 1)
 }
 
-/** One for all routes: nearly every configuration gives it. */
+/** One for all routes: nearly every configuration has it. */
 function sharingWarning(guarded: readonly RoutePolicy[]): string[] {
   const sharing = guarded.filter(({ scope }) => scope.anonymous === 'share' && scope.caller.length > 0)
   if (sharing.length === 0) return []

@@ -23,7 +23,7 @@ export function valueText(value: unknown, path: string, spelled: Config['spelled
   return typeof written === 'string' && written !== '' ? written : JSON.stringify(written)
 }
 
-/** A configuration with the names and the nesting of a file. Values are as the configuration holds them. */
+/** A configuration with the names and nesting of a file, but the values of the configuration. */
 export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
   const { admin, store, issuer, defaults, routes, ...rest } = config
   const { token, ...ownAdmin } = admin
@@ -57,7 +57,7 @@ function shown(
 ): unknown {
   const name = path.at(-1) ?? ''
   const isSecret = value instanceof Uint8Array || SECRET.test(name)
-  // Read from a file: what is in it is nobody's to see.
+  // Contents of files are secrets.
   if (isSecret && value !== null && typeof value !== 'boolean' && typeof value !== 'number') return MASK
   const text = printed(value, row, name, spelled)
   if (text !== undefined) return isUrl(text) ? withoutSecrets(text) : text
@@ -68,7 +68,7 @@ function shown(
     shown(one, [...path, key], memberOf(row, key), spelled)
   if (members instanceof Set || Array.isArray(members)) {
     const items = [...(members as Iterable<unknown>)]
-    // Header lines that the proxy sends of its own carry its own credentials.
+    // The proxy's own requests carry its own credentials.
     if (path.includes('reconcile') && name === 'headers')
       return Object.fromEntries(items.flatMap((one, n) => (n % 2 === 0 ? [[String(one), MASK]] : [])))
     return items.map((one) => inner('[]', one))
@@ -81,7 +81,7 @@ const USUAL = [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map
 
 /**
  * A value as a file says it: a duration as the file spells it, else as the row's default does, else in its largest unit.
- * Undefined: no scalar, so its members are looked at one by one.
+ * Undefined: not a scalar.
  */
 function printed(value: unknown, row: Row | undefined, name: string, spelled: Config['spelled']): unknown {
   const scalar = row && scalarOf(row)
@@ -93,7 +93,7 @@ function printed(value: unknown, row: Row | undefined, name: string, spelled: Co
   const texts = [
     spelled.get(spellingKey(name, value)),
     typeof row.byDefault === 'string' ? row.byDefault : '',
-    // Of 0, which may also be `off`, it says nothing.
+    // 0 may also be `off`.
     ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...USUAL]),
   ]
   const isSpelling = (text = ''): boolean => {
@@ -103,7 +103,7 @@ function printed(value: unknown, row: Row | undefined, name: string, spelled: Co
   return texts.find(isSpelling) ?? print(value)
 }
 
-/** What the configuration keeps in another form than the file: the table of outcomes, and what answers must say. */
+/** Values that the configuration holds in another form than the file: outcomes, and what responses must contain. */
 function unfolded(value: unknown, row: Row | undefined): unknown {
   if (isOutcomes(value))
     return Object.fromEntries([
@@ -128,7 +128,7 @@ function isUrl(value: unknown): value is string {
   return typeof value === 'string' && /^(?:[a-z][a-z0-9+.-]*:\/)?\//i.test(value)
 }
 
-/** User and password of a URL go, and what its query says, which may be a token; `{key}` is only a place. */
+/** Masks user, password and query values, which may be tokens; not `{key}`, a placeholder. */
 function withoutSecrets(url: string): string {
   const [base = '', query] = url.split(/\?(.*)/s, 2)
   const shownBase = base.replace(/^([^/]*\/\/)[^/]*@/, `$1${MASK}@`)
