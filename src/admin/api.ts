@@ -9,7 +9,7 @@ import { RecordLookup } from './lookup.ts'
 import { PROBLEMS, type ProblemCode } from './problems.ts'
 import { type RecordPorts, recordRoutes } from './records.ts'
 import { type ReportPorts, reportRoutes } from './report.ts'
-import { closed, record } from './schemas.ts'
+import { named, record } from './schemas.ts'
 
 /** What the API needs of the process. `config` is what is in force: asked for anew by each request. */
 export interface AdminPorts extends RecordPorts, ChangePorts, ReportPorts {
@@ -98,18 +98,15 @@ function optionalBodies(document: Described): Described {
 const ALWAYS: readonly ProblemCode[] = ['unauthorized', 'origin_not_allowed', 'host_not_allowed']
 const OF_BODIES: readonly ProblemCode[] = ['invalid_request', 'unsupported_media_type', 'body_too_large']
 
-const problem = Type.Object(
-  {
-    type: Type.String(),
-    title: Type.String(),
-    status: Type.Integer(),
-    detail: Type.String(),
-    code: Type.String(),
-    instance: Type.Optional(record.properties.id),
-    record: Type.Optional(Type.Unsafe(reference(record))),
-  },
-  { $id: 'Problem', ...closed },
-)
+const problem = named('Problem', {
+  type: Type.String(),
+  title: Type.String(),
+  status: Type.Integer(),
+  detail: Type.String(),
+  code: Type.String(),
+  instance: Type.Optional(record.properties.id),
+  record: Type.Optional(Type.Unsafe(reference(record))),
+})
 
 function reference(schema: unknown): { readonly $ref: string } {
   return { $ref: `#/components/schemas/${(schema as { readonly $id: string }).$id}` }

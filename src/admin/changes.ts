@@ -21,7 +21,15 @@ import type { AdminRoutes } from './app.ts'
 import { type RecordLookup, subjectMembers } from './lookup.ts'
 import { AdminProblem, invalid, mismatch } from './problems.ts'
 import { etag, notFound, ONE, recordView, responseView, STORED, time } from './records.ts'
-import { closed, deciderMembers, headerLines, oneRecord, type RecordView, record } from './schemas.ts'
+import {
+  deciderMembers,
+  described,
+  headerLines,
+  named,
+  oneRecord,
+  type RecordView,
+  record,
+} from './schemas.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
@@ -33,27 +41,25 @@ const resolutionMembers = {
       'completed: it was done, and `response` answers it. retryable: nothing was done; a retry may execute.',
   }),
   response: Type.Optional(
-    Type.Object(
-      {
-        status: Type.Integer({ minimum: 200, maximum: 599 }),
-        headers: Type.Optional(headerLines),
-        body: Type.Optional(Type.String()),
-        bodyBase64: Type.Optional(Type.String({ pattern: '^[A-Za-z0-9+/]*={0,2}$' })),
-      },
-      { ...closed, description: 'What retries will be answered.' },
-    ),
+    described('What retries will be answered.', {
+      status: Type.Integer({ minimum: 200, maximum: 599 }),
+      headers: Type.Optional(headerLines),
+      body: Type.Optional(Type.String()),
+      bodyBase64: Type.Optional(Type.String({ pattern: '^[A-Za-z0-9+/]*={0,2}$' })),
+    }),
   ),
   ...deciderMembers,
 }
 
-const resolution = Type.Object(resolutionMembers, { $id: 'Resolution', ...closed })
+const resolution = named('Resolution', resolutionMembers)
 export type Resolving = Static<typeof resolution>
 
-const outcomeReport = Type.Object(
-  { ...subjectMembers, ...resolutionMembers },
-  { $id: 'OutcomeReport', ...closed },
-)
-const decision = Type.Object(deciderMembers, { $id: 'Decision', ...closed })
+const outcomeReport = named('OutcomeReport', { ...subjectMembers, ...resolutionMembers })
+const decision = named('Decision', deciderMembers)
+/** Problems of every decision about a record; of one that names its version, besides. */
+const DECIDING = ['invalid_request', 'still_running', 'outcome_held', 'audit_unavailable', ...STORED] as const
+const VERSIONED = ['version_mismatch', 'version_required', ...DECIDING] as const
+
 const ifMatch = Type.Object({ 'If-Match': Type.String() })
 
 /** Why the API would refuse to resolve a record so; null: it would not. */
@@ -133,19 +139,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
         body: resolution,
         response: { 200: record },
       },
-      config: {
-        hasETag: true,
-        refuses: [
-          'invalid_request',
-          'not_unknown',
-          'still_running',
-          'outcome_held',
-          'version_mismatch',
-          'version_required',
-          'audit_unavailable',
-          ...STORED,
-        ],
-      },
+      config: { hasETag: true, refuses: ['not_unknown', ...VERSIONED] },
     },
     async (request, reply) => {
       const { id } = request.params
@@ -165,17 +159,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
         body: decision,
         response: { 204: Type.Null() },
       },
-      config: {
-        refuses: [
-          'invalid_request',
-          'still_running',
-          'outcome_held',
-          'version_mismatch',
-          'version_required',
-          'audit_unavailable',
-          ...STORED,
-        ],
-      },
+      config: { refuses: VERSIONED },
     },
     async (request, reply) => {
       await remove(ports, request.params.id, request.body, request.ip, versionOf(request))
@@ -191,17 +175,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
         body: outcomeReport,
         response: { 200: record },
       },
-      config: {
-        hasETag: true,
-        refuses: [
-          'invalid_request',
-          'not_unknown',
-          'still_running',
-          'outcome_held',
-          'audit_unavailable',
-          ...STORED,
-        ],
-      },
+      config: { hasETag: true, refuses: ['not_unknown', ...DECIDING] },
     },
     async ({ body, ip }, reply) => {
       const ids = ports.subjects.find(body)
@@ -224,7 +198,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       schema: {
         summary: 'Announces the end: readiness fails, and everything is still served.',
         body: decision,
-        response: { 200: Type.Object({ draining: Type.Boolean() }, { $id: 'Draining', ...closed }) },
+        response: { 200: named('Draining', { draining: Type.Boolean() }) },
       },
       config: { refuses: ['invalid_request', 'audit_unavailable'] },
     },

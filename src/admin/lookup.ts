@@ -7,6 +7,7 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { parseTarget, policiesOf, Router, readsKeys } from '../core/route.ts'
 import { invalid } from './problems.ts'
+import { named } from './schemas.ts'
 
 export const subjectMembers = {
   key: Type.String({ minLength: 1, maxLength: 8192, description: 'As the client sends it, quoted or not.' }),
@@ -23,7 +24,7 @@ export const subjectMembers = {
   route: Type.Optional(Type.String()),
 }
 
-export const lookup = Type.Object(subjectMembers, { $id: 'Lookup', additionalProperties: false })
+export const lookup = named('Lookup', subjectMembers)
 export type Lookup = Static<typeof lookup>
 
 /** Finds the records that a request would find, from what it carries (contract §12 `lookup`). */

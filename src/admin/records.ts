@@ -18,10 +18,10 @@ import { describeEvent, explainRecord, factsOf, type RouteFacts } from './explai
 import { lookup, type RecordLookup } from './lookup.ts'
 import { AdminProblem, invalid } from './problems.ts'
 import {
-  closed,
   type FullView,
   fullRecord,
   type HistoryView,
+  object,
   oneRecord,
   type PageView,
   type RecordView,
@@ -188,26 +188,23 @@ const MAX_STEP = 256
 /** By its beginning a store may have to pass over all others, of which it gives none. */
 const SEARCH_STEP = 1000
 
-const filter = Type.Object(
-  {
-    id: Type.Optional(
-      Type.String({
-        pattern: ID_BEGINNING.source,
-        description:
-          'The beginning of a record id, 8 to 43 characters of A-Z a-z 0-9 - _, such as the 12 that logs show. A page may be empty and have a next one.',
-      }),
-    ),
-    state: Type.Optional(Type.String({ description: 'Comma-separated states.' })),
-    route: Type.Optional(Type.String({ description: 'Name of a route.' })),
-    age: Type.Optional(Type.String({ description: 'Created at least so long ago, such as 1h.' })),
-    deadLettered: Type.Optional(
-      Type.Boolean({ description: 'Unknown, and asked about as often as the route allows.' }),
-    ),
-    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_PAGE, description: 'Default: 100.' })),
-    cursor: Type.Optional(Type.String({ description: '`next` of the page before.' })),
-  },
-  closed,
-)
+const filter = object({
+  id: Type.Optional(
+    Type.String({
+      pattern: ID_BEGINNING.source,
+      description:
+        'The beginning of a record id, 8 to 43 characters of A-Z a-z 0-9 - _, such as the 12 that logs show. A page may be empty and have a next one.',
+    }),
+  ),
+  state: Type.Optional(Type.String({ description: 'Comma-separated states.' })),
+  route: Type.Optional(Type.String({ description: 'Name of a route.' })),
+  age: Type.Optional(Type.String({ description: 'Created at least so long ago, such as 1h.' })),
+  deadLettered: Type.Optional(
+    Type.Boolean({ description: 'Unknown, and asked about as often as the route allows.' }),
+  ),
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_PAGE, description: 'Default: 100.' })),
+  cursor: Type.Optional(Type.String({ description: '`next` of the page before.' })),
+})
 
 interface Filter {
   readonly states: ReadonlySet<State> | null

@@ -1,4 +1,4 @@
-import { type Static, Type } from 'typebox'
+import { type Static, type TProperties, Type } from 'typebox'
 import { parseDuration } from '../config/units.ts'
 import type { Verification } from '../core/reconcile/verify.ts'
 import { type Completed, type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
@@ -8,11 +8,13 @@ import type { KeptNote, Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { invalid } from './problems.ts'
 import { notesOf, scanRecords, time } from './records.ts'
-import { closed, timestamp } from './schemas.ts'
+import { named, object, timestamp } from './schemas.ts'
 import { isDuplicate, RouteTable, shadowRow, tallyOf, zeros } from './shadow-tally.ts'
 
 const count = (description: string) => Type.Integer({ minimum: 0, description })
 const route = Type.String({ description: 'Name of the route.' })
+const byRoute = <P extends TProperties>(figures: P, description?: string) =>
+  Type.Array(object({ route, ...figures }), description === undefined ? {} : { description })
 
 const figures = {
   records: count('Keys that were used for the first time.'),
@@ -66,72 +68,57 @@ const asked = {
 }
 
 /** What happened, by route. Four tables with four scopes, which must not be mixed. */
-export const reportSchema = Type.Object(
-  {
-    since: timestamp('Begin of the period.'),
-    now: timestamp('The store’s time.'),
-    looked: count('Records looked at.'),
-    complete: Type.Boolean({
-      description:
-        'False: there are more records than one report looks at; the period’s figures are too low.',
-    }),
-    unreadable: count('Records that this version cannot read.'),
-    period: Type.Array(Type.Object({ route, ...figures }, closed), {
-      description:
-        'Of records that were created in the period and are still there, by what they and their histories say.',
-    }),
-    unknown: Type.Array(Type.Object({ route, ...unknown }, closed), {
-      description: 'Of records whose outcome is unknown now, whenever they were created, by age.',
-    }),
-    counted: Type.Union(
-      [
-        Type.Object(
-          {
-            since: timestamp('When the process started.'),
-            routes: Type.Array(Type.Object({ route, ...counted }, closed)),
-            shadow: Type.Array(shadowRow, {
-              description: 'What enforce would have done, where routes are in shadow mode.',
+export const reportSchema = named('Report', {
+  since: timestamp('Begin of the period.'),
+  now: timestamp('The store’s time.'),
+  looked: count('Records looked at.'),
+  complete: Type.Boolean({
+    description: 'False: there are more records than one report looks at; the period’s figures are too low.',
+  }),
+  unreadable: count('Records that this version cannot read.'),
+  period: byRoute(
+    figures,
+    'Of records that were created in the period and are still there, by what they and their histories say.',
+  ),
+  unknown: byRoute(unknown, 'Of records whose outcome is unknown now, whenever they were created, by age.'),
+  counted: Type.Union(
+    [
+      object({
+        since: timestamp('When the process started.'),
+        routes: byRoute(counted),
+        shadow: Type.Array(shadowRow, {
+          description: 'What enforce would have done, where routes are in shadow mode.',
+        }),
+      }),
+      Type.Null(),
+    ],
+    { description: 'What this process alone has counted since it started; null: no proxy was asked.' },
+  ),
+  asked: Type.Union(
+    [
+      object({
+        routes: byRoute(asked),
+        found: Type.Array(
+          object({
+            id: Type.String({ description: 'Record id.' }),
+            route,
+            verdict: Type.Unsafe<'disagrees' | 'differs'>({
+              type: 'string',
+              enum: ['disagrees', 'differs'],
             }),
-          },
-          closed,
+            why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
+          }),
+          { description: 'The sampled records that do not agree, the worst first.' },
         ),
-        Type.Null(),
-      ],
-      { description: 'What this process alone has counted since it started; null: no proxy was asked.' },
-    ),
-    asked: Type.Union(
-      [
-        Type.Object(
-          {
-            routes: Type.Array(Type.Object({ route, ...asked }, closed)),
-            found: Type.Array(
-              Type.Object(
-                {
-                  id: Type.String({ description: 'Record id.' }),
-                  route,
-                  verdict: Type.Unsafe<'disagrees' | 'differs'>({
-                    type: 'string',
-                    enum: ['disagrees', 'differs'],
-                  }),
-                  why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
-                },
-                closed,
-              ),
-              { description: 'The sampled records that do not agree, the worst first.' },
-            ),
-          },
-          closed,
-        ),
-        Type.Null(),
-      ],
-      {
-        description:
-          'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
-      },
-    ),
-  },
-  { $id: 'Report', ...closed },
-)
+      }),
+      Type.Null(),
+    ],
+    {
+      description:
+        'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
+    },
+  ),
+})
 
 export type Report = Static<typeof reportSchema>
 
@@ -165,22 +152,19 @@ export interface ReportPorts {
 
 const MAX_SAMPLE = 1000
 
-const query = Type.Object(
-  {
-    since: Type.Optional(
-      Type.String({ description: 'How long ago the period begins, such as 7d. Default: 24h.' }),
-    ),
-    sample: Type.Optional(
-      Type.Integer({
-        minimum: 1,
-        maximum: MAX_SAMPLE,
-        description:
-          'Ask the upstream anew about so many completed records of the period, chosen at random, where `reconcile` says how.',
-      }),
-    ),
-  },
-  closed,
-)
+const query = object({
+  since: Type.Optional(
+    Type.String({ description: 'How long ago the period begins, such as 7d. Default: 24h.' }),
+  ),
+  sample: Type.Optional(
+    Type.Integer({
+      minimum: 1,
+      maximum: MAX_SAMPLE,
+      description:
+        'Ask the upstream anew about so many completed records of the period, chosen at random, where `reconcile` says how.',
+    }),
+  ),
+})
 
 export const reportRoutes: AdminRoutes<ReportPorts> = async (app, { ports }) => {
   app.get(

@@ -1,9 +1,21 @@
-import { type Static, Type } from 'typebox'
+import { type Static, type TProperties, type TSchemaOptions, Type } from 'typebox'
 import { type RecordId, STATES, type State } from '../core/record.ts'
 
 /* A record as the admin API shows it. */
 
-export const closed = { additionalProperties: false }
+/** No members but these. */
+export function object<P extends TProperties>(properties: P, options: TSchemaOptions = {}) {
+  return Type.Object(properties, { additionalProperties: false, ...options })
+}
+
+/** With a name in the OpenAPI document, which it needs where it is a whole body. */
+export function named<P extends TProperties>($id: string, properties: P) {
+  return object(properties, { $id })
+}
+
+export function described<P extends TProperties>(description: string, properties: P) {
+  return object(properties, { description })
+}
 export const nullable = <T extends Parameters<typeof Type.Union>[0][number]>(type: T) =>
   Type.Union([type, Type.Null()])
 const id = Type.String({ pattern: '^[A-Za-z0-9_-]{43}$', description: 'Record id.' })
@@ -34,100 +46,77 @@ const recordMembers = {
   path: Type.String(),
   fingerprint: Type.String({ description: 'Of the request, base64url.' }),
   response: nullable(
-    Type.Object(
+    described(
+      'What retries are answered; `size` null: done, but the body was not kept. Values that carry credentials read `***`.',
       {
         status: Type.Integer(),
         headers: headerLines,
         size: nullable(Type.Integer({ description: 'Bytes of the body.' })),
       },
-      {
-        ...closed,
-        description:
-          'What retries are answered; `size` null: done, but the body was not kept. Values that carry credentials read `***`.',
-      },
     ),
   ),
   lastError: nullable(Type.String()),
   reconciliation: nullable(
-    Type.Object(
-      {
-        since: timestamp('Since when it is unknown.'),
-        nextLookAt: timestamp('When it is looked at again.'),
-        asked: Type.Integer({ description: 'How often the upstream was asked.' }),
-        deadLettered: Type.Boolean({
-          description: 'Asked as often as the route allows: a person has to decide.',
-        }),
-        answer: nullable(Type.String({ description: 'What the last answer said.' })),
-      },
-      closed,
-    ),
+    object({
+      since: timestamp('Since when it is unknown.'),
+      nextLookAt: timestamp('When it is looked at again.'),
+      asked: Type.Integer({ description: 'How often the upstream was asked.' }),
+      deadLettered: Type.Boolean({
+        description: 'Asked as often as the route allows: a person has to decide.',
+      }),
+      answer: nullable(Type.String({ description: 'What the last answer said.' })),
+    }),
   ),
 }
-export const record = Type.Object(recordMembers, { $id: 'Record', ...closed })
+export const record = named('Record', recordMembers)
 export type RecordView = Static<typeof record>
 
-const historyEntry = Type.Object(
-  {
-    event: Type.String({
-      description:
-        'claimed, settled, resolved, reconciled, shadowed, or how a request was answered: an outcome of idempotency_requests_total.',
-    }),
-    text: Type.String({ description: 'The event as a sentence, for people: its wording may change.' }),
-    mood: Type.Unsafe<'good' | 'bad' | 'neutral'>({ type: 'string', enum: ['good', 'bad', 'neutral'] }),
-    first: timestamp('Of the first of them.'),
-    last: timestamp('Of the last of them.'),
-    count: Type.Integer({ description: 'How many equal ones in a row.' }),
-    detail: Type.Record(Type.String(), Type.Unknown(), {
-      description:
-        'Such as replica, fence, status, upstreamMs, before, after, result, verdict, cause, by, reason.',
-    }),
-  },
-  closed,
-)
+const historyEntry = object({
+  event: Type.String({
+    description:
+      'claimed, settled, resolved, reconciled, shadowed, or how a request was answered: an outcome of idempotency_requests_total.',
+  }),
+  text: Type.String({ description: 'The event as a sentence, for people: its wording may change.' }),
+  mood: Type.Unsafe<'good' | 'bad' | 'neutral'>({ type: 'string', enum: ['good', 'bad', 'neutral'] }),
+  first: timestamp('Of the first of them.'),
+  last: timestamp('Of the last of them.'),
+  count: Type.Integer({ description: 'How many equal ones in a row.' }),
+  detail: Type.Record(Type.String(), Type.Unknown(), {
+    description:
+      'Such as replica, fence, status, upstreamMs, before, after, result, verdict, cause, by, reason.',
+  }),
+})
 export type HistoryView = Static<typeof historyEntry>
 
-export const fullRecord = Type.Object(
-  {
-    ...recordMembers,
-    shadowed: nullable(
-      Type.Object(
-        {
-          duplicates: Type.Integer({
-            description: 'Forwarded besides the attempts: each may have been executed.',
-          }),
-          misuse: Type.Integer({ description: 'Forwarded with this key and another content.' }),
-        },
-        {
-          ...closed,
-          description:
-            'What shadow mode forwarded, as far as the history has it: there may be more. null: it has nothing of shadow mode.',
-        },
-      ),
-    ),
-    history: Type.Array(historyEntry, { description: 'Oldest first; the first ten and the newest forty.' }),
-    explanation: Type.Object(
+export const fullRecord = named('FullRecord', {
+  ...recordMembers,
+  shadowed: nullable(
+    described(
+      'What shadow mode forwarded, as far as the history has it: there may be more. null: it has nothing of shadow mode.',
       {
-        verdict: Type.Array(Type.String(), {
-          description: 'Whether it was executed, how often, and what retries were answered.',
+        duplicates: Type.Integer({
+          description: 'Forwarded besides the attempts: each may have been executed.',
         }),
-        next: Type.Array(Type.String(), { description: 'What to do now.' }),
+        misuse: Type.Integer({ description: 'Forwarded with this key and another content.' }),
       },
-      { ...closed, description: 'The record in sentences, for people: their wording may change.' },
     ),
-  },
-  { $id: 'FullRecord', ...closed },
-)
+  ),
+  history: Type.Array(historyEntry, { description: 'Oldest first; the first ten and the newest forty.' }),
+  explanation: described('The record in sentences, for people: their wording may change.', {
+    verdict: Type.Array(Type.String(), {
+      description: 'Whether it was executed, how often, and what retries were answered.',
+    }),
+    next: Type.Array(Type.String(), { description: 'What to do now.' }),
+  }),
+})
 export type FullView = Static<typeof fullRecord>
 
-export const recordPage = Type.Object(
-  {
-    records: Type.Array(Type.Object(recordMembers, closed)),
-    unreadable: Type.Array(id, { description: 'Records that this version cannot read.' }),
-    next: nullable(Type.String({ description: 'Cursor of the next page; null: this was the last.' })),
-    now: timestamp('The store’s time.'),
-  },
-  { $id: 'RecordPage', ...closed },
-)
+export const recordPage = named('RecordPage', {
+  records: Type.Array(object(recordMembers)),
+  unreadable: Type.Array(id, { description: 'Records that this version cannot read.' }),
+  next: nullable(Type.String({ description: 'Cursor of the next page; null: this was the last.' })),
+  now: timestamp('The store’s time.'),
+})
 export type PageView = Static<typeof recordPage>
 
 export const oneRecord = Type.Object({ id: Type.Unsafe<RecordId>(id) })

@@ -1,6 +1,7 @@
 import { type Static, Type } from 'typebox'
 import type { Millis } from '../core/record.ts'
 import { namesOf, SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
+import { described, object } from './schemas.ts'
 
 const count = (description: string) => Type.Integer({ minimum: 0, description })
 
@@ -19,19 +20,14 @@ const figures = {
 }
 
 /** What `enforce` would have done, by route. */
-export const shadowRow = Type.Object(
-  {
-    route: Type.String({ description: 'Name of the route.' }),
-    ...figures,
-    verdicts: Type.Object(
-      Object.fromEntries(
-        Object.entries(SHADOW_VERDICTS).map(([verdict, { says }]) => [verdict, count(says)]),
-      ),
-      { additionalProperties: false, description: 'Of all requests.' },
-    ),
-  },
-  { additionalProperties: false },
-)
+export const shadowRow = object({
+  route: Type.String({ description: 'Name of the route.' }),
+  ...figures,
+  verdicts: described(
+    'Of all requests.',
+    Object.fromEntries(Object.entries(SHADOW_VERDICTS).map(([verdict, { says }]) => [verdict, count(says)])),
+  ),
+})
 
 export type ShadowRow = Static<typeof shadowRow>
 
