@@ -49,11 +49,8 @@ export function askFor(record, which) {
   form.reset()
   byId('by', HTMLInputElement).value = sessionStorage.getItem(NAME_KEPT_AS) ?? ''
   write(byId('decide-title'), which === 'resolve' ? 'Resolve an unknown outcome' : 'Delete a record')
-  byId('decide-what').replaceChildren(
-    make('b', {}, `${record.method} ${record.path}`),
-    ` · route ${record.route} · record `,
-    make('code', {}, record.id.slice(0, 12)),
-  )
+  const { method, path, route, id } = record
+  write(byId('decide-what'), `${method} ${path} · route ${route} · record ${id.slice(0, 12)}`)
   show(byId('outcomes'), which === 'resolve')
   byId('outcomes', HTMLFieldSetElement).disabled = which !== 'resolve'
   show(byId('decide-changed'), false)

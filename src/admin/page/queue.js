@@ -142,28 +142,18 @@ function draw(known) {
   write(byId('empty'), TABS[tab].empty)
 }
 
+const CELLS = ['c-age', 'c-what', 'c-route', 'c-error', 'c-next']
+
 /** @param {string} name @param {RecordView} record */
 function newRow(name, { id, method, path }) {
-  const cell = (/** @type {string} */ kind, /** @type {string} */ label) =>
-    make('td', { role: 'cell', class: kind, 'data-label': label }, make('span', {}))
-  return make(
-    'tr',
-    { id: name, role: 'row' },
-    cell('c-age', 'Age'),
-    cell('c-what', 'Request'),
-    cell('c-route', 'Route'),
-    cell('c-error', 'Last error'),
-    cell('c-next', ''),
-    make(
-      'td',
-      { role: 'cell', class: 'c-id', 'data-label': 'Record' },
-      make(
-        'a',
-        { href: `#/records/${id}`, 'aria-label': `Record ${id.slice(0, 12)}: ${method} ${path}` },
-        id.slice(0, 12),
-      ),
-    ),
+  const cells = CELLS.map((kind) => make('td', { role: 'cell', class: kind }, make('span', {})))
+  const short = id.slice(0, 12)
+  const link = make(
+    'a',
+    { href: `#/records/${id}`, 'aria-label': `Record ${short}: ${method} ${path}` },
+    short,
   )
+  return make('tr', { id: name, role: 'row' }, ...cells, make('td', { role: 'cell', class: 'c-id' }, link))
 }
 
 /** @param {Element} row @param {RecordView} record */
