@@ -8,9 +8,9 @@ import { pathToFileURL } from 'node:url'
 const [port = '', upstreamPort = '', dist = ''] = process.argv.slice(2)
 const built = <M>(module: string): Promise<M> => import(`${pathToFileURL(dist).href}/${module}`) as Promise<M>
 const { loadConfig } = await built<typeof import('../../src/config/load.ts')>('config/load.js')
-const { Budget } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/limits.js')
+const { Budget, Shares } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/limits.js')
 const { parseTarget } = await built<typeof import('../../src/core/route.ts')>('core/route.js')
-const { readBody } = await built<typeof import('../../src/http/bodies.ts')>('http/bodies.js')
+const { readBody, Stalled } = await built<typeof import('../../src/http/bodies.ts')>('http/bodies.js')
 const { countedHeaders, loopMarkOf, requestLines } =
   await built<typeof import('../../src/http/headers.ts')>('http/headers.js')
 const { TrafficServer } = await built<typeof import('../../src/http/connections.ts')>('http/connections.js')
@@ -27,6 +27,7 @@ const loaded = loadConfig({
 if (!loaded.ok) throw new Error('the defaults do not load')
 const { config } = loaded
 const budget = new Budget(config.limits.buffered)
+const uploads = { stalled: new Stalled(), shares: new Shares(0) }
 const metrics = new Metrics()
 const upstream = openUpstream(config.upstream)
 const forward = forwarder(upstream.pool, { ...config.upstream, budget, servername: null })
@@ -57,7 +58,7 @@ async function serve(
   response: ServerResponse,
 ): Promise<void> {
   const target = parseTarget(request.url as string)?.origin ?? '/'
-  const read = await readBody(request, limit.request, config.limits.upload, budget, null, '')
+  const read = await readBody(request, limit.request, config.limits.upload, budget, uploads, '')
   if (read.kind !== 'body') return void response.destroy()
   const method = request.method as string
   const result = await forward({ method, target, headers, body: read.body, responseLimit: limit.response })

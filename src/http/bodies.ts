@@ -5,25 +5,25 @@ import type { BodyReading } from '../protect/request.ts'
 import { BodyBuffer } from '../runtime/body-buffer.ts'
 import { type Budget, type Shares, shareOf } from '../runtime/limits.ts'
 
-/** Where many clients upload at once: what is given up when there is no room, and how much each of them has. */
+/** What clients that upload at the same time share: whose transfer gives way, and how much each client holds. */
 export interface Uploads {
   readonly stalled: Stalled
   readonly shares: Shares
 }
 
 /**
- * Reads a protected request's body, whole. Bounded by `limit` bytes, by the room left in `budget`, by the client's share of it, and
- * by `timeout`, which counts from the first call: a slow or aborted upload claims nothing (contract §3.3).
+ * Reads a protected request's whole body, within `limit` bytes, the room left in `budget`, the client's share of it, and `timeout`
+ * from the call: a slow or aborted upload claims nothing (contract §3.3).
  */
 export function readBody(
   request: IncomingMessage,
   limit: number,
   timeout: Millis,
   budget: Budget,
-  uploads: Uploads | null,
+  { shares, stalled }: Uploads,
   client: string,
 ): Promise<BodyReading> {
-  // Closed while something else was waited for: `close` has been emitted, and nobody would say so again.
+  // Closed before this call: no further event will say so.
   if (request.destroyed) return Promise.resolve({ kind: 'aborted' })
   const announced = Number(request.headers['content-length'] ?? 0)
   if (announced > limit) return Promise.resolve({ kind: 'too_large' })
@@ -32,10 +32,18 @@ export function readBody(
     let size = 0
     let over = false
     let unfinished: Unfinished | null = null
-    const slot = uploads?.shares.slotOf(client) ?? 0
+    const slot = shares.slotOf(client)
+    // Alone, a body may take all the room there is.
+    const hasShare = (more: number): boolean => {
+      for (;;) {
+        const held = shares.held(slot)
+        if (held === size || held + more <= shareOf(budget.most)) return true
+        if (!stalled.makeRoomIn(slot)) return false
+      }
+    }
     const give = (): void => {
       budget.give(size)
-      uploads?.shares.add(slot, -size)
+      shares.add(slot, -size)
       size = 0
     }
     const finish = (reading: BodyReading): void => {
@@ -53,17 +61,14 @@ export function readBody(
     const onData = (chunk: Buffer): void => {
       const { length } = chunk
       if (size + length > limit) return finish({ kind: 'too_large' })
-      if (uploads !== null && !fits(uploads, slot, size, length, budget.most))
-        return finish({ kind: 'no_room' })
-      if (!budget.take(length)) return finish({ kind: 'no_room' })
-      // It was this upload that had to make room.
+      if (!hasShare(length) || !budget.take(length)) return finish({ kind: 'no_room' })
+      // This upload was the one that had to give way.
       if (over) return budget.give(length)
       size += length
-      uploads?.shares.add(slot, length)
+      shares.add(slot, length)
       chunks.push(chunk)
       if (unfinished !== null) unfinished.moved(length)
-      else if (uploads !== null && size !== announced)
-        unfinished = uploads.stalled.watch(() => finish({ kind: 'no_room' }), slot)
+      else if (size !== announced) unfinished = stalled.watch(() => finish({ kind: 'no_room' }), slot)
     }
     const onEnd = (): void => finish({ kind: 'body', body: chunks.take(), release: give })
     const onAbort = (): void => finish({ kind: 'aborted' })
@@ -72,24 +77,12 @@ export function readBody(
   })
 }
 
-/** Whether the client's share has room for more of one body. Alone, a body may take all the room that there is. */
-function fits({ shares, stalled }: Uploads, slot: number, size: number, more: number, most: number): boolean {
-  for (;;) {
-    const held = shares.held(slot)
-    if (held === size || held + more <= shareOf(most)) return true
-    if (!stalled.makeRoomIn(slot)) return false
-  }
-}
-
 /** Whether a body is announced (RFC 9112 §6.3). */
 export function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
 }
 
-/**
- * Copies a body that somebody else reads. The listener is added as to any emitter: a stream's own `on` would set it
- * flowing before its reader is there.
- */
+/** Copies a body while it is read elsewhere. A stream's own `on('data')` would start it flowing before its reader is there. */
 export function overhearBody(request: IncomingMessage, limit: number, budget: Budget): Promise<BodyReading> {
   if (!hasBody(request)) return Promise.resolve({ kind: 'body', body: Buffer.alloc(0), release: () => {} })
   if (Number(request.headers['content-length'] ?? 0) > limit) return Promise.resolve({ kind: 'too_large' })
@@ -116,7 +109,7 @@ export function overhearBody(request: IncomingMessage, limit: number, budget: Bu
       }
     }
     const onEnd = (): void => {
-      // Node takes all listeners off a body that nobody wants, and reads on to its end.
+      // Node removes all listeners from a body that nobody reads, and discards it to its end.
       if (!request.listeners('data').includes(onData)) finish({ kind: 'aborted' })
       else finish({ kind: 'body', body: chunks.take(), release: () => budget.give(size) })
     }
@@ -125,40 +118,40 @@ export function overhearBody(request: IncomingMessage, limit: number, budget: Bu
   })
 }
 
-/** How long something may stand still when others need the room that it holds. */
+/** How long a transfer may stand still when others need its room. */
 const PATIENCE: Millis = 500
-/** Fewer bytes than this are standing still: a byte a second holds a body for as long as it likes. */
+/** Less than this is no progress: otherwise a byte a second would hold a body indefinitely. */
 const PROGRESS = 4096
-/** Bytes per millisecond (64 KiB/s) of an upload that keeps its room when others need it and nothing stands still. */
+/** Bytes per millisecond (64 KiB/s); slower transfers give way when no transfer stands still. */
 const CREEPING = 64
-/** Over which the rate is taken. */
+/** The rate is averaged over this. */
 const WINDOW: Millis = 1000
 
-/** A slot that is nobody's. */
+/** The slot of transfers that count against no client's share. */
 export const NOBODY = -1
 
-/** An upload that is not whole yet, or an answer that has not left: it holds room, and can be given up. */
+/** An incomplete upload or an unsent answer. It holds room, and can be given up. */
 export interface Unfinished {
   moved(bytes: number): void
   done(): void
 }
 
 /**
- * Transfers that hold room in `limits.buffered` for as long as their client likes. They may, until others need the room: then the
- * one that has stood still for longest lets go, or else the one that creeps most (docs/adr/0044).
+ * Transfers that hold room in `limits.buffered`, for as long as their client likes until others need it. Then the one that has
+ * stood still longest gives way, or else the slowest below a minimum rate (docs/adr/0044).
  */
 export class Stalled {
-  /** The one that moved last is last. Most bodies come with their heads and are never in it. */
+  /** In order of their last progress. Most bodies arrive with their heads and never get here. */
   readonly #transfers = new Set<Transfer>()
 
-  /** `letGo` gives up the transfer and its room, at once. `slot`: whose share it is in. */
+  /** `letGo` must give up the transfer and its room at once. `slot`: the share that it counts against. */
   watch(letGo: () => void, slot: number): Unfinished {
     const transfer = new Transfer(this.#transfers, letGo, slot)
     this.#transfers.add(transfer)
     return transfer
   }
 
-  /** Has a transfer let go. False: there is none that must. */
+  /** Makes a transfer give way. False: none has to. */
   readonly makeRoom = (): boolean => letGo(this.#transfers, this.#transfers)
 
   /** The same within one share. */
@@ -175,7 +168,7 @@ function letGo(all: Set<Transfer>, some: Iterable<Transfer>): boolean {
   let chosen: Transfer | null = null
   let least = CREEPING
   for (const transfer of some) {
-    // In the order in which they moved: the first of those that stand still has done so for longest.
+    // In order of progress, so the first that stands still has done so longest.
     if (transfer.movedAt <= now - PATIENCE) {
       chosen = transfer
       break
@@ -228,7 +221,7 @@ class Transfer implements Unfinished {
     this.#all.delete(this)
   }
 
-  /** Too little of a window says nothing yet. */
+  /** Early in a window, the rate of the one before. */
   rateAt(now: Millis): number {
     const elapsed = now - this.#windowAt
     return elapsed < WINDOW / 2 ? this.#rate : this.#inWindow / elapsed

@@ -8,17 +8,17 @@ import { normalisePath, policiesOf, Router, readsKeys, type Target, WELL_KNOWN }
 import { policyDocument } from '../describe/published.ts'
 import { countedHeaders, type Forwarding } from './headers.ts'
 
-/** What becomes of a request (contract §3.1, §10). */
+/** How a request is handled (contract §3.1, §10). */
 export type Way =
-  /** `shadow`: it passes, and is observed. */
+  /** `shadow`: passed, and observed. */
   | { readonly kind: 'protect' | 'shadow'; readonly route: RoutePolicy }
-  /** `ignored`: a protected route that says so of a request without a key. */
+  /** `ignored`: the answer says that a protected route got no key. */
   | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
   | { readonly kind: 'refuse' }
-  /** Endpoints of the proxy's own: keys are issued, the state of a record and the policy are read. */
+  /** The proxy's own endpoints. */
   | { readonly kind: 'issue' | 'status' | 'policy' }
 
-/** One configuration, as requests are dispatched by it. A request keeps the one that it came under. */
+/** Dispatches requests by one configuration. A request keeps the routing it arrived under. */
 export class Routing {
   readonly config: Config
   readonly router: Router
@@ -31,7 +31,7 @@ export class Routing {
     this.forwarding = { ...upstream, counted: countedHeaders(config) }
   }
 
-  /** What `GET /.well-known/idempotency` is answered. */
+  /** The body of `GET /.well-known/idempotency`. */
   get policy(): string {
     return (this.#policy ??= `${JSON.stringify(policyDocument(this.config))}\n`)
   }
@@ -44,7 +44,7 @@ export class Routing {
     const route = this.router.match(method, target)
     if (route === null && config.unmatched === 'reject') return { kind: 'refuse' }
     if (route === null || !readsKeys(route)) return { kind: 'pass', route, ignored: false }
-    // What no route matches never has to carry a key.
+    // Only routes can require a key.
     const isMatched = route !== config.defaults
     if ((isMatched && route.key.presence === 'required') || mayHaveKey(request, target, route))
       return { kind: route.mode === 'shadow' ? 'shadow' : 'protect', route }
@@ -74,31 +74,28 @@ function ownEndpoint(
   return wellKnown && (method === 'GET' || method === 'HEAD') && path === WELL_KNOWN ? 'policy' : null
 }
 
-/** What the head does not show may be in the body, or be made of it. */
+/** A key that is not in the head may be in the body, or be derived from it. */
 function mayHaveKey({ rawHeaders }: IncomingMessage, { query }: Target, { key }: RoutePolicy): boolean {
   return carriesKey({ headers: rawHeaders, query }, key.from) || keyNeedsBody(key) || key.derive !== null
 }
 
-/**
- * What makes a head unfit for any route, although Node's parser takes it; null: nothing. Whatever two servers may read in two
- * ways is refused here.
- */
+/** Refuses heads that Node's parser accepts but that another server may read differently; null: fine. */
 export function refuseHead({ httpVersion, rawHeaders }: IncomingMessage): Refusal | null {
   if (httpVersion !== '1.1' && httpVersion !== '1.0')
     return malformed(505, `HTTP/${httpVersion} is not spoken here; send HTTP/1.1`)
   const hosts = linesOf(rawHeaders, 'host').length
-  // Two of them are two opinions on whom the request is for (RFC 9112 §3.2).
+  // Two of them name two recipients (RFC 9112 §3.2).
   if (hosts > 1) return malformed(400, `${hosts} Host lines; one is allowed`)
   if (hosts === 0 && httpVersion === '1.1') return malformed(400, 'the Host line is missing')
   const codings = linesOf(rawHeaders, 'transfer-encoding').flatMap((line) => line.toLowerCase().split(','))
   if (codings.length === 0) return null
   if (httpVersion === '1.0') return malformed(400, 'HTTP/1.0 has no Transfer-Encoding')
-  // Without it at the end nothing says where the body ends (RFC 9112 §6.3).
+  // Otherwise nothing marks the end of the body (RFC 9112 §6.3).
   if (codings.at(-1)?.trim() !== 'chunked') return malformed(400, 'Transfer-Encoding does not end in chunked')
   return codings.length === 1 ? null : malformed(501, 'a transfer coding other than chunked')
 }
 
-/** What Node's parser refuses, or does not get in time. Null: the connection itself broke. */
+/** The refusal for a parser error or a timeout of Node's. Null: the connection itself broke. */
 export function refusalOfParser({ code = '' }: NodeJS.ErrnoException): Refusal | null {
   switch (code) {
     case 'ERR_HTTP_REQUEST_TIMEOUT':

@@ -34,7 +34,7 @@ export interface PassthroughOptions {
   readonly onFailed: (method: string, cause: string) => void
 }
 
-/** What of a request that passes is not what Node has of it. */
+/** What a request that passes has besides what Node parsed. */
 export interface Passage {
   readonly target: string
   readonly lines: readonly string[]
@@ -70,7 +70,7 @@ export async function passthrough(options: PassthroughOptions): Promise<Pass> {
     process.nextTick(() => {
       const whole = request.readableLength === length ? (request.read() as Buffer | null) : null
       if (whole === null) return stream()
-      // So that whoever overhears the body hears its end.
+      // Shadow mode waits for `end`.
       request.resume()
       exchange.dispatch(whole)
     })
@@ -83,13 +83,13 @@ interface Upload extends IncomingMessage {
   [kExchange]?: PassedExchange
 }
 
-/** As reply-from sees it, a request with one of these methods has no body. */
+/** reply-from sends no body with these methods. */
 const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
 
 /** http-proxy streams a body and {@link PassedExchange} takes the answer: http-proxy would write another head (docs/adr/0064). */
 async function uploads({ origin, pool }: Upstream) {
   const app = fastify({
-    // The target is the exchange's matter: find-my-way and `new URL` would refuse or change some.
+    // find-my-way and `new URL` would refuse or change some targets; the exchange sends the real one.
     rewriteUrl: () => '/',
     bodyLimit: Number.MAX_SAFE_INTEGER,
     exposeHeadRoutes: false,
@@ -100,7 +100,7 @@ async function uploads({ origin, pool }: Upstream) {
   for (const method of METHODS)
     if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
   app.addHook('onRequest', (request, _reply, done) => {
-    // To the catch-all parser any body is a stream, but Fastify refuses types that it cannot read before it asks it.
+    // The catch-all parser takes any body as a stream, but Fastify refuses malformed types before asking it.
     request.raw.headers['content-type'] = 'application/octet-stream'
     done()
   })
@@ -185,7 +185,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
-    // Left while the request waited for a connection: not a byte may leave any more.
+    // The client left while the request waited for a connection: it must not be sent.
     if (this.#response.destroyed) controller.abort(new Error('the client left'))
     else this.#controller = controller
   }
@@ -197,7 +197,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     reason?: string,
   ): void {
     if (status < 200) return
-    // The client was told of an upload that stood still: it hears nothing else.
+    // The client has already been answered about its idle upload.
     if (this.#response.headersSent) {
       this.#ended = true
       controller.abort(new Error('the client was answered'))
@@ -206,7 +206,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     try {
       this.#begin(lines(controller.rawHeaders), status, reasonPhrase(reason))
     } catch (error) {
-      // A bug; undici would let it end the process.
+      // undici would let a bug here end the process.
       this.#options.onBug(error)
       breakOff(this.#response)
     }
@@ -222,7 +222,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
       if (name === 'trailer') return this.#chunked
       return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
     })
-    // What is left of an upload that nobody reads stands between this answer and the next request.
+    // The unread rest of the upload would precede the next request.
     if (!request.complete) {
       kept.push('Connection', 'close')
       lingeringClose(response)
@@ -230,7 +230,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     response.writeHead(status, reason, withProxyHeaders(kept, this.#passage.proxyHeaders))
     this.#begun = true
     if (!hasContent(response, status)) this.#end(null)
-    // A head that waits for its body leaves in this turn of the event loop, too.
+    // Without a body so far, the head leaves alone at the end of this turn.
     else
       setImmediate(() => {
         if (!this.#ended && !this.#headLeft) this.#leave()
@@ -250,7 +250,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     const response = this.#response
     if (response.write(chunk)) return
     this.#controller?.pause()
-    // It holds a connection to the upstream: a byte now and then is not enough.
+    // It holds an upstream connection, so an occasional byte is not enough.
     const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
     response.once('close', stop)
@@ -284,7 +284,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
-    // Ended at its head: undici takes a 304 with a `Content-Length` for a truncated answer; there is no body to miss.
+    // Complete with its head: undici takes a 304 with a `Content-Length` for a truncated answer.
     if (this.#ended) return
     this.#ended = true
     const response = this.#response
@@ -295,7 +295,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     }
     // The refusal of an idle upload stands.
     if (response.headersSent) return
-    // undici gives up a body that it streams: nobody reads that to its end.
+    // undici stops reading a body it streams; nobody else reads the rest.
     if (!response.req.complete) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
@@ -304,8 +304,8 @@ class PassedExchange implements Dispatcher.DispatchHandler {
 }
 
 /**
- * Ends an upload that has stood still for `idleTimeout`: it would hold a connection to the upstream for as long as the
- * client likes, as undici looks at its own timeouts only after the whole request is written.
+ * Ends an upload that has been idle for `idleTimeout`. It would hold an upstream connection indefinitely: undici's own timeouts
+ * start only after the whole request is written.
  */
 function endIdleUpload(response: ServerResponse, { idleTimeout, writer }: PassthroughOptions): void {
   const { req: request } = response
@@ -313,7 +313,7 @@ function endIdleUpload(response: ServerResponse, { idleTimeout, writer }: Passth
   const { socket } = request
   let heard = socket.bytesRead
   const timer = setInterval(() => {
-    // An answer that is given already only waits for its turn, or for its reader.
+    // A finished answer only waits to be read.
     if (request.complete || response.writableEnded) clearInterval(timer)
     else if (socket.bytesRead > heard) heard = socket.bytesRead
     else {
@@ -339,8 +339,8 @@ const UNSENT: ReadonlySet<string> = new Set([
 const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
 
 /**
- * What the client is told. Nobody remembers what passes: where it may have been executed, sending it again executes it again,
- * but for methods that may be repeated by their meaning (RFC 9110 §9.2.2).
+ * Nothing is recorded of what passes: if it may have been executed, a retry executes it again, except for idempotent methods
+ * (RFC 9110 §9.2.2).
  */
 function refusalOf(method: string, { code = '', syscall }: NodeJS.ErrnoException): Refusal {
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))

@@ -29,7 +29,7 @@ import {
 import { endRefused, isWebSocket, tunnels } from './tunnel.ts'
 import { breakOff, ResponseWriter } from './write.ts'
 
-/** A head (request line and header lines) must be whole by then; bodies have `limits.upload` or stream. */
+/** For the head (request line and header lines); bodies have `limits.upload` or stream. */
 const HEAD_TIMEOUT = 30_000
 /** Longer than the idle timeout of common load balancers (60 s), so that they close first. */
 const KEEP_ALIVE = 72_000
@@ -45,14 +45,14 @@ export interface TrafficOptions {
   readonly spans: RequestSpans | null
   readonly passed: (route: string, milliseconds: number) => void
   readonly passFailed: (method: string, cause: string) => void
-  /** A request carries this proxy's own mark. */
+  /** A request carries this proxy's own `CDN-Loop` entry. */
   readonly onLoop: (method: string) => void
   readonly onBug: (error: unknown) => void
-  /** While it drains, connections are not kept alive: clients move on to other replicas. */
+  /** While draining, connections are not kept alive, so that clients move on to other replicas. */
   readonly draining: () => boolean
 }
 
-/** The server of the traffic: each request goes the way that {@link routingOf} says. */
+/** The server for client traffic: each request is handled as {@link routingOf} says. */
 export async function trafficServer(options: TrafficOptions): Promise<TrafficServer> {
   const { inForce, loop, ports, upstream, onBug } = options
   const { config } = inForce
@@ -162,21 +162,21 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,
-      // Behind a request that is not answered yet, a handshake is a GET like any other: its answer must not overtake.
+      // Behind an unanswered request a handshake is an ordinary GET: its answer must not overtake.
       shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
-      // Refused by refuseHead, in the form of the other refusals.
+      // refuseHead does this, as a problem document.
       requireHostHeader: false,
     },
     serve,
     onBug,
   )
-  // All of them: Node would leave out what comes after 2000 without a word, framing and keys included.
+  // Unlimited: Node would silently drop lines after the 2000th, framing and keys included.
   server.maxHeadersCount = 0
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) =>
     refuseUnread(writer, error, socket),
   )
   server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
-    // Its refusal is the answer.
+    // Otherwise the refusal is the answer.
     if (refuseHead(request) === null) response.writeContinue()
     server.emit('request', request, response)
   })
@@ -185,11 +185,11 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     writer.problem(response, malformed(417, 'an expectation other than 100-continue'))
   })
   server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
-    // Node has taken its own listener off; a reset would end the process.
+    // Node has removed its own listener; without one, a reset would end the process.
     socket.on('error', () => socket.destroy())
     const target = readHead(request)
     if ('code' in target) return endRefused(socket, writer.problemMessage(target))
-    // No handshake is guarded, whatever key it carries; but what no route matches may be refused.
+    // Handshakes are never protected, whatever key they carry, but `unmatched: reject` applies.
     if (routing().wayOf(request, target).kind === 'refuse')
       return endRefused(socket, writer.problemMessage(noRoute(request, target)))
     const peer = proxies.peerOf(request.socket.remoteAddress)
@@ -197,7 +197,7 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
     tunnel(client, { request, target: target.origin, lines, socket, head })
   })
-  // Node has given up the connection: what was asked for before on it can't be answered any more.
+  // Node has released the connection, so earlier requests on it can no longer be answered.
   server.on('connect', (_request: IncomingMessage, socket: Duplex) => {
     socket.on('error', () => socket.destroy())
     if (answersOn(socket).length > 0) socket.destroy()
@@ -211,14 +211,13 @@ function noRoute({ method }: IncomingMessage, { path }: Target): Refusal {
 }
 
 /**
- * Answers what Node's parser refuses, and heads that do not arrive in time, as every other refusal is answered, and ends the
- * connection: nobody knows where the next request would begin. Behind a request that still waits for its answer nothing is
- * said, since the client would take it for that answer.
+ * Answers parser errors and late heads with a problem document and ends the connection, since nobody knows where the next request
+ * would begin. Behind an unanswered request nothing is sent: the client would take it for that request's answer.
  */
 function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, socket: Duplex): void {
   const refused = refusalOfParser(error)
   if (refused === null || socket.destroyed) return void socket.destroy()
-  // The parser says it again of whatever still comes.
+  // The parser repeats the error for every further chunk.
   if (socket.writableEnded) return
   const answers = answersOn(socket)
   const [first] = answers
@@ -229,7 +228,7 @@ function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, sock
     socket.destroy()
     return
   }
-  // Those before it are answered; what ends the connection is the last of them.
+  // Earlier requests are answered; the last of them ends the connection.
   last.shouldKeepAlive = false
   if (answers.some(({ req }) => !req.complete)) socket.destroy()
 }
