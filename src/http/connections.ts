@@ -12,17 +12,14 @@ import type { Millis } from '../core/record.ts'
 
 const { Server } = process.getBuiltinModule('node:http')
 
-/** How many requests a connection may send ahead of the one that is served, before it is no longer read. */
+/** Requests that a connection may send ahead before it is no longer read. */
 const READ_AHEAD = 16
-/** Then a little more is read: only who reads is told that the client has left. */
+/** Then reading resumes briefly: only a reader learns that the client has left. */
 const HOLD: Millis = 1000
-/**
- * The same over all connections: what was read in one piece is parsed in one piece, 2,400 requests of 1.6 KB each at worst.
- * Beyond it, the connection that is furthest ahead is cut.
- */
+/** The same over all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
 const MOST_READ_AHEAD = 10_000
 
-/** A request that waits until those before it on its connection are answered. */
+/** A request that waits for its turn on its connection. */
 interface Waiting {
   readonly event: string
   readonly request: IncomingMessage
@@ -30,32 +27,28 @@ interface Waiting {
 }
 
 const kState = Symbol('state')
-/**
- * Kept on the connection: a set of all answers, which grows and shrinks with every request, keeps V8 from letting go of them
- * (docs/internals/performance.md).
- */
+/** On the connection itself: a set of all answers would keep dead ones alive (docs/adr/0017). */
 interface Connection extends Socket {
   [kState]?: ConnectionState
 }
 
 interface ConnectionState {
-  /** Answers under way, in the order of their requests; the first one is being served. */
+  /** Open answers in the order of their requests; the first is being served. */
   readonly answers: ServerResponse[]
   readonly waiting: Waiting[]
-  /** Too far ahead: nothing is read until it fires, or all that wait have had their turn. */
+  /** Set while nothing is read: the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
 }
 
-/** The answers under way on a connection of a {@link TrafficServer}, in the order of their requests. */
+/** The open answers on a connection of a {@link TrafficServer}, in the order of their requests. */
 export function answersOn(socket: object): readonly ServerResponse[] {
   return (socket as Connection)[kState]?.answers ?? []
 }
 
 /**
- * A server that owns what its connections hold. It serves the requests of one connection one after the other (RFC 9112 §9.3.2),
- * reads no further than a bound, and ends every answer of a connection that closes: Node forgets the answers that wait behind
- * another one once the connection was upgraded or asked for `CONNECT`.
+ * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0043), bounds how far ahead it reads, and ends every
+ * answer of a connection that closes: after an upgrade or `CONNECT`, Node forgets those that waited.
  */
 export class TrafficServer extends Server {
   readonly #connections = new Set<Connection>()
@@ -63,7 +56,7 @@ export class TrafficServer extends Server {
   #waiting = 0
   readonly #onBug: (error: unknown) => void
 
-  /** `onBug`: a listener threw; its connection is ended, and the others go on. */
+  /** `onBug`: a listener threw. Only its connection ends. */
   constructor(options: ServerOptions, listener: RequestListener, onBug: (error: unknown) => void) {
     super(options, listener)
     this.#onBug = onBug
@@ -73,7 +66,7 @@ export class TrafficServer extends Server {
     })
   }
 
-  /** Requests that wait for the end of their answer, passed ones too; WebSockets, which have no end, do not count. */
+  /** Requests without a complete answer, passed ones included; WebSockets do not count. */
   get unanswered(): number {
     return this.#unanswered
   }
@@ -86,9 +79,9 @@ export class TrafficServer extends Server {
     const connection = request.socket as Connection
     if (isTaken) return this.#tell(event, connection, args)
     const state = stateOf(connection)
-    // Told of again by who heard `checkContinue`.
+    // Emitted again after `checkContinue`.
     if (state.answers[0] === response) return this.#tell(event, connection, args)
-    // `Connection: close` was said: nobody would get its answer.
+    // After `Connection: close` nobody would get its answer.
     if (!connection.writable) {
       connection.destroy()
       return true
@@ -96,7 +89,7 @@ export class TrafficServer extends Server {
     state.answers.push(response)
     this.#unanswered++
     response.once('close', () => this.#answered(connection, state, response))
-    // It is not upgraded here, and what came with it Node has thrown away.
+    // Not upgraded, and Node has discarded what came with it.
     if (request.headers.upgrade !== undefined) response.shouldKeepAlive = false
     if (state.answers.length === 1) return this.#tell(event, connection, args)
     state.waiting.push({ event, request, response })
@@ -106,12 +99,13 @@ export class TrafficServer extends Server {
     return true
   }
 
-  /** The answers under way say that their connections close; those that begin later say so by themselves. */
+  /** Has the open answers close their connections; later ones do so by themselves. */
   endConnections(): void {
-    for (const { answers } of this.#states()) for (const response of answers) response.shouldKeepAlive = false
+    for (const connection of this.#connections)
+      for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
   }
 
-  /** Node's own, which `close` calls too, takes a connection for idle whose answer is handed over and has not left yet. */
+  /** Node's own, which `close` calls too, destroys connections whose answer has not left yet. */
   override closeIdleConnections(): void {
     for (const connection of this.#connections) {
       const { answers, isTunnel } = stateOf(connection)
@@ -119,20 +113,16 @@ export class TrafficServer extends Server {
     }
   }
 
-  /** Tunnels too, which Node forgets. */
+  /** Including tunnels, which Node forgets. */
   override closeAllConnections(): void {
     for (const connection of this.#connections) connection.destroy()
-  }
-
-  *#states(): Iterable<ConnectionState> {
-    for (const connection of this.#connections) yield stateOf(connection)
   }
 
   #watch(connection: Connection): void {
     const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false }
     connection[kState] = state
     this.#connections.add(connection)
-    // Node resumes it for reasons of its own, such as a body that was read.
+    // Node resumes it by itself, for example after a body.
     connection.on('resume', () => {
       if (state.held !== null) connection.pause()
     })
@@ -177,7 +167,7 @@ export class TrafficServer extends Server {
       most = length
     }
     if (furthest === null) return
-    // At once: its answers hear of their end later.
+    // Now, since the answers emit `close` later.
     this.#waiting -= most
     stateOf(furthest).waiting.length = 0
     furthest.destroy()
@@ -206,8 +196,8 @@ function stateOf(connection: Connection): ConnectionState {
 }
 
 /**
- * Where it listens, as a URL.
- * @throws with the name of the `property` that cannot be listened on.
+ * Listens, and returns the URL.
+ * @throws with the name of the `property` whose address cannot be used.
  */
 export async function listen(server: HttpServer, property: string, { host, port }: Address): Promise<string> {
   server.listen({ host, port })
@@ -220,7 +210,7 @@ export async function listen(server: HttpServer, property: string, { host, port 
   return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
 }
 
-/** No new connections; resolves when those that are there have ended. */
+/** Accepts no new connections; resolves when the existing ones have ended. */
 export function closeServer(server: HttpServer): Promise<void> {
   return new Promise((resolve) => {
     if (!server.listening) return resolve()

@@ -16,10 +16,10 @@ import type { KeyPolicy } from '../core/policy.ts'
 import type { SentAttempt } from '../protect/request.ts'
 import type { Forward } from '../upstream/port.ts'
 
-/** Who is on the other side of the client's connection. */
+/** The other end of the client's connection. */
 export interface Peer {
   readonly address: string
-  /** One of `trustProxy`: what it says of its own peer is believed. */
+  /** Listed in `trustProxy`, so its forwarding headers are believed. */
   readonly isTrusted: boolean
 }
 
@@ -41,15 +41,12 @@ export class TrustedProxies {
     return { address: remoteAddress, isTrusted: this.#has(unmapped(remoteAddress)) }
   }
 
-  /**
-   * Whose share of the limits a request takes: the peer's address, or what trusted proxies say of their peers. Of an IPv6 address
-   * its /64, which one client has as a whole.
-   */
+  /** The client whose share of the limits a request takes: an IPv4 address, or the /64 of an IPv6 one. */
   clientOf(headers: RawHeaders, { address, isTrusted }: Peer): string {
     let client = unmapped(address)
     if (isTrusted) {
       const forwarded = linesOf(headers, 'x-forwarded-for').join(',').split(',')
-      // The nearest proxy wrote the last one; whoever is not trusted may have written what stands before.
+      // The nearest proxy wrote the last entry; an untrusted peer may have written those before its own.
       for (const entry of forwarded.reverse()) {
         const before = unmapped(entry.trim())
         if (!isIPv4(before) && !isIPv6(before)) break
@@ -86,8 +83,8 @@ function prefixOf(address: string): string {
 }
 
 /**
- * The host that the client asked, as far as it can be believed: a trusted proxy may have put its own in the place of `Host`. Blanks
- * name none; lines that disagree count together, since nobody knows which of them the upstream believes.
+ * The host that the client asked for (docs/adr/0036): a trusted proxy may have replaced `Host`. Lines that disagree count together,
+ * since nobody knows which of them the upstream believes.
  */
 export function hostOf(headers: RawHeaders, { isTrusted }: Peer): string | null {
   const named = isTrusted ? linesOf(headers, 'x-forwarded-host').map(firstHost) : []
@@ -103,15 +100,15 @@ function firstHost(line: string): string | null {
   return null
 }
 
-/** This proxy's entry in `CDN-Loop` (RFC 8586), by which it knows a request that comes round again (docs/adr/0037). */
+/** This proxy's entry in `CDN-Loop` (RFC 8586), by which it recognises a request that comes back (docs/adr/0037). */
 export interface LoopMark {
   readonly id: string
   readonly entry: string
 }
 
 /**
- * Replicas share a service and a store, and so they share the mark: a loop through a load balancer is found whichever of them
- * gets the request next. Embedded stores have no name that tells two proxies apart, so each process has a mark of its own.
+ * Replicas share the mark, as they share service and store, so that any of them detects a loop through a load balancer. An embedded
+ * store's URL does not tell two proxies apart: there each process has its own mark.
  */
 export function loopMarkOf({ service, store }: Pick<Config, 'service' | 'store'>): LoopMark {
   const url = /^(?:memory|sqlite):/.test(store.url) ? null : URL.parse(store.url)
@@ -120,12 +117,12 @@ export function loopMarkOf({ service, store }: Pick<Config, 'service' | 'store'>
   return { id, entry: `idempotency-proxy; id=${id}` }
 }
 
-/** Whether the request has been here, however a proxy on the way wrote its lines anew. */
+/** Whether the request has been here before, even if proxies on the way reformatted the line. */
 export function isLoop(headers: RawHeaders, { id }: LoopMark): boolean {
   return linesOf(headers, 'cdn-loop').some((line) => line.toLowerCase().includes(id))
 }
 
-/** Sends requests of the proxy's own with the mark: they must not go round either. */
+/** Adds the mark to requests that the proxy itself makes. */
 export function marking(forward: Forward, { entry }: LoopMark): Forward {
   return (request) => forward({ ...request, headers: [...request.headers, 'CDN-Loop', entry] })
 }
@@ -138,14 +135,14 @@ export interface Forwarding {
   readonly counted: Counted
 }
 
-/** Headers that some route counts on: what the record is made of, the upstream must hear as it is (docs/adr/0038). */
+/** Headers that identify a record on some route; the upstream must get them unchanged (docs/adr/0038). */
 export interface Counted {
   readonly names: ReadonlySet<string>
   /** The same as {@link foldedName} gives them. */
   readonly folded: ReadonlySet<string>
 }
 
-/** Every header that decides about a record on some route, or that the proxy sends by its key. */
+/** Includes the headers in which a route forwards the key. */
 export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'defaults'>): Counted {
   const names = new Set<string>()
   for (const { key, scope, fingerprint } of [...routes, defaults]) {
@@ -159,7 +156,7 @@ export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'de
 /** Pseudonym in `Via` (RFC 9110 §7.6.3). */
 const VIA = '1.1 idempotency-proxy'
 
-/** Framing is made anew; `Expect` is answered here; the fence is this proxy's to say (contract §3). */
+/** Framing is rebuilt, `Expect` is answered here, and the fence is this proxy's to send (contract §3). */
 const NOT_FORWARDED: ReadonlySet<string> = new Set([
   'host',
   'content-length',
@@ -169,8 +166,8 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
 /**
- * The request's lines for the upstream: end-to-end ones as received, without framing (undici makes it), `X-Forwarded-*`
- * extended where the peer is trusted and replaced where it is not (contract §10), `Via` and `CDN-Loop` appended.
+ * The request's lines for the upstream: end-to-end lines as received, without framing; `X-Forwarded-*` extended if the peer is
+ * trusted and replaced otherwise (contract §10); `Via` and `CDN-Loop` appended.
  */
 export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, counted }: Forwarding): string[] {
   const { address, isTrusted } = peer
@@ -192,7 +189,7 @@ export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, coun
   return lines
 }
 
-/** What the proxy reads of a request, or writes into it, besides what routes count on. */
+/** Headers that the proxy itself reads or writes, besides the counted ones. */
 const READ_HERE: ReadonlySet<string> = new Set([
   'cdn-loop',
   'ce-source',
@@ -204,8 +201,8 @@ const READ_HERE: ReadonlySet<string> = new Set([
 ])
 
 /**
- * Whether an application may take the line for one that this proxy counts on, sets or takes away: `Idempotency_Key` and
- * `X.Forwarded.For` are `HTTP_IDEMPOTENCY_KEY` and `HTTP_X_FORWARDED_FOR` behind CGI, WSGI or PHP.
+ * Whether an application may mistake the line for one that this proxy reads, sets or removes: behind CGI, WSGI or PHP,
+ * `Idempotency_Key` is `HTTP_IDEMPOTENCY_KEY` too.
  */
 function impersonates(name: string, { names, folded }: Counted): boolean {
   if (names.has(name)) return false
@@ -217,7 +214,7 @@ function impersonates(name: string, { names, folded }: Counted): boolean {
   )
 }
 
-/** By these a client has an Envoy behind this proxy send its request more than once, where Envoy takes it for internal. */
+/** With these a client makes an Envoy behind this proxy retry its request, if Envoy takes it for internal. */
 const RETRY_ORDERS: ReadonlySet<string> = new Set([
   'x-envoy-retry-on',
   'x-envoy-retry-grpc-on',
@@ -225,10 +222,7 @@ const RETRY_ORDERS: ReadonlySet<string> = new Set([
   'x-envoy-hedge-on-per-try-timeout',
 ])
 
-/**
- * The lines of a protected request: with the key as the route forwards it, and the fence where it asks for it; without orders to
- * proxies on the way to send it more than once.
- */
+/** The lines of a protected request: with the key and the fence as the route forwards them, without orders to retry it. */
 export function protectedLines(
   lines: string[],
   { from, forward, forwardFence }: KeyPolicy,
@@ -236,7 +230,7 @@ export function protectedLines(
 ): string[] {
   const taken = new Set<string>()
   if (forward !== 'same') for (const source of from) if (source.kind === 'header') taken.add(source.name)
-  // A line of the other name is the proxy's to send: the client's own would be read first.
+  // The client's own line of that name would be read first.
   if (typeof forward === 'object') taken.add(forward.header.toLowerCase())
   const isTaken = (name: string): boolean => taken.has(name) || RETRY_ORDERS.has(name)
   const sent = lines.some((name, n) => n % 2 === 0 && isTaken(name.toLowerCase()))
@@ -244,7 +238,7 @@ export function protectedLines(
     : lines
   if (typeof forward === 'object') sent.push(forward.header, key)
   if (forwardFence) {
-    // Without a claim (bypass) there is no attempt to number.
+    // Without a claim (bypass) there is no fence.
     if (fence > 0) sent.push(REQUEST_HEADER.fence, String(fence))
     sent.push(REQUEST_HEADER.record, id)
   }

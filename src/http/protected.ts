@@ -21,7 +21,7 @@ import {
 } from './headers.ts'
 import { breakOff, type ResponseWriter } from './write.ts'
 
-/** A request whose head is fit to be served, and where its answer goes. */
+/** A request with an acceptable head. */
 export interface Incoming {
   /** Its `req` is the request. */
   readonly response: ServerResponse
@@ -29,11 +29,11 @@ export interface Incoming {
   readonly peer: Peer
 }
 
-/** Makes spans of protected requests, where the user has loaded an SDK (docs/tracing.md). */
+/** Makes spans for protected requests, if an OpenTelemetry SDK is loaded (docs/tracing.md). */
 export interface RequestSpans {
   /** Calls `handle`, which serves the request. */
   serve(route: RoutePolicy, request: IncomingMessage, response: ServerResponse, handle: () => void): void
-  /** `traceparent` of the request that is being served; null: none is. */
+  /** `traceparent` of the request being served; null: none. */
   current(): string | null
 }
 
@@ -120,11 +120,11 @@ export function protectedRequest(
 
 export interface ShadowOptions {
   readonly shadow: Shadow
-  /** Room for what is overheard: shadow's own, so that it takes none from protected requests. */
+  /** Shadow mode's own, so that it takes no room from protected requests. */
   readonly budget: Budget
 }
 
-/** Overhears a request that passes. Null where shadow mode has no place for it. It decides once the request is on its way. */
+/** Lets shadow mode observe a request that passes; null: it has no capacity. It decides once the request is on its way. */
 export function tapRequest(
   options: ProtectOptions,
   { shadow, budget }: ShadowOptions,

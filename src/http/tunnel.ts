@@ -13,20 +13,20 @@ import { linger, pairs, type ResponseWriter } from './write.ts'
 
 const { request: httpRequest } = process.getBuiltinModule('node:http')
 
-/** Only this is tunnelled: an `Upgrade` on any other request is a hop-by-hop line, and must not carry it past the guard. */
+/** Only these are tunnelled: on any other request `Upgrade` is a hop-by-hop line, and must not bypass the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {
   return request.method === 'GET' && request.headers.upgrade?.toLowerCase() === 'websocket'
 }
 
-/** Ends a connection that left HTTP's hands with `message`, and gives the client time to read it. */
+/** Ends a raw connection with `message`, and gives the client time to read it. */
 export function endRefused(client: Duplex, message: string | Buffer): void {
   client.write(message)
-  // Bytes that nobody reads would make the end of the connection a reset.
+  // Unread bytes would turn the end of the connection into a reset.
   client.resume()
   linger(client)
 }
 
-/** TCP asks a silent peer whether it is still there, so that a tunnel does not outlive one. */
+/** TCP keep-alive, so that a tunnel does not outlive a silent peer. */
 const PROBE_AFTER: Millis = 60_000
 
 /** A request to upgrade, and the connection that it came on. */
@@ -114,7 +114,7 @@ function tunnel(
       }, timeout)
     }),
   )
-  /** False: nobody is there to hear the answer. */
+  /** False: the client has left. */
   const begin = (answer: Duplex | IncomingMessage): boolean => {
     clearTimeout(timer)
     answered = true
@@ -141,7 +141,7 @@ function tunnel(
     const hop = hopByHop(answer.rawHeaders)
     const kept = filterLines(answer.rawHeaders, (name) => !hop.has(name) && name !== 'trailer')
     client.write(headOf(answer, [...kept, 'Connection', 'close']), 'latin1')
-    // Where only the end of the connection ends the body, a clean end would say that it is whole.
+    // A clean end would make a truncated body look complete.
     answer.once('error', () => (client instanceof Socket ? client.resetAndDestroy() : client.destroy()))
     pipeline(answer, client, () => client.destroy())
   })
@@ -153,7 +153,7 @@ function tunnel(
     clearTimeout(timer)
     sent.destroy()
   })
-  // Nobody reads before the upstream has answered: without this, a client that leaves would not be noticed.
+  // Nothing else reads before the upstream answers, so a departure would go unnoticed.
   client.once('end', () => {
     if (!answered) client.destroy()
   })

@@ -11,17 +11,17 @@ import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
-/** Up to here a copy of the body is cheaper than a second buffer. */
+/** Up to this size copying the body is cheaper than a second write. */
 const ONE_WRITE = 16 * 1024
 
-/** The one way out: live and replayed answers leave through the same lines of code, so that they are identical. */
+/** Writes every protected answer, live or replayed, so that they are identical. */
 export class ResponseWriter {
   readonly #baseUrl: string
-  /** How long a client may take between two bytes. */
+  /** Limit on a client that reads nothing. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
 
-  /** `stalled`: hears of whole answers that have not left, which give their room up to others. */
+  /** `stalled`: whole answers that have not left give way there. */
   constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
     this.idleTimeout = idleTimeout
@@ -60,7 +60,7 @@ export class ResponseWriter {
     else if (!request.complete) awaitRest(response)
   }
 
-  /** The same for a connection that has left HTTP's hands: the whole message, after which it is to be ended. */
+  /** The whole message, for a raw connection that is then ended. */
   problemMessage(refused: Refusal): Buffer {
     const { headers, body } = this.#refusal(refused, false)
     const lines = pairs([...headers, 'Connection', 'close']).map(([name, value]) => `${name}: ${value}\r\n`)
@@ -96,8 +96,8 @@ export class ResponseWriter {
   }
 
   /**
-   * A whole answer is held in memory until it has left, however slowly its client reads: it is dropped where it takes less than a
-   * mebibyte in each idle time, or stands in the way of others. A retry gets the replay.
+   * A whole answer stays in memory until it has left. It is dropped if its client reads less than a mebibyte per idle timeout, or if
+   * others need the room; a retry gets the replay.
    */
   #hurry(response: ServerResponse, size: number, release: () => void): void {
     if (hasLeft(response)) return
@@ -120,11 +120,11 @@ export class ResponseWriter {
     live.attach(clientSink(response, this))
   }
 
-  /** A client that stops reading an answer is dropped: its bytes are held in memory meanwhile. */
+  /** Drops a client that stops reading: its answer is held in memory meanwhile. */
   watch(response: ServerResponse): void {
     if (hasLeft(response)) return
     const socket = response.socket as Socket
-    // Reset: to a client of HTTP/1.0 anything else would be the end of the body.
+    // To an HTTP/1.0 client anything but a reset would end the body cleanly.
     const drop = (): void => void socket.resetAndDestroy()
     const idle = socket.timeout ?? 0
     socket.setTimeout(this.idleTimeout, drop)
@@ -135,7 +135,7 @@ export class ResponseWriter {
 
 type Whole = Extract<Reply, { kind: 'response' }>
 
-/** Whether the kernel has all of it, or nobody is there to get it. */
+/** Whether the kernel has all of it, or the client is gone. */
 function hasLeft(response: ServerResponse): boolean {
   return (
     response.writableFinished ||
@@ -144,7 +144,7 @@ function hasLeft(response: ServerResponse): boolean {
   )
 }
 
-/** Live bytes to a client; one that reads too slowly is dropped, and the upstream goes on to its end (contract §7). */
+/** A client that reads too slowly is dropped, while the upstream continues to its end (contract §7). */
 function clientSink(response: ServerResponse, writer: ResponseWriter): LiveSink {
   let resume = (): void => {}
   let stalled: NodeJS.Timeout | undefined
@@ -173,10 +173,7 @@ function clientSink(response: ServerResponse, writer: ResponseWriter): LiveSink 
   }
 }
 
-/**
- * Ends an answer that is not whole. To a client of HTTP/1.0 only the end of the connection ends a body, so nothing but a
- * reset tells it.
- */
+/** Ends an incomplete answer. HTTP/1.0 bodies end with their connection, so only a reset shows that one is incomplete. */
 export function breakOff(response: ServerResponse): void {
   const { req, socket } = response
   if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
@@ -206,13 +203,13 @@ export function chunkable(response: ServerResponse, status: number): boolean {
   return response.req.httpVersionMinor > 0 && hasContent(response, status)
 }
 
-/** With lines of the proxy's own, which stand in place of those that a proxy behind this one says of itself. */
+/** Adds the proxy's own lines, in place of the same ones of a proxy behind it. */
 export function withProxyHeaders(headers: readonly string[], proxyHeaders: readonly string[]): string[] {
-  // None of an upstream's is kept.
+  // An upstream's own never gets here.
   if (proxyHeaders.every((name, i) => i % 2 === 1 || name === RESPONSE_HEADER.replayed))
     return [...headers, ...proxyHeaders]
   const own = new Set(proxyHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
-  // Its time is that of another record.
+  // The other proxy's expiry belongs to another record.
   if (own.has('idempotency-status')) own.add('idempotency-expires')
   return [...filterLines(headers, (name) => !own.has(name)), ...proxyHeaders]
 }
@@ -223,26 +220,25 @@ function withoutTrailer(headers: readonly string[], chunked: boolean): readonly 
     : filterLines(headers, (name) => name !== 'trailer')
 }
 
-/** A body up to this size is read to its end for the sake of its connection: it is there already, or soon. */
+/** The rest of a body up to this size is read, to keep the connection. */
 const SMALL_BODY = 64 * 1024
 
-/** Whether the connection can be kept although the body was not read: what is left of it says where the next request begins. */
 function restIsSmall({ req, shouldKeepAlive }: ServerResponse): boolean {
   return shouldKeepAlive && Number(req.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY
 }
 
 /** Time for the client to read the answer, or to send the rest of a small body. */
 const LINGER: Millis = 1000
-/** Times as long at most, while it still sends. */
+/** At most so many times longer, while it still sends. */
 const MOST_LINGERS = 30
-/** So many may take longer than one at a time. */
+/** So many connections at a time may take longer than one. */
 const MOST_LINGERING = 100
 
 let lingering = 0
 
 /**
- * Ends a connection that the client may still send on: for as long as bytes come, it has not read the answer. The bytes must be read
- * by whoever calls.
+ * Ends a connection on which the client may still send: as long as bytes arrive, it has not read the answer. The caller reads and
+ * discards them.
  */
 export function linger(connection: Duplex): void {
   connection.end()
@@ -271,10 +267,7 @@ function awaitRest({ req, socket }: ServerResponse): void {
   req.once('end', () => clearTimeout(timer))
 }
 
-/**
- * Ends a connection on which the client still sends: what it sends is read and thrown away for a moment. Were the connection
- * closed at once, the client would get a reset instead of the answer.
- */
+/** Has the connection linger after the answer. Closed at once, a client that still sends would get a reset instead. */
 export function lingeringClose({ req, socket }: ServerResponse): void {
   req.resume()
   // What Node calls after an answer that says `Connection: close`. Not `req.socket`: undici takes that away from a request whose
