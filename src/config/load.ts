@@ -55,7 +55,7 @@ export { type ConfigError, formatConfigError }
 export function loadConfig({ file: name = '', text, env, flags }: Input): Loaded {
   const findings = new Findings(name)
   const spelled = new Map<string, string>()
-  const file = readYaml(name, text, env, findings, spelled)
+  const file = readYaml(text, { file: name, env, findings, spelled })
   if (file === null) return { ok: false, errors: findings.sorted() }
   const config = { ...resolve(withFlags(file, flags, findings), findings), spelled }
   const errors = findings.sorted()

@@ -17,32 +17,25 @@ import { type Parsed, quote, type Scalar } from './units.ts'
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
-export interface Source {
+interface Input {
   readonly file: string
-  readonly document: Document
-  readonly lines: LineCounter
   readonly env: Environment
   readonly findings: Findings
   /** Collects `Config.spelled`. */
   readonly spelled: Map<string, string>
 }
 
+interface Source extends Input {
+  readonly document: Document
+  readonly lines: LineCounter
+}
+
 /** Null: no YAML, or no mapping, as the findings say. */
-export function readYaml(
-  file: string,
-  text: string,
-  env: Environment,
-  findings: Findings,
-  spelled: Map<string, string>,
-): FileConfig | null {
+export function readYaml(text: string, input: Input): FileConfig | null {
+  const { file, findings } = input
   const lines = new LineCounter()
-  const document = parseDocument(text, {
-    lineCounter: lines,
-    merge: true,
-    uniqueKeys: false,
-    prettyErrors: false,
-    version: '1.2',
-  })
+  const options = { merge: true, uniqueKeys: false, prettyErrors: false, version: '1.2' } as const
+  const document = parseDocument(text, { lineCounter: lines, ...options })
   const broken = [...document.errors, ...document.warnings]
   for (const { code, message, pos } of broken) {
     const { line, col } = lines.linePos(pos[0])
@@ -57,7 +50,7 @@ export function readYaml(
   if (broken.length > 0) return null
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.value === null)) return {}
-  const read = readNode({ file, document, lines, env, findings, spelled }, FILE, contents, '')
+  const read = readNode({ ...input, document, lines }, FILE, contents, '')
   return isMap(contents) ? (read as FileConfig) : null
 }
 
