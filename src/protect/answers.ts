@@ -48,7 +48,7 @@ export function answerFromRecord(
     case 'replay': {
       const { result, now, createdAt, expiresAt, span } = existing
       if (now > 0) observer.retryAge(route.name, Math.max(0, now - createdAt))
-      const replay = { ...found, replayOf: span }
+      const replay = { ...found, replayOf: span ?? null }
       if (!result.kept) {
         const { status, location, why } = result
         const detail = `the request was executed and answered ${status}; its response was not kept (${why})`

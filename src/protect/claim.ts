@@ -3,13 +3,11 @@ import { newKeysBucket } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { identifiersSentByBoth } from '../core/reconcile/identifiers.ts'
 import {
-  type Attempt,
   type IdempotencyRecord,
   type Millis,
-  type Operation,
   type RecordDraft,
+  type RecordId,
   type Spans,
-  type State,
   shortId,
 } from '../core/record.ts'
 import { claimDraft, claimSpans, outcomeDraft, outcomeSpans } from '../core/settle.ts'
@@ -39,6 +37,9 @@ interface Granted {
   /** It ended a lapsed lease that nobody had written down yet. */
   readonly lapsed: boolean
 }
+
+/** What a claim asks for. */
+type Attempted = Pick<Execution, 'attempt' | 'operation' | 'before'>
 
 /** What the store says of a claim. */
 type ClaimResult =
@@ -90,18 +91,9 @@ export async function claim(ports: Ports, request: ProtectedRequest, identified:
       })
       return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
     case 'unavailable': {
-      const execution: Execution = {
-        kind: 'execution',
-        id,
-        route,
-        operation,
-        attempt: result.attempt,
-        before: null,
-        createdAt: 0,
-        askedAt,
-        unclaimed: result,
-        ended: null,
-      }
+      const { attempt } = result
+      const unclaimed = { attempt, operation, before: null, createdAt: 0, askedAt, unclaimed: result }
+      const execution = newExecution(id, route, unclaimed)
       const bypass =
         route.onStoreUnavailable === 'bypass' &&
         identified.mayClaim &&
@@ -136,6 +128,14 @@ export async function claim(ports: Ports, request: ProtectedRequest, identified:
       return nobody({ before, after: state })
     }
   }
+}
+
+function newExecution(
+  id: RecordId,
+  route: RoutePolicy,
+  of: Omit<Execution, 'kind' | 'id' | 'route' | 'ended'>,
+): Execution {
+  return { kind: 'execution', id, route, ...of, ended: null }
 }
 
 function begin({ running, observer }: Ports, execution: Execution): Execution {
@@ -205,54 +205,37 @@ async function claimRecord(
 ): Promise<ClaimResult> {
   const askedAt = performance.now()
   const spans = claimSpans(route)
-  const first: Attempt = { fence: 0, token, attempts: 1 }
-  let attempt = first
-  let own = operation
-  let before: State | 'absent' = 'absent'
+  const fresh: Attempted = { attempt: { fence: 0, token, attempts: 1 }, operation, before: 'absent' }
+  let latest = fresh
   let over: IdempotencyRecord | null = null
   let lost = false
   let error: Error | null = null
   let reconnects = 0
-  const granted = (
-    { version, fence, createdAt }: Stamp,
-    by: Attempt,
-    executes: Operation,
-    was: State | 'absent',
-  ): Granted => ({
-    kind: 'granted',
-    version,
-    lapsed: was === 'unknown' && over?.state === 'in_progress',
-    execution: {
-      kind: 'execution',
-      id,
-      route,
-      operation: executes,
-      attempt: { ...by, fence },
-      before: was,
-      createdAt,
-      askedAt,
-      unclaimed: null,
-      ended: null,
-    },
-  })
+  const granted = ({ version, fence, createdAt }: Stamp, attempted: Attempted): Granted => {
+    const attempt = { ...attempted.attempt, fence }
+    const lapsed = attempted.before === 'unknown' && over?.state === 'in_progress'
+    const claimed = { ...attempted, attempt, createdAt, askedAt, unclaimed: null }
+    return { kind: 'granted', version, lapsed, execution: newExecution(id, route, claimed) }
+  }
   for (let round = 0; round < MAX_ROUNDS; round++) {
-    let reply: ClaimReply | TakeOverReply = await records.claim(id, claimDraft(operation, first), spans)
+    const draft = claimDraft(operation, fresh.attempt)
+    let reply: ClaimReply | TakeOverReply = await records.claim(id, draft, spans)
     if (reply.kind === 'claimed')
       // Recognised: what the round before asked for had come through. Otherwise the record has gone meanwhile.
-      return reply.recognised
-        ? granted(reply.stamp, attempt, own, before)
-        : granted(reply.stamp, first, operation, 'absent')
+      return granted(reply.stamp, reply.recognised ? latest : fresh)
     if (reply.kind === 'exists') {
       const decision = decide(reply.record, asked, route, reply.now)
       if (isExisting(decision)) return { kind: 'existing', existing: decision }
       if (decision.kind === 'gone') continue
       over = decision.from
-      before = decision.read
-      attempt = { fence: over.fence + 1, token, attempts: over.attempts + 1 }
-      // The attempt that fell silent may have been executed, too: the upstream must have been sent these identifiers by both.
-      own = before === 'unknown' ? identifiersSentByBoth(over, operation) : operation
-      reply = await records.takeOver(id, over, claimDraft(own, attempt), spans)
-      if (reply.kind === 'claimed') return granted(reply.stamp, attempt, own, before)
+      latest = {
+        attempt: { fence: over.fence + 1, token, attempts: over.attempts + 1 },
+        // The attempt that fell silent may have been executed, too: the upstream must have been sent these identifiers by both.
+        operation: decision.read === 'unknown' ? identifiersSentByBoth(over, operation) : operation,
+        before: decision.read,
+      }
+      reply = await records.takeOver(id, over, claimDraft(latest.operation, latest.attempt), spans)
+      if (reply.kind === 'claimed') return granted(reply.stamp, latest)
       if (reply.kind === 'lost') continue
     }
     if (reply.kind === 'corrupt') return reply
@@ -266,7 +249,7 @@ async function claimRecord(
   }
   // Made only here: an error takes its stack, which costs more than the rest of a claim.
   error ??= new Error('other claims kept moving the record on')
-  return { kind: 'unavailable', error, attempt: { ...attempt, fence: 0 }, lost, over }
+  return { kind: 'unavailable', error, attempt: { ...latest.attempt, fence: 0 }, lost, over }
 }
 
 /** A claim came through over an execution that this replica knows of: that one gets the record back. */

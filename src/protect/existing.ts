@@ -69,7 +69,7 @@ async function wait(
     if (decision?.kind === 'take_over') {
       // The one that took over did nothing, either.
       if (decision.from.fence !== original) return { kind: 'existing', existing: running }
-      if (!seat.takesOver(original)) continue
+      if (!seat.room.takesOver(original)) continue
     } else if (decision !== null) {
       if (decision.kind !== 'in_progress') return { kind: 'existing', existing: decision }
       running = decision
@@ -78,10 +78,10 @@ async function wait(
     const claimed = await claim(ports, request, identified)
     if (claimed.kind === 'existing' && claimed.existing.kind === 'in_progress') {
       running = claimed.existing
-      if (!ports.running.has(identified.id)) seat.listen()
+      if (!ports.running.has(identified.id)) seat.room.listen()
       continue
     }
-    if (claimed.kind !== 'execution') seat.passesOn()
+    if (claimed.kind !== 'execution') seat.room.passOn()
     return claimed
   }
 }
@@ -218,7 +218,7 @@ export async function queryStatus(ports: Ports, request: ProtectedRequest): Prom
 }
 
 async function look(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
-  const { route } = request
+  const { route, method, path, host } = request
   const head = await readHead(ports, request)
   if (head.kind !== 'head') return head
   const { key, caller } = head
@@ -228,16 +228,8 @@ async function look(ports: Ports, request: ProtectedRequest): Promise<StatusRepl
       'send the key in the header that the route reads; a key in a body cannot be asked about here'
     return refuse('key_missing', 'idempotency_key_missing', detail)
   }
-  const id = recordId(
-    ports.namespace,
-    route,
-    caller.parts,
-    request.method,
-    request.path,
-    key.key,
-    key.qualifier,
-    request.host,
-  )
+  const { namespace } = ports
+  const id = recordId(namespace, route, caller.parts, method, path, key.key, key.qualifier, host)
   if (request.clientGone()) return nobody()
   const refused = await authorizeReplay(ports, request)
   if (refused !== null) return refused

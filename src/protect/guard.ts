@@ -19,8 +19,7 @@ export async function guard(ports: Ports, request: ProtectedRequest): Promise<An
   } finally {
     ports.inFlight.count--
     // After a bug nobody is answered; the request is reported all the same.
-    const { facts } = answer ?? { facts: { outcome: null } }
-    ports.observer.answered(summarize(request, facts, answer && statusOf(answer)))
+    ports.observer.answered(summarize(request, answer?.facts ?? {}, answer && statusOf(answer)))
   }
 }
 

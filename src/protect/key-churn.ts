@@ -13,12 +13,12 @@ interface Seen {
 }
 
 /**
- * Notices the same operation of the same caller under a new key (contract §13): a client that regenerates its key for each
- * attempt is not protected, and cannot tell. A signal, not a rule: it knows the latest operations of this replica alone, and
- * two callers whose hashes are equal are one to it.
+ * Notices a caller that repeats an operation under a new key (contract §13): a client that regenerates its key for each attempt
+ * is not protected, and cannot tell. Only a hint: it knows this replica's latest operations, and takes callers with equal hashes
+ * for one.
  */
 export class KeyChurn {
-  /** Two generations, of which the older is let go of as a whole: deleting entry by entry costs more than all the rest. */
+  /** Two generations; the older is dropped as a whole, since deleting entry by entry costs more than all the rest. */
   #seen = new Map<string, Seen>()
   #before = new Map<string, Seen>()
   readonly #clock: () => Millis

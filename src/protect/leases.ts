@@ -6,10 +6,7 @@ import type { Renewal } from '../store/register.ts'
 const RENEWALS_PER_LEASE = 3
 /** Finer than the shortest renewal interval that configuration allows (1 s / 3). */
 const TICK: Millis = 100
-/**
- * As much of a lease as an attempt may use up before its first byte leaves: behind it there is a third for what cannot be
- * seen from here, such as clocks that do not run alike.
- */
+/** How much of a lease an attempt may use up before its first byte leaves; the last third absorbs clock drift. */
 const SURE = 2 / 3
 
 interface HeldLease {
@@ -21,7 +18,7 @@ interface HeldLease {
   sureUntil: Millis
 }
 
-/** Renews the leases of attempts under way, in batches: one call of the store for all that are due. */
+/** Renews the leases of running attempts in batches: one store call for all that are due. */
 export class Leases {
   readonly #held = new RecordMap<HeldLease>()
   readonly #renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>
@@ -40,8 +37,8 @@ export class Leases {
 
   /**
    * `dropIn`: how long an unresolved record of the route is kept. `since`: when the claim was asked for, by
-   * `performance.now()`. Gives what says whether the attempt may still begin: the process may have stood still, and the record
-   * have been decided about meanwhile (docs/adr/0032).
+   * `performance.now()`. Returns whether the attempt may still begin: the process may have been paused, and the record decided
+   * about meanwhile (docs/adr/0032).
    */
   hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis, since: Millis): () => boolean {
     const renewAt = performance.now() + lease / RENEWALS_PER_LEASE
@@ -89,7 +86,7 @@ export class Leases {
         const held = this.#held.get(id)
         if (held !== undefined) held.renewAt = 0
       }
-      // Said once: while the store is down, every tick fails.
+      // Reported once: while the store is down, every tick fails.
       if (!this.#failing) this.#onError(error)
       this.#failing = true
     } finally {

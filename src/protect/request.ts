@@ -78,17 +78,26 @@ export interface Problem {
 /** How a protected request was answered, and what its log line and metrics say about that. */
 export type Answer = Reply & { readonly facts: Facts }
 
-/** What a step found out about the request; members left out are null in the {@link RequestSummary}. */
+/** What a step found out about the request. */
 export interface Facts {
   /** Null: nobody was answered. */
   readonly outcome: RequestOutcome | null
   readonly before?: State | 'absent' | null
-  readonly after?: State
+  readonly after?: State | null
   readonly fence?: number | null
   /** For operators: what the client is not told, such as addresses. */
   readonly cause?: string | null
   /** `traceparent` of the execution whose response is replayed, if its record has one. */
-  readonly replayOf?: string | undefined
+  readonly replayOf?: string | null
+}
+
+const NO_FACTS: Required<Facts> = {
+  outcome: null,
+  before: null,
+  after: null,
+  fence: null,
+  cause: null,
+  replayOf: null,
 }
 
 /** How far a request has come and what it spent. Only ever added to: it outlives the answer under `respondWithin`. */
@@ -106,17 +115,11 @@ export function newProgress(): Progress {
 }
 
 /** What the log line and the metrics of one protected request are made of. */
-export interface RequestSummary extends Readonly<Progress> {
+export interface RequestSummary extends Required<Facts>, Readonly<Progress> {
   readonly route: string
   readonly method: string
   readonly traceId: string | null
-  readonly outcome: RequestOutcome | null
-  readonly before: State | 'absent' | null
-  readonly after: State | null
-  readonly fence: number | null
   readonly status: number | null
-  readonly cause: string | null
-  readonly replayOf: string | null
 }
 
 /** What shadow mode says of a request. */
@@ -132,22 +135,10 @@ export type RequestLabels = Pick<ProtectedRequest, 'route' | 'method' | 'traceId
 
 export function summarize(
   { route, method, traceId, progress }: RequestLabels,
-  { outcome, before, after, fence, cause, replayOf }: Facts,
+  facts: Partial<Facts>,
   status: number | null,
 ): RequestSummary {
-  return {
-    ...progress,
-    route: route.name,
-    method,
-    traceId,
-    outcome,
-    before: before ?? null,
-    after: after ?? null,
-    fence: fence ?? null,
-    status,
-    cause: cause ?? null,
-    replayOf: replayOf ?? null,
-  }
+  return { ...progress, ...NO_FACTS, ...facts, route: route.name, method, traceId, status }
 }
 
 /** Hears what the walk does; must not throw. */

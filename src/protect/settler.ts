@@ -12,7 +12,7 @@ import {
 import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
 import { within } from '../runtime/deadline.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'
-import type { Records, StoreTrouble, Unavailable } from '../store/records.ts'
+import type { Records, SettleReply, StoreTrouble, Unavailable } from '../store/records.ts'
 import { heldRecord, withoutBody } from './classify.ts'
 import type { CompletionResult } from './outcomes.ts'
 import type { Execution, Observer, Unclaimed } from './request.ts'
@@ -168,40 +168,50 @@ export class Settler {
       )
   }
 
-  async #write(pending: PendingOutcome): Promise<Settled | Unavailable> {
-    const { id, draft, spans, claimed } = pending
-    const reply = await this.#records.settle(id, draft, spans)
+  #write(pending: PendingOutcome): Promise<Settled | Unavailable> {
+    const { id, draft, spans } = pending
+    return this.#records.settle(id, draft, spans).then((reply) => this.#afterWrite(pending, reply))
+  }
+
+  #afterWrite(
+    pending: PendingOutcome,
+    reply: SettleReply,
+  ): Settled | Unavailable | Promise<Settled | Unavailable> {
+    const { draft, spans, claimed } = pending
     switch (reply.kind) {
       case 'written':
-      case 'recovered': {
-        const lost = reply.kind === 'recovered' && claimed
-        if (lost)
+        return this.#written(pending, resultOf(draft), draft.state, reply.now + spans.dueIn)
+      case 'recovered':
+        if (claimed)
           this.#observer.trouble(
             'the store had lost a record under way; its outcome was written again',
             described(pending),
           )
-        const result = lost ? 'recovered' : resultOf(draft)
-        return this.#written(pending, result, draft.state, reply.now + spans.dueIn)
-      }
-      case 'refused': {
-        const own = claimed ? null : await this.#writeUnclaimed(pending, reply.record, reply.now)
-        return own ?? this.#refused(pending, reply.record)
-      }
+        return this.#written(
+          pending,
+          claimed ? 'recovered' : resultOf(draft),
+          draft.state,
+          reply.now + spans.dueIn,
+        )
+      case 'refused':
+        return claimed
+          ? this.#refused(pending, reply.record)
+          : this.#writeUnclaimed(pending, reply.record, reply.now)
       case 'unavailable':
       case 'corrupt':
         return this.#notWritten(pending, reply)
     }
   }
 
-  /** The attempt has no claim in the store, and another record is there. Null: that one stands. */
+  /** The attempt has no claim in the store, and another record is there. */
   async #writeUnclaimed(
     pending: PendingOutcome,
     found: IdempotencyRecord,
     now: Millis,
-  ): Promise<Settled | Unavailable | null> {
+  ): Promise<Settled | Unavailable> {
     const { id, draft, spans, over } = pending
     if (draft.state === 'failed_retryable') {
-      if (found.version !== over) return null
+      if (found.version !== over) return this.#refused(pending, found)
       // The claim over it has not arrived, and must not arrive any more: the record stays what it is, at another version.
       const moved = await this.#records.replace(id, found.version, found, remaining(found, now))
       if (moved?.kind === 'refused') return await this.#write(pending)
@@ -210,7 +220,7 @@ export class Settler {
     }
     // Executed, and the record says that a retry may execute: it must not.
     const asked = { ...draft, rawDigestUnder: () => draft.rawDigest }
-    if (decide(found, asked, pending, now).kind !== 'take_over') return null
+    if (decide(found, asked, pending, now).kind !== 'take_over') return this.#refused(pending, found)
     const taken = await this.#records.takeOver(id, found, draft, spans)
     if (taken.kind === 'unavailable' || taken.kind === 'corrupt') return this.#notWritten(pending, taken)
     if (taken.kind === 'lost' || taken.recognised) return await this.#write(pending)

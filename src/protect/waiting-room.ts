@@ -2,14 +2,14 @@ import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Watching } from '../store/register.ts'
 
-/** Looks at the store in case a message was lost, or the store sends none. */
-const LOOKS: PollIntervals = { first: 100, most: 1000 }
-
-/** How long until the first look; each next one is twice as far, up to `most`. */
+/** How long until the first look at the store; each next pause is twice as long, up to `most`. */
 export interface PollIntervals {
   readonly first: Millis
   readonly most: Millis
 }
+
+/** In case a message was lost, or the store sends none. */
+const POLL: PollIntervals = { first: 100, most: 1000 }
 
 export type RecordNews =
   /** A record as it is now. `now` is the store's time; 0 where this replica itself wrote the record a moment ago. */
@@ -23,16 +23,16 @@ export class WaitingRoom {
   readonly #records: Pick<Records, 'get'>
   readonly #store: Watching
   #most: number
-  readonly #looks: PollIntervals
+  readonly #poll: PollIntervals
   readonly #rooms = new Map<RecordId, Room>()
   #size = 0
   #draining = false
 
-  constructor(records: Pick<Records, 'get'>, store: Watching, most: number, looks: PollIntervals = LOOKS) {
+  constructor(records: Pick<Records, 'get'>, store: Watching, most: number, poll: PollIntervals = POLL) {
     this.#records = records
     this.#store = store
     this.#most = most
-    this.#looks = looks
+    this.#poll = poll
   }
 
   get size(): number {
@@ -44,38 +44,38 @@ export class WaitingRoom {
     this.#most = most
   }
 
-  /** A seat; null where `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */
+  /** A seat; null if `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */
   enter(id: RecordId, local: boolean): Seat | null {
     if (this.#size >= this.#most || (this.#draining && !local)) return null
     this.#size++
     let room = this.#rooms.get(id)
     if (room === undefined) {
-      room = new Room(id, this.#records, this.#store, this.#looks)
+      room = new Room(id, this.#records, this.#store, this.#poll)
       this.#rooms.set(id, room)
     }
     if (!local) room.listen()
     const seat = new Seat(room, () => {
       this.#size--
-      if (!room.left(seat)) return
+      room.seats.delete(seat)
+      if (room.seats.size > 0) return
       room.close()
       this.#rooms.delete(id)
     })
-    room.entered(seat)
+    room.seats.add(seat)
     return seat
   }
 
-  /** An attempt of this replica has ended; `record` is what it left behind, null where that has to be looked up. */
+  /** An attempt of this replica has ended; `record` is what it left behind, null: look it up. */
   tell(id: RecordId, record: IdempotencyRecord | null): void {
     const room = this.#rooms.get(id)
-    if (room === undefined) return
-    if (record === null) room.look()
-    else room.tell({ kind: 'record', record, now: 0 })
+    if (record === null) room?.look()
+    else room?.tell({ kind: 'record', record, now: 0 })
   }
 
   /** The proxy stops: those that wait for what runs here may stay, for other replicas nobody waits any longer. */
   drain(): void {
     this.#draining = true
-    for (const room of this.#rooms.values()) if (room.listens) room.dismiss()
+    for (const room of this.#rooms.values()) if (room.listening) room.dismiss()
   }
 
   /** Nobody waits any longer. */
@@ -85,56 +85,44 @@ export class WaitingRoom {
   }
 }
 
+/** Those who wait for one record. */
 class Room {
+  readonly seats = new Set<Seat>()
+  /** Other replicas' writes are heard of. */
+  listening = false
   readonly #id: RecordId
   readonly #records: Pick<Records, 'get'>
   readonly #store: Watching
-  readonly #seats = new Set<Seat>()
+  readonly #poll: PollIntervals
   #offered = -1
-  readonly #looks: PollIntervals
   #pause: Millis
   #timer: NodeJS.Timeout
   #looking = false
   #lookAgain = false
-  #listening = false
   #closed = false
   #unwatch: (() => void) | null = null
 
-  constructor(id: RecordId, records: Pick<Records, 'get'>, store: Watching, looks: PollIntervals) {
+  constructor(id: RecordId, records: Pick<Records, 'get'>, store: Watching, poll: PollIntervals) {
     this.#id = id
     this.#records = records
     this.#store = store
-    this.#looks = looks
-    this.#pause = looks.first
+    this.#poll = poll
+    this.#pause = poll.first
     this.#timer = this.#later()
   }
 
-  entered(seat: Seat): void {
-    this.#seats.add(seat)
-  }
-
-  get listens(): boolean {
-    return this.#listening
-  }
-
-  /** True: it was the last one. */
-  left(seat: Seat): boolean {
-    this.#seats.delete(seat)
-    return this.#seats.size === 0
-  }
-
   tell(news: RecordNews): void {
-    for (const seat of this.#seats) seat.tell(news)
+    for (const seat of this.seats) seat.tell(news)
   }
 
   dismiss(): void {
-    for (const seat of this.#seats) seat.dismiss()
+    for (const seat of this.seats) seat.dismiss()
   }
 
-  /** Hears of what other replicas write; looks once it does, for what it missed until then. */
+  /** The attempt runs elsewhere: hears of what other replicas write, and looks at what it missed until then. */
   listen(): void {
-    if (this.#listening) return
-    this.#listening = true
+    if (this.listening) return
+    this.listening = true
     void this.#store
       .watch(this.#id, () => this.look())
       .then((unwatch) => {
@@ -149,15 +137,15 @@ class Room {
     else void this.#look()
   }
 
-  /** True for the first who asks about that attempt: one of them takes over. */
-  offer(fence: number): boolean {
+  /** Whether the caller takes over where the attempt `fence` did nothing: the first who asks on this replica. */
+  takesOver(fence: number): boolean {
     if (fence <= this.#offered) return false
     this.#offered = fence
     return true
   }
 
-  /** Whoever had it did not get through: the next one may try. */
-  offerAgain(): void {
+  /** Whoever took over did not get through: the next one may try. */
+  passOn(): void {
     this.#offered = -1
     this.look()
   }
@@ -170,7 +158,7 @@ class Room {
 
   #later(): NodeJS.Timeout {
     return setTimeout(() => {
-      this.#pause = Math.min(this.#pause * 2, this.#looks.most)
+      this.#pause = Math.min(this.#pause * 2, this.#poll.most)
       this.#timer = this.#later()
       this.look()
     }, this.#pause).unref()
@@ -194,15 +182,15 @@ class Room {
 
 /** One duplicate that is held. */
 export class Seat {
-  readonly #room: Room
-  readonly #leave: () => void
+  readonly room: Room
+  readonly leave: () => void
   #news: RecordNews | null = null
   #dismissed = false
   #wake: (() => void) | null = null
 
   constructor(room: Room, leave: () => void) {
-    this.#room = room
-    this.#leave = leave
+    this.room = room
+    this.leave = leave
   }
 
   /** What is new of the record; null after `time`, or once {@link dismiss} was called. */
@@ -230,24 +218,5 @@ export class Seat {
   dismiss(): void {
     this.#dismissed = true
     this.#wake?.()
-  }
-
-  /** Whether this one takes over where the attempt `fence` did nothing: one of those that wait on this replica. */
-  takesOver(fence: number): boolean {
-    return this.#room.offer(fence)
-  }
-
-  /** The attempt that is waited for runs elsewhere now. */
-  listen(): void {
-    this.#room.listen()
-  }
-
-  /** It could not. */
-  passesOn(): void {
-    this.#room.offerAgain()
-  }
-
-  leave(): void {
-    this.#leave()
   }
 }

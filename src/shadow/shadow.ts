@@ -140,9 +140,8 @@ export class Shadow {
   }
 
   #tell(request: RequestLabels, verdict: ShadowVerdict, facts: ShadowFacts): void {
-    const { retryAge = null, regenerated = false } = facts
-    const summary = summarize(request, { ...facts, outcome: null }, null)
-    this.#onVerdict({ ...summary, retryAge, regenerated }, verdict)
+    const { retryAge = null, regenerated = false, ...rest } = facts
+    this.#onVerdict({ ...summarize(request, rest, null), retryAge, regenerated }, verdict)
   }
 
   async #identify(
@@ -301,13 +300,13 @@ async function inTurn<T>(lane: Lane, step: () => Promise<T>): Promise<T> {
 
 /** What is left to do for a request whose record exists. */
 function nextOf(existing: Existing, route: RoutePolicy): Exclude<Next, Owned> {
-  const facts = { before: stateFound(existing) }
+  let facts: ShadowFacts = { before: stateFound(existing) }
   switch (existing.kind) {
     case 'replay': {
       const { result, now, createdAt } = existing
-      const aged = { ...facts, retryAge: now > 0 ? now - createdAt : null }
-      if (!result.kept) return { kind: 'decided', verdict: 'response_unavailable', facts: aged }
-      return { kind: 'compare', first: digestResponse(replayable(route, result.response)), facts: aged }
+      if (now > 0) facts = { ...facts, retryAge: now - createdAt }
+      if (!result.kept) return { kind: 'decided', verdict: 'response_unavailable', facts }
+      return { kind: 'compare', first: digestResponse(replayable(route, result.response)), facts }
     }
     case 'reused':
       return { kind: 'decided', verdict: 'misuse', facts }

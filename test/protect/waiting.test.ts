@@ -436,6 +436,13 @@ void t.test('the room', async (t) => {
     looks[1]?.resolve({ kind: 'read', now: 2, record: null })
     waiters.tell(id, null)
   })
+  await t.test('a look that fails for a bug reads like a record that cannot be decoded', async (t) => {
+    const get = async () => Promise.reject(new Error('a bug'))
+    const waiters = new WaitingRoom({ get }, { watch: async () => () => {} }, 1)
+    const seat = waiters.enter(id, false)
+    t.same(await seat?.next(MINUTE), { kind: 'corrupt' })
+    seat?.leave()
+  })
   await t.test('a watch that came too late is ended', async (t) => {
     const watched = Promise.withResolvers<() => void>()
     const waiters = new WaitingRoom(

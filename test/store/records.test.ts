@@ -159,7 +159,9 @@ void t.test('a record that cannot be decoded is told, and not touched', async (t
   await register.put(id, bytes, SPANS)
   const before = (await register.get(id)).bytes
   const corrupt = { kind: 'corrupt', error: { name: 'CorruptRecord' } }
-  t.match(await records.get(id), corrupt)
+  const reply = await records.get(id)
+  t.match(reply, corrupt)
+  t.throws(() => orThrow(reply), { name: 'CorruptRecord' })
   t.match(await records.claim(id, draft('in_progress', token), SPANS), corrupt)
   t.match(await records.settle(id, draft('completed', token), SPANS), corrupt)
   t.same((await register.get(id)).bytes, before)
