@@ -118,13 +118,22 @@ export const DERIVED_HEADER: readonly string[] = [RESPONSE_HEADER.derived, 'true
 const DERIVED = ['derived']
 
 /** `no_key`: no key, and none is required. */
-export async function identify(
+export type Identification = Identified | Answer | { readonly kind: 'no_key' }
+
+/** A key as the record knows it. */
+interface NamedKey {
+  readonly key: string
+  readonly qualifier: KeyQualifier
+  readonly derived: boolean
+}
+
+export function identify(
   ports: IdentifyPorts,
   request: ProtectedRequest,
   head: RequestHead,
   body: Buffer,
-): Promise<Identified | Answer | { readonly kind: 'no_key' }> {
-  const { route, method, path, headers } = request
+): Identification | Promise<Identification> {
+  const { route, headers } = request
   const { caller } = head
   const sentKey = keyNeedsBody(route.key) ? readKey(request, route.key, body) : head.key
   if (sentKey.kind === 'invalid') return refuseKey(sentKey.detail)
@@ -135,34 +144,61 @@ export async function identify(
   const firstSent = readFirstSent(headers)
   if (firstSent.kind === 'invalid') return refuseKey(firstSent.detail)
 
+  const { parts } = caller
+  const keyAt = (now: Millis): NamedKey =>
+    sentKey.kind === 'key'
+      ? { ...sentKey, derived: false }
+      : {
+          key: deriveKey(headers, body, parts, derive as DerivePolicy, now) as string,
+          qualifier: DERIVED,
+          derived: true,
+        }
   const timed =
     firstSent.kind === 'sent' || route.key.issuedOnly || (derive !== null && derive.bucket !== null)
+  if (!timed) return identified(ports, request, parts, keyAt(0), body, true)
+  return identifyByTime(ports, request, parts, keyAt, firstSent.kind === 'sent' ? firstSent.at : null, body)
+}
+
+/** What identifies the request, or whether it is refused, depends on the store's time. */
+async function identifyByTime(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  caller: Identified['caller'],
+  keyAt: (now: Millis) => NamedKey,
+  firstSentAt: Millis | null,
+  body: Buffer,
+): Promise<Identification> {
+  const { route } = request
   const ownClock = (): Millis | null => (route.onStoreUnavailable === 'bypass' ? Date.now() : null)
-  const now = timed ? ((await ports.store.ping().catch(nullIfUnavailable)) ?? ownClock()) : 0
+  const now = (await ports.store.ping().catch(nullIfUnavailable)) ?? ownClock()
   if (now === null) {
     const detail = 'the store does not tell the time; nothing was executed for this request'
     return storeUnavailable(ports, request, null, detail)
   }
-  const { parts } = caller
-  const { key, qualifier } =
-    sentKey.kind === 'key'
-      ? sentKey
-      : {
-          key: deriveKey(headers, body, parts, derive as DerivePolicy, now) as string,
-          qualifier: DERIVED,
-        }
-  if (firstSent.kind === 'sent' && now - firstSent.at > route.ttl) {
-    const detail = `the request was first sent at ${new Date(firstSent.at).toISOString()}, longer ago than this route keeps answers (${route.ttl / 1000} s); nothing was executed now, and whether it was executed then is not known here`
+  const named = keyAt(now)
+  if (firstSentAt !== null && now - firstSentAt > route.ttl) {
+    const detail = `the request was first sent at ${new Date(firstSentAt).toISOString()}, longer ago than this route keeps answers (${route.ttl / 1000} s); nothing was executed now, and whether it was executed then is not known here`
     const answer = refuse('expired', 'idempotency_key_expired', detail, { status: 412 })
-    return derive === null ? answer : { ...answer, proxyHeaders: DERIVED_HEADER }
+    return named.derived ? { ...answer, proxyHeaders: DERIVED_HEADER } : answer
   }
-  const issued = route.key.issuedOnly ? await ports.checkIssued(key, now) : 'valid'
+  const issued = route.key.issuedOnly ? await ports.checkIssued(named.key, now) : 'valid'
   if (issued === 'forged') return refuseKey('not a key that the issuer of this proxy made')
+  return identified(ports, request, caller, named, body, issued === 'valid')
+}
 
+function identified(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  caller: Identified['caller'],
+  { key, qualifier, derived }: NamedKey,
+  body: Buffer,
+  mayClaim: boolean,
+): Identified {
+  const { route, method, path, host, span, progress } = request
   const content = { ...request, body }
   const recipe = recipeOf(route.fingerprint)
-  const id = recordId(ports.namespace, route, parts, method, path, key, qualifier, request.host)
-  request.progress.id = id
+  const id = recordId(ports.namespace, route, caller, method, path, key, qualifier, host)
+  progress.id = id
   const operation: Operation = {
     route: route.name,
     method,
@@ -171,18 +207,10 @@ export async function identify(
     rawDigest: rawDigestOf(content, recipe),
     recipe,
     ...identifiersOf(ports, request, id, key, qualifier, body),
-    span: request.span,
+    span,
   }
-  return {
-    kind: 'identified',
-    id,
-    key,
-    derived: derive !== null,
-    caller: parts,
-    operation,
-    asked: { ...operation, rawDigestUnder: (other) => rawDigestOf(content, other) },
-    mayClaim: issued === 'valid',
-  }
+  const asked = { ...operation, rawDigestUnder: (other: string) => rawDigestOf(content, other) }
+  return { kind: 'identified', id, key, derived, caller, operation, asked, mayClaim }
 }
 
 /**
