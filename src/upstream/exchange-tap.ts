@@ -3,7 +3,7 @@ import type { Budget } from '../runtime/limits.ts'
 import { Exchange, type ExchangeRequest } from './forward.ts'
 import type { Forwarded, TappedExchange } from './port.ts'
 
-/** The events by which the one who conducts the exchange hears of it. */
+/** The events of the exchange, as its owner gets them. */
 export type Handler = Required<
   Pick<
     Dispatcher.DispatchHandler,
@@ -12,8 +12,8 @@ export type Handler = Required<
 >
 
 /**
- * Hears an exchange that somebody else conducts, and says what it proved by the same rules as the guard's own: for
- * shadow mode. It delays nothing, aborts nothing and holds nothing back; a bug of it ends the hearing, not the exchange.
+ * Observes another's exchange for shadow mode, and says what it proved by the guard's own rules. It never delays, aborts or holds
+ * back anything; a bug here ends the observation, not the exchange.
  */
 export class ExchangeTap implements TappedExchange {
   readonly ended: Promise<Forwarded>
@@ -34,7 +34,7 @@ export class ExchangeTap implements TappedExchange {
       reason: null,
       rawHeaders: [],
       rawTrailers: [],
-      // The exchange is somebody else's: what it would break off here is just not listened to any longer.
+      // Not ours to abort: it is no longer observed.
       abort: (reason) => this.#end(() => this.#exchange.failed(reason)),
       pause: () => {},
       resume: () => {},
@@ -45,22 +45,21 @@ export class ExchangeTap implements TappedExchange {
     return this.#over
   }
 
-  /** Dispatches once, heard. */
+  /** Dispatches once, observed. */
   dispatch(dispatcher: Dispatcher, options: Dispatcher.DispatchOptions, handler: Handler): boolean {
     return dispatcher.dispatch(options, this.#tee(handler))
   }
 
-  /** It ended with this error, if it has not ended otherwise. */
+  /** The exchange could not be dispatched. */
   failed(error: Error): void {
     this.#end(() => this.#exchange.failed(error))
   }
 
-  /** The client has left. Where nobody has begun to send its request, somebody still may. */
+  /** The client left. A request that has been dispatched may still be sent. */
   gone(): void {
     if (!this.#dispatched) this.#giveUp(new Error('the client left before its request was sent'))
   }
 
-  /** Nobody asks any more what it proves: lets go of what was heard. */
   ignore(): void {
     this.#giveUp(new Error('nobody listens any more'))
   }
@@ -72,7 +71,7 @@ export class ExchangeTap implements TappedExchange {
     return {
       onRequestStart: (real, context) => {
         handler.onRequestStart(real, context)
-        // Given up while it waited for a connection: not a byte leaves.
+        // Aborted while it waited for a connection: it is not sent.
         if (!real.aborted) this.#hear(() => exchange.onRequestStart(controller))
       },
       onResponseStart: (real, status, headers, reason) => {
@@ -116,7 +115,7 @@ export class ExchangeTap implements TappedExchange {
     }
   }
 
-  /** What is not heard proves nothing: "not sent" least of all. */
+  /** What was not observed proves nothing, least of all "not sent". */
   #giveUp(error: Error): void {
     if (this.#over) return
     this.#over = true

@@ -16,7 +16,7 @@ import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from
 export interface ForwardLimits {
   /** Bounds the whole call, or up to the head of a streamed answer. Infinity: somebody else does. */
   readonly timeout: Millis
-  /** Between two bytes of an answer. */
+  /** Between two bytes of the answer. */
   readonly idleTimeout: Millis
   readonly budget: Budget
   readonly servername: string | null
@@ -34,7 +34,7 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
             path: request.target,
             headers: request.headers as string[],
             body: request.body.length === 0 ? null : request.body,
-            // Said by undici's own rules to be unrepeatable, whatever the method.
+            // undici must never repeat it, whatever the method.
             idempotent: false,
             headersTimeout: 0,
             bodyTimeout: limits.idleTimeout,
@@ -48,10 +48,10 @@ export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
     })
 }
 
-/** Bytes of a live answer that wait while nobody has attached yet. */
+/** Bytes of a live answer that are queued before a sink is attached. */
 const LIVE_QUEUE = 64 * 1024
 
-/** What of a request counts for hearing its answer. */
+/** What the answer's handling depends on. */
 export type ExchangeRequest = Pick<UpstreamRequest, 'method' | 'responseLimit' | 'mayBegin'>
 
 /**
@@ -84,7 +84,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
-    // Given up while it waited for a connection: not a byte may leave any more.
+    // Given up while it waited for a connection: it must not be sent.
     if (this.#resolve === null) controller.abort(new Error('given up before it was sent'))
     else if (this.#request.mayBegin?.() === false)
       controller.abort(new Error('it could not be sent while its lease was sure to last'))
@@ -102,7 +102,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     const raw = lines(controller.rawHeaders)
     const coding = linesOf(raw, 'transfer-encoding').join(',').trim()
     if (!/^(?:chunked)?$/i.test(coding)) {
-      // Framing is taken off here; a coding that stays on the bytes could not be told to anybody any more.
+      // The proxy removes framing; no client could learn of a coding that stays on the bytes.
       controller.abort(
         new Error(`the upstream used the transfer coding ${coding}; only chunked is understood`),
       )
@@ -151,7 +151,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
       proof: 'responded',
       declaredOutcome: this.#declaredOutcome,
       response: { ...(this.#head as ResponseHead), body: this.#chunks.take(), trailers },
-      // Whoever drops an answer hears of its end, too.
+      // Once: an answer that is dropped releases, and releases again when it closes.
       release: () => {
         this.#limits.budget.give(held)
         held = 0
@@ -212,7 +212,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 }
 
-/** Lines that the upstream may not speak of: they are this proxy's to set, or to read. */
+/** Lines that this proxy sets, or reads for itself. */
 function isTakenOff(name: string): boolean {
   return isNeverUpstreams(name) || name === 'idempotency-outcome'
 }

@@ -18,8 +18,8 @@ export interface Upstream {
 }
 
 /**
- * A pool waits for `drain` of a client whose `dispatch` said false. undici says so of a request that it refuses to send
- * (an invalid path or line), too, and then nothing is ever drained: each would cost the pool a connection for good.
+ * A pool waits for `drain` after `dispatch` returned false. undici returns it for requests it refuses to send, too (an invalid path
+ * or line), which never drain: each would cost the pool a connection for good.
  */
 class SteadyClient extends Client {
   override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {

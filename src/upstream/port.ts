@@ -8,9 +8,9 @@ export interface UpstreamRequest {
   /** Flat name–value list, without framing. */
   readonly headers: readonly string[]
   readonly body: Buffer
-  /** Bytes of a response body that may be kept; more is passed through live. */
+  /** Largest response body that is buffered; more is streamed live. */
   readonly responseLimit: number
-  /** Asked right before the first byte leaves; false: it must not leave any more. */
+  /** Asked right before the first byte leaves; false: do not send. */
   readonly mayBegin?: () => boolean
 }
 
@@ -19,9 +19,9 @@ export type Forwarded =
   | {
       readonly proof: 'responded'
       readonly response: StoredResponse
-      /** The upstream's own word on the outcome (`Idempotency-Outcome`), taken off the headers. */
+      /** `Idempotency-Outcome`, removed from the headers. */
       readonly declaredOutcome: string | null
-      /** Gives back the room that the body takes. */
+      /** Returns the body's room to the budget. */
       readonly release: () => void
     }
   | {
@@ -38,25 +38,25 @@ export type Forwarded =
       readonly status: number | null
     }
 
-/** An answer that leaves while it arrives. Exactly one of `attach`, `drain` and `abandon` is called. */
+/** An answer that is streamed. Exactly one of `attach`, `drain` and `abandon` is called. */
 export interface LiveResponse {
   readonly status: number
   readonly reason: string
   readonly headers: readonly string[]
   attach(sink: LiveSink): void
-  /** Nobody reads: the upstream is heard to its end all the same. */
+  /** Reads the answer to its end for nobody. */
   drain(): void
-  /** Nobody reads, and the rest is not wanted: the connection is given up. Instead of `attach` and `drain`. */
+  /** Nobody needs the rest: closes the connection. */
   abandon(): void
   /** Settles when the upstream's answer has ended; never rejects. */
   readonly done: Promise<'complete' | 'broken'>
 }
 
 export interface LiveSink {
-  /** False: full; call the live response's `resume` given to `start` once there is room. */
+  /** False: full; call `resume` once there is room. */
   write(chunk: Buffer): boolean
   end(trailers: readonly string[]): void
-  /** The upstream broke: the client must not see a clean end. */
+  /** The upstream broke off: the client must not see a clean end. */
   abort(): void
   /** Called once, first. */
   start(resume: () => void): void
@@ -64,12 +64,12 @@ export interface LiveSink {
 
 export type Forward = (request: UpstreamRequest) => Promise<Forwarded>
 
-/** An exchange that somebody else conducts, overheard. */
+/** An observed exchange. */
 export interface TappedExchange {
   /** What it proved; never rejects. */
   readonly ended: Promise<Forwarded>
-  /** Nothing more is heard. */
+  /** Nothing more is observed. */
   readonly over: boolean
-  /** Lets go of what was heard, and of what is still to come; {@link ended} settles at once. */
+  /** Drops what was observed and what is to come; {@link ended} settles at once. */
   ignore(): void
 }
