@@ -143,7 +143,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     },
     async (request, reply) => {
       const { id } = request.params
-      const view = await settle(ports, 'resolve', id, request.body, request.ip, versionOf(request))
+      const view = await settle(ports, 'resolve', id, request.body, whoOf(request), versionOf(request))
       if (view === null) throw notFound(id)
       return reply.header('etag', etag(view)).send(view)
     },
@@ -162,7 +162,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       config: { refuses: VERSIONED },
     },
     async (request, reply) => {
-      await remove(ports, request.params.id, request.body, request.ip, versionOf(request))
+      await remove(ports, request.params.id, request.body, whoOf(request), versionOf(request))
       return reply.code(204).send(null)
     },
   )
@@ -177,7 +177,8 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       },
       config: { hasETag: true, refuses: ['not_unknown', ...DECIDING] },
     },
-    async ({ body, ip }, reply) => {
+    async (request, reply) => {
+      const { body } = request
       const ids = ports.subjects.find(body)
       const several = ids.length > 1 ? await storedOf(ports, ids) : []
       if (several.length > 1)
@@ -185,7 +186,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
           `/key: ${several.length} records have it, which the route took from different places: ${several.join(', ')}; resolve the one that is meant`,
         )
       for (const id of ids) {
-        const view = await settle(ports, 'outcome', id, body, ip, null)
+        const view = await settle(ports, 'outcome', id, body, whoOf(request), null)
         if (view !== null) return reply.header('etag', etag(view)).send(view)
       }
       throw notFound(ids[0] as RecordId)
@@ -202,8 +203,9 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       },
       config: { refuses: ['invalid_request', 'audit_unavailable'] },
     },
-    async ({ body: { by = null, reason = null }, ip }) => {
-      const who = { address: ip, by }
+    async ({ body, ip }) => {
+      const { reason = null } = body
+      const who = whoOf({ body, ip })
       const change: Change = {
         who,
         what: 'drain',
@@ -216,6 +218,12 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       return { draining: true }
     },
   )
+}
+
+function whoOf({ ip, body }: Pick<FastifyRequest<{ Body: { by?: string } }>, 'body' | 'ip'>): Change['who'] {
+  // Fastify knows none where the client has left.
+  const address = (ip as string | undefined) ?? 'unknown'
+  return { address, by: body.by ?? null }
 }
 
 /** What `If-Match` says. */
@@ -242,10 +250,10 @@ async function settle(
   what: 'resolve' | 'outcome',
   id: RecordId,
   resolving: Resolving,
-  address: string,
+  who: Change['who'],
   version: string | null,
 ): Promise<RecordView | null> {
-  const { outcome, by = null, reason = null } = resolving
+  const { outcome, reason = null } = resolving
   const response = responseOf(resolving)
   for (let round = 0; ; round++) {
     const found = await decidable(ports, id, version, (view) => {
@@ -264,13 +272,18 @@ async function settle(
     const spans = outcomeSpans(resolution, policy)
     const after =
       response === null ? { state } : { state, status: response.status, size: response.body.length }
-    const change: Change = { who: { address, by }, what, record: id, before: summary(view), after, reason }
+    const change: Change = { who, what, record: id, before: summary(view), after, reason }
     const reply = await audited(ports.audit, change, async () =>
       orThrow(await ports.records.replace(id, stored.version, draft, spans)),
     )
     if (reply !== null && reply.kind !== 'refused') {
       const { now, stamp } = reply
-      ports.history.add(id, 'resolved', stamp.version, { outcome, what, by, reason })
+      ports.history.add(id, 'resolved', stamp.version, {
+        outcome,
+        what,
+        by: who.by,
+        reason,
+      })
       ports.waiters.tell(id, null)
       return {
         ...view,
@@ -301,7 +314,7 @@ async function remove(
   ports: ChangePorts,
   id: RecordId,
   said: Static<typeof decision>,
-  address: string,
+  who: Change['who'],
   version: string,
 ): Promise<void> {
   const found = await decidable(ports, id, version, (view) => {
@@ -311,8 +324,7 @@ async function remove(
   })
   if (found === null) throw notFound(id)
   const { stored, view } = found
-  const { by = null, reason = null } = said
-  const who = { address, by }
+  const { reason = null } = said
   const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
   if (await audited(ports.audit, change, () => ports.store.remove(id, stored.version))) {
     ports.waiters.tell(id, null)

@@ -382,14 +382,10 @@ class Sample {
     await Promise.all(Array.from({ length: AT_ONCE }, work))
     return {
       routes: this.#table.rows(),
-      // What is worse first.
-      found: found.toSorted((a, b) => rank(a) - rank(b) || (a.id < b.id ? -1 : 1)),
+      // The worst first: disagrees, then differs.
+      found: found.toSorted((a, b) => b.verdict.localeCompare(a.verdict) || (a.id < b.id ? -1 : 1)),
     }
   }
-}
-
-function rank({ verdict }: { readonly verdict: 'disagrees' | 'differs' }): number {
-  return verdict === 'disagrees' ? 0 : 1
 }
 
 /** As it is now; null: somebody has deleted it, or it has expired. */
