@@ -100,22 +100,18 @@ export class Connection {
     return disconnect(this.#client)
   }
 
-  async run<T>(what: Script, keys: readonly string[], args: readonly Arg[]): Promise<T> {
+  run<T>(what: Script, keys: readonly string[], args: readonly Arg[]): Promise<T> {
     const rest = [keys.length, ...keys, ...args]
-    try {
-      return (await this.#send('evalsha', [what.sha, ...rest])) as T
-    } catch (error) {
-      if (!(error as Error).message.startsWith('NOSCRIPT')) throw storeError(error)
-    }
-    return await this.ask('eval', [what.source, ...rest])
+    return this.#send('evalsha', [what.sha, ...rest]).catch((error: Error) => {
+      if (!error.message.startsWith('NOSCRIPT')) throw storeError(error)
+      return this.ask('eval', [what.source, ...rest])
+    }) as Promise<T>
   }
 
-  async ask<T>(name: string, args: readonly Arg[]): Promise<T> {
-    try {
-      return (await this.#send(name, args)) as T
-    } catch (error) {
+  ask<T>(name: string, args: readonly Arg[]): Promise<T> {
+    return this.#send(name, args).catch((error: unknown) => {
       throw storeError(error)
-    }
+    }) as Promise<T>
   }
 
   #send(name: string, args: readonly Arg[]): Promise<unknown> {

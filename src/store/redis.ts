@@ -3,7 +3,15 @@ import { type Millis, RECORD_ID, type RecordId, type State } from '../core/recor
 import { SMALL_RECORD, stateCode } from './codec.ts'
 import { readNote } from './history.ts'
 import { type Arg, Channels, Connection, type ConnectionOptions, script } from './redis-client.ts'
-import { inOrder, type Place, pageOf, placeOf, type Stamp, type Store, type StoreTraits } from './register.ts'
+import {
+  inOrder,
+  type Place,
+  pageOf,
+  placeOf,
+  type Store,
+  type StoreTraits,
+  type WriteReply,
+} from './register.ts'
 
 const PUT = script('put')
 const SWAP = script('swap')
@@ -61,23 +69,23 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   return {
     name: 'redis',
 
-    async put(id, bytes, { dueIn, dropIn }) {
+    put(id, bytes, { dueIn, dropIn }) {
       const args = [id, bytes, dueIn, dropIn, skew()]
-      const reply = await redis.run<Written | [0, Millis, Buffer]>(PUT, keys.recordAndIndex(id), args)
-      return reply[0] === 1 ? written(reply) : { done: false, now: reply[1], bytes: reply[2] }
+      return redis.run<Written | [0, Millis, Buffer]>(PUT, keys.recordAndIndex(id), args).then(writeReply)
     },
 
-    async swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
+    swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
       const expected =
         'version' in condition
           ? [condition.version, '', '']
           : ['', condition.token, codesOf(condition.states)]
-      const reply = await redis.run<Written | [0, Millis, Buffer | null]>(
-        bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
-        keys.recordAndIndex(id),
-        [id, bytes, dueIn, dropIn, skew(), nextFence ? 1 : 0, ...expected],
-      )
-      return reply[0] === 1 ? written(reply) : { done: false, now: reply[1], bytes: reply[2] }
+      return redis
+        .run<Written | [0, Millis, Buffer | null]>(
+          bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
+          keys.recordAndIndex(id),
+          [id, bytes, dueIn, dropIn, skew(), nextFence ? 1 : 0, ...expected],
+        )
+        .then(writeReply)
     },
 
     async get(id) {
@@ -172,7 +180,9 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   }
 }
 
-function written([, now, version, fence, createdAt]: Written): { done: true; now: Millis; stamp: Stamp } {
+function writeReply<Found>(reply: Written | [0, Millis, Found]): WriteReply<Found> {
+  if (reply[0] === 0) return { done: false, now: reply[1], bytes: reply[2] }
+  const [, now, version, fence, createdAt] = reply
   return { done: true, now, stamp: { version, fence, createdAt } }
 }
 

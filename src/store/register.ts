@@ -93,12 +93,12 @@ export interface Stamp {
   readonly fence: number
   readonly createdAt: Millis
 }
-export type PutReply =
+/** Written and stamped, or what was found instead. */
+export type WriteReply<Found> =
   | { readonly done: true; readonly now: Millis; readonly stamp: Stamp }
-  | { readonly done: false; readonly now: Millis; readonly bytes: Buffer }
-export type SwapReply =
-  | { readonly done: true; readonly now: Millis; readonly stamp: Stamp }
-  | { readonly done: false; readonly now: Millis; readonly bytes: Buffer | null }
+  | { readonly done: false; readonly now: Millis; readonly bytes: Found }
+export type PutReply = WriteReply<Buffer>
+export type SwapReply = WriteReply<Buffer | null>
 export interface GetReply {
   readonly now: Millis
   readonly bytes: Buffer | null
