@@ -274,19 +274,15 @@ async function yieldTo(ports: Ports, other: Execution, { execution, version }: G
  * find its outcome. False: the store did not take it.
  */
 async function giveBack(records: Records, version: number, execution: Execution): Promise<boolean> {
-  const { id, route, operation, attempt, createdAt } = execution
-  for (let at = version; ; ) {
-    const { ended } = execution
-    const [draft, spans]: [RecordDraft, Spans] =
-      ended === null
-        ? [claimDraft(operation, attempt), claimSpans(route)]
-        : [outcomeDraft(operation, attempt, ended, createdAt), outcomeSpans(ended, route)]
-    const reply = await records.replace(id, at, draft, spans)
-    if (reply?.kind !== 'written') return reply?.kind !== 'unavailable'
-    // If it ended meanwhile, its own write may have met the claim and been refused.
-    if (execution.ended === ended) return true
-    at = reply.stamp.version
-  }
+  const { id, route, operation, attempt, createdAt, ended } = execution
+  const [draft, spans]: [RecordDraft, Spans] =
+    ended === null
+      ? [claimDraft(operation, attempt), claimSpans(route)]
+      : [outcomeDraft(operation, attempt, ended, createdAt), outcomeSpans(ended, route)]
+  const reply = await records.replace(id, version, draft, spans)
+  if (reply?.kind !== 'written') return reply?.kind !== 'unavailable'
+  // If it ended meanwhile, its own write may have met the claim and been refused.
+  return execution.ended === ended || giveBack(records, reply.stamp.version, execution)
 }
 
 /**

@@ -80,7 +80,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     }
     t.match(JSON.parse(await said('--json')), { asked: { routes: [{ disagreed: 2 }] } })
     const text = await said()
-    t.match(text, /asked about anew at the upstream\nROUTE +ELIGIBLE .*\npay +5 +5 +1 +1 +2 +1 +0\n/)
+    t.match(text, /checked against the upstream\nROUTE +ELIGIBLE .*\npay +5 +5 +1 +1 +2 +1 +0\n/)
     t.match(text, new RegExp(`\\nVERDICT +ROUTE +RECORD +WHY\\ndisagrees +pay +`))
     t.match(text, new RegExp(`\\ndiffers +pay +${ids.other} +another value`))
     const csv = await said('--format', 'csv')

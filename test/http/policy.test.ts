@@ -137,7 +137,9 @@ void t.test('what nothing matches is told only where it is protected', async (t)
 
 void t.test('a route or a status.path that it would hide is an error', async (t) => {
   const route = `wellKnown: true\nroutes: [{ name: a, match: { methods: [GET], path: ${WELL_KNOWN} } }]\n`
-  t.match(errorsOf(UPSTREAM + route), [/routes\[0\]\.match.*no route gets, since `wellKnown`/])
+  t.match(errorsOf(UPSTREAM + route), [
+    /routes\[0\]\.match.*GET requests never reach the route, since `wellKnown`/,
+  ])
   const status = `wellKnown: true\nstatus: { path: ${WELL_KNOWN} }\n`
   t.match(errorsOf(UPSTREAM + status), [
     /status\.path: found "\/\.well-known\/idempotency", which `wellKnown`/,
