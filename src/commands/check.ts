@@ -4,7 +4,7 @@ import { FILE } from '../config/properties.ts'
 import { jsonSchema, type ReloadRule } from '../config/rows.ts'
 import { policyDocument } from '../describe/published.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
+import { SERVE_OPTIONS, servingFlags, validConfig } from './configuration.ts'
 
 const FLAGS = '[--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]'
 
@@ -28,8 +28,7 @@ export const check: Command = {
         io.out(`${file}: fine\n`)
         return FINE
       }
-      const old = configOf(against, servingFlags(args), io.env)
-      return old.ok ? compare(io, file, old.config, config) : printErrors(io, old.errors)
+      return compare(io, file, validConfig(against, servingFlags(args), io.env), config)
     }),
 }
 
@@ -63,9 +62,8 @@ export const schema: Command = {
 
 function withConfig(name: string, args: Args, io: Io, run: (file: string, config: Config) => number): number {
   const [file = args.text('config')] = args.positionals
-  if (file === undefined) return usage(io, `${name} needs a file`)
-  const loaded = configOf(file, servingFlags(args), io.env)
-  return loaded.ok ? run(file, loaded.config) : printErrors(io, loaded.errors)
+  if (file === undefined) throw usage(`${name} needs a file`)
+  return run(file, validConfig(file, servingFlags(args), io.env))
 }
 
 const ADVICE: Readonly<Record<Exclude<ReloadRule, 'live'>, string>> = {

@@ -67,11 +67,28 @@ export class Args {
 
 const HELP: Options = { help: { value: null, help: 'prints this', short: 'h' } }
 
+/** Ends a command early: thrown wherever something is found wrong, printed by `dispatch`. */
+export class Exit extends Error {
+  readonly code: number
+
+  constructor(code: number, text: string) {
+    super(text)
+    this.code = code
+  }
+}
+
+export function usage(message: string): Exit {
+  return new Exit(USAGE, `idempotency-proxy: ${message}\nTry --help.\n`)
+}
+
+export function finding(message: string): Exit {
+  return new Exit(FINDING, `idempotency-proxy: ${message}\n`)
+}
+
 /** Runs a command: help, options and the number of arguments are handled alike for all. */
 export async function run(command: Command, words: readonly string[], io: Io): Promise<number> {
   const ids = command.takesPrefixes === true ? PREFIX : RECORD_ID
   const parsed = parse({ ...command.options, ...HELP }, idsLast(words, ids))
-  if (typeof parsed === 'string') return usage(io, parsed)
   if (parsed.has('help')) {
     io.out(helpOf(command))
     return FINE
@@ -80,9 +97,8 @@ export async function run(command: Command, words: readonly string[], io: Io): P
   const [first] = parsed.positionals
   const found = parsed.positionals.length
   if (takes === undefined && first !== undefined)
-    return usage(io, `${name} takes no argument, found ${found}: ${plain(first)}`)
-  if (typeof takes === 'string' && found > 1)
-    return usage(io, `${name} takes ${takes}, found ${found} arguments`)
+    throw usage(`${name} takes no argument, found ${found}: ${plain(first)}`)
+  if (typeof takes === 'string' && found > 1) throw usage(`${name} takes ${takes}, found ${found} arguments`)
   return command.run(parsed, io)
 }
 
@@ -102,8 +118,7 @@ function idsLast(words: readonly string[], ids: RegExp): string[] {
   ]
 }
 
-/** A string says what is wrong with the words. */
-function parse(options: Options, words: readonly string[]): Args | string {
+function parse(options: Options, words: readonly string[]): Args {
   try {
     const { positionals, values, tokens } = parseArgs({
       args: [...words],
@@ -122,31 +137,21 @@ function parse(options: Options, words: readonly string[]): Args | string {
     })
     const seen = tokens.flatMap((token) => (token.kind === 'option' ? [token.name] : []))
     const twice = seen.find((name, n) => options[name]?.repeated !== true && seen.indexOf(name) < n)
-    return twice === undefined
-      ? new Args(positionals, values)
-      : `--${twice} is given more than once; allowed: once`
+    if (twice !== undefined) throw usage(`--${twice} is given more than once; allowed: once`)
+    return new Args(positionals, values)
   } catch (error) {
+    if (error instanceof Exit) throw error
     const { code, message } = error as NodeJS.ErrnoException
     // Node's own text explains positional arguments.
     const [, unknown] =
       (code === 'ERR_PARSE_ARGS_UNKNOWN_OPTION' && /^Unknown option '(--?[^']*)'/.exec(message)) || []
-    return unknown === undefined ? message : unknownOption(unknown, Object.keys(options))
+    throw usage(unknown === undefined ? message : unknownOption(unknown, Object.keys(options)))
   }
 }
 
 function unknownOption(written: string, known: readonly string[]): string {
   const near = didYouMean(written.replace(/^-+/, ''), known)
   return `unknown option ${written}${near === null ? '' : `; did you mean --${near}?`}`
-}
-
-export function usage(io: Io, message: string): typeof USAGE {
-  io.err(`idempotency-proxy: ${message}\nTry --help.\n`)
-  return USAGE
-}
-
-export function finding(io: Io, message: string): typeof FINDING {
-  io.err(`idempotency-proxy: ${message}\n`)
-  return FINDING
 }
 
 export function helpOf({

@@ -1,6 +1,7 @@
+import type { Config } from '../config/config.ts'
 import { readConfigFile } from '../config/files.ts'
 import { type ConfigError, formatConfigError, type Loaded, loadConfig } from '../config/load.ts'
-import { type Args, FINDING, type Io, type Options } from './command.ts'
+import { type Args, Exit, FINDING, type Io, type Options } from './command.ts'
 
 /** The flags of `serve`; `check` and `policy` read a file as if it were served with them. */
 export const SERVE_OPTIONS: Options = {
@@ -40,7 +41,13 @@ export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
   }
 }
 
-export function printErrors(io: Io, errors: readonly ConfigError[]): typeof FINDING {
-  for (const error of errors) io.err(`${formatConfigError(error)}\n`)
-  return FINDING
+/** @throws {Exit} */
+export function validConfig(...from: Parameters<typeof configOf>): Config {
+  const loaded = configOf(...from)
+  if (!loaded.ok) throw invalidConfig(loaded.errors)
+  return loaded.config
+}
+
+export function invalidConfig(errors: readonly ConfigError[]): Exit {
+  return new Exit(FINDING, errors.map((error) => `${formatConfigError(error)}\n`).join(''))
 }

@@ -1,5 +1,5 @@
 import { VERSION } from '../version.ts'
-import { type Command, FINE, type Io, npmHint, run, usage } from './command.ts'
+import { type Command, Exit, FINE, type Io, npmHint, run, usage } from './command.ts'
 
 const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
 
@@ -58,14 +58,16 @@ export async function dispatch(words: readonly string[], io: Io): Promise<number
     io.out(HELP)
     return FINE
   }
-  if (LATER.includes(first)) return usage(io, `"${first}" is not implemented in this version`)
-  const named = Object.hasOwn(COMMANDS, first) ? COMMANDS[first] : undefined
-  if (named !== undefined) return run(await named(), rest, io)
-  if (first !== '' && !first.startsWith('-'))
-    return usage(
-      io,
-      `unknown command "${first}"${npmHint(io.env) || `; known are ${Object.keys(COMMANDS).join(', ')}`}`,
-    )
-  const { serve } = await import('./serve.ts')
-  return run(serve, words, io)
+  try {
+    if (LATER.includes(first)) throw usage(`"${first}" is not implemented in this version`)
+    const named = Object.hasOwn(COMMANDS, first) ? COMMANDS[first] : undefined
+    if (named !== undefined) return await run(await named(), rest, io)
+    if (first === '' || first.startsWith('-')) return await run((await import('./serve.ts')).serve, words, io)
+    const known = `; known are ${Object.keys(COMMANDS).join(', ')}`
+    throw usage(`unknown command "${first}"${npmHint(io.env) || known}`)
+  } catch (error) {
+    if (!(error instanceof Exit)) throw error
+    io.err(error.message)
+    return error.code
+  }
 }

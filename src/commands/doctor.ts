@@ -14,7 +14,7 @@ import type { Store } from '../store/register.ts'
 import { isDamagedName, readSpool } from '../store/spool.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { type RecordSource, shownUrl } from './record-source.ts'
+import { type RecordSource, SourceRefusal, shownUrl } from './record-source.ts'
 import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
 
@@ -61,24 +61,18 @@ export const doctor: Command = {
 async function runDoctor(args: Args, io: Io): Promise<number> {
   const own = args.has('config') || args.has('store')
   if (!own && !args.has('admin'))
-    return usage(
-      io,
-      'where to look? Give --config FILE or --store URL, or --admin URL --token-file FILE, or both',
-    )
-  if (args.has('token-file') && !args.has('admin')) return usage(io, 'found --token-file without --admin URL')
-  if (args.has('service') && !own) return usage(io, 'found --service without --config FILE or --store URL')
+    throw usage('where to look? Give --config FILE or --store URL, or --admin URL --token-file FILE, or both')
+  if (args.has('token-file') && !args.has('admin')) throw usage('found --token-file without --admin URL')
+  if (args.has('service') && !own) throw usage('found --service without --config FILE or --store URL')
   const checked: CheckResult[] = []
   if (own) {
     const config = storeConfig(args, io)
-    if (!config.ok) return config.code
-    if (args.has('config')) checked.push(...configChecks(config.value))
-    checked.push(...(await storeChecks(config.value)))
-    checked.push(...(await spoolChecks(config.value)), ...(await auditChecks(config.value)))
+    if (args.has('config')) checked.push(...configChecks(config))
+    checked.push(...(await storeChecks(config)))
+    checked.push(...(await spoolChecks(config)), ...(await auditChecks(config)))
   }
   if (args.has('admin')) {
-    const admin = openAdmin(args, io)
-    if (!admin.ok) return admin.code
-    await using source = admin.value
+    await using source = openAdmin(args)
     checked.push(...(await proxyChecks(source, new URL(args.text('admin') as string).origin)))
   }
   const rows = checked.map(({ check, found, detail }) => [
@@ -327,16 +321,22 @@ function missing(check: string, error: unknown, detail: string): CheckResult {
 
 /** What a running proxy says of itself. */
 async function proxyChecks(source: RecordSource, origin: string): Promise<CheckResult[]> {
-  const token = await source.ask({ method: 'GET', path: '/v1/config' })
-  if (!token.ok && token.code === 'unreachable')
-    return [finding('proxy', `${origin} does not answer: ${token.detail}`)]
+  const refusal = await source.ask({ method: 'GET', path: '/v1/config' }).then(
+    () => null,
+    (error: unknown) => {
+      if (error instanceof SourceRefusal) return error
+      throw error
+    },
+  )
+  if (refusal?.problem === 'unreachable')
+    return [finding('proxy', `${origin} does not answer: ${refusal.detail}`)]
   const ready = await get(`${origin}/readyz`)
   const metrics = (await get(`${origin}/metrics`))?.text ?? ''
   return [
     fine('proxy', `${origin} answers`),
-    token.ok
+    refusal === null
       ? fine('proxy token', 'opens the admin API')
-      : finding('proxy token', `${token.code}: ${token.detail}`),
+      : finding('proxy token', `${refusal.problem}: ${refusal.detail}`),
     ready?.status === 200
       ? fine('proxy readiness', 'ready')
       : finding('proxy readiness', `not ready: ${ready?.text.trim() ?? 'no answer'}`),

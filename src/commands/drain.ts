@@ -1,5 +1,4 @@
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { printRefusal } from './record-source.ts'
 import { ADMIN_OPTIONS, openAdmin } from './target-options.ts'
 import { json, osUser } from './terminal.ts'
 
@@ -20,15 +19,12 @@ export const drain: Command = {
 }
 
 async function runDrain(args: Args, io: Io): Promise<number> {
-  if (!args.has('admin')) return usage(io, 'drain needs the running proxy: --admin URL --token-file FILE')
-  const opened = openAdmin(args, io)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
+  if (!args.has('admin')) throw usage('drain needs the running proxy: --admin URL --token-file FILE')
+  await using source = openAdmin(args)
   const reason = args.text('reason')
   const body = { by: args.text('by') ?? osUser(), ...(reason === undefined ? {} : { reason }) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
-  if (!reply.ok) return printRefusal(io, source, reply)
   const said = `${source.name} is draining: it fails its readiness and keeps serving\n`
-  io.out(args.has('json') ? json(reply.body) : said)
+  io.out(args.has('json') ? json(reply) : said)
   return FINE
 }

@@ -5,8 +5,8 @@ import type { FullView, HistoryView, PageView, RecordView } from '../admin/schem
 import { quote } from '../config/units.ts'
 import { TOKEN } from '../core/headers.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
-import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
-import { printRefusal, type RecordSource, type SourceRequest } from './record-source.ts'
+import { type Args, type Command, Exit, FINE, finding, type Io, usage } from './command.ts'
+import { type RecordSource, SourceRefusal, type SourceRequest } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
 
@@ -43,19 +43,13 @@ export const inspect: Command = {
 
 async function runInspect(args: Args, io: Io): Promise<number> {
   const call = callOf(args)
-  if (typeof call === 'string') return usage(io, call)
-  const opened = await openSource(args, io)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
-  const found = 'beginning' in call ? await recordAt(source, call.beginning, io) : call
-  if (typeof found === 'number') return found
-  const reply = await source.ask(found)
-  if (!reply.ok) {
-    const code = printRefusal(io, source, reply)
-    if (reply.code === 'record_not_found' && found.method === 'POST') io.err(hint(args))
-    return code
-  }
-  const record = reply.body as FullView
+  await using source = await openSource(args, io)
+  const found = 'beginning' in call ? await recordAt(source, call.beginning) : call
+  const record = (await source.ask(found).catch((error: unknown) => {
+    if (!(error instanceof SourceRefusal) || error.problem !== 'record_not_found' || found.method === 'GET')
+      throw error
+    throw new Exit(error.code, error.message + hint(args))
+  })) as FullView
   if (args.has('json')) io.out(json(record))
   else io.out(page(record, sameWhere(args)))
   return FINE
@@ -83,18 +77,18 @@ function hint(args: Args): string {
 /** Most keys are UUIDs, and no id begins like one. */
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-/i
 
-/** What to ask, or what is wrong with the words; the key is never repeated. */
-function callOf(args: Args): SourceRequest | { readonly beginning: string } | string {
+/** What to ask. No message repeats the key. */
+function callOf(args: Args): SourceRequest | { readonly beginning: string } {
   const [subject] = args.positionals
-  if (subject === undefined) return 'inspect needs the id of a record, or a key'
+  if (subject === undefined) throw usage('inspect needs the id of a record, or a key')
   if (!BY_KEY.some((name) => args.has(name))) {
     if (RECORD_ID.test(subject)) return { method: 'GET', path: `/v1/records/${subject}` }
     if (ID_BEGINNING.test(subject) && !UUID.test(subject)) return { beginning: subject }
-    return "found no record id, nor 8 or more characters that one begins with (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route"
+    throw usage(
+      "found no record id, nor 8 or more characters that one begins with (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route",
+    )
   }
-  const caller = callerOf(args.all('caller'))
-  if (typeof caller === 'string') return caller
-  const body: Lookup = { key: subject, caller }
+  const body: Lookup = { key: subject, caller: callerOf(args.all('caller')) }
   for (const name of ['method', 'path', 'host', 'route'] as const) {
     const value = args.text(name)
     if (value !== undefined) body[name] = value
@@ -106,7 +100,7 @@ type Caller = NonNullable<Lookup['caller']>
 const LINE = new RegExp(`^(${TOKEN}):[\\t ]*(.*?)[\\t ]*$`)
 
 /** Header lines and claims by their names. Their values are credentials: no message has them. */
-function callerOf(given: readonly string[]): Caller | string {
+function callerOf(given: readonly string[]): Caller {
   const caller: Record<string, Caller[string]> = {}
   const lines: string[] = []
   for (const one of given) {
@@ -119,20 +113,22 @@ function callerOf(given: readonly string[]): Caller | string {
             .filter((line) => line !== ''),
         )
       } catch (error) {
-        return `--caller: found a file that cannot be read at ${quote(one.slice(1))} (${(error as NodeJS.ErrnoException).code})`
+        throw usage(
+          `--caller: found a file that cannot be read at ${quote(one.slice(1))} (${(error as NodeJS.ErrnoException).code})`,
+        )
       }
   }
   for (const line of lines) {
     if (line.startsWith('{')) {
       const claims = claimsOf(line)
       if (claims === null)
-        return '--caller: found no JSON object of texts, numbers and booleans, such as {"sub": "u1"}'
+        throw usage('--caller: found no JSON object of texts, numbers and booleans, such as {"sub": "u1"}')
       Object.assign(caller, claims)
       continue
     }
     const [, name, value] = LINE.exec(line) ?? []
     if (name === undefined || value === undefined)
-      return '--caller: found neither "Name: value", nor a JSON object, nor @FILE'
+      throw usage('--caller: found neither "Name: value", nor a JSON object, nor @FILE')
     const before = caller[name.toLowerCase()]
     caller[name.toLowerCase()] = before === undefined ? value : [...[before].flat().map(String), value]
   }
@@ -213,42 +209,33 @@ function entry({ event, text, first, last, count, detail }: HistoryView): string
 const MAX_PAGES = 100
 const SHOWN = 20
 
-/** The request for the one record whose id begins so; else the exit code, with the reason printed. */
-export async function recordAt(
-  source: RecordSource,
-  beginning: string,
-  io: Io,
-): Promise<SourceRequest | number> {
+/** The request for the one record whose id begins so. @throws {Exit} */
+export async function recordAt(source: RecordSource, beginning: string): Promise<SourceRequest> {
   const candidates = new Map<string, RecordView | null>()
   let cursor: string | null = null
   let now = 0
   for (let pages = 1; ; pages++) {
     const query = { id: beginning, limit: String(SHOWN), ...(cursor === null ? {} : { cursor }) }
-    const reply = await source.ask({ method: 'GET', path: '/v1/records', query })
-    if (!reply.ok) return printRefusal(io, source, reply)
-    const page = reply.body as PageView
+    const page = (await source.ask({ method: 'GET', path: '/v1/records', query })) as PageView
     for (const record of page.records) candidates.set(record.id, record)
     for (const id of page.unreadable) candidates.set(id, null)
     now = Date.parse(page.now)
     cursor = page.next
     if (cursor === null || candidates.size >= SHOWN) break
-    if (pages === MAX_PAGES)
-      return finding(io, `${source.name} has too many keys to search: give the whole id`)
+    if (pages === MAX_PAGES) throw finding(`${source.name} has too many keys to search: give the whole id`)
   }
   const [id, ...others] = candidates.keys()
   if (id === undefined)
-    return finding(
-      io,
+    throw finding(
       // It may be a key, given by mistake: not repeated.
       `${source.name}: record_not_found: no record id begins with that. A key needs --method, --path and --caller, or --route.`,
     )
   if (others.length === 0) return { method: 'GET', path: `/v1/records/${id}` }
   const more = cursor === null ? '' : 'or more '
-  io.err(
-    `idempotency-proxy: ${source.name}: ${candidates.size} ${more}record ids begin with ${plain(beginning)}; give more of the one you mean:\n`,
+  const rows = [...candidates].map(([one, record]) => candidate(one, record, now))
+  throw finding(
+    `${source.name}: ${candidates.size} ${more}record ids begin with ${plain(beginning)}; give more of the one you mean:\n${table(rows).trimEnd()}`,
   )
-  io.err(table([...candidates].map(([one, record]) => candidate(one, record, now))))
-  return FINDING
 }
 
 function candidate(id: string, record: RecordView | null, now: number): string[] {

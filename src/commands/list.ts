@@ -1,7 +1,7 @@
 import type { PageView, RecordView } from '../admin/schemas.ts'
 import { RECORD_ID, STATES } from '../core/record.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { printRefusal, type RecordSource, type SourceRefusal } from './record-source.ts'
+import type { RecordSource } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
 
@@ -32,13 +32,9 @@ export const list: Command = {
 async function runList(args: Args, io: Io): Promise<number> {
   const limit = args.text('limit') ?? '100'
   if (!/^[1-9]\d{0,6}$/.test(limit))
-    return usage(io, `--limit: found ${JSON.stringify(limit)}; allowed: a whole number from 1 to 9999999`)
-  const opened = await openSource(args, io)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
-  const listing = await pages(source, queryOf(args), Number(limit))
-  if (!listing.ok) return printRefusal(io, source, listing)
-  const { page } = listing
+    throw usage(`--limit: found ${JSON.stringify(limit)}; allowed: a whole number from 1 to 9999999`)
+  await using source = await openSource(args, io)
+  const page = await pages(source, queryOf(args), Number(limit))
   if (args.has('json')) io.out(json(page))
   else tell(io, page)
   return page.unreadable.length === 0 ? FINE : FINDING
@@ -58,20 +54,18 @@ async function pages(
   source: RecordSource,
   query: Readonly<Record<string, string>>,
   limit: number,
-): Promise<{ readonly ok: true; readonly page: PageView } | SourceRefusal> {
+): Promise<PageView> {
   const records = new Map<string, RecordView>()
   const unreadable = new Set<string>()
   let cursor = query['cursor']
   for (;;) {
     const rest = String(Math.min(MAX_PAGE, limit - records.size))
     const more = { ...query, limit: rest, ...(cursor === undefined ? {} : { cursor }) }
-    const reply = await source.ask({ method: 'GET', path: '/v1/records', query: more })
-    if (!reply.ok) return reply
-    const page = reply.body as PageView
+    const page = (await source.ask({ method: 'GET', path: '/v1/records', query: more })) as PageView
     for (const record of page.records) records.set(record.id, record)
     for (const id of page.unreadable) unreadable.add(id)
     if (page.next !== null && records.size < limit) cursor = page.next
-    else return { ok: true, page: { ...page, records: [...records.values()], unreadable: [...unreadable] } }
+    else return { ...page, records: [...records.values()], unreadable: [...unreadable] }
   }
 }
 

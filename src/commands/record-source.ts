@@ -11,7 +11,7 @@ import { History } from '../observe/history.ts'
 import { openStore } from '../store/open.ts'
 import { Records } from '../store/records.ts'
 import { VERSION } from '../version.ts'
-import { FINDING, type Io, usage } from './command.ts'
+import { Exit, finding, type Io, usage } from './command.ts'
 import { plain } from './terminal.ts'
 
 /** A request to the admin API, whether over a socket or in this process. */
@@ -24,26 +24,31 @@ export interface SourceRequest {
   readonly version?: number
 }
 
-export interface SourceRefusal {
-  readonly ok: false
-  readonly code: ProblemCode | 'unreachable' | 'unexpected'
+/** What a source refused. What it cannot read is the caller's mistake, everything else a finding. */
+export class SourceRefusal extends Exit {
+  readonly problem: ProblemCode | 'unreachable' | 'unexpected'
   readonly detail: string
+
+  constructor(source: string, problem: SourceRefusal['problem'], detail: string) {
+    const { code, message } =
+      problem === 'invalid_request'
+        ? usage(`${source} does not take that: ${plain(detail)}`)
+        : finding(`${source}: ${problem}: ${plain(detail)}`)
+    super(code, message)
+    this.problem = problem
+    this.detail = detail
+  }
 }
-/** `body` is what the endpoint gives, by the schema of its name. */
-export type SourceReply = { readonly ok: true; readonly body: unknown } | SourceRefusal
 
 /** Answers the commands about records: a running proxy, or the store itself. */
 export interface RecordSource extends AsyncDisposable {
   /** For people, without secrets: `the proxy at …`, `the store …`. */
   readonly name: string
-  ask(call: SourceRequest): Promise<SourceReply>
-}
-
-/** Says what was refused, and where. What cannot be read is the caller's mistake, everything else a finding. */
-export function printRefusal(io: Io, source: RecordSource, { code, detail }: SourceRefusal): number {
-  if (code === 'invalid_request') return usage(io, `${source.name} does not take that: ${plain(detail)}`)
-  io.err(`idempotency-proxy: ${source.name}: ${code}: ${plain(detail)}\n`)
-  return FINDING
+  /**
+   * What the endpoint gives, by the schema of its name.
+   * @throws {SourceRefusal}
+   */
+  ask(call: SourceRequest): Promise<unknown>
 }
 
 /** A listing looks at up to 5,000 records; a report at more. */
@@ -51,8 +56,9 @@ const TIMEOUT: Millis = 60_000
 
 /** A running proxy, by its admin listener. `origin`: without a slash at the end; `tokenFile`: where the token is from. */
 export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {
+  const name = `the proxy at ${origin}`
   return {
-    name: `the proxy at ${origin}`,
+    name,
     async ask(call) {
       const { method, url, headers, payload = null } = messageOf(call)
       try {
@@ -64,15 +70,13 @@ export function openRemote(origin: string, token: string, tokenFile: string): Re
           headers: { authorization: `Bearer ${token}`, ...headers },
           body: payload,
         })
-        const reply = replyOf(response.status, await response.text())
-        return reply.ok || reply.code !== 'unauthorized'
-          ? reply
-          : refused(
-              reply.code,
-              `the token in ${quote(tokenFile)} is not this proxy's admin token (admin.tokenFile)`,
-            )
+        return bodyOf(name, response.status, await response.text())
       } catch (error) {
-        return refused('unreachable', whyNot(error as Error))
+        if (!(error instanceof SourceRefusal))
+          throw new SourceRefusal(name, 'unreachable', whyNot(error as Error))
+        if (error.problem !== 'unauthorized') throw error
+        const detail = `the token in ${quote(tokenFile)} is not this proxy's admin token (admin.tokenFile)`
+        throw new SourceRefusal(name, error.problem, detail)
       }
     },
     [Symbol.asyncDispose]: async () => {},
@@ -128,13 +132,14 @@ export async function openDirect(
   })
   await app.register(adminApi, { ports })
   const closing = opened.move()
+  const name = `the store ${shownUrl(config.store.url)}`
   return {
-    name: `the store ${shownUrl(config.store.url)}`,
+    name,
     async ask(call) {
       const remoteAddress = `${hostname()} (command line)`
       const { statusCode, body } = await app.inject({ ...messageOf(call), remoteAddress })
       if (bug !== null) throw bug
-      return replyOf(statusCode, body)
+      return bodyOf(name, statusCode, body)
     },
     [Symbol.asyncDispose]: () => closing.disposeAsync(),
   }
@@ -152,22 +157,19 @@ function messageOf({ method, path, query, body, version }: SourceRequest) {
   }
 }
 
-function replyOf(status: number, text: string): SourceReply {
+/** @throws {SourceRefusal} */
+function bodyOf(source: string, status: number, text: string): unknown {
   let body: unknown
   try {
     body = text === '' ? null : JSON.parse(text)
   } catch {
-    return refused('unexpected', `status ${status} and no JSON; is it an admin listener?`)
+    throw new SourceRefusal(source, 'unexpected', `status ${status} and no JSON; is it an admin listener?`)
   }
-  if (status >= 200 && status < 300) return { ok: true, body }
+  if (status >= 200 && status < 300) return body
   const { code, detail = '' } = (body ?? {}) as { readonly code?: string; readonly detail?: string }
-  return code !== undefined && Object.hasOwn(PROBLEMS, code)
-    ? refused(code as ProblemCode, detail)
-    : refused('unexpected', `status ${status}; is it an admin listener of this version?`)
-}
-
-function refused(code: SourceRefusal['code'], detail: string): SourceRefusal {
-  return { ok: false, code, detail }
+  if (code !== undefined && Object.hasOwn(PROBLEMS, code))
+    throw new SourceRefusal(source, code as ProblemCode, detail)
+  throw new SourceRefusal(source, 'unexpected', `status ${status}; is it an admin listener of this version?`)
 }
 
 /** `fetch failed` says nothing; its cause does. */

@@ -3,7 +3,6 @@ import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report.ts
 import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-tally.ts'
 import { parseDuration, quote } from '../config/units.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
-import { printRefusal } from './record-source.ts'
 import { readLogs, type ShadowReport } from './shadow-log.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, table } from './terminal.ts'
@@ -49,25 +48,20 @@ export const report: Command = {
 }
 
 async function runReport(args: Args, io: Io): Promise<number> {
-  if (args.has('json') && args.has('format'))
-    return usage(io, 'found --json and --format; allowed: one of them')
+  if (args.has('json') && args.has('format')) throw usage('found --json and --format; allowed: one of them')
   const name = args.has('json') ? 'json' : (args.text('format') ?? 'text')
   const format = Object.hasOwn(FORMATS, name) ? FORMATS[name] : undefined
   if (format === undefined)
-    return usage(io, `--format: found ${quote(name)}; allowed: ${Object.keys(FORMATS).join(', ')}`)
+    throw usage(`--format: found ${quote(name)}; allowed: ${Object.keys(FORMATS).join(', ')}`)
   const files = args.all('log')
   const sample = args.text('sample')
   if (sample !== undefined && !args.has('admin'))
-    return usage(io, 'found --sample without --admin URL: only a running proxy asks the upstream')
+    throw usage('found --sample without --admin URL: only a running proxy asks the upstream')
   if (files.length > 0) return reportOfLogs(files, args, io, format)
-  const opened = await openSource(args, io)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
+  await using source = await openSource(args, io)
   const since = args.text('since')
   const query = { ...(since === undefined ? {} : { since }), ...(sample === undefined ? {} : { sample }) }
-  const reply = await source.ask({ method: 'GET', path: '/v1/report', query })
-  if (!reply.ok) return printRefusal(io, source, reply)
-  const found = reply.body as Report
+  const found = (await source.ask({ method: 'GET', path: '/v1/report', query })) as Report
   io.out(format(found, textOf(found)))
   return found.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE
 }
@@ -79,24 +73,22 @@ async function reportOfLogs(
   format: (value: unknown, text: ReportText) => string,
 ): Promise<number> {
   const other = Object.keys(SOURCE_OPTIONS).find((name) => args.has(name))
-  if (other !== undefined) return usage(io, `found --log and --${other}; allowed: one of them`)
+  if (other !== undefined) throw usage(`found --log and --${other}; allowed: one of them`)
   const text = args.text('since') ?? '24h'
   const since = parseDuration(text)
   if (!since.ok || since.value === 0)
-    return usage(io, `--since: found ${quote(text)}; allowed: more than 0, such as 90m, 24h or 7d`)
+    throw usage(`--since: found ${quote(text)}; allowed: more than 0, such as 90m, 24h or 7d`)
   let report: ShadowReport
   try {
     report = await readLogs(files, since.value, Date.now())
   } catch (error) {
-    return finding(io, plain((error as Error).message))
+    throw finding(plain((error as Error).message))
   }
   io.out(format(report, shadowText(report)))
-  return report.lines > 0
-    ? FINE
-    : finding(
-        io,
-        'found no line of shadow mode in that time: is it the log of a proxy with routes in mode shadow, in JSON lines, at log.level info?',
-      )
+  if (report.lines > 0) return FINE
+  throw finding(
+    'found no line of shadow mode in that time: is it the log of a proxy with routes in mode shadow, in JSON lines, at log.level info?',
+  )
 }
 
 type Row = { readonly route: string } & Readonly<Record<string, string | number>>

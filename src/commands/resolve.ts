@@ -6,8 +6,7 @@ import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
 import { recordAt } from './inspect.ts'
-import { printRefusal } from './record-source.ts'
-import { type Opened, openSource, refused, SOURCE_OPTIONS } from './target-options.ts'
+import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, osUser, plain } from './terminal.ts'
 
 export const resolve: Command = {
@@ -42,50 +41,35 @@ async function runResolve(args: Args, io: Io): Promise<number> {
   const [id = ''] = args.positionals
   if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) return refusePrefix(id, args, io)
   if (!RECORD_ID.test(id))
-    return usage(
-      io,
+    throw usage(
       `resolve needs a whole record id of 43 characters${id === '' ? '' : ', and this is none'}; inspect finds it, from its beginning or from the key`,
     )
   const version = args.text('version')
   if (version !== undefined && !/^\d{1,15}$/.test(version))
-    return usage(io, `--version: found ${quote(version)}; allowed: a whole number`)
-  const resolving = resolvingOf(args, io)
-  if (!resolving.ok) return resolving.code
-  if (io.ask === null && !args.has('yes')) return usage(io, 'there is no terminal to confirm at: add --yes')
-  const opened = await openSource(args, io, true)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
-
-  const shown = await source.ask({ method: 'GET', path: `/v1/records/${id}` })
-  if (!shown.ok) return printRefusal(io, source, shown)
-  const record = shown.body as FullView
+    throw usage(`--version: found ${quote(version)}; allowed: a whole number`)
+  const resolving = resolvingOf(args)
+  if (io.ask === null && !args.has('yes')) throw usage('there is no terminal to confirm at: add --yes')
+  await using source = await openSource(args, io, true)
+  const record = (await source.ask({ method: 'GET', path: `/v1/records/${id}` })) as FullView
   if (record.state !== 'unknown')
-    return finding(
-      io,
-      `${source.name}: not_unknown: the record is ${record.state}; there is nothing to decide`,
-    )
-  if (!args.has('yes') && !(await confirmed(record, resolving.value, io)))
-    return finding(io, 'not confirmed: nothing was changed')
-  const reply = await source.ask({
+    throw finding(`${source.name}: not_unknown: the record is ${record.state}; there is nothing to decide`)
+  if (!args.has('yes') && !(await confirmed(record, resolving, io)))
+    throw finding('not confirmed: nothing was changed')
+  const written = (await source.ask({
     method: 'POST',
     path: `/v1/records/${id}/resolve`,
     version: version === undefined ? record.version : Number(version),
-    body: resolving.value,
-  })
-  if (!reply.ok) return printRefusal(io, source, reply)
-  const written = reply.body as RecordView
-  io.out(args.has('json') ? json(written) : `${id} is ${written.state} now. ${meaning(resolving.value)}\n`)
+    body: resolving,
+  })) as RecordView
+  io.out(args.has('json') ? json(written) : `${id} is ${written.state} now. ${meaning(resolving)}\n`)
   return FINE
 }
 
 /** A decision names its record in full: a prefix only finds the id to give. */
-async function refusePrefix(prefix: string, args: Args, io: Io): Promise<number> {
-  const opened = await openSource(args, io, true)
-  if (!opened.ok) return opened.code
-  await using source = opened.value
-  const found = await recordAt(source, prefix, io)
-  if (typeof found === 'number') return found
-  return usage(io, `resolve: give the whole id: ${found.path.slice('/v1/records/'.length)}`)
+async function refusePrefix(prefix: string, args: Args, io: Io): Promise<never> {
+  await using source = await openSource(args, io, true)
+  const found = await recordAt(source, prefix)
+  throw usage(`resolve: give the whole id: ${found.path.slice('/v1/records/'.length)}`)
 }
 
 function meaning({ response }: Resolving): string {
@@ -97,15 +81,12 @@ function meaning({ response }: Resolving): string {
 const FILE = '{"status", "headers", "body" | "bodyBase64"}'
 
 /** The decision, checked as the API would before anything is asked. */
-function resolvingOf(args: Args, io: Io): Opened<Resolving> {
+function resolvingOf(args: Args): Resolving {
   const file = args.text('completed')
   if ((file !== undefined) === args.has('retryable'))
-    return refused(
-      io,
-      `found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`,
-    )
+    throw usage(`found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`)
   const reason = args.text('reason') ?? ''
-  if (reason.trim() === '') return refused(io, '--reason is needed: the audit log keeps why')
+  if (reason.trim() === '') throw usage('--reason is needed: the audit log keeps why')
   const decider = { reason, by: args.text('by') ?? osUser() }
   let resolving: unknown = { outcome: 'retryable', ...decider }
   if (file !== undefined) {
@@ -117,13 +98,13 @@ function resolvingOf(args: Args, io: Io): Opened<Resolving> {
         error instanceof SyntaxError || error instanceof TypeError
           ? 'no JSON in UTF-8'
           : (error as Error).message
-      return refused(io, `--completed: ${quote(file)}: found ${why}; allowed: ${FILE}`)
+      throw usage(`--completed: ${quote(file)}: found ${why}; allowed: ${FILE}`)
     }
     resolving = { outcome: 'completed', response, ...decider }
   }
   const detail = resolutionFault(resolving)
-  if (detail === null) return { ok: true, value: resolving as Resolving }
-  return refused(io, file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
+  if (detail === null) return resolving as Resolving
+  throw usage(file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
 }
 
 async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {

@@ -4,8 +4,8 @@ import { draftOf, draftText } from '../describe/openapi/draft.ts'
 import { operationsOf, type Remark } from '../describe/openapi/operations.ts'
 import { overlayOf } from '../describe/openapi/overlay.ts'
 import { type Description, readDescription } from '../describe/openapi/read.ts'
-import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
-import { configOf, printErrors, servingFlags } from './configuration.ts'
+import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'
+import { servingFlags, validConfig } from './configuration.ts'
 import { plain } from './terminal.ts'
 
 export const routes: Command = {
@@ -29,26 +29,24 @@ export const routes: Command = {
   run: (args, io) => {
     const [way, file, ...more] = args.positionals
     if (way !== 'from' && way !== 'overlay')
-      return usage(
-        io,
+      throw usage(
         `routes: found ${way === undefined ? 'nothing' : `"${plain(way)}"`}; allowed: from, overlay`,
       )
     if (file === undefined || more.length > 0)
-      return usage(io, `routes ${way} takes one OpenAPI file, found ${args.positionals.length - 1}`)
+      throw usage(`routes ${way} takes one OpenAPI file, found ${args.positionals.length - 1}`)
     return way === 'from' ? draft(file, args, io) : overlay(file, args, io)
   },
 }
 
 function draft(file: string, args: Args, io: Io): number {
-  if (args.has('config')) return usage(io, 'routes from takes no --config')
+  if (args.has('config')) throw usage('routes from takes no --config')
   const upstream = upstreamUrl.parse(args.text('upstream') ?? 'http://127.0.0.1:3000')
-  if (!upstream.ok) return usage(io, `--upstream: ${upstream.message}`)
-  const description = read(file, io)
-  if (description === null) return FINDING
+  if (!upstream.ok) throw usage(`--upstream: ${upstream.message}`)
+  const description = read(file)
   const operations = operationsOf(description)
   tell(io, file, operations.remarks)
   if (operations.found.length === 0)
-    return finding(io, `${plain(file)}: found no operation that changes something, of ${operations.all}`)
+    throw finding(`${plain(file)}: found no operation that changes something, of ${operations.all}`)
   const lines = draftText(draftOf(description, operations), nameOf(file), upstream.value, operations.all)
   io.out(lines.map((line) => `${plain(line)}\n`).join(''))
   return FINE
@@ -56,24 +54,21 @@ function draft(file: string, args: Args, io: Io): number {
 
 function overlay(file: string, args: Args, io: Io): number {
   const config = args.text('config')
-  if (config === undefined) return usage(io, 'routes overlay needs --config FILE')
-  const loaded = configOf(config, servingFlags(args), io.env)
-  if (!loaded.ok) return printErrors(io, loaded.errors)
-  const description = read(file, io)
-  if (description === null) return FINDING
-  const made = overlayOf(description, operationsOf(description), loaded.config)
+  if (config === undefined) throw usage('routes overlay needs --config FILE')
+  const valid = validConfig(config, servingFlags(args), io.env)
+  const description = read(file)
+  const made = overlayOf(description, operationsOf(description), valid)
   tell(io, file, made.remarks)
   if (made.document === null)
-    return finding(io, `${plain(file)}: found no operation that ${plain(config)} protects`)
+    throw finding(`${plain(file)}: found no operation that ${plain(config)} protects`)
   io.out(made.document)
   return FINE
 }
 
-function read(file: string, io: Io): Description | null {
+function read(file: string): Description {
   const found = readDescription(file)
   if (found.ok) return found.description
-  for (const error of found.errors) io.err(`${plain(formatConfigError(error))}\n`)
-  return null
+  throw new Exit(FINDING, found.errors.map((error) => `${plain(formatConfigError(error))}\n`).join(''))
 }
 
 /** Each once: many operations may refer to the same place. */

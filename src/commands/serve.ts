@@ -5,7 +5,7 @@ import { start } from '../main.ts'
 import { type Logger, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, npmHint, usage } from './command.ts'
-import { configOf, printErrors, SERVE_OPTIONS, servingFlags } from './configuration.ts'
+import { configOf, invalidConfig, SERVE_OPTIONS, servingFlags } from './configuration.ts'
 
 export const serve: Command = {
   name: 'serve',
@@ -28,9 +28,9 @@ async function runServe(args: Args, io: Io): Promise<number> {
     return FINE
   }
   if (args.positionals.length > 0)
-    return usage(io, `unexpected argument "${args.positionals[0]}"${npmHint(io.env)}`)
+    throw usage(`unexpected argument "${args.positionals[0]}"${npmHint(io.env)}`)
   if (!args.has('config') && !args.has('upstream'))
-    return usage(io, `nothing to serve: give --config FILE or --upstream URL${npmHint(io.env)}`)
+    throw usage(`nothing to serve: give --config FILE or --upstream URL${npmHint(io.env)}`)
   setFlagsFromString(NO_PRETENURING)
   const file = args.text('config') ?? null
   const read = (): Loaded => configOf(file, servingFlags(args), io.env)
@@ -46,7 +46,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   // Before the file is read, so that no change is missed.
   using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
   const loaded = read()
-  if (!loaded.ok) return printErrors(io, loaded.errors)
+  if (!loaded.ok) throw invalidConfig(loaded.errors)
   const { logger, output } = openLog(loaded.config.log)
   log = logger
   const { promise: asked, resolve: ask } = Promise.withResolvers<void>()

@@ -5,8 +5,8 @@ import { Findings, formatConfigError } from '../config/errors.ts'
 import { readToken } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
-import { type Args, finding, type Io, type Options, usage } from './command.ts'
-import { configOf, printErrors } from './configuration.ts'
+import { type Args, Exit, finding, type Io, type Options, usage } from './command.ts'
+import { validConfig } from './configuration.ts'
 import { openDirect, openRemote, type RecordSource } from './record-source.ts'
 
 export const ADMIN_OPTIONS: Options = {
@@ -25,43 +25,34 @@ export const SOURCE_OPTIONS: Options = {
   },
 }
 
-export type Opened<T> =
-  | { readonly ok: true; readonly value: T }
-  | { readonly ok: false; readonly code: number }
-
 /**
  * The source that the flags name. `changes`: the record will be written, for which a store alone is not enough: the routes say what
  * is kept and for how long, and the configuration where the audit log is.
+ * @throws {Exit}
  */
-export async function openSource(args: Args, io: Io, changes = false): Promise<Opened<RecordSource>> {
+export async function openSource(args: Args, io: Io, changes = false): Promise<RecordSource> {
   const own = ['config', 'store', 'service'].filter((name) => args.has(name))
   if (args.has('admin')) {
     if (own.length > 0)
-      return refused(
-        io,
-        `found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`,
-      )
-    return openAdmin(args, io)
+      throw usage(`found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`)
+    return openAdmin(args)
   }
-  if (args.has('token-file')) return refused(io, 'found --token-file without --admin URL')
+  if (args.has('token-file')) throw usage('found --token-file without --admin URL')
   if (!args.has('config') && !args.has('store'))
-    return refused(io, 'where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL')
+    throw usage('where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL')
   if (changes && !args.has('config'))
-    return refused(
-      io,
+    throw usage(
       'found --store alone; allowed: with --config FILE, or --admin URL, since the routes say what is kept and for how long',
     )
-  const loaded = storeConfig(args, io)
-  if (!loaded.ok) return loaded
   try {
-    return { ok: true, value: await openDirect(loaded.value, args.has('config'), changes, io) }
+    return await openDirect(storeConfig(args, io), args.has('config'), changes, io)
   } catch (error) {
-    return failed(finding(io, (error as Error).message))
+    throw error instanceof Exit ? error : finding((error as Error).message)
   }
 }
 
 /** A running proxy, and the token that opens it. */
-export function openAdmin(args: Args, io: Io): Opened<RecordSource> {
+export function openAdmin(args: Args): RecordSource {
   const found = args.text('admin') ?? ''
   const url = /^https?:\/\/[^/]/i.test(found) ? URL.parse(found) : null
   if (
@@ -71,51 +62,32 @@ export function openAdmin(args: Args, io: Io): Opened<RecordSource> {
     url.password !== '' ||
     /[?#]/.test(found)
   )
-    return refused(
-      io,
-      `--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`,
-    )
+    throw usage(`--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`)
   const file = args.text('token-file')
-  if (file === undefined) return refused(io, '--admin needs --token-file FILE: the token that it was given')
+  if (file === undefined) throw usage('--admin needs --token-file FILE: the token that it was given')
   const findings = new Findings('--token-file')
   const token = readToken(findings, '', file)
-  if (token === null) return refused(io, findings.sorted().map(formatConfigError).join('; '))
-  return { ok: true, value: openRemote(url.origin, token, file) }
+  if (token === null) throw usage(findings.sorted().map(formatConfigError).join('; '))
+  return openRemote(url.origin, token, file)
 }
 
 /** The configuration whose store is asked directly; without a file it is all defaults. */
-export function storeConfig(args: Args, io: Io): Opened<Config> {
+export function storeConfig(args: Args, io: Io): Config {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
-    return refused(io, 'whose records? Give --service NAME: services may share this store')
+    throw usage('whose records? Give --service NAME: services may share this store')
   // Nothing is sent upstream.
   const upstream = file === null ? 'http://127.0.0.1' : undefined
-  const loaded = configOf(
-    file,
-    { upstream, store: args.text('store'), service: args.text('service') },
-    io.env,
-  )
-  if (!loaded.ok) return failed(printErrors(io, loaded.errors))
-  const { url } = loaded.config.store
+  const flags = { upstream, store: args.text('store'), service: args.text('service') }
+  const config = validConfig(file, flags, io.env)
+  const { url } = config.store
   if (url === 'memory:')
-    return refused(
-      io,
+    throw usage(
       'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
     )
   const path = url.startsWith('sqlite:') ? resolve(url.slice('sqlite:'.length)) : null
   // It would be made, and have no records.
   if (path !== null && !existsSync(path))
-    return failed(
-      finding(io, `the store ${quote(url)}: there is no file at ${path}; a proxy makes it when it starts`),
-    )
-  return { ok: true, value: loaded.config }
-}
-
-/** A usage error, as what was to be opened. */
-export function refused(io: Io, message: string): { readonly ok: false; readonly code: number } {
-  return failed(usage(io, message))
-}
-
-function failed(code: number): { readonly ok: false; readonly code: number } {
-  return { ok: false, code }
+    throw finding(`the store ${quote(url)}: there is no file at ${path}; a proxy makes it when it starts`)
+  return config
 }
