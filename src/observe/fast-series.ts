@@ -14,6 +14,7 @@ interface Sample {
 
 interface Description {
   readonly name: string
+  readonly kind: 'counter' | 'gauge' | 'histogram'
   readonly help: string
   readonly labels: readonly string[]
 }
@@ -21,19 +22,17 @@ interface Description {
 /** One metric, with one value per combination of labels. Its name and `get` are all that prom-client's registry needs. */
 abstract class Series<V> {
   readonly name: string
-  readonly #help: string
-  readonly #labels: readonly string[]
-  readonly #type: string
+  readonly kind: string
+  readonly #about: Description
   readonly #make: () => V
   readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
 
-  constructor({ name, help, labels }: Description, type: string, make: () => V) {
-    this.name = name
-    this.#help = help
-    this.#labels = labels
-    this.#type = type
+  constructor(about: Description, make: () => V) {
+    this.name = about.name
+    this.kind = about.kind
+    this.#about = about
     this.#make = make
-    if (labels.length === 0) this.of({})
+    if (about.labels.length === 0) this.of({})
   }
 
   protected abstract samples(labels: Labels, value: V): Sample[]
@@ -41,7 +40,7 @@ abstract class Series<V> {
   protected of(labels: Labels): V {
     let key = ''
     // Label values have no NUL: they come from the configuration and from this program.
-    for (const name of this.#labels) key += `${labels[name]}\0`
+    for (const name of this.#about.labels) key += `${labels[name]}\0`
     let found = this.#values.get(key)
     if (found === undefined) {
       found = { labels: { ...labels }, value: this.#make() }
@@ -52,18 +51,16 @@ abstract class Series<V> {
 
   async get() {
     const values = [...this.#values.values()].flatMap(({ labels, value }) => this.samples(labels, value))
-    return { name: this.name, help: this.#help, type: this.#type, values, aggregator: 'sum' }
+    return { name: this.name, help: this.#about.help, type: this.kind, values, aggregator: 'sum' }
   }
 }
 
 /** A counter or a gauge. */
 export class Values extends Series<{ current: number }> {
-  readonly kind: 'counter' | 'gauge'
   #source: (() => number) | null = null
 
-  constructor(description: Description, kind: 'counter' | 'gauge') {
-    super(description, kind, () => ({ current: 0 }))
-    this.kind = kind
+  constructor(about: Description) {
+    super(about, () => ({ current: 0 }))
   }
 
   /** By 0: the series exists from then on. */
@@ -95,8 +92,8 @@ export class Distributions extends Series<Distribution> {
   readonly #bounds: readonly number[]
 
   /** `bounds`: upper ends of the buckets, ascending. */
-  constructor(description: Description, bounds: readonly number[]) {
-    super(description, 'histogram', () => ({ buckets: [...bounds.map(() => 0), 0], sum: 0 }))
+  constructor(about: Description, bounds: readonly number[]) {
+    super(about, () => ({ buckets: [...bounds.map(() => 0), 0], sum: 0 }))
     this.#bounds = bounds
   }
 

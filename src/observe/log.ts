@@ -32,7 +32,7 @@ export function auditLog(logger: Logger, output: LogOutput | null): AuditSink {
   }
 }
 
-function pretty(output: LogOutput): { write(line: string): void; flushSync(): void } {
+function pretty(output: LogOutput): { write(line: string): void; flushSync(): boolean } {
   const colors = process.stdout.isTTY && !process.env['NO_COLOR']
   return { write: (line) => output.write(prettyLine(line, colors)), flushSync: () => output.flushSync() }
 }
@@ -90,16 +90,11 @@ export class LogOutput {
     }
     if (this.#turn.length + line.length > ONE_WRITE) this.#seal()
     this.#turn += line
-    this.#flushing ??= setImmediate(() => this.flush())
+    this.#flushing ??= setImmediate(() => this.flushSync())
   }
 
-  /** pino calls this after a fatal line. */
-  flushSync(): void {
-    this.flush()
-  }
-
-  /** Whether everything is written. */
-  flush(): boolean {
+  /** Whether everything is written. pino calls this after a fatal line. */
+  flushSync(): boolean {
     if (this.#flushing !== null) clearImmediate(this.#flushing)
     this.#flushing = null
     this.#seal()
@@ -107,7 +102,7 @@ export class LogOutput {
       if (this.#retry !== null) return false
       this.#retry = setTimeout(() => {
         this.#retry = null
-        this.flush()
+        this.flushSync()
       }, RETRY_AFTER).unref()
       return false
     }
@@ -115,14 +110,14 @@ export class LogOutput {
     const dropped = this.#unreported
     this.#unreported = 0
     this.#onResumed(dropped)
-    return this.flush()
+    return this.flushSync()
   }
 
   /** Whether the one line that `log` writes is written now. If nothing of it is, it never will be. */
   writeNow(log: () => void): boolean {
-    if (!this.flush()) return false
+    if (!this.flushSync()) return false
     log()
-    if (this.flush()) return true
+    if (this.flushSync()) return true
     if (!this.#isTorn) {
       this.#blocks = []
       this.#kept = 0
@@ -157,7 +152,7 @@ export class LogOutput {
 
   #finish(): void {
     const deadline = performance.now() + LAST_LINES
-    while (!this.flush() && performance.now() < deadline) Atomics.wait(NEVER, 0, 0, 10)
+    while (!this.flushSync() && performance.now() < deadline) Atomics.wait(NEVER, 0, 0, 10)
   }
 }
 

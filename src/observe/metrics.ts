@@ -42,116 +42,62 @@ const histogram = (labels: Names, help: string, buckets: readonly number[]) =>
   ({ kind: 'histogram', labels, help, buckets }) as const
 
 /** Every metric of this version (contract §13). Documentation is tested against it. */
+// biome-ignore format: a table
 export const METRICS = {
-  idempotency_requests_total: counter(
-    ['route', 'outcome'],
-    'Requests, by how they were answered.',
-    (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome })),
-  ),
+  idempotency_requests_total: counter(['route', 'outcome'], 'Requests, by how they were answered.',
+    (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome }))),
   // Shadow mode claims, too, but is counted by its verdicts alone.
-  idempotency_claims_total: counter(
-    ['route', 'result'],
-    'Attempts to claim a key, by what was found.',
-    (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : []),
-  ),
-  idempotency_completions_total: counter(
-    ['route', 'result'],
+  idempotency_claims_total: counter(['route', 'result'], 'Attempts to claim a key, by what was found.',
+    (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : [])),
+  idempotency_completions_total: counter(['route', 'result'],
     'Outcomes of executed requests, by how they were recorded.',
-    (policy) => (readsKeys(policy) ? results(COMPLETION_RESULTS) : []),
-  ),
-  idempotency_duplicates_prevented_total: counter(
-    ['route'],
-    'Duplicates that were answered without being executed again.',
-    (policy) => (isProtected(policy) ? [{}] : []),
-  ),
-  idempotency_request_duration_seconds: histogram(
-    ['route', 'outcome'],
+    (policy) => (readsKeys(policy) ? results(COMPLETION_RESULTS) : [])),
+  idempotency_duplicates_prevented_total: counter(['route'],
+    'Duplicates that were answered without being executed again.', (policy) => (isProtected(policy) ? [{}] : [])),
+  idempotency_request_duration_seconds: histogram(['route', 'outcome'],
     'Time from the head of a request to the end of its response, for requests answered by the upstream, live or replayed.',
-    DURATIONS,
-  ),
-  idempotency_overhead_seconds: histogram(
-    ['route', 'outcome'],
-    'The part of that time not spent waiting for the upstream, for executed and replayed requests.',
-    OVERHEADS,
-  ),
-  idempotency_store_operation_seconds: histogram(
-    ['store', 'operation'],
-    'Duration of store operations.',
-    STORE_TIMES,
-  ),
+    DURATIONS),
+  idempotency_overhead_seconds: histogram(['route', 'outcome'],
+    'The part of that time not spent waiting for the upstream, for executed and replayed requests.', OVERHEADS),
+  idempotency_store_operation_seconds: histogram(['store', 'operation'], 'Duration of store operations.',
+    STORE_TIMES),
   idempotency_store_errors_total: counter(['store'], 'Store operations that failed.'),
   idempotency_store_up: gauge(['store'], '1 if the store answered the last operation, else 0.'),
   idempotency_breaker_state: gauge(['store'], 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.'),
   idempotency_in_flight: gauge([], 'Protected requests in progress.'),
   idempotency_waiters: gauge([], 'Duplicates waiting for the first request to finish.'),
   idempotency_buffered_bytes: gauge([], 'Bytes of request and response bodies held in memory.'),
-  idempotency_spooled: gauge(
-    [],
-    'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.',
-  ),
-  idempotency_lease_expired_total: counter(
-    ['route'],
-    'Leases that expired before their request finished; each is counted once.',
-    always,
-  ),
-  idempotency_records: gauge(
-    ['state'],
-    'Records with an unknown outcome, dead-lettered ones counted separately.',
-  ),
-  idempotency_pruned_total: counter(
-    ['store'],
-    'Expired records removed from the store (memory and sqlite only; Redis does not report them).',
-  ),
-  idempotency_reconcile_total: counter(
-    ['route', 'result'],
-    'Reconciliation of unknown records, by result.',
-    (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : []),
-  ),
-  idempotency_unresolved_expiring_total: counter(
-    ['route'],
-    'Unknown records that will be dropped unresolved within a day.',
-    always,
-  ),
-  idempotency_retry_age_seconds: histogram(
-    ['route'],
-    'Age of a completed record when a retry arrived.',
-    AGES,
-  ),
-  idempotency_retention_seconds: gauge(
-    ['route'],
-    'The ttl of the route: how long a completed record answers retries.',
-  ),
-  idempotency_shadow_total: counter(
-    ['route', 'verdict'],
-    'Requests seen in shadow mode, by what enforce would have done.',
-  ),
+  idempotency_spooled: gauge([],
+    'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.'),
+  idempotency_lease_expired_total: counter(['route'],
+    'Leases that expired before their request finished; each is counted once.', always),
+  idempotency_records: gauge(['state'],
+    'Records with an unknown outcome, dead-lettered ones counted separately.'),
+  idempotency_pruned_total: counter(['store'],
+    'Expired records removed from the store (memory and sqlite only; Redis does not report them).'),
+  idempotency_reconcile_total: counter(['route', 'result'], 'Reconciliation of unknown records, by result.',
+    (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : [])),
+  idempotency_unresolved_expiring_total: counter(['route'],
+    'Unknown records that will be dropped unresolved within a day.', always),
+  idempotency_retry_age_seconds: histogram(['route'], 'Age of a completed record when a retry arrived.',
+    AGES),
+  idempotency_retention_seconds: gauge(['route'],
+    'The ttl of the route: how long a completed record answers retries.'),
+  idempotency_shadow_total: counter(['route', 'verdict'],
+    'Requests seen in shadow mode, by what enforce would have done.'),
   idempotency_lease_use_ratio: histogram(['route'], 'Upstream time divided by the lease.', RATIOS),
-  idempotency_regenerated_keys_total: counter(
-    ['route'],
+  idempotency_regenerated_keys_total: counter(['route'],
     'Requests repeated under a new key within a minute, as seen by this replica.',
-    (policy) => (readsKeys(policy) ? [{}] : []),
-  ),
-  idempotency_store_grade: gauge(
-    ['store'],
-    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.',
-  ),
-  idempotency_log_lines_dropped_total: counter(
-    [],
-    'Log lines dropped because standard output was full or nobody read it.',
-  ),
-  idempotency_config_last_reload_successful: gauge(
-    [],
-    '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.',
-  ),
+    (policy) => (readsKeys(policy) ? [{}] : [])),
+  idempotency_store_grade: gauge(['store'],
+    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.'),
+  idempotency_log_lines_dropped_total: counter([],
+    'Log lines dropped because standard output was full or nobody read it.'),
+  idempotency_config_last_reload_successful: gauge([],
+    '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.'),
   idempotency_build_info: gauge(['version', 'node'], 'Version of the proxy and of Node.js; always 1.'),
 }
 export type MetricName = keyof typeof METRICS
-
-interface CounterSample {
-  readonly name: string
-  readonly labels: Labels
-  readonly value: number
-}
 
 /** The registry of one process. Values are set by name; unknown names are a compile error. */
 export class Metrics {
@@ -167,7 +113,7 @@ export class Metrics {
       const metric = METRICS[name]
       if (metric.kind === 'histogram')
         this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
-      else this.#values.set(name, this.#register(new Values({ name, ...metric }, metric.kind)))
+      else this.#values.set(name, this.#register(new Values({ name, ...metric })))
     }
   }
 
@@ -203,7 +149,7 @@ export class Metrics {
   }
 
   /** Counters above 0, without Node's; and the ages of retries, by their buckets. */
-  async samples(): Promise<CounterSample[]> {
+  async samples(): Promise<{ name: string; labels: Labels; value: number }[]> {
     const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
     const ages = this.#histograms.get('idempotency_retry_age_seconds') as Distributions
     const metrics = await Promise.all([...counted, ages].map((series) => series.get()))

@@ -40,7 +40,9 @@ export function observer(
       }
       const becameUnknown = summary.after === 'unknown' && summary.before !== 'unknown'
       const level = becameUnknown || isFirstMisfit(summary) ? 'warn' : 'info'
-      log[level](line(summary, outcome, duration), 'request')
+      const { fence, status, upstreamMs, storeMs } = summary
+      const times = { ms: round(duration), upstreamMs: round(upstreamMs), storeMs: round(storeMs) }
+      log[level](line(summary, { outcome }, { fence, status, ...times }), 'request')
       history.answered(summary)
     },
     began: (execution) => history.began(execution),
@@ -100,45 +102,25 @@ export function shadowObserver(
   history: History,
 ): (summary: ShadowSummary, verdict: ShadowVerdict) => void {
   return (summary, verdict) => {
-    const { route, method, id, before, after, cause, traceId, startedAt, retryAge, regenerated } = summary
+    const { route, id, startedAt, retryAge, regenerated } = summary
     metrics.count('idempotency_shadow_total', { route, verdict })
     if (id !== null) history.add(id, 'shadowed', verdict, { verdict })
-    const record = id === null ? null : shortId(id)
-    const ms = round(performance.now() - startedAt)
-    log.info(
-      {
-        method,
-        route,
-        record,
-        verdict,
-        before,
-        after,
-        ms,
-        ...(retryAge === null ? {} : { retryAgeMs: Math.round(retryAge) }),
-        ...(regenerated ? { newKey: true } : {}),
-        ...(cause === null ? {} : { cause }),
-        ...(traceId === null ? {} : { traceId }),
-      },
-      'shadow',
-    )
+    const figures = {
+      ms: round(performance.now() - startedAt),
+      ...(retryAge === null ? {} : { retryAgeMs: Math.round(retryAge) }),
+      ...(regenerated ? { newKey: true } : {}),
+    }
+    log.info(line(summary, { verdict }, figures), 'shadow')
   }
 }
 
-function line(summary: RequestSummary, outcome: string, duration: number): Record<string, unknown> {
+/** The members of a log line, in the order in which people read them. */
+function line(summary: RequestSummary, decision: object, figures: object): object {
+  const { method, route, id, before, after, cause, traceId } = summary
   return {
-    method: summary.method,
-    route: summary.route,
-    record: summary.id === null ? null : shortId(summary.id),
-    outcome,
-    before: summary.before,
-    after: summary.after,
-    fence: summary.fence,
-    status: summary.status,
-    ms: round(duration),
-    upstreamMs: round(summary.upstreamMs),
-    storeMs: round(summary.storeMs),
-    ...(summary.cause === null ? {} : { cause: summary.cause }),
-    ...(summary.traceId === null ? {} : { traceId: summary.traceId }),
+    ...{ method, route, record: id === null ? null : shortId(id), ...decision, before, after, ...figures },
+    ...(cause === null ? {} : { cause }),
+    ...(traceId === null ? {} : { traceId }),
   }
 }
 

@@ -264,7 +264,8 @@ function upstreamPlace({ url }: Config['upstream']): { origin: string; attribute
       attributes: { 'server.address': url.slice('unix:'.length), 'network.transport': 'unix' },
     }
   const { origin, hostname, port, protocol } = new URL(url)
-  return { origin, attributes: { 'server.address': hostname, 'server.port': portOf(port, protocol) } }
+  const ownPort = Number(port) || (protocol === 'https:' ? 443 : 80)
+  return { origin, attributes: { 'server.address': hostname, 'server.port': ownPort } }
 }
 
 /** The status of an exchange with the upstream, or `error.type`. */
@@ -298,10 +299,6 @@ function storeAttributes({ url }: Config['store']): Attributes | null {
     'db.system.name': 'redis',
     'db.namespace': pathname.slice(1) || '0',
     'server.address': hostname,
-    'server.port': port === '' ? 6379 : Number(port),
+    'server.port': Number(port) || 6379,
   }
-}
-
-function portOf(port: string, protocol: string): number {
-  return port === '' ? (protocol === 'https:' ? 443 : 80) : Number(port)
 }
