@@ -22,8 +22,9 @@ import {
 } from './properties.ts'
 import { type Environment, readYaml } from './read.ts'
 import { checkReconcile, reconcilePolicy } from './reconcile.ts'
-import { defaultsOf, group, memberOf, overlay, type Row, scalarOf } from './rows.ts'
+import { defaultsOf, group, overlay, scalarOf } from './rows.ts'
 import { type Effective, warningsOf } from './warnings.ts'
+import { rowAt } from './written.ts'
 
 /** Bytes. Record ids are only kept from being guessed; */
 const MIN_SECRET = 16
@@ -72,7 +73,7 @@ function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings):
   for (const flag of Object.keys(FLAGS) as (keyof typeof FLAGS)[]) {
     const path = FLAGS[flag]
     const names = path.split('.')
-    const row = names.reduce<Row | undefined>(memberOf, FILE)
+    const row = rowAt(path)
     const read = flags[flag] === undefined || row === undefined ? null : scalarOf(row)?.parse(flags[flag])
     if (read == null) continue
     findings.note(path, { file: `--${flag}`, line: 0, column: 0 })

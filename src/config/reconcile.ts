@@ -11,21 +11,17 @@ import { asksBy, asksByKey, parametersIn } from '../core/reconcile/answer.ts'
 import type { Millis } from '../core/record.ts'
 import type { Findings } from './errors.ts'
 import { RECONCILE, type ReconcileConfig } from './properties.ts'
-import { defaultsOf, type FilledIn } from './rows.ts'
+import { defaultsOf, type FilledIn, overlay } from './rows.ts'
 import { formatDuration } from './units.ts'
 
 /** {@link checkReconcile} finds what is missing. */
 export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis): ReconcilePolicy | null {
   if (written === null) return null
-  const defaults = defaultsOf(RECONCILE) as FilledIn<typeof RECONCILE>
-  const { request, notFound, pending } = written
+  const filled = overlay(defaultsOf(RECONCILE), written) as Filled
+  const { request, identity, notFound, pending, after, every, attempts } = filled
   return {
-    request: {
-      method: request?.method ?? defaults.request.method,
-      path: request?.path ?? '',
-      headers: Object.entries(request?.headers ?? {}).flat(),
-    },
-    identity: expected(written.identity),
+    request: { ...request, path: request.path ?? '', headers: Object.entries(request.headers ?? {}).flat() },
+    identity: expected(identity),
     completed: completedForms(written).map(
       ({ json, response, ...pattern }): CompletedPattern => ({
         ...patternOf(pattern),
@@ -36,21 +32,25 @@ export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis
         },
       }),
     ),
-    notFound: notFound == null ? null : patternOf(notFound),
-    pending: pending == null ? null : patternOf(pending),
-    after: written.after ?? timeout,
-    every: written.every ?? defaults.every,
-    attempts: written.attempts ?? defaults.attempts,
+    notFound: notFound && patternOf(notFound),
+    pending: pending && patternOf(pending),
+    after: after ?? timeout,
+    every,
+    attempts,
   }
 }
 
+type Filled = FilledIn<typeof RECONCILE>
 type Form = Exclude<NonNullable<ReconcileConfig['completed']>, readonly unknown[]>
 
 function completedForms({ completed }: ReconcileConfig): readonly Form[] {
   return completed === undefined ? [] : [completed].flat()
 }
 
-function patternOf({ status, when }: Pick<Form, 'status' | 'when'>): AnswerPattern {
+function patternOf({
+  status,
+  when,
+}: Pick<Form | NonNullable<Filled['notFound']>, 'status' | 'when'>): AnswerPattern {
   return { status: status ?? 0, when: expected(when) }
 }
 

@@ -1,5 +1,3 @@
-import type { Millis } from '../core/record.ts'
-
 /** The value of a text, or what was found and what is allowed. */
 export type Parsed<T> =
   | { readonly ok: true; readonly value: T }
@@ -43,86 +41,84 @@ export function byParser<T>(
   return { schema: { type: 'string', pattern }, allowed, parse, print }
 }
 
+/** `read`: null refuses the text. */
+export function byReader<T>(
+  allowed: string,
+  pattern: string,
+  read: (text: string) => T | null,
+  print?: (value: T) => unknown,
+): Scalar<T> {
+  const parse = (text: string): Parsed<T> => {
+    const value = read(text)
+    return value === null ? refused(text, allowed) : parsed(value)
+  }
+  return byParser(allowed, pattern, parse, print)
+}
+
 /** A text that is kept as it is. */
 export function byTest(allowed: string, pattern: string, test: (text: string) => boolean): Scalar<string> {
-  return byParser(allowed, pattern, (text) => (test(text) ? parsed(text) : refused(text, allowed)))
+  return byReader(allowed, pattern, (text) => (test(text) ? text : null))
 }
 
-interface Unit {
-  readonly kind: string
-  readonly example: string
-  readonly factors: Readonly<Record<string, number>>
-}
-
-const DURATION: Unit = {
-  kind: 'a duration',
-  example: 'ms, s, m, h or d, such as 250ms, 30s, 24h',
-  factors: { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 },
-}
-const SIZE: Unit = {
-  kind: 'a size',
-  example: 'B, KiB, MiB or GiB, such as 64KiB, 1MiB',
-  factors: { B: 1, KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3 },
-}
-
-/** `250ms`, `30s`, `5m`, `24h`, `7d`; a plain `0` needs no unit. */
-export function parseDuration(text: string): Parsed<Millis> {
-  return parseIn(DURATION, text)
-}
-
-/** `512B`, `64KiB`, `1MiB`, `2GiB`; a plain `0` needs no unit. */
-export function parseSize(text: string): Parsed<number> {
-  return parseIn(SIZE, text)
-}
-
-function parseIn({ kind, example, factors }: Unit, text: string): Parsed<number> {
-  if (text === '0') return parsed(0)
-  const [, digits = '', unit = ''] = /^(\d+)([A-Za-z]+)$/.exec(text) ?? []
-  const factor = Object.hasOwn(factors, unit) ? factors[unit] : undefined
-  const value = Number(digits) * (factor ?? 0)
-  return digits === '' || factor === undefined || !Number.isSafeInteger(value)
-    ? refused(text, `${kind}: a whole number with ${example}`)
-    : parsed(value)
-}
-
-export function formatDuration(value: Millis): string {
-  return formatIn(DURATION, value)
-}
-
-export function formatSize(value: number): string {
-  return formatIn(SIZE, value)
-}
-
-/** In the largest unit that divides it. */
-function formatIn({ factors }: Unit, value: number): string {
-  const fitting = Object.entries(factors).filter(([, by]) => by === 1 || (value >= by && value % by === 0))
-  return fitting.map(([unit, by]) => `${value / by}${unit}`).at(-1) ?? ''
-}
-
-export function duration(min: Millis, max: Millis): Scalar<Millis> {
-  return bounded(DURATION, min, max)
-}
-
-export function size(min: number, max: number): Scalar<number> {
-  return bounded(SIZE, min, max)
-}
-
-function bounded(unit: Unit, min: number, max: number): Scalar<number> {
-  const names = Object.keys(unit.factors)
+/** Of a measure with units, such as `30s` or `64KiB`; a plain `0` needs no unit. */
+function measure(kind: string, example: string, factors: Readonly<Record<string, number>>) {
+  const names = Object.keys(factors)
   const suffix = `(${names.join('|')})`
-  const from = min > 0 ? formatIn(unit, min) : '0'
-  const allowed = `${unit.kind} of ${from} to ${formatIn(unit, max)}, as a whole number with ${names.join(', ')}`
-  return {
-    schema:
+
+  const parse = (text: string): Parsed<number> => {
+    if (text === '0') return parsed(0)
+    const [, digits = '', unit = ''] = /^(\d+)([A-Za-z]+)$/.exec(text) ?? []
+    const factor = Object.hasOwn(factors, unit) ? factors[unit] : undefined
+    const value = Number(digits) * (factor ?? 0)
+    return digits === '' || factor === undefined || !Number.isSafeInteger(value)
+      ? refused(text, `${kind}: a whole number with ${example}`)
+      : parsed(value)
+  }
+
+  /** In the largest unit that divides it. */
+  const format = (value: number): string => {
+    const fitting = Object.entries(factors).filter(([, by]) => by === 1 || (value >= by && value % by === 0))
+    return fitting.map(([unit, by]) => `${value / by}${unit}`).at(-1) ?? ''
+  }
+
+  const scalar = (min: number, max: number): Scalar<number> => {
+    const from = min > 0 ? format(min) : '0'
+    const allowed = `${kind} of ${from} to ${format(max)}, as a whole number with ${names.join(', ')}`
+    const schema =
       min > 0
         ? { type: 'string', pattern: `^0*[1-9][0-9]*${suffix}$` }
         : // A plain 0 is a number in YAML.
-          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${suffix})$`, minimum: 0, maximum: 0 },
-    allowed,
-    parse: (text) => {
-      const read = parseIn(unit, text)
-      return read.ok && read.value >= min && read.value <= max ? read : refused(text, allowed)
-    },
-    print: (value) => formatIn(unit, value),
+          { type: ['string', 'integer'], pattern: `^(0|[0-9]+${suffix})$`, minimum: 0, maximum: 0 }
+    const read = (text: string): Parsed<number> => {
+      const found = parse(text)
+      return found.ok && found.value >= min && found.value <= max ? found : refused(text, allowed)
+    }
+    return { schema, allowed, parse: read, print: format }
   }
+  return { parse, format, scalar }
 }
+
+/** In milliseconds. */
+export const {
+  parse: parseDuration,
+  format: formatDuration,
+  scalar: duration,
+} = measure('a duration', 'ms, s, m, h or d, such as 250ms, 30s, 24h', {
+  ms: 1,
+  s: 1000,
+  m: 60_000,
+  h: 3_600_000,
+  d: 86_400_000,
+})
+
+/** In bytes. */
+export const {
+  parse: parseSize,
+  format: formatSize,
+  scalar: size,
+} = measure('a size', 'B, KiB, MiB or GiB, such as 64KiB, 1MiB', {
+  B: 1,
+  KiB: 1024,
+  MiB: 1024 ** 2,
+  GiB: 1024 ** 3,
+})

@@ -1,6 +1,6 @@
 import { isIP } from 'node:net'
 import { normalisePath } from '../core/route.ts'
-import { byParser, byTest, type Parsed, parsed, refused, type Scalar } from './units.ts'
+import { byParser, byReader, byTest, parsed, refused, type Scalar } from './units.ts'
 
 /** `port` 0: any free one. `host` without brackets. */
 export interface Address {
@@ -19,50 +19,47 @@ export function isLoopback(host: string): boolean {
   return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'))
 }
 
-const ADDRESS =
-  'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080'
-
-export function parseAddress(text: string): Parsed<Address> {
+function readAddress(text: string): Address | null {
   const [, bracketed, plain, digits = ''] = /^(?:\[([^\]]*)\]|([^:[\]]*)):(\d{1,5})$/.exec(text) ?? []
   const port = Number(digits)
   const host = bracketed ?? plain ?? ''
   const valid = bracketed === undefined ? isHost(host) : isIP(host) === 6
-  return valid && digits !== '' && port <= 65_535 ? parsed({ host, port }) : refused(text, ADDRESS)
+  return valid && digits !== '' && port <= 65_535 ? { host, port } : null
 }
 
 export function formatAddress({ host, port }: Address): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-export const address: Scalar<Address> = byParser(
-  ADDRESS,
+export const address = byReader(
+  'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
   '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
-  parseAddress,
+  readAddress,
   formatAddress,
 )
 
 export const hostName = byTest('the name of a host', '.', isHost)
 
-const HOST_LINE = 'the name of a host or its address without a port, IPv6 in brackets'
-
 /** As a `Host` line has it, without the port. */
-export const hostLine: Scalar<string> = byParser(
-  HOST_LINE,
+export const hostLine = byReader(
+  'the name of a host or its address without a port, IPv6 in brackets',
   '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$',
   (text) => {
     const bracketed = /^\[([^\]]*)\]$/.exec(text)?.[1]
     const valid = bracketed === undefined ? isHost(text) : isIP(bracketed) === 6
-    return valid ? parsed(text.toLowerCase()) : refused(text, HOST_LINE)
+    return valid ? text.toLowerCase() : null
   },
 )
 
-const CIDR = 'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address'
-
-export const cidr: Scalar<string> = byParser(CIDR, '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$', (text) => {
-  const [, ip = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-  const bits = { 0: -1, 4: 32, 6: 128 }[isIP(ip)] ?? -1
-  return Number(prefix ?? 0) <= bits ? parsed(`${ip}/${prefix ?? bits}`) : refused(text, CIDR)
-})
+export const cidr = byReader(
+  'a CIDR, such as 10.0.0.0/8 or fd00::/8, or one address',
+  '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$',
+  (text) => {
+    const [, ip = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
+    const bits = { 0: -1, 4: 32, 6: 128 }[isIP(ip)] ?? -1
+    return Number(prefix ?? 0) <= bits ? `${ip}/${prefix ?? bits}` : null
+  },
+)
 
 const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'
 
@@ -126,18 +123,15 @@ export const problemBase = byTest(
     (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text))),
 )
 
-const JWKS = 'the https:// URL of a JWK Set (http:// only on loopback), without credentials or a fragment'
-
 /** A key set decides who a caller is: nobody may change it in transit. */
-export const jwksUrl: Scalar<string> = byParser(
-  JWKS,
+export const jwksUrl = byReader(
+  'the https:// URL of a JWK Set (http:// only on loopback), without credentials or a fragment',
   '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$',
   (text) => {
     const url = /^https?:\/\/[^/]/i.test(text) && !/[#\s]/.test(text) ? URL.parse(text) : null
-    if (url === null || url.port === '0' || url.username !== '' || url.password !== '')
-      return refused(text, JWKS)
+    if (url === null || url.port === '0' || url.username !== '' || url.password !== '') return null
     const local = isLoopback(url.hostname.replace(/^\[|\]$/g, ''))
-    return url.protocol === 'https:' || local ? parsed(url.href) : refused(text, JWKS)
+    return url.protocol === 'https:' || local ? url.href : null
   },
 )
 

@@ -4,6 +4,7 @@ import { isProtected, readsKeys } from '../core/route.ts'
 import type { PolicyConfig } from './properties.ts'
 import { asksByKeyAlone, questionByKey } from './reconcile.ts'
 import { formatDuration } from './units.ts'
+import { entriesOf } from './written.ts'
 
 export interface Effective {
   readonly policy: RoutePolicy
@@ -39,43 +40,28 @@ export function warningsOf(
   upstreamTimeout: Millis,
 ): string[] {
   const guarded = effective.filter(({ policy }) => isProtected(policy))
-  const sentence = (which: readonly Effective[], says: string): string[] => {
-    const names = which.map(({ policy }) => `\`${policy.name}\``).join(', ')
-    return which.length === 0 ? [] : [`${which.length === 1 ? 'Route' : 'Routes'} ${names}: ${says}`]
-  }
+  // biome-ignore format: a table
+  const waived: readonly (readonly [which: readonly Effective[], says: string])[] = [
+    [effective.filter(({ policy }) => policy.mode === 'off'),
+      'mode off, so a retry executes again.'],
+    [effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
+      'mode shadow, so a retry executes again.'],
+    ...WAIVERS.map(([waives, says]) =>
+      [guarded.filter(({ policy, written }) => waives(policy, written)), says] as const),
+    ...sameQuestions(guarded).map((which) => [which,
+      "reconcile asks the same question for equal keys, so a request of one route may be answered with the outcome of another's; {record} distinguishes them, and so does a different question."] as const),
+    [guarded.filter(({ policy: { reconcile } }) => reconcile?.notFound != null && reconcile.after < upstreamTimeout),
+      `reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`],
+    ...[...Map.groupBy(guarded, ({ policy }) => releasedBy(policy).join(', '))].map(([released, which]) => [
+      released === '' ? [] : which, `outcomes release ${released}, so a retry executes again after such an answer.`] as const),
+  ]
   return [
-    ...sentence(
-      effective.filter(({ policy }) => policy.mode === 'off'),
-      'mode off, so a retry executes again.',
-    ),
-    ...sentence(
-      effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
-      'mode shadow, so a retry executes again.',
-    ),
-    ...WAIVERS.flatMap(([waives, says]) =>
-      sentence(
-        guarded.filter(({ policy, written }) => waives(policy, written)),
-        says,
-      ),
-    ),
-    ...sameQuestions(guarded).flatMap((which) =>
-      sentence(
-        which,
-        "reconcile asks the same question for equal keys, so a request of one route may be answered with the outcome of another's; {record} distinguishes them, and so does a different question.",
-      ),
-    ),
-    ...sentence(
-      guarded.filter(
-        ({ policy: { reconcile } }) => reconcile?.notFound != null && reconcile.after < upstreamTimeout,
-      ),
-      `reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`,
-    ),
-    ...[...Map.groupBy(guarded, ({ policy }) => releasedBy(policy).join(', '))].flatMap(
-      ([released, which]) =>
-        released === ''
-          ? []
-          : sentence(which, `outcomes release ${released}, so a retry executes again after such an answer.`),
-    ),
+    ...waived
+      .filter(([which]) => which.length > 0)
+      .map(([which, says]) => {
+        const names = which.map(({ policy }) => `\`${policy.name}\``).join(', ')
+        return `${which.length === 1 ? 'Route' : 'Routes'} ${names}: ${says}`
+      }),
     ...sharingWarning(guarded.map(({ policy }) => policy)),
     ...(storeUrl === 'memory:'
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
@@ -125,9 +111,5 @@ function callerName({ kind, name }: CallerSource): string {
 }
 
 function releasedBy({ outcomes }: RoutePolicy): string[] {
-  const entries = [
-    ...[...outcomes.exact].map(([status, action]) => ({ status: String(status), action })),
-    ...[...outcomes.class].map(([digit, action]) => ({ status: `${digit}xx`, action })),
-  ]
-  return entries.filter(({ action }) => action === 'release').map(({ status }) => status)
+  return entriesOf(outcomes).flatMap(([status, action]) => (action === 'release' ? [status] : []))
 }

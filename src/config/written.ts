@@ -1,4 +1,4 @@
-import type { Expected, OutcomeTable, RoutePolicy } from '../core/policy.ts'
+import type { Action, Expected, OutcomeTable, RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
 import { FILE } from './properties.ts'
 import { spellingKey } from './read.ts'
@@ -105,15 +105,20 @@ function printed(value: unknown, row: Row | undefined, name: string, spelled: Co
 
 /** Values that the configuration holds in another form than the file: outcomes, and what responses must contain. */
 function unfolded(value: unknown, row: Row | undefined): unknown {
-  if (isOutcomes(value))
-    return Object.fromEntries([
-      ...value.exact,
-      ...[...value.class].map(([digit, action]) => [`${digit}xx`, action]),
-    ])
+  if (isOutcomes(value)) return Object.fromEntries(entriesOf(value))
   if (!Array.isArray(value) || row?.map === undefined || !value.every(isExpected)) return value
   // Nothing is expected: `identity: none`.
   if (value.length === 0 && row.scalar !== undefined) return row.scalar
   return Object.fromEntries(value.map((one) => [one.pointer, one.value]))
+}
+
+/** By what a file names them: `503`, `5xx`. */
+export function entriesOf(outcomes: OutcomeTable): [string, Action][] {
+  const classes = [...outcomes.class].map(([digit, action]): [string, Action] => [`${digit}xx`, action])
+  return [
+    ...[...outcomes.exact].map(([status, action]): [string, Action] => [`${status}`, action]),
+    ...classes,
+  ]
 }
 
 function isOutcomes(value: unknown): value is OutcomeTable {

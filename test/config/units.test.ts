@@ -1,7 +1,7 @@
 import t from 'tap'
 import { didYouMean, substitute } from '../../src/config/read.ts'
 import { formatDuration, formatSize, type Parsed, parseDuration, parseSize } from '../../src/config/units.ts'
-import { isLoopback, parseAddress } from '../../src/config/urls.ts'
+import { address, isLoopback } from '../../src/config/urls.ts'
 
 function told<T>(parsed: Parsed<T>): T | string {
   return parsed.ok ? parsed.value : parsed.message
@@ -69,9 +69,9 @@ void t.test('values are shown in the largest unit that fits', async (t) => {
 })
 
 void t.test('addresses', async (t) => {
-  t.strictSame(told(parseAddress('0.0.0.0:0')), { host: '0.0.0.0', port: 0 })
-  t.strictSame(told(parseAddress('[::1]:8080')), { host: '::1', port: 8080 })
-  t.strictSame(told(parseAddress('proxy.internal:65535')), { host: 'proxy.internal', port: 65_535 })
+  t.strictSame(told(address.parse('0.0.0.0:0')), { host: '0.0.0.0', port: 0 })
+  t.strictSame(told(address.parse('[::1]:8080')), { host: '::1', port: 8080 })
+  t.strictSame(told(address.parse('proxy.internal:65535')), { host: 'proxy.internal', port: 65_535 })
   for (const text of [
     '8080',
     ':8080',
@@ -86,7 +86,7 @@ void t.test('addresses', async (t) => {
     'a..b:80',
     'a:80/',
   ]) {
-    t.match(told(parseAddress(text)), /^found .*; allowed: host:port/, text)
+    t.match(told(address.parse(text)), /^found .*; allowed: host:port/, text)
   }
   t.strictSame(['127.0.0.1', '127.1.2.3', '::1', 'localhost'].map(isLoopback), [true, true, true, true])
   t.strictSame(['0.0.0.0', '::', '128.0.0.1', '127.example.com'].map(isLoopback), [
