@@ -118,7 +118,13 @@ export function shadowObserver(
 function line(summary: RequestSummary, decision: object, figures: object): object {
   const { method, route, id, before, after, cause, traceId } = summary
   return {
-    ...{ method, route, record: id === null ? null : shortId(id), ...decision, before, after, ...figures },
+    method,
+    route,
+    record: id === null ? null : shortId(id),
+    ...decision,
+    before,
+    after,
+    ...figures,
     ...(cause === null ? {} : { cause }),
     ...(traceId === null ? {} : { traceId }),
   }

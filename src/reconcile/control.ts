@@ -61,6 +61,18 @@ interface ControlQuestion {
   proving: Promise<Proof> | null
 }
 
+/** What people hear about a question. */
+// biome-ignore format: a table
+const FINDINGS = {
+  canaryFound: ['error',
+    'the question of `reconcile` finds a request that never was: what it finds proves nothing'],
+  canaryOpen: ['warn',
+    'the question of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it'],
+  refuted: ['error',
+    'the question of `reconcile` does not find requests that were completed: its "not found" is not believed'],
+  proven: ['info', 'the question of `reconcile` finds a request that was completed'],
+} as const
+
 /**
  * Asks questions with a known answer, so that answers can be judged (docs/adr/0040): about requests that the upstream answered
  * with a success, which it must find, and about one that never was, the canary, which it must not.
@@ -125,9 +137,13 @@ export class Control {
   async #prove(question: ControlQuestion): Promise<Proof> {
     if (this.#ports.clock() - question.provenAt < PROOF_HOLDS) return { kind: 'proven' }
     const known = await this.#known(question)
-    const proof = proofOf(await Promise.all(known.map((one) => this.#ask(question, one))))
+    const asked = known.map((one) => askBoth(this.#ports, question, one, one[1].keySent))
+    const proof = proofOf(await Promise.all(asked))
     if (proof.kind === 'proven') question.provenAt = this.#ports.clock()
-    this.#report(question, proof.kind)
+    // Only what is new.
+    if (question.reported !== proof.kind && (proof.kind === 'proven' || proof.kind === 'refuted'))
+      this.#say(question, proof.kind)
+    question.reported = proof.kind
     return proof
   }
 
@@ -150,21 +166,19 @@ export class Control {
     const isCurrent = (): boolean => !this.#stopped && this.#questions.get(nameOf(route, policy)) === question
     for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MOST_BETWEEN)) {
       const result = await this.#askCanary(question)
-      if (result.kind !== 'not_sent') {
-        this.#reportCanary(question, result)
-        await this.#tryOnce(question)
-        return
+      if (result.kind === 'not_sent') {
+        await this.#ports.pause(wait)
+        continue
       }
-      await this.#ports.pause(wait)
-    }
-  }
-
-  async #tryOnce({ route, policy }: ControlQuestion): Promise<void> {
-    try {
-      await this.prove(route, policy)
-    } catch (error) {
-      // It is tried again before "not found" is believed.
-      if (!(error instanceof StoreUnavailable)) throw error
+      if (result.kind === 'completed') this.#say(question, 'canaryFound')
+      else if (result.kind !== 'not_found') this.#say(question, 'canaryOpen', { answer: result.why })
+      return await this.prove(route, policy).then(
+        () => {},
+        (error: unknown) => {
+          // It is tried again before "not found" is believed.
+          if (!(error instanceof StoreUnavailable)) throw error
+        },
+      )
     }
   }
 
@@ -174,37 +188,10 @@ export class Control {
     return askOnce(this.#ports, { id: canary as RecordId, key: canary, parameters, route, policy })
   }
 
-  #reportCanary(question: ControlQuestion, result: AskResult): void {
-    if (result.kind === 'completed')
-      this.#ports.say(
-        'error',
-        'the question of `reconcile` finds a request that never was: what it finds proves nothing',
-        detailOf(question),
-      )
-    else if (result.kind !== 'not_found')
-      this.#ports.say(
-        'warn',
-        'the question of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it',
-        { ...detailOf(question), answer: result.why },
-      )
-  }
-
-  /** Only what is new. */
-  #report(question: ControlQuestion, kind: Proof['kind']): void {
-    if (question.reported === kind) return
-    question.reported = kind
-    if (kind === 'refuted')
-      this.#ports.say(
-        'error',
-        'the question of `reconcile` does not find requests that were completed: its "not found" is not believed',
-        detailOf(question),
-      )
-    else if (kind === 'proven')
-      this.#ports.say(
-        'info',
-        'the question of `reconcile` finds a request that was completed',
-        detailOf(question),
-      )
+  #say({ route, policy: { request } }: ControlQuestion, finding: keyof typeof FINDINGS, more = {}): void {
+    const [level, message] = FINDINGS[finding]
+    const question = `${request.method} ${request.path.split('?')[0]}`
+    this.#ports.say(level, message, { route: route.name, question, ...more })
   }
 
   /** Records that the question should find. */
@@ -247,22 +234,23 @@ export class Control {
       })
     return found
   }
-
-  /** By the key; if it is not found, by the key as it was sent. */
-  async #ask({ route, policy }: ControlQuestion, [id, record]: Known): Promise<AskResult> {
-    const parameters = pathParameters(route.match, record.path)
-    const by = (key: string | null) => askOnce(this.#ports, { id, key, parameters, route, policy })
-    const first = await by(record.key)
-    return first.kind === 'not_found' && record.keySent !== undefined ? await by(record.keySent) : first
-  }
 }
 
 function nameOf(route: RoutePolicy, policy: ReconcilePolicy): string {
   return `${route.name} ${JSON.stringify(policy)}`
 }
 
-function detailOf({ route, policy: { request } }: ControlQuestion): Readonly<Record<string, unknown>> {
-  return { route: route.name, question: `${request.method} ${request.path.split('?')[0]}` }
+/** By the key; if it is not found, by the key `again`. */
+async function askBoth(
+  ports: Pick<ReconcilePorts, 'forward'>,
+  { route, policy }: Pick<ControlQuestion, 'route' | 'policy'>,
+  [id, record]: Known,
+  again: string | null | undefined,
+): Promise<AskResult> {
+  const parameters = pathParameters(route.match, record.path)
+  const by = (key: string | null) => askOnce(ports, { id, key, parameters, route, policy })
+  const first = await by(record.key)
+  return first.kind === 'not_found' && again !== undefined ? await by(again) : first
 }
 
 /** Asks the upstream again about completed records, as the reconciler asks about unknown ones. Changes nothing. */
@@ -283,10 +271,7 @@ export class Recheck {
     const route = this.#ports.policyOf(record.route)
     const policy = reconcileOf(route)
     if (route === null || policy === null) return { kind: 'not_asked', why: 'its route has no `reconcile`' }
-    const parameters = pathParameters(route.match, record.path)
-    const by = (key: string | null) => askOnce(this.#ports, { id, key, parameters, route, policy })
-    const first = await by(record.key)
-    const last = first.kind === 'not_found' ? await by(record.keySent ?? record.key) : first
+    const last = await askBoth(this.#ports, { route, policy }, [id, record], record.keySent ?? record.key)
     return last.kind === 'not_sent' || last.kind === 'unaskable'
       ? { kind: 'not_asked', why: last.why }
       : verifyStored(record.result, last)

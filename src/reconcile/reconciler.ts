@@ -5,7 +5,7 @@ import { orThrow, type Records } from '../store/records.ts'
 import { type Register, StoreUnavailable } from '../store/register.ts'
 import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
-import { Sweeper } from './sweeper.ts'
+import { each, Sweeper } from './sweeper.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
@@ -30,12 +30,7 @@ export class Reconciler {
       monotonic: () => performance.now(),
       prove: (...asked) => this.#control.prove(...asked),
     })
-    this.#count = new UnresolvedCount(
-      ports.records,
-      ports.store,
-      (counted) => ports.observer.counted(counted),
-      (error) => ports.observer.trouble('unknown records could not be counted', { error: String(error) }),
-    )
+    this.#count = new UnresolvedCount(ports)
   }
 
   start(config: Routes): void {
@@ -64,7 +59,6 @@ export class Reconciler {
 /** Every replica counts, at one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
 const PAGE = 256
-const AT_ONCE = 16
 /** Beyond it the count says "at least". */
 const MOST_COUNTED = 5_000
 
@@ -73,35 +67,31 @@ export interface Counted {
   readonly dead_lettered: number
 }
 
+interface CountPorts {
+  readonly records: Pick<Records, 'get'>
+  readonly store: Pick<Register, 'list'>
+  readonly observer: Pick<ReconcilerPorts['observer'], 'counted' | 'trouble'>
+}
+
 /** Counts unknown records regularly, by the index of unresolved ones. */
 export class UnresolvedCount {
-  readonly #records: Pick<Records, 'get'>
-  readonly #store: Pick<Register, 'list'>
-  readonly #tell: (counted: Counted) => void
-  readonly #onError: (error: unknown) => void
+  readonly #ports: CountPorts
   #timer: NodeJS.Timeout | null = null
   #stopped = false
 
-  /** `onError`: counting failed for another reason than a store that is down. */
-  constructor(
-    records: Pick<Records, 'get'>,
-    store: Pick<Register, 'list'>,
-    tell: (counted: Counted) => void,
-    onError: (error: unknown) => void,
-  ) {
-    this.#records = records
-    this.#store = store
-    this.#tell = tell
-    this.#onError = onError
+  constructor(ports: CountPorts) {
+    this.#ports = ports
   }
 
   /** Never rejects: a count that fails is no reason to stop serving. */
   async start(): Promise<void> {
+    const { observer } = this.#ports
     try {
-      this.#tell(await this.count())
+      observer.counted(await this.count())
     } catch (error) {
       // Down: the last count stands.
-      if (!(error instanceof StoreUnavailable)) this.#onError(error)
+      if (!(error instanceof StoreUnavailable))
+        observer.trouble('unknown records could not be counted', { error: String(error) })
     }
     if (!this.#stopped) this.#timer = setTimeout(() => void this.start(), COUNT_EVERY).unref()
   }
@@ -117,16 +107,17 @@ export class UnresolvedCount {
     const seen = new Set<RecordId>()
     let cursor: string | null = null
     do {
-      const page = await this.#store.list('unresolved', cursor, PAGE)
+      const page = await this.#ports.store.list('unresolved', cursor, PAGE)
       const left = page.ids.filter((id) => !seen.has(id))
       for (const id of left) seen.add(id)
-      const work = async (): Promise<void> => {
-        for (let id = left.pop(); id !== undefined && !this.#stopped; id = left.pop()) {
+      await each(
+        left,
+        () => this.#stopped,
+        async (id) => {
           const state = await this.#stateOf(id)
           if (state !== null) counted[state]++
-        }
-      }
-      await Promise.all(Array.from({ length: AT_ONCE }, work))
+        },
+      )
       cursor = page.next
     } while (cursor !== null && seen.size < MOST_COUNTED && !this.#stopped)
     return counted
@@ -134,7 +125,7 @@ export class UnresolvedCount {
 
   /** Null: not unknown, or unreadable. */
   async #stateOf(id: RecordId): Promise<keyof Counted | null> {
-    const found = await this.#records.get(id)
+    const found = await this.#ports.records.get(id)
     if (found.kind === 'corrupt') return null
     const { record, now } = orThrow(found)
     const read = record === null ? null : readAt(record, now)

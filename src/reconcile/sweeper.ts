@@ -79,11 +79,13 @@ export class Sweeper {
       this.#ports.random,
     )
     let moved = 0
-    const work = async (): Promise<void> => {
-      for (let id = open.pop(); id !== undefined && !this.#stopped; id = open.pop())
+    await each(
+      open,
+      () => this.#stopped,
+      async (id) => {
         if (await this.#look(id)) moved++
-    }
-    await all(Array.from({ length: AT_ONCE }, work))
+      },
+    )
     this.#left = Math.min(ids.length - moved, MOST_WAITING)
     return ids.length === limit && moved > 0
   }
@@ -155,9 +157,17 @@ export class Sweeper {
   }
 }
 
-/** Like Promise.all, but waits for all before it throws. */
-async function all(work: readonly Promise<void>[]): Promise<void> {
-  for (const one of await Promise.allSettled(work)) if (one.status === 'rejected') throw one.reason
+/** Takes the ids out of the list, some at once, until it is empty. Waits for what is under way before it throws. */
+export async function each(
+  ids: RecordId[],
+  isStopped: () => boolean,
+  work: (id: RecordId) => Promise<void>,
+): Promise<void> {
+  const worker = async (): Promise<void> => {
+    for (let id = ids.pop(); id !== undefined && !isStopped(); id = ids.pop()) await work(id)
+  }
+  const ended = await Promise.allSettled(Array.from({ length: AT_ONCE }, worker))
+  for (const one of ended) if (one.status === 'rejected') throw one.reason
 }
 
 function shuffled<T>(items: readonly T[], random: () => number): T[] {

@@ -10,12 +10,8 @@ import { asking, broken, unknownIn, worker } from './harness.ts'
 void t.test('unknown and dead-lettered records are counted apart; others are not', async (t) => {
   const store = new Store()
   const wire = store.wire()
-  const census = new UnresolvedCount(
-    new Records(wire),
-    wire,
-    () => {},
-    () => {},
-  )
+  const observer = { counted: () => {}, trouble: () => {} }
+  const census = new UnresolvedCount({ records: new Records(wire), store: wire, observer })
   t.same(await census.count(), { unknown: 0, dead_lettered: 0 })
   const policy = asking({ attempts: 1 })
   const owner = replica(t, { store })
@@ -45,12 +41,12 @@ void t.test('it counts by itself; a store that is down leaves the last count', a
   const told: Counted[] = []
   const errors: unknown[] = []
   const wire = store.wire()
-  const census = new UnresolvedCount(
-    new Records(wire),
-    wire,
-    (counted) => void told.push(counted),
-    (error) => void errors.push(error),
-  )
+  const observer = {
+    counted: (counted: Counted) => void told.push(counted),
+    trouble: (_: string, { error: message }: Readonly<Record<string, unknown>>) =>
+      void errors.push({ message }),
+  }
+  const census = new UnresolvedCount({ records: new Records(wire), store: wire, observer })
   await census.start()
   store.next.push({ op: 'list', fault: 'down' })
   await census.start()
