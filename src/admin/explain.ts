@@ -24,35 +24,39 @@ export function factsOf(routes: readonly RoutePolicy[], name: string): RouteFact
  * more certain than the record is: its history is written beside the requests and may lack entries.
  */
 export function explainRecord(record: Unexplained, route: RouteFacts | null): FullView['explanation'] {
+  const sentences: Sentence[] = [
+    ...verdict(record, route),
+    late(record),
+    ...duplicates(record),
+    ...inShadow(record),
+    ...caveats(record, route),
+  ]
   return {
-    verdict: [
-      ...verdict(record, route),
-      ...late(record),
-      ...duplicates(record),
-      ...inShadow(record),
-      ...caveats(record, route),
-    ],
-    next: nextSteps(record, route),
+    verdict: sentences.filter((sentence) => sentence !== false),
+    next: nextSteps(record, route).filter((sentence) => sentence !== false),
   }
 }
+
+/** False: it does not apply. */
+type Sentence = string | false
 
 /** In these modes a retry is executed, whatever its record says. */
 function isOpen(route: RouteFacts | null): boolean {
   return route?.mode === 'shadow' || route?.mode === 'off'
 }
 
-function verdict(record: Unexplained, route: RouteFacts | null): string[] {
+function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
   const { state, attempts, leaseUntil, lastError } = record
   const why = lastError === null ? '' : `: ${lastError}`
   const mayBeMore = record.shadowed !== null || isOpen(route)
   switch (state) {
     case 'completed':
     case 'expired':
-      return [executed(record, mayBeMore), ...earlier(record), ...answer(record, route)]
+      return [executed(record, mayBeMore), earlier(record), ...answer(record, route)]
     case 'in_progress':
       return [
         `It is being executed now: attempt ${attempts}, whose owner has until ${leaseUntil} to renew its lease.`,
-        ...earlier(record),
+        earlier(record),
       ]
     case 'failed_retryable': {
       const decided = lastOf(record, 'resolved')
@@ -60,8 +64,8 @@ function verdict(record: Unexplained, route: RouteFacts | null): string[] {
         decided?.detail['outcome'] === 'retryable'
           ? `It counts as not executed, as ${decider(decided)} decided.`
           : `It counts as not executed${why}.`,
-        ...(attempts > 1 ? [`It was attempted ${times(attempts)}.`] : []),
-        ...earlier(record),
+        attempts > 1 && `It was attempted ${times(attempts)}.`,
+        earlier(record),
       ]
     }
     case 'unknown':
@@ -70,9 +74,9 @@ function verdict(record: Unexplained, route: RouteFacts | null): string[] {
         mayBeMore
           ? `It was sent upstream ${sent(record, true)}; each time it may have been done.`
           : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
-        ...(leaseUntil === null ? [] : [`Its owner fell silent; the lease lapsed at ${leaseUntil}.`]),
-        ...earlier(record),
-        ...asked(record),
+        leaseUntil !== null && `Its owner fell silent; the lease lapsed at ${leaseUntil}.`,
+        earlier(record),
+        asked(record),
       ]
   }
 }
@@ -96,7 +100,7 @@ function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
   return mayBeMore ? `at least ${known}` : known
 }
 
-function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): string[] {
+function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): Sentence[] {
   if (state !== 'completed' || response === null) return []
   const { status, size } = response
   const kept = size === null ? 'its body was not kept' : `${counted(size, 'byte is', 'bytes are')} kept`
@@ -111,33 +115,29 @@ function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts |
 }
 
 /** On what grounds a later attempt was made. */
-function earlier({ attempts, history }: Unexplained): string[] {
-  if (attempts === 1) return []
+function earlier({ attempts, history }: Unexplained): Sentence {
+  if (attempts === 1) return false
   const blind = history.some(({ event, detail }) => event !== 'resolved' && detail['before'] === 'unknown')
   return blind
-    ? [
-        'An attempt was made while the outcome of the one before was unknown (onLeaseExpired: retry): it may have been executed more than once.',
-      ]
-    : ['Every earlier attempt counted as not executed; the history says why.']
+    ? 'An attempt was made while the outcome of the one before was unknown (onLeaseExpired: retry): it may have been executed more than once.'
+    : 'Every earlier attempt counted as not executed; the history says why.'
 }
 
 /** An attempt that was taken for not executed, or decided about, and then reported its outcome. */
-function late({ attempts, history }: Unexplained): string[] {
-  if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return []
-  return [
-    attempts === 1
-      ? 'Its own outcome came after that and was refused; the history says what its client was answered.'
-      : 'The outcome of an earlier attempt came too late and was refused, so it may have been executed more than once. The history says what its client was answered.',
-  ]
+function late({ attempts, history }: Unexplained): Sentence {
+  if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return false
+  return attempts === 1
+    ? 'Its own outcome came after that and was refused; the history says what its client was answered.'
+    : 'The outcome of an earlier attempt came too late and was refused, so it may have been executed more than once. The history says what its client was answered.'
 }
 
-function asked({ reconciliation }: Unexplained): string[] {
-  if (reconciliation === null || (reconciliation.asked === 0 && reconciliation.answer === null)) return []
+function asked({ reconciliation }: Unexplained): Sentence {
+  if (reconciliation === null || (reconciliation.asked === 0 && reconciliation.answer === null)) return false
   const { asked: count, answer } = reconciliation
-  return [`The upstream was asked ${times(count)}${answer === null ? '' : `; the last answer: ${answer}`}.`]
+  return `The upstream was asked ${times(count)}${answer === null ? '' : `; the last answer: ${answer}`}.`
 }
 
-function duplicates({ history }: Unexplained): string[] {
+function duplicates({ history }: Unexplained): Sentence[] {
   const parts = Object.entries(REQUEST_OUTCOMES)
     .map(([event, { retry, group }]) => ({ retry, group, count: countOf(history, event) }))
     .filter(({ retry, count }) => retry !== undefined && count > 0)
@@ -145,47 +145,37 @@ function duplicates({ history }: Unexplained): string[] {
   const all = parts.reduce((sum, { count }) => sum + count, 0)
   const each = parts.map(({ retry, count }) => `${count} ${retry}`).join(', ')
   return [
-    ...(all === 0
-      ? []
-      : [`${counted(all, 'retry was', 'retries were')} answered without executing: ${each}.`]),
-    ...misused(countOf(history, 'misuse'), 'refused'),
+    all > 0 && `${counted(all, 'retry was', 'retries were')} answered without executing: ${each}.`,
+    misused(countOf(history, 'misuse'), 'refused'),
   ]
 }
 
-function inShadow({ shadowed }: Unexplained): string[] {
+function inShadow({ shadowed }: Unexplained): Sentence[] {
   if (shadowed === null) return []
   const { duplicates: more, misuse } = shadowed
   return [
     more === 0
       ? 'It was forwarded in shadow mode, where duplicates are executed, too; the history has none.'
       : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode and may have been executed, too; there may be more.`,
-    ...misused(misuse, 'forwarded in shadow mode'),
+    misused(misuse, 'forwarded in shadow mode'),
   ]
 }
 
-function misused(count: number, what: string): string[] {
-  if (count === 0) return []
+function misused(count: number, what: string): Sentence {
+  const were = count === 1 ? 'was' : 'were'
+  return count > 0 && `${counted(count, 'request')} with this key but different content ${were} ${what}.`
+}
+
+function caveats({ route: name, history }: Unexplained, route: RouteFacts | null): Sentence[] {
   return [
-    `${counted(count, 'request')} with this key but different content ${count === 1 ? 'was' : 'were'} ${what}.`,
+    isOpen(route) &&
+      `The route ${name} is in mode ${route?.mode}: retries are executed again and not counted as attempts.`,
+    countOf(history, 'bypassed') > 0 &&
+      'A request passed while the store was down (onStoreUnavailable: bypass) and was executed in addition.',
   ]
 }
 
-function caveats({ route: name, history }: Unexplained, route: RouteFacts | null): string[] {
-  return [
-    ...(isOpen(route)
-      ? [
-          `The route ${name} is in mode ${route?.mode}: retries are executed again and not counted as attempts.`,
-        ]
-      : []),
-    ...(countOf(history, 'bypassed') === 0
-      ? []
-      : [
-          'A request passed while the store was down (onStoreUnavailable: bypass) and was executed in addition.',
-        ]),
-  ]
-}
-
-function nextSteps(record: Unexplained, route: RouteFacts | null): string[] {
+function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
   const { state, expiresAt, leaseUntil, shadowed } = record
   const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed, whatever was done.`
   switch (state) {
@@ -200,7 +190,7 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): string[] {
     case 'in_progress':
       return [
         `Wait. If its owner is not heard from by ${leaseUntil}, the outcome is unknown.`,
-        ...(isOpen(route) ? [executes] : []),
+        isOpen(route) && executes,
       ]
     case 'failed_retryable':
       return ['Nothing. The client may retry with the same key; the retry is executed.']

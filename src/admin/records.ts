@@ -206,14 +206,9 @@ const filter = object({
   cursor: Type.Optional(Type.String({ description: '`next` of the page before.' })),
 })
 
-interface Filter {
-  readonly states: ReadonlySet<State> | null
-  readonly route: string | undefined
-  readonly age: Millis
-  readonly deadLettered: boolean | undefined
-}
+type Filter = ReturnType<typeof filterOf>
 
-function filterOf({ state, route, age: text = '0', deadLettered }: Static<typeof filter>): Filter {
+function filterOf({ state, route, age: text = '0', deadLettered }: Static<typeof filter>) {
   const states = state?.split(',') ?? null
   const isState = (word: string): word is State => (STATES as readonly string[]).includes(word)
   if (states !== null && !states.every(isState)) throw invalid(`?state: a list of ${STATES.join(', ')}`)

@@ -8,10 +8,9 @@ import type { KeptNote, Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { invalid } from './problems.ts'
 import { notesOf, scanRecords, time } from './records.ts'
-import { named, object, timestamp } from './schemas.ts'
-import { isDuplicate, RouteTable, shadowRow, tallyOf, zeros } from './shadow-tally.ts'
+import { count, described, named, nullable, object, timestamp } from './schemas.ts'
+import { type CounterSample, isDuplicate, RouteTable, shadowRow, tallyOf, zeros } from './shadow-tally.ts'
 
-const count = (description: string) => Type.Integer({ minimum: 0, description })
 const route = Type.String({ description: 'Name of the route.' })
 const byRoute = <P extends TProperties>(figures: P, description?: string) =>
   Type.Array(object({ route, ...figures }), description === undefined ? {} : { description })
@@ -81,42 +80,31 @@ export const reportSchema = named('Report', {
     'Of records that were created in the period and are still there, by what they and their histories say.',
   ),
   unknown: byRoute(unknown, 'Of records whose outcome is unknown now, whenever they were created, by age.'),
-  counted: Type.Union(
-    [
-      object({
-        since: timestamp('When the process started.'),
-        routes: byRoute(counted),
-        shadow: Type.Array(shadowRow, {
-          description: 'What enforce would have done, where routes are in shadow mode.',
-        }),
+  counted: nullable(
+    described('What this process alone has counted since it started; null: no proxy was asked.', {
+      since: timestamp('When the process started.'),
+      routes: byRoute(counted),
+      shadow: Type.Array(shadowRow, {
+        description: 'What enforce would have done, where routes are in shadow mode.',
       }),
-      Type.Null(),
-    ],
-    { description: 'What this process alone has counted since it started; null: no proxy was asked.' },
+    }),
   ),
-  asked: Type.Union(
-    [
-      object({
+  asked: nullable(
+    described(
+      'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
+      {
         routes: byRoute(asked),
         found: Type.Array(
           object({
             id: Type.String({ description: 'Record id.' }),
             route,
-            verdict: Type.Unsafe<'disagrees' | 'differs'>({
-              type: 'string',
-              enum: ['disagrees', 'differs'],
-            }),
+            verdict: Type.Unsafe<'disagrees' | 'differs'>({ type: 'string', enum: ['disagrees', 'differs'] }),
             why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
           }),
           { description: 'The sampled records that do not agree, the worst first.' },
         ),
-      }),
-      Type.Null(),
-    ],
-    {
-      description:
-        'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
-    },
+      },
+    ),
   ),
 })
 
@@ -128,12 +116,6 @@ export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
 export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
 export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]
 
-export interface CounterSample {
-  readonly name: string
-  readonly labels: Readonly<Record<string, string>>
-  readonly value: number
-}
-
 /** Asks the upstream about completed records. */
 export interface Recheck {
   /** How old a record of the route must be to be asked about; null: it cannot be. */
@@ -141,11 +123,17 @@ export interface Recheck {
   readonly ask: (id: RecordId, record: Completed) => Promise<Verification>
 }
 
+/** What this process has counted since it started. */
+interface Counters {
+  readonly since: Millis
+  readonly samples: readonly CounterSample[]
+}
+
 export interface ReportPorts {
   readonly records: Pick<Records, 'get'>
   readonly store: Pick<Store, 'list' | 'ping' | 'history'>
-  /** What this process has counted since it started; absent: the report tells of the store alone. */
-  readonly counters?: () => Promise<{ readonly since: Millis; readonly samples: readonly CounterSample[] }>
+  /** Absent: the report tells of the store alone. */
+  readonly counters?: () => Promise<Counters>
   /** Absent: no upstream is known here, so none is asked. */
   readonly recheck?: Recheck
 }
@@ -199,7 +187,7 @@ async function reportOf(ports: ReportPorts, span: Millis, sample: Sample | null)
   const period = new RouteTable(() => zeros(PERIOD))
   const unknown = new RouteTable(() => zeros(UNKNOWN))
   const unreadable = new Set<RecordId>()
-  const look = (id: RecordId): Promise<IdempotencyRecord | null> => read(ports, id, unreadable)
+  const look = (id: RecordId) => read(ports.records, id, () => unreadable.add(id))
 
   const waiting = await scanRecords(ports.store, 'unresolved', async (id) => {
     const record = await look(id)
@@ -227,13 +215,13 @@ async function reportOf(ports: ReportPorts, span: Millis, sample: Sample | null)
 
 /** As it reads now; null: it has gone, or cannot be read. */
 async function read(
-  { records }: ReportPorts,
+  records: ReportPorts['records'],
   id: RecordId,
-  unreadable: Set<RecordId>,
+  onCorrupt = (): void => {},
 ): Promise<IdempotencyRecord | null> {
   const reply = await records.get(id)
   if (reply.kind === 'corrupt') {
-    unreadable.add(id)
+    onCorrupt()
     return null
   }
   const { record, now } = orThrow(reply)
@@ -301,13 +289,7 @@ const SUMS: Readonly<Record<(typeof COUNTED)[number], readonly (readonly [string
   expiring: [['idempotency_unresolved_expiring_total']],
 }
 
-function countedOf({
-  since,
-  samples,
-}: {
-  readonly since: Millis
-  readonly samples: readonly CounterSample[]
-}): Report['counted'] {
+function countedOf({ since, samples }: Counters): Report['counted'] {
   const table = new RouteTable(() => zeros(COUNTED))
   for (const { name, labels, value } of samples) {
     const { route } = labels
@@ -366,8 +348,9 @@ class Sample {
     const left = [...this.#ids]
     const work = async (): Promise<void> => {
       for (let id = left.pop(); id !== undefined; id = left.pop()) {
-        const record = await completed(records, id)
-        if (record === null) continue
+        const record = await read(records, id)
+        // Somebody has deleted it meanwhile, or it has expired.
+        if (record?.state !== 'completed') continue
         const rechecked: Verification =
           performance.now() < until
             ? await this.#recheck.ask(id, record)
@@ -386,12 +369,4 @@ class Sample {
       found: found.toSorted((a, b) => b.verdict.localeCompare(a.verdict) || (a.id < b.id ? -1 : 1)),
     }
   }
-}
-
-/** As it is now; null: somebody has deleted it, or it has expired. */
-async function completed(records: ReportPorts['records'], id: RecordId): Promise<Completed | null> {
-  const reply = await records.get(id)
-  if (reply.kind === 'corrupt') return null
-  const { record, now } = orThrow(reply)
-  return record?.state === 'completed' && now < record.expiresAt ? record : null
 }

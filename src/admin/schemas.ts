@@ -19,6 +19,7 @@ export function described<P extends TProperties>(description: string, properties
 export const nullable = <T extends Parameters<typeof Type.Union>[0][number]>(type: T) =>
   Type.Union([type, Type.Null()])
 const id = Type.String({ pattern: '^[A-Za-z0-9_-]{43}$', description: 'Record id.' })
+export const count = (description: string) => Type.Integer({ minimum: 0, description })
 export const timestamp = (description: string) => Type.String({ format: 'date-time', description })
 
 export const headerLines = Type.Array(Type.Array(Type.String(), { minItems: 2, maxItems: 2 }), {

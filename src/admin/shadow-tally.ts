@@ -1,9 +1,7 @@
 import { type Static, Type } from 'typebox'
 import type { Millis } from '../core/record.ts'
 import { namesOf, SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
-import { described, object } from './schemas.ts'
-
-const count = (description: string) => Type.Integer({ minimum: 0, description })
+import { count, described, object } from './schemas.ts'
 
 const figures = {
   requests: count('Requests that shadow mode looked at.'),
@@ -109,14 +107,14 @@ export function isVerdict(text: string): text is ShadowVerdict {
   return Object.hasOwn(SHADOW_VERDICTS, text)
 }
 
+export interface CounterSample {
+  readonly name: string
+  readonly labels: Readonly<Record<string, string>>
+  readonly value: number
+}
+
 /** The same from the counters and the retry ages of a process. */
-export function tallyOf(
-  samples: readonly {
-    readonly name: string
-    readonly labels: Readonly<Record<string, string>>
-    readonly value: number
-  }[],
-): ShadowTally {
+export function tallyOf(samples: readonly CounterSample[]): ShadowTally {
   const tally = new ShadowTally()
   const below = new Map<string, number>()
   for (const { name, labels, value } of samples) {

@@ -1,5 +1,5 @@
 import { createHash, timingSafeEqual } from 'node:crypto'
-import { readFileSync } from 'node:fs'
+import { readdirSync, readFileSync } from 'node:fs'
 import type { IncomingMessage, Server } from 'node:http'
 import { type AdminAccess, adminApi } from '../admin/api.ts'
 import { type AdminApp, type AppOptions, adminApp } from '../admin/app.ts'
@@ -16,7 +16,8 @@ type OnBug = AppOptions['onBug']
 export async function opsServer(health: Health, onBug: OnBug): Promise<Server> {
   const app = listenerApp({ onBug, notFound: `there are ${HEALTH_PATHS.join(', ')}` })
   serveHealth(app, health)
-  return started(app)
+  await app.ready()
+  return app.server
 }
 
 /** The admin listener: health, the operators' page, and the API behind the bearer token; without a token only the first. */
@@ -31,7 +32,8 @@ export async function adminServer(health: Health, access: AdminAccess | null, on
     servePage(app)
     await app.register(adminApi, { ports: access.ports })
   }
-  return started(app)
+  await app.ready()
+  return app.server
 }
 
 /** A request must be whole by then. */
@@ -40,11 +42,6 @@ const UPLOAD: Millis = 30_000
 function listenerApp(options: AppOptions): AdminApp {
   const timeouts = { requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 }
   return adminApp({ ...options, server: (listener) => new TrafficServer(timeouts, listener, options.onBug) })
-}
-
-async function started(app: AdminApp): Promise<Server> {
-  await app.ready()
-  return app.server
 }
 
 /* What is open to everybody. */
@@ -93,19 +90,18 @@ function serveHealth(app: AdminApp, health: Health): void {
 }
 
 const PAGE = new URL('../admin/page/', import.meta.url)
-const SCRIPTS = 'page api counters decide dom queue record search words'.split(' ')
-/** Paths on the admin listener, each a file of the page. */
-export const PAGE_FILES: Readonly<Record<string, string>> = {
-  '/': 'index.html',
-  '/page.css': 'page.css',
-  ...Object.fromEntries(SCRIPTS.map((name) => [`/${name}.js`, `${name}.js`])),
-}
-
 const TYPES: Readonly<Record<string, string>> = {
   html: 'text/html; charset=utf-8',
   css: 'text/css; charset=utf-8',
   js: 'text/javascript; charset=utf-8',
 }
+
+/** Paths on the admin listener, each a file of the page. */
+export const PAGE_FILES: Readonly<Record<string, string>> = Object.fromEntries(
+  readdirSync(PAGE)
+    .filter((name) => Object.hasOwn(TYPES, name.split('.')[1] ?? ''))
+    .map((name) => [name === 'index.html' ? '/' : `/${name}`, name]),
+)
 
 /** Nothing but its own files, nothing written into it, and in nobody's frame. */
 const POLICY = [
