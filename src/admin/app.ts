@@ -62,6 +62,8 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
   const app: AdminApp = Fastify({
     bodyLimit: MAX_BODY,
     rewriteUrl: literalUrl,
+    // Otherwise the router itself answers long ids, before anybody is asked for the token.
+    routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },
     // Otherwise Fastify loads ajv and its like, which takes 50 ms and 10 MB.
     schemaController: { compilersFactory: { buildValidator: unused, buildSerializer: unused } },
     ...(server === undefined ? {} : { serverFactory: server }),
@@ -180,10 +182,10 @@ interface Parameter {
 /** @throws {AdminProblem} */
 function readQuery({ properties }: TObject, query: Readonly<Record<string, unknown>>): object {
   const members = Object.entries(query).map(([name, text]) => {
-    const schema = properties[name] as (TSchema & Parameter) | undefined
-    if (schema === undefined)
+    if (!Object.hasOwn(properties, name))
       throw invalid(`?${name}: unknown; known are ${Object.keys(properties).join(', ')}`)
     if (typeof text !== 'string') throw invalid(`?${name}: once at most`)
+    const schema = properties[name] as TSchema & Parameter
     const value = parsed(schema.type, text)
     if (!Value.Check(schema, value)) throw invalid(`?${name}: ${wanted(schema)}`)
     return [name, value]

@@ -73,3 +73,15 @@ void t.test('a store with much else in it: a page comes to an end', async (t) =>
   t.type(one.next, 'string')
   t.equal(asked, 500)
 })
+
+void t.test('names that every object has are no parameters', async (t) => {
+  const inject = await injecting({} as AdminPorts, (error) => {
+    throw error
+  })
+  for (const name of ['__proto__', 'constructor', 'toString'])
+    for (const path of ['/v1/records', '/v1/report']) {
+      const answer = await inject('GET', `${path}?${name}=1`)
+      t.equal(answer.status, 400, `${path}?${name}`)
+      t.match(answer.body, { detail: `?${name}: unknown` })
+    }
+})

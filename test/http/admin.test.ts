@@ -122,6 +122,8 @@ void t.test('S10 everything but the open paths needs the token; ops has nothing 
   for (const path of [
     '/v1/records',
     '/v1/records/x',
+    `/v1/records/${'x'.repeat(300)}`,
+    `/v1/records/${'x'.repeat(300)}/resolve`,
     '/v1/report',
     '/v1/config',
     '/livez/',
