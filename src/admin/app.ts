@@ -60,7 +60,8 @@ const MAX_BODY = 8 * 1024 ** 2
 /** A Fastify application as the listeners and the command line have it: what holds for all its routes. */
 export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminApp {
   const app: AdminApp = Fastify({
-    bodyLimit: MAX_BODY,
+    // A command takes a response of any size, as its route may keep it.
+    bodyLimit: server === undefined ? Number.MAX_SAFE_INTEGER : MAX_BODY,
     rewriteUrl: literalUrl,
     // Otherwise the router itself answers long ids, before anybody is asked for the token.
     routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },

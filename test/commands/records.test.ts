@@ -362,3 +362,16 @@ void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) =
   })
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })
+
+void t.test(
+  'resolve takes a response as large as limits.response, past what the admin listener reads',
+  async (t) => {
+    const more = 'limits: { response: 32MiB }\n'
+    const { dir, where, unknown } = await operated(t, storeUrl(t, 'sqlite', redis), more)
+    const id = await unknown(newKey())
+    const file = join(dir, 'large.json')
+    writeFileSync(file, JSON.stringify({ status: 200, headers: [], body: 'x'.repeat(9 * 1024 * 1024) }))
+    const words = ['resolve', id, '--completed', file, '--reason', 'seen', '--yes']
+    t.match(await command([...words, ...where.config]), { code: 0, err: '' })
+  },
+)
