@@ -26,7 +26,6 @@ export type AdminApp = FastifyInstance<
   TypeBoxProvider
 >
 
-/** The routes of one resource, with what they need of the process. */
 export type AdminRoutes<Ports> = FastifyPluginAsync<
   { readonly ports: Ports },
   RawServerDefault,
@@ -46,7 +45,6 @@ declare module 'fastify' {
 
 export interface AppOptions {
   readonly onBug: (error: unknown) => void
-  /** What a 404 says. */
   readonly notFound?: string
   /** Throws an {@link AdminProblem} for whoever may not pass the open paths. */
   readonly admit?: (request: IncomingMessage) => void
@@ -136,7 +134,6 @@ function literalUrl({ url = '' }: IncomingMessage): string {
   return /^\/[^%#;?]*(?:\?|$)/.test(url) ? url : '//'
 }
 
-/** Whether a body is announced (RFC 9112 §6.3). */
 function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
 }

@@ -226,7 +226,6 @@ function whoOf({ ip, body }: Pick<FastifyRequest<{ Body: { by?: string } }>, 'bo
   return { address, by: body.by ?? null }
 }
 
-/** What `If-Match` says. */
 function versionOf({ headers }: FastifyRequest): string {
   const tag = headers['if-match']
   if (tag !== undefined) return tag

@@ -11,7 +11,6 @@ type Entry = Unexplained['history'][number]
 /** The settings of a route, as now in force, that change what a record means. */
 export type RouteFacts = Pick<RoutePolicy, 'mode' | 'onLeaseExpired'> & { readonly reconciles: boolean }
 
-/** Null: nothing is known of that route. */
 export function factsOf(routes: readonly RoutePolicy[], name: string): RouteFacts | null {
   const route = routes.find((one) => one.name === name)
   return route === undefined
@@ -229,7 +228,6 @@ const RESULTS: Readonly<Record<string, Words>> = {
   reconciled: RECONCILE_RESULTS,
 }
 
-/** An entry of the history as a sentence, and whether it is good news. */
 export function describeEvent(
   event: string,
   detail: HistoryView['detail'],

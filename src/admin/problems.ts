@@ -2,7 +2,6 @@ import type { TSchema } from 'typebox'
 import { Value } from 'typebox/value'
 import type { RecordId } from '../core/record.ts'
 
-/** Every refusal of the admin API, by its code. */
 export const PROBLEMS = {
   invalid_request: { status: 400, title: 'The request cannot be read' },
   unauthorized: { status: 401, title: 'A bearer token is needed' },

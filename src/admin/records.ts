@@ -30,7 +30,6 @@ import {
 import { isDuplicate } from './shadow-tally.ts'
 
 const MASK = '***'
-/** Header lines whose values are credentials. */
 const CREDENTIAL =
   /^(?:set-cookie2?|(?:proxy-)?authorization|.*(?:token|secret|password|api-?key|session).*)$/i
 
@@ -114,7 +113,6 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
   }
 }
 
-/** What `If-Match` must carry. */
 export function etag({ version }: Pick<RecordView, 'version'>): string {
   return `"${version}"`
 }
@@ -134,7 +132,6 @@ export function notFound(id: RecordId): AdminProblem {
   return new AdminProblem('record_not_found', 'no request has made it, or it has expired', { instance: id })
 }
 
-/** Its history, as far as there is one. */
 export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Promise<KeptNote[]> {
   try {
     return await store.history.read(id)
@@ -225,7 +222,6 @@ function listingOf(id: string | undefined, { states, deadLettered }: Filter): Li
   return isIndexed ? 'unresolved' : 'all'
 }
 
-/** A page that fits the filter, as far as the bounds allow. */
 async function pageOf(
   { records, store }: Pick<RecordPorts, 'records' | 'store'>,
   query: Static<typeof filter>,

@@ -116,7 +116,6 @@ export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
 export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
 export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]
 
-/** Asks the upstream about completed records. */
 export interface Recheck {
   /** How old a record of the route must be to be asked about; null: it cannot be. */
   readonly from: (route: string) => Millis | null

@@ -17,7 +17,6 @@ const figures = {
   retriedLater: count('The same, older.'),
 }
 
-/** What `enforce` would have done, by route. */
 export const shadowRow = object({
   route: Type.String({ description: 'Name of the route.' }),
   ...figures,
@@ -61,7 +60,6 @@ export class RouteTable<Figures extends object> {
     return row
   }
 
-  /** In the order of their names. */
   rows(): ({ route: string } & Figures)[] {
     return [...this.#rows.values()].toSorted((a, b) => (a.route < b.route ? -1 : 1))
   }

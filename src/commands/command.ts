@@ -30,7 +30,6 @@ export interface Command {
   readonly name: string
   /** One line per way to call it, without the name of the program. */
   readonly usage: readonly string[]
-  /** What it does, line by line. */
   readonly about: readonly string[]
   readonly options: Options
   /** What its one argument is, such as `one file`; null: it checks its arguments itself. Without it: it takes none. */
@@ -40,7 +39,6 @@ export interface Command {
   readonly run: (args: Args, io: Io) => Promise<number> | number
 }
 
-/** A parsed command line. */
 export class Args {
   readonly positionals: readonly string[]
   readonly #values: Readonly<Record<string, unknown>>
@@ -55,7 +53,6 @@ export class Args {
     return typeof value === 'string' ? value : undefined
   }
 
-  /** The values of an option that may be repeated. */
   all(name: string): readonly string[] {
     return (this.#values[name] as string[] | undefined) ?? []
   }

@@ -109,7 +109,6 @@ async function storeChecks(config: Config): Promise<CheckResult[]> {
   }
 }
 
-/** Reachable, fit, fast enough, writable, and of the same time. */
 async function connectionChecks(
   store: Store,
   { store: settings }: Config,
@@ -164,7 +163,6 @@ async function writable(store: Store): Promise<CheckResult> {
   }
 }
 
-/** What the records say, and whether the index of unresolved records is complete. */
 async function recordChecks(store: Store): Promise<CheckResult[]> {
   const records = new Records(store)
   const indexed = new Set<RecordId>()
@@ -260,17 +258,10 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   }
 }
 
-/** Own outcomes, those of each other service, and what this version cannot read. */
 function spooled(directory: string, payloads: readonly Buffer[], service: string): CheckResult[] {
-  const owners = new Map<string, { readonly todo: string; count: number }>()
-  for (const payload of payloads) {
-    const { of, todo } = ownerOf(payload, service)
-    const owner = owners.get(of) ?? { todo, count: 0 }
-    owner.count++
-    owners.set(of, owner)
-  }
-  return [...owners].map(([of, { todo, count }]) =>
-    finding('spool', `${counted(count, 'outcome')} ${of}in ${directory} ${todo}`),
+  const owned = payloads.map((payload) => ownerOf(payload, service))
+  return [...Map.groupBy(owned, ({ of }) => of)].map(([of, all]) =>
+    finding('spool', `${counted(all.length, 'outcome')} ${of}in ${directory} ${all[0]?.todo}`),
   )
 }
 
@@ -294,7 +285,6 @@ function ownerOf(payload: Buffer, service: string): { readonly of: string; reado
   }
 }
 
-/** Whether a line of the audit log was removed or edited. */
 async function auditChecks({ audit: { file } }: Config): Promise<CheckResult[]> {
   if (file === null)
     return [note('audit log', 'audit.file is not set: changes go to the log, which is not checked')]
@@ -319,7 +309,6 @@ function missing(check: string, error: unknown, detail: string): CheckResult {
   return code === 'ENOENT' ? note(check, detail) : finding(check, message)
 }
 
-/** What a running proxy says of itself. */
 async function proxyChecks(source: RecordSource, origin: string): Promise<CheckResult[]> {
   const refusal = await source.ask({ method: 'GET', path: '/v1/config' }).then(
     () => null,
@@ -345,30 +334,25 @@ async function proxyChecks(source: RecordSource, origin: string): Promise<CheckR
 }
 
 /** Gauges that show trouble, and the version; anything else that is in order is left out. */
-function sampleCheck(line: string): CheckResult[] {
+function sampleCheck(line: string): CheckResult | [] {
   const [, name = '', labels = '', text] = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line) ?? []
   const value = Number(text)
   switch (name) {
     case 'idempotency_build_info': {
       const version = /version="([^"]*)"/.exec(labels)?.[1] ?? '?'
-      return [
-        version === VERSION
-          ? fine('proxy version', version)
-          : note('proxy version', `${version}; this command is ${VERSION}`),
-      ]
+      if (version === VERSION) return fine('proxy version', version)
+      return note('proxy version', `${version}; this command is ${VERSION}`)
     }
     case 'idempotency_store_up':
-      return value === 1 ? [] : [finding('proxy store', 'the store does not answer it')]
+      return value === 1 ? [] : finding('proxy store', 'the store does not answer it')
     case 'idempotency_breaker_state':
-      return value === 0
-        ? []
-        : [finding('proxy store', 'its breaker is open: protected requests are refused')]
+      return value === 0 ? [] : finding('proxy store', 'its breaker is open: protected requests are refused')
     case 'idempotency_store_grade':
       return value === 3
         ? []
-        : [finding('proxy store', `its store is graded ${GRADES[value] ?? value}, not strict`)]
+        : finding('proxy store', `its store is graded ${GRADES[value] ?? value}, not strict`)
     case 'idempotency_spooled':
-      return value === 0 ? [] : [finding('proxy spool', `${value} outcomes wait for the store`)]
+      return value === 0 ? [] : finding('proxy spool', `${value} outcomes wait for the store`)
     default:
       return []
   }

@@ -49,7 +49,6 @@ function queryOf(args: Args): Record<string, string> {
   return args.has('dead-lettered') ? { ...query, deadLettered: 'true' } : query
 }
 
-/** Pages until there are `limit` records, or no more. */
 async function pages(
   source: RecordSource,
   query: Readonly<Record<string, string>>,

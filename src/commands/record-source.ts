@@ -14,7 +14,6 @@ import { VERSION } from '../version.ts'
 import { Exit, finding, type Io, usage } from './command.ts'
 import { plain } from './terminal.ts'
 
-/** A request to the admin API, whether over a socket or in this process. */
 export interface SourceRequest {
   readonly method: 'GET' | 'POST'
   readonly path: string

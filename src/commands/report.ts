@@ -8,7 +8,8 @@ import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, table } from './terminal.ts'
 
 /** `value`: for programs; `text`: the same for people. */
-const FORMATS: Readonly<Record<string, (value: unknown, text: ReportText) => string>> = {
+type Format = (value: unknown, text: ReportText) => string
+const FORMATS: Readonly<Record<string, Format>> = {
   text: (_, text) => asText(text),
   json,
   csv: (_, text) => asCsv(text),
@@ -66,12 +67,7 @@ async function runReport(args: Args, io: Io): Promise<number> {
   return found.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE
 }
 
-async function reportOfLogs(
-  files: readonly string[],
-  args: Args,
-  io: Io,
-  format: (value: unknown, text: ReportText) => string,
-): Promise<number> {
+async function reportOfLogs(files: readonly string[], args: Args, io: Io, format: Format): Promise<number> {
   const other = Object.keys(SOURCE_OPTIONS).find((name) => args.has(name))
   if (other !== undefined) throw usage(`found --log and --${other}; allowed: one of them`)
   const text = args.text('since') ?? '24h'

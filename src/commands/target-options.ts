@@ -14,7 +14,6 @@ export const ADMIN_OPTIONS: Options = {
   'token-file': { value: 'FILE', help: 'bearer token of --admin (its admin.tokenFile)' },
 }
 
-/** Where the record commands look. */
 export const SOURCE_OPTIONS: Options = {
   ...ADMIN_OPTIONS,
   config: { value: 'FILE', help: 'configuration of the proxy: reads its store directly' },
@@ -51,7 +50,6 @@ export async function openSource(args: Args, io: Io, changes = false): Promise<R
   }
 }
 
-/** A running proxy, and the token that opens it. */
 export function openAdmin(args: Args): RecordSource {
   const found = args.text('admin') ?? ''
   const url = /^https?:\/\/[^/]/i.test(found) ? URL.parse(found) : null

@@ -11,7 +11,6 @@ export function json(value: unknown): string {
   return `${escapeControls(JSON.stringify(value))}\n`
 }
 
-/** Columns as wide as their widest cell. */
 export function table(rows: readonly (readonly string[])[]): string {
   const clean = rows.map((row) => row.map(plain))
   const width = (column: number): number => Math.max(...clean.map((row) => (row[column] ?? '').length))

@@ -14,19 +14,14 @@ export function byId(id, type) {
 }
 
 /**
- * A new element. `class`, `dataset` and what begins with `aria-` or is no property are attributes.
  * @param {string} tag
- * @param {Readonly<Record<string, string | number | boolean | null | undefined | EventListener>>} [attributes]
- * @param {...(Node | string | null)} children
+ * @param {Readonly<Record<string, string>>} [attributes]
+ * @param {...(Node | string)} children
  */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag)
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue
-    if (typeof value === 'function') element.addEventListener(name, value)
-    else element.setAttribute(name, value === true ? '' : String(value))
-  }
-  element.append(...children.filter((child) => child !== null))
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value)
+  element.append(...children)
   return element
 }
 
@@ -39,10 +34,7 @@ export function write(element, text) {
   if (element && element.textContent !== text) element.textContent = text
 }
 
-/**
- * @param {HTMLElement} element
- * @param {boolean} shown
- */
+/** @param {HTMLElement} element @param {boolean} shown */
 export function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown
 }

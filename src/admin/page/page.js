@@ -2,9 +2,9 @@ import { call, keepToken, open, Refused, readRoutes, token } from './api.js'
 import { count, drawCounters } from './counters.js'
 import { askFor, close as closeDecision, deciding, prepareDecisions } from './decide.js'
 import { announce, byId, show, write } from './dom.js'
-import { openQueue, refreshQueue } from './queue.js'
+import { emptyQueue, prepareQueue, refreshQueue } from './queue.js'
 import { closeRecord, openRecord, refreshRecord, whenDeciding } from './record.js'
-import { fillRoutes, openSearch } from './search.js'
+import { emptySearch, fillRoutes, prepareSearch } from './search.js'
 import { CLOCK } from './words.js'
 
 /** How long the page rests between two refreshes. */
@@ -122,11 +122,8 @@ function enter() {
   show(byId('gate'), false)
   show(byId('app'), true)
   drawCounters()
-  openQueue(() => void refresh())
-  openSearch((id) => {
-    if (location.hash === `#/records/${id}`) void refresh()
-    location.hash = `#/records/${id}`
-  })
+  emptyQueue()
+  emptySearch()
   pulse('wait', 'Loading')
   route()
 }
@@ -141,10 +138,10 @@ function leave(why) {
   show(byId('app'), false)
   show(byId('record'), false)
   closeRecord()
-  for (const id of ['counters', 'callers']) byId(id).replaceChildren()
-  byId('rows').querySelector('tbody')?.replaceChildren()
+  byId('counters').replaceChildren()
+  emptyQueue()
+  emptySearch()
   write(byId('problem'), '')
-  byId('search', HTMLFormElement).reset()
   show(byId('gate'), true)
   write(byId('gate-problem'), why)
   byId('token').focus()
@@ -213,6 +210,11 @@ window.addEventListener('hashchange', () => {
   if (!byId('app').hidden) route()
 })
 
+prepareQueue(() => void refresh())
+prepareSearch((id) => {
+  if (location.hash === `#/records/${id}`) void refresh()
+  location.hash = `#/records/${id}`
+})
 whenDeciding(askFor)
 prepareDecisions((gone) => {
   if (gone) location.hash = '#/'

@@ -10,17 +10,15 @@ const STEP = 50
 /** Most that the API gives at once. */
 const MOST = 1000
 
-/** @type {Readonly<Record<Tab, { name: string, query: string, about: string, empty: string, next: string }>>} */
+/** @type {Readonly<Record<Tab, { query: string, about: string, empty: string, next: string }>>} */
 const TABS = {
   unknown: {
-    name: 'Unknown',
     query: 'state=unknown&deadLettered=false',
     about: 'Nobody knows whether the upstream did these. None of them is executed again by itself.',
     empty: 'Nothing is unknown. Every outcome is settled.',
     next: 'Next look',
   },
   dead: {
-    name: 'Dead-lettered',
     query: 'deadLettered=true',
     about:
       'The upstream was asked as often as the route allows, and did not settle these. A person has to decide.',
@@ -28,7 +26,6 @@ const TABS = {
     next: 'Asked',
   },
   running: {
-    name: 'Running',
     query: 'state=in_progress',
     about: 'Requests that the upstream is working on, on all replicas.',
     empty: 'Nothing is running.',
@@ -42,24 +39,13 @@ let tab = 'unknown'
 let limit = STEP
 /** @type {RecordView[]} */
 let shown = []
-/** @param {() => void} refresh */
-export function openQueue(refresh) {
-  const change = () => {
-    limit = STEP
-    shown = []
-    draw(false)
-    refresh()
-  }
-  byId('tabs').replaceChildren(
-    ...ORDER.map((one) =>
-      make(
-        'button',
-        { id: `tab-${one}`, type: 'button', role: 'tab', 'aria-controls': 'panel', click: () => choose(one) },
-        `${TABS[one].name} `,
-        make('span', { class: 'count' }),
-      ),
-    ),
-  )
+/** @type {() => void} */
+let refresh = () => {}
+
+/** @param {() => void} again asks for what is shown */
+export function prepareQueue(again) {
+  refresh = again
+  for (const one of ORDER) byId(`tab-${one}`).addEventListener('click', () => choose(one))
   byId('tabs').addEventListener('keydown', (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key]
     if (step === undefined) return
@@ -67,32 +53,46 @@ export function openQueue(refresh) {
     choose(ORDER[(ORDER.indexOf(tab) + step + ORDER.length) % ORDER.length] ?? tab)
     byId(`tab-${tab}`).focus()
   })
-  /** @param {Tab} one */
-  const choose = (one) => {
-    if (tab === one) return
-    tab = one
-    mark()
-    change()
-  }
-  const mark = () => {
-    for (const one of ORDER) {
-      const button = byId(`tab-${one}`)
-      button.setAttribute('aria-selected', String(one === tab))
-      button.tabIndex = one === tab ? 0 : -1
-    }
-    byId('panel').setAttribute('aria-labelledby', `tab-${tab}`)
-    write(byId('about'), TABS[tab].about)
-    write(byId('next-title'), TABS[tab].next)
-  }
-  byId('queue-route').addEventListener('change', change)
+  byId('queue-route').addEventListener('change', startOver)
   byId('more').addEventListener('click', () => {
     limit = Math.min(MOST, limit + STEP)
     refresh()
   })
+}
+
+export function emptyQueue() {
   tab = 'unknown'
+  limit = STEP
   shown = []
+  for (const one of ORDER) write(byId(`tab-${one}`).querySelector('.count'), '')
   mark()
   draw(false)
+}
+
+/** @param {Tab} one */
+function choose(one) {
+  if (tab === one) return
+  tab = one
+  mark()
+  startOver()
+}
+
+function startOver() {
+  limit = STEP
+  shown = []
+  draw(false)
+  refresh()
+}
+
+function mark() {
+  for (const one of ORDER) {
+    const button = byId(`tab-${one}`)
+    button.setAttribute('aria-selected', String(one === tab))
+    button.tabIndex = one === tab ? 0 : -1
+  }
+  byId('panel').setAttribute('aria-labelledby', `tab-${tab}`)
+  write(byId('about'), TABS[tab].about)
+  write(byId('next-title'), TABS[tab].next)
 }
 
 /** Asks anew for what is shown, and how much there is under the other tab. @throws {import('./api.js').Refused} */

@@ -6,21 +6,24 @@ const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 /** A member of `scope.caller`; `source`: the sender of a CloudEvent. @typedef {{ kind: string, name: string }} CallerField */
 
 /** @param {(id: string) => void} go shows the record of that id */
-export function openSearch(go) {
-  const form = byId('search', HTMLFormElement)
+export function prepareSearch(go) {
   const find = byId('find', HTMLInputElement)
-  form.reset()
-  unfold(false)
-  write(byId('search-problem'), '')
   find.addEventListener('input', () => {
     write(byId('search-problem'), '')
     unfold(find.value.trim() !== '' && !RECORD_ID.test(find.value.trim()))
   })
   byId('route').addEventListener('change', fit)
-  form.addEventListener('submit', (event) => {
+  byId('search').addEventListener('submit', (event) => {
     event.preventDefault()
     void search(go)
   })
+}
+
+export function emptySearch() {
+  byId('search', HTMLFormElement).reset()
+  byId('callers').replaceChildren()
+  unfold(false)
+  write(byId('search-problem'), '')
 }
 
 /** Asks by id, or by key where it is none. @param {(id: string) => void} go */
