@@ -51,10 +51,7 @@ export function changesBetween(before: Config, after: Config): Change[] {
 
 function fileChanges(before: Config, after: Config): Found[] {
   const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
-  const [was, now] = [before, after].map((config) => {
-    const { routes: _r, defaults: _d, ...own } = fileForm(config)
-    return own
-  })
+  const [was, now] = [before, after].map(fileForm).map(({ routes: _r, defaults: _d, ...own }) => own)
   return differences(was, now, FILE).map(({ rule, ...difference }) => {
     const isConditional = typeof rule === 'object' && rule.effect === 'restart'
     const identifies = isConditional && policies.some(rule.identifiesFor)
@@ -74,8 +71,11 @@ function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, us
   })
   const [was, now] = [before, after].map(({ scope }) => scope.callerIsDefault)
   // Not a property: whether `scope.caller` is written decides about requests without a caller.
-  const written: Found = { path: `${base}.scope.callerIsDefault`, was, now, effect: 'live', about: null }
-  return was === now ? found : [...found, written]
+  return was === now ? found : [...found, live(`${base}.scope.callerIsDefault`, was, now)]
+}
+
+function live(path: string, was: unknown, now: unknown): Found {
+  return { path, was, now, effect: 'live', about: null }
 }
 
 function plainly(rule: Reload): ReloadRule {
@@ -85,20 +85,17 @@ function plainly(rule: Reload): ReloadRule {
 /** Routes are compared by name. What becomes of the requests of added and removed ones: {@link movedChanges}. */
 function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
-  const whole = (path: string, was: unknown, now: unknown): Found[] => [
-    { path, was, now, effect: 'live', about: null },
-  ]
   const gone = before.filter(({ name }) => find(after, name) === undefined)
   const kept = before.filter((route) => !gone.includes(route)).map(({ name }) => name)
   const order = after.map(({ name }) => name).filter((name) => kept.includes(name))
   return [
-    ...gone.flatMap(({ name, match }) => whole(`routes[${name}]`, match, undefined)),
+    ...gone.map(({ name, match }) => live(`routes[${name}]`, match, undefined)),
     ...after.flatMap((route) => {
       const base = `routes[${route.name}]`
       const same = find(before, route.name)
-      return same === undefined ? whole(base, undefined, route.match) : policyChanges(base, same, route)
+      return same === undefined ? live(base, undefined, route.match) : policyChanges(base, same, route)
     }),
-    ...(isDeepStrictEqual(kept, order) ? [] : whole('routes', kept, order)),
+    ...(isDeepStrictEqual(kept, order) ? [] : [live('routes', kept, order)]),
   ]
 }
 

@@ -10,10 +10,7 @@ const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password|keys)$/
 
 /** The configuration in force, as a file would say it, without its secrets (contract §12 `/v1/config`). */
 export function effective(config: Config): Record<string, unknown> {
-  const entries = Object.entries(fileForm(config))
-  return Object.fromEntries(
-    entries.map(([name, value]) => [name, shown(value, [name], rowAt(name), config.spelled)]),
-  )
+  return shown(fileForm(config), [], FILE, config.spelled) as Record<string, unknown>
 }
 
 /** One value on one line. */

@@ -18,17 +18,15 @@ export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monoton
 export class Reconciler {
   readonly #sweeper: Sweeper
   readonly #count: UnresolvedCount
-  readonly #control: Control
-  readonly #observer: ReconcileObserver
+  readonly #ports: ReconcilerPorts
 
   constructor(ports: ReconcilerPorts) {
-    this.#observer = ports.observer
-    this.#control = ports.control
+    this.#ports = ports
     this.#sweeper = new Sweeper({
       ...ports,
       clock: new StoreClock(),
       monotonic: () => performance.now(),
-      prove: (...asked) => this.#control.prove(...asked),
+      prove: (...asked) => ports.control.prove(...asked),
     })
     this.#count = new UnresolvedCount(ports)
   }
@@ -41,16 +39,15 @@ export class Reconciler {
 
   /** Tries those questions of the configuration now in force that are new. */
   check(config: Routes): void {
-    this.#control
+    const { control, observer } = this.#ports
+    control
       .check(policiesOf(config))
-      .catch((error: unknown) =>
-        this.#observer.trouble('internal error of the canary', { error: String(error) }),
-      )
+      .catch((error: unknown) => observer.trouble('internal error of the canary', { error: String(error) }))
   }
 
   /** Begins nothing new; resolves when the questions under way have ended. */
   stop(): Promise<void> {
-    this.#control.stop()
+    this.#ports.control.stop()
     this.#count.stop()
     return this.#sweeper.stop()
   }

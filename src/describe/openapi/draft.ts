@@ -187,27 +187,24 @@ function addHints({ comments }: Properties, { id, template, value }: Operation):
   const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
     .replace(/([a-z0-9])([A-Z])/g, '$1 $2')
     .toLowerCase()
-  if (/graphql/.test(words))
-    comments.push(
-      'DECIDE: GraphQL. Queries and mutations come to the same path; only those that carry a key are protected.',
-    )
-  else if (READS.test(words))
-    comments.push(
-      'DECIDE: looks like a question that changes nothing. Then: key: ignored, and it streams through.',
-    )
-  if (SECRETS.test(words))
-    comments.push(
-      'DECIDE: the answer may carry a secret, which is stored. keep: outcome stores nothing of the body.',
-    )
+  const isGraphql = /graphql/.test(words)
   const responses = objectAt(value, 'responses')
-  if (Object.values(responses).some(isStream))
-    comments.push(
-      'Answers with a stream: the first client gets all of it, retries get 409 idempotency_response_unavailable.',
-    )
-  if (Object.hasOwn(responses, '202'))
-    comments.push('Answers 202: the work goes on afterwards. A replay says again that it was taken.')
-  if (member(value, 'deprecated') === true) comments.push('Deprecated in the description.')
-  if (id === null) comments.push('Has no operationId: named by its path.')
+  // biome-ignore format: a table
+  const hints: readonly (readonly [applies: boolean, hint: string])[] = [
+    [isGraphql,
+      'DECIDE: GraphQL. Queries and mutations come to the same path; only those that carry a key are protected.'],
+    [!isGraphql && READS.test(words),
+      'DECIDE: looks like a question that changes nothing. Then: key: ignored, and it streams through.'],
+    [SECRETS.test(words),
+      'DECIDE: the answer may carry a secret, which is stored. keep: outcome stores nothing of the body.'],
+    [Object.values(responses).some(isStream),
+      'Answers with a stream: the first client gets all of it, retries get 409 idempotency_response_unavailable.'],
+    [Object.hasOwn(responses, '202'),
+      'Answers 202: the work goes on afterwards. A replay says again that it was taken.'],
+    [member(value, 'deprecated') === true, 'Deprecated in the description.'],
+    [id === null, 'Has no operationId: named by its path.'],
+  ]
+  for (const [applies, hint] of hints) if (applies) comments.push(hint)
 }
 
 function isStream(response: unknown): boolean {
@@ -230,20 +227,14 @@ export function draftText(
     ),
     '',
     'upstream:',
-    ...comment('  ', 'DECIDE: where the service listens.'),
+    '  # DECIDE: where the service listens.',
     ...servers.slice(0, 5).map((url) => `  # Clients connect to ${url}: that is where this proxy is to be.`),
     `  url: ${JSON.stringify(upstream)}`,
     '',
     'defaults:',
-    ...comment(
-      '  ',
-      'DECIDE: shadow first forwards everything and tells what enforce would have done (docs/shadow.md).',
-    ),
+    '  # DECIDE: shadow first forwards everything and tells what enforce would have done (docs/shadow.md).',
     '  mode: enforce',
-    ...comment(
-      '  ',
-      'DECIDE: how long a finished request answers retries; longer than any client goes on trying.',
-    ),
+    '  # DECIDE: how long a finished request answers retries; longer than any client goes on trying.',
     '  ttl: 24h',
     ...comment('  ', ...defaults.comments),
     ...defaults.lines.map((line) => `  ${line}`),

@@ -203,15 +203,14 @@ function missing(headers: Json, known: Json): Json {
   return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name.toLowerCase())))
 }
 
-function replayHeaders({ statusHeader, key }: RoutePolicy, names: Names): Json {
-  const header = (name: string): object => reference('headers', name)
-  return {
-    [RESPONSE_HEADER.replayed]: header(names.replayed),
-    ...(key.derive === null ? {} : { [RESPONSE_HEADER.derived]: header(names.derived) }),
-    ...(statusHeader
-      ? { [RESPONSE_HEADER.status]: header(names.status), [RESPONSE_HEADER.expires]: header(names.expires) }
-      : {}),
-  }
+function replayHeaders({ statusHeader, key }: RoutePolicy, { headers }: Names): Json {
+  const { replayed, derived, status, expires } = RESPONSE_HEADER
+  const sent = [
+    replayed,
+    ...(key.derive === null ? [] : [derived]),
+    ...(statusHeader ? [status, expires] : []),
+  ]
+  return Object.fromEntries(sent.map((header) => [header, reference('headers', headers.get(header) ?? '')]))
 }
 
 const UNITS: readonly (readonly [string, Millis])[] = [
@@ -226,8 +225,24 @@ function inWords(time: Millis): string {
   return `${time / length} ${unit}`
 }
 
+/** Headers of replays: the name of the component, what it is for, and what it may hold. */
+// biome-ignore format: a table
+const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, schema: object]> = new Map([
+  [RESPONSE_HEADER.replayed, ['IdempotentReplayed',
+    'This is the answer to the first request with the key; nothing was executed for this one.', { enum: ['true'] }]],
+  [RESPONSE_HEADER.derived, ['IdempotencyKeyDerived',
+    'The proxy made the key, since the request had none.', { enum: ['true'] }]],
+  [RESPONSE_HEADER.status, ['IdempotencyStatus',
+    'What became of the request.', { enum: ['executed', 'replayed', 'bypassed', 'ignored'] }]],
+  [RESPONSE_HEADER.expires, ['IdempotencyExpires',
+    'Until when the key is answered with this answer.', { format: 'date-time' }]],
+])
+
 /** What the overlay's components are called, so that it overwrites none of the description's. */
-type Names = Readonly<Record<'problem' | 'replayed' | 'derived' | 'status' | 'expires', string>>
+interface Names {
+  readonly problem: string
+  readonly headers: ReadonlyMap<string, string>
+}
 
 function componentNames(root: Json): Names {
   const free = (section: string, name: string): string => {
@@ -236,13 +251,8 @@ function componentNames(root: Json): Names {
     for (let n = 2; member(taken, own) !== undefined; n++) own = `${name}${n}`
     return own
   }
-  return {
-    problem: free('schemas', 'IdempotencyProblem'),
-    replayed: free('headers', 'IdempotentReplayed'),
-    derived: free('headers', 'IdempotencyKeyDerived'),
-    status: free('headers', 'IdempotencyStatus'),
-    expires: free('headers', 'IdempotencyExpires'),
-  }
+  const headers = [...HEADERS].map(([header, [name]]) => [header, free('headers', name)] as const)
+  return { problem: free('schemas', 'IdempotencyProblem'), headers: new Map(headers) }
 }
 
 function reference(section: 'schemas' | 'headers', name: string): object {
@@ -252,22 +262,12 @@ function reference(section: 'schemas' | 'headers', name: string): object {
 /** In terms that OpenAPI 3.0 and 3.1 share. `baseUrl`: what the type of a problem begins with. */
 function componentsOf(names: Names, baseUrl: string): object {
   const text = { type: 'string' }
-  const header = (description: string, schema: object): object => ({
-    description,
-    schema: { type: 'string', ...schema },
-  })
+  const headers = [...HEADERS].map(([header, [, description, schema]]) => [
+    names.headers.get(header),
+    { description, schema: { ...text, ...schema } },
+  ])
   return {
-    headers: {
-      [names.replayed]: header(
-        'This is the answer to the first request with the key; nothing was executed for this one.',
-        { enum: ['true'] },
-      ),
-      [names.derived]: header('The proxy made the key, since the request had none.', { enum: ['true'] }),
-      [names.status]: header('What became of the request.', {
-        enum: ['executed', 'replayed', 'bypassed', 'ignored'],
-      }),
-      [names.expires]: header('Until when the key is answered with this answer.', { format: 'date-time' }),
-    },
+    headers: Object.fromEntries(headers),
     schemas: {
       [names.problem]: {
         type: 'object',
