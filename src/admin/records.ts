@@ -14,7 +14,7 @@ import {
 import { orThrow, type Records } from '../store/records.ts'
 import { CorruptRecord, type KeptNote, type Listing, type Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
-import { describeEvent, explainRecord, factsOf, type RouteFacts } from './explain.ts'
+import { describeEvent, explainRecord, factsOf } from './explain.ts'
 import { lookup, type RecordLookup } from './lookup.ts'
 import { AdminProblem, invalid } from './problems.ts'
 import {
@@ -70,20 +70,6 @@ export function responseView(result: CompletedResponse): RecordView['response'] 
     headers.push([name, CREDENTIAL.test(name) ? MASK : (lines[n + 1] as string)])
   }
   return { status, headers, size: body.length }
-}
-
-function fullView(
-  id: RecordId,
-  stored: IdempotencyRecord,
-  now: Millis,
-  notes: readonly KeptNote[],
-  facts: RouteFacts | null,
-): FullView | null {
-  const view = recordView(id, stored, now)
-  if (view === null) return null
-  const history = notes.flatMap(historyView)
-  const full = { ...view, shadowed: shadowedView(history), history }
-  return { ...full, explanation: explainRecord(full, facts) }
 }
 
 function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {
@@ -294,10 +280,13 @@ export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => 
       ports.records.get(id).then(orThrow),
       notesOf(ports.store, id),
     ])
-    if (record === null) return null
+    const view = record && recordView(id, record, now)
+    if (view === null) return null
     const { config, isConfigured = true } = ports
-    const facts = isConfigured ? factsOf([...config.routes, config.defaults], record.route) : null
-    return fullView(id, record, now, notes, facts)
+    const facts = isConfigured ? factsOf([...config.routes, config.defaults], view.route) : null
+    const history = notes.flatMap(historyView)
+    const full = { ...view, shadowed: shadowedView(history), history }
+    return { ...full, explanation: explainRecord(full, facts) }
   }
 
   app.get(

@@ -53,6 +53,14 @@ export class Args {
     return typeof value === 'string' ? value : undefined
   }
 
+  /** Those of the options that were given, by name. */
+  given<Name extends string>(names: readonly Name[]): Partial<Record<Name, string>> {
+    const entries = names.map((name) => [name, this.text(name)] as const)
+    return Object.fromEntries(entries.filter(([, value]) => value !== undefined)) as Partial<
+      Record<Name, string>
+    >
+  }
+
   all(name: string): readonly string[] {
     return (this.#values[name] as string[] | undefined) ?? []
   }

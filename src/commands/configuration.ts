@@ -33,12 +33,7 @@ export function configOf(
 }
 
 export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
-  return {
-    upstream: args.text('upstream'),
-    listen: args.text('listen'),
-    store: args.text('store'),
-    service: args.text('service'),
-  }
+  return args.given(['upstream', 'listen', 'store', 'service'])
 }
 
 /** @throws {Exit} */

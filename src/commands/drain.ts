@@ -21,8 +21,7 @@ export const drain: Command = {
 async function runDrain(args: Args, io: Io): Promise<number> {
   if (!args.has('admin')) throw usage('drain needs the running proxy: --admin URL --token-file FILE')
   await using source = openAdmin(args)
-  const reason = args.text('reason')
-  const body = { by: args.text('by') ?? osUser(), ...(reason === undefined ? {} : { reason }) }
+  const body = { by: osUser(), ...args.given(['by', 'reason']) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
   const said = `${source.name} is draining: it fails its readiness and keeps serving\n`
   io.out(args.has('json') ? json(reply) : said)

@@ -88,11 +88,8 @@ function callOf(args: Args): SourceRequest | { readonly beginning: string } {
       "found no record id, nor 8 or more characters that one begins with (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route",
     )
   }
-  const body: Lookup = { key: subject, caller: callerOf(args.all('caller')) }
-  for (const name of ['method', 'path', 'host', 'route'] as const) {
-    const value = args.text(name)
-    if (value !== undefined) body[name] = value
-  }
+  const named = args.given(['method', 'path', 'host', 'route'])
+  const body: Lookup = { key: subject, caller: callerOf(args.all('caller')), ...named }
   return { method: 'POST', path: '/v1/records/lookup', body }
 }
 
@@ -147,11 +144,9 @@ function claimsOf(text: string): Record<string, string | number | boolean> | nul
 
 /** The flags of this command for a shell, to resolve the record with; `resolve` needs the routes, not only a store. */
 function sameWhere(args: Args): string {
-  const flags = Object.keys(SOURCE_OPTIONS).flatMap((name) => {
-    const value = args.text(name)
-    return value === undefined ? [] : [` --${name} ${shellWord(name, value)}`]
-  })
-  return [...(args.has('store') && !args.has('config') ? [' --config FILE'] : []), ...flags].join('')
+  const given = Object.entries(args.given(Object.keys(SOURCE_OPTIONS)) as Record<string, string>)
+  const flags = given.map(([name, value]) => ` --${name} ${shellWord(name, value)}`)
+  return [...(isBuilt(args) ? [' --config FILE'] : []), ...flags].join('')
 }
 
 function shellWord(name: string, value: string): string {

@@ -41,11 +41,7 @@ async function runList(args: Args, io: Io): Promise<number> {
 }
 
 function queryOf(args: Args): Record<string, string> {
-  const query: Record<string, string> = {}
-  for (const name of ['state', 'route', 'age', 'cursor']) {
-    const value = args.text(name)
-    if (value !== undefined) query[name] = value
-  }
+  const query = args.given(['state', 'route', 'age', 'cursor'])
   return args.has('dead-lettered') ? { ...query, deadLettered: 'true' } : query
 }
 

@@ -55,13 +55,11 @@ async function runReport(args: Args, io: Io): Promise<number> {
   if (format === undefined)
     throw usage(`--format: found ${quote(name)}; allowed: ${Object.keys(FORMATS).join(', ')}`)
   const files = args.all('log')
-  const sample = args.text('sample')
-  if (sample !== undefined && !args.has('admin'))
+  if (args.has('sample') && !args.has('admin'))
     throw usage('found --sample without --admin URL: only a running proxy asks the upstream')
   if (files.length > 0) return reportOfLogs(files, args, io, format)
   await using source = await openSource(args, io)
-  const since = args.text('since')
-  const query = { ...(since === undefined ? {} : { since }), ...(sample === undefined ? {} : { sample }) }
+  const query = args.given(['since', 'sample'])
   const found = (await source.ask({ method: 'GET', path: '/v1/report', query })) as Report
   io.out(format(found, textOf(found)))
   return found.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE

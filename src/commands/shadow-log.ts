@@ -17,14 +17,6 @@ export interface ShadowReport {
   readonly shadow: readonly ShadowRow[]
 }
 
-interface Line {
-  readonly time: Millis
-  readonly route: string
-  readonly verdict: string
-  readonly retryAgeMs: number | null
-  readonly newKey: boolean
-}
-
 /**
  * Reads logs of proxies: JSON lines, also behind a prefix as `kubectl logs --timestamps` and the container runtime put one, or
  * within the JSON of Docker's log files.
@@ -75,7 +67,7 @@ function timeOf(text: string): Millis | null {
 }
 
 /** Null: not a complete line of shadow mode. */
-function lineOf(text: string): Line | null {
+function lineOf(text: string) {
   let value = parsed(text.slice(text.indexOf('{')))
   if (value !== null && typeof value['log'] === 'string') value = parsed(value['log'])
   if (value === null || value['msg'] !== 'shadow') return null
