@@ -56,7 +56,7 @@ void t.test('it counts by itself; a store that is down leaves the last count', a
   t.equal(told.length, 1)
   store.next.push({ op: 'list', fault: new Error('a bug') })
   await census.start()
-  t.match(errors, [{ message: 'a bug' }], 'told, and the process lives on')
+  t.same(errors, [{ message: 'Error: a bug' }], 'told, and the process lives on')
   census.stop()
   await census.start()
   t.equal(told.length, 2)
