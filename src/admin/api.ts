@@ -46,10 +46,10 @@ export const adminApi: AdminRoutes<AdminPorts> = async (app, options) => {
 async function describe(ports: AdminPorts): Promise<Record<string, unknown>> {
   const { default: swagger } = await import('@fastify/swagger')
   const app = adminApp({ onBug: () => {} })
-  const schemas: Record<string, object> = { Problem: problem }
+  const schemas: Record<string, TSchema> = { Problem: problem }
   app.addHook('onRoute', ({ schema }) => {
     const named = [schema?.body, ...Object.values(schema?.response ?? {})]
-    for (const one of named as ({ readonly $id?: string } | undefined)[])
+    for (const one of named as ((TSchema & { readonly $id?: string }) | undefined)[])
       if (one?.$id !== undefined) schemas[one.$id] = one
   })
   await app.register(swagger, {
@@ -72,27 +72,21 @@ async function describe(ports: AdminPorts): Promise<Record<string, unknown>> {
   })
   await app.register(adminApi, { ports })
   await app.ready()
-  return optionalBodies(app.swagger() as unknown as Described)
+  const document = app.swagger() as unknown as Described
+  // The package takes every body for required.
+  for (const { requestBody } of Object.values(document.paths).flatMap((path) => Object.values(path))) {
+    const schema = schemas[requestBody?.content['application/json'].schema.$ref.split('/').at(-1) ?? '']
+    if (requestBody && schema) requestBody.required = !isOptionalBody(schema)
+  }
+  return document
 }
 
 interface Described extends Record<string, unknown> {
-  readonly components: { readonly schemas: Readonly<Record<string, TSchema>> }
-  readonly paths: Readonly<Record<string, Readonly<Record<string, { requestBody?: RequestBody }>>>>
+  readonly paths: Readonly<Record<string, Readonly<Record<string, { readonly requestBody?: RequestBody }>>>>
 }
 interface RequestBody {
   required: boolean
-  readonly content: Readonly<Record<string, { readonly schema: { readonly $ref: string } }>>
-}
-
-/** The package takes every body for required. */
-function optionalBodies(document: Described): Described {
-  for (const operation of Object.values(document.paths).flatMap((path) => Object.values(path))) {
-    const [name = ''] =
-      operation.requestBody?.content['application/json']?.schema.$ref.split('/').slice(-1) ?? []
-    const schema = document.components.schemas[name]
-    if (operation.requestBody && schema) operation.requestBody.required = !isOptionalBody(schema)
-  }
-  return document
+  readonly content: { readonly 'application/json': { readonly schema: ReturnType<typeof reference> } }
 }
 
 const ALWAYS: readonly ProblemCode[] = ['unauthorized', 'origin_not_allowed', 'host_not_allowed']

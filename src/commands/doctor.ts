@@ -242,27 +242,20 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   try {
     await access(directory, constants.R_OK | constants.W_OK | constants.X_OK)
     const { found } = await readSpool(directory, () => {})
+    const owned = found.map(({ payload }) => ownerOf(payload, service))
+    const owners = Map.groupBy(owned, ({ of }) => of)
     const damaged = (await readdir(directory)).filter(isDamagedName).length
     const kept = `${counted(damaged, 'damaged file')} kept aside in ${directory}: inspect and remove them`
     return [
       ...(found.length === 0 ? [fine('spool', `${directory} is empty`)] : []),
-      ...spooled(
-        directory,
-        found.map(({ payload }) => payload),
-        service,
+      ...[...owners].map(([of, all]) =>
+        finding('spool', `${counted(all.length, 'outcome')} ${of}in ${directory} ${all[0]?.todo}`),
       ),
       ...(damaged === 0 ? [] : [finding('spool', kept)]),
     ]
   } catch (error) {
     return [missing('spool', error, `${directory} does not exist yet: a proxy makes it when it starts`)]
   }
-}
-
-function spooled(directory: string, payloads: readonly Buffer[], service: string): CheckResult[] {
-  const owned = payloads.map((payload) => ownerOf(payload, service))
-  return [...Map.groupBy(owned, ({ of }) => of)].map(([of, all]) =>
-    finding('spool', `${counted(all.length, 'outcome')} ${of}in ${directory} ${all[0]?.todo}`),
-  )
 }
 
 function ownerOf(payload: Buffer, service: string): { readonly of: string; readonly todo: string } {
