@@ -7,7 +7,9 @@ import {
   onlyRecord,
   type Reply,
   redisSnapshot,
+  STATE,
   send,
+  stateOf,
   tempDir,
   until,
 } from '../support/e2e.ts'
@@ -171,8 +173,16 @@ for (const policy of ['unknown', 'retry'] as const)
     const wait = Number(early.headers.get('retry-after'))
     t.ok(wait >= 1 && wait <= 2, `Retry-After ${wait} is at most the rest of the lease`)
     await lapsed()
-    const before = await redisSnapshot(redis)
     if (policy === 'unknown') {
+      const first = await send(other, key, { path: '/slow' })
+      t.strictSame(
+        [first.status, first.code],
+        [409, 'idempotency_outcome_unknown'],
+        'it reads as unknown at once',
+      )
+      // The sweeper writes that down within about a second; from then on nothing changes the record.
+      await until(async () => stateOf((await onlyRecord(redis)).bytes) === STATE.unknown)
+      const before = await redisSnapshot(redis)
       const late = await Promise.all(
         Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' })),
       )
