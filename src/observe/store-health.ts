@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { around } from '../store/around.ts'
+import { around, OPERATIONS, type StoreOperation } from '../store/around.ts'
 import type { BreakerState } from '../store/breaker.ts'
 import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { Logger } from './log.ts'
@@ -58,6 +58,10 @@ export class StoreHealth {
 
   /** Counts and times the operations of a store. */
   measured(store: Store): Store {
+    // Made once: a protected request runs two operations.
+    const labels = Object.fromEntries(
+      OPERATIONS.map((operation) => [operation, { ...this.#labels, operation }]),
+    ) as Record<StoreOperation, { readonly store: string; readonly operation: StoreOperation }>
     return around(store, (operation, run) => {
       // Off the path of requests, which do without it if it fails.
       if (operation === 'note') return run()
@@ -65,7 +69,7 @@ export class StoreHealth {
       const reply = run()
       const observe = (): void => {
         const seconds = (performance.now() - startedAt) / 1000
-        this.#metrics.observe('idempotency_store_operation_seconds', { ...this.#labels, operation }, seconds)
+        this.#metrics.observe('idempotency_store_operation_seconds', labels[operation], seconds)
       }
       void reply.then(
         () => {

@@ -8,7 +8,7 @@ import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Millis, shortId } from '../core/record.ts'
 import type { Observer, RequestSummary } from '../protect/request.ts'
-import { around, type Operation } from '../store/around.ts'
+import { around, type StoreOperation } from '../store/around.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
 
@@ -20,7 +20,7 @@ import type { Forward, Forwarded } from '../upstream/port.ts'
 /** Where every copy of the API's first major version, the SDK's own too, keeps what was registered. */
 const REGISTERED = Symbol.for('opentelemetry.js.api.1')
 /** Store operations of a request. Renewals and sweeps belong to none. */
-const TRACED: readonly Operation[] = ['put', 'swap', 'get', 'throttle']
+const TRACED: readonly StoreOperation[] = ['put', 'swap', 'get', 'throttle']
 /** How long the last spans may delay the shutdown. */
 const FLUSH_MOST: Millis = 2_000
 /** Others are `_OTHER`, so that a client cannot invent names. */

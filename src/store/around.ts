@@ -15,13 +15,13 @@ export const OPERATIONS = [
   'ping',
   'traits',
 ] as const
-export type Operation = (typeof OPERATIONS)[number]
+export type StoreOperation = (typeof OPERATIONS)[number]
 
 /**
  * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run` and returns that same promise:
  * each one in between costs the request a turn of the microtask queue.
  */
-export type Hook = <T>(operation: Operation, run: () => Promise<T>) => Promise<T>
+export type Hook = <T>(operation: StoreOperation, run: () => Promise<T>) => Promise<T>
 
 /** `store`, every operation run by `hook`. */
 export function around(store: Store, hook: Hook): Store {

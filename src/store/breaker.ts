@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { around, type Operation } from './around.ts'
+import { around, type StoreOperation } from './around.ts'
 import { type Store, StoreFull, StoreUnavailable } from './register.ts'
 
 export type BreakerState = 'closed' | 'half_open' | 'open'
@@ -17,7 +17,7 @@ export interface BreakerOptions {
 export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 5000 } as const
 
 /** Refused while it is open, but not counted: what people look at must not take the store away from traffic. */
-const NOT_COUNTED: readonly Operation[] = ['list', 'note', 'notes']
+const NOT_COUNTED: readonly StoreOperation[] = ['list', 'note', 'notes']
 
 /** Fails fast while the store is down, and probes it in the background until it is back. */
 export function withBreaker(store: Store, options: BreakerOptions): Store {
@@ -43,7 +43,7 @@ class Breaker {
     this.#options = options
   }
 
-  run<T>(operation: Operation, run: () => Promise<T>): Promise<T> {
+  run<T>(operation: StoreOperation, run: () => Promise<T>): Promise<T> {
     if (this.#state !== 'closed')
       return Promise.reject(
         new StoreUnavailable(`the store ${this.#store.name} is down (breaker open)`, false),

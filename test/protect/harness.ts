@@ -26,7 +26,7 @@ import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { KeyedMutex } from '../../src/runtime/keyed-mutex.ts'
 import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
-import type { Operation } from '../../src/store/around.ts'
+import type { StoreOperation } from '../../src/store/around.ts'
 import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
@@ -132,7 +132,7 @@ export const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
 export const never: Promise<never> = new Promise(() => {})
 
 export interface StoreCall {
-  readonly op: Operation
+  readonly op: StoreOperation
   readonly id: RecordId | null
   /** The process that asks. */
   readonly by: unknown
@@ -146,7 +146,7 @@ export class Store {
   calls = 0
   maxBytes = MEMORY_BYTES
   /** For calls of that name one after the other, then none. */
-  readonly next: { op: Operation; fault: Fault | null }[] = []
+  readonly next: { op: StoreOperation; fault: Fault | null }[] = []
   fault: (call: StoreCall) => Fault | null = () => null
   /** Asked before the call goes out; it goes when the promise resolves. */
   gate: ((call: StoreCall) => Promise<void>) | null = null
@@ -158,7 +158,7 @@ export class Store {
 
   /** The same store as one process sees it. */
   wire(by: unknown = null): StorePort {
-    const call = <T>(op: Operation, id: RecordId | null, apply: () => Promise<T>) =>
+    const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Promise<T>) =>
       this.#call(by, op, id, apply)
     const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Promise<T>): Promise<T> => {
       const settled = await reply
@@ -231,7 +231,7 @@ export class Store {
     return bytes === null ? null : readAt(decodeRecord(bytes), now)
   }
 
-  async #call<T>(by: unknown, op: Operation, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
+  async #call<T>(by: unknown, op: StoreOperation, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
     const call = { op, id, by, n: ++this.calls }
     if (id !== null) this.ids.add(id)
     if (this.gate !== null) await this.gate(call)
