@@ -25,10 +25,10 @@ export const LARGE = payment(64 * 1024)
 
 const MIB = 1024 * 1024
 
-/** As many of them as 1 MiB holds. */
-function filled(part: (n: number) => string, open = '[', close = ']'): string {
+/** As many of them as there is room for. */
+function filled(part: (n: number) => string, size = MIB, [open, close] = '[]'): string {
   const parts: string[] = []
-  let left = MIB - 2
+  let left = size - 2
   for (let n = 0; ; n++) {
     const next = part(n)
     left -= next.length + 1
@@ -45,16 +45,61 @@ const order = {
   items: [1, 2],
 }
 
-/** JSON of 1 MiB: as clients send it, and as somebody writes it who wants to keep the proxy busy. */
-export const MIB_SHAPES: Readonly<Record<string, () => string>> = {
-  'orders, as clients send them': () => filled(() => JSON.stringify(order)),
-  'orders, indented': () => filled(() => JSON.stringify(order, null, 2)),
-  '99 nested arrays of two': () => filled(() => '['.repeat(98) + '1' + ',1]'.repeat(98)),
-  'one object, names in no order': () =>
-    filled((n) => `"${((n * 7919) % 1000003).toString(36)}":1`, '{', '}'),
-  'objects of two, the later name first': () => filled(() => '{"b":1,"a":1}'),
-  'numbers with an exponent': () => filled(() => '1e20'),
-  'numbers of 17 digits': () => filled((n) => String(1 / (n + 3))),
-  'strings with needless escapes': () => filled(() => '"\\/"'),
-  'a blank before each item': () => filled(() => ' 1'),
+/** A request of 1 MiB. */
+export interface MibRequest {
+  readonly path: string
+  readonly type: string
+  /** Some have the key in the body; the others in the header line. */
+  readonly keyed: boolean
+  readonly body: (key: string) => string
+}
+
+/** As clients send them, and as somebody writes them who wants to keep the proxy busy. */
+export const MIB_REQUESTS: Readonly<Record<string, MibRequest>> = {
+  ...shapes({
+    'orders, as clients send them': () => filled(() => JSON.stringify(order)),
+    'orders, indented': () => filled(() => JSON.stringify(order, null, 2)),
+    '99 nested arrays of two': () => filled(() => '['.repeat(98) + '1' + ',1]'.repeat(98)),
+    'one object, names in no order': () =>
+      filled((n) => `"${((n * 7919) % 1000003).toString(36)}":1`, MIB, '{}'),
+    'objects of two, the later name first': () => filled(() => '{"b":1,"a":1}'),
+    'numbers with an exponent': () => filled(() => '1e20'),
+    'numbers of 17 digits': () => filled((n) => String(1 / (n + 3))),
+    'strings with needless escapes': () => filled(() => '"\\/"'),
+    'a blank before each item': () => filled(() => ' 1'),
+  }),
+  'orders, with the key at a JSON pointer': {
+    path: '/v1/keyed',
+    type: 'application/json',
+    keyed: true,
+    body: (key) => `{"orders":${filled(() => JSON.stringify(order), MIB - 100)},"id":"${key}"}`,
+  },
+  'a form, with the key in its last field': {
+    path: '/v1/form',
+    type: 'application/x-www-form-urlencoded',
+    keyed: true,
+    body: (key) => `${'f=%41&'.repeat((MIB - 100) / 6)}id=${key}`,
+  },
+  'a multipart form that is almost its delimiter': {
+    path: '/v1/payments',
+    type: 'multipart/form-data; boundary=a',
+    keyed: false,
+    body: () =>
+      `--a\r\nContent-Disposition: form-data; name="f"\r\n\r\n${'\r'.repeat(MIB - 100)}\r\n--a--\r\n`,
+  },
+  'bytes, as they are': {
+    path: '/v1/payments',
+    type: 'application/octet-stream',
+    keyed: false,
+    body: () => 'x'.repeat(MIB),
+  },
+}
+
+/** JSON that is compared as values. */
+function shapes(bodies: Readonly<Record<string, () => string>>): Record<string, MibRequest> {
+  const entries = Object.entries(bodies).map(([shape, body]) => [
+    `JSON as values: ${shape}`,
+    { path: '/v1/json', type: 'application/json', keyed: false, body },
+  ])
+  return Object.fromEntries(entries) as Record<string, MibRequest>
 }

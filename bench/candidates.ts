@@ -1,6 +1,8 @@
+import { randomBytes } from 'node:crypto'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { NO_POSTGRES } from '../test/support/postgres.ts'
 import { freePort } from '../test/support/redis.ts'
 import { Child } from './child.ts'
 import type { Cores } from './machine.ts'
@@ -14,12 +16,16 @@ export interface World {
   readonly cores: Cores
   readonly upstreamPort: number
   readonly redisPort: number
+  /** Null: there is none, or no candidate needs it. */
+  readonly postgres: { readonly url: string } | null
 }
 
 export const CANDIDATES = [
   'proxy-redis',
+  'proxy-sealed',
   'proxy-sqlite',
   'proxy-memory',
+  'proxy-postgres',
   'unprotected',
   'http-proxy',
   'nginx',
@@ -30,8 +36,10 @@ export type CandidateName = (typeof CANDIDATES)[number]
 
 export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-redis': '**this proxy**, Redis',
+  'proxy-sealed': '**this proxy**, Redis, encrypted',
   'proxy-sqlite': '**this proxy**, SQLite (default)',
   'proxy-memory': '**this proxy**, memory',
+  'proxy-postgres': '**this proxy**, PostgreSQL',
   unprotected: 'its own unprotected, buffered POST',
   'http-proxy': 'plain @fastify/http-proxy',
   nginx: 'nginx',
@@ -39,14 +47,30 @@ export const TITLES: Readonly<Record<CandidateName, string>> = {
   'node-idempotency': '@node-idempotency/core behind Fastify',
 }
 
+interface Command {
+  readonly command: readonly string[]
+  readonly cwd: string
+}
 /** The command that serves on `port`; a string says why it cannot be had here. */
-type Starter = (world: World, port: number) => { command: string[]; cwd: string } | string
+type Starter = (world: World, port: number) => Command | string
 
 const STARTERS: Readonly<Record<CandidateName, Starter>> = {
   'proxy-redis': (world, port) => proxy(world, port, `redis://127.0.0.1:${world.redisPort}`),
+  'proxy-sealed': (world, port) => {
+    const file = join(world.folder, `key-${port}`)
+    writeFileSync(file, randomBytes(32).toString('hex'))
+    return proxy(
+      world,
+      port,
+      `redis://127.0.0.1:${world.redisPort}`,
+      `, encryption: { keys: [{ id: bench, file: "${file}" }] }`,
+    )
+  },
   'proxy-sqlite': (world, port) => proxy(world, port, `sqlite:./bench-${port}.db`),
   'proxy-memory': (world, port) => proxy(world, port, 'memory:'),
-  unprotected: (world, port) => server(world, 'unprotected', port, world.upstreamPort, world.dist),
+  'proxy-postgres': (world, port) =>
+    world.postgres === null ? String(NO_POSTGRES) : proxy(world, port, world.postgres.url),
+  unprotected: (world, port) => server(world, 'unprotected', port, world.upstreamPort),
   'http-proxy': (world, port) => server(world, 'http-proxy', port, world.upstreamPort),
   nginx: (world, port) => nginx(world, port, findNginx(), null),
   'nginx-lua': (world, port) => nginx(world, port, findNginxLua(), world.redisPort),
@@ -71,7 +95,7 @@ function nginx(world: World, port: number, found: ReturnType<typeof findNginx>, 
  * changes nothing of what a request costs. Only the memory store, whose 64 MiB would be full of day-old
  * records after some seconds, has another route, which keeps its answers for three.
  */
-function proxy(world: World, port: number, store: string) {
+function proxy(world: World, port: number, store: string, more = '') {
   const file = join(world.folder, `proxy-${port}.yaml`)
   const route = (name: string, path: string) => `{ name: ${name}, match: { methods: [POST], path: "${path}" }`
   const short = store === 'memory:'
@@ -81,12 +105,14 @@ function proxy(world: World, port: number, store: string) {
 admin: { listen: "127.0.0.1:0" }
 upstream: { url: "http://127.0.0.1:${world.upstreamPort}"${short ? ', timeout: 3s' : ''} }
 service: bench
-store: { url: "${store}", timeout: 5s }
+store: { url: "${store}", timeout: 5s${more} }
 log: { format: json }
 routes:
   - ${route('payments', '/v1/payments')} }
   - ${route('large', '/v1/large')} }
   - ${route('json', '/v1/json')}, fingerprint: { body: json } }
+  - ${route('keyed', '/v1/keyed')}, key: { from: ["json:/id"] } }
+  - ${route('form', '/v1/form')}, key: { from: ["form:id"] } }
 ${short ? `  - ${route('short', '/v1/short')}, ttl: 3s }` : ''}
 `,
   )
@@ -103,13 +129,15 @@ export function proxyCommand(dist: string, args: readonly string[]): string[] {
   return [process.execPath, ...rest.map((word) => word.replace('/app/dist', dist)), ...args]
 }
 
-/** Starts a candidate; a string says why it is left out. */
-export async function startCandidate(world: World, name: CandidateName): Promise<Child | string> {
+/** Starts a candidate, with these flags of Node besides its own; a string says why it is left out. */
+export async function startCandidate(
+  world: World,
+  name: CandidateName,
+  nodeFlags: readonly string[] = [],
+): Promise<Child | string> {
   const port = await freePort()
   const how = STARTERS[name](world, port)
-  return typeof how === 'string'
-    ? how
-    : await Child.spawn(port, [...world.cores.candidate, ...how.command], how.cwd)
+  return typeof how === 'string' ? how : await spawn(world, port, how, nodeFlags)
 }
 
 /** The proxy on a store of its own, with these flags of Node besides those of the image. */
@@ -119,7 +147,11 @@ export async function startProxy(
   nodeFlags: readonly string[] = [],
 ): Promise<Child> {
   const port = await freePort()
-  const { command, cwd } = proxy(world, port, store)
-  const [node = '', ...rest] = command
-  return await Child.spawn(port, [...world.cores.candidate, node, ...nodeFlags, ...rest], cwd)
+  return await spawn(world, port, proxy(world, port, store), nodeFlags)
+}
+
+function spawn(world: World, port: number, how: Command, nodeFlags: readonly string[]): Promise<Child> {
+  const [program = '', ...args] = how.command
+  const flags = program === process.execPath ? nodeFlags : []
+  return Child.spawn(port, [...world.cores.candidate, program, ...flags, ...args], how.cwd)
 }

@@ -7,7 +7,7 @@ import { cpuMicros, listening, processTree, residentMb } from './machine.ts'
 const END_WITHIN = 3000
 
 /** As the image sets it; its cache of compiled code is for every Node here, filled by the first start. */
-const ENVIRONMENT = { NODE_ENV: 'production', NODE_OPTIONS: '', NODE_V8_COVERAGE: '' }
+const ENVIRONMENT = { NODE_ENV: 'production', MALLOC_ARENA_MAX: '1', NODE_OPTIONS: '', NODE_V8_COVERAGE: '' }
 
 const living = new Set<ChildProcess>()
 process.once('exit', () => {
@@ -19,12 +19,10 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => 
 export class Child implements AsyncDisposable {
   readonly port: number
   readonly #process: ChildProcess
-  readonly #pids: readonly number[]
 
   private constructor(port: number, child: ChildProcess) {
     this.port = port
     this.#process = child
-    this.#pids = processTree(child.pid as number)
   }
 
   /** Resolves when it listens; its standard output goes to /dev/null. */
@@ -52,11 +50,16 @@ export class Child implements AsyncDisposable {
     return new Child(port, child)
   }
 
+  /** The process and its children, as they are now: nginx listens before it starts its worker. */
+  get pids(): readonly number[] {
+    return processTree(this.#process.pid as number)
+  }
+
   /** CPU time of the process and its children so far, in microseconds. */
-  readonly cpu = (): number => cpuMicros(this.#pids)
+  readonly cpu = (): number => cpuMicros(this.pids)
 
   residentMb(which: 'VmRSS' | 'VmHWM'): number {
-    return residentMb(this.#pids, which)
+    return residentMb(this.pids, which)
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

@@ -20,57 +20,93 @@ export interface Load {
   readonly status: number
   /** CPU time of the candidate so far, in microseconds. */
   readonly cpu: () => number
+  /**
+   * So many requests a second, each due at its own time whether or not those before it were answered. Without it every
+   * connection sends its next request as soon as it has its answer.
+   */
+  readonly perSecond?: number
 }
 
 export interface LoadResult {
   readonly requests: number
   readonly cpuPerRequest: number
   readonly perSecond: number
-  /** Milliseconds from the request's first byte to the answer's last. */
+  /** Milliseconds from when the request was due to the answer's last byte. */
   readonly p50: number
   readonly p99: number
+  /** Of these, what passed before the request was sent: no connection was free, or the generator was late. */
+  readonly lateP99: number
 }
 
-/** Keeps every connection busy for the time, waits for the answers under way, and checks each status. */
+/** Sends for the time, waits for the answers under way, and checks each status. */
 export async function load(options: Load): Promise<LoadResult> {
   const { port, connections, milliseconds, request, status, cpu, most = Number.POSITIVE_INFINITY } = options
   const clients = await Promise.all(Array.from({ length: connections }, () => Client.open(port)))
   const latencies: number[] = []
+  const late: number[] = []
   let sent = 0
   const cpuBefore = cpu()
   const startedAt = performance.now()
   const until = startedAt + milliseconds
+  const due =
+    options.perSecond === undefined ? performance.now.bind(performance) : paced(options.perSecond, startedAt)
   const drive = async (client: Client): Promise<void> => {
     for (;;) {
-      const askedAt = performance.now()
-      if (askedAt >= until || sent >= most) return
+      const dueAt = await due()
+      if (dueAt >= until || sent >= most) return
+      late.push(performance.now() - dueAt)
       const got = await client.exchange(request(sent++))
       if (got !== status) throw new Error(`answered ${got} instead of ${status}: ${client.last}`)
-      latencies.push(performance.now() - askedAt)
+      latencies.push(performance.now() - dueAt)
     }
   }
   let timer: NodeJS.Timeout | undefined
-  const late = new Promise<never>((_, reject) => {
+  const missing = new Promise<never>((_, reject) => {
     timer = setTimeout(() => reject(new Error('answers are missing')), milliseconds + STRAGGLERS)
   })
   try {
-    await Promise.race([Promise.all(clients.map(drive)), late])
+    await Promise.race([Promise.all(clients.map(drive)), missing])
     const seconds = (performance.now() - startedAt) / 1000
     await wait(SETTLE)
     const micros = cpu() - cpuBefore
-    latencies.sort((a, b) => a - b)
-    const at = (share: number): number => latencies[Math.floor(latencies.length * share)] ?? Number.NaN
     return {
       requests: latencies.length,
       cpuPerRequest: micros / latencies.length,
       perSecond: latencies.length / seconds,
-      p50: at(0.5),
-      p99: at(0.99),
+      p50: at(latencies, 0.5),
+      p99: at(latencies, 0.99),
+      lateP99: at(late, 0.99),
     }
   } finally {
     clearTimeout(timer)
     for (const client of clients) client.close()
   }
+}
+
+/** Hands out the due times of requests that are evenly spaced, each when it has come. */
+function paced(perSecond: number, startedAt: number): () => number | Promise<number> {
+  const waiting: ((dueAt: number) => void)[] = []
+  let given = 0
+  const next = (): number => startedAt + (given * 1000) / perSecond
+  const take = (): number => {
+    const dueAt = next()
+    given++
+    return dueAt
+  }
+  const tick = (): void => {
+    while (waiting.length > 0 && next() <= performance.now()) waiting.shift()?.(take())
+    if (waiting.length > 0) setTimeout(tick, 1)
+  }
+  return () => {
+    if (next() <= performance.now()) return take()
+    if (waiting.length === 0) setTimeout(tick, 1)
+    return new Promise((resolve) => waiting.push(resolve))
+  }
+}
+
+function at(values: number[], share: number): number {
+  values.sort((a, b) => a - b)
+  return values[Math.floor(values.length * share)] ?? Number.NaN
 }
 
 /** As little HTTP as the answers need: a length or chunks, one answer at a time. */

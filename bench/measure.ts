@@ -18,6 +18,8 @@ export interface Plan {
   readonly warmUp: number
   readonly most?: number
   readonly connections: number
+  /** Requests a second, paced; without it, as many as the connections take. */
+  readonly perSecond?: number
 }
 
 /** Measures one scenario: after a round that does not count, the candidates take turns; each figure is the median. */
@@ -50,13 +52,14 @@ export async function measure(
       perSecond: of('perSecond'),
       p50: of('p50'),
       p99: of('p99'),
+      lateP99: of('lateP99'),
       residentMb: (running.get(candidate) as Child).residentMb('VmRSS'),
     }
   })
 }
 
 /** By then V8 has made machine code of the whole path. */
-const WARM = 25_000
+export const WARM = 40_000
 
 export function warmUpOf(plan: Plan, scenario: Scenario): Plan {
   return { ...plan, milliseconds: Math.min(scenario.warmUp ?? plan.warmUp, plan.warmUp), most: WARM }
@@ -65,26 +68,31 @@ export function warmUpOf(plan: Plan, scenario: Scenario): Plan {
 let rounds = 0
 const started = Date.now().toString(36)
 
-async function once(
+/** One round; `around` runs the load itself, without what is prepared for it. */
+export async function once(
   scenario: Scenario,
   candidate: CandidateName,
   child: Child,
   upstreamPort: number,
   plan: Plan,
+  around: (run: () => Promise<LoadResult>) => Promise<LoadResult> = (run) => run(),
 ): Promise<LoadResult> {
   const name = `b3a1f2-${started}-${String(rounds++).padStart(6, '0')}`
   const round: Round = { candidate, port: child.port, upstreamPort, name }
   const undo = await scenario.prepare?.(round)
   const countBefore = await control(upstreamPort, 'count')
-  const result = await load({
-    port: child.port,
-    connections: plan.connections,
-    milliseconds: plan.milliseconds,
-    ...(plan.most === undefined ? {} : { most: plan.most }),
-    request: (n) => scenario.request(round, n),
-    status: scenario.status,
-    cpu: child.cpu,
-  }).catch((error: unknown) => {
+  const run = (): Promise<LoadResult> =>
+    load({
+      port: child.port,
+      connections: plan.connections,
+      milliseconds: plan.milliseconds,
+      ...(plan.most === undefined ? {} : { most: plan.most }),
+      ...(plan.perSecond === undefined ? {} : { perSecond: plan.perSecond }),
+      request: (n) => scenario.request(round, n),
+      status: scenario.status,
+      cpu: child.cpu,
+    })
+  const result = await around(run).catch((error: unknown) => {
     throw new Error(`${scenario.title}, ${candidate}: ${(error as Error).message}`, { cause: error })
   })
   const executed = (await control(upstreamPort, 'count')) - countBefore

@@ -9,10 +9,10 @@ import { freePort } from '../test/support/redis.ts'
 import { SMALL } from './bodies.ts'
 import { startProxy, type World } from './candidates.ts'
 import { Child } from './child.ts'
-import { type LoadResult, load } from './load.ts'
+import type { LoadResult } from './load.ts'
 import { median } from './machine.ts'
-import type { Plan } from './measure.ts'
-import { type Round, SCENARIOS } from './scenarios.ts'
+import { once, type Plan } from './measure.ts'
+import { scenarioOf } from './scenarios.ts'
 
 const DAY = 86_400_000
 /** Puts under way at a time while a store is filled. */
@@ -43,9 +43,9 @@ export async function liveRecords(world: World, quick: boolean, plan: Plan): Pro
     for (let n = 0; n <= plan.rounds; n++)
       for (const side of n % 2 === 0 ? sides : sides.toReversed())
         for (const id of ['first', 'replay'] as const) {
-          const name = `records-${store}-${side.records}-${n}-${id}`
           const milliseconds = n === 0 ? Math.min(plan.warmUp, 3000) : plan.milliseconds
-          const result = await once(world, id, side.child, name, { ...plan, milliseconds })
+          const own = { ...plan, milliseconds }
+          const result = await once(scenarioOf(id), 'proxy-redis', side.child, world.upstreamPort, own)
           if (n > 0) side[id].push(result)
         }
     for (const { records, first, replay } of sides)
@@ -69,20 +69,24 @@ async function fill(store: 'redis' | 'sqlite', url: string, records: number): Pr
     store === 'redis'
       ? await openRedisStore({ url, ...options })
       : await openSqliteStore({ path: url, ...options })
-  const bytes = encodeDraft(FINISHED)
-  const spans = { dueIn: DAY, dropIn: DAY }
-  for (let n = 0; n < records; n += AT_ONCE) {
-    const ids = Array.from({ length: Math.min(AT_ONCE, records - n) }, (_, i) => idOf(n + i))
-    await Promise.all(ids.map((id) => register.put(id, bytes, spans)))
-  }
+  await fillWith(register, encodeDraft(FINISHED), records)
   await register.close()
 }
 
-function idOf(n: number): RecordId {
+/** Writes so many records of these bytes. */
+export async function fillWith(register: Store, bytes: Buffer, records: number): Promise<void> {
+  const spans = { dueIn: DAY, dropIn: DAY }
+  for (let n = 0; n < records; n += AT_ONCE) {
+    const ids = Array.from({ length: Math.min(AT_ONCE, records - n) }, (_, i) => idOf(n + i))
+    await Promise.all(ids.map(async (id) => register.put(id, Buffer.from(bytes), spans)))
+  }
+}
+
+export function idOf(n: number): RecordId {
   return hash('sha256', `live record ${n}`, 'base64url') as RecordId
 }
 
-const FINISHED: RecordDraft = {
+export const FINISHED: Extract<RecordDraft, { state: 'completed' }> = {
   state: 'completed',
   route: 'payments',
   method: 'POST',
@@ -108,29 +112,6 @@ const FINISHED: RecordDraft = {
   },
 }
 
-async function once(
-  world: World,
-  id: 'first' | 'replay',
-  child: Child,
-  name: string,
-  plan: Plan,
-): Promise<LoadResult> {
-  const scenario = SCENARIOS.find((one) => one.id === id)
-  if (scenario === undefined) throw new Error(`no scenario ${id}`)
-  const round: Round = { candidate: 'proxy-redis', port: child.port, upstreamPort: world.upstreamPort, name }
-  await scenario.prepare?.(round)
-  const { connections, milliseconds } = plan
-  const request = (n: number): Buffer => scenario.request(round, n)
-  return load({
-    port: child.port,
-    connections,
-    milliseconds,
-    request,
-    status: scenario.status,
-    cpu: child.cpu,
-  })
-}
-
 function medians(results: readonly LoadResult[]): LoadResult {
   const of = (figure: keyof LoadResult): number => median(results.map((result) => result[figure]))
   return {
@@ -139,5 +120,6 @@ function medians(results: readonly LoadResult[]): LoadResult {
     perSecond: of('perSecond'),
     p50: of('p50'),
     p99: of('p99'),
+    lateP99: of('lateP99'),
   }
 }

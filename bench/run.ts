@@ -2,7 +2,8 @@
  * `npm run bench`: what the proxy costs, beside others that do the same job, in one run. See docs/internals/performance.md.
  *
  *   --quick          one short round each: does everything work, not how fast it is
- *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts (start records stops)
+ *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts
+ *                    (tail start records stops costs)
  *   --candidates …   these candidates
  *   --rounds N --seconds S
  *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
@@ -13,10 +14,12 @@ import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { build, ROOT } from '../scripts/build.ts'
+import { NO_POSTGRES, PostgresServer } from '../test/support/postgres.ts'
 import { freePort } from '../test/support/redis.ts'
-import { build, ROOT } from './build.ts'
 import { CANDIDATES, type CandidateName, startCandidate, TITLES, type World } from './candidates.ts'
 import { Child } from './child.ts'
+import { costs } from './costs.ts'
 import { pinCores } from './machine.ts'
 import { type Cell, measure, type Plan } from './measure.ts'
 import { liveRecords } from './records.ts'
@@ -24,6 +27,7 @@ import { report, write } from './report.ts'
 import { SCENARIOS } from './scenarios.ts'
 import { startUp } from './start.ts'
 import { longestStops } from './stops.ts'
+import { type Tail, tails } from './tail.ts'
 
 const { values: flags } = parseArgs({
   options: {
@@ -40,7 +44,7 @@ const { values: flags } = parseArgs({
 const plan: Plan = {
   rounds: Number(flags.rounds ?? (flags.quick ? 1 : 5)),
   milliseconds: Number(flags.seconds ?? (flags.quick ? 0.1 : 0.7)) * 1000,
-  warmUp: flags.quick ? 100 : 8000,
+  warmUp: flags.quick ? 100 : 30_000,
   connections: flags.quick ? 8 : 64,
 }
 const only = flags.only?.split(',') ?? null
@@ -48,7 +52,7 @@ const wants = (id: string): boolean => only === null || only.includes(id)
 const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
 const dist = resolve(flags.dist)
-if (!flags['no-build']) build(dist)
+if (!flags['no-build']) await build(dist)
 const cores = pinCores()
 say(cores.said)
 const folder = mkdtempSync(join(tmpdir(), 'bench-'))
@@ -59,15 +63,17 @@ await using upstream = await serve('upstream', [
   fileURLToPath(new URL('servers/upstream.ts', import.meta.url)),
 ])
 await using redis = await serve('redis', [process.env['REDIS_SERVER'] ?? 'redis-server'])
-const world: World = { folder, dist, cores, upstreamPort: upstream.port, redisPort: redis.port }
+const wanted = CANDIDATES.filter((name) => flags.candidates?.split(',').includes(name) ?? true)
+await using postgres = wanted.includes('proxy-postgres') && !NO_POSTGRES ? await PostgresServer.start() : null
+const world: World = { folder, dist, cores, upstreamPort: upstream.port, redisPort: redis.port, postgres }
 
 const cells: Cell[] = []
 const skipped: string[] = []
+let tail: Tail[] | null = null
 {
   await using candidates = new AsyncDisposableStack()
   const running = new Map<CandidateName, Child>()
-  const wanted = flags.candidates?.split(',') ?? CANDIDATES
-  for (const name of CANDIDATES.filter((name) => wanted.includes(name))) {
+  for (const name of wanted) {
     const child = await startCandidate(world, name)
     if (typeof child === 'string') {
       skipped.push(`${TITLES[name]} is left out: ${child}.`)
@@ -78,12 +84,15 @@ const skipped: string[] = []
     say(scenario.title)
     cells.push(...(await measure(scenario, running, upstream.port, plan)))
   }
+  if (wants('tail')) tail = await tails(running, upstream.port, plan)
 }
 const start = wants('start') ? await startUp(world, flags.quick) : null
 const records = wants('records') ? await liveRecords(world, flags.quick, plan) : null
 const stops = wants('stops') ? await longestStops(world, flags.quick) : null
 
-const text = report({ cells, start, records, stops, skipped, cores, plan })
+const cost = wants('costs') ? await costs(world, wanted, plan) : null
+
+const text = report({ cells, tail, cost, start, records, stops, skipped, cores, plan })
 process.stdout.write(`${text}\n`)
 if (flags.write) write(text)
 

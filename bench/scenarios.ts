@@ -51,8 +51,8 @@ function post(path: string, size: Size, key: string | null): Buffer {
   return postOf(path, BODIES[size], key)
 }
 
-export function postOf(path: string, body: Buffer, key: string | null): Buffer {
-  const lines = ['Content-Type: application/json', `Content-Length: ${body.length}`]
+export function postOf(path: string, body: Buffer, key: string | null, type = 'application/json'): Buffer {
+  const lines = [`Content-Type: ${type}`, `Content-Length: ${body.length}`]
   if (key !== null) lines.push(`Idempotency-Key: ${key}`)
   return Buffer.concat([Buffer.from(head(`POST ${path}`, lines), 'latin1'), body])
 }
@@ -98,7 +98,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'first',
     title: 'first execution, JSON of 300 bytes',
-    candidates: [...PROTECTING, 'unprotected'],
+    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres', 'unprotected'],
     status: 201,
     executes: 1,
     request: (round, n) =>
@@ -107,7 +107,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'replay',
     title: 'replay, JSON of 300 bytes',
-    candidates: PROTECTING,
+    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres'],
     status: 201,
     executes: 0,
     ...replay('small', KEYS),
@@ -135,7 +135,7 @@ export const SCENARIOS: readonly Scenario[] = [
   },
   {
     id: 'first-large',
-    warmUp: 2000,
+    warmUp: 10_000,
     title: 'first execution, JSON of 64 KiB both ways',
     // The memory store would be full of them in half a second.
     candidates: [...PROTECTING.filter((name) => name !== 'proxy-memory'), 'unprotected'],
@@ -145,7 +145,7 @@ export const SCENARIOS: readonly Scenario[] = [
   },
   {
     id: 'replay-large',
-    warmUp: 2000,
+    warmUp: 10_000,
     title: 'replay, JSON of 64 KiB both ways',
     candidates: PROTECTING,
     status: 201,
@@ -153,6 +153,12 @@ export const SCENARIOS: readonly Scenario[] = [
     ...replay('large', LARGE_KEYS),
   },
 ]
+
+export function scenarioOf(id: string): Scenario {
+  const found = SCENARIOS.find((one) => one.id === id)
+  if (found === undefined) throw new Error(`no scenario ${id}`)
+  return found
+}
 
 /** Asks the upstream itself: how many requests it has had, how many it holds; or to let them go. */
 export async function control(port: number, what: 'count' | 'held' | 'release'): Promise<number> {

@@ -1,6 +1,7 @@
 import { setTimeout as wait } from 'node:timers/promises'
+import { freePort } from '../test/support/redis.ts'
 import { startCandidate, type World } from './candidates.ts'
-import type { Child } from './child.ts'
+import { Child } from './child.ts'
 import { Client, load } from './load.ts'
 import { median } from './machine.ts'
 import { type Round, SCENARIOS } from './scenarios.ts'
@@ -12,6 +13,8 @@ export interface StartUp {
   readonly candidate: StartCandidate
   /** Milliseconds from the start of the process to the end of the first answer, which came from the upstream. */
   readonly firstAnswer: number
+  /** The same ÷ that of `node` with a bare HTTP server. */
+  readonly toBare: number
   /** Megabytes, two seconds after the first answer. */
   readonly atRest: number
   /** The most that was ever resident, after first executions of 300 bytes on 64 connections without a pause. */
@@ -20,35 +23,60 @@ export interface StartUp {
   readonly saturatedLarge: number
 }
 
-/** Starts the proxy anew each time; then fills it up. */
+const STARTS = 11
+
+/** Starts the proxy on each store anew each time, and `node` beside it, in turns; then fills the proxies up. */
 export async function startUp(world: World, quick: boolean): Promise<StartUp[]> {
-  const found: StartUp[] = []
-  for (const candidate of STORES) {
-    const times: number[] = []
-    for (let n = 0; n < (quick ? 1 : 7); n++) {
-      await using child = await start(world, candidate, times)
+  const starts = STORES.map((candidate) => ({
+    candidate,
+    times: [] as number[],
+    spawn: () => startCandidate(world, candidate),
+  }))
+  const bare: Starts = { times: [], spawn: () => startBare(world) }
+  // The first of each is left out: it fills the caches.
+  for (let n = 0; n < (quick ? 1 : STARTS); n++)
+    for (const one of [bare, ...starts]) {
+      await using child = await start(one, n > 0 || quick)
       void child
     }
-    await using child = await start(world, candidate, times)
+  const found: StartUp[] = []
+  for (const one of starts) {
+    const { candidate, times } = one
+    await using child = await start(one, false)
     await wait(quick ? 100 : 2000)
     const atRest = child.residentMb('VmRSS')
     await saturate(world, candidate, child, 'first', 64, quick)
     const saturated = child.residentMb('VmHWM')
     await saturate(world, candidate, child, 'first-large', 256, quick)
     const saturatedLarge = child.residentMb('VmHWM')
-    found.push({ candidate, firstAnswer: median(times), atRest, saturated, saturatedLarge })
+    const firstAnswer = median(times)
+    const toBare = firstAnswer / median(bare.times)
+    found.push({ candidate, firstAnswer, toBare, atRest, saturated, saturatedLarge })
   }
   return found
 }
 
-async function start(world: World, candidate: StartCandidate, times: number[]): Promise<Child> {
+interface Starts {
+  readonly times: number[]
+  readonly spawn: () => Promise<Child | string>
+}
+
+const BARE =
+  "require('node:http').createServer((request, response) => response.end()).listen(process.argv[1])"
+
+async function startBare({ cores, folder }: World): Promise<Child> {
+  const port = await freePort()
+  return await Child.spawn(port, [...cores.candidate, process.execPath, '-e', BARE, String(port)], folder)
+}
+
+async function start({ times, spawn }: Starts, counts: boolean): Promise<Child> {
   const startedAt = performance.now()
-  const child = await startCandidate(world, candidate)
+  const child = await spawn()
   if (typeof child === 'string') throw new Error(child)
   const client = await Client.open(child.port)
   const status = await client.exchange(Buffer.from('GET / HTTP/1.1\r\nHost: bench\r\n\r\n'))
   if (status !== 200) throw new Error(`the first answer has status ${status}`)
-  times.push(performance.now() - startedAt)
+  if (counts) times.push(performance.now() - startedAt)
   client.close()
   return child
 }

@@ -1,31 +1,30 @@
 import { freePort } from '../test/support/redis.ts'
-import { MIB_SHAPES } from './bodies.ts'
+import { MIB_REQUESTS } from './bodies.ts'
 import { startProxy, type World } from './candidates.ts'
 import { Client } from './load.ts'
 import { median } from './machine.ts'
 import { postOf } from './scenarios.ts'
 
 export interface Stop {
-  /** What the body is. */
+  /** What the request is. */
   readonly shape: string
   /** The longest time that the event loop stood still for one request, in milliseconds. */
   readonly milliseconds: number
 }
 
-/** One request of 1 MiB at a time (the default of `limits.request`) to a route that compares JSON as values. */
+/** One request of 1 MiB at a time (the default of `limits.request`). */
 export async function longestStops(world: World, quick: boolean): Promise<Stop[]> {
   const port = await freePort()
   const url = new URL(`servers/stops.ts?${port}`, import.meta.url)
   await using child = await startProxy(world, `redis://127.0.0.1:${world.redisPort}`, ['--import', url.href])
   const client = await Client.open(child.port)
   const found: Stop[] = []
-  for (const [shape, body] of Object.entries(MIB_SHAPES)) {
+  for (const [shape, { path, type, keyed, body }] of Object.entries(MIB_REQUESTS)) {
     const stops: number[] = []
     for (let n = 0; n < (quick ? 2 : 15); n++) {
       await stopped(port)
-      const status = await client.exchange(
-        postOf('/v1/json', Buffer.from(body()), `stop-${found.length}-${n}`),
-      )
+      const key = `stop-${found.length}-${n}`
+      const status = await client.exchange(postOf(path, Buffer.from(body(key)), keyed ? null : key, type))
       if (status !== 201) throw new Error(`${shape}: answered ${status}: ${client.last}`)
       stops.push(await stopped(port))
     }

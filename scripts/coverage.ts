@@ -1,4 +1,4 @@
-/** After the covered tier of `npm test`: what decides correctness must be covered whole; the rest is printed. */
+/** Runs after the covered tier of `npm test`: the folders that decide correctness need full coverage; the rest is printed. */
 import { readFileSync } from 'node:fs'
 import { relative } from 'node:path'
 

@@ -1,6 +1,6 @@
 /**
  * Writes dashboards/*.json for Grafana: node scripts/dashboards.ts
- * A test proves that what is committed is what this makes (test/watch/dashboards.test.ts).
+ * test/watch/dashboards.test.ts compares the committed files with the output.
  */
 import { writeFileSync } from 'node:fs'
 import { overview } from './dashboards/overview.ts'

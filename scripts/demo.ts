@@ -1,7 +1,7 @@
 /**
  * `npm run demo`: an example payments API, the proxy on its embedded store, and real HTTP between them. Every
  * line that claims something is checked while it is printed; the exit code is 1 if any of them is not true.
- * Afterwards both stay up to be tried by hand; `--once` ends them.
+ * Both then stay up for you to try; `--once` stops them.
  */
 import { type ChildProcess, type ChildProcessByStdio, spawn } from 'node:child_process'
 import { createHash, randomUUID } from 'node:crypto'
@@ -22,7 +22,7 @@ const USAGE = `Usage: npm run demo [-- --once] [-- --port N]
   --keep     leave the API and the proxy running until Ctrl-C (the default)
   --port N   the proxy's port (default: 8080 where it is free, else any)
 `
-/** A child that has not said "listening" by then is not going to. */
+/** A child that has not logged "listening" by then never will. */
 const START_LIMIT = 20_000
 /** How long the charge of a client that hung up may take to show in the database. */
 const CHARGE_LIMIT = 3_000
@@ -44,7 +44,7 @@ let directory: string | null = null
 let stopping = false
 let checked = 0
 let broken = 0
-/** The story has been played to its end: Ctrl-C is then the way out, not an interruption. */
+/** The demo has finished: from now on Ctrl-C is the way out, not an interruption. */
 let told = false
 
 // ---------------------------------------------------------------------------------------- printing
@@ -62,12 +62,12 @@ function heading(text: string): void {
   print(style('bold', text))
 }
 
-/** One aligned line: what was done, and what came of it. */
+/** Prints one aligned line: the action and its result. */
 function tell(left: string, right: string): void {
   print(`  ${left.padEnd(46)}${right}`)
 }
 
-/** The same, with a claim about it that is either true or makes the demo fail. */
+/** The same, with a claim about the result; a false claim fails the demo. */
 function claim(left: string, right: string, holds: boolean): void {
   checked += 1
   if (!holds) broken += 1
@@ -92,7 +92,7 @@ interface Charge {
 
 const sent = new Map<string, number>()
 
-/** One request on a connection of its own. `hangUpAfter` ends it like a client that lost patience: null. */
+/** One request on its own connection. Null if `hangUpAfter` cut it short, as an impatient client does. */
 function send(url: string, charge?: Charge, hangUpAfter?: number): Promise<Answer | null> {
   return new Promise((resolve, reject) => {
     const body = charge === undefined ? null : JSON.stringify({ amount: charge.amount, currency: 'eur' })
@@ -138,7 +138,7 @@ async function answered(url: string, charge?: Charge): Promise<Answer> {
   return answer
 }
 
-/** A client that does as it is told: while the first request is still running, it comes back later. */
+/** A client that honours Retry-After: while the first request is still running, it comes back later. */
 async function retry(url: string, charge: Charge): Promise<{ answer: Answer; waited: number }> {
   for (let waited = 0; ; ) {
     const answer = await answered(url, charge)
@@ -237,7 +237,7 @@ async function stop(): Promise<void> {
 async function abandon(error: unknown): Promise<void> {
   if (stopping) return
   process.exitCode = 1
-  // A server that has died is the reason, a refused connection only its consequence.
+  // Report the dead server, not the refused connection that follows from it.
   await sleep(200)
   const dead = children.filter(
     ({ process: { exitCode, signalCode } }) => exitCode !== null || signalCode !== null,
@@ -254,7 +254,7 @@ async function abandon(error: unknown): Promise<void> {
   process.exit(1)
 }
 
-/** 8080 where nobody has it, so that the curl lines are the ones in the documentation; else any free port. */
+/** 8080 if it is free, so that the curl commands match the documentation; otherwise any free port. */
 async function choosePort(): Promise<string> {
   if (flags.port !== undefined) return flags.port
   if (flags.once) return '0'
@@ -380,9 +380,9 @@ async function main(): Promise<void> {
     process.stdout.write(USAGE)
     return
   }
-  // In a terminal Ctrl-C reaches the children too, and they drain by themselves; `stop` waits for them.
+  // In a terminal, Ctrl-C also reaches the children, which drain by themselves; `stop` waits for them.
   const interrupted = new Promise<void>((resolve) => {
-    // SIGHUP: the terminal was closed. The proxy would only reload its configuration.
+    // SIGHUP: the terminal was closed. The proxy itself would only reload its configuration.
     for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(signal, resolve)
   })
   process.once('exit', () => {

@@ -3,7 +3,7 @@ import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
 import { helpOf, type Reload, type Row, type Rows } from '../src/config/rows.ts'
 
-/** Generated tables stand between `<!-- table: NAME -->` and `<!-- end -->`. A test holds them equal to the rows. */
+/** Writes the generated tables, which stand between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
 const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
 if (import.meta.main) writeFileSync(CONFIGURATION, withTables(readFileSync(CONFIGURATION, 'utf8')))
 
@@ -25,7 +25,7 @@ function linesOf(rows: Rows, base = ''): string[] {
   return Object.entries(rows).flatMap(([name, row]) => {
     const path = base + name
     if (row.group === undefined) return [line(path, row)]
-    // A mapping that a word turns off.
+    // A mapping that a keyword can turn off.
     const own = row.byDefault === undefined || typeof row.byDefault === 'symbol' ? [] : [line(path, row)]
     return [...own, ...linesOf(row.group, `${path}.`)]
   })
@@ -45,7 +45,7 @@ function effects(rule: Reload): string[] {
   return rule.effect === 'restart' ? ['restart', 'identifies'] : ['live', 'identifies']
 }
 
-/** What a reload refuses, at least sometimes; a mapping whose properties all have the same effect stands for them. */
+/** Properties that a reload refuses to change, at least sometimes. A mapping stands for its properties where all have the same effect. */
 export function notLive(
   rows: Rows = { ...ROUTE, ...PROPERTIES },
   base = '',

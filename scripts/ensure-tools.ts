@@ -1,22 +1,24 @@
 /**
- * `npm test` and `npm run verify` run this first. The tests start servers of their own, so they need two programs that npm does not
- * bring: `redis-server` (7 or later) and `openssl` (certificates for the TLS tests). `verify` also uses Chromium for the operators'
- * page, and `prometheus` and `promtool` for dashboards and alerts; without them it skips those tests. As root, with apt-get, this
- * installs what is missing; elsewhere one sentence says what to do. REDIS_SERVER and CHROMIUM name binaries elsewhere.
+ * `npm test` and `npm run verify` run this first. The tests start their own servers, so they need three programs that npm does
+ * not install: `redis-server` (7 or later), PostgreSQL and `openssl` (certificates for the TLS tests). `verify` also uses Chromium
+ * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, and psycopg2 for an example; without them
+ * tests are skipped. Run as root on a machine with apt-get, this installs what is missing; elsewhere it prints one sentence on what to do.
+ * REDIS_SERVER, POSTGRES_BIN (a folder) and CHROMIUM point to other binaries.
  */
 import { spawnSync } from 'node:child_process'
 import { existsSync, rmSync, writeFileSync } from 'node:fs'
+import { postgresBinaries } from '../test/support/postgres-binaries.ts'
 
 const OLDEST_REDIS = 7
-/** Debian asks this script before it starts a service that it has just installed; 101 means: do not. */
+/** Debian asks this script before it starts a newly installed service; 101 means "do not". */
 const POLICY = '/usr/sbin/policy-rc.d'
 
 interface Need {
   readonly name: string
   readonly debian: string
-  /** For `verify` alone, which skips what needs it. */
+  /** Only `verify` needs it, and skips the tests that do. */
   readonly optional?: true
-  /** Null where it is there and good; else what was found. */
+  /** What is wrong with the tool found; null if it will do. */
   missing(): string | null
 }
 
@@ -36,6 +38,11 @@ const needs: readonly Need[] = [
     },
   },
   {
+    name: 'PostgreSQL',
+    debian: 'postgresql',
+    missing: () => (postgresBinaries() === null ? 'no folder with initdb and postgres was found' : null),
+  },
+  {
     name: 'openssl',
     debian: 'openssl',
     missing: () => (output('openssl', ['version']) === null ? 'openssl is not there' : null),
@@ -48,6 +55,24 @@ const needs: readonly Need[] = [
       process.env.CHROMIUM !== undefined || existsSync('/usr/bin/chromium')
         ? null
         : '/usr/bin/chromium is not there',
+  },
+  {
+    name: 'PgBouncer',
+    debian: 'pgbouncer',
+    optional: true,
+    missing: () =>
+      ['pgbouncer', '/usr/sbin/pgbouncer'].every((binary) => output(binary, ['--version']) === null)
+        ? 'pgbouncer is not there'
+        : null,
+  },
+  {
+    name: 'psycopg2 for Python',
+    debian: 'python3-psycopg2',
+    optional: true,
+    missing: () =>
+      ['python3', '/usr/bin/python3'].every((python) => output(python, ['-c', 'import psycopg2']) === null)
+        ? 'no python3 has it'
+        : null,
   },
   ...['prometheus', 'promtool'].map(
     (name): Need => ({
@@ -82,9 +107,9 @@ function aptInstall(packages: readonly string[]): void {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' }
     const aptGet = (...args: string[]) =>
       spawnSync('apt-get', args, { env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
-    // An update that could not reach one of several sources may still have been enough.
+    // The update may have been enough even if one of several sources could not be reached.
     aptGet('update', '-qq')
-    // Until Debian 12 promtool was a part of the package prometheus.
+    // Up to Debian 12, promtool was part of the prometheus package.
     const known = packages.filter((name) => output('apt-cache', ['show', name]) !== null)
     const run = aptGet('install', '-y', '-qq', '--no-install-recommends', ...known)
     if (run.status !== 0) process.stderr.write(`${run.stdout ?? ''}${run.stderr ?? ''}`)
@@ -95,7 +120,7 @@ function aptInstall(packages: readonly string[]): void {
 
 let lacking = find()
 const apt = process.getuid?.() === 0 && output('apt-get', ['--version']) !== null
-// A binary that REDIS_SERVER names is somebody's choice: nothing is installed instead of it.
+// REDIS_SERVER is the user's choice: nothing is installed in its place.
 const installable = lacking.filter(
   ({ need }) => need.debian !== 'redis-server' || process.env.REDIS_SERVER === undefined,
 )

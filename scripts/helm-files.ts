@@ -1,8 +1,8 @@
 /**
- * Copies what the observability chart ships (a chart cannot read outside its folder): dashboards/*.json and alerts/rules.yaml.
+ * Copies dashboards/*.json and alerts/rules.yaml into the observability chart, since a chart cannot read outside its folder.
  *
- *   node scripts/helm-files.ts            # after dashboards or alerts have changed
- *   node scripts/helm-files.ts --check    # exit 1 where a copy differs from its source
+ *   node scripts/helm-files.ts            # after a change to dashboards or alerts
+ *   node scripts/helm-files.ts --check    # exit 1 if a copy differs from its source
  */
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'

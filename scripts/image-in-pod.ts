@@ -1,8 +1,8 @@
 /**
- * Runs the image as the library chart's sidecar says: what Helm renders becomes a container (user, read-only root, capabilities, memory
- * limit, mounts, environment, arguments), on a Redis that speaks TLS under an authority of its own. Then it is loaded as `bench` does,
- * and ended as the chart's hooks do. Needs a Docker engine, the image (scripts/image-test.sh builds it), redis-server and
- * openssl; not part of `npm test`.
+ * Runs the image as the library chart's sidecar: what Helm renders becomes a container (user, read-only root, capabilities, memory
+ * limit, mounts, environment, arguments), with a Redis that serves TLS under a private CA. It is then loaded as `bench` does and stopped as
+ * the chart's hooks do. Needs a Docker engine, the image (scripts/image-test.sh builds it), redis-server and openssl; not part of
+ * `npm test`.
  *
  *   node scripts/image-in-pod.ts [--image idempotency-proxy:test] [--seconds 15]
  */
@@ -69,7 +69,7 @@ interface Running {
   readonly memory: string
 }
 
-/** The rendered sidecar as a container, once its start-up probe is satisfied. */
+/** Starts the rendered sidecar as a container and waits for its startup probe. */
 async function start(hook: string): Promise<Running> {
   const [port, opsPort, adminPort] = [await freePort(), await freePort(), await freePort()]
   const sets = {
@@ -83,7 +83,7 @@ async function start(hook: string): Promise<Running> {
     'ca.existingConfigMap': 'ca',
     'spool.enabled': true,
     'drain.hook': hook,
-    // As in bench: what a busy machine does not reach.
+    // As in the bench: high enough for a busy machine.
     'config.store.timeout': '5s',
   }
   const args = Object.entries(sets).flatMap(([name, value]) => ['--set', `idempotencyProxy.${name}=${value}`])
@@ -129,7 +129,7 @@ async function start(hook: string): Promise<Running> {
   return { id, port, ops, memory, hook: sidecar.lifecycle.preStop.exec.command }
 }
 
-/** `-v` of a mount: what Kubernetes would put there. */
+/** The `-v` option for a mount, with the content that Kubernetes would provide. */
 function mounted(mount: Manifest, volumes: readonly Manifest[], objects: readonly Manifest[]): string {
   const { name, mountPath, readOnly } = mount as unknown as Record<string, string>
   const volume = volumes.find((one) => one['name'] === name) as Manifest
@@ -161,7 +161,7 @@ const request = (kind: 'small' | 'large', key: string): Buffer => {
 async function loaded({ id, port, ops, memory }: Running): Promise<void> {
   const pid = Number(docker('inspect', '-f', '{{.State.Pid}}', id))
   say('', 'resident at rest', `${residentMb([pid], 'VmRSS').toFixed(0)} MB`)
-  // As the kubelet: one that answers too late three times ends the container.
+  // Like the kubelet: three late answers in a row end the container.
   let worst = 0
   const done = new AbortController()
   const probes = (async () => {

@@ -1,5 +1,5 @@
 /**
- * Takes the pictures of docs/operators-page.md anew: the real page in a real Chromium, on records that real faults made.
+ * Retakes the screenshots in docs/operators-page.md: the real page in a real Chromium, on records made by real faults.
  *
  *   node scripts/page-images.ts
  */

@@ -1,9 +1,9 @@
 /**
- * Prints the software bill of materials of what is installed in production: `npm run --silent sbom [-- spdx]`. Read from
- * package-lock.json alone, as `npm ci --omit=dev` in the Dockerfile is.
+ * Prints the software bill of materials of the production packages, the only ones that the bundle contains:
+ * `npm run --silent sbom [-- spdx]`. Reads nothing but package-lock.json.
  *
- * `npm sbom --omit=dev` (npm 11) leaves out what a dev dependency needs as well, `yaml` and `debug` among them. So npm is
- * given a project that has no dev dependencies.
+ * `npm sbom --omit=dev` (npm 11) also leaves out packages that a dev dependency shares, such as `yaml` and `debug`. So npm gets a project
+ * without dev dependencies.
  */
 import { spawnSync } from 'node:child_process'
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -28,7 +28,7 @@ delete lock.packages['']?.devDependencies
 
 const place = mkdtempSync(join(tmpdir(), 'sbom-'))
 try {
-  // npm calls the project by the name of its folder.
+  // npm names the project after its folder.
   const folder = join(place, manifest.name)
   mkdirSync(folder)
   writeFileSync(join(folder, 'package.json'), JSON.stringify(manifest))

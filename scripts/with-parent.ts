@@ -1,4 +1,4 @@
-/** Loaded before a child (`node --import ./scripts/with-parent.ts …`): it ends with its parent, however that ended. */
+/** Preloaded into a child (`node --import ./scripts/with-parent.ts …`) so that it ends with its parent, however the parent ended. */
 process.once('disconnect', () => process.kill(process.pid, 'SIGTERM'))
-// The channel tells of the parent's end and keeps nothing alive.
+// The channel reports the parent's end and does not keep the child alive.
 process.channel?.unref()

@@ -8,14 +8,14 @@ if (major < 24 || (major === 24 && minor < 13)) {
   process.exit(2)
 }
 
-/** Null where nobody can answer. The question goes to standard error: standard output may be read by a program. */
+/** Null if nobody can answer. The prompt goes to standard error, as a program may read standard output. */
 function terminal(): Io['ask'] {
   if (!process.stdin.isTTY || !process.stderr.isTTY) return null
-  return async (question) => {
+  return async (prompt) => {
     const { createInterface } = await import('node:readline/promises')
     const lines = createInterface({ input: process.stdin, output: process.stderr })
     try {
-      return await lines.question(question)
+      return await lines.question(prompt)
     } finally {
       lines.close()
     }
@@ -24,12 +24,14 @@ function terminal(): Io['ask'] {
 
 // The reader may have seen enough: `list | head`.
 process.stdout.on('error', () => process.exit())
-const { dispatch } = await import('./commands/dispatch.ts')
-process.exitCode = await dispatch(process.argv.slice(2), {
-  out: (text) => void process.stdout.write(text),
-  err: (text) => void process.stderr.write(text),
-  env: process.env,
-  ask: terminal(),
+void import('./commands/dispatch.ts').then(async ({ dispatch }) => {
+  process.exitCode = await dispatch(process.argv.slice(2), {
+    out: (text) => void process.stdout.write(text),
+    err: (text) => void process.stderr.write(text),
+    env: process.env,
+    ask: terminal(),
+    columns: process.stderr.isTTY ? process.stderr.columns : null,
+  })
+  // Exits once everything is written, whatever dependencies have left open.
+  process.stdout.write('', () => process.exit())
 })
-// Nothing that a dependency left open may keep the process once everything is written.
-process.stdout.write('', () => process.exit())

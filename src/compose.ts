@@ -2,58 +2,64 @@ import { randomInt } from 'node:crypto'
 import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
-import { openAdmin } from './admin/api.ts'
+import { openAdmin } from './admin/access.ts'
 import { type Config, namespaceOf } from './config/config.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
 import { policyNamed } from './core/route.ts'
-import { jwtPoliciesOf, verifier } from './credentials/callers.ts'
-import { Issuer } from './credentials/issuer.ts'
-import { adminServer, type Health, healthOf, opsServer } from './http/admin.ts'
+import type { Verifier } from './credentials/callers.ts'
+import type { Issuer } from './credentials/issuer.ts'
+import { adminServer, opsServer } from './http/admin.ts'
 import { Stalled } from './http/bodies.ts'
 import { closeServer } from './http/connections.ts'
 import { loopMarkOf, marking } from './http/headers.ts'
+import { type Health, healthOf } from './http/health.ts'
 import { trafficServer } from './http/server.ts'
 import { History } from './observe/history.ts'
 import { auditLog, type Logger, type LogOutput } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
-import { observer, reconcileObserver, shadowObserver } from './observe/observer.ts'
-import { StoreHealth } from './observe/store-health.ts'
+import { observer, passObserver, reconcileObserver, StoreHealth, shadowObserver } from './observe/observer.ts'
 import { openTracing } from './observe/tracing.ts'
-import { Latency } from './protect/answers.ts'
-import { RecentGrants } from './protect/existing.ts'
-import { KeyChurn } from './protect/key-churn.ts'
 import { Leases } from './protect/leases.ts'
 import type { Ports } from './protect/ports.ts'
+import { KeyChurn, Latency, RecentGrants } from './protect/recent.ts'
+import { Reclaimer } from './protect/reclaimer.ts'
 import type { Execution } from './protect/request.ts'
 import { Settler, spoolRoom } from './protect/settler.ts'
 import { WaitingRoom } from './protect/waiting-room.ts'
 import { Control, Recheck } from './reconcile/control.ts'
-import { QUESTION_TIMEOUT } from './reconcile/ports.ts'
+import { STATUS_QUERY_TIMEOUT } from './reconcile/ports.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
-import { KeyedMutex } from './runtime/keyed-mutex.ts'
 import { Budget, InFlight } from './runtime/limits.ts'
 import { RecordMap } from './runtime/record-map.ts'
+import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
-import { nameOf, openStore } from './store/open.ts'
+import { asOne, hasGrace, nameOf, openStores } from './store/open.ts'
 import { type Left, Outbox } from './store/outbox.ts'
+import { inPhase, Presence } from './store/phases.ts'
+import { KEPT_FOR, RecentWrites } from './store/recent.ts'
 import { Records, tokens } from './store/records.ts'
+import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
+import { sealerOf } from './store/sealing.ts'
 import { forwarder } from './upstream/forward.ts'
 import { openUpstream } from './upstream/pool.ts'
 import { VERSION } from './version.ts'
+
+const clock = performance.now.bind(performance)
 
 /** The parts of one proxy, made but not yet listening. */
 export type Parts = Awaited<ReturnType<typeof compose>>
 
 /**
- * Makes the parts, each from those before it: what is seen → store → upstream → guard → servers.
- * @throws where the spool or the embedded store cannot be opened, or a file cannot be read.
+ * Creates the parts, each from those before it: observers → store → upstream → guard → servers.
+ *
+ * @throws if the spool or the embedded store cannot be opened, or a file cannot be read.
  */
 export async function compose(config: Config, log: Logger, output: LogOutput | null) {
   const startedAt = Date.now()
-  /** What changes while the proxy runs. */
+  /** State that changes while the proxy runs. */
   const state = { config, started: false, draining: false }
   const onBug = (error: unknown): void => log.error({ err: error }, 'internal error')
-  /** What the end has to close, the latest first. */
+  /** Resources to close at the end, latest first. */
   const closing = new AsyncDisposableStack()
 
   const metrics = new Metrics(config.metrics.defaults)
@@ -66,12 +72,20 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   )
 
   const storeHealth = new StoreHealth(nameOf(config.store.url), metrics, log)
-  const measured = storeHealth.measured(await openStore(config, storeHealth))
-  const store = tracing?.store(measured) ?? measured
+  if (config.store.wait !== null) storeHealth.startWaits()
+  let reclaimer: Reclaimer | null = null
+  // Before there is one there is nothing to write again.
+  const onNewEpoch = (epoch: NewEpoch): void => void reclaimer?.begin(epoch)
+  const { presence, store: opened } = await openInPhase(config, storeHealth, onNewEpoch, metrics, log)
+  const store = tracing?.store(opened) ?? opened
   closing.defer(() => store.close())
+  closing.defer(() => presence?.stop())
   closing.defer(() => tracing?.flush())
-  const records = new Records(store)
-  await storeHealth.watch(store)
+  for (const reason of SEAL_ERRORS) metrics.count('idempotency_seal_errors_total', { reason }, 0)
+  const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
+  const onSealError = (reason: SealError): void => metrics.count('idempotency_seal_errors_total', { reason })
+  const records = new Records(store, onSealError, recent)
+  await storeHealth.watch(store, config.store.grace)
   closing.defer(() => storeHealth.stop())
   const history = new History({
     note: (id, notes) => store.history.append(id, notes),
@@ -80,37 +94,35 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   })
   closing.defer(() => history.close())
 
-  const upstream = openUpstream(config.upstream)
-  // Connections of its own: slow uploads and streams that nobody protects must not keep protected requests waiting.
-  const passing = openUpstream(config.upstream)
-  closing.defer(
-    async () => void (await Promise.allSettled([upstream.pool.destroy(), passing.pool.destroy()])),
-  )
+  const upstream = await openUpstream(config.upstream)
+  // A separate pool: slow uploads and unprotected streams must not make protected requests wait.
+  const passing = await openUpstream(config.upstream)
+  closing.defer(async () => void (await Promise.allSettled([upstream.close(), passing.close()])))
   const stalled = new Stalled()
   const budget = new Budget(config.limits.buffered, stalled.makeRoom)
-  // Shadow mode takes no room from the routes that protect.
+  // Separate, so that shadow mode takes no room from protected routes.
   const shadowBudget = new Budget(config.limits.buffered)
-  const forwarding = { ...config.upstream, budget, servername: upstream.tls.servername ?? null }
-  const forward = forwarder(upstream.pool, forwarding)
+  const forwarding = { ...config.upstream, budget }
+  const forward = forwarder(upstream.client, forwarding)
 
   const loop = loopMarkOf(config)
-  const questionTimeout = Math.min(QUESTION_TIMEOUT, config.upstream.timeout)
+  const queryTimeout = Math.min(STATUS_QUERY_TIMEOUT, config.upstream.timeout)
   const unresolved = reconcileObserver(metrics, log, history)
-  const questions = {
-    forward: marking(forwarder(upstream.pool, { ...forwarding, timeout: questionTimeout }), loop),
+  const queries = {
+    forward: marking(forwarder(upstream.client, { ...forwarding, timeout: queryTimeout }), loop),
     policyOf: (route: string) => policyNamed(state.config, route),
     upstream: upstreamTag(config.upstream.url),
     records,
     store,
   }
   const control = new Control({
-    ...questions,
+    ...queries,
     say: unresolved.tried,
-    clock: () => performance.now(),
+    clock,
     pause: (time) => wait(time, undefined, { ref: false }),
   })
 
-  const counting = observer(metrics, log, history, (route, id) => control.completed(route, id))
+  const counting = observer(metrics, log, history, control)
   const observing = tracing?.observer(counting) ?? counting
   const settler = new Settler(records, observing, outbox)
   closing.defer(() => outbox?.close())
@@ -123,10 +135,27 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   closing.defer(() => leases.close())
   const waiters = new WaitingRoom(records, store, config.limits.waiters)
   const running = new RecordMap<Execution>()
-  const inFlight = new InFlight(randomInt(2 ** 32))
-  const issuer = config.issuer === null ? null : new Issuer(config.issuer.secret, config.issuer.ttl)
-  const callers = verifier(jwtPoliciesOf([...config.routes, config.defaults]))
-  closing.defer(() => callers.close())
+  const reclaiming = new Reclaimer({
+    records,
+    store,
+    settler,
+    running,
+    repliesWithin: config.store.timeout,
+    keptFor: KEPT_FOR,
+    onSplit: (route, detail) => {
+      metrics.count('idempotency_split_total', { route })
+      log.error(detail, 'split brain: the store has lost a claim, and another owner has claimed its key')
+    },
+    onWritten: (written) =>
+      log.warn({ records: written }, 'the store had lost records of this replica; they were written again'),
+    onBug,
+  })
+  reclaimer = reclaiming
+  closing.defer(() => reclaiming.close())
+  const inFlight = new InFlight(config.limits.inFlight, randomInt(2 ** 32))
+  const issuer = await openIssuer(config)
+  const callers = await openVerifier(config)
+  closing.defer(() => callers?.close())
   const ports: Ports = {
     records,
     store,
@@ -134,10 +163,10 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     settler,
     waiters,
     turns: new KeyedMutex(),
-    grants: new RecentGrants(() => performance.now()),
-    keyChurn: new KeyChurn(() => performance.now()),
-    verifyToken: (policy, headers) => callers.verify(policy, headers),
-    // Configuration demands an issuer where keys must be issued.
+    grants: new RecentGrants(clock),
+    keyChurn: new KeyChurn(clock),
+    verifyToken: (policy, headers) => (callers as Verifier).verify(policy, headers),
+    // Configuration requires an issuer if keys must be issued.
     checkIssued: async (key, now) => issuer?.check(key, now) ?? 'forged',
     running,
     inFlight,
@@ -145,19 +174,16 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     latency: new Latency(),
     budget,
     forward: tracing?.forward(forward) ?? forward,
-    upstream: questions.upstream,
+    upstream: queries.upstream,
     namespace: namespaceOf(config),
     unfitForStrict: () => storeHealth.mayEvict() && !config.store.acceptRisk,
     pause: wait,
     newToken: tokens(),
-    get maxInFlight() {
-      return state.config.limits.inFlight
-    },
   }
   const shadow = new Shadow(ports, shadowObserver(metrics, log, history))
   const reconciler = new Reconciler({
-    ...questions,
-    questionTimeout,
+    ...queries,
+    queryTimeout,
     control,
     isOwn: (id) => running.has(id) || settler.held(id) !== null,
     wake: (id) => waiters.tell(id, null),
@@ -172,7 +198,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
   })
 
-  const data = await trafficServer({
+  const data = trafficServer({
     inForce: state,
     ports,
     upstream: passing,
@@ -181,24 +207,23 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     stalled,
     shadow: { shadow, budget: shadowBudget },
     spans: tracing,
-    passed: (route, milliseconds) => {
-      const labels = { route, outcome: 'passed' }
-      metrics.count('idempotency_requests_total', labels)
-      metrics.observe('idempotency_request_duration_seconds', labels, milliseconds / 1000)
-    },
+    passed: passObserver(metrics),
     passFailed: (method, cause) => log.warn({ method, cause }, 'an unprotected request got no answer'),
     onLoop: (method) => log.warn({ method }, 'loop detected: the upstream leads back to this proxy'),
     onBug,
-    draining: () => state.draining,
   })
   const access = await openAdmin(state, {
     records,
     store,
     waiters,
-    own: { isRunning: (id) => running.has(id), tell: (id) => settler.flush(id) },
+    own: {
+      isRunning: (id) => running.has(id),
+      tell: (id) => settler.flush(id),
+      decided: reclaiming.decided,
+    },
     history,
     announceDrain: () => void (state.draining = true),
-    recheck: new Recheck(questions),
+    recheck: new Recheck(queries),
     counters: async () => ({ since: startedAt, samples: await metrics.samples() }),
     version: VERSION,
     onAudit: auditLog(log, config.audit.file === null ? output : null),
@@ -211,8 +236,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     metrics,
     store: () => healthOf(store),
   }
-  const admin = config.admin.listen === null ? null : await adminServer(health, access, onBug)
-  const ops = config.ops.listen === null ? null : await opsServer(health, onBug)
+  const admin = config.admin.listen === null ? null : adminServer(health, access, onBug)
+  const ops = config.ops.listen === null ? null : opsServer(health, onBug)
   for (const server of [admin, ops]) if (server !== null) closing.defer(() => closeAbruptly(server))
 
   return {
@@ -220,6 +245,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     state,
     metrics,
     store,
+    presence,
     spooled: spooled.length,
     budgets: [budget, shadowBudget],
     settler,
@@ -235,7 +261,54 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   }
 }
 
-/** Where outcomes that the store does not take outlive this process, and those that an earlier one left. */
+/** During a migration between stores, this replica claims only while it is sure of its phase. */
+async function openInPhase(
+  config: Config,
+  health: StoreHealth,
+  onNewEpoch: (epoch: NewEpoch) => void,
+  metrics: Metrics,
+  log: Logger,
+): Promise<{ readonly store: Store; readonly presence: Presence | null }> {
+  const { migrate } = config.store
+  const hooks = ({ onEvent, onBreaker, onOperation, onPruned, onHeld, onWaited }: StoreHealth) => ({
+    onEvent,
+    onBreaker,
+    onOperation,
+    onPruned,
+    onHeld,
+    onWaited,
+    onNewEpoch,
+  })
+  const ofOld = migrate && hooks(new StoreHealth(`from_${nameOf(migrate.from)}`, metrics, log))
+  const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
+  const store = asOne({ to, from }, config)
+  if (migrate === null || from === null) return { store, presence: null }
+  const { phase } = migrate
+  const replica = `${hostname()}:${process.pid}`
+  const say = (why: string | null): void =>
+    why === null
+      ? log.info({ phase }, 'migration: in phase')
+      : log.error({ phase, why }, 'migration: nothing is claimed')
+  const presence = new Presence({ from, to }, { phase, replica, say })
+  return { store: inPhase(store, presence), presence }
+}
+
+/** Null: no issuer is configured. Signing code is loaded only if used (docs/adr/0074), as for {@link openVerifier}. */
+async function openIssuer({ issuer }: Config): Promise<Issuer | null> {
+  if (issuer === null) return null
+  const { Issuer } = await import('./credentials/issuer.ts')
+  return new Issuer(issuer.secret, issuer.ttl)
+}
+
+/** Null: no policy reads tokens, which a reload cannot change. */
+async function openVerifier({ routes, defaults }: Config): Promise<Verifier | null> {
+  const policies = [...routes, defaults].map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
+  if (policies.length === 0) return null
+  const { verifier } = await import('./credentials/callers.ts')
+  return verifier(policies)
+}
+
+/** Opens the spool, where outcomes survive this process, and reads those that an earlier one left. */
 async function openOutbox(
   { service, store, limits }: Config,
   log: Logger,
@@ -244,6 +317,7 @@ async function openOutbox(
   try {
     return await Outbox.open({
       service,
+      sealer: sealerOf(store),
       directory: store.spool,
       maxBytes: spoolRoom(limits.buffered),
       say: (message, detail) => log.warn(detail, message),

@@ -1,13 +1,17 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import type { Parts } from './compose.ts'
+import { unknownBecause } from './core/classify.ts'
 import type { Millis } from './core/record.ts'
 import { closeServer } from './http/connections.ts'
-import { unknownBecause } from './protect/classify.ts'
+import { within } from './runtime/scheduling.ts'
 
 /** How often the drain checks whether everything has finished. */
 const CHECK_EVERY: Millis = 20
 
-/** Announces, serves on for `drain.delay`, then ends: running requests finish and are stored, up to `drain.timeout` (contract §11). */
+/**
+ * Announces the shutdown, keeps serving for `drain.delay`, then stops: running requests finish and are stored, up to `drain.timeout`
+ * (contract §11).
+ */
 export async function drain(parts: Parts): Promise<void> {
   const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data, closing } = parts
   const { delay, timeout } = state.config.drain
@@ -29,12 +33,14 @@ export async function drain(parts: Parts): Promise<void> {
     await wait(Math.min(CHECK_EVERY, left()))
   }
 
-  // Nobody will see how these end: recorded now, so that retries need not wait for the lease.
+  // Nobody will see how these end: record that now, so that retries need not wait for the lease.
   const unseen = unknownBecause('the proxy was stopped before the upstream answered', null)
-  await Promise.allSettled([...running].map(([, execution]) => settler.settle(execution, unseen, () => {})))
+  await Promise.allSettled(
+    [...running].map(async ([, execution]) => settler.settle(execution, unseen, () => {})),
+  )
   // An execution without a claim is held first: the store may be back.
   if (settler.size > 0) await settler.flush()
-  // Who waits for an execution elsewhere is told that it is still running, before the connections end.
+  // Requests that wait for other replicas are told that the first one is still running, before connections close.
   if (waiters.size > 0) {
     waiters.close()
     await wait(CHECK_EVERY)
@@ -42,8 +48,8 @@ export async function drain(parts: Parts): Promise<void> {
   shadow.close()
   data.closeAllConnections()
   await closed
-  // A question that is cut off is asked again by another replica.
-  await Promise.race([reconciled, wait(left(), undefined, { ref: false })])
+  // A status query that is cut off is sent again by another replica.
+  await within(left(), reconciled)
   await closing.disposeAsync()
   log.info('stopped')
 }

@@ -1,5 +1,4 @@
 import { resolve } from 'node:path'
-import { setTimeout as wait } from 'node:timers/promises'
 import { compose, type Parts } from './compose.ts'
 import type { Config } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
@@ -8,9 +7,10 @@ import { drain } from './drain.ts'
 import { closeServer, listen } from './http/connections.ts'
 import type { Logger, LogOutput } from './observe/log.ts'
 import { reloader } from './reload.ts'
+import { within } from './runtime/scheduling.ts'
 import { VERSION } from './version.ts'
 
-/** How long outcomes that an earlier process left may delay the start, where there are many. */
+/** How long writing an earlier process's outcomes may delay the start. */
 const WRITE_FIRST: Millis = 2000
 
 interface Urls {
@@ -20,36 +20,53 @@ interface Urls {
 }
 
 export interface Proxy extends Urls {
-  /** Puts a configuration in force if it is valid and needs no restart (contract §10); else the log says why not. */
+  /** Resolves when the store has answered for the first time, or failed to: startup is complete. */
+  readonly settled: Promise<void>
+  /** Applies a configuration if it is valid and needs no restart (contract §10); otherwise the log says why not. */
   reload(loaded: Loaded): void
-  /** Announces, serves on for `drain.delay`, then ends: running requests finish and are stored (contract §11). */
+  /** Announces the shutdown, keeps serving for `drain.delay`, then stops: running requests finish and are stored (contract §11). */
   drain(): Promise<void>
 }
 
 /**
- * Starts a proxy: open the store → write what an earlier process left → listen → say so.
- * @throws where the spool or the embedded store cannot be opened, a TLS file cannot be read, or an address cannot be listened on.
+ * Starts a proxy: open the store → enter the migration phase → write what an earlier process left → listen → log it.
+ *
+ * @throws if the spool or the embedded store cannot be opened, a replica two phases away is alive, a TLS file cannot be read, or an address
+ * cannot be used.
  */
 export async function start(config: Config, log: Logger, output: LogOutput | null = null): Promise<Proxy> {
   for (const warning of config.warnings) log.warn(warning)
   const parts = await compose(config, log, output)
+  await enterPhase(parts)
   await writeSpooled(parts)
   const urls = await listenAll(parts)
   parts.state.started = true
   parts.reconciler.start(config)
   announce(parts, urls)
+  const nothing = (): void => {}
+  const settled = parts.store.ping().then(nothing, nothing)
   let ending: Promise<void> | null = null
-  return { ...urls, reload: reloader(parts), drain: () => (ending ??= drain(parts)) }
+  return { ...urls, settled, reload: reloader(parts), drain: () => (ending ??= drain(parts)) }
 }
 
-/** What the store takes now is not answered from here; while it is down, retries are. */
+/** Runs before anything is claimed or written for an earlier process. */
+async function enterPhase({ presence, closing }: Parts): Promise<void> {
+  try {
+    await presence?.enter()
+  } catch (error) {
+    await closing.disposeAsync()
+    throw error
+  }
+}
+
+/** Outcomes that the store takes now need not be answered from memory; while it is down, retries are. */
 async function writeSpooled({ log, spooled, settler }: Parts): Promise<void> {
   if (spooled === 0) return
   log.warn({ outcomes: spooled }, 'outcomes of an earlier process are in the spool and will be written')
-  await Promise.race([settler.flush(), wait(WRITE_FIRST, undefined, { ref: false })])
+  await within(WRITE_FIRST, settler.flush())
 }
 
-/** The traffic listener last, so that nothing is served unless everything is. */
+/** The traffic listener comes last, so that nothing is served unless everything is. */
 async function listenAll(parts: Parts): Promise<Urls> {
   const { state, data, admin, ops } = parts
   const { config } = state

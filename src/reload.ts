@@ -3,12 +3,12 @@ import type { Config } from './config/config.ts'
 import { type Change, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'
 
-/** Changes of one reload that are logged: a new file may differ in every line. */
+/** Number of changes logged per reload: a new file may differ in every line. */
 const MOST_LOGGED = 100
 
 /**
- * Puts a configuration that was read while the proxy runs in force, if it is valid and everything that it changes can change
- * without a restart; else nothing changes, and the log says why (contract §10).
+ * Applies a configuration that was read while the proxy runs, if it is valid and all its changes can be made without a restart; otherwise
+ * nothing changes, and the log says why (contract §10).
  */
 export function reloader(parts: Parts): (loaded: Loaded) => void {
   const { log, metrics, state } = parts
@@ -41,7 +41,7 @@ export function reloader(parts: Parts): (loaded: Loaded) => void {
     count(true)
     if (changes.length === 0) return log.info('the configuration was read again: nothing has changed')
     const { level } = config.log
-    // The lines below come out under the more verbose of the two levels, so that a change to `warn` is confirmed.
+    // The lines below are logged under the more verbose of the two levels, so that a change to `warn` is confirmed.
     if (level !== 'silent' && !log.isLevelEnabled(level)) log.level = level
     for (const warning of orphaned) log.warn(warning)
     for (const warning of config.warnings) if (!known.includes(warning)) log.warn(warning)
@@ -50,11 +50,12 @@ export function reloader(parts: Parts): (loaded: Loaded) => void {
   }
 }
 
-/** What does not read the configuration in force by itself. */
-function apply({ reconciler, metrics, budgets, waiters }: Parts, config: Config): void {
+/** Updates parts that do not read the configuration themselves. */
+function apply({ reconciler, metrics, budgets, inFlight, waiters }: Parts, config: Config): void {
   reconciler.check(config)
   metrics.startRoutes(config)
   for (const budget of budgets) budget.resize(config.limits.buffered)
+  inFlight.resize(config.limits.inFlight)
   waiters.resize(config.limits.waiters)
 }
 

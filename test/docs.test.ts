@@ -6,8 +6,9 @@ import { notLive, withTables } from '../scripts/docs.ts'
 import { SHADOW_FIGURES } from '../src/admin/shadow-tally.ts'
 import { formatConfigError, loadConfig, profileDefaults } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
+import { classify } from '../src/core/classify.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
-import { classify, PROFILES } from '../src/core/policy.ts'
+import { PROFILES } from '../src/core/policy.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import {
@@ -64,8 +65,22 @@ t.test('docs/reconciliation.md says when every result is counted', async (t) => 
   t.same(rows('docs/reconciliation.md'), rowsOf(RECONCILE_RESULTS))
 })
 
+t.test('the index of the decisions lists every page under its title', async (t) => {
+  const folder = new URL('../docs/adr/', import.meta.url)
+  const index = readFileSync(new URL('README.md', folder), 'utf8')
+  const listed = [...index.matchAll(/^\| \[(\d+)\]\((\S+)\) \| (.+) \| \S.* \|$/gm)]
+  for (const [, number, file = '', title] of listed)
+    t.equal(readFileSync(new URL(file, folder), 'utf8').split('\n', 1)[0], `# ${number}. ${title}`)
+  const pages = readdirSync(folder).filter((file) => file !== 'README.md')
+  t.same(
+    pages.toSorted(),
+    listed.map(([, , file = '']) => file),
+  )
+})
+
 t.test('docs/configuration.md is what the rows say', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
+  t.match(text, /^# /, 'it is not empty')
   t.equal(text, withTables(text), 'run: node scripts/docs.ts')
 })
 

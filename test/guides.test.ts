@@ -181,3 +181,22 @@ ${scope}    ${route}
   t.strictSame(warnings('ttl: 24h'), [], 'nothing is given up by default')
   for (const route of Object.values(GIVEN_UP).flat()) t.ok(warnings(route).length > 0, route)
 })
+
+void t.test('the tests that the threat model names are there', async (t) => {
+  const all = readdirSync(new URL('.', import.meta.url), { recursive: true, encoding: 'utf8' })
+  let seen = 0
+  for (const row of read('SECURITY.md').matchAll(/^\| [^|]* \| [^|]* \| ([^|]*) \|/gm))
+    for (const [, name = ''] of (row[1] ?? '').matchAll(/`([a-z0-9/*-]+)`/g)) {
+      seen++
+      const beginning = name.replace(/\*$/, '')
+      t.ok(
+        all.some((file) =>
+          beginning.endsWith('/') || name.endsWith('*')
+            ? file.startsWith(beginning)
+            : file === `${name}.test.ts`,
+        ),
+        name,
+      )
+    }
+  t.ok(seen >= 30, `${seen} tests`)
+})

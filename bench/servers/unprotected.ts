@@ -1,24 +1,21 @@
 /**
  * This proxy's own unprotected, buffered POST: its server, its reading, its upstream call, its writer and the two metrics of a
- * passed request, without key, fingerprint, claim and settling. Arguments: port, upstream's port, folder of the built JavaScript.
+ * passed request, without key, fingerprint, claim and settling. Arguments: port, upstream's port.
  */
-import type { ServerResponse } from 'node:http'
-import { pathToFileURL } from 'node:url'
 
-const [port = '', upstreamPort = '', dist = ''] = process.argv.slice(2)
-const built = <M>(module: string): Promise<M> => import(`${pathToFileURL(dist).href}/${module}`) as Promise<M>
-const { loadConfig } = await built<typeof import('../../src/config/load.ts')>('config/load.js')
-const { Budget, Shares } = await built<typeof import('../../src/runtime/limits.ts')>('runtime/limits.js')
-const { parseTarget } = await built<typeof import('../../src/core/route.ts')>('core/route.js')
-const { readBody, Stalled } = await built<typeof import('../../src/http/bodies.ts')>('http/bodies.js')
-const { countedHeaders, loopMarkOf, requestLines } =
-  await built<typeof import('../../src/http/headers.ts')>('http/headers.js')
-const { TrafficServer } = await built<typeof import('../../src/http/connections.ts')>('http/connections.js')
-const { ResponseWriter } = await built<typeof import('../../src/http/write.ts')>('http/write.js')
-const { Metrics } = await built<typeof import('../../src/observe/metrics.ts')>('observe/metrics.js')
-const { forwarder } = await built<typeof import('../../src/upstream/forward.ts')>('upstream/forward.js')
-const { openUpstream } = await built<typeof import('../../src/upstream/pool.ts')>('upstream/pool.js')
+import { loadConfig } from '../../src/config/load.ts'
+import { parseTarget } from '../../src/core/route.ts'
+import { readBody, Stalled } from '../../src/http/bodies.ts'
+import { TrafficServer } from '../../src/http/connections.ts'
+import { countedHeaders, loopMarkOf, requestLines, TrustedProxies } from '../../src/http/headers.ts'
+import type { TrafficResponse } from '../../src/http/request.ts'
+import { ResponseWriter } from '../../src/http/write.ts'
+import { Metrics } from '../../src/observe/metrics.ts'
+import { Budget, Shares } from '../../src/runtime/limits.ts'
+import { forwarder } from '../../src/upstream/forward.ts'
+import { openUpstream } from '../../src/upstream/pool.ts'
 
+const [port = '', upstreamPort = ''] = process.argv.slice(2)
 const loaded = loadConfig({
   text: '',
   env: {},
@@ -29,34 +26,27 @@ const { config } = loaded
 const budget = new Budget(config.limits.buffered)
 const uploads = { stalled: new Stalled(), shares: new Shares(0) }
 const metrics = new Metrics()
-const upstream = openUpstream(config.upstream)
-const forward = forwarder(upstream.pool, { ...config.upstream, budget, servername: null })
+const upstream = await openUpstream(config.upstream)
+const forward = forwarder(upstream.client, { ...config.upstream, budget })
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
+const peers = new TrustedProxies([])
 const limit = config.defaults.limits
 const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: countedHeaders(config) }
 
 const server = new TrafficServer(
-  { requestTimeout: 0, keepAliveTimeout: 72_000 },
+  { holds: true, requestTimeout: 0, keepAliveTimeout: 72_000 },
   (request, response) => {
     const startedAt = performance.now()
-    const headers = requestLines(
-      request.rawHeaders,
-      { address: request.socket.remoteAddress ?? '', isTrusted: false },
-      forwarding,
-    )
-    void serve(headers, startedAt, request, response)
+    const headers = requestLines(request.rawHeaders, peers.peerOf(request.socket.remoteAddress), forwarding)
+    void serve(headers, startedAt, response)
   },
   (error) => {
     throw error
   },
 )
 
-async function serve(
-  headers: string[],
-  startedAt: number,
-  request: Parameters<typeof readBody>[0],
-  response: ServerResponse,
-): Promise<void> {
+async function serve(headers: string[], startedAt: number, response: TrafficResponse): Promise<void> {
+  const { req: request } = response
   const target = parseTarget(request.url as string)?.origin ?? '/'
   const read = await readBody(request, limit.request, config.limits.upload, budget, uploads, '')
   if (read.kind !== 'body') return void response.destroy()

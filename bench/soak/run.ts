@@ -9,7 +9,7 @@
  */
 import { join, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
-import { build, ROOT } from '../build.ts'
+import { build, ROOT } from '../../scripts/build.ts'
 import { proxyCommand } from '../candidates.ts'
 import { tableHead, tableRow, told, verdict } from './report.ts'
 import { soak } from './soak.ts'
@@ -30,7 +30,7 @@ const { values: flags } = parseArgs({
 })
 
 const dist = join(ROOT, '.bench/soak')
-if (!flags['no-build']) build(dist)
+if (!flags['no-build']) await build(dist)
 const samples = Number(flags.samples ?? (flags.quick ? 6 : 16))
 const warmUp = Number(flags['warm-up'] ?? Math.floor(samples / 4))
 const snapshots = flags.snapshots === undefined ? null : resolve(flags.snapshots)

@@ -2,6 +2,7 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as wait } from 'node:timers/promises'
+import { mulberry32 } from '../../test/support/random.ts'
 import { freePort, RedisServer } from '../../test/support/redis.ts'
 import { Clients, type Scenario, type Work } from './clients.ts'
 import { FADING, TOMBSTONE, TTL, writeConfig } from './config.ts'
@@ -74,7 +75,7 @@ export async function soak(plan: Plan): Promise<Soaked> {
   let operations = 0
   const work: Work = {
     clients,
-    random: randomFrom(SEED),
+    random: mulberry32(SEED),
     next: () => `operation-${String(++operations).padStart(10, '0')}`,
   }
   const samples: Sample[] = []
@@ -186,15 +187,4 @@ async function look(
 async function gaugesOf(proxy: SoakedProxy): Promise<Record<string, number>> {
   const metrics = await proxy.metrics()
   return Object.fromEntries(GAUGES.map((name) => [name, metrics.get(name) ?? Number.NaN]))
-}
-
-/** mulberry32: the same numbers in every run. */
-function randomFrom(seed: number): () => number {
-  let state = seed
-  return () => {
-    state = (state + 0x6d2b79f5) | 0
-    let t = Math.imul(state ^ (state >>> 15), 1 | state)
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296
-  }
 }

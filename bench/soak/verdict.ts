@@ -61,7 +61,7 @@ const STORED_NOISE = MIB
 /** A leak of one in each segment is more between the halves of eight samples or more. */
 const COUNT_NOISE = 2
 
-/** `MOST` of src/protect/key-churn.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
+/** `MOST_OPERATIONS` of src/protect/recent.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
 const REMEMBERED_MOST = 10_000
 const REMEMBERED_BYTES = 400
 

@@ -58,11 +58,12 @@ export const STORE: Row = {
     }),
     stat({
       title: 'Store guarantees',
-      description: 'Strict: durable and never evicts. Unfit: may evict records that have not expired.',
+      description:
+        'Strict: two have to be lost together before a key is executed twice. Volatile: one is enough. Unfit: records may vanish, or a key is handed out twice.',
       unit: 'none',
       width: 4,
       limits: { yellow: 2, red: 3 },
-      names: { 0: 'strict', 1: 'unknown', 2: 'lost on restart', 3: 'unfit' },
+      names: { 0: 'strict', 1: 'unknown', 2: 'volatile', 3: 'unfit' },
       queries: [{ expr: `3 - min by (store) (${of('idempotency_store_grade')})`, legend: '{{store}}' }],
     }),
     graph({

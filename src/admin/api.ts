@@ -1,8 +1,8 @@
 import type { FastifyContextConfig } from 'fastify'
 import { type TSchema, Type } from 'typebox'
-import type { Config, InForce } from '../config/config.ts'
+import type { Config } from '../config/config.ts'
 import { effective } from '../config/written.ts'
-import { Audit, type AuditSink } from '../observe/audit.ts'
+import { Once } from '../runtime/scheduling.ts'
 import { type AdminRoutes, adminApp, isOptionalBody } from './app.ts'
 import { type ChangePorts, changeRoutes } from './changes.ts'
 import { RecordLookup } from './lookup.ts'
@@ -11,7 +11,7 @@ import { type RecordPorts, recordRoutes } from './records.ts'
 import { type ReportPorts, reportRoutes } from './report.ts'
 import { named, record } from './schemas.ts'
 
-/** What the API needs of the process. `config` is what is in force: asked for anew by each request. */
+/** What the API needs from the process. `config` is read by each request: a reload replaces it. */
 export interface AdminPorts extends RecordPorts, ChangePorts, ReportPorts {
   readonly config: Config
   readonly records: RecordPorts['records'] & ChangePorts['records']
@@ -26,7 +26,7 @@ export const adminApi: AdminRoutes<AdminPorts> = async (app, options) => {
   await app.register(reportRoutes, options)
   const configuration = Type.Record(Type.String(), Type.Unknown(), {
     $id: 'Configuration',
-    description: 'As a file would say it, defaults included; secrets read `***`.',
+    description: 'As a configuration file, defaults included; secrets read `***`.',
   })
   app.get(
     '/v1/config',
@@ -34,15 +34,15 @@ export const adminApi: AdminRoutes<AdminPorts> = async (app, options) => {
     async () => effective(options.ports.config),
   )
   const description = Type.Record(Type.String(), Type.Unknown(), { $id: 'Description' })
-  let described: Promise<Record<string, unknown>> | null = null
+  const described = new Once(() => describe(options.ports))
   app.get(
     '/v1/openapi.json',
     { schema: { summary: 'This description.', response: { 200: description } } },
-    () => (described ??= describe(options.ports)),
+    () => described.get(),
   )
 }
 
-/** The API in OpenAPI 3.1, from its routes. The package is loaded, and the routes are registered once more, for whoever asks. */
+/** The OpenAPI 3.1 document, from a second registration of the routes; the package is loaded on first use. */
 async function describe(ports: AdminPorts): Promise<Record<string, unknown>> {
   const { default: swagger } = await import('@fastify/swagger')
   const app = adminApp({ onBug: () => {} })
@@ -73,7 +73,7 @@ async function describe(ports: AdminPorts): Promise<Record<string, unknown>> {
   await app.register(adminApi, { ports })
   await app.ready()
   const document = app.swagger() as unknown as Described
-  // The package takes every body for required.
+  // The package marks every body as required.
   for (const { requestBody } of Object.values(document.paths).flatMap((path) => Object.values(path))) {
     const schema = schemas[requestBody?.content['application/json'].schema.$ref.split('/').at(-1) ?? '']
     if (requestBody && schema) requestBody.required = !isOptionalBody(schema)
@@ -106,7 +106,7 @@ function reference(schema: unknown): { readonly $ref: string } {
   return { $ref: `#/components/schemas/${(schema as { readonly $id: string }).$id}` }
 }
 
-/** Responses as OpenAPI has them: the success, and each problem by its status. */
+/** OpenAPI responses: the success, and the problems grouped by status. */
 function responsesOf(
   success: Readonly<Record<string, TSchema>>,
   body: TSchema | undefined,
@@ -132,50 +132,17 @@ function responsesOf(
   return responses
 }
 
-/** The API with what it is entered by. */
-export interface AdminAccess {
-  readonly token: string
-  /** What `Host` may name, without a port, lower case. */
-  readonly hosts: readonly string[]
-  readonly ports: AdminPorts
-}
-
-export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
-  /** Hears of every change. */
-  readonly onAudit: AuditSink
-}
-
-/**
- * Null: no token or no listener, so no API.
- * @throws where the audit log cannot be opened.
- */
-export async function openAdmin(
-  inForce: InForce,
-  { onAudit, ...rest }: AdminOptions,
-): Promise<(AdminAccess & AsyncDisposable) | null> {
-  const { service, admin, audit: log } = inForce.config
-  const { listen, token, hosts } = admin
-  if (listen === null || token === null) return null
-  const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
-    throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
-  })
-  const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
-  let subjects = new RecordLookup(inForce.config)
-  const ports: AdminPorts = {
-    ...rest,
-    audit,
+/** The ports of a running proxy, with a lookup that follows reloads. */
+export function withLookup(ports: Omit<AdminPorts, 'subjects'>): AdminPorts {
+  let subjects = new RecordLookup(ports.config)
+  return {
+    ...ports,
     get config() {
-      return inForce.config
+      return ports.config
     },
     get subjects() {
-      if (!subjects.isOf(inForce.config)) subjects = new RecordLookup(inForce.config)
+      if (!subjects.isOf(ports.config)) subjects = new RecordLookup(ports.config)
       return subjects
     },
-  }
-  return {
-    token,
-    hosts: [...hosts, bracketed.toLowerCase()],
-    ports,
-    [Symbol.asyncDispose]: () => audit.close(),
   }
 }

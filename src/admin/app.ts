@@ -12,7 +12,7 @@ import { Value } from 'typebox/value'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
 import { AdminProblem, invalid, mismatch, type ProblemCode } from './problems.ts'
 
-/** What a request holds, and a reply must, follows from the schemas of the route. */
+/** Types of requests and replies follow from the route's schemas. */
 interface TypeBoxProvider extends FastifyTypeProvider {
   readonly validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
   readonly serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
@@ -46,24 +46,24 @@ declare module 'fastify' {
 export interface AppOptions {
   readonly onBug: (error: unknown) => void
   readonly notFound?: string
-  /** Throws an {@link AdminProblem} for whoever may not pass the open paths. */
+  /** Throws an {@link AdminProblem} if the request may only use the open paths. */
   readonly admit?: (request: IncomingMessage) => void
   /** Absent: requests are injected. */
   readonly server?: (listener: RequestListener) => Server
 }
 
-/** A response that nobody waits for is only a few KiB; what people send is no larger than an answer that is kept. */
+/** Enough for a decision that carries a response. */
 const MAX_BODY = 8 * 1024 ** 2
 
-/** A Fastify application as the listeners and the command line have it: what holds for all its routes. */
+/** The Fastify application of the listeners and the command line: everything that all routes share. */
 export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminApp {
   const app: AdminApp = Fastify({
-    // A command takes a response of any size, as its route may keep it.
+    // On the command line the route's own limit applies.
     bodyLimit: server === undefined ? Number.MAX_SAFE_INTEGER : MAX_BODY,
     rewriteUrl: literalUrl,
-    // Otherwise the router itself answers long ids, before anybody is asked for the token.
+    // Otherwise the router answers long ids itself, before the token is checked.
     routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },
-    // Otherwise Fastify loads ajv and its like, which takes 50 ms and 10 MB.
+    // Otherwise Fastify loads ajv: 50 ms and 10 MB.
     schemaController: { compilersFactory: { buildValidator: unused, buildSerializer: unused } },
     ...(server === undefined ? {} : { serverFactory: server }),
   }).withTypeProvider<TypeBoxProvider>()
@@ -115,7 +115,7 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
   )
   app.setReplySerializer((body) => `${JSON.stringify(body)}\n`)
   app.setValidatorCompiler(validator)
-  // Nothing is left out of a reply: it is as described because it is typed so.
+  // The schema does not filter replies; their types hold them to it.
   app.setSerializerCompiler(() => JSON.stringify)
   app.addHook('onSend', async (_request, reply) => {
     // JSON has no charset parameter (RFC 8259 §11), which Fastify adds.
@@ -129,7 +129,7 @@ function unused(): never {
   throw new Error('TypeBox checks what is sent')
 }
 
-/** Paths match as they are sent. What could be read in two ways, encoded or as a whole URL, is no path. */
+/** Paths match as sent. Encoded ones and absolute URLs could be read in two ways and match nothing. */
 function literalUrl({ url = '' }: IncomingMessage): string {
   return /^\/[^%#;?]*(?:\?|$)/.test(url) ? url : '//'
 }
@@ -154,7 +154,7 @@ function problemOf(error: unknown): AdminProblem | null {
   return statusCode < 500 ? invalid(message ?? 'it cannot be read') : null
 }
 
-/** TypeBox checks what is sent. A header that is missing has a problem of its own, which the endpoint says. */
+/** TypeBox checks what is sent. A missing header is reported by the endpoint, as a problem of its own. */
 const validator: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   if (httpPart === 'querystring') return (query) => ({ value: readQuery(schema as TObject, query) })
   if (httpPart !== 'body') return (value) => ({ value })
@@ -165,7 +165,7 @@ const validator: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   }
 }
 
-/** Without a member that is needed, a body may be left out. */
+/** A body without required members may be omitted. */
 export function isOptionalBody(schema: TSchema): boolean {
   return (('required' in schema ? schema.required : []) as readonly string[]).length === 0
 }

@@ -1,5 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { type Static, Type } from 'typebox'
+import { keptResult } from '../core/classify.ts'
 import {
   filterLines,
   firstOf,
@@ -8,12 +9,11 @@ import {
   isFieldValue,
   isOwnOnResponses,
 } from '../core/headers.ts'
-import { type Resolution, resolvedDraft } from '../core/outcome.ts'
 import { type IdempotencyRecord, type Outcome, type RecordId, type StoredResponse } from '../core/record.ts'
-import { outcomeSpans } from '../core/settle.ts'
+import { outcomeSpans, type Resolution, resolvedDraft } from '../core/settle.ts'
 import type { Audit, Change } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
-import { keptResult } from '../protect/classify.ts'
+import type { Reclaimer } from '../protect/reclaimer.ts'
 import type { WaitingRoom } from '../protect/waiting-room.ts'
 import { orThrow, type Records } from '../store/records.ts'
 import { type Store, StoreUnavailable } from '../store/register.ts'
@@ -38,10 +38,10 @@ const resolutionMembers = {
     type: 'string',
     enum: ['completed', 'retryable'],
     description:
-      'completed: it was done, and `response` answers it. retryable: nothing was done; a retry may execute.',
+      'completed: it was executed, and retries get `response`. retryable: it was not executed; a retry may execute it.',
   }),
   response: Type.Optional(
-    described('What retries will be answered.', {
+    described('What retries will get.', {
       status: Type.Integer({ minimum: 200, maximum: 599 }),
       headers: Type.Optional(headerLines),
       body: Type.Optional(Type.String()),
@@ -56,13 +56,13 @@ export type Resolving = Static<typeof resolution>
 
 const outcomeReport = named('OutcomeReport', { ...subjectMembers, ...resolutionMembers })
 const decision = named('Decision', deciderMembers)
-/** Problems of every decision about a record; of one that names its version, besides. */
+/** Problems of every decision about a record; the second list is for those that name a version. */
 const DECIDING = ['invalid_request', 'still_running', 'outcome_held', 'audit_unavailable', ...STORED] as const
 const VERSIONED = ['version_mismatch', 'version_required', ...DECIDING] as const
 
 const ifMatch = Type.Object({ 'If-Match': Type.String() })
 
-/** Why the API would refuse to resolve a record so; null: it would not. */
+/** Why the API would refuse this resolution; null: it would accept it. */
 export function resolutionFault(resolving: unknown): string | null {
   const detail = mismatch(resolution, resolving)
   if (detail !== null) return detail
@@ -75,7 +75,7 @@ export function resolutionFault(resolving: unknown): string | null {
   }
 }
 
-/** Framing and the proxy's own lines are no part of what is stored (contract §8). */
+/** Framing and the proxy's own headers are not stored (contract §8). */
 function isStored(name: string): boolean {
   return name !== 'content-length' && name !== 'trailer' && !isOwnOnResponses(name)
 }
@@ -92,7 +92,7 @@ function responseOf({ outcome, response }: Resolving): StoredResponse | null {
   if (bodyBase64 !== undefined && response.body !== undefined)
     throw invalid('/response: body and bodyBase64; one of them is allowed')
   const bytes = bodyBase64 === undefined ? Buffer.from(body) : Buffer.from(bodyBase64, 'base64')
-  // Node decodes a text that was cut short, to fewer bytes.
+  // Node decodes truncated base64 without complaint, to fewer bytes.
   if (bodyBase64 !== undefined && bytes.toString('base64') !== bodyBase64)
     throw invalid('/response/bodyBase64: not base64 as RFC 4648 has it, with its padding')
   if (bytes.length > 0 && [204, 205, 304].includes(status))
@@ -110,10 +110,12 @@ function responseOf({ outcome, response }: Resolving): StoredResponse | null {
 
 /** What this process knows of a record beyond the store. */
 export interface OwnAttempts {
-  /** An attempt of it is under way here. */
+  /** Whether this replica is executing it. */
   readonly isRunning: (id: RecordId) => boolean
-  /** Writes the outcome that is held here, if there is one. False: the store does not take it. */
+  /** Writes the outcome that this replica holds, if any. False: the store refuses it. */
   readonly tell: (id: RecordId) => Promise<boolean>
+  /** Remembers a decision that a failover may take back. Left out: nobody is there when that happens. */
+  readonly decided?: Reclaimer['decided']
 }
 
 export interface ChangePorts {
@@ -124,7 +126,7 @@ export interface ChangePorts {
   readonly own: OwnAttempts
   readonly audit: Audit
   readonly history: Pick<History, 'add'>
-  /** Readiness fails from now on; everything is still served. */
+  /** Makes readiness fail; traffic is still served. */
   readonly announceDrain: () => void
 }
 
@@ -133,7 +135,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     `${ONE}/resolve`,
     {
       schema: {
-        summary: 'Decides about an unknown outcome.',
+        summary: 'Resolves an unknown outcome.',
         params: oneRecord,
         headers: ifMatch,
         body: resolution,
@@ -153,7 +155,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     ONE,
     {
       schema: {
-        summary: 'Forgets a record: the next request with its key is executed.',
+        summary: 'Deletes a record: the next request with its key is executed.',
         params: oneRecord,
         headers: ifMatch,
         body: decision,
@@ -171,7 +173,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     '/v1/outcomes',
     {
       schema: {
-        summary: 'Reports an outcome from outside, by key and caller, while the record reads unknown.',
+        summary: 'Reports the outcome of an unknown record, found by key and caller.',
         body: outcomeReport,
         response: { 200: record },
       },
@@ -197,7 +199,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     '/v1/drain',
     {
       schema: {
-        summary: 'Announces the end: readiness fails, and everything is still served.',
+        summary: 'Makes readiness fail before a shutdown; traffic is still served.',
         body: decision,
         response: { 200: named('Draining', { draining: Type.Boolean() }) },
       },
@@ -221,7 +223,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
 }
 
 function whoOf({ ip, body }: Pick<FastifyRequest<{ Body: { by?: string } }>, 'body' | 'ip'>): Change['who'] {
-  // Fastify knows none where the client has left.
+  // Undefined once the client has disconnected.
   const address = (ip as string | undefined) ?? 'unknown'
   return { address, by: body.by ?? null }
 }
@@ -240,10 +242,10 @@ async function storedOf({ records }: ChangePorts, ids: readonly RecordId[]): Pro
   return ids.filter((_, n) => found[n]?.record != null)
 }
 
-/** A report from outside is tried again where others write to the record at the same time. */
+/** How often a report is retried when others write to the record at the same time. */
 const MAX_ROUNDS = 5
 
-/** `version`: of an operator's decision; null: of a report from outside. Null: there is no such record. */
+/** `version`: the one that an operator decided about; null: a report. Returns null if there is no such record. */
 async function settle(
   ports: ChangePorts,
   what: 'resolve' | 'outcome',
@@ -277,6 +279,7 @@ async function settle(
     )
     if (reply !== null && reply.kind !== 'refused') {
       const { now, stamp } = reply
+      ports.own.decided?.({ id, version: stored.version, written: { draft, spans } })
       ports.history.add(id, 'resolved', stamp.version, {
         outcome,
         what,
@@ -326,6 +329,7 @@ async function remove(
   const { reason = null } = said
   const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
   if (await audited(ports.audit, change, () => ports.store.remove(id, stored.version))) {
+    ports.own.decided?.({ id, version: stored.version, written: null })
     ports.waiters.tell(id, null)
     return
   }
@@ -336,8 +340,8 @@ async function remove(
 }
 
 /**
- * The record where it is at `version`, `check` does not throw, and this very replica knows no more of it than it says: then a person
- * may decide. Null: there is none.
+ * The record, if a person may decide about it: it is at `version`, `check` does not throw, and this replica knows nothing newer.
+ * Null: there is no such record.
  */
 async function decidable(
   { own, records }: ChangePorts,
@@ -367,7 +371,7 @@ async function decidable(
   return { stored, view }
 }
 
-/** Makes the change once it is written down; where that cannot be done, it is not made. */
+/** Makes the change after its audit line is on disk; without the line, no change. */
 async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>): Promise<T> {
   try {
     await audit.write(change)
@@ -388,7 +392,7 @@ async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>):
 
 const OVERTAKEN = 'somebody else had written the record by then'
 
-/** What was written down was not done. A log that fails now hides no change: none was made. */
+/** The change in the audit log was not made. If this line fails, too, no change is hidden: none was made. */
 async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
   await audit.write({ ...change, what: 'withdrawn', reason: why }).catch(() => {})
 }

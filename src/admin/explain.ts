@@ -2,7 +2,7 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { COMPLETION_RESULTS, OTHER_EVENTS, RECONCILE_RESULTS, REQUEST_OUTCOMES } from '../protect/outcomes.ts'
 import type { FullView, HistoryView } from './schemas.ts'
 
-/** What a record's state and history say, without a word about it yet. */
+/** The facts that the sentences are made of. */
 export type Unexplained = Omit<FullView, 'explanation' | 'history'> & {
   readonly history: readonly Omit<HistoryView, 'text' | 'mood'>[]
 }
@@ -11,9 +11,8 @@ type Entry = Unexplained['history'][number]
 /** The settings of a route, as now in force, that change what a record means. */
 export type RouteFacts = Pick<RoutePolicy, 'mode' | 'onLeaseExpired'> & { readonly reconciles: boolean }
 
-export function factsOf(routes: readonly RoutePolicy[], name: string): RouteFacts | null {
-  const route = routes.find((one) => one.name === name)
-  return route === undefined
+export function factsOf(route: RoutePolicy | null): RouteFacts | null {
+  return route === null
     ? null
     : { mode: route.mode, onLeaseExpired: route.onLeaseExpired, reconciles: route.reconcile !== null }
 }
@@ -39,7 +38,7 @@ export function explainRecord(record: Unexplained, route: RouteFacts | null): Fu
 /** False: it does not apply. */
 type Sentence = string | false
 
-/** In these modes a retry is executed, whatever its record says. */
+/** In these modes a retry is executed whatever its record says. */
 function isOpen(route: RouteFacts | null): boolean {
   return route?.mode === 'shadow' || route?.mode === 'off'
 }
@@ -93,7 +92,7 @@ function executed(record: Unexplained, mayBeMore: boolean): string {
     : `It was sent upstream ${often}; the last attempt was executed.`
 }
 
-/** How often it was sent upstream; of what shadow mode forwarded, only what the history has is known. */
+/** How often it was sent upstream. For requests that shadow mode forwarded, only the history knows. */
 function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
   const known = times(attempts + (shadowed?.duplicates ?? 0))
   return mayBeMore ? `at least ${known}` : known
@@ -113,7 +112,7 @@ function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts |
   ]
 }
 
-/** On what grounds a later attempt was made. */
+/** Why a later attempt was made. */
 function earlier({ attempts, history }: Unexplained): Sentence {
   if (attempts === 1) return false
   const blind = history.some(({ event, detail }) => event !== 'resolved' && detail['before'] === 'unknown')
@@ -122,7 +121,7 @@ function earlier({ attempts, history }: Unexplained): Sentence {
     : 'Every earlier attempt counted as not executed; the history says why.'
 }
 
-/** An attempt that was taken for not executed, or decided about, and then reported its outcome. */
+/** An attempt that reported its outcome after it had been taken for not executed, or after a decision. */
 function late({ attempts, history }: Unexplained): Sentence {
   if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return false
   return attempts === 1
@@ -215,7 +214,7 @@ function whoDecides({ reconciliation }: Unexplained, route: RouteFacts | null): 
   return `The proxy asks the upstream again at ${reconciliation.nextLookAt}; or decide yourself.`
 }
 
-/** A lapsed lease on a route that hands such records out. */
+/** An expired lease on a route that lets a retry take over such records. */
 function retryExecutes({ leaseUntil, history }: Unexplained, route: RouteFacts | null): boolean {
   const lapsed = leaseUntil !== null || history.some(({ event }) => event === 'lease_expired')
   return lapsed && route?.onLeaseExpired === 'retry'

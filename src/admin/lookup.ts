@@ -5,7 +5,7 @@ import { type Claims, type KeyQualifier, normaliseHost, readCaller, recordId } f
 import { readKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
-import { parseTarget, policiesOf, Router, readsKeys } from '../core/route.ts'
+import { parseTarget, policiesOf, policyNamed, Router, readsKeys } from '../core/route.ts'
 import { invalid } from './problems.ts'
 import { named } from './schemas.ts'
 
@@ -15,12 +15,12 @@ export const subjectMembers = {
     Type.Record(
       Type.String(),
       Type.Union([Type.String(), Type.Number(), Type.Boolean(), Type.Array(Type.String())]),
-      { description: 'The header lines that tell callers apart, and ce-source; for jwt:<claim> the claim.' },
+      { description: 'The headers that identify the caller, and ce-source; for jwt:<claim> the claim.' },
     ),
   ),
-  method: Type.Optional(Type.String({ description: 'May be left out where `route` has one method.' })),
-  path: Type.Optional(Type.String({ description: 'May be left out where the path of `route` is fixed.' })),
-  host: Type.Optional(Type.String({ description: 'Host of the request, where `scope.host` counts it.' })),
+  method: Type.Optional(Type.String({ description: 'Optional if `route` has one method.' })),
+  path: Type.Optional(Type.String({ description: 'Optional if the path of `route` has no parameters.' })),
+  host: Type.Optional(Type.String({ description: 'Host of the request, if the route has `scope.host`.' })),
   route: Type.Optional(Type.String()),
 }
 
@@ -41,14 +41,14 @@ export class RecordLookup {
     return this.#config === config
   }
 
-  /** Settings of the route that a record was made under; those of `defaults` where the route is gone. */
+  /** The policy of a record's route; that of `defaults` if the route is gone. */
   policy(name: string): RoutePolicy {
-    return this.#config.routes.find((route) => route.name === name) ?? this.#config.defaults
+    return policyNamed(this.#config, name) ?? this.#config.defaults
   }
 
   /**
-   * Ids of the records that may be meant, the likeliest first. More than one where a route takes keys from several places:
-   * the same key is another record there.
+   * Ids of the records that may be meant, likeliest first: more than one if the route takes keys from several places, where the
+   * same key means different records.
    * @throws {AdminProblem}
    */
   find(lookup: Lookup): readonly RecordId[] {
@@ -87,7 +87,7 @@ export class RecordLookup {
   }
 }
 
-/** The caller's members: claims where the route reads a claim of that name, else header lines. */
+/** The caller's parts: claims if the route reads a claim of that name, else header values. */
 function callerOf(
   { scope }: RoutePolicy,
   caller: NonNullable<Lookup['caller']>,
@@ -113,9 +113,9 @@ interface Key {
   readonly qualifier: KeyQualifier
 }
 
-/** The key from each place where the route takes one. */
+/** The key as it would be in each place where the route reads it. */
 function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): readonly Key[] {
-  // Any key can be written as a String of RFC 9651, which every syntax takes.
+  // Every syntax accepts an RFC 9651 String, which can hold any key.
   const line = key.startsWith('"') ? key : `"${key.replace(/[\\"]/g, '\\$&')}"`
   const keys: Key[] = []
   let detail = '/key: the route takes none'
@@ -132,7 +132,7 @@ function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): 
     else if (reading.kind === 'invalid') detail = `/key: ${reading.detail}`
   }
   if (policy.derive !== null) keys.push({ key, qualifier: ['derived'] })
-  // Whoever names an event's source means that event, not what else came under its id.
+  // A source means a CloudEvent: other records with its id are not meant.
   const events =
     linesOf(caller, 'ce-source').length > 0
       ? keys.filter(({ qualifier }) => qualifier[0] === 'ce-source')

@@ -3,21 +3,21 @@ import { Value } from 'typebox/value'
 import type { RecordId } from '../core/record.ts'
 
 export const PROBLEMS = {
-  invalid_request: { status: 400, title: 'The request cannot be read' },
-  unauthorized: { status: 401, title: 'A bearer token is needed' },
+  invalid_request: { status: 400, title: 'The request is invalid' },
+  unauthorized: { status: 401, title: 'A bearer token is required' },
   origin_not_allowed: { status: 403, title: 'The request comes from another origin' },
-  not_found: { status: 404, title: 'There is nothing here' },
+  not_found: { status: 404, title: 'Not found' },
   record_not_found: { status: 404, title: 'There is no such record' },
   method_not_allowed: { status: 405, title: 'The method is not allowed here' },
   not_unknown: { status: 409, title: 'The outcome is not unknown' },
   still_running: { status: 409, title: 'The request is still running' },
-  outcome_held: { status: 409, title: 'The outcome is known here, and not stored yet' },
+  outcome_held: { status: 409, title: 'This replica knows the outcome but has not stored it yet' },
   version_mismatch: { status: 412, title: 'The record has another version' },
   body_too_large: { status: 413, title: 'The body is too large' },
   unsupported_media_type: { status: 415, title: 'The body must be JSON' },
   host_not_allowed: { status: 421, title: 'The request is for another host' },
-  version_required: { status: 428, title: 'The version that is decided about is needed' },
-  internal_error: { status: 500, title: 'Something is broken here' },
+  version_required: { status: 428, title: 'If-Match with the version of the record is required' },
+  internal_error: { status: 500, title: 'Internal error' },
   record_unreadable: { status: 500, title: 'The stored record cannot be read' },
   store_unavailable: { status: 503, title: 'The store is unavailable' },
   audit_unavailable: { status: 503, title: 'The audit log cannot be written' },
@@ -27,7 +27,7 @@ export type ProblemCode = keyof typeof PROBLEMS
 
 interface ProblemMembers {
   readonly instance?: RecordId
-  /** The record as the decision met it. */
+  /** The record as it is now. */
   readonly record?: object
 }
 
@@ -59,7 +59,7 @@ export function invalid(detail: string): AdminProblem {
   return new AdminProblem('invalid_request', detail)
 }
 
-/** How `body` differs from its schema: names of members, never their values. Null: it does not. */
+/** What is wrong with `body` by its schema: member names, never values. Null: nothing. */
 export function mismatch(schema: TSchema, body: unknown): string | null {
   if (Value.Check(schema, body)) return null
   const [error] = Value.Errors(schema, body)

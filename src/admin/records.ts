@@ -11,6 +11,8 @@ import {
   STATES,
   type State,
 } from '../core/record.ts'
+import { policyNamed } from '../core/route.ts'
+import { NOBODY, statusOf } from '../core/settle.ts'
 import { orThrow, type Records } from '../store/records.ts'
 import { CorruptRecord, type KeptNote, type Listing, type Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
@@ -33,7 +35,7 @@ const MASK = '***'
 const CREDENTIAL =
   /^(?:set-cookie2?|(?:proxy-)?authorization|.*(?:token|secret|password|api-?key|session).*)$/i
 
-/** A record as contract §12 shows it at `now`: neither its body nor a credential. Null: it is no longer there. */
+/** A record as contract §12 shows it at `now`: no body, no credentials. Null: it is gone. */
 export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis): RecordView | null {
   const record = readAt(stored, now)
   if (record === null) return null
@@ -86,7 +88,7 @@ function reconciliationView(record: IdempotencyRecord): RecordView['reconciliati
   return { since: time(since), nextLookAt: time(record.nextLookAt), asked, deadLettered, answer }
 }
 
-/** An entry that cannot be read is left out: decisions about a record do not depend on its history. */
+/** Unreadable entries are skipped: no decision depends on the history. */
 function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[] {
   const [event = ''] = tag.split(':', 1)
   try {
@@ -99,6 +101,22 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
   }
 }
 
+/** Events of a record's first execution and its outcome. */
+const TOLD: ReadonlySet<string> = new Set(['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
+
+/**
+ * What happened to a record, oldest first. The usual first execution is not written down: the record, completed by the owner of its
+ * only attempt, says it itself (docs/adr/0073).
+ */
+function historyOf(record: IdempotencyRecord, notes: readonly KeptNote[]): HistoryView[] {
+  const told = notes.flatMap(historyView)
+  if (record.state !== 'completed' || record.attempts > 1 || record.token.equals(NOBODY)) return told
+  if (told.some(({ event }) => TOLD.has(event))) return told
+  const { fence, createdAt: first, updatedAt: last, state: after, result } = record
+  const text = JSON.stringify({ fence, status: statusOf(result), before: 'absent', after })
+  return [...historyView({ tag: `executed:${fence}`, count: 1, first, last, text }), ...told]
+}
+
 export function etag({ version }: Pick<RecordView, 'version'>): string {
   return `"${version}"`
 }
@@ -109,7 +127,7 @@ export function time(at: Millis): string {
 
 /* Looking at one. */
 
-/** The pattern keeps `/v1/records/lookup` and what is no id apart. */
+/** Only ids: `/v1/records/lookup` is another endpoint. */
 export const ONE = '/v1/records/:id([A-Za-z0-9_-]{43})'
 export const STORE = ['store_unavailable'] as const
 export const STORED = [...STORE, 'record_unreadable', 'record_not_found'] as const
@@ -132,7 +150,7 @@ export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Prom
 /** Records held at once: each may carry a body of several MiB. */
 const AT_ONCE = 8
 
-/** Calls `look` for each id, a few at a time; results in their order. */
+/** Calls `look` for each id, a few at a time; keeps their order. */
 async function inTurns<T>(ids: readonly RecordId[], look: (id: RecordId) => Promise<T>): Promise<T[]> {
   const all: T[] = []
   for (let at = 0; at < ids.length; at += AT_ONCE)
@@ -140,11 +158,11 @@ async function inTurns<T>(ids: readonly RecordId[], look: (id: RecordId) => Prom
   return all
 }
 
-/** Bounds how long a scan takes, and what it costs the store. */
+/** Bounds the time and the store's work of a scan. */
 const MAX_SCANNED = 50_000
 const SCAN_PAGE = 500
 
-/** Shows every record once. Not `complete`: there are more than it shows. */
+/** Shows every record once; `complete` is false if it stopped before the last. */
 export async function scanRecords(
   store: Pick<Store, 'list'>,
   which: Listing,
@@ -163,12 +181,12 @@ export async function scanRecords(
 }
 
 const MAX_PAGE = 1000
-/** Records looked at for one page, where few of them fit the filter: bounds how long an answer takes. */
+/** Records read for one page when few match the filter: bounds the response time. */
 const MAX_LOOKED = 5000
-/** Likewise in a store with much else in it: pages asked for, and ids of one of them, where the last one gave nothing. */
+/** The same for a store that holds much else: pages requested, and ids per page after an empty one. */
 const MAX_ASKED = 500
 const MAX_STEP = 256
-/** By its beginning a store may have to pass over all others, of which it gives none. */
+/** To find a prefix, a store may have to pass over all other ids, and its pages are empty until then. */
 const SEARCH_STEP = 1000
 
 const filter = object({
@@ -181,12 +199,10 @@ const filter = object({
   ),
   state: Type.Optional(Type.String({ description: 'Comma-separated states.' })),
   route: Type.Optional(Type.String({ description: 'Name of a route.' })),
-  age: Type.Optional(Type.String({ description: 'Created at least so long ago, such as 1h.' })),
-  deadLettered: Type.Optional(
-    Type.Boolean({ description: 'Unknown, and asked about as often as the route allows.' }),
-  ),
+  age: Type.Optional(Type.String({ description: 'Created at least this long ago, such as 1h.' })),
+  deadLettered: Type.Optional(Type.Boolean({ description: 'Unknown, and all status queries are used up.' })),
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_PAGE, description: 'Default: 100.' })),
-  cursor: Type.Optional(Type.String({ description: '`next` of the page before.' })),
+  cursor: Type.Optional(Type.String({ description: '`next` of the previous page.' })),
 })
 
 type Filter = ReturnType<typeof filterOf>
@@ -267,7 +283,7 @@ function matching(id: RecordId, record: IdempotencyRecord, now: Millis, wanted: 
 
 export interface RecordPorts {
   readonly config: Config
-  /** False: `config` is all defaults, so nothing is known of the routes. */
+  /** False: `config` is all defaults, so the routes are unknown. */
   readonly isConfigured?: boolean
   readonly records: Pick<Records, 'get'>
   readonly store: Pick<Store, 'list' | 'ping' | 'history'>
@@ -281,10 +297,10 @@ export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => 
       notesOf(ports.store, id),
     ])
     const view = record && recordView(id, record, now)
-    if (view === null) return null
+    if (record === null || view === null) return null
     const { config, isConfigured = true } = ports
-    const facts = isConfigured ? factsOf([...config.routes, config.defaults], view.route) : null
-    const history = notes.flatMap(historyView)
+    const facts = isConfigured ? factsOf(policyNamed(config, view.route)) : null
+    const history = historyOf(record, notes)
     const full = { ...view, shadowed: shadowedView(history), history }
     return { ...full, explanation: explainRecord(full, facts) }
   }
@@ -294,7 +310,7 @@ export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => 
     {
       schema: {
         summary:
-          'Records a page at a time. Of in_progress and unknown alone: the longest due first; else in no order. A page may hold fewer than `limit` and have a next one, or a few more.',
+          'Records, page by page. With only in_progress and unknown: longest due first; otherwise unordered. A page may hold fewer than `limit` although there is a next one, or slightly more.',
         querystring: filter,
         response: { 200: recordPage },
       },

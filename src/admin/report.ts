@@ -17,30 +17,30 @@ const byRoute = <P extends TProperties>(figures: P, description?: string) =>
 
 const figures = {
   records: count('Keys that were used for the first time.'),
-  executed: count('Of these: done.'),
-  expired: count('Of the executed: their answers are no longer kept.'),
-  notExecuted: count('Of these: not done; a retry executes.'),
+  executed: count('Of these: executed.'),
+  expired: count('Of the executed: no longer kept; only a tombstone is left.'),
+  notExecuted: count('Of these: not executed; a retry executes.'),
   running: count('Of these: still running.'),
-  unknown: count('Of these: nobody knows.'),
+  unknown: count('Of these: the outcome is unknown.'),
   attempts: count(
     'How often they were sent upstream; of duplicates in shadow mode, those that the histories have.',
   ),
-  replayed: count('Retries that got the stored answer.'),
+  replayed: count('Retries that got the stored response.'),
   prevented: count('Retries that were not executed, these included.'),
-  misuse: count('Requests refused since the key had come with another content.'),
-  lapsed: count('Leases that lapsed.'),
-  recovered: count('Outcomes written again since the record had gone.'),
+  misuse: count('Requests refused because their key was first used for a different request.'),
+  lapsed: count('Leases that expired.'),
+  recovered: count('Outcomes written again because the record was gone.'),
   stale: count('Late outcomes that were refused.'),
-  reconciled: count('Unknown outcomes that the upstream settled when it was asked.'),
-  resolved: count('Unknown outcomes that were decided from outside.'),
+  reconciled: count('Unknown outcomes that a status query settled.'),
+  resolved: count('Unknown outcomes that a person or a report resolved.'),
 }
 
 const unknown = {
   under1h: count('Created less than an hour ago.'),
   under1d: count('Created less than a day ago.'),
   under7d: count('Created less than seven days ago.'),
-  older: count('Created before.'),
-  deadLettered: count('Of all of these: a person has to decide.'),
+  older: count('Older.'),
+  deadLettered: count('Of all of these: dead-lettered, a person has to decide.'),
 }
 
 const counted = {
@@ -57,22 +57,22 @@ const counted = {
 }
 
 const asked = {
-  eligible: count('Completed records of the period that can be asked about.'),
-  sampled: count('Of these, chosen at random: looked at anew.'),
-  agreed: count('Of the sampled: the upstream says what is stored.'),
-  differing: count('Of the sampled: done, but with another value than the one that is stored.'),
-  disagreed: count('Of the sampled: not done, done with the other outcome, or another operation’s.'),
-  undecided: count('Of the sampled: the answer decides nothing.'),
+  eligible: count('Completed records of the period that the upstream can be asked about.'),
+  sampled: count('Of these: chosen at random for the check.'),
+  agreed: count('Of the sampled: the upstream agrees with the record.'),
+  differing: count('Of the sampled: executed, but with a different response than the stored one.'),
+  disagreed: count('Of the sampled: not executed, the opposite outcome, or another operation’s.'),
+  undecided: count('Of the sampled: the answer was inconclusive.'),
   notAsked: count('Of the sampled: could not be asked.'),
 }
 
-/** What happened, by route. Four tables with four scopes, which must not be mixed. */
+/** What happened, by route. Four tables with four different scopes: never add figures across them. */
 export const reportSchema = named('Report', {
   since: timestamp('Begin of the period.'),
   now: timestamp('The store’s time.'),
-  looked: count('Records looked at.'),
+  looked: count('Records read.'),
   complete: Type.Boolean({
-    description: 'False: there are more records than one report looks at; the period’s figures are too low.',
+    description: 'False: there are more records than one report reads, so the figures are too low.',
   }),
   unreadable: count('Records that this version cannot read.'),
   period: byRoute(
@@ -81,17 +81,17 @@ export const reportSchema = named('Report', {
   ),
   unknown: byRoute(unknown, 'Of records whose outcome is unknown now, whenever they were created, by age.'),
   counted: nullable(
-    described('What this process alone has counted since it started; null: no proxy was asked.', {
+    described('Counters of this process since it started; null: no proxy was asked.', {
       since: timestamp('When the process started.'),
       routes: byRoute(counted),
       shadow: Type.Array(shadowRow, {
-        description: 'What enforce would have done, where routes are in shadow mode.',
+        description: 'For routes in shadow mode: what enforce would have done.',
       }),
     }),
   ),
   asked: nullable(
     described(
-      'What the upstream said when it was asked anew about a sample of completed records; null: `sample` was not given.',
+      'Result of checking a sample of completed records with the upstream; null: no `sample` was requested.',
       {
         routes: byRoute(asked),
         found: Type.Array(
@@ -99,9 +99,9 @@ export const reportSchema = named('Report', {
             id: Type.String({ description: 'Record id.' }),
             route,
             verdict: Type.Unsafe<'disagrees' | 'differs'>({ type: 'string', enum: ['disagrees', 'differs'] }),
-            why: Type.String({ description: 'Statuses and pointers; nothing of a body.' }),
+            why: Type.String({ description: 'Statuses and JSON pointers; nothing from a body.' }),
           }),
-          { description: 'The sampled records that do not agree, the worst first.' },
+          { description: 'Sampled records that do not agree, worst first.' },
         ),
       },
     ),
@@ -110,7 +110,7 @@ export const reportSchema = named('Report', {
 
 export type Report = Static<typeof reportSchema>
 
-/** The figures by their names, in the order of the tables. */
+/** Figures by name, in table order. */
 export const PERIOD = Object.keys(figures) as (keyof typeof figures)[]
 export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
 export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
@@ -131,7 +131,7 @@ interface Counters {
 export interface ReportPorts {
   readonly records: Pick<Records, 'get'>
   readonly store: Pick<Store, 'list' | 'ping' | 'history'>
-  /** Absent: the report tells of the store alone. */
+  /** Absent: the report covers the store alone. */
   readonly counters?: () => Promise<Counters>
   /** Absent: no upstream is known here, so none is asked. */
   readonly recheck?: Recheck
@@ -141,14 +141,14 @@ const MAX_SAMPLE = 1000
 
 const query = object({
   since: Type.Optional(
-    Type.String({ description: 'How long ago the period begins, such as 7d. Default: 24h.' }),
+    Type.String({ description: 'Length of the period up to now, such as 7d. Default: 24h.' }),
   ),
   sample: Type.Optional(
     Type.Integer({
       minimum: 1,
       maximum: MAX_SAMPLE,
       description:
-        'Ask the upstream anew about so many completed records of the period, chosen at random, where `reconcile` says how.',
+        'Check so many random completed records of the period with the upstream; only on routes with `reconcile`.',
     }),
   ),
 })
@@ -159,7 +159,7 @@ export const reportRoutes: AdminRoutes<ReportPorts> = async (app, { ports }) => 
     {
       schema: {
         summary:
-          'What was executed, replayed and prevented, and what is unknown. Looks at the records one by one.',
+          'What was executed, replayed and prevented, and what is unknown. Reads all records, one by one.',
         querystring: query,
         response: { 200: reportSchema },
       },
@@ -212,7 +212,7 @@ async function reportOf(ports: ReportPorts, span: Millis, sample: Sample | null)
   }
 }
 
-/** As it reads now; null: it has gone, or cannot be read. */
+/** Null: it is gone, or cannot be read. */
 async function read(
   records: ReportPorts['records'],
   id: RecordId,
@@ -266,12 +266,12 @@ function countRecord(
     if (event === 'resolved') row.resolved += count
     if (event === 'lease_expired') lapses += count
   }
-  // Nobody has written this one down yet.
+  // Its lease has expired, but no sweep has written that down yet.
   if (lapses === 0 && record.state === 'unknown' && record.leaseExpired) lapses = 1
   row.lapsed += lapses
 }
 
-/** Figures of a process, each with the counters that it is the sum of. */
+/** Figures of a process, each with the counters it sums up. */
 const SUMS: Readonly<Record<(typeof COUNTED)[number], readonly (readonly [string, string?])[]>> = {
   executed: [['idempotency_requests_total', 'executed']],
   replayed: [
@@ -301,9 +301,9 @@ function countedOf({ since, samples }: Counters): Report['counted'] {
   return { since: time(since), routes: table.rows(), shadow: tallyOf(samples).rows() }
 }
 
-/** Questions under way at once: the upstream has other work. */
+/** Status queries under way at once: the upstream has other work. */
 const AT_ONCE = 4
-/** No question begins later than that. */
+/** No status query begins later than that. */
 const BEGIN_WITHIN: Millis = 20_000
 
 const FIGURE = {
@@ -314,7 +314,7 @@ const FIGURE = {
   not_asked: 'notAsked',
 } as const satisfies Record<Verification['kind'], (typeof ASKED)[number]>
 
-/** A sample of the completed records that are shown to it, each as likely as any other, asked about anew. */
+/** Rechecks a uniform random sample of the completed records that it is shown. */
 class Sample {
   readonly #size: number
   readonly #recheck: Recheck
@@ -348,7 +348,7 @@ class Sample {
     const work = async (): Promise<void> => {
       for (let id = left.pop(); id !== undefined; id = left.pop()) {
         const record = await read(records, id)
-        // Somebody has deleted it meanwhile, or it has expired.
+        // Deleted or expired meanwhile.
         if (record?.state !== 'completed') continue
         const rechecked: Verification =
           performance.now() < until
@@ -364,7 +364,7 @@ class Sample {
     await Promise.all(Array.from({ length: AT_ONCE }, work))
     return {
       routes: this.#table.rows(),
-      // The worst first: disagrees, then differs.
+      // Worst first.
       found: found.toSorted((a, b) => b.verdict.localeCompare(a.verdict) || (a.id < b.id ? -1 : 1)),
     }
   }

@@ -3,12 +3,12 @@ import { type RecordId, STATES, type State } from '../core/record.ts'
 
 /* A record as the admin API shows it. */
 
-/** No members but these. */
+/** Refuses other members. */
 export function object<P extends TProperties>(properties: P, options: TSchemaOptions = {}) {
   return Type.Object(properties, { additionalProperties: false, ...options })
 }
 
-/** With a name in the OpenAPI document, which it needs where it is a whole body. */
+/** Named in the OpenAPI document; every body needs a name. */
 export function named<P extends TProperties>($id: string, properties: P) {
   return object(properties, { $id })
 }
@@ -32,40 +32,37 @@ const recordMembers = {
   state: Type.Unsafe<State>({
     type: 'string',
     enum: STATES,
-    description: 'As it reads now: a record whose lease has lapsed is unknown.',
+    description: 'As it reads now: unknown if its lease has expired.',
   }),
   fence: Type.Integer({ description: 'Number of the latest attempt.' }),
-  version: Type.Integer({ description: 'Grows with every write; what `ETag` and `If-Match` carry.' }),
+  version: Type.Integer({ description: 'Grows with every write; the value of `ETag` and `If-Match`.' }),
   createdAt: timestamp('Of the first claim.'),
   updatedAt: timestamp('Of the last write.'),
   leaseUntil: nullable(
     timestamp('How long the owner may stay silent; in the past where the lease has lapsed.'),
   ),
   expiresAt: timestamp('When it stops answering retries; of an unresolved one: when the store drops it.'),
-  attempts: Type.Integer({ description: 'How often it was claimed.' }),
+  attempts: Type.Integer({ description: 'Number of claims.' }),
   method: Type.String(),
   path: Type.String(),
   fingerprint: Type.String({ description: 'Of the request, base64url.' }),
   response: nullable(
-    described(
-      'What retries are answered; `size` null: done, but the body was not kept. Values that carry credentials read `***`.',
-      {
-        status: Type.Integer(),
-        headers: headerLines,
-        size: nullable(Type.Integer({ description: 'Bytes of the body.' })),
-      },
-    ),
+    described('What retries get. `size` null: executed, but the body was not kept. Credentials read `***`.', {
+      status: Type.Integer(),
+      headers: headerLines,
+      size: nullable(Type.Integer({ description: 'Bytes of the body.' })),
+    }),
   ),
   lastError: nullable(Type.String()),
   reconciliation: nullable(
     object({
       since: timestamp('Since when it is unknown.'),
       nextLookAt: timestamp('When it is looked at again.'),
-      asked: Type.Integer({ description: 'How often the upstream was asked.' }),
+      asked: Type.Integer({ description: 'Number of status queries so far.' }),
       deadLettered: Type.Boolean({
-        description: 'Asked as often as the route allows: a person has to decide.',
+        description: 'All status queries are used up: a person has to decide.',
       }),
-      answer: nullable(Type.String({ description: 'What the last answer said.' })),
+      answer: nullable(Type.String({ description: 'Result of the last status query.' })),
     }),
   ),
 }
@@ -81,7 +78,7 @@ const historyEntry = object({
   mood: Type.Unsafe<'good' | 'bad' | 'neutral'>({ type: 'string', enum: ['good', 'bad', 'neutral'] }),
   first: timestamp('Of the first of them.'),
   last: timestamp('Of the last of them.'),
-  count: Type.Integer({ description: 'How many equal ones in a row.' }),
+  count: Type.Integer({ description: 'How many identical entries in a row.' }),
   detail: Type.Record(Type.String(), Type.Unknown(), {
     description:
       'Such as replica, fence, status, upstreamMs, before, after, result, verdict, cause, by, reason.',
@@ -93,12 +90,12 @@ export const fullRecord = named('FullRecord', {
   ...recordMembers,
   shadowed: nullable(
     described(
-      'What shadow mode forwarded, as far as the history has it: there may be more. null: it has nothing of shadow mode.',
+      'What shadow mode forwarded, according to the history, which may be incomplete; null: nothing.',
       {
         duplicates: Type.Integer({
-          description: 'Forwarded besides the attempts: each may have been executed.',
+          description: 'Forwarded in addition to the attempts: each may have been executed.',
         }),
-        misuse: Type.Integer({ description: 'Forwarded with this key and another content.' }),
+        misuse: Type.Integer({ description: 'Forwarded with this key but different content.' }),
       },
     ),
   ),
@@ -115,7 +112,7 @@ export type FullView = Static<typeof fullRecord>
 export const recordPage = named('RecordPage', {
   records: Type.Array(object(recordMembers)),
   unreadable: Type.Array(id, { description: 'Records that this version cannot read.' }),
-  next: nullable(Type.String({ description: 'Cursor of the next page; null: this was the last.' })),
+  next: nullable(Type.String({ description: 'Cursor of the next page; null: this is the last.' })),
   now: timestamp('The store’s time.'),
 })
 export type PageView = Static<typeof recordPage>
@@ -124,10 +121,10 @@ export const oneRecord = Type.Object({ id: Type.Unsafe<RecordId>(id) })
 
 const said = { minLength: 1, maxLength: 1000 }
 
-/** What a person who decides may say. */
+/** Optional members of a decision. */
 export const deciderMembers = {
   reason: Type.Optional(Type.String({ ...said, description: 'Written to the audit log.' })),
   by: Type.Optional(
-    Type.String({ ...said, description: 'Who decides, as they say; written to the audit log.' }),
+    Type.String({ ...said, description: 'Who decides, unverified; written to the audit log.' }),
   ),
 }

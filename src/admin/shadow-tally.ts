@@ -4,13 +4,13 @@ import { namesOf, SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcome
 import { count, described, object } from './schemas.ts'
 
 const figures = {
-  requests: count('Requests that shadow mode looked at.'),
-  executed: count('Of these: enforce would have sent them upstream, too.'),
-  prevented: count('Duplicates that were executed and would not have been.'),
-  differed: count('Of these: the second answer was another one.'),
-  refused: count('Requests that would have been refused: their clients have to be mended first.'),
-  unjudged: count('Requests that could not be looked at, or not to their end.'),
-  newKeys: count('Operations that came again under a new key within a minute: clients that no key protects.'),
+  requests: count('Requests that shadow mode judged.'),
+  executed: count('Of these: enforce would have executed them, too.'),
+  prevented: count('Duplicates that were executed but that enforce would have stopped.'),
+  differed: count('Of these: the second response was different.'),
+  refused: count('Requests that enforce would have refused: fix their clients first.'),
+  unjudged: count('Requests that could not be judged.'),
+  newKeys: count('Operations repeated under a new key within a minute: no key protects such clients.'),
   retriedIn1m: count('Retries that found a completed record less than a minute old.'),
   retriedIn1h: count('The same, less than an hour old.'),
   retriedIn1d: count('The same, less than a day old.'),
@@ -28,7 +28,7 @@ export const shadowRow = object({
 
 export type ShadowRow = Static<typeof shadowRow>
 
-/** The figures by their names, in the order of the table. */
+/** Figures by name, in table order. */
 export const SHADOW_FIGURES = Object.keys(figures) as (keyof typeof figures)[]
 
 const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retriedIn1d'])[] = [
@@ -37,12 +37,12 @@ const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retried
   [86_400_000, 'retriedIn1d'],
 ]
 
-/** It had been executed, or was being, and `enforce` would not have executed it again. */
+/** Executed a second time where `enforce` would not have. */
 export function isDuplicate(verdict: unknown): boolean {
   return typeof verdict === 'string' && isVerdict(verdict) && SHADOW_VERDICTS[verdict].effect === 'prevented'
 }
 
-/** Rows of figures by route, which begin at zero. */
+/** Rows of figures by route, starting at zero. */
 export class RouteTable<Figures extends object> {
   readonly #rows = new Map<string, { route: string } & Figures>()
   readonly #zeros: () => Figures
@@ -89,7 +89,7 @@ export class ShadowTally {
     this.#table.row(route).newKeys += count
   }
 
-  /** `age`: at most that. */
+  /** `age`: an upper bound. */
   retry(route: string, age: Millis, count = 1): void {
     const [, figure] = AGES.find(([bound]) => age <= bound) ?? [0, 'retriedLater' as const]
     this.#table.row(route)[figure] += count
@@ -120,7 +120,7 @@ export function tallyOf(samples: readonly CounterSample[]): ShadowTally {
     if (name === 'idempotency_shadow_total') tally.verdict(route, labels['verdict'] ?? '', value)
     if (name === 'idempotency_regenerated_keys_total') tally.newKey(route, value)
     if (name === 'idempotency_retry_age_seconds_bucket') {
-      // Each bucket counts those below it as well; they come in their order.
+      // Buckets are cumulative and in order.
       const bound = labels['le'] === '+Inf' ? Number.POSITIVE_INFINITY : Number(labels['le']) * 1000
       tally.retry(route, bound, value - (below.get(route) ?? 0))
       below.set(route, value)

@@ -3,14 +3,21 @@ import { changeLine, changesBetween, orphanedBy } from '../config/diff.ts'
 import { FILE } from '../config/properties.ts'
 import { jsonSchema, type ReloadRule } from '../config/rows.ts'
 import { policyDocument } from '../describe/published.ts'
-import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import { SERVE_OPTIONS, servingFlags, validConfig } from './configuration.ts'
-
-const FLAGS = '[--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]'
+import {
+  type Args,
+  type Command,
+  FINDING,
+  FINE,
+  type Io,
+  SERVE_OPTIONS,
+  SERVE_USAGE,
+  usage,
+} from './command.ts'
+import { servingFlags, validConfig } from './configuration.ts'
 
 export const check: Command = {
   name: 'check',
-  usage: [`check [FILE] [--against OLD] ${FLAGS}`],
+  usage: [`check [FILE] [--against OLD] ${SERVE_USAGE}`],
   about: [
     'checks a configuration (default: the file of --config) as if it were served with these flags;',
     'exit 1 and all errors, or with --against what a proxy that runs with OLD would need a restart for',
@@ -34,7 +41,7 @@ export const check: Command = {
 
 export const policy: Command = {
   name: 'policy',
-  usage: [`policy [FILE] ${FLAGS}`],
+  usage: [`policy [FILE] ${SERVE_USAGE}`],
   about: [
     'prints what clients must know of a configuration, by route, as JSON: which operations take a key, how long it counts,',
     'and what is answered instead. GET /.well-known/idempotency serves the same with wellKnown: true; it holds no secrets.',

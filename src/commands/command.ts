@@ -3,7 +3,7 @@ import { didYouMean } from '../config/read.ts'
 import { RECORD_ID } from '../core/record.ts'
 import { plain } from './terminal.ts'
 
-/** Exit codes (contract §11). A finding is also what could not be done. */
+/** Exit codes (contract §11). A failure is a finding, too. */
 export const FINE = 0
 export const FINDING = 1
 export const USAGE = 2
@@ -14,11 +14,13 @@ export interface Io {
   readonly err: (text: string) => void
   readonly env: Readonly<Record<string, string | undefined>>
   /** Asks the person at the terminal; null: nobody can answer. */
-  readonly ask: ((question: string) => Promise<string>) | null
+  readonly ask: ((prompt: string) => Promise<string>) | null
+  /** Of the terminal that standard error is; null: it is none. */
+  readonly columns: number | null
 }
 
 export interface Option {
-  /** Placeholder of its value in the help; null: it takes none. */
+  /** Placeholder of its value in the help; null: a switch. */
   readonly value: string | null
   readonly help: string
   readonly repeated?: true
@@ -26,15 +28,36 @@ export interface Option {
 }
 export type Options = Readonly<Record<string, Option>>
 
+/** The flags of `serve`; `check` and `policy` read a file as if it were served with them. */
+export const SERVE_OPTIONS = {
+  config: { value: 'FILE', help: 'YAML configuration' },
+  upstream: { value: 'URL', help: 'the API behind it: http://, https:// or unix:/path' },
+  listen: {
+    value: 'ADDR',
+    help: 'host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)',
+  },
+  store: {
+    value: 'URL',
+    help: 'memory:, sqlite:<path>, redis://, redis+sentinel://, redis+cluster://, postgres:// or dynamodb:// (default sqlite:./idempotency.db)',
+  },
+  service: {
+    value: 'NAME',
+    help: 'what it protects, such as payments; services on one store share no records',
+  },
+} satisfies Options
+export const SERVE_USAGE = Object.entries(SERVE_OPTIONS)
+  .map(([name, { value }]) => `[--${name} ${value}]`)
+  .join(' ')
+
 export interface Command {
   readonly name: string
   /** One line per way to call it, without the name of the program. */
   readonly usage: readonly string[]
   readonly about: readonly string[]
   readonly options: Options
-  /** What its one argument is, such as `one file`; null: it checks its arguments itself. Without it: it takes none. */
+  /** Its one argument, such as `one file`; null: it checks its arguments itself; absent: it takes none. */
   readonly takes?: string | null
-  /** It takes abbreviated ids, which may begin with a dash as whole ones do. */
+  /** It takes abbreviated ids, which may begin with a dash like whole ones. */
   readonly takesPrefixes?: true
   readonly run: (args: Args, io: Io) => Promise<number> | number
 }
@@ -53,7 +76,6 @@ export class Args {
     return typeof value === 'string' ? value : undefined
   }
 
-  /** Those of the options that were given, by name. */
   given<Name extends string>(names: readonly Name[]): Partial<Record<Name, string>> {
     const entries = names.map((name) => [name, this.text(name)] as const)
     return Object.fromEntries(entries.filter(([, value]) => value !== undefined)) as Partial<
@@ -72,7 +94,7 @@ export class Args {
 
 const HELP: Options = { help: { value: null, help: 'prints this', short: 'h' } }
 
-/** Ends a command early: thrown wherever something is found wrong, printed by `dispatch`. */
+/** Ends a command; `dispatch` prints its message. */
 export class Exit extends Error {
   readonly code: number
 
@@ -90,7 +112,7 @@ export function finding(message: string): Exit {
   return new Exit(FINDING, `idempotency-proxy: ${message}\n`)
 }
 
-/** Runs a command: help, options and the number of arguments are handled alike for all. */
+/** Runs a command after handling what all have in common: help, options, number of arguments. */
 export async function run(command: Command, words: readonly string[], io: Io): Promise<number> {
   const ids = command.takesPrefixes === true ? PREFIX : RECORD_ID
   const parsed = parse({ ...command.options, ...HELP }, idsLast(words, ids))
@@ -107,10 +129,10 @@ export async function run(command: Command, words: readonly string[], io: Io): P
   return command.run(parsed, io)
 }
 
-/** Of an id; two dashes begin an option unless the id is whole. */
+/** The beginning of an id. Two dashes begin an option unless a whole id follows. */
 const PREFIX = /^(?!--(?!.{41}$))[A-Za-z0-9_-]{8,43}$/
 
-/** Ids go behind `--`: one in 64 begins with a dash, as an option does. */
+/** Moves ids behind `--`: one in 64 begins with a dash, like an option. */
 function idsLast(words: readonly string[], ids: RegExp): string[] {
   const end = words.indexOf('--')
   const before = end < 0 ? words : words.slice(0, end)
@@ -179,12 +201,10 @@ export function helpOf({
   ].join('\n')
 }
 
-const SERVE_FLAGS = ['config', 'upstream', 'listen', 'store', 'service']
-
-/** What to write when npm kept a flag for itself: `npm start --upstream URL` hands on the value alone, or nothing. */
+/** The correct call if npm swallowed a flag: `npm start --upstream URL` passes on the value alone, or nothing. */
 export function npmHint(env: Io['env']): string {
   if (env['npm_lifecycle_event'] === undefined) return ''
-  const taken = SERVE_FLAGS.filter((name) => env[`npm_config_${name}`] !== undefined)
+  const taken = Object.keys(SERVE_OPTIONS).filter((name) => env[`npm_config_${name}`] !== undefined)
   if (taken.length === 0) return ''
   return `; npm took the flag: write npm start -- ${taken.map((name) => `--${name} …`).join(' ')}`
 }

@@ -1,25 +1,7 @@
 import type { Config } from '../config/config.ts'
 import { readConfigFile } from '../config/files.ts'
 import { type ConfigError, formatConfigError, type Loaded, loadConfig } from '../config/load.ts'
-import { type Args, Exit, FINDING, type Io, type Options } from './command.ts'
-
-/** The flags of `serve`; `check` and `policy` read a file as if it were served with them. */
-export const SERVE_OPTIONS: Options = {
-  config: { value: 'FILE', help: 'YAML configuration' },
-  upstream: { value: 'URL', help: 'the API behind it: http://, https:// or unix:/path' },
-  listen: {
-    value: 'ADDR',
-    help: 'host:port for traffic; port 0 takes any free one (default 127.0.0.1:8080)',
-  },
-  store: {
-    value: 'URL',
-    help: 'memory:, sqlite:<path>, redis:// or rediss:// (default sqlite:./idempotency.db)',
-  },
-  service: {
-    value: 'NAME',
-    help: 'what it protects, such as payments; services on one store share no records',
-  },
-}
+import { type Args, Exit, FINDING, type Io, SERVE_OPTIONS } from './command.ts'
 
 /** The configuration of `file` (null: of flags alone); flags override it. */
 export function configOf(
@@ -33,7 +15,8 @@ export function configOf(
 }
 
 export function servingFlags(args: Args): Parameters<typeof configOf>[1] {
-  return args.given(['upstream', 'listen', 'store', 'service'])
+  const { config: _, ...overriding } = SERVE_OPTIONS
+  return args.given(Object.keys(overriding) as (keyof typeof overriding)[])
 }
 
 /** @throws {Exit} */

@@ -1,9 +1,9 @@
 import { VERSION } from '../version.ts'
-import { type Command, Exit, FINE, type Io, npmHint, run, usage } from './command.ts'
+import { type Command, Exit, FINE, type Io, npmHint, run, SERVE_USAGE, usage } from './command.ts'
 
 const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
 
-  idempotency-proxy [serve] [--config FILE] [--upstream URL] [--listen ADDR] [--store URL] [--service NAME]
+  idempotency-proxy [serve] ${SERVE_USAGE}
       serves; flags override the file; with only --upstream it runs on the embedded store
   idempotency-proxy check [FILE]
       checks a configuration; exit 1 and all errors if there are any
@@ -25,6 +25,10 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       prints an OpenAPI overlay that documents the key and the proxy's responses
   idempotency-proxy policy [FILE]
       prints what clients must know of a configuration, as /.well-known/idempotency serves it
+  idempotency-proxy migrate --print
+      prints the SQL that makes the schema of the PostgreSQL store
+  idempotency-proxy copy --from STORE --to STORE
+      copies records to another store, which a proxy can then continue on
   idempotency-proxy drain
       makes a running proxy fail its readiness while it keeps serving
 
@@ -34,7 +38,7 @@ The record commands ask a running proxy (--admin URL --token-file FILE) or the s
 Exit codes: 0 fine, 1 a finding, 2 usage.
 `
 
-/** Loaded on demand: a hook does not wait for a server to be read from disk. */
+/** Loaded on demand, so that a hook does not load the server. */
 export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   serve: async () => (await import('./serve.ts')).serve,
   check: async () => (await import('./check.ts')).check,
@@ -46,11 +50,10 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   report: async () => (await import('./report.ts')).report,
   routes: async () => (await import('./routes.ts')).routes,
   policy: async () => (await import('./check.ts')).policy,
+  migrate: async () => (await import('./migrate.ts')).migrate,
+  copy: async () => (await import('./copy.ts')).copy,
   drain: async () => (await import('./drain.ts')).drain,
 }
-
-/** Commands of the contract that are not implemented yet. */
-export const LATER = ['migrate', 'copy']
 
 export async function dispatch(words: readonly string[], io: Io): Promise<number> {
   const [first = '', ...rest] = words
@@ -59,7 +62,6 @@ export async function dispatch(words: readonly string[], io: Io): Promise<number
     return FINE
   }
   try {
-    if (LATER.includes(first)) throw usage(`"${first}" is not implemented in this version`)
     const named = Object.hasOwn(COMMANDS, first) ? COMMANDS[first] : undefined
     if (named !== undefined) return await run(await named(), rest, io)
     if (first === '' || first.startsWith('-')) return await run((await import('./serve.ts')).serve, words, io)

@@ -1,16 +1,19 @@
-import { randomBytes } from 'node:crypto'
 import { constants } from 'node:fs'
 import { access, readdir } from 'node:fs/promises'
 import { setTimeout as wait } from 'node:timers/promises'
 import { counted } from '../admin/explain.ts'
 import { scanRecords } from '../admin/records.ts'
 import type { Config } from '../config/config.ts'
+import { PHASES } from '../core/copies.ts'
 import { type Millis, type RecordId, readAt } from '../core/record.ts'
 import { verifyAudit } from '../observe/audit.ts'
-import { openStore } from '../store/open.ts'
-import { decodeEntry } from '../store/outbox.ts'
+import { disproof, GRADES, gradingOf, PROVEN } from '../store/grade.ts'
+import { asObserver, asOne, openStores, type Stores } from '../store/open.ts'
+import { type Decoded, decodeEntry } from '../store/outbox.ts'
+import { enteredBy } from '../store/phases.ts'
 import { orThrow, Records } from '../store/records.ts'
-import type { Store } from '../store/register.ts'
+import { SealedRecord, type Store } from '../store/register.ts'
+import { sealerOf } from '../store/sealing.ts'
 import { isDamagedName, readSpool } from '../store/spool.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
@@ -19,18 +22,16 @@ import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
 
 const PINGS = 20
-/** Beyond this, tokens and issued keys are judged by a clock that differs from their maker's. */
+/** Largest tolerable difference: tokens and issued keys are judged by this clock. */
 const CLOCKS_APART: Millis = 30_000
 /** An unknown record that was due this long ago has been missed. */
 const OVERDUE: Millis = 600_000
 const SHOWN = 5
-/** A line of the audit log that is being written right now is complete by then. */
+/** By then a line that was being written to the audit log is complete. */
 const WRITTEN_BY: Millis = 250
 const PROXY_TIMEOUT: Millis = 10_000
-/** Values of `idempotency_store_grade` (contract §13). */
-const GRADES = ['unfit', 'volatile', 'unknown', 'strict']
 
-/** `note`: worth knowing, such as a choice somebody made, or what cannot be determined from here. */
+/** `note`: worth knowing, such as a deliberate choice, or something that cannot be checked from here. */
 export interface CheckResult {
   readonly check: string
   readonly found: 'fine' | 'note' | 'finding'
@@ -49,7 +50,7 @@ export const doctor: Command = {
   usage: ['doctor [--config FILE] [--store URL] [--service NAME] [--admin URL --token-file FILE]'],
   about: [
     'checks the configuration, the store and its records, the spool, the audit log, and with --admin a running proxy;',
-    'exit 1 if something is wrong. It changes nothing but one rate-limit bucket, which expires a second later.',
+    'exit 1 if something is wrong. It changes nothing but a record of its own in the store, which it removes.',
   ],
   options: {
     json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
@@ -91,26 +92,42 @@ function configChecks({ warnings }: Config): CheckResult[] {
 }
 
 async function storeChecks(config: Config): Promise<CheckResult[]> {
-  let store: Store
+  let stores: Stores
   try {
-    store = await openStore(config, { onEvent: () => {}, onBreaker: () => {} })
+    stores = await openStores(asObserver(config), { onEvent: () => {}, onBreaker: () => {} })
   } catch (error) {
     return [finding('store', (error as Error).message)]
   }
+  const store = asOne(stores, config)
   try {
-    const { up, checked } = await connectionChecks(store, config)
+    const { up, checked } = await connectionChecks(store, stores, config)
     if (!up) return checked
     const records = await recordChecks(store).catch((error: unknown) => [
       finding('records', (error as Error).message),
     ])
-    return [...checked, ...records]
+    return [...checked, ...(await phaseChecks(stores)), ...records]
   } finally {
     await store.close()
   }
 }
 
+/** Who takes part in a migration between two stores. */
+async function phaseChecks({ from }: Stores): Promise<CheckResult[]> {
+  if (from === null) return []
+  const marked = await Promise.all(
+    PHASES.map(async (phase) => ({ phase, entered: await enteredBy(from, phase) })),
+  )
+  const alive = marked.flatMap(({ phase, entered }) =>
+    entered === null ? [] : [`${phase} (entered by ${entered.map(({ tag }) => tag).join(', ')})`],
+  )
+  const detail =
+    alive.length === 0 ? 'no replica is alive in any phase' : `alive in phase ${alive.join(' and ')}`
+  return [note('migration', `${detail}; a replica without store.migrate is not seen`)]
+}
+
 async function connectionChecks(
   store: Store,
+  stores: Stores,
   { store: settings }: Config,
 ): Promise<{ readonly up: boolean; readonly checked: CheckResult[] }> {
   const where = shownUrl(settings.url)
@@ -122,7 +139,7 @@ async function connectionChecks(
       const wall = Date.now()
       const now = await store.ping()
       took.push(performance.now() - asked)
-      // The store's clock was read somewhere between question and answer.
+      // The store's clock was read at some time between command and reply.
       const here = (wall + Date.now()) / 2
       if (n === 0 || Math.abs(now - here) < Math.abs(apart)) apart = now - here
     }
@@ -138,28 +155,50 @@ async function connectionChecks(
     up: true,
     checked: [
       fine('store', `${where} answers`),
-      ...(await traitChecks(store, settings.acceptRisk)),
+      ...(await gradeChecks(store, stores, settings)),
       (slowest > settings.timeout / 2 ? finding : fine)('round trip', times),
       (Math.abs(apart) > CLOCKS_APART ? finding : fine)('clock', clock),
-      await writable(store),
     ],
   }
 }
 
-async function traitChecks(store: Store, acceptRisk: boolean): Promise<CheckResult[]> {
-  const { durable, evicts, findings } = await store.traits()
-  if (findings.length > 0) return findings.map((detail) => (acceptRisk ? note : finding)('promises', detail))
-  const strict = durable === true && evicts === false ? ': strict routes may run on it' : ''
-  return [fine('promises', `version, persistence and eviction of ${store.name} are as needed${strict}`)]
+/** The grade with its reasons, and what it is made of (contract §9). */
+async function gradeChecks(
+  store: Store,
+  { to, from }: Stores,
+  { acceptRisk, grace }: Config['store'],
+): Promise<CheckResult[]> {
+  const traits = await store.traits()
+  // Of two that a migration moves between, each by itself: a claim on both as one would have to enter its phase.
+  const proofs = await Promise.all((from === null ? [to] : [to, from]).map(proofOf))
+  const found = proofs.map(({ detail, proof }) => (proof === PROVEN ? fine : finding)('claims', detail))
+  const wrong = proofs.find(({ proof }) => proof !== null && proof !== PROVEN)
+  const { grade, reasons } = gradingOf(traits, grace, wrong?.proof ?? null)
+  const risk = acceptRisk && wrong === undefined ? note : finding
+  const rank = `${grade}, ${GRADES.indexOf(grade)} of ${GRADES.length - 1}`
+  const { topology, replication, room } = traits
+  return [
+    grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank}; the reasons follow`),
+    ...reasons.map((detail) => risk('promises', detail)),
+    ...Object.entries({ topology, replication, room }).flatMap(([check, detail]) =>
+      detail === undefined ? [] : [fine(check, detail)],
+    ),
+    ...(traits.hasIdentity ? [(grace > 0 ? fine : note)('grace', graceText(grace))] : []),
+    ...found,
+  ]
 }
 
-/** A read-only replica and a full disk answer pings. */
-async function writable(store: Store): Promise<CheckResult> {
+function graceText(grace: Millis): string {
+  return grace > 0 ? `${grace} ms after each failover nothing new is claimed` : 'store.grace is off'
+}
+
+/** A read-only replica and a full disk answer pings, and take no claim. */
+async function proofOf(store: Store): Promise<{ readonly detail: string; readonly proof: string | null }> {
   try {
-    await store.limits.take(randomBytes(32).toString('base64url'), { count: 1, per: 1000 }, 1)
-    return fine('writing', 'it takes writes')
+    const proof = await disproof(store)
+    return { detail: proof, proof }
   } catch (error) {
-    return finding('writing', (error as Error).message)
+    return { detail: `nothing can be claimed: ${(error as Error).message}`, proof: null }
   }
 }
 
@@ -168,13 +207,16 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
   const indexed = new Set<RecordId>()
   await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
   const unresolved = new Map<RecordId, number>()
-  const unreadable: RecordId[] = []
+  /** By why. */
+  const unreadable = new Map<string, RecordId[]>()
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
   const { complete } = await scanRecords(store, 'all', async (id) => {
     count.all++
     const found = await records.get(id)
     if (found.kind === 'corrupt') {
-      unreadable.push(id)
+      const { error } = found
+      const why = error instanceof SealedRecord ? error.message : 'this version cannot read them'
+      unreadable.set(why, [...(unreadable.get(why) ?? []), id])
       return
     }
     const { record, now } = orThrow(found)
@@ -197,8 +239,8 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
     const overdue = `${counted(count.overdue, 'unknown record')} overdue by more than ${span(OVERDUE)}`
     checked.push(finding('sweeping', `${overdue}: does a proxy run on this store?`))
   }
-  if (unreadable.length > 0)
-    checked.push(finding('unreadable', `${some(unreadable)}: this version cannot read them`))
+  for (const [why, ids] of unreadable)
+    checked.push(finding('unreadable', `${counted(ids.length, 'record')} (${some(ids)}): ${why}`))
   checked.push(
     lost.length === 0
       ? fine('index', `has all ${counted(unresolved.size, 'unresolved record')}`)
@@ -215,7 +257,7 @@ function some(ids: readonly RecordId[]): string {
   return `${ids.slice(0, SHOWN).join(' ')}${more > 0 ? ` and ${more} more` : ''}`
 }
 
-/** Records come and go during a scan: what was missing is looked up once more, and must not have changed. */
+/** Records come and go during a scan, so a missing one is looked up again and must be unchanged. */
 async function lostOf(
   store: Store,
   records: Records,
@@ -232,7 +274,7 @@ async function lostOf(
   return lost
 }
 
-/** What lies in the spool: outcomes that the store has not taken. Nothing of it is touched. */
+/** Outcomes in the spool, which the store has not taken yet. Read only. */
 async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   const directory = store.spool
   if (directory === null)
@@ -242,7 +284,8 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   try {
     await access(directory, constants.R_OK | constants.W_OK | constants.X_OK)
     const { found } = await readSpool(directory, () => {})
-    const owned = found.map(({ payload }) => ownerOf(payload, service))
+    const sealer = sealerOf(store)
+    const owned = found.map(({ payload }) => ownerOf(decodeEntry(payload, service, sealer), service))
     const owners = Map.groupBy(owned, ({ of }) => of)
     const damaged = (await readdir(directory)).filter(isDamagedName).length
     const kept = `${counted(damaged, 'damaged file')} kept aside in ${directory}: inspect and remove them`
@@ -258,8 +301,7 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   }
 }
 
-function ownerOf(payload: Buffer, service: string): { readonly of: string; readonly todo: string } {
-  const decoded = decodeEntry(payload, service)
+function ownerOf(decoded: Decoded, service: string): { readonly of: string; readonly todo: string } {
   if (decoded.kind === 'own')
     return {
       of: '',
@@ -326,7 +368,7 @@ async function proxyChecks(source: RecordSource, origin: string): Promise<CheckR
   ]
 }
 
-/** Gauges that show trouble, and the version; anything else that is in order is left out. */
+/** The version, and gauges that show trouble; healthy ones are left out. */
 function sampleCheck(line: string): CheckResult | [] {
   const [, name = '', labels = '', text] = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line) ?? []
   const value = Number(text)

@@ -77,7 +77,7 @@ function hint(args: Args): string {
 /** Most keys are UUIDs, and no id begins like one. */
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-/i
 
-/** What to ask. No message repeats the key. */
+/** The request to send. No message repeats the key. */
 function callOf(args: Args): SourceRequest | { readonly beginning: string } {
   const [subject] = args.positionals
   if (subject === undefined) throw usage('inspect needs the id of a record, or a key')
@@ -96,7 +96,7 @@ function callOf(args: Args): SourceRequest | { readonly beginning: string } {
 type Caller = NonNullable<Lookup['caller']>
 const LINE = new RegExp(`^(${TOKEN}):[\\t ]*(.*?)[\\t ]*$`)
 
-/** Header lines and claims by their names. Their values are credentials: no message has them. */
+/** Headers and claims by name. Their values are credentials and appear in no message. */
 function callerOf(given: readonly string[]): Caller {
   const caller: Record<string, Caller[string]> = {}
   const lines: string[] = []
@@ -142,7 +142,7 @@ function claimsOf(text: string): Record<string, string | number | boolean> | nul
   }
 }
 
-/** The flags of this command for a shell, to resolve the record with; `resolve` needs the routes, not only a store. */
+/** This command's source flags, quoted for a shell, for the suggested `resolve`; it needs the routes, not only a store. */
 function sameWhere(args: Args): string {
   const given = Object.entries(args.given(Object.keys(SOURCE_OPTIONS)) as Record<string, string>)
   const flags = given.map(([name, value]) => ` --${name} ${shellWord(name, value)}`)
@@ -200,7 +200,7 @@ function entry({ event, text, first, last, count, detail }: HistoryView): string
   return [when, event, String(count), text, told.join(' ')]
 }
 
-/** Redis has no order of ids, so a search looks at every key: 500,000 per page. */
+/** Redis does not order ids: a search reads every key, 500,000 per page. */
 const MAX_PAGES = 100
 const SHOWN = 20
 

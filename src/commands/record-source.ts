@@ -19,11 +19,11 @@ export interface SourceRequest {
   readonly path: string
   readonly query?: Readonly<Record<string, string>>
   readonly body?: object
-  /** Of the record that is decided about. */
+  /** Version of the record that the decision is about. */
   readonly version?: number
 }
 
-/** What a source refused. What it cannot read is the caller's mistake, everything else a finding. */
+/** A refusal of a source: an invalid request is a usage error, everything else a finding. */
 export class SourceRefusal extends Exit {
   readonly problem: ProblemCode | 'unreachable' | 'unexpected'
   readonly detail: string
@@ -39,12 +39,12 @@ export class SourceRefusal extends Exit {
   }
 }
 
-/** Answers the commands about records: a running proxy, or the store itself. */
+/** Where the record commands get their answers: a running proxy, or the store itself. */
 export interface RecordSource extends AsyncDisposable {
   /** For people, without secrets: `the proxy at …`, `the store …`. */
   readonly name: string
   /**
-   * What the endpoint gives, by the schema of its name.
+   * The endpoint's reply, typed by its schema.
    * @throws {SourceRefusal}
    */
   ask(call: SourceRequest): Promise<unknown>
@@ -53,7 +53,7 @@ export interface RecordSource extends AsyncDisposable {
 /** A listing looks at up to 5,000 records; a report at more. */
 const TIMEOUT: Millis = 60_000
 
-/** A running proxy, by its admin listener. `origin`: without a slash at the end; `tokenFile`: where the token is from. */
+/** A running proxy, through its admin listener. `origin` has no slash at the end; `tokenFile` is for messages. */
 export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {
   const name = `the proxy at ${origin}`
   return {
@@ -83,9 +83,8 @@ export function openRemote(origin: string, token: string, tokenFile: string): Re
 }
 
 /**
- * The admin API in this process, on the store itself. Changes are written down as a proxy does (`audit.file`; without one on
- * standard error), so `changes` opens that file.
- * `isConfigured`: `config` is a file's, so what it says of routes holds.
+ * The admin API in this process, on the store itself. `changes`: opens `audit.file`, where changes are written as a proxy writes
+ * them (without one, to standard error). `isConfigured`: `config` comes from a file, so its routes are known.
  * @throws where the store cannot be opened, or the audit log cannot be continued.
  */
 export async function openDirect(
@@ -117,7 +116,7 @@ export async function openDirect(
     subjects: new RecordLookup(config),
     // Nobody waits here; the store tells other processes.
     waiters: { tell: () => {} },
-    // Nothing runs here, and no outcome is held: what a proxy knows must be asked there.
+    // This process executes nothing and holds no outcome; only a proxy knows its own.
     own: { isRunning: () => false, tell: async () => true },
     audit,
     history,
@@ -179,7 +178,7 @@ function whyNot(error: Error): string {
   return first.message
 }
 
-/** Without the credentials. */
+/** A URL without its credentials. */
 export function shownUrl(url: string): string {
-  return url.replace(/\/\/[^/]*@/, '//***@')
+  return url.replace(/\/\/[^/]*@/, '//***@').replace(/(password=)[^&]*/gi, '$1***')
 }

@@ -7,7 +7,7 @@ import { readLogs, type ShadowReport } from './shadow-log.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, table } from './terminal.ts'
 
-/** `value`: for programs; `text`: the same for people. */
+/** `value` is for programs, `text` for people. */
 type Format = (value: unknown, text: ReportText) => string
 const FORMATS: Readonly<Record<string, Format>> = {
   text: (_, text) => asText(text),
@@ -87,7 +87,7 @@ async function reportOfLogs(files: readonly string[], args: Args, io: Io, format
 
 type Row = { readonly route: string } & Readonly<Record<string, string | number>>
 
-/** A table of the report; all formats are made of these. */
+/** A table of the report, in every format. */
 interface Section {
   readonly name: 'period' | 'unknown' | 'counted' | 'shadow' | 'verdicts' | 'asked'
   readonly title: string
@@ -95,7 +95,7 @@ interface Section {
   readonly rows: readonly Row[]
 }
 
-/** A report for people, and what they must know to read it right. */
+/** A report for people, with notes on how to read it. */
 export interface ReportText {
   readonly sections: readonly Section[]
   /** The sampled records that do not agree with the upstream: verdict, route, record, why. */

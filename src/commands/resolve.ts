@@ -65,7 +65,7 @@ async function runResolve(args: Args, io: Io): Promise<number> {
   return FINE
 }
 
-/** A decision names its record in full: a prefix only finds the id to give. */
+/** A decision takes the whole id; for a prefix, the error names it. */
 async function refusePrefix(prefix: string, args: Args, io: Io): Promise<never> {
   await using source = await openSource(args, io, true)
   const found = await recordAt(source, prefix)
@@ -80,7 +80,7 @@ function meaning({ response }: Resolving): string {
 
 const FILE = '{"status", "headers", "body" | "bodyBase64"}'
 
-/** The decision, checked as the API would before anything is asked. */
+/** The decision, checked as the API would check it before anything is sent. */
 function resolvingOf(args: Args): Resolving {
   const file = args.text('completed')
   if ((file !== undefined) === args.has('retryable'))

@@ -71,13 +71,13 @@ function read(file: string): Description {
   throw new Exit(FINDING, found.errors.map((error) => `${plain(formatConfigError(error))}\n`).join(''))
 }
 
-/** Each once: many operations may refer to the same place. */
+/** Each remark once: many operations may refer to the same place. */
 function tell(io: Io, file: string, remarks: readonly Remark[]): void {
   const lines = remarks.map(({ line, message }) => `${file}${line > 0 ? `:${line}` : ''}: ${message}`)
   for (const line of new Set(lines)) io.err(`${plain(line)}\n`)
 }
 
-/** A draft is committed: it names no folder of this machine. */
+/** Without folders: drafts are committed. */
 function nameOf(file: string): string {
   return file.slice(file.lastIndexOf('/') + 1)
 }

@@ -7,12 +7,12 @@ import type { Millis } from '../core/record.ts'
 export interface ShadowReport {
   readonly since: string
   readonly now: string
-  /** Times of the first and last line of any kind: what the log covers; null: no line has a time. */
+  /** What the log covers: times of its first and last line; null: no line has a time. */
   readonly first: string | null
   readonly last: string | null
   /** Lines of shadow mode in the period. */
   readonly lines: number
-  /** Lines of shadow mode that cannot be read: truncated, or of another version. */
+  /** Unreadable lines of shadow mode: truncated, or from another version. */
   readonly unreadable: number
   readonly shadow: readonly ShadowRow[]
 }
@@ -37,7 +37,7 @@ export async function readLogs(files: readonly string[], span: Millis, now: Mill
         first = Math.min(first, time)
         last = Math.max(last, time)
       }
-      // Most lines are of another kind: no need to parse them.
+      // Cheap check first: most lines are others.
       if (!/\\?"msg\\?":\s*\\?"shadow\\?"/.test(text)) continue
       const line = lineOf(text)
       if (line === null) unreadable++

@@ -17,16 +17,19 @@ export const ADMIN_OPTIONS: Options = {
 export const SOURCE_OPTIONS: Options = {
   ...ADMIN_OPTIONS,
   config: { value: 'FILE', help: 'configuration of the proxy: reads its store directly' },
-  store: { value: 'URL', help: 'store to read directly: sqlite:<path>, redis:// or rediss://' },
+  store: {
+    value: 'URL',
+    help: 'store to read directly: sqlite:<path>, redis://, redis+sentinel://, redis+cluster://, postgres:// or dynamodb://',
+  },
   service: {
     value: 'NAME',
-    help: 'whose records on that store, such as payments; required with redis:// and rediss://',
+    help: 'whose records on that store, such as payments; required with Redis, PostgreSQL and DynamoDB',
   },
 }
 
 /**
- * The source that the flags name. `changes`: the record will be written, for which a store alone is not enough: the routes say what
- * is kept and for how long, and the configuration where the audit log is.
+ * The source that the flags name. `changes`: the record will be written, which takes a configuration: what is kept and for how long,
+ * and where the audit log is.
  * @throws {Exit}
  */
 export async function openSource(args: Args, io: Io, changes = false): Promise<RecordSource> {
@@ -69,7 +72,7 @@ export function openAdmin(args: Args): RecordSource {
   return openRemote(url.origin, token, file)
 }
 
-/** The configuration whose store is asked directly; without a file it is all defaults. */
+/** The configuration of a store that is read directly; defaults if there is no file. */
 export function storeConfig(args: Args, io: Io): Config {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
@@ -83,9 +86,22 @@ export function storeConfig(args: Args, io: Io): Config {
     throw usage(
       'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
     )
-  const path = url.startsWith('sqlite:') ? resolve(url.slice('sqlite:'.length)) : null
-  // It would be made, and have no records.
-  if (path !== null && !existsSync(path))
-    throw finding(`the store ${quote(url)}: there is no file at ${path}; a proxy makes it when it starts`)
+  mustExist(url)
   return config
+}
+
+/** @throws {Exit} if it is a file that is not there: opening it would create an empty one. */
+export function mustExist(storeUrl: string): void {
+  const path = missingFile(storeUrl)
+  if (path !== null)
+    throw finding(
+      `the store ${quote(storeUrl)}: there is no file at ${path}; a proxy makes it when it starts`,
+    )
+}
+
+/** Where the store's file would be; null: it is there, or the store has none. */
+export function missingFile(storeUrl: string): string | null {
+  if (!storeUrl.startsWith('sqlite:')) return null
+  const path = resolve(storeUrl.slice('sqlite:'.length))
+  return existsSync(path) ? null : path
 }

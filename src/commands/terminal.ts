@@ -1,12 +1,12 @@
 import { userInfo } from 'node:os'
 import { escapeControls } from '../observe/pretty.ts'
 
-/** A text from outside on one line of a terminal. */
+/** Untrusted text, made safe for one line of a terminal. */
 export function plain(text: string): string {
   return escapeControls(text)
 }
 
-/** JSON on one line, which programs read and terminals show. */
+/** JSON on one line, safe for terminals. */
 export function json(value: unknown): string {
   return `${escapeControls(JSON.stringify(value))}\n`
 }
@@ -27,13 +27,13 @@ const UNITS: readonly (readonly [string, number])[] = [
   ['s', 1000],
 ]
 
-/** How long a span is, in its largest unit: `3d`, `5h`. */
+/** A span in its largest unit: `3d`, `5h`. */
 export function span(ms: number): string {
   const [unit, factor] = UNITS.find(([, by]) => Math.abs(ms) >= by) ?? ['s', 1000]
   return `${Math.round(ms / factor)}${unit}`
 }
 
-/** The user of this process, who decides unless they say otherwise. A container may give it no name. */
+/** The user of this process, the default of `--by`. In a container it may have no name. */
 export function osUser(): string {
   try {
     return userInfo().username

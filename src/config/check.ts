@@ -8,7 +8,7 @@ import { formatDuration, formatSize } from './units.ts'
 import { type Address, isLoopback, isSharedStore, reaches } from './urls.ts'
 
 const MIN_LEASE = 1000
-/** Issued keys have some 170 characters. */
+/** Issued keys have some 190 characters. */
 const ISSUED_KEY = 200
 
 type Rule = readonly [
@@ -20,8 +20,8 @@ type Rule = readonly [
 type Common = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
 
 /**
- * Values of one policy that do not go together, and the properties that decide about it: of the policy, and of the file. `base`:
- * `defaults` or `routes[n]`.
+ * Conflicting values of a policy, with the properties involved, of the policy and of the file. `base`: `defaults` or
+ * `routes[n]`.
  */
 export function checkPolicy(
   findings: Findings,
@@ -85,7 +85,7 @@ export function checkPolicy(
   ]
   for (const [broken, properties, message, shared = []] of rules) {
     const own = properties.map((property) => `${base}.${property}`)
-    // What a route only inherits has been reported for `defaults`.
+    // Inherited values are reported once, for `defaults`.
     if (broken && (base === 'defaults' || own.some((path) => findings.isWritten(path))))
       findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
   }
@@ -118,13 +118,13 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
   }
 }
 
-/** Whether the literal segments are as requests are compared, a trailing slash aside. */
+/** Whether the literal segments are in normal form, apart from a trailing slash. */
 function isNormal(path: string): boolean {
   const literals = path.replace(/\/$/, '').split('/').slice(1)
   return literals.every((segment) => segment !== '' && normalisePath(`/${segment}`) === `/${segment}`)
 }
 
-/** Properties that need another one to have any effect. */
+/** Properties without effect unless another one is set. */
 // biome-ignore format: a table
 const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boolean, message: string][] = [
   ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
@@ -146,7 +146,7 @@ export function checkUses(findings: Findings, defaults: RoutePolicy, routes: rea
     for (const [base, policies] of users) {
       const path = `${base}.${property}`
       if (!findings.isWritten(path) || policies.some(isUsedBy)) continue
-      // Silent if what would use it could not be read.
+      // Silent if the property that would use it is invalid.
       const section = property.split('.')[0] as string
       findings.conflict([path, ...users.map(([each]) => `${each}.${section}`)], message)
     }
@@ -180,11 +180,22 @@ export function checkOwnPaths(
   ])
 }
 
-type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream'> & { readonly storeUrl: string }
+type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream'> & {
+  readonly store: Pick<Config['store'], 'url' | 'wait' | 'migrate'>
+  readonly isTiered: boolean
+}
 
-/** What the file says outside of `defaults` and `routes`. */
-export function checkFile(findings: Findings, { listen, admin, ops, upstream, storeUrl }: Listening): void {
+/** Properties outside `defaults` and `routes`. */
+export function checkFile(findings: Findings, file: Listening): void {
+  const { listen, admin, ops, upstream, store, isTiered } = file
+  const tiers = ['store.primary.url', 'store.cache.url'].filter((path) => findings.isWritten(path))
+  const from = store.migrate?.from ?? null
   const { url, tls } = upstream
+  const { wait } = store
+  const others = store.url.startsWith('postgres')
+    ? 'PostgreSQL, which waits for its standbys by itself (synchronous_standby_names, docs/postgres.md)'
+    : 'a store that has no replicas to wait for'
+  const isAlone = wait?.replicas === 'none'
   const all = { listen, 'admin.listen': admin.listen, 'ops.listen': ops.listen }
   const open = Object.entries(all).filter((entry): entry is [string, Address] => entry[1] !== null)
   const pairs = open.flatMap(([path, at], i) =>
@@ -204,14 +215,28 @@ export function checkFile(findings: Findings, { listen, admin, ops, upstream, st
       'found a certificate or a key without the other; allowed: both or none'],
     [findings.isWritten('upstream.tls') && !url.startsWith('https:'), ['upstream.tls', 'upstream.url'],
       'found tls for an upstream without it; allowed: tls with an https:// url'],
-    // They would meet each other's records, wherever path, caller and key are equal.
-    [!findings.isWritten('service') && isSharedStore(storeUrl), ['store.url'],
+    // Services would share records wherever path, caller and key are equal.
+    [from === 'memory:' || (from !== null && store.url === 'memory:'), ['store.migrate.from', 'store.url'],
+      'found memory:, which ends with its process; allowed: stores that outlive a restart'],
+    [from !== null && from === store.url, ['store.migrate.from', 'store.url'],
+      'found the same store twice; allowed: `url`, where the records go, and `migrate.from`, where they are'],
+    [!findings.isWritten('service') && [store.url, ...(from === null ? [] : [from])].some(isSharedStore), ['store.url'],
       'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments'],
+    [wait !== null && !/^rediss?[:+]/.test(store.url), ['store.wait', 'store.url'],
+      `found wait with ${others}; allowed: wait with Redis, or wait: off`],
+    [isAlone && wait.disk !== 'local', ['store.wait.replicas', 'store.wait.disk'],
+      `found replicas: none with disk: ${wait?.disk}; allowed: disk: local, or replicas`],
+    [isTiered && tiers.length < 2, ['store.url', ...tiers],
+      'found tiered: without both tiers; required: store.primary.url, which decides, and store.cache.url'],
+    [from === 'tiered:' || (isTiered && from !== null), ['store.migrate', 'store.url'],
+      'found tiered: in a move; allowed: to move from store to store, without a cache'],
+    [!isTiered && tiers.length > 0, ['store.url', ...tiers],
+      'found a tier without tiered:; allowed: store.primary and store.cache with store.url: "tiered:"'],
     ...pairs.map(({ path, at, other, to }): Broken => [collide(at, to), [path, other],
       `found port ${at.port} for both \`${other}\` and \`${path}\`; allowed: an address of its own for each`]),
     [isExposed, ['admin.listen', 'admin.tokenFile'],
       `found ${admin.listen?.host}, which others can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
-    // Every request would come back, without end.
+    // Every request would loop back.
     [own !== undefined, ['upstream.url', own ?? ''],
       `found ${url}, an address that this proxy listens on itself (\`${own}\`); allowed: the address of the server behind it`],
   ])

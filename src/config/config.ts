@@ -36,8 +36,18 @@ export interface InForce {
 
 export type UpstreamConfig = Omit<FilledFile['upstream'], 'url'> & { readonly url: string }
 
-/** `secret`: record ids are keyed with it. */
-export type StoreConfig = Omit<FilledFile['store'], 'secretFile'> & { readonly secret: Buffer | null }
+/** `url`: of the store that decides. `cache`: may be none. `secret`: record ids are keyed with it. */
+export type StoreConfig = Omit<FilledFile['store'], 'primary' | 'cache' | 'secretFile' | 'encryption'> & {
+  readonly cache?: { readonly url: string }
+  readonly secret: Buffer | null
+  readonly encryption: { readonly keys: readonly SealingKey[] }
+}
+
+/** 32 bytes, which seal and open records. */
+export interface SealingKey {
+  readonly id: string
+  readonly key: Buffer
+}
 
 /** Bounds of all routes together: bytes, counts, and how long an upload may take. */
 export type Limits = Omit<FilledFile['limits'], 'newKeys'>

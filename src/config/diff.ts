@@ -24,11 +24,11 @@ export interface Change {
   readonly effect: ReloadRule
   /** {@link Config.spelled} of both. */
   readonly spelled: Readonly<Record<'was' | 'now', Config['spelled']>>
-  /** The requests concerned, if the path does not tell. */
+  /** The requests concerned, if the path does not say. */
   readonly about: string | null
 }
 
-/** What a reload changes or would change, in one line: path, old value, new value, as a file says them. */
+/** A change in one line: path, old value, new value, spelled as in the file. */
 export function changeLine({ path, was, now, about, spelled }: Change): string {
   const [before, after] = [valueText(was, path, spelled.was), valueText(now, path, spelled.now)]
   const same = before === after ? ' (another value)' : ''
@@ -37,7 +37,7 @@ export function changeLine({ path, was, now, about, spelled }: Change): string {
 
 type Found = Omit<Change, 'spelled'>
 
-/** What differs between two configurations, and what each difference takes, as its row says. */
+/** The differences between two configurations, each with its reload rule. */
 export function changesBetween(before: Config, after: Config): Change[] {
   const spelled = { was: before.spelled, now: after.spelled }
   const isUsed = [before, after].some(({ unmatched }) => unmatched === 'protect')
@@ -59,7 +59,7 @@ function fileChanges(before: Config, after: Config): Found[] {
   })
 }
 
-/** `used`: the policy decides about some requests. */
+/** `used`: some requests fall under the policy. */
 function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
   const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
@@ -99,10 +99,7 @@ function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolic
   ]
 }
 
-/**
- * Requests that another route, or `defaults`, decides about than before: they must find the records that they found before,
- * and be protected where they were.
- */
+/** Requests that fall under another policy than before: they must still find their records, and stay protected. */
 function movedChanges(before: Config, after: Config): Found[] {
   return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
     const was = from !== null && readsKeys(from)
@@ -115,7 +112,7 @@ function movedChanges(before: Config, after: Config): Found[] {
       const word = (yes: boolean): string => (yes ? 'protected' : 'not protected')
       return [{ path: base, was: word(was), now: word(now), effect: 'identifies', about }]
     }
-    // Both match the same requests, however they say it.
+    // Two spellings of the same match.
     const routing = [`${base}.match.methods`, `${base}.match.path`]
     return policyChanges(base, from, to)
       .filter((change) => change.effect === 'identifies' && !routing.includes(change.path))
@@ -153,7 +150,7 @@ export function ruleOf(row: Row | undefined): Reload {
   return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
 }
 
-/** Requests that move from one policy to another. Null: no policy. */
+/** Requests that move from one policy to another; null: unprotected. */
 export interface RouteChange {
   readonly from: RoutePolicy | null
   readonly to: RoutePolicy | null
@@ -163,8 +160,8 @@ export interface RouteChange {
 }
 
 /**
- * Which requests change hands between two configurations, method by method. Errs on the side of reporting: patterns may overlap,
- * and earlier routes may or may not take the whole overlap.
+ * The requests that move between routes, by method. Errs on the side of reporting: an earlier route may or may not match the
+ * whole overlap of two patterns.
  */
 export function routeDiff(before: Routes, after: Routes): RouteChange[] {
   const written = [...before.routes, ...after.routes].flatMap(({ match }) => match.methods)
@@ -175,7 +172,7 @@ export function routeDiff(before: Routes, after: Routes): RouteChange[] {
     for (const [i, from] of old.entries())
       for (const [j, to] of next.entries()) {
         if (from.policy?.name === to.policy?.name || !mayOverlap(from.match, to.match)) continue
-        // An earlier route takes them all.
+        // An earlier route matches all of them.
         if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
         if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
         const pair = `${from.policy?.name} ${to.policy?.name}`
@@ -212,8 +209,8 @@ function mayOverlap(a: RouteMatch, b: RouteMatch): boolean {
 }
 
 /**
- * Routes whose unknown records nobody asks about any more, or whose "not found" frees none of them, one sentence each. A record
- * finds its route by the name.
+ * A sentence for each route whose unknown records are no longer asked about, or no longer freed by "not found". Records refer to
+ * their route by name.
  */
 export function orphanedBy(before: Routes, after: Routes): string[] {
   return policiesOf(before).flatMap((route) => {

@@ -34,7 +34,7 @@ export function whyUnreadable(error: unknown): string {
   return REASONS[code] ?? `a file that cannot be read (${code})`
 }
 
-/** Its bytes; `null`: that failed, or there are none, which is then among the findings. */
+/** Its bytes; `null`: unreadable or empty, as the findings say. */
 function readNamed(findings: Findings, path: string, file: string): Buffer | null {
   try {
     const bytes = readFileSync(file)
@@ -46,7 +46,7 @@ function readNamed(findings: Findings, path: string, file: string): Buffer | nul
   return null
 }
 
-/** Without the newline at its end, which editors and `echo` add. */
+/** Without the final newline that editors and `echo` add. */
 function readLine(findings: Findings, path: string, file: string): Buffer | null {
   const bytes = readNamed(findings, path, file)
   return bytes?.subarray(0, /\r?\n$/.exec(bytes.toString('latin1'))?.index) ?? null
@@ -57,6 +57,30 @@ export function readSecret(findings: Findings, path: string, file: string, min: 
   const secret = readLine(findings, path, file)
   if (secret === null || secret.length >= min) return secret
   findings.add(path, `found ${secret.length} bytes in ${quote(file)}; allowed: at least ${min}`)
+  return null
+}
+
+const SEALING_KEY_BYTES = 32
+const KEY_TEXTS = [
+  { form: /^[0-9a-f]{64}$/i, encoding: 'hex' },
+  { form: /^[\w+/-]{43}=?$/, encoding: 'base64' },
+] as const
+
+/** A key of 32 bytes; `null`: the file has none, as the findings say. */
+export function readSealingKey(findings: Findings, path: string, file: string): Buffer | null {
+  const bytes = readNamed(findings, path, file)
+  if (bytes === null) return null
+  const text = bytes.toString('latin1')
+  // Of 32 random bytes some are not printable: these are a password, or a shorter key as text.
+  const isText = /^[\n\r -~]*$/.test(text)
+  if (bytes.length === SEALING_KEY_BYTES && !isText) return bytes
+  const line = text.replace(/\r?\n$/, '')
+  for (const { form, encoding } of KEY_TEXTS) if (form.test(line)) return Buffer.from(line, encoding)
+  const found = isText ? `${line.length} characters of text` : `${bytes.length} bytes`
+  findings.add(
+    path,
+    `found ${found} in ${quote(file)}; allowed: ${SEALING_KEY_BYTES} random bytes, raw, in hex (64 characters) or in base64 (44 characters)`,
+  )
   return null
 }
 
@@ -82,22 +106,26 @@ export function readKeyText(findings: Findings, path: string, file: string): str
   return null
 }
 
-/** A file that is written in place is read once it has not changed for so long: half of one may be valid, too. */
+/** A file written in place is read after it has been unchanged for this long: half of it may be valid, too. */
 const STILL: Millis = 200
-/** Where no event comes: network file systems, links to a file in another folder, no watches left. */
+/** For files without events: network file systems, links to other folders, no watches left. */
 const POLL: Millis = 2_000
+/**
+ * Events of the folder between two polls, more than any replacement of a file causes. After them the folder is left alone until the
+ * next poll: whoever writes there all the time, as SQLite does beside a configuration, would otherwise wake the event loop per write.
+ */
+const MOST_EVENTS = 50
 
 export interface WatchOptions {
   readonly still?: Millis
   readonly poll?: Millis
-  /** The folder cannot be watched; the file is polled all the same. Called once for each time. */
+  /** The folder can no longer be watched; the file is still polled. */
   readonly onLost: (error: Error) => void
 }
 
 /**
- * Calls `changed` when a file has been replaced or written, once it no longer changes. It watches the folder: a watch of the file
- * ends with the first `..data` swap of a ConfigMap, and with an editor that renames. It also polls the file. Does not keep the
- * process alive.
+ * Calls `changed` after a file was replaced or written, once it is stable. Watches the folder, since a watch on the file ends with
+ * the first `..data` swap of a ConfigMap or rename by an editor; also polls. Does not keep the process alive.
  */
 export class FileWatch implements Disposable {
   readonly #file: string
@@ -108,6 +136,8 @@ export class FileWatch implements Disposable {
   /** Identity of the folder that is watched: another one may take its name. */
   #watched: string | null = null
   #lost = false
+  /** Of the folder since the last poll. */
+  #events = 0
   /** State of the file when `changed` was last called. */
   #known: string | null
   #looking = false
@@ -118,19 +148,32 @@ export class FileWatch implements Disposable {
     this.#file = resolve(file)
     this.#changed = changed
     this.#options = options
-    // Synchronous: whoever reads the file after this hears of every later change.
+    // Synchronous, so that no change after a later read is missed.
     this.#known = stateNow(this.#file)
     void this.#look()
-    this.#timer = setInterval(() => void this.#look(), options.poll ?? POLL).unref()
+    this.#timer = setInterval(() => {
+      this.#events = 0
+      void this.#look()
+    }, options.poll ?? POLL).unref()
   }
 
   [Symbol.dispose](): void {
     this.#closed = true
     clearInterval(this.#timer)
-    this.#watcher?.close()
+    this.#unwatch()
   }
 
-  /** One look at a time: a request for another one meanwhile is served after it. */
+  #unwatch(): void {
+    this.#watcher?.close()
+    this.#watcher = null
+  }
+
+  #happened(): void {
+    if (++this.#events > MOST_EVENTS) this.#unwatch()
+    void this.#look()
+  }
+
+  /** One check at a time; another one that is requested meanwhile follows. */
   async #look(): Promise<void> {
     this.#again = true
     if (this.#looking) return
@@ -161,18 +204,17 @@ export class FileWatch implements Disposable {
     const folder = dirname(this.#file)
     const found = await statOf(folder)
     const identity = found && `${found.dev},${found.ino}`
-    if (this.#closed || (identity === this.#watched && this.#watcher !== null)) return
-    this.#watcher?.close()
-    this.#watcher = null
+    const isWatched = identity === this.#watched && this.#watcher !== null
+    if (this.#closed || isWatched || this.#events > MOST_EVENTS) return
+    this.#unwatch()
     const lost = (error: Error): void => {
-      this.#watcher?.close()
-      this.#watcher = null
+      this.#unwatch()
       // Each look tries again.
       if (!this.#lost) this.#options.onLost(error)
       this.#lost = true
     }
     try {
-      this.#watcher = watch(folder, { persistent: false }, () => void this.#look()).on('error', lost)
+      this.#watcher = watch(folder, { persistent: false }, () => this.#happened()).on('error', lost)
       this.#watched = identity
       this.#lost = false
     } catch (error) {
@@ -194,7 +236,7 @@ async function statOf(path: string): Promise<BigIntStats | null> {
   return await stat(path, { bigint: true }).catch(() => null)
 }
 
-/** What differs between two states of a file. */
+/** Identifies a state of the file. */
 function stateOf(found: BigIntStats | null): string | null {
   return found ? [found.dev, found.ino, found.size, found.mtimeNs, found.ctimeNs].join() : null
 }

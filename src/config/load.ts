@@ -8,9 +8,9 @@ import type {
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { checkFile, checkOwnPaths, checkPolicy, checkRoutes, checkStrictCaller, checkUses } from './check.ts'
-import type { Config, IssuerConfig } from './config.ts'
+import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { readKeyText, readSecret, readToken } from './files.ts'
+import { readKeyText, readSealingKey, readSecret, readToken } from './files.ts'
 import {
   FILE,
   type FileConfig,
@@ -37,13 +37,8 @@ export interface Input {
   /** Its text; empty where flags say everything. */
   readonly text: string
   readonly env: Environment
-  /** They go over the file. */
-  readonly flags: {
-    readonly upstream?: string | undefined
-    readonly listen?: string | undefined
-    readonly store?: string | undefined
-    readonly service?: string | undefined
-  }
+  /** They override the file. */
+  readonly flags: { readonly [name in keyof typeof FLAGS]?: string | undefined }
 }
 
 export type Loaded =
@@ -90,21 +85,27 @@ function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings):
 function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> {
   const { defaults: _, ...filled } = overlay(defaultsOf(FILE.group ?? {}), file, FILE) as FilledFile
   const { listen, ops, status, unmatched, wellKnown } = filled
-  const { secretFile, ...ownStore } = filled.store
+  const { secretFile, encryption: _e, primary, cache, ...ownStore } = filled.store
   const { tokenFile, ...ownAdmin } = filled.admin
   // A default for routes.
   const { newKeys: _n, ...limits } = filled.limits
   const secret = secretFile && readSecret(findings, 'store.secretFile', secretFile, MIN_SECRET)
   const common = {
     upstream: { ...filled.upstream, url: filled.upstream.url ?? '' },
-    store: { ...ownStore, secret: secret || null },
+    store: {
+      ...ownStore,
+      url: primary.url ?? ownStore.url,
+      ...(cache.url === null ? {} : { cache: { url: cache.url } }),
+      secret: secret || null,
+      encryption: { keys: sealingKeys(file.store, findings) },
+    },
     limits,
     issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
   }
   const { upstream, store } = common
   const token = tokenFile === null ? null : readToken(findings, 'admin.tokenFile', tokenFile)
   const listeners = { listen, admin: { ...ownAdmin, token }, ops }
-  checkFile(findings, { ...listeners, upstream, storeUrl: store.url })
+  checkFile(findings, { ...listeners, upstream, store, isTiered: ownStore.url === 'tiered:' })
 
   const effective = (
     base: string,
@@ -145,6 +146,19 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   }
 }
 
+function sealingKeys(store: FileConfig['store'], findings: Findings): SealingKey[] {
+  const ids = new Set<string>()
+  return (store?.encryption?.keys ?? []).flatMap(({ id, file }, n) => {
+    const path = `store.encryption.keys[${n}]`
+    // The reader has reported what is missing.
+    if (id === undefined || file === undefined) return []
+    if (ids.has(id)) findings.add(`${path}.id`, `found "${id}" twice; allowed: an id of its own for each key`)
+    ids.add(id)
+    const key = readSealingKey(findings, `${path}.file`, file)
+    return key === null ? [] : [{ id, key }]
+  })
+}
+
 /** Null: the secret is missing or invalid, as the findings say. */
 function issuerOf({ secretFile, ...rest }: FilledFile['issuer'], findings: Findings): IssuerConfig | null {
   // The reader has reported that it is missing.
@@ -163,13 +177,17 @@ function withKeyText(base: string, layer: PolicyConfig, findings: Findings): Pol
 
 /** What a profile sets where neither a route nor `defaults` says otherwise, and the default of everything else. */
 export function profileDefaults(profile: Profile): FilledPolicy {
-  return defaultsOf(POLICY, profile) as FilledPolicy
+  const defaults = PROFILES.get(profile) ?? (defaultsOf(POLICY, profile) as FilledPolicy)
+  PROFILES.set(profile, defaults)
+  return defaults
 }
 
+const PROFILES = new Map<Profile, FilledPolicy>()
+
 /**
- * A value comes from the route, else from `defaults`, else from the profile that is in force (the route's own, else that
- * of `defaults`), else it is the built-in one. So an explicit value of `defaults` also beats the profile of a route: a
- * profile is a set of defaults, not of commands. `layers`: `defaults` first, then the route; `timeout`: of the upstream.
+ * A value comes from the route, else from `defaults`, else from the profile (the route's, else that of `defaults`), else it is the
+ * built-in default. So an explicit value in `defaults` beats a route's profile. `layers`: `defaults` first, then the route;
+ * `timeout`: of the upstream.
  */
 function resolvePolicy(
   identity: { readonly name: string; readonly match: RouteMatch },
@@ -195,18 +213,18 @@ function resolvePolicy(
     ttlFailed: rest.ttlFailed ?? rest.ttl,
     outcomes: layers.map((layer) => outcomeTable(layer.outcomes)).reduce(overrideOutcomes),
     excludeHeaders: new Set(replay.excludeHeaders),
-    // Its path is there: `checkPolicy` sees to that.
+    // `checkPolicy` ensures that the path is there.
     authorizeReplay: rest.authorizeReplay as AuthorizeReplayPolicy | null,
     reconcile: reconcilePolicy(written.reconcile ?? null, timeout),
   }
 }
 
-/** What `defaults` and the route say explicitly. */
+/** The explicit values of `defaults` and the route. */
 function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
   return layers.map(selfContained).reduce((below, above) => overlay(below, above) as PolicyConfig)
 }
 
-/** What a layer says in one of two ways replaces what the one below says in the other. */
+/** Where a setting has two forms, the upper layer's form replaces the other one below. */
 function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyConfig {
   const isSet = (value: readonly unknown[] | string | null | undefined): boolean => (value?.length ?? 0) > 0
   // A body that is not read as JSON has no use for pointers.

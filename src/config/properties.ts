@@ -1,3 +1,4 @@
+import { PHASES } from '../core/copies.ts'
 import { TOKEN } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import {
@@ -19,20 +20,20 @@ import {
 } from './rows.ts'
 
 /*
- * Every property of a configuration, one row each: what may be written, the default, what a change takes on reload, and what it is
- * for. To add one, add its row and use it; then `node scripts/docs.ts` and `idempotency-proxy schema` write what is derived.
+ * Every configuration property, one row each: what may be written, the default, the effect of a change on reload, and its purpose. To add
+ * a property, add its row and use it; `node scripts/docs.ts` and `idempotency-proxy schema` then write what is derived from the rows.
  */
 
 const live = 'live'
 const restart = 'restart'
 const identifies = 'identifies'
 
-/** Identifies records if `what` it comes to has changed. */
+/** Takes effect on record ids if the value of `what` has changed. */
 function identifiesBy(what: (policy: RoutePolicy) => unknown): Reload {
   return { effect: identifies, when: (before, after) => what(before) !== what(after) }
 }
 
-/** Narrower key rules refuse keys that were used: clients then retry with new ones, which execute again. */
+/** Stricter key rules refuse keys already in use: clients then retry with new keys, which execute again. */
 function narrower(isNarrower: (after: RoutePolicy['key'], before: RoutePolicy['key']) => boolean): Reload {
   return { effect: identifies, when: (before, after) => isNarrower(after.key, before.key) }
 }
@@ -41,7 +42,7 @@ function restartOrIdentifies(identifiesFor: (policy: RoutePolicy) => boolean): R
   return { effect: restart, identifiesFor }
 }
 
-/** Not safe, and not idempotent by themselves (RFC 9110 §9.2.2). */
+/** The methods that are neither safe nor idempotent (RFC 9110 §9.2). */
 const METHODS = ['POST', 'PATCH']
 
 const POINTER = '^(/([^~/]|~[01])*)+$'
@@ -61,7 +62,7 @@ const ANSWER = {
 export const RECONCILE = {
   request: group({
     method: row(['GET', 'POST'], 'GET', live, 'Method of the status query; it has no body and must be free of side effects.'),
-    path: row('questionTarget', unset, live,
+    path: row('queryTarget', unset, live,
       'Path of the status query; required. `{key}` and `{record}` (the record id) are replaced, percent-encoded.'),
     headers: row(map(HEADER, 'names of headers', 'headerText'), unset, live,
       "Headers of the status query, such as its credentials; `{key}` and `{record}` are replaced in their values. None of the client's are sent."),
@@ -83,7 +84,7 @@ export const RECONCILE = {
     'Response that leaves the outcome open; checked before the others. So does every response that matches none of them.'),
   after: row('retention', unset, live, 'Time from the claim before "not found" counts. Default: `upstream.timeout`.'),
   every: row('retention', '5s', live, 'Time until the first status query; the pauses double, up to an hour.'),
-  attempts: row('questions', 20, live, 'Number of status queries before the record is dead-lettered.'),
+  attempts: row('queries', 20, live, 'Number of status queries before the record is dead-lettered.'),
 }
 
 // biome-ignore format: a table
@@ -95,7 +96,7 @@ const DERIVE = {
     "Time window that is part of it: the store's time divided by this, rounded down. A retry in the next window executes again. `none`: no window."),
 }
 
-/** Bounds that a route may set, too. */
+/** Bounds that a route may override. */
 // biome-ignore format: a table
 const ROUTE_LIMITS = {
   request: row('bodySize', '1MiB', live, 'Maximum request body; a larger one is refused with 413.'),
@@ -105,13 +106,13 @@ const ROUTE_LIMITS = {
     'Maximum rate of new keys per caller, such as `100/m` (s, m, h, d); more are refused with 429. `off`: unlimited.'),
 }
 
-/** What a route and `defaults` may both set. */
+/** What both a route and `defaults` may set. */
 // biome-ignore format: a table
 export const POLICY = {
-  // Shadow leaves the records that `enforce` honours; `off` leaves none, and finds none.
+  // Records made under `shadow` count under `enforce`; `off` neither makes nor finds any.
   mode: row(['enforce', 'shadow', 'off'], 'enforce', identifiesBy(({ mode }) => mode === 'off'),
     '`shadow` forwards everything and counts what `enforce` would have done; `off` passes everything through unprotected.'),
-  // A set of defaults: each value that it changes is compared by itself.
+  // Only a set of defaults: each value that it changes is compared on its own.
   profile: row(['standard', 'strict', 'lenient', 'stripe'], 'standard', live,
     'Set of defaults for what neither the route nor `defaults` sets.'),
   key: group({
@@ -131,12 +132,12 @@ export const POLICY = {
     forwardFence: row('flag', false, live, 'Sends `Idempotency-Fence` and `Idempotency-Record` to the upstream.'),
     derive: orOff('off', DERIVE, 'Derives a key from the caller and the parts named here if the client sent none.'),
     issuedOnly: row('flag', false, narrower((after) => after.issuedOnly),
-      'Accepts only keys made by the `issuer`, which have about 170 characters. Cannot be combined with `derive`.'),
+      'Accepts only keys made by the `issuer`, which have about 190 characters. Cannot be combined with `derive`.'),
   }, { short: true, help: 'The key. `required` is short for `{ presence: required }`.' }),
   scope: group({
     caller: row(oneOrList('callers', 'caller'), 'header:authorization', identifies,
       'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` (of the bearer token, verified as `jwt` says), a list of these combined, or `none`.'),
-    // Whose claims are believed decides whom a claim names.
+    // A claim identifies a caller only together with its issuer.
     jwt: group({
       jwks: row('jwksUrl', 'none', identifies, '`https://` URL of the JWK Set (`http://` only on loopback). Either this or `keyFile`.'),
       keyFile: row('filePathOrNone', 'none', identifies,
@@ -148,13 +149,13 @@ export const POLICY = {
     path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is part of the scope of a key.'),
     host: row('flag', false, identifies,
       'Makes the requested host part of the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` from a peer in `trustProxy`.'),
-    // Whoever is refused without a caller retries with one, under another id.
+    // A client refused for want of a caller retries with one, under another record id.
     anonymous: row(['share', 'reject'], byProfile('share', { strict: 'reject' }),
       identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
       'Requests without the caller attribute share one key space, or are refused with 401.'),
   }),
-  // Records of another recipe are compared by the request as it was sent (contract §5): a retry that says the same in other bytes,
-  // as every multipart one does, is taken for another request and sent for a new key.
+  // Records made by other rules are compared by the raw request (contract §5): a retry with the same content in other bytes, as every
+  // multipart retry is, would be refused as a different request, and its client would take a new key.
   fingerprint: group({
     body: row(['auto', 'json', 'form', 'multipart', 'raw', 'none'], 'auto', identifies,
       'How request bodies are compared; `auto`: by media type.'),
@@ -173,7 +174,7 @@ export const POLICY = {
   misuse: group({
     status: row([400, 409, 422], byProfile(422, { stripe: 400 }), live, 'Status for a key that was used for a different request.'),
   }),
-  // Of claims and outcomes that are written from now on.
+  // These apply to claims and outcomes written from now on.
   lease: row('timeout', '30s', live, 'How long a claim lasts without renewal; renewed after every third of it. At least 1s.'),
   ttl: row('retention', '24h', live, 'How long a completed record answers retries. At least `upstream.timeout`.'),
   ttlFailed: row('retention', unset, live, 'The `ttl` of stored responses that are not 2xx. Default: `ttl`.'),
@@ -197,7 +198,7 @@ export const POLICY = {
     path: row('probeTarget', unset, live, "Path that the upstream is asked at, by GET with the caller's headers; required."),
     cache: row('delay', '0s', live, 'How long a 2xx is cached per caller; 0s: not at all.'),
   }, 'Asks the upstream before a replay whether the caller may still see it.'),
-  // The next query about an unknown record has it.
+  // Takes effect with the next status query.
   reconcile: orOff('none', RECONCILE,
     'Asks the upstream for the outcome of a request whose outcome is unknown (docs/reconciliation.md). `none`: left to an operator.'),
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
@@ -205,7 +206,7 @@ export const POLICY = {
 
 // biome-ignore format: a table
 export const ROUTE = {
-  // Part of the id under `scope.path: route` only; otherwise a label, and how an unknown record finds its route.
+  // Part of the record id only under `scope.path: route`; otherwise a label, and how an unknown record finds its route.
   name: row('routeName', required, identifiesBy(({ scope, name }) => (scope.path === 'route' ? name : null)),
     'Unique name; labels the route in metrics and logs.'),
   match: group({
@@ -228,7 +229,7 @@ export const PROPERTIES = {
     hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
       'Host names accepted in the `Host` header, besides the address that the request was sent to.'),
   }),
-  // Files that are opened, and what is logged once, at the start.
+  // Opened or logged once, at the start.
   audit: group({
     file: row('filePathOrNone', 'none', restart,
       'File that records every change made by an operator; its directory must be writable. `none`: the log.'),
@@ -242,7 +243,7 @@ export const PROPERTIES = {
   // Part of every record id.
   service: row('serviceName', unset, identifies,
     'Name of the protected service, such as `payments`. Services that share a store share no records. Required where the store can be shared (all but `memory:` and `sqlite:`, which default to `default`), here or as `--service`.'),
-  // Connections, and bounds that calls in progress began with.
+  // Existing connections and calls in progress keep what they began with.
   upstream: group({
     url: row('upstreamUrl', unset, restart,
       'The protected service: `http://`, `https://` or `unix:/path`. Required, here or as `--upstream`.'),
@@ -259,13 +260,39 @@ export const PROPERTIES = {
     }),
   }),
   store: group({
-    url: row('storeUrl', 'sqlite:./idempotency.db', restart, '`memory:`, `sqlite:<path>`, `redis://` or `rediss://`.'),
+    url: row('storeUrl', 'sqlite:./idempotency.db', restart, '`memory:`, `sqlite:<path>`, `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://`, `postgres://` or `dynamodb://`; `tiered:` for two stores, of which one is a cache (docs/tiered.md).'),
+    primary: group({
+      url: row('primaryUrl', unset, restart, 'With `url: "tiered:"`: the store that decides.'),
+    }),
+    cache: group({
+      url: row('cacheUrl', unset, restart, 'Likewise: a Redis, or `memory:`, which answers retries of completed requests.'),
+    }),
     timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
-    secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids, at least 16 bytes.'),
+    grace: row('graceOrOff', '2s', restart,
+      'How long a store that has changed its identity (a failover, a restart, a flush) hands nothing out: proxies write their claims again meanwhile, and requests with new keys wait (docs/stores.md). Without effect on `memory:`, `sqlite:` and `dynamodb:`.'),
+    secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids and fingerprints, at least 16 bytes.'),
+    encryption: group({
+      keys: { ...listOf({
+        id: row('sealingKeyId', required, restart, 'Name of the key, stored with each record that it seals: never used again for another key.'),
+        file: row('filePath', required, restart, 'Key file: 32 random bytes, raw, in hex or in base64.'),
+      }, 'The first key seals records, all of them open records; without `encryption` nothing is sealed (docs/encryption.md).', 1), byDefault: required, reload: restart },
+    }),
+    compression: row(['off', 'gzip', 'zstd'], 'off', restart,
+      'Compression of stored responses from 512 bytes, where they gain by it (docs/encryption.md#compression).'),
     spool: row('directoryPathOrOff', 'off', restart,
       'Directory of this process only, where outcomes survive a restart until the store accepts them.'),
+    wait: orOff('off', {
+      replicas: row([1, 2, 3, 4, 5, 'all', 'none'], 1, restart, 'How many replicas must have a claim; `all`: every one that is known, also those that are down.'),
+      disk: row(['none', 'local', 'replicas'], 'none', restart, 'Whose disks must have it, too: the server’s, or also the replicas’ (Redis 7.2 or later).'),
+      timeout: row('wait', '100ms', restart, 'Maximum time of a round of waiting; a claim waits for two at most.'),
+    }, 'Redis: a claim executes only once replicas or disks have it; otherwise 503 (docs/redis.md#wait-for-replicas).'),
     acceptRisk: row('flag', false, restart, 'Serves `strict` routes on a store that evicts records, or that does not say whether it does.'),
-  }, { planned: ['cache', 'compression', 'encryption', 'primary', 'wait'] }),
+    migrate: orOff('off', {
+      from: row('storeUrl', required, restart, 'The store that the fleet leaves; `store.url` is the one it goes to.'),
+      phase: row(PHASES, required, restart,
+        '`mirror`: the old store decides, the new one is written as well as it can be; `both`: both decide; `new`: the new one decides, and asks the old one.'),
+    }, 'Moves a running fleet from one store to another, one phase after the other (docs/guides/moving-stores.md).'),
+  }),
   limits: group({
     ...ROUTE_LIMITS,
     buffered: row('bufferSize', '64MiB', live,
@@ -278,10 +305,10 @@ export const PROPERTIES = {
   problems: group({
     baseUrl: row('problemBase', 'urn:idempotency-proxy:', restart, 'Prefix of the `type` of problem responses.'),
   }),
-  // Paths that the proxy answers before any route, and the key that it signs with.
+  // Paths that the proxy itself serves, and its signing key.
   issuer: group({
     path: row('ownPath', required, restart, 'Path where POST issues a key. Takes precedence over every route.'),
-    // Retries with keys issued before are refused, and come again with new keys.
+    // Keys issued before are refused, so clients come again with new keys.
     secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
       'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
     ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),
@@ -289,7 +316,7 @@ export const PROPERTIES = {
   status: group({
     path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record. Takes precedence over every route.'),
   }),
-  // Computed from the configuration in force.
+  // Computed from the configuration in force, so a reload changes it at once.
   wellKnown: row('flag', false, live,
     'Serves what clients need to know of each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
   drain: group({
@@ -304,10 +331,10 @@ export const PROPERTIES = {
     format: row(['json', 'pretty', 'auto'], 'auto', restart,
       '`pretty`: one readable line per event; `auto`: `pretty` on a terminal, else `json`.'),
   }),
-  // Part of the listener; and whose `X-Forwarded-Host` is the host in the id.
+  // Part of the listener; also decides whose `X-Forwarded-Host` enters the record id.
   trustProxy: row(list('cidr'), [], restartOrIdentifies(({ scope }) => scope.host),
     'CIDRs of proxies whose `X-Forwarded-*` headers are trusted and extended.'),
-  // Decides whether requests without a route have records at all.
+  // Decides whether requests that match no route have records.
   unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
     'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
   defaults: group(POLICY, { help: 'What every route starts from, and the policy of requests that match no route.' }),
@@ -316,10 +343,10 @@ export const PROPERTIES = {
 
 export const FILE = group(PROPERTIES)
 
-/** What a file says; what it leaves out is absent. */
+/** A file as written; omitted properties are absent. */
 export type FileConfig = WrittenIn<typeof PROPERTIES>
 export type PolicyConfig = WrittenIn<typeof POLICY>
 export type ReconcileConfig = WrittenIn<typeof RECONCILE>
-/** With the defaults of everything that has one. */
+/** A file with all defaults filled in. */
 export type FilledFile = FilledIn<typeof PROPERTIES>
 export type FilledPolicy = FilledIn<typeof POLICY>

@@ -30,7 +30,7 @@ interface Source extends Input {
   readonly lines: LineCounter
 }
 
-/** Null: no YAML, or no mapping, as the findings say. */
+/** Null: invalid YAML or not a mapping, as the findings say. */
 export function readYaml(text: string, input: Input): FileConfig | null {
   const { file, findings } = input
   const lines = new LineCounter()
@@ -54,7 +54,7 @@ export function readYaml(text: string, input: Input): FileConfig | null {
   return isMap(contents) ? (read as FileConfig) : null
 }
 
-/** The value of a node as its row reads it; `undefined`: invalid, as the findings say. */
+/** The value of a node, read by its row; `undefined`: invalid, as the findings say. */
 function readNode(source: Source, row: Row, written: Node, path: string): unknown {
   const node = isAlias(written) ? written.resolve(source.document) : written
   const isMappingRow = row.group !== undefined || row.map !== undefined
@@ -70,7 +70,7 @@ function readNode(source: Source, row: Row, written: Node, path: string): unknow
   return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(row)}`)
 }
 
-/** For a text in place of a mapping, one of whose properties is the obvious one. */
+/** A hint for a scalar in place of a mapping with one obvious property. */
 function mappingHint({ group = {} }: Row, value: unknown, path: string): string {
   const fits = ['url', 'path'].find(
     (name) => group[name] !== undefined && scalarOf(group[name])?.parse(String(value)).ok,
@@ -151,14 +151,13 @@ function readMapping(source: Source, row: Row, mapping: Node, path: string): Rec
 }
 
 function unknownProperty(row: Row, name: string, path: string): string {
-  if (row.planned?.includes(name)) return `\`${path}.${name}\` is not implemented in this version`
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
   const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
   const hint = near === null ? '' : `, did you mean \`${near}\`?`
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 
-/** Where a property at the top belongs that only routes have: `ttl` → `defaults.ttl`. */
+/** Where a route's property at the top level belongs: `ttl` → `defaults.ttl`. */
 function deeper({ defaults, routes }: Readonly<Record<string, Row>>, name: string): string | null {
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
   return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null

@@ -58,11 +58,11 @@ function expected(entries: Readonly<Record<string, string>> | null | undefined):
   return Object.entries(entries ?? {}).map(([pointer, value]) => ({ pointer, value }))
 }
 
-/** Headers of the connection: undici refuses a request that has them. */
+/** Headers of the connection: the upstream's client refuses a request that has them. */
 const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
 type Rule = readonly [property: string, broken: boolean, message: string, also?: string]
 
-/** Headers that each response gets anew, or that only this proxy sends: stored, they would be sent beside the right ones. */
+/** Headers that are set on each response, or only by this proxy: a stored one would be a duplicate. */
 function isMadeAnew(name: string): boolean {
   return (
     /^(?:connection|content-length|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade)$/i.test(name) ||
@@ -148,12 +148,12 @@ function isShadowing(one: AnswerPattern | null, others: readonly AnswerPattern[]
   return one?.when.length === 0 && others.some(({ status }) => status === one.status)
 }
 
-/** Responses about who may ask, or when: they hide an operation that was done as well as one that was not. */
+/** Responses about authorization or load: they say nothing about the operation. */
 const HIDING: ReadonlySet<number> = new Set([401, 402, 403, 407, 408, 421, 423, 425, 428, 429, 451])
-/** Statuses that by themselves say that there is nothing. */
+/** Statuses that say "not found" by themselves. */
 const NOTHING: ReadonlySet<number> = new Set([204, 404, 410])
 
-/** Why such a response does not say that nothing was done; null: it does. */
+/** Why such a response does not prove that nothing was done; null: it does. */
 function whyNoProof({ status, when }: AnswerPattern): string | null {
   if (status >= 500 || (status >= 300 && status < 400) || HIDING.has(status))
     return `found status ${status}, which does not say that nothing was done; allowed: 404, 410, 204, or another 2xx or 4xx with a \`when\` that says so`
@@ -163,8 +163,8 @@ function whyNoProof({ status, when }: AnswerPattern): string | null {
 }
 
 /**
- * Why the upstream cannot know everything that it is asked by, so that its "not found" proves nothing; null: it can. Whether it did
- * is checked again for each record (core/identifiers-sent.ts).
+ * Why the upstream cannot know the identifiers of the status query, so that its "not found" proves nothing; null: it can. Whether it
+ * was told is checked for each record (core/reconcile/identifiers.ts).
  */
 function whyUntold(
   policy: ReconcilePolicy,
@@ -197,8 +197,8 @@ function unnamedSegments({ match, scope }: RoutePolicy, reconcile: ReconcilePoli
     .filter((part) => part === '*' || (part.startsWith(':') && !named.includes(part.slice(1))))
 }
 
-/** Equal for routes that ask the same about equal keys; null: the query names a single record. */
-export function questionByKey(policy: ReconcilePolicy): string | null {
+/** Equal for routes that send the same status query for equal keys; null: the query names a single record. */
+export function queryByKey(policy: ReconcilePolicy): string | null {
   const { method, path } = policy.request
   return asksBy(policy).includes('key') && asksByKeyAlone(policy) ? `${method} ${path}` : null
 }

@@ -54,8 +54,6 @@ export interface Row<Written = unknown, Filled = unknown> {
   readonly reload?: Reload
   /** Of a group: compared as one value when a configuration changes. */
   readonly whole?: boolean
-  /** Of a group: properties of the contract that this version does not implement. */
-  readonly planned?: readonly string[]
   /** Types only. */
   readonly written?: Written
   readonly filled?: Filled
@@ -122,7 +120,6 @@ interface GroupOptions {
   readonly short?: true
   readonly whole?: true
   readonly byDefault?: typeof required
-  readonly planned?: readonly string[]
 }
 
 export function group<R extends Rows>(
@@ -149,8 +146,8 @@ export function groupOrList<R extends Rows>(
   return { group: rows, list: { items: { group: rows }, min: 1, unique: false }, help }
 }
 
-export function listOf<R extends Rows>(rows: R, help: string): Row<readonly WrittenIn<R>[]> {
-  return { list: { items: group(rows), min: 0, unique: false }, help }
+export function listOf<R extends Rows>(rows: R, help: string, min = 0): Row<readonly WrittenIn<R>[]> {
+  return { list: { items: group(rows), min, unique: false }, help }
 }
 
 /** The kind of scalar; null: a choice of values. */

@@ -5,14 +5,16 @@ import type { Millis } from '../core/record.ts'
 import { byParser, byTest, duration, type Parsed, parsed, refused, type Scalar, size } from './units.ts'
 import {
   address,
+  cacheUrl,
   cidr,
   hostLine,
   hostName,
   jwksUrl,
   ownPath,
+  primaryUrl,
   probeTarget,
   problemBase,
-  questionTarget,
+  queryTarget,
   routePath,
   storeUrl,
   upstreamUrl,
@@ -22,11 +24,11 @@ const DAY: Millis = 86_400_000
 /** Node's timers hold 31 bits: a longer one would fire at once. */
 const MAX_TIMER = 24 * DAY
 const MAX_RETENTION = 3650 * DAY
-/** Nobody holds a connection open longer for one answer. */
+/** Longer than anybody holds a connection open for a response. */
 const MAX_WAIT = 3_600_000
-/** Beyond it a header line would not fit what Node reads of a head (16 KiB for all of them). */
+/** Larger ones do not fit into Node's limit for a request head (16 KiB). */
 const MAX_KEY = 8192
-/** A body is held in memory as a whole, and Redis takes no value over 512 MiB. */
+/** Bodies are held in memory, and Redis limits values to 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
 
 const POINTER = '(/([^~/]|~[01])*)+'
@@ -38,7 +40,7 @@ const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'
 
 const REQUEST_LINES = Object.values(REQUEST_HEADER).join('|').toLowerCase()
 const RESPONSE_LINES = Object.values(RESPONSE_HEADER).join('|').toLowerCase()
-/** Headers that a connection makes, or this proxy: what a client sends in them reaches no upstream. */
+/** Headers of the connection or of this proxy: a client's value does not reach the upstream. */
 const MADE_HERE = `cdn-loop|connection|content-length|expect|forwarded|host|http2-settings|${REQUEST_LINES}|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|via|x-forwarded-.*`
 const SOURCE_MADE_HERE = new RegExp(`^header:(?:${MADE_HERE})$`, 'i')
 /** Headers with a meaning of their own: a key in their place would change what the request says, or who sends it. */
@@ -46,7 +48,7 @@ const TAKEN = new RegExp(
   `^(?:${MADE_HERE}|accept(?:-.*)?|api-key|authorization|cache-control|ce-.*|content-.*|cookie|date|${RESPONSE_LINES}|if-.*|origin|range|referer|repeatability-first-sent|sec-.*|traceparent|tracestate|user-agent|x-api-key|x-http-method-override|x-real-ip)$`,
   'i',
 )
-/** Blanks around it would be taken off on the way. */
+/** Surrounding blanks would be stripped on the way. */
 const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
 const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without blanks around it'
 
@@ -155,14 +157,14 @@ function rateText({ count, per }: Rate): string {
 const PATTERN =
   'an ECMAScript regular expression for the whole key, such as [A-Za-z0-9_-]{16,64}, without lookaround, backreferences, \\b or modifiers'
 
-/** The key as a whole must match: a forgotten anchor would let anything longer through. */
+/** Anchored: with a forgotten anchor, longer keys would match. */
 function parsePattern(text: string): Parsed<KeyPattern | null> {
   if (text === '') return parsed(null)
   const reading = readPattern(text)
   return reading.kind === 'pattern' ? parsed(reading.pattern) : refused(text, `${PATTERN} (${reading.why})`)
 }
 
-/** It may be a credential: the error does not show it. */
+/** May be a credential: errors do not show it. */
 function parseHeaderText(text: string): Parsed<string> {
   const message = `found something else; allowed: ${HEADER_TEXT_ALLOWED}`
   return HEADER_TEXT.test(text) ? parsed(text) : { ok: false, message }
@@ -202,6 +204,7 @@ export const SCALARS = {
   filePathOrNone: orWord(filePath, 'none', null),
   flag: { ...byParser('true or false', '', parseFlag), schema: { type: 'boolean' } },
   fieldName: byPattern(`^${FIELD}$`, 'the name of a form field'),
+  graceOrOff: orWord(duration(1000, 60_000), 'off', 0),
   forward: except(
     byPattern(`^${TOKEN}$`, 'same, none, or the name of a header',
       (text) => (text === 'same' || text === 'none' ? text : { header: text }),
@@ -231,8 +234,8 @@ export const SCALARS = {
   ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser(PATTERN, '', parsePattern,
     (pattern) => (pattern === null ? '' : pattern.source.slice('^(?:'.length, -')$'.length))),
-  questions: whole(1, 1000),
-  questionTarget,
+  queries: whole(1, 1000),
+  queryTarget,
   probeTarget,
   problemBase,
   rateOrOff: orWord(byPattern('^[1-9][0-9]{0,5}/[smhd]$',
@@ -242,6 +245,9 @@ export const SCALARS = {
   routeName: byPattern('^(?!default$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
     'up to 64 letters, digits, `_`, `.`, `-`, and not `default`, the name of requests that match no route'),
   routePath,
+  primaryUrl,
+  cacheUrl,
+  sealingKeyId: byPattern('^[A-Za-z0-9]{1,32}$', 'up to 32 letters and digits, such as k2026'),
   storeUrl,
   serviceName: byPattern('^[A-Za-z0-9_.-]{1,64}$', 'up to 64 letters, digits, `_`, `.`, `-`, such as payments'),
   timeout: duration(1, MAX_TIMER),

@@ -11,9 +11,9 @@ export function refused(text: string, allowed: string): { readonly ok: false; re
   return { ok: false, message: `found ${/^\d+$/.test(text) ? text : quote(text)}; allowed: ${allowed}` }
 }
 
-/** A text as an error shows it: short, on one line, without the credentials of a URL, however they are written. */
+/** A text for an error message: short, on one line, without the credentials of a URL. */
 export function quote(text: string): string {
-  const masked = text.replace(/\/\/.*@/s, '//***@')
+  const masked = text.replace(/\/\/.*@/s, '//***@').replace(/(password=)[^&]*/gi, '$1***')
   return JSON.stringify(masked.length > 80 ? `${masked.slice(0, 77)}...` : masked)
 }
 
@@ -31,7 +31,7 @@ export interface Scalar<T> {
   print?(this: void, value: T): unknown
 }
 
-/** `pattern`: as much as an editor can check. */
+/** `pattern`: for editors; may be laxer than the reader. */
 export function byParser<T>(
   allowed: string,
   pattern: string,

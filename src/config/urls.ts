@@ -1,4 +1,4 @@
-import { isIP } from 'node:net'
+import { isIPv4, isIPv6 as isScopedIPv6, SocketAddress } from 'node:net'
 import { normalisePath } from '../core/route.ts'
 import { byParser, byReader, byTest, parsed, refused, type Scalar } from './units.ts'
 
@@ -10,20 +10,30 @@ export interface Address {
 
 const HOST_NAME = /^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$/
 
+/** Without an expression that Node compiles for 5 to 10 ms, which every start would pay. */
+function isIPv6(text: string): boolean {
+  if (!/^[\da-f:.]*$/i.test(text)) return isScopedIPv6(text)
+  try {
+    return new SocketAddress({ address: text, family: 'ipv6' }).family === 'ipv6'
+  } catch {
+    return false
+  }
+}
+
 /** A name or an IPv4 address. Digits and dots only: a mistyped address, not a name. */
 function isHost(host: string): boolean {
-  return isIP(host) === 4 || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))
+  return isIPv4(host) || (host.length <= 253 && HOST_NAME.test(host) && !/^[\d.]+$/.test(host))
 }
 
 export function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'))
+  return host === 'localhost' || host === '::1' || (isIPv4(host) && host.startsWith('127.'))
 }
 
 function readAddress(text: string): Address | null {
   const [, bracketed, plain, digits = ''] = /^(?:\[([^\]]*)\]|([^:[\]]*)):(\d{1,5})$/.exec(text) ?? []
   const port = Number(digits)
   const host = bracketed ?? plain ?? ''
-  const valid = bracketed === undefined ? isHost(host) : isIP(host) === 6
+  const valid = bracketed === undefined ? isHost(host) : isIPv6(host)
   return valid && digits !== '' && port <= 65_535 ? { host, port } : null
 }
 
@@ -46,7 +56,7 @@ export const hostLine = byReader(
   '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$',
   (text) => {
     const bracketed = /^\[([^\]]*)\]$/.exec(text)?.[1]
-    const valid = bracketed === undefined ? isHost(text) : isIP(bracketed) === 6
+    const valid = bracketed === undefined ? isHost(text) : isIPv6(bracketed)
     return valid ? text.toLowerCase() : null
   },
 )
@@ -56,7 +66,7 @@ export const cidr = byReader(
   '^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$',
   (text) => {
     const [, ip = '', prefix] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-    const bits = { 0: -1, 4: 32, 6: 128 }[isIP(ip)] ?? -1
+    const bits = isIPv4(ip) ? 32 : isIPv6(ip) ? 128 : -1
     return Number(prefix ?? 0) <= bits ? `${ip}/${prefix ?? bits}` : null
   },
 )
@@ -82,31 +92,168 @@ export const upstreamUrl: Scalar<string> = byParser(
   },
 )
 
-const STORE = 'memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db'
-/** In the contract, but not in this version. */
-const PLANNED_STORE = /^(?:redis\+sentinel|redis\+cluster|postgres(?:ql)?|dynamodb|tiered):/i
+const STORE =
+  'memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name'
+const STORE_PATTERN =
+  '^(memory:$|sqlite:(?!//|:memory:$).|redis://[^/?#]+(/[0-9]{0,5})?$|rediss://[^/?#]+(/[0-9]{0,5})?(\\?[^#]+)?$|rediss?\\+sentinel://[^/?#]+/[A-Za-z0-9._-]+(/[0-9]{0,5})?(\\?[^#]+)?$|redis\\+cluster://[^/?#]+/?0?$|rediss\\+cluster://[^/?#]+/?0?(\\?[^#]+)?$|postgres(ql)?://[^/?#]+@[^/?#]+/[^/?#]+(\\?[^#]+)?$|dynamodb://[A-Za-z0-9_.-]{3,255}(\\?[^#]+)?$)'
+const PRIMARY = `${STORE}, but not memory:, which forgets`
+const CACHE =
+  'memory:, redis://host:port/db, redis+sentinel://host:port,host:port/master/db or redis+cluster://host:port,host:port (with TLS rediss)'
 
+const ownStoreUrl: Scalar<string> = byParser(STORE, STORE_PATTERN, (text) => {
+  if (text === 'memory:') return parsed(text)
+  if (text === 'sqlite::memory:')
+    return refused(text, `${STORE}; memory: is the store that lasts as long as the process`)
+  if (/^sqlite:(?!\/\/)[^\0]+$/.test(text)) return parsed(text)
+  if (/^postgres(?:ql)?:/.test(text)) {
+    const wrong = wrongInPostgres(text)
+    return wrong === null ? parsed(text) : refused(text, wrong)
+  }
+  if (text.startsWith('dynamodb:')) {
+    const wrong = wrongInDynamoDb(text)
+    return wrong === null ? parsed(text) : refused(text, wrong)
+  }
+  if (/^rediss?\+(?:sentinel|cluster):/.test(text)) {
+    const wrong = wrongInSeveral(text)
+    return wrong === null ? parsed(text) : refused(text, wrong)
+  }
+  const url = /^rediss?:\/\/[^/]/.test(text) ? URL.parse(text) : null
+  if (url === null || url.hostname === '' || url.port === '0' || !/^(\/\d{0,5})?$/.test(url.pathname))
+    return refused(text, STORE)
+  const wrong = text.includes('#') ? 'without a fragment' : wrongInTls(text, url.searchParams, [])
+  return wrong === null ? parsed(text) : refused(text, `${STORE}, ${wrong}`)
+})
+
+/** `tiered:` names none itself: `store.primary` and `store.cache` do. */
 export const storeUrl: Scalar<string> = byParser(
-  STORE,
-  '^(memory:$|sqlite:(?!//|:memory:$).|rediss?://[^/?#]+(/[0-9]{0,5})?$)',
-  (text) => {
-    const planned = PLANNED_STORE.exec(text)?.[0]
-    // The scheme says enough, and the rest may hold a password.
-    if (planned !== undefined) {
-      const message = `\`store.url: ${planned}\` is not implemented in this version; allowed: ${STORE}`
-      return { ok: false, message }
-    }
-    if (text === 'memory:') return parsed(text)
-    if (text === 'sqlite::memory:')
-      return refused(text, `${STORE}; memory: is the store that lasts as long as the process`)
-    if (/^sqlite:(?!\/\/)[^\0]+$/.test(text)) return parsed(text)
-    const url = /^rediss?:\/\/[^/]/.test(text) ? URL.parse(text) : null
-    if (url === null || url.hostname === '' || url.port === '0' || !/^(\/\d{0,5})?$/.test(url.pathname))
-      return refused(text, STORE)
-    // The Redis client takes options from a query: one could turn on the resending of commands.
-    return /[?#]/.test(text) ? refused(text, `${STORE}, without a query or a fragment`) : parsed(text)
-  },
+  `${STORE}; tiered: with store.primary.url and store.cache.url`,
+  `^tiered:$|${STORE_PATTERN}`,
+  (text) => (text === 'tiered:' ? parsed(text) : ownStoreUrl.parse(text)),
 )
+
+export const primaryUrl: Scalar<string> = byParser(PRIMARY, `(?!memory:)${STORE_PATTERN}`, (text) =>
+  text === 'memory:' ? refused(text, PRIMARY) : ownStoreUrl.parse(text),
+)
+
+export const cacheUrl: Scalar<string> = byParser(CACHE, `(?=memory:|rediss?[:+])${STORE_PATTERN}`, (text) =>
+  /^(?:memory|rediss?(?:\+\w+)?):/.test(text) ? ownStoreUrl.parse(text) : refused(text, CACHE),
+)
+
+const SENTINEL = 'redis+sentinel://user:password@host:port,host:port/master/db, rediss+sentinel:// with TLS'
+const SENTINEL_OPTIONS = ['sentinelUsername', 'sentinelPassword']
+const CLUSTER = 'redis+cluster://user:password@host:port,host:port, rediss+cluster:// with TLS'
+const SEVERAL = /^[^:]*:\/\/(?:([^@/?#]*)@)?([^@/?#]*)([^?#]*)(?:\?([^#]+))?$/
+
+/** What is allowed instead; null: it is fine. */
+function wrongInSeveral(text: string): string | null {
+  const isCluster = text.includes('+cluster')
+  const allowed = isCluster ? CLUSTER : SENTINEL
+  const [, user = '', hosts = '', path = '', query = ''] = SEVERAL.exec(text) ?? []
+  if (hosts === '') return allowed
+  if (!hosts.split(',').every(isServer))
+    return `${allowed}, each a host:port with a port of 1 to 65535, IPv6 in brackets`
+  if (!/^[^:]*(:[^:]*)?$/.test(user) || !user.split(':').every(isEncoded))
+    return `${allowed}, other characters of user and password percent-encoded`
+  if (isCluster && !/^\/?0?$/.test(path))
+    return `${allowed}, without a database: a cluster has database 0 alone`
+  if (!isCluster && !/^\/[A-Za-z0-9._-]+(\/\d{0,5})?$/.test(path))
+    return `${allowed}, the master's name of letters, digits, ., - and _, the database a number`
+  const wrong = wrongInTls(text, new URLSearchParams(query), isCluster ? [] : SENTINEL_OPTIONS)
+  return wrong === null ? null : `${allowed}, ${wrong}`
+}
+
+/** As `redis-cli` calls them. */
+const TLS_FILES = ['cacert', 'cert', 'key']
+
+/** Of the options of a Redis: its own, and where it has TLS, the files for that. */
+function wrongInTls(text: string, options: URLSearchParams, own: readonly string[]): string | null {
+  const known = text.startsWith('rediss') ? [...own, ...TLS_FILES] : own
+  const given = [...options]
+  if (known.length === 0) return text.includes('?') ? 'without a query' : null
+  if (
+    !given.every(
+      ([name, value], n) => known.includes(name) && value !== '' && [...options.keys()].indexOf(name) === n,
+    )
+  )
+    return `of the options ${known.join(', ')}, each at most once`
+  return options.has('cert') === options.has('key') ? null : 'cert and key only together'
+}
+
+function isServer(text: string): boolean {
+  const address = readAddress(/:\d+$/.test(text) ? text : `${text}:1`)
+  return address !== null && address.port > 0
+}
+
+const SSL_MODES = ['disable', 'require', 'verify-ca', 'verify-full']
+const SSL_FILES = ['sslrootcert', 'sslcert', 'sslkey']
+
+/** What is allowed instead; null: it is fine. */
+function wrongInPostgres(text: string): string | null {
+  const url = /^postgres(?:ql)?:\/\/[^/]/.test(text) ? URL.parse(text) : null
+  if (
+    url === null ||
+    url.hostname === '' ||
+    url.hostname.includes('%') ||
+    url.port === '0' ||
+    url.hash !== ''
+  )
+    return STORE
+  const names = [url.username, url.password, url.pathname.slice(1)]
+  if (url.username === '' || !/^\/[^/]+$/.test(url.pathname) || !names.every(isEncoded))
+    return `${STORE}, with a user and a database, other characters percent-encoded`
+  const options = [...url.searchParams]
+  if (
+    options.some(([name, value], n) => {
+      const isKnown =
+        name === 'sslmode' ? SSL_MODES.includes(value) : SSL_FILES.includes(name) && value !== ''
+      return !isKnown || options.findIndex(([other]) => other === name) !== n
+    })
+  )
+    return `${STORE}, of the options sslmode (${SSL_MODES.join(', ')}), ${SSL_FILES.join(', ')}, each at most once`
+  const given = new Map(options)
+  const mode = given.get('sslmode') ?? 'disable'
+  if (mode === 'require' && given.has('sslrootcert'))
+    return `${STORE}, sslrootcert only with sslmode=verify-ca or verify-full: require looks at no certificate`
+  if (mode === 'verify-ca' && !given.has('sslrootcert'))
+    return `${STORE}, sslmode=verify-ca only with sslrootcert: anybody can get a certificate of a public authority`
+  if (mode === 'disable' && SSL_FILES.some((name) => given.has(name)))
+    return `${STORE}, ${SSL_FILES.join(', ')} only with sslmode=require, verify-ca or verify-full`
+  return given.has('sslcert') === given.has('sslkey') ? null : `${STORE}, sslcert and sslkey only together`
+}
+
+const DYNAMODB =
+  'dynamodb://table?region=name, the table a name of 3 to 255 letters, digits, _, . and -, without credentials'
+const DYNAMODB_OPTIONS = new Map<string, (value: string) => boolean>([
+  ['region', (value) => /^[a-z]{2}(-[a-z0-9]+)+$/.test(value)],
+  [
+    'endpoint',
+    (value) => {
+      const url = /^https?:\/\/[^/]/.test(value) ? URL.parse(value) : null
+      return url !== null && url.port !== '0' && url.href === `${url.origin}/`
+    },
+  ],
+])
+
+/** What is allowed instead; null: it is fine. */
+function wrongInDynamoDb(text: string): string | null {
+  const [, query = ''] = /^dynamodb:\/\/[A-Za-z0-9_.-]{3,255}(?:\?([^#]+))?$/.exec(text) ?? [null, null]
+  if (query === null) return DYNAMODB
+  const options = [...new URLSearchParams(query)]
+  return options.every(
+    ([name, value], n) =>
+      DYNAMODB_OPTIONS.get(name)?.(value) && options.findIndex(([other]) => other === name) === n,
+  )
+    ? null
+    : `${DYNAMODB}, of the options region, such as eu-central-1, and endpoint, an http:// or https:// origin, each at most once`
+}
+
+function isEncoded(text: string): boolean {
+  try {
+    return !decodeURIComponent(text).includes('\0')
+  } catch {
+    return false
+  }
+}
 
 /** Whether other machines, and so other services, can have the same store. */
 export function isSharedStore(url: string): boolean {
@@ -178,7 +325,7 @@ export const probeTarget = byTest(TARGET, TARGET_PATTERN, (text) => {
 })
 
 /** The same, with places for the key and the id of a record. */
-export const questionTarget = byTest(
+export const queryTarget = byTest(
   `${TARGET}; {key}, {record} and {:name}, a segment of the route's path, are replaced in it`,
   TARGET_PATTERN,
   (text) => {

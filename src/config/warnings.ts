@@ -2,7 +2,7 @@ import type { CallerSource, ReconcilePolicy, RoutePolicy } from '../core/policy.
 import type { Millis } from '../core/record.ts'
 import { isProtected, readsKeys } from '../core/route.ts'
 import type { PolicyConfig } from './properties.ts'
-import { asksByKeyAlone, questionByKey } from './reconcile.ts'
+import { asksByKeyAlone, queryByKey } from './reconcile.ts'
 import { formatDuration } from './units.ts'
 import { entriesOf } from './written.ts'
 
@@ -48,8 +48,8 @@ export function warningsOf(
       'mode shadow, so a retry executes again.'],
     ...WAIVERS.map(([waives, says]) =>
       [guarded.filter(({ policy, written }) => waives(policy, written)), says] as const),
-    ...sameQuestions(guarded).map((which) => [which,
-      "reconcile asks the same question for equal keys, so a request of one route may be answered with the outcome of another's; {record} distinguishes them, and so does a different question."] as const),
+    ...sameQueries(guarded).map((which) => [which,
+      "reconcile sends the same status query for equal keys, so a request of one route may be answered with the outcome of another's; {record} distinguishes them, and so does a different status query."] as const),
     [guarded.filter(({ policy: { reconcile } }) => reconcile?.notFound != null && reconcile.after < upstreamTimeout),
       `reconcile.after is less than upstream.timeout (${formatDuration(upstreamTimeout)}), so "not found" counts while the upstream may still be at work on the request, and a retry then executes again.`],
     ...[...Map.groupBy(guarded, ({ policy }) => releasedBy(policy).join(', '))].map(([released, which]) => [
@@ -73,12 +73,12 @@ export function warningsOf(
 const UNMATCHED = 'default'
 
 /** Groups of routes whose status queries are the same. */
-function sameQuestions(effective: readonly Effective[]): Effective[][] {
+function sameQueries(effective: readonly Effective[]): Effective[][] {
   const asking = effective.filter(
     ({ policy }) =>
-      policy.name !== UNMATCHED && policy.reconcile !== null && questionByKey(policy.reconcile) !== null,
+      policy.name !== UNMATCHED && policy.reconcile !== null && queryByKey(policy.reconcile) !== null,
   )
-  const groups = Map.groupBy(asking, ({ policy }) => questionByKey(policy.reconcile as ReconcilePolicy))
+  const groups = Map.groupBy(asking, ({ policy }) => queryByKey(policy.reconcile as ReconcilePolicy))
   return [...groups.values()].filter((group) => group.length > 1)
 }
 

@@ -6,9 +6,9 @@ import { jsonSchema, memberOf, type Row, scalarOf } from './rows.ts'
 
 const MASK = '***'
 /** Members whose values are secrets, or may hold some. */
-const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password|keys)$/
+const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password)$/
 
-/** The configuration in force, as a file would say it, without its secrets (contract §12 `/v1/config`). */
+/** The configuration in force as a file, without secrets (contract §12 `/v1/config`). */
 export function effective(config: Config): Record<string, unknown> {
   return shown(fileForm(config), [], FILE, config.spelled) as Record<string, unknown>
 }
@@ -20,15 +20,18 @@ export function valueText(value: unknown, path: string, spelled: Config['spelled
   return typeof written === 'string' && written !== '' ? written : JSON.stringify(written)
 }
 
-/** A configuration with the names and nesting of a file, but the values of the configuration. */
+/** The configuration with the names and nesting of a file. */
 export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
   const { admin, store, issuer, defaults, routes, ...rest } = config
   const { token, ...ownAdmin } = admin
-  const { secret, ...ownStore } = store
+  const { secret, encryption, url, cache, ...ownStore } = store
+  const keys = encryption.keys.map(({ id, key }) => ({ id, file: key }))
+  const sealing = keys.length === 0 ? null : { keys }
+  const tiers = cache === undefined ? { url } : { url: 'tiered:', primary: { url }, cache }
   return {
     ...rest,
     admin: { ...ownAdmin, tokenFile: token },
-    store: { ...ownStore, secretFile: secret },
+    store: { ...tiers, ...ownStore, secretFile: secret, encryption: sealing },
     issuer: issuer && { path: issuer.path, secretFile: issuer.secret, ttl: issuer.ttl },
     defaults: policyForm(defaults),
     routes: routes.map(policyForm),
@@ -65,7 +68,7 @@ function shown(
     shown(one, [...path, key], memberOf(row, key), spelled)
   if (members instanceof Set || Array.isArray(members)) {
     const items = [...(members as Iterable<unknown>)]
-    // The proxy's own requests carry its own credentials.
+    // Status queries carry the proxy's own credentials.
     if (path.includes('reconcile') && name === 'headers')
       return Object.fromEntries(items.flatMap((one, n) => (n % 2 === 0 ? [[String(one), MASK]] : [])))
     return items.map((one) => inner('[]', one))
@@ -73,8 +76,13 @@ function shown(
   return Object.fromEntries(Object.entries(members).map(([key, one]) => [key, inner(key, one)]))
 }
 
-/** The defaults as they are written: `24h` is more usual than `1d`. */
-const USUAL = [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
+/** Durations as the rows spell them: `24h` rather than `1d`. */
+function usualTexts(): (string | undefined)[] {
+  return [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
+}
+
+/** Made when something is first printed. */
+let usual: ReturnType<typeof usualTexts> | null = null
 
 /**
  * A value as a file says it: a duration as the file spells it, else as the row's default does, else in its largest unit.
@@ -91,7 +99,7 @@ function printed(value: unknown, row: Row | undefined, name: string, spelled: Co
     spelled.get(spellingKey(name, value)),
     typeof row.byDefault === 'string' ? row.byDefault : '',
     // 0 may also be `off`.
-    ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...USUAL]),
+    ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...(usual ??= usualTexts())]),
   ]
   const isSpelling = (text = ''): boolean => {
     const read = scalar.parse(text)

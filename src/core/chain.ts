@@ -1,11 +1,10 @@
 import { hash } from 'node:crypto'
-import { essence, isEncoded } from './body/content.ts'
-import { linesOf, type RawHeaders } from './headers.ts'
+import { essence, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import type { KeyPolicy, RoutePolicy } from './policy.ts'
 
 /**
- * What a proxy behind this one said of a request that it refused itself. `free`: it executed nothing, or will recognise the
- * retry, so this proxy frees its key. `uncertain`: it may have executed the request, and may not recognise the retry.
+ * What the refusal of a proxy behind this one means. `free`: it executed nothing, or will recognise the retry, so this proxy frees its key.
+ * `uncertain`: it may have executed the request, and may not recognise the retry.
  */
 export type Deferral = 'free' | 'uncertain'
 
@@ -22,11 +21,11 @@ interface Answer {
   readonly body: Buffer | null
 }
 
-/** What of a route tells its records apart. */
+/** The part of a route that tells its records apart. */
 type Scoped = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
 
 /**
- * Reads the response of a proxy behind this one to a request with the headers `sent` (contract §6, docs/adr/0037). Null: it is
+ * Reads the response of a proxy behind this one to a request with the headers `sent` (contract §6, docs/adr/0037). Null: the response is
  * the upstream's, and its status decides.
  */
 export function deferralOf(
@@ -43,7 +42,7 @@ export function deferralOf(
   // An upstream that accepts work answers 202, too.
   if (status === 202) return facts?.code === 'idempotency_key_in_progress' ? 'free' : null
   if (!MAY_FOLLOW_EXECUTION.has(status) || facts?.code === 'upstream_unreachable') return 'free'
-  // It recognises a retry by a record of its own, if it tells records apart as this proxy does and gets the key.
+  // It recognises a retry by its own record, if it tells records apart as this proxy does and receives the key.
   const hasRecord = typeof facts?.code === 'string' && typeof facts.record === 'string'
   const isAlike =
     facts?.scope === undefined || facts.scope === scopeOf({ ...route, key: forwarded(route.key) })
@@ -52,8 +51,8 @@ export function deferralOf(
 }
 
 /**
- * A hash of what a route tells its records apart by, the service aside. Two proxies in a row with the same one recognise the
- * same retries. If the outer counts `jwt:sub` and the inner the whole token, a renewed token is a new request inside.
+ * A hash of everything by which a route tells its records apart, except the service. Two chained proxies with equal hashes recognise the
+ * same retries. If the outer one uses `jwt:sub` and the inner one the whole token, a renewed token is a new request to the inner one.
  */
 export function scopeOf({ name, match, key, scope }: Scoped): string {
   const { jwt: _, anonymous: _a, callerIsDefault: _c, ...counted } = scope
@@ -62,7 +61,7 @@ export function scopeOf({ name, match, key, scope }: Scoped): string {
   return hash('sha256', JSON.stringify(parts), 'base64url').slice(0, 16)
 }
 
-/** The key as the upstream gets it. */
+/** The key policy as it applies to what the upstream receives. */
 function forwarded(key: KeyPolicy): KeyPolicy {
   const { forward } = key
   return typeof forward === 'object'
@@ -70,7 +69,7 @@ function forwarded(key: KeyPolicy): KeyPolicy {
     : key
 }
 
-/** Whether the upstream gets the key that this proxy counts. */
+/** Whether the upstream receives the key that this proxy uses. */
 function keyReaches({ from, forward, derive }: KeyPolicy, headers: RawHeaders): boolean {
   if (typeof forward === 'object') return true
   const isInHeader = from.some(
@@ -80,7 +79,7 @@ function keyReaches({ from, forward, derive }: KeyPolicy, headers: RawHeaders): 
   return isInHeader ? forward === 'same' : derive === null
 }
 
-/** What a proxy's own response says to a proxy in front of it. Members are undefined if they are absent. */
+/** What a proxy's own response tells the proxy in front of it. Absent members are undefined. */
 export interface ProblemFacts {
   readonly code: unknown
   /** The id of its record. */
@@ -103,7 +102,7 @@ export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemF
 /** One member of a Dictionary (RFC 9651): a key with a String or a Token. */
 const MEMBER = /[ \t]*([a-z*][a-z0-9_.*-]*)=(?:"([^"\\]*)"|([A-Za-z*][\w*.:/-]*))[ \t]*(?:,|$)/y
 
-/** Null: no such dictionary, or a member is named twice, as when two lines were joined. */
+/** Null if it is not such a dictionary, or a member is named twice, as when two lines were joined. */
 function factsOfLine(line: string): ProblemFacts | null {
   const members = new Map<string, string>()
   for (MEMBER.lastIndex = 0; MEMBER.lastIndex < line.length; ) {

@@ -9,16 +9,20 @@ import {
   type Unknown,
 } from './record.ts'
 
-/** What of a request is compared with the record. */
+/** The digests of a request that are compared with the record. */
 export interface RequestDigests {
-  readonly fingerprint: Fingerprint
-  /** The request as sent, as a record of that recipe would have it digested. */
-  readonly rawDigestUnder: (recipe: string) => Buffer
   readonly recipe: string
+  readonly rawDigest: Buffer
+  /** Read only if the bytes differ: computing it may be deferred until then. */
+  readonly fingerprint: Fingerprint
+  /** Digest of the request as sent, under the record's recipe. */
+  readonly rawDigestUnder: (recipe: string) => Buffer
+  /** Its fingerprint as an earlier record with the same settings would have it. Absent or null: there is none. */
+  readonly fingerprintUnder?: (recipe: string) => Fingerprint | null
 }
 
 export type Decision =
-  /** Claim it over: nothing was done, or the route retries after silence. `from` is what the claim must still find. */
+  /** Take the record over: nothing was done, or the route retries after silence. `from` is what the claim must still find. */
   | { readonly kind: 'take_over'; readonly from: IdempotencyRecord; readonly read: State }
   | {
       readonly kind: 'replay'
@@ -26,11 +30,11 @@ export type Decision =
       readonly createdAt: Millis
       readonly expiresAt: Millis
       readonly now: Millis
-      /** Of the execution (`Operation.span`). */
+      /** Span of the execution (`Operation.span`). */
       readonly span: string | undefined
     }
   | { readonly kind: 'reused'; readonly read: State }
-  /** `fence`: of the attempt under way. */
+  /** `fence`: that of the running attempt. */
   | {
       readonly kind: 'in_progress'
       readonly fence: number
@@ -39,12 +43,12 @@ export type Decision =
     }
   | { readonly kind: 'unknown'; readonly lookIn: Millis }
   | { readonly kind: 'expired' }
-  /** Past its retention, no tombstone: as if it had never been. */
+  /** Past its retention, without a tombstone: as if it had never existed. */
   | { readonly kind: 'gone' }
 
 /**
- * What a request meets in the record that its claim found. Misuse comes first: it beats in-progress, unknown and the
- * tombstone (contract §6). `now` is the store's clock.
+ * What a request may do with the record that its claim found. Misuse comes first: it beats in-progress, unknown and the tombstone (contract
+ * §6). `now` is the store's clock.
  */
 export function decide(
   record: IdempotencyRecord,
@@ -83,14 +87,14 @@ export function decide(
   }
 }
 
-/** Since its latest attempt began. A clock that went back makes nothing younger than new. */
+/** Time since its latest attempt began; never negative, even if the clock went back. */
 export function ageOf({ updatedAt }: IdempotencyRecord, now: Millis): Millis {
   return Math.max(0, now - updatedAt)
 }
 
 /**
- * Until it is looked at by itself, which is no longer than when that was written, whatever the clock did since; past that, looks
- * of clients are what is left, ever more apart.
+ * Time until the next scheduled look, never more than was scheduled, whatever the clock did. Once that has passed, only clients' looks
+ * remain, at growing intervals.
  */
 export function nextLook({ nextLookAt: at, updatedAt }: Unknown, now: Millis): Millis {
   return at > now ? Math.min(at - now, at - updatedAt) : Math.min(now - at, MOST_BETWEEN_LOOKS)
@@ -98,11 +102,16 @@ export function nextLook({ nextLookAt: at, updatedAt }: Unknown, now: Millis): M
 
 const MOST_BETWEEN_LOOKS: Millis = 300_000
 
-/** Under one recipe the fingerprint decides; after a change of recipe an unchanged request matches by its raw digest. */
+/**
+ * Under the same recipe the fingerprint decides (equal bytes imply it). After a change of recipe, an unchanged request matches by its raw
+ * digest, and by its fingerprint if the settings are the same.
+ */
 function sameOperation(record: IdempotencyRecord, asked: RequestDigests): boolean {
-  return record.recipe === asked.recipe
-    ? record.fingerprint.equals(asked.fingerprint)
-    : record.rawDigest.equals(asked.rawDigestUnder(record.recipe))
+  if (record.recipe === asked.recipe)
+    return record.rawDigest.equals(asked.rawDigest) || record.fingerprint.equals(asked.fingerprint)
+  if (record.rawDigest.equals(asked.rawDigestUnder(record.recipe))) return true
+  const former = asked.fingerprintUnder?.(record.recipe)
+  return former != null && record.fingerprint.equals(former)
 }
 
 /** `Retry-After` in whole seconds: rounded down, at least 1 (contract §6). */

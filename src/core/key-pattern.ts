@@ -8,10 +8,9 @@ export interface KeyPattern {
 
 export type PatternReading =
   | { readonly kind: 'pattern'; readonly pattern: KeyPattern }
-  /** `why`: no regular expression, an unsupported one, or too large. */
+  /** `why`: invalid, unsupported or too large. */
   | { readonly kind: 'refused'; readonly why: string }
 
-/** Reads the text of a pattern. */
 export function readPattern(text: string): PatternReading {
   try {
     // V8 checks the syntax; the parser below relies on it.
@@ -41,7 +40,7 @@ const ESCAPE = /\\(?:u\{[^}]*\}|u[dD][89abAB]..\\u[dD][c-fC-F]..|u.{4}|x..|c.|[p
 const CLASS = /\[(?:\\.|[^\\\]])*\]/sy
 const QUANTIFIER = /(?:([*+?])|\{(\d+)(,?)(\d*)\})\??/y
 
-/** Each level takes some calls of the stack. */
+/** Each level takes stack. */
 const MAX_DEPTH = 100
 
 class Parser {
@@ -141,7 +140,7 @@ function groupName(text: string): string {
 const FIRST = 0x20
 const LAST = 0x7e
 
-/** The characters that a literal, an escape or a class matches, by V8. */
+/** The characters that a literal, an escape or a class matches, according to V8. */
 function setOf(atom: string): Tree {
   const single = new RegExp(`^(?:${atom})$`, 'u')
   const set = new Uint8Array(LAST + 1)
@@ -192,7 +191,7 @@ class LinearPattern implements KeyPattern {
     return now.includes(ACCEPT)
   }
 
-  /** The states that consume a character, or accept, reachable from `open`. */
+  /** The consuming and accepting states that are reachable from `open`. */
   #enter(open: number[], isStart: boolean, isEnd: boolean): number[] {
     const entered: number[] = []
     const step = ++this.#step

@@ -1,13 +1,13 @@
 import { hash } from 'node:crypto'
 import { parseItem } from 'structured-headers'
-import { essence } from './body/content.ts'
 import { type Field, formField, queryField } from './body/form.ts'
-import { canonicalJson } from './body/json.ts'
-import { jsonText, resolvePointer } from './body/json-pointer.ts'
-import { linesOf, type RawHeaders } from './headers.ts'
+import { JsonReading } from './body/json.ts'
+import { type LookedUp, lookUp } from './body/json-lookup.ts'
+import { essence, linesOf, type RawHeaders } from './headers.ts'
 import { frame, type KeyQualifier } from './identity.ts'
 import type { DerivePolicy, KeyPolicy, KeySource } from './policy.ts'
 import type { Millis } from './record.ts'
+import type { Steps } from './steps.ts'
 
 interface Found {
   readonly kind: 'key'
@@ -39,7 +39,45 @@ export function carriesKey({ headers, query }: Head, from: readonly KeySource[])
   )
 }
 
-/** Whether the key may come from the body, as it is or derived. */
+/** The parts of a body that keys are taken or derived from. */
+export interface KeyBody {
+  /** null: no JSON, or none is needed. */
+  readonly json: LookedUp | null
+  readonly fields: ReadonlyMap<string, Field>
+  /** RFC 8785 texts at the pointers of `derive.json`. */
+  readonly values: ReadonlyMap<string, string>
+}
+
+/** Reads the parts of the body that the policy's key is made of. `derives`: a key may have to be derived. */
+export function* readKeyBody(
+  headers: RawHeaders,
+  body: Buffer,
+  { from, derive }: KeyPolicy,
+  derives: boolean,
+): Steps<KeyBody> {
+  const pointers = from.flatMap((source) => (source.kind === 'json' ? [source.pointer] : []))
+  const names = from.flatMap((source) => (source.kind === 'form' ? [source.name] : []))
+  const derived = derives && derive !== null ? derive : { json: [], form: [] }
+  const looked = [...pointers, ...(pointers.includes('/id') ? ['/source'] : []), ...derived.json]
+  const json = looked.length > 0 ? yield* lookUp(headers, body, looked) : null
+  const fields = new Map<string, Field>()
+  for (const name of [...names, ...derived.form]) fields.set(name, yield* formField(headers, body, name))
+  const values = new Map<string, string>()
+  for (const pointer of derived.json) {
+    const found = json?.at(pointer)
+    if (found?.kind === 'literal') values.set(pointer, yield* canonicalText(found.literal))
+  }
+  return { json, fields, values }
+}
+
+/** As written if canonical form would lose information; such text never equals the RFC 8785 text of another value. */
+function* canonicalText(literal: string): Steps<string> {
+  const reading = new JsonReading(Buffer.from(literal), null, false)
+  while (!reading.step()) yield
+  return reading.text?.toString() ?? literal
+}
+
+/** Whether the key may come from the body, verbatim or derived. */
 export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
   return (
     from.some(({ kind }) => kind === 'json' || kind === 'form') ||
@@ -51,16 +89,15 @@ export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
  * Reads and validates the key (contract §4). Without a body (null) the head alone is read, and the result is preliminary
  * where {@link keyNeedsBody}. Details name source and length, never the key itself.
  */
-export function readKey(head: Head, policy: KeyPolicy, body: Buffer | null): KeyReading {
+export function readKey(head: Head, policy: KeyPolicy, body: KeyBody | null): KeyReading {
   const { headers } = head
-  const json =
-    body !== null && policy.from.some(({ kind }) => kind === 'json') ? jsonText(headers, body) : null
+  const json = body === null ? null : body.json
   const event = eventMode(headers, policy.from)
   let found: { readonly key: string; readonly source: KeySource } | null = null
   for (const source of policy.from) {
-    // The body of a binary event is its data, whose id is another thing's.
+    // The body of a binary-mode event is its data; an id in there belongs to something else.
     if (event === 'binary' && isEventId(source)) continue
-    const reading = valueOf(head, body, json, source, policy.syntax)
+    const reading = valueOf(head, body, source, policy.syntax)
     if (reading.kind === 'missing') continue
     if (reading.kind === 'invalid') return invalid(`${sourceName(source)}: ${reading.detail}`)
     if (found !== null && found.key !== reading.value)
@@ -76,8 +113,7 @@ export function readKey(head: Head, policy: KeyPolicy, body: Buffer | null): Key
 
 function valueOf(
   { headers, query }: Head,
-  body: Buffer | null,
-  json: string | null,
+  body: KeyBody | null,
   source: KeySource,
   syntax: KeyPolicy['syntax'],
 ): Value {
@@ -90,9 +126,9 @@ function valueOf(
     case 'query':
       return fieldKey(queryField(query, source.name))
     case 'form':
-      return body === null ? MISSING : fieldKey(formField(headers, body, source.name))
+      return body === null ? MISSING : fieldKey(body.fields.get(source.name) as Field)
     case 'json':
-      return json === null ? MISSING : pointedKey(json, source.pointer)
+      return body === null || body.json === null ? MISSING : pointedKey(body.json, source.pointer)
   }
 }
 
@@ -109,8 +145,8 @@ function fieldKey(field: Field): Value {
   }
 }
 
-function pointedKey(json: string, pointer: string): Value {
-  const found = resolvePointer(json, pointer)
+function pointedKey(json: LookedUp, pointer: string): Value {
+  const found = json.at(pointer)
   if (found.kind === 'absent') return MISSING
   if (found.kind === 'ambiguous') return invalid('a member is named twice')
   const { literal } = found
@@ -143,6 +179,7 @@ function brokenRule(key: string, policy: KeyPolicy): string | null {
 
 /** The mode in which a request carries one CloudEvent, as far as the route reads it; null: none. */
 function eventMode(headers: RawHeaders, from: readonly KeySource[]): 'binary' | 'structured' | null {
+  if (!from.some(namesEvents)) return null
   if (essence(headers) === 'application/cloudevents+json') return 'structured'
   return hasEventHeader(headers, from) ? 'binary' : null
 }
@@ -156,6 +193,10 @@ function isEventId(source: KeySource): boolean {
   return source.kind === 'json' && source.pointer === '/id'
 }
 
+function namesEvents(source: KeySource): boolean {
+  return (source.kind === 'header' && source.name === 'ce-id') || isEventId(source)
+}
+
 /**
  * CloudEvents: an id is unique within its source only. `ce-source` goes with `ce-id`, and `/source` of a structured event
  * with `json:/id`, so that an event is one record in either mode.
@@ -163,14 +204,11 @@ function isEventId(source: KeySource): boolean {
 function qualifierOf(
   headers: RawHeaders,
   event: 'binary' | 'structured' | null,
-  json: string | null,
+  json: LookedUp | null,
   from: readonly KeySource[],
 ): KeyQualifier | Invalid {
   const isInBody =
-    event === 'structured' &&
-    json !== null &&
-    from.some(isEventId) &&
-    resolvePointer(json, '/id').kind === 'literal'
+    event === 'structured' && json !== null && from.some(isEventId) && json.at('/id').kind === 'literal'
   if (!isInBody && !hasEventHeader(headers, from)) return []
   const lines = linesOf(headers, 'ce-source')
   if (lines.length > 1) return invalid(`ce-source: ${lines.length} header lines; one is allowed`)
@@ -183,8 +221,8 @@ function qualifierOf(
 }
 
 /** A structured event's source; null: it names none. */
-function eventSource(json: string): string | null | Invalid {
-  const found = resolvePointer(json, '/source')
+function eventSource(json: LookedUp): string | null | Invalid {
+  const found = json.at('/source')
   if (found.kind === 'absent') return null
   const source: unknown = found.kind === 'literal' ? JSON.parse(found.literal) : null
   // Lone surrogates would all be hashed as U+FFFD.
@@ -231,41 +269,44 @@ function parseString(value: string, syntax: KeyPolicy['syntax']): Value {
 }
 
 /**
- * The key of a request that came without one: SHA-256, base64url, over the caller (of `readCaller`) and what the policy names
- * (contract §4). `now`, the store's time, counts if the policy has a bucket.
+ * The parts of a request without a key from which its key is derived (contract §4), for {@link deriveKey}.
  *
- * null: a part that identifies the request is lacking: a header, field or pointed-at value is absent, null, blank or named
- * twice, or the body is no form or no JSON. One key for all such requests would replay one's response to another.
+ * Null if one is missing: a header, field or JSON value is absent, null, blank or named twice, or the body is not a form or JSON. One
+ * key for all such requests would replay one client's response to another.
+ */
+export function derivedParts(
+  headers: RawHeaders,
+  { fields, values }: Pick<KeyBody, 'fields' | 'values'>,
+  policy: DerivePolicy,
+): readonly string[] | null {
+  const parts = [
+    ...policy.json.map((pointer) => saying(values.get(pointer))),
+    ...policy.form.map((name) => fieldText(fields.get(name) as Field)),
+    ...policy.headers.map((name) => linesFramed(headers, name)),
+  ]
+  return parts.every((part) => part !== null) ? parts : null
+}
+
+/**
+ * The key: SHA-256, base64url, over the caller (from `readCaller`) and {@link derivedParts}. `now`, the store's time, counts if the
+ * policy has a bucket.
  */
 export function deriveKey(
-  headers: RawHeaders,
-  body: Buffer,
+  parts: readonly string[],
   caller: readonly (string | null)[],
   policy: DerivePolicy,
   now: Millis,
-): string | null {
-  const json = policy.json.length > 0 ? jsonText(headers, body) : null
-  const parts = [
-    ...policy.json.map((pointer) => (json === null ? null : valueAt(json, pointer))),
-    ...policy.form.map((name) => fieldAt(headers, body, name)),
-    ...policy.headers.map((name) => linesFramed(headers, name)),
-  ]
-  if (parts.includes(null)) return null
+): string {
   const bucket = policy.bucket === null ? null : String(Math.floor(now / policy.bucket))
   return hash('sha256', frame(['derived/1', frame(caller), ...parts, bucket]), 'base64url')
 }
 
-/** RFC 8785 text; as written if that would lose information, which is never the RFC 8785 text of another value. */
-function valueAt(json: string, pointer: string): string | null {
-  const found = resolvePointer(json, pointer)
-  if (found.kind !== 'literal') return null
-  const value = canonicalJson(Buffer.from(found.literal))?.toString() ?? found.literal
-  return value === 'null' || /^"\s*"$/.test(value) ? null : value
+function saying(value: string | undefined): string | null {
+  return value === undefined || value === 'null' || /^"\s*"$/.test(value) ? null : value
 }
 
-/** The prefix begins no JSON text. */
-function fieldAt(headers: RawHeaders, body: Buffer, name: string): string | null {
-  const field = formField(headers, body, name)
+/** No JSON text starts with this prefix. */
+function fieldText(field: Field): string | null {
   return field.kind === 'value' && field.value.trim() !== '' ? `form:${field.value}` : null
 }
 
@@ -292,10 +333,42 @@ export function readFirstSent(headers: RawHeaders): FirstSent {
   const line = lines[0]?.trim()
   if (line === undefined) return { kind: 'absent' }
   const at = IMF_FIXDATE.test(line) ? Date.parse(line) : Number.NaN
-  // What is printed differently names no day, the wrong weekday, or hour 24.
+  // If it prints differently, it named an impossible day, the wrong weekday or hour 24.
   return Number.isNaN(at) || new Date(at).toUTCString() !== line
     ? invalid(`${FIELD}: not a date such as Sun, 06 Nov 1994 08:49:37 GMT`)
     : { kind: 'sent', at }
 }
 
 const IMF_FIXDATE = /^[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT$/
+
+/** How far the clock of whoever made a key may be ahead of the store's. */
+const DOUBT: Millis = 1000
+/** RFC 9562 §5.7. */
+const UUID_V7 = /^([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/i
+
+/**
+ * Whether the key was certainly created after the failover, so that no claim of it can have been lost. The earliest evidence counts.
+ *
+ * @param bornAt the creation time that the request states; null: none; 0: the key itself proves nothing, whatever it looks like.
+ */
+export function isBornSince(
+  { now, since }: { readonly now: Millis; readonly since: Millis },
+  key: string,
+  bornAt: Millis | null,
+): boolean {
+  const born = Math.min(bornAt ?? Number.POSITIVE_INFINITY, uuidBirth(key) ?? Number.POSITIVE_INFINITY)
+  // A clock that is ahead proves nothing.
+  return born >= since + DOUBT && born <= now
+}
+
+function uuidBirth(key: string): Millis | null {
+  const [, high, low] = UUID_V7.exec(key) ?? []
+  return high === undefined ? null : Number.parseInt(`${high}${low}`, 16)
+}
+
+/** When the proxy issued this verified key; null: an earlier version issued it, without a time. */
+export function issuedAt(key: string): Millis | null {
+  const [, payload = ''] = key.split('.')
+  const [, seconds] = /"iat":(\d+)/.exec(Buffer.from(payload, 'base64url').toString()) ?? []
+  return seconds === undefined ? null : Number(seconds) * 1000
+}

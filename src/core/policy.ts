@@ -140,9 +140,9 @@ export interface ReconcilePolicy {
   readonly pending: AnswerPattern | null
   /** Milliseconds from the claim; until then "not found" is pending. */
   readonly after: number
-  /** Milliseconds until the first question; the pauses double. */
+  /** Milliseconds until the first status query; the pauses double. */
   readonly every: number
-  /** Questions before the record is dead-lettered. */
+  /** Status queries before the record is dead-lettered. */
   readonly attempts: number
 }
 
@@ -192,68 +192,4 @@ export interface RoutePolicy extends Retention {
   /** How unknown records are resolved; null: by a person. */
   readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
-}
-
-/** What a profile makes of upstream responses (contract §7). Its other values stand in config/properties.ts. */
-interface ProfileTable {
-  readonly outcomes: OutcomeTable
-  /** 503 is no entry of `outcomes`: with `Retry-After` it is the upstream's word, without it may be a proxy's. */
-  readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
-}
-
-/** Answers to the caller's standing or timing, given before any work is done. */
-const NOTHING_DONE = [401, 403, 407, 408, 421, 425, 429]
-
-function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {
-  return {
-    exact: new Map([
-      ...NOTHING_DONE.map((status): [number, Action] => [status, 'release']),
-      ...Object.entries(exact).map(([status, action]): [number, Action] => [Number(status), action]),
-    ]),
-    class: new Map([
-      [2, 'store'],
-      [3, 'store'],
-      [4, 'store'],
-      [5, serverError],
-    ]),
-  }
-}
-
-const TABLES: Readonly<Record<Profile, ProfileTable>> = {
-  standard: {
-    outcomes: outcomes('store', { 502: 'unknown', 504: 'unknown' }),
-    unavailable: { retryAfter: 'release', otherwise: 'unknown' },
-  },
-  strict: {
-    outcomes: outcomes('unknown', {}),
-    unavailable: { retryAfter: 'unknown', otherwise: 'unknown' },
-  },
-  lenient: {
-    outcomes: outcomes('release', {}),
-    unavailable: { retryAfter: 'release', otherwise: 'release' },
-  },
-  stripe: {
-    // A service that follows Stripe answers 409 while its own first attempt is still running.
-    outcomes: outcomes('store', { 409: 'release' }),
-    unavailable: { retryAfter: 'store', otherwise: 'store' },
-  },
-}
-
-/** What a complete response becomes: by the route's own entries, exact before class, then by the profile's. */
-export function classify(
-  policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
-  status: number,
-  hasRetryAfter: boolean,
-): Action {
-  const table = TABLES[policy.profile]
-  const own = lookUp(policy.outcomes, status)
-  if (own !== undefined) return own
-  if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
-  // A status below 200 is not final and proves nothing.
-  return lookUp(table.outcomes, status) ?? 'unknown'
-}
-
-/** A status beyond 599 counts as a 5xx (RFC 9110 §15). */
-function lookUp(table: OutcomeTable, status: number): Action | undefined {
-  return table.exact.get(status) ?? table.class.get(Math.min(Math.floor(status / 100), 5))
 }

@@ -2,7 +2,7 @@
 export type Millis = number
 
 declare const brand: unique symbol
-/** base64url of a SHA-256 over the scope and the key: the only name that a record has outside the store (contract §1). */
+/** base64url of a SHA-256 over the scope and the key: the only name of a record outside the store (contract §1). */
 export type RecordId = string & { readonly [brand]: 'RecordId' }
 /** SHA-256 of the operation's content, 32 bytes (contract §5). */
 export type Fingerprint = Buffer & { readonly [brand]: 'Fingerprint' }
@@ -11,11 +11,6 @@ export const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
 /** A record id, or enough of its beginning to be unique in practice. */
 export const ID_BEGINNING = /^[A-Za-z0-9_-]{8,43}$/
-
-/** The part of an id that logs show (contract §14). */
-export function shortId(id: RecordId): string {
-  return id.slice(0, 12)
-}
 
 export const STATES = ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const
 export type State = (typeof STATES)[number]
@@ -42,7 +37,7 @@ export type CompletedResponse =
       readonly location: string | null
     }
 
-/** What an upstream may identify a request by: the client's key, or the record id. */
+/** Identifiers by which an upstream may know a request: the client's key, or the record id. */
 export const IDENTIFIERS = ['key', 'record'] as const
 export type Identifier = (typeof IDENTIFIERS)[number]
 
@@ -62,14 +57,16 @@ export interface Operation {
   /** The key as the upstream received it, if spelled differently (in quotes): it may know the request by that alone. */
   readonly keySent?: string
   /**
-   * Identifiers that the upstream received with every attempt that may have executed; absent: none, or unknown. Asked by
-   * anything else, its "not found" proves nothing (docs/adr/0039).
+   * Identifiers that the upstream received with every attempt that may have executed; absent: none, or unknown. A query by any other
+   * identifier that is answered "not found" proves nothing (docs/adr/0039).
    */
   readonly told?: readonly Identifier[]
   /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */
   readonly toldTo?: string
   /** `traceparent` of the span that executes it, if sampled (docs/tracing.md). */
   readonly span?: string | undefined
+  /** The route settings that an upstream needs to end the attempt itself (`completionTerms`). */
+  readonly completion?: string | undefined
 }
 
 /** `fence` orders attempts (0: not yet known); `token`, 16 random bytes, is the owner's secret. */
@@ -105,13 +102,13 @@ export interface FailedRetryable extends Common {
 export interface Reconciliation {
   /** When it became unknown; `updatedAt` moves with every look. */
   readonly since: Millis
-  /** Questions asked about it. */
+  /** Status queries asked about it. */
   readonly asked: number
-  /** Latest answers in a row that said "not found". */
+  /** Consecutive "not found" answers up to now. */
   readonly notFound: number
-  /** Unknown after all questions that the route allows: a person has to decide. */
+  /** Still unknown after all status queries that the route allows: a person has to decide. */
   readonly deadLettered: boolean
-  /** It was reported that the record will be dropped unresolved. */
+  /** A warning was logged that the record will be dropped unresolved. */
   readonly reported: boolean
   /** The last answer, for people: statuses and pointers, nothing of its body. */
   readonly answer: string | null
@@ -121,7 +118,7 @@ export interface Unknown extends Common {
   readonly state: 'unknown'
   /** Null until the sweeper has looked. */
   readonly reconciliation: Reconciliation | null
-  /** The next look: what `Retry-After` counts to. */
+  /** The next scheduled look: `Retry-After` counts down to it. */
   readonly nextLookAt: Millis
   /** The lease lapsed: what `onLeaseExpired: retry` may claim. */
   readonly leaseExpired: boolean
@@ -136,8 +133,8 @@ export interface Expired extends Common {
 export type IdempotencyRecord = InProgress | Completed | FailedRetryable | Unknown | Expired
 
 /**
- * The record as it reads at `now` (the store's clock), for everybody and at once: a lapsed lease is `unknown`,
- * a completed record past its retention is `expired` (contract §2). `null`: no longer there.
+ * The record as everybody reads it at `now` (the store's clock): a lapsed lease is `unknown`, a completed record past its retention is
+ * `expired` (contract §2). `null`: it no longer exists.
  */
 export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecord | null {
   if (now >= record.dropAt) return null
@@ -159,7 +156,7 @@ export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecor
   return record
 }
 
-/** Of a record that became unknown then. */
+/** The schedule of a record that became unknown at `now`. */
 export function newReconciliation(since: Millis): Reconciliation {
   return { since, asked: 0, notFound: 0, deadLettered: false, reported: false, answer: null }
 }
@@ -174,7 +171,7 @@ export type Outcome =
 export type RecordDraft = Operation &
   Attempt & {
     readonly lastError: string | null
-    /** Kept when a lost record is written again; 0: the store's time. */
+    /** Preserved when a lost record is rewritten; 0: the store's time. */
     readonly createdAt: Millis
   } & (
     | { readonly state: 'in_progress' }

@@ -8,7 +8,7 @@ interface RefusalRow {
   readonly retry: RetryAdvice
 }
 
-/** Every answer of the proxy's own that this version gives (contract §6). Statuses are defaults: routes may set others. */
+/** All answers that the proxy itself gives (contract §6). Statuses are defaults: routes may override them. */
 export const REFUSALS = {
   idempotency_key_missing: { status: 400, title: 'Idempotency key is missing', retry: 'new-key' },
   idempotency_key_invalid: { status: 400, title: 'Idempotency key is invalid', retry: 'new-key' },
@@ -60,22 +60,22 @@ export const REFUSALS = {
 
 export type RefusalCode = keyof typeof REFUSALS
 
-/** An answer of the proxy's own, before it is written as problem+json. */
+/** One of the proxy's own answers, before it is written as problem+json. */
 export interface Refusal {
   readonly code: RefusalCode
   readonly status: number
   readonly detail: string
   readonly retry: RetryAdvice
-  /** Adds the member `error` of Stripe's errors: its clients take any JSON without one for what they asked for. */
+  /** Adds Stripe's member `error`: Stripe's clients take JSON without it for a success. */
   readonly stripeError: boolean
   /** Whole seconds, at least 1. */
   readonly retryAfter: number | null
   readonly instance: RecordId | null
-  /** By what the record is told from others, for a proxy in front of this one (`scopeOf`). */
+  /** The record's scope, for a proxy in front of this one (`scopeOf`). */
   readonly scope: string | null
-  /** False: nobody finds out by themselves what became of the request, and a person has to decide. */
+  /** False: the outcome is not found out automatically; a person has to decide. */
   readonly checking: boolean
-  /** False: a retry may meet no record, even where there is one now. */
+  /** False: a retry may find no record, even if there is one now. */
   readonly remembered: boolean
   /** Of the response that was not kept. */
   readonly original: { readonly status: number; readonly location: string | null } | null
@@ -126,7 +126,7 @@ function stripeError({ code, detail }: Refusal): object {
   return { type, code, message: detail }
 }
 
-/** The value of `Idempotency-Problem`: a Dictionary of RFC 9651. It says the same on a problem and on a page for a browser. */
+/** The value of `Idempotency-Problem`: a Dictionary of RFC 9651. The same on a problem and on a browser page. */
 export function problemLine({ code, instance, scope }: Refusal): string {
   const record = instance === null ? '' : `, record="${instance}"`
   return `code=${code}${record}${scope === null ? '' : `, scope="${scope}"`}`

@@ -1,6 +1,6 @@
 import type { RouteMatch, RoutePolicy } from './policy.ts'
 
-/** What of a configuration says which policy decides about a request. */
+/** The part of a configuration that decides which policy applies to a request. */
 export interface Routes {
   /** The first that matches decides (contract §10). */
   readonly routes: readonly RoutePolicy[]
@@ -9,12 +9,12 @@ export interface Routes {
   readonly unmatched: 'protect' | 'pass' | 'reject'
 }
 
-/** The policies that decide about requests, in the order in which they are tried. */
+/** All policies, in matching order. */
 export function policiesOf({ routes, defaults, unmatched }: Routes): readonly RoutePolicy[] {
   return unmatched === 'protect' ? [...routes, defaults] : routes
 }
 
-/** Whether keys are read at all: to protect, or in shadow mode to observe. */
+/** Whether keys are read at all, to protect or (in shadow mode) to observe. */
 export function readsKeys({ mode, key }: RoutePolicy): boolean {
   return mode !== 'off' && key.presence !== 'ignored'
 }
@@ -57,7 +57,7 @@ export class Router {
 
 /** A route's path, compiled: `/v1/payments/:id`, `/hooks/*`. */
 export interface PathPattern {
-  /** Compared exactly; null stands for `:name`, any segment that is not empty. */
+  /** Segments, compared exactly; null stands for `:name`, any non-empty segment. */
   readonly segments: readonly (string | null)[]
   /** Ends in `/*`: anything may follow, but the slash must. */
   readonly rest: boolean
@@ -140,7 +140,7 @@ export function pathParameters(match: Pick<RouteMatch, 'path' | 'exact'>, path: 
 
 /** A request target (RFC 9112 §3.2) taken apart. */
 export interface Target {
-  /** What the upstream gets: as sent, in origin form. */
+  /** What is sent upstream: the target as received, in origin form. */
   readonly origin: string
   /** Path as sent, without the query. */
   readonly rawPath: string

@@ -1,11 +1,15 @@
+import { firstOf } from './headers.ts'
 import type {
   Attempt,
+  Completed,
   CompletedResponse,
   IdempotencyRecord,
   Millis,
+  NotKept,
   Operation,
   Outcome,
   RecordDraft,
+  RecordId,
   Spans,
   State,
   Unknown,
@@ -24,19 +28,38 @@ export interface Retention {
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
 export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
-/** The same for one that is itself uncertain: what has been found out about an unknown record must not be lost by it. */
+/** The same for an uncertain outcome, which must not overwrite what has been found out about an unknown record. */
 export const ACCEPTING_UNKNOWN: readonly State[] = ['in_progress', 'failed_retryable']
 
-/** The state in which no attempt runs, and none may have executed. */
+/** States in which no attempt runs or may have executed. */
 const UNHELD: readonly State[] = ['failed_retryable']
 
 /** The record that a claim writes. */
-export function claimDraft(operation: Operation, attempt: Attempt): RecordDraft {
-  return { ...operation, ...attempt, state: 'in_progress', lastError: null, createdAt: 0 }
+export function claimDraft(operation: Operation, { fence, token, attempts }: Attempt): RecordDraft {
+  // One spread only: each further one costs more than all named members.
+  return { ...operation, fence, token, attempts, state: 'in_progress', lastError: null, createdAt: 0 }
 }
 
 export function claimSpans(retention: Retention): Spans {
   return { dueIn: retention.lease, dropIn: retention.unresolvedTtl }
+}
+
+/** The spans that keep a record's instants unchanged. */
+export function remainingSpans(record: IdempotencyRecord, now: Millis): Spans {
+  return { dueIn: dueOf(record) - now, dropIn: record.dropAt - now }
+}
+
+function dueOf(record: IdempotencyRecord): Millis {
+  switch (record.state) {
+    case 'in_progress':
+      return record.leaseUntil
+    case 'unknown':
+      return record.nextLookAt
+    case 'completed':
+    case 'failed_retryable':
+    case 'expired':
+      return record.dropAt
+  }
 }
 
 /** The record of an outcome. */
@@ -45,19 +68,26 @@ export type OutcomeDraft = Extract<RecordDraft, { state: 'completed' | 'failed_r
 /** The record that an outcome of `attempt` writes, where §2 accepts it. */
 export function outcomeDraft(
   operation: Operation,
-  attempt: Attempt,
+  { fence, token, attempts }: Attempt,
   outcome: Outcome,
   createdAt: Millis,
 ): OutcomeDraft {
-  const base = { ...operation, ...attempt, createdAt }
   switch (outcome.kind) {
-    case 'completed':
-      return { ...base, state: 'completed', result: outcome.result, lastError: null }
-    case 'not_executed':
-      return { ...base, state: 'failed_retryable', lastError: outcome.reason }
+    case 'completed': {
+      const { result } = outcome
+      return { ...operation, fence, token, attempts, createdAt, state: 'completed', result, lastError: null }
+    }
+    case 'not_executed': {
+      const lastError = outcome.reason
+      return { ...operation, fence, token, attempts, createdAt, state: 'failed_retryable', lastError }
+    }
     case 'unknown':
       return {
-        ...base,
+        ...operation,
+        fence,
+        token,
+        attempts,
+        createdAt,
         state: 'unknown',
         leaseExpired: false,
         status: outcome.status,
@@ -67,7 +97,7 @@ export function outcomeDraft(
   }
 }
 
-/** What an uncertain outcome makes of its own record where that is unknown already: it says why, the rest stays. */
+/** How an uncertain outcome changes its own record if that is already unknown: it adds the reason and keeps the rest. */
 export function stillUnknown(
   found: Unknown,
   draft: Extract<RecordDraft, { state: 'unknown' }>,
@@ -92,6 +122,20 @@ export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
   }
 }
 
+/**
+ * For an upstream that ends its attempt itself, in the store's database (contract §9): how long its answer is kept, as in {@link
+ * outcomeSpans}, and the largest body to keep; 0: none.
+ */
+export function completionTerms(
+  route: Retention & {
+    readonly keep: 'response' | 'outcome'
+    readonly limits: { readonly response: number }
+  },
+): string {
+  const { ttl, ttlFailed, tombstone, keep, limits } = route
+  return [ttl, ttlFailed, tombstone, keep === 'outcome' ? 0 : limits.response].join(' ')
+}
+
 export function statusOf(result: CompletedResponse): number {
   return result.kept ? result.response.status : result.status
 }
@@ -101,27 +145,182 @@ export function isSuccess(status: number): boolean {
 }
 
 /**
- * Whether the outcome of `draft`'s attempt may be written over another attempt's record: the store has gone back to a state from
- * before it (restored from a snapshot, or failed over to a replica that lagged). Only an answer may end another attempt's claim,
- * since that attempt may be executing; what says nothing about it goes over a record that nobody holds.
+ * Whether the outcome of `draft`'s attempt may overwrite another attempt's record: the store has gone back to an earlier state (restored
+ * from a snapshot, or failed over to a lagging replica). Only an answer may end another attempt's claim, since that attempt may be
+ * executing; any other outcome only overwrites a record that nobody holds.
  */
 export function isFromBefore(
   found: IdempotencyRecord,
   { fence, createdAt, state }: Pick<RecordDraft, 'fence' | 'createdAt' | 'state'>,
 ): boolean {
+  // The store lost this record; a later one with the same id began and came to nothing, so nobody is executing it.
+  const isAnother = createdAt !== 0 && found.createdAt > createdAt
+  if (isAnother && found.state === 'failed_retryable' && state !== 'failed_retryable') return true
   const over = state === 'completed' ? ACCEPTING : UNHELD
   return over.includes(found.state) && found.fence < fence && found.createdAt <= createdAt
 }
 
 /**
- * What a refused outcome means: the store found `current` where it expected the attempt in a state of {@link ACCEPTING}.
- * `duplicate`: this very attempt already completed it, its reply was lost. A resolution by an operator takes the
- * owner's token away when it completes a record, so the owner's late outcome is `stale` then (contract §2).
+ * Whether a refused outcome found its own attempt completed: by an earlier try whose reply was lost, or by the upstream in its own
+ * transaction (contract §9). When an operator completes a record, the owner's token is removed, so the owner's late outcome is stale
+ * (contract §2).
  */
-export function judgeRefusal(
+export function isRecorded(
   current: IdempotencyRecord,
-  { token, state }: Pick<OutcomeDraft, 'token' | 'state'>,
-): 'duplicate' | 'stale' {
-  const own = current.token.equals(token)
-  return own && current.state === 'completed' && state === 'completed' ? 'duplicate' : 'stale'
+  { token }: Pick<OutcomeDraft, 'token'>,
+): current is Completed {
+  return current.state === 'completed' && current.token.equals(token)
+}
+
+/** An outcome not yet stored, with everything needed to write it: a later process may do so, under a configuration without this route. */
+export interface PendingOutcome {
+  readonly id: RecordId
+  readonly draft: OutcomeDraft
+  readonly spans: Spans
+  /** False: the claim's reply never came, so an absent record is no loss. */
+  readonly claimed: boolean
+  /** Nothing was tried: only the claim is taken back. */
+  readonly withdrawn: boolean
+  /** The version that a takeover expected when its reply was lost: if the takeover still arrives, it must not win. */
+  readonly over: number | null
+  readonly onLeaseExpired: 'unknown' | 'retry'
+  /** How long it is worth writing. */
+  readonly usefulFor: Millis
+}
+
+interface Attempted {
+  readonly id: RecordId
+  readonly route: Retention & Pick<PendingOutcome, 'onLeaseExpired'>
+  readonly operation: Operation
+  readonly attempt: Attempt
+  readonly createdAt: Millis
+}
+
+/** The outcome of an attempt, to be written later. */
+export function pendingOutcome(
+  { id, route, operation, attempt, createdAt }: Attempted,
+  outcome: Outcome,
+  {
+    claimed = false,
+    withdrawn = false,
+    over = null,
+  }: Partial<Pick<PendingOutcome, 'claimed' | 'withdrawn' | 'over'>>,
+): PendingOutcome {
+  return {
+    id,
+    draft: outcomeDraft(operation, attempt, outcome, createdAt),
+    spans: outcomeSpans(outcome, route),
+    claimed,
+    withdrawn,
+    over,
+    onLeaseExpired: route.onLeaseExpired,
+    // As long as the claim it replaces, which reads as unknown.
+    usefulFor: route.unresolvedTtl,
+  }
+}
+
+/** A record's outcome without the store's stamps; null: its state is no outcome. */
+export function outcomeDraftOf(record: IdempotencyRecord): OutcomeDraft | null {
+  switch (record.state) {
+    case 'completed': {
+      const { version: _v, updatedAt: _u, dropAt: _d, expiresAt: _e, ...draft } = record
+      return draft
+    }
+    case 'unknown': {
+      const { version: _v, updatedAt: _u, dropAt: _d, nextLookAt: _n, ...draft } = record
+      return draft
+    }
+    case 'failed_retryable': {
+      const { version: _v, updatedAt: _u, dropAt: _d, ...draft } = record
+      return draft
+    }
+    case 'in_progress':
+    case 'expired':
+      return null
+  }
+}
+
+/** What the reconciler, an operator or a report from outside found or decided. */
+export type Resolution =
+  | { readonly kind: 'completed'; readonly result: CompletedResponse }
+  | { readonly kind: 'not_executed'; readonly reason: string }
+
+/** A token that no claim has: it makes the store refuse the owner's late outcome (contract §2). */
+export const NOBODY = Buffer.alloc(16)
+
+/**
+ * The record that a resolution writes over `record` at its version. Completed is final, for the owner too: its token is removed. Not
+ * executed keeps the token: until a retry claims, late proof by the owner wins.
+ */
+export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution): RecordDraft {
+  const { route, method, path, fingerprint, rawDigest, recipe, key, keySent, told, toldTo, completion } =
+    record
+  const { fence, attempts, createdAt } = record
+  const base = {
+    ...(keySent === undefined ? {} : { keySent }),
+    ...(told === undefined ? {} : { told }),
+    ...(toldTo === undefined ? {} : { toldTo }),
+    ...(completion === undefined ? {} : { completion }),
+    route,
+    method,
+    path,
+    fingerprint,
+    rawDigest,
+    recipe,
+    key,
+    fence,
+    attempts,
+    createdAt,
+  }
+  return resolution.kind === 'completed'
+    ? { ...base, token: NOBODY, state: 'completed', result: resolution.result, lastError: null }
+    : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
+}
+
+/** The result of a response whose body is not kept. */
+export function withoutBody(
+  response: { readonly status: number; readonly headers: readonly string[] },
+  why: NotKept,
+): CompletedResponse {
+  return { kept: false, why, status: response.status, location: firstOf(response.headers, 'location') }
+}
+
+/** The same resolution for a store without room for the response; null if it has no response. What is done stays done (contract §3). */
+export function withoutResponse(resolution: Resolution): Resolution | null {
+  if (resolution.kind !== 'completed' || !resolution.result.kept) return null
+  return { kind: 'completed', result: withoutBody(resolution.result.response, 'no_room') }
+}
+
+/** The record as this replica knows it, without asking the store. Its time is 0, so it never expires by itself. */
+export function heldRecord(draft: OutcomeDraft, expiresAt: Millis | null = null): IdempotencyRecord {
+  const record = asRecord(draft, 0)
+  return record.state === 'completed' && expiresAt !== null ? { ...record, expiresAt } : record
+}
+
+function asRecord(draft: RecordDraft, leaseUntil: Millis): IdempotencyRecord {
+  const common = { ...draft, version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
+  switch (common.state) {
+    case 'completed':
+      return { ...common, expiresAt: Number.POSITIVE_INFINITY }
+    case 'unknown':
+      return { ...common, nextLookAt: 0 }
+    case 'in_progress':
+      return { ...common, leaseUntil }
+    case 'failed_retryable':
+    case 'expired':
+      return common
+  }
+}
+
+/** The record of an execution on this replica, without asking the store: with a freshly renewed lease, or as its outcome leaves it. */
+export function runningRecord({
+  operation,
+  attempt,
+  createdAt,
+  route,
+  ended,
+}: Attempted & { readonly ended: Outcome | null }): IdempotencyRecord {
+  return ended === null
+    ? asRecord(claimDraft(operation, attempt), route.lease)
+    : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
 }

@@ -1,15 +1,15 @@
 import type { Millis } from './record.ts'
 
-/** Offsets that differ by less are of a clock that runs evenly: the rest is latency and slow correction. */
+/** Offsets that differ by less belong to a steady clock: the rest is latency and slow correction. */
 export const EVEN: Millis = 1_000
-/** Stretches remembered. What was before counts from the oldest. */
+/** Stretches remembered. Anything earlier counts from the oldest. */
 const STRETCHES = 16
 
-/** A time during which the store's clock ran evenly. */
+/** A period in which the store's clock ran steadily. */
 interface Stretch {
   /** When it began, by this replica's own clock. */
   readonly from: Millis
-  /** When the last reading began. Until the next stretch the clock may have shown anything. */
+  /** When the last reading began. Between it and the next stretch the clock may have shown anything. */
   last: Millis
   /** The store's clock minus this replica's, when it began. */
   readonly began: Millis
@@ -20,8 +20,8 @@ interface Stretch {
 }
 
 /**
- * The store's clock as one replica has seen it beside its own monotonic one. One reading of a clock that may step says nothing
- * about the time that has passed; two clocks that agree do (docs/adr/0042).
+ * The store's clock as this replica has seen it, beside its own monotonic clock. One reading of a clock that may step does not show how
+ * much time has passed; two clocks that agree do (docs/adr/0042).
  */
 export class StoreClock {
   readonly #stretches: Stretch[] = []
@@ -42,8 +42,8 @@ export class StoreClock {
   }
 
   /**
-   * How much time has certainly passed, up to `own` by this replica's own clock, since the store's clock read `instant`: no more
-   * than this replica has seen; negative for a future instant.
+   * How much time has certainly passed since the store's clock read `instant`, up to `own` on this replica's clock: never more than this
+   * replica has observed; negative for a future instant.
    */
   since(instant: Millis, own: Millis): Millis {
     let end = own
@@ -51,7 +51,7 @@ export class StoreClock {
       const { from, offset, atMost } = this.#stretches[n] as Stretch
       const before = this.#stretches[n - 1]
       const at = instant - Math.min(offset, atMost)
-      // The last time that it may have read so.
+      // The last time at which it may have read `instant`.
       if (at >= from) return own - (end === own ? at : Math.min(at, end))
       end = from
       // After the step, before the first reading.

@@ -14,23 +14,23 @@ import {
 import { Agent, request } from 'undici'
 import { linesOf, type RawHeaders } from '../core/headers.ts'
 import type { VerifiedToken } from '../core/identity.ts'
-import type { JwtPolicy, RoutePolicy } from '../core/policy.ts'
+import type { JwtPolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { readKeyText } from './key-text.ts'
 
 export interface Verifier {
-  /** Who the bearer token is proven to speak of. `policy` is one of those that the verifier was made with. */
+  /** The caller that the bearer token proves. `policy` must be one that the verifier was created with. */
   verify(policy: JwtPolicy, headers: RawHeaders): Promise<VerifiedToken>
   close(): Promise<void>
 }
 
-/** Clocks of servers that keep time by NTP differ by less; a token outlives its `exp` by so much. Seconds. */
+/** Seconds that a token outlives its `exp`. Server clocks kept by NTP differ by less. */
 const CLOCK_TOLERANCE = 30
 
 /**
- * Verifies the bearer tokens of these policies; routes that name the same keys share them. Results are not kept: a
- * verification costs 0.1 to 0.2 ms, and what is not kept cannot outlive its key.
- * @throws where a key file's text holds no key that can be used.
+ * Verifies bearer tokens for these policies; routes with the same key source share its keys. Results are not cached: a verification
+ * costs 0.1 to 0.2 ms, and a cached result could outlive its key.
+ * @throws if a key file holds no usable key.
  */
 export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOptions> = {}): Verifier {
   const { clock = Date.now, fetchTimeout = FETCH_TIMEOUT } = options
@@ -48,7 +48,7 @@ export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOp
       return verifyWith(ring, bearer.token, {
         ...(policy.issuer === null ? {} : { issuer: policy.issuer }),
         ...(policy.audience.length === 0 ? {} : { audience: [...policy.audience] }),
-        // A token without an end would speak for its caller forever.
+        // A token without an expiry would authenticate its caller forever.
         requiredClaims: ['exp'],
         clockTolerance: CLOCK_TOLERANCE,
         currentDate: new Date(clock()),
@@ -58,10 +58,6 @@ export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOp
       await Promise.all([...rings.values()].map((ring) => ring.close()))
     },
   }
-}
-
-export function jwtPoliciesOf(routes: readonly RoutePolicy[]): JwtPolicy[] {
-  return routes.map(({ scope }) => scope.jwt).filter((policy) => policy !== null)
 }
 
 function ringName({ jwks, keyFile }: JwtPolicy): string {
@@ -77,7 +73,7 @@ function openRing({ jwks, keyFile }: JwtPolicy, options: JwksOptions): KeyRing {
 
 type Bearer = { readonly kind: 'token'; readonly token: string } | Exclude<VerifiedToken, { kind: 'claims' }>
 
-/** The token of `Authorization: Bearer …` (RFC 6750 §2.1). Which of two lines the upstream reads is unknown. */
+/** The token of `Authorization: Bearer …` (RFC 6750 §2.1). Two lines are refused: which one the upstream reads is unknown. */
 function bearerOf(headers: RawHeaders): Bearer {
   const lines = linesOf(headers, 'authorization')
   if (lines.length > 1) return refused(`${lines.length} Authorization lines; one is allowed`)
@@ -100,7 +96,7 @@ async function verifyWith(ring: KeyRing, token: string, options: JWTVerifyOption
   const held = await ring.current()
   if (held.kind === 'unavailable') return held
   const first = await attempt(held.keys, token, options)
-  // The key may have been published since, under a new id or the old one.
+  // The key may have been published since then, under a new id or the old one.
   if (first !== NO_KEY && first !== FORGED) return first
   const renewed = await ring.renewed(held.keys)
   if (renewed.kind === 'unavailable') return first === NO_KEY ? renewed : first
@@ -122,11 +118,11 @@ async function attempt(keys: Keys, token: string, options: JWTVerifyOptions): Pr
   return verdict
 }
 
-/** Errors in our own words: messages and causes of jose's errors quote the token. */
+/** Errors in our own words, because jose's messages and causes quote the token. */
 async function judge(verification: Promise<{ readonly payload: JWTPayload }>): Promise<VerifiedToken> {
   try {
     const { payload } = await verification
-    // No prototype: a claim called `constructor` exists only if the token has it.
+    // No prototype, so that a claim named `constructor` exists only if the token has it.
     return { kind: 'claims', claims: { __proto__: null, ...payload } }
   } catch (error) {
     if (error instanceof errors.JWSSignatureVerificationFailed) return FORGED
@@ -134,7 +130,7 @@ async function judge(verification: Promise<{ readonly payload: JWTPayload }>): P
     if (error instanceof errors.JWTClaimValidationFailed) return refused(whyClaim(error))
     if (error instanceof errors.JOSENotSupported) return ALGORITHM
     if (error instanceof errors.JOSEError) return NO_JWT
-    // The key does not suit the algorithm, such as RSA with less than 2048 bits.
+    // The key does not fit the algorithm, such as RSA below 2048 bits.
     return NO_KEY
   }
 }
@@ -148,10 +144,10 @@ function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
     : 'the bearer token is for another audience'
 }
 
-/** One state of the keys that tokens are verified with. */
+/** A snapshot of the keys that tokens are verified with. */
 interface Keys {
   readonly algorithms: readonly string[]
-  /** Keys that may have signed a token with this header. */
+  /** The keys that may have signed a token with this header. */
   candidates(header: ProtectedHeaderParameters): Promise<readonly Key[]>
 }
 type Key = CryptoKey | Uint8Array
@@ -160,10 +156,10 @@ type CachedKeys =
   | { readonly kind: 'keys'; readonly keys: Keys }
   | { readonly kind: 'unavailable'; readonly detail: string }
 
-/** Where a policy's keys come from. */
+/** The source of a policy's keys. */
 interface KeyRing {
   current(): Promise<CachedKeys>
-  /** Newer keys than those that did not fit; the same ones if there are none. */
+  /** Keys newer than those that failed; the same ones if there are none. */
   renewed(unfit: Keys): Promise<CachedKeys>
   close(): Promise<void>
 }
@@ -171,12 +167,12 @@ interface KeyRing {
 const ASYMMETRIC = 'RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA Ed25519'.split(' ')
 const SYMMETRIC = ['HS256', 'HS384', 'HS512']
 
-/** Keys tried for a token without `kid`: each costs a verification, for forged tokens too. */
+/** Maximum keys tried for a token without `kid`; each costs a verification, even for a forged token. */
 const MAX_CANDIDATES = 8
 
 /**
- * Public keys, for asymmetric algorithms alone. A key without `kid` may have signed a token that has one.
- * @throws {errors.JWKSInvalid} if `set` is no JWK Set.
+ * Public keys, for asymmetric algorithms only. A key without `kid` may have signed a token that has one.
+ * @throws {errors.JWKSInvalid} if `set` is not a JWK Set.
  */
 function publicKeys(set: JSONWebKeySet): Keys {
   const all = createLocalJWKSet(set)
@@ -199,14 +195,14 @@ async function fitting(
     return [await set(header)]
   } catch (error) {
     const keys: Key[] = []
-    // No key fits, or it is malformed or private.
+    // No key matches, or the one that does is malformed or private.
     if (!(error instanceof errors.JWKSMultipleMatchingKeys)) return keys
     for await (const key of error) if (keys.push(key) === MAX_CANDIDATES) break
     return keys
   }
 }
 
-/** `oct` keys, for HMAC alone: a public key is never used as a secret. */
+/** `oct` keys, for HMAC only: a public key is never used as a secret. */
 function secretKeys(jwks: readonly JWK[]): Keys {
   return {
     algorithms: SYMMETRIC,
@@ -235,17 +231,17 @@ function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRing {
   return { current: held, renewed: held, close: async () => {} }
 }
 
-/** How long a set is used without fetching it again, and so how long a withdrawn key lives on. */
+/** How long a set is used before it is fetched again, and so how long a withdrawn key stays valid. */
 const FRESH: Millis = 600_000
-/** The same while fetching fails. An issuer that cannot publish keys rarely issues tokens, and issued ones rarely live longer. */
+/** The same while fetches fail. An issuer that cannot publish keys rarely issues tokens, and its tokens rarely live longer. */
 const STALE: Millis = 3_600_000
-/** Between fetches: tokens with invented key ids must not make this proxy attack the issuer. */
+/** Minimum pause between fetches: tokens with made-up key ids must not turn this proxy against the issuer. */
 const COOLDOWN: Millis = 10_000
-/** The same after a failed fetch, when nobody can be let in. */
+/** The same after a failed fetch, while no token can be verified. */
 const PAUSE: Millis = 1000
-/** Requests wait for a fetch before anything is claimed. */
+/** Timeout of a fetch. Requests wait for it before they claim anything. */
 const FETCH_TIMEOUT: Millis = 3000
-/** The largest known sets, with certificate chains, are some 50 KiB. */
+/** Maximum size. The largest known sets, with certificate chains, take about 50 KiB. */
 const MAX_BYTES = 1024 ** 2
 
 interface JwksOptions {
@@ -255,8 +251,8 @@ interface JwksOptions {
 }
 
 /**
- * A JWK Set behind a URL, fetched on first use by one request for all who wait. jose's `createRemoteJWKSet` neither pauses after
- * a failed fetch, nor falls back on the keys it had, nor bounds what it reads (docs/adr/0011).
+ * A JWK Set behind a URL, fetched on first use by one request on behalf of all that wait. jose's `createRemoteJWKSet` does not pause after
+ * a failed fetch, fall back on the keys it had, or bound what it reads (docs/adr/0011).
  */
 class RemoteKeys implements KeyRing {
   readonly #url: URL
@@ -264,9 +260,9 @@ class RemoteKeys implements KeyRing {
   readonly #timeout: Millis
   readonly #agent: Agent
   #keys: Keys | null = null
-  /** When the fetch of `#keys` began. */
+  /** Start of the fetch that brought `#keys`. */
   #fetchedAt: Millis = Number.NEGATIVE_INFINITY
-  /** When the last fetch ended. */
+  /** End of the last fetch. */
   #triedAt: Millis = Number.NEGATIVE_INFINITY
   /** Why it failed. */
   #failure: string | null = null
@@ -289,7 +285,7 @@ class RemoteKeys implements KeyRing {
   async current(): Promise<CachedKeys> {
     if (!this.#within(this.#fetchedAt, FRESH)) {
       const fetched = this.#refresh()
-      // While the issuer is known to be down nobody waits for it again.
+      // While the issuer is known to be down, no request waits for it again.
       const away = this.#failure !== null && this.#within(this.#triedAt, FRESH)
       if (!away || !this.#usable()) await fetched
     }
@@ -298,7 +294,7 @@ class RemoteKeys implements KeyRing {
 
   async renewed(unfit: Keys): Promise<CachedKeys> {
     if (this.#keys === unfit) await this.#refresh()
-    // The missing key may be in the set that could not be fetched.
+    // The missing key may be in the set that failed to load.
     if (this.#keys === unfit && this.#failure !== null) return this.#unavailable(this.#failure)
     return this.#held()
   }
@@ -321,7 +317,7 @@ class RemoteKeys implements KeyRing {
     return this.#within(this.#fetchedAt, STALE)
   }
 
-  /** False for the future as well: a clock that was set back makes things old. */
+  /** False for times in the future, too: after the clock is set back, everything counts as old. */
   #within(since: Millis, period: Millis): boolean {
     const age = this.#clock() - since
     return age >= 0 && age < period
@@ -347,10 +343,10 @@ class RemoteKeys implements KeyRing {
     this.#pending = null
   }
 
-  /** Redirects are not followed: nobody but the configured host says who calls. */
+  /** Redirects are not followed: only the configured host vouches for callers. */
   async #fetch(): Promise<Keys> {
     const signal = AbortSignal.timeout(this.#timeout)
-    // undici heeds the signal only once it is connected.
+    // undici honours the signal only once it is connected.
     const late = new Promise<never>((_, reject) => {
       signal.addEventListener('abort', () => reject(new FetchFailed('timed out')), { once: true })
     })

@@ -2,15 +2,15 @@ import { createSecretKey, hkdfSync, randomBytes, type webcrypto } from 'node:cry
 import { errors, jwtVerify, SignJWT } from 'jose'
 import type { Millis } from '../core/record.ts'
 
-/** What the token is for (RFC 8725 §3.11). */
+/** Explicit type of the token (RFC 8725 §3.11). */
 const TYPE = 'idempotency-key+jwt'
-/** Derives a key of its own, so that tokens are worthless elsewhere if the secret serves another purpose, and vice versa. */
+/** Derives a separate key, so that a secret with a second use makes tokens that are worthless there, and vice versa. */
 const PURPOSE = 'idempotency-proxy/issuer/1'
 const KEY_BYTES = 32
-/** Keys never repeat. */
+/** Enough that keys never repeat. */
 const ID_BYTES = 16
 
-/** Signed keys that expire (contract §4): JWTs under HMAC-SHA-256, some 170 characters. Replicas share the secret. */
+/** Issues signed keys that expire (contract §4): HMAC-SHA-256 JWTs of about 190 characters. Replicas share the secret. */
 export class Issuer {
   readonly #key: webcrypto.CryptoKey
   readonly #ttl: Millis
@@ -22,18 +22,19 @@ export class Issuer {
     this.#ttl = ttl
   }
 
-  /** By the store's clock. JWTs count in seconds: a key lives up to one longer than `ttl`. */
+  /** `now` is the store's clock. JWTs count in seconds, so a key may outlive `ttl` by up to one second. */
   async issue(now: Millis): Promise<{ readonly key: string; readonly expiresAt: Millis }> {
     const expiry = Math.ceil((now + this.#ttl) / 1000)
     const key = await new SignJWT()
       .setProtectedHeader({ alg: 'HS256', typ: TYPE })
       .setJti(randomBytes(ID_BYTES).toString('base64url'))
+      .setIssuedAt(Math.floor(now / 1000))
       .setExpirationTime(expiry)
       .sign(this.#key)
     return { key, expiresAt: expiry * 1000 }
   }
 
-  /** The signature is verified first: `expired` keys were issued. */
+  /** Verifies the signature first, so an `expired` key was really issued here. */
   async check(key: string, now: Millis): Promise<'valid' | 'expired' | 'forged'> {
     if (!isCanonical(key)) return 'forged'
     try {
@@ -50,7 +51,7 @@ export class Issuer {
   }
 }
 
-/** One key has one spelling: the last character of a signature has bits that decoding ignores. */
+/** A key has one spelling only: decoding ignores some bits of the last character of a signature. */
 function isCanonical(key: string): boolean {
   const [, signature] = /^[\w-]+\.[\w-]+\.([\w-]+)$/.exec(key) ?? []
   return signature !== undefined && Buffer.from(signature, 'base64url').toString('base64url') === signature

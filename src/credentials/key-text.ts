@@ -10,25 +10,25 @@ export interface FileKeys {
 
 export type KeyText =
   | { readonly ok: true; readonly keys: FileKeys }
-  /** `found …; allowed: …`, without anything of the file. */
+  /** `found …; allowed: …`, quoting nothing from the file. */
   | { readonly ok: false; readonly message: string }
 
 /** RFC 7518 §3.3. */
 const MIN_RSA_BITS = 2048
-/** RFC 7518 §3.2: no shorter than the hash; SHA-256 is the shortest. */
+/** RFC 7518 §3.2: at least as long as the hash, of which SHA-256 is the shortest. */
 const MIN_SECRET_BYTES = 32
 const CURVES: readonly unknown[] = ['prime256v1', 'secp384r1', 'secp521r1']
 
 const ALLOWED =
   'one public key or X.509 certificate in PEM, a JWK or a JWK Set; of RSA (2048 bits or more), EC (P-256, P-384, P-521), Ed25519 or, as a JWK, oct (32 bytes or more)'
 
-/** What is wrong with the text of a key file; null: nothing. */
+/** What is wrong with a key file, or null. */
 export function checkKeyText(text: string): string | null {
   const reading = readKeyText(text)
   return reading.ok ? null : reading.message
 }
 
-/** The keys of a file: PEM (SPKI, or a certificate, whose dates and issuer are ignored), a JWK or a JWK Set. */
+/** Reads a key file: PEM (SPKI, or a certificate, whose dates and issuer are ignored), a JWK or a JWK Set. */
 export function readKeyText(text: string): KeyText {
   return text.trim().startsWith('{') ? readJson(text) : readPem(text)
 }
@@ -41,7 +41,7 @@ function readPem(text: string): KeyText {
   const labels = [...text.matchAll(/-----BEGIN ([^-]+)-----/g)].map(([, label]) => label as string)
   const [label] = labels
   if (label === undefined) return wrong('neither PEM nor a JSON object')
-  // Node would read the first alone.
+  // Node would read only the first.
   if (labels.length > 1) return wrong(`${labels.length} PEM blocks`)
   // Node would derive the public key, but a verifier must not hold a private one.
   if (label.endsWith('PRIVATE KEY')) return wrong('a private key')
@@ -89,9 +89,9 @@ function readJson(text: string): KeyText {
 
 type Use =
   | { readonly kind: 'shared' | 'secret'; readonly jwk: JWK }
-  /** Of no use here, but allowed in a set (RFC 7517 §5). */
+  /** Unusable here, but allowed in a set (RFC 7517 §5). */
   | { readonly kind: 'other'; readonly found: string }
-  /** Surely a mistake. */
+  /** A mistake. */
   | { readonly kind: 'wrong'; readonly found: string }
 
 function judge(value: unknown): Use {

@@ -7,16 +7,16 @@ import { isProtected, overlaps, pathPattern, policiesOf } from '../core/route.ts
 
 const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07'
 
-/** The policies whose protection clients may rely on: of what no route matches, only what carries a key. */
+/** The policies that clients may rely on; of unmatched requests, only those with a key. */
 export function publishedPolicy(route: RoutePolicy | null, defaults: RoutePolicy): RoutePolicy | null {
-  // Shadow protects nobody: who relied on it would execute twice.
+  // Shadow mode protects nobody: clients that relied on it would execute twice.
   if (route === null || !isProtected(route)) return null
   return route === defaults ? { ...route, key: { ...route.key, presence: 'optional' } } : route
 }
 
 /**
- * What clients may know: which operations take a key, and what becomes of it. The draft obliges a server to publish that
- * and the expiry. Anybody may read it, so it says nothing of upstream, callers or limits.
+ * What clients may know: which operations take a key, for how long, and what is answered (the IETF draft requires publishing the
+ * expiry). It is public, so it says nothing about upstream, callers or limits.
  */
 export function policyDocument(config: Config): object {
   const { defaults, problems, status, issuer } = config
@@ -39,7 +39,7 @@ export function policyDocument(config: Config): object {
   }
 }
 
-/** Whether some request fits both routes. */
+/** Whether a request can match both routes. */
 function overlap({ match: a }: RoutePolicy, { match: b }: RoutePolicy): boolean {
   return (
     a.methods.some((method) => b.methods.includes(method)) &&
@@ -47,7 +47,7 @@ function overlap({ match: a }: RoutePolicy, { match: b }: RoutePolicy): boolean 
   )
 }
 
-/** `exceptions`: routes before it that are not published take some of its requests. */
+/** `exceptions`: earlier, unpublished routes take some of its requests. */
 function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string): object {
   const { match, key, scope, inFlight, ttl, ttlFailed, tombstone } = route
   return {
@@ -109,7 +109,7 @@ function seconds(time: Millis): number {
   return time / 1000
 }
 
-/** A response of the proxy's own that clients of a route may meet. */
+/** One of the proxy's own responses that a route's clients may get. */
 export interface OwnAnswer {
   readonly status: number
   readonly code: RefusalCode
@@ -118,8 +118,8 @@ export interface OwnAnswer {
 }
 
 /**
- * Every response of its own that the proxy may give on a protected route (contract §6), by status. The 412 for a
- * `Repeatability-First-Sent` that is too old is listed only where the key is a `Repeatability-` header too.
+ * The proxy's own responses on a protected route (contract §6), by status. The 412 for a `Repeatability-First-Sent` that is too
+ * old is listed only if the key is in a `Repeatability-` header, too.
  */
 export function answersOf(route: RoutePolicy): OwnAnswer[] {
   const { key, scope, limits, authorizeReplay } = route

@@ -1,178 +1,52 @@
-import { createHash, timingSafeEqual } from 'node:crypto'
-import { readdirSync, readFileSync } from 'node:fs'
-import type { IncomingMessage, Server } from 'node:http'
-import { type AdminAccess, adminApi } from '../admin/api.ts'
-import { type AdminApp, type AppOptions, adminApp } from '../admin/app.ts'
-import { AdminProblem } from '../admin/problems.ts'
-import { linesOf } from '../core/headers.ts'
+import type { RequestListener, Server } from 'node:http'
+import type { AdminAccess } from '../admin/access.ts'
+import type { AppOptions } from '../admin/app.ts'
 import type { Millis } from '../core/record.ts'
-import type { Metrics } from '../observe/metrics.ts'
+import { Once } from '../runtime/scheduling.ts'
 import { TrafficServer } from './connections.ts'
-import { unmapped } from './headers.ts'
+import type { Health } from './health.ts'
+import type { StreamRequest, StreamResponse } from './request.ts'
 
 type OnBug = AppOptions['onBug']
 
-/** The operations listener: health and metrics alone, for the kubelet and Prometheus. */
-export async function opsServer(health: Health, onBug: OnBug): Promise<Server> {
-  const app = listenerApp({ onBug, notFound: `there are ${HEALTH_PATHS.join(', ')}` })
-  serveHealth(app, health)
-  await app.ready()
-  return app.server
+export function opsServer(health: Health, onBug: OnBug): Server {
+  return onDemand(onBug, async (options) => (await import('./admin-app.ts')).opsApp(health, options))
 }
 
-/** The admin listener: health, the operators' page, and the API behind the bearer token; without a token only the first. */
-export async function adminServer(health: Health, access: AdminAccess | null, onBug: OnBug): Promise<Server> {
-  const app = listenerApp(
-    access === null
-      ? { onBug, notFound: 'admin.tokenFile is not set' }
-      : { onBug, admit: (request) => admit(access, request) },
-  )
-  serveHealth(app, health)
-  if (access !== null) {
-    servePage(app)
-    await app.register(adminApi, { ports: access.ports })
-  }
-  await app.ready()
-  return app.server
+export function adminServer(health: Health, access: AdminAccess | null, onBug: OnBug): Server {
+  return onDemand(onBug, async (options) => (await import('./admin-app.ts')).apiApp(health, access, options))
 }
 
-/** A request must be whole by then. */
+/** A request must be complete by then. */
 const UPLOAD: Millis = 30_000
 
-function listenerApp(options: AppOptions): AdminApp {
-  const timeouts = { requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 }
-  return adminApp({ ...options, server: (listener) => new TrafficServer(timeouts, listener, options.onBug) })
-}
-
-/* What is open to everybody. */
-
-/** What the open paths tell (contract §12). */
-export interface Health {
-  readonly draining: () => boolean
-  readonly started: () => boolean
-  /** Asks the store, bounded by its timeout. */
-  readonly store: () => Promise<{ up: boolean; detail: string | null }>
-  readonly readinessNeedsStore: boolean
-  readonly metrics: Metrics
-}
-
-/** Whether the store answers, and if not, why. */
-export async function healthOf(store: { ping(): Promise<unknown> }): ReturnType<Health['store']> {
-  try {
-    await store.ping()
-    return { up: true, detail: null }
-  } catch (error) {
-    return { up: false, detail: (error as Error).message }
-  }
-}
-
-const HEALTH_PATHS = ['/livez', '/startupz', '/readyz', '/metrics']
-const OPEN = { config: { isOpen: true } } as const
-
-function serveHealth(app: AdminApp, health: Health): void {
-  // That this is answered at all shows that the event loop turns.
-  app.get('/livez', OPEN, async () => ({ status: 'ok' }))
-  app.get('/startupz', OPEN, async (_request, reply) => {
-    const isStarted = health.started()
-    return reply.code(isStarted ? 200 : 503).send({ status: isStarted ? 'ok' : 'starting' })
-  })
-  app.get('/readyz', OPEN, async (_request, reply) => {
-    const store = await health.store()
-    const draining = health.draining()
-    const isReady = health.started() && !draining && (store.up || !health.readinessNeedsStore)
-    const status = isReady ? 'ok' : draining ? 'draining' : 'not ready'
-    return reply.code(isReady ? 200 : 503).send({ status, draining, store })
-  })
-  app.get('/metrics', OPEN, async (_request, reply) => {
-    const { registry } = health.metrics
-    return reply.header('content-type', registry.contentType).send(await registry.metrics())
-  })
-}
-
-const PAGE = new URL('../admin/page/', import.meta.url)
-const TYPES: Readonly<Record<string, string>> = {
-  html: 'text/html; charset=utf-8',
-  css: 'text/css; charset=utf-8',
-  js: 'text/javascript; charset=utf-8',
-}
-
-/** Paths on the admin listener, each a file of the page. */
-export const PAGE_FILES: Readonly<Record<string, string>> = Object.fromEntries(
-  readdirSync(PAGE)
-    .filter((name) => Object.hasOwn(TYPES, name.split('.')[1] ?? ''))
-    .map((name) => [name === 'index.html' ? '/' : `/${name}`, name]),
-)
-
-/** Nothing but its own files, nothing written into it, and in nobody's frame. */
-const POLICY = [
-  "default-src 'none'",
-  "script-src 'self'",
-  "style-src 'self'",
-  "connect-src 'self'",
-  "img-src 'self' data:",
-  "base-uri 'none'",
-  "form-action 'none'",
-  "frame-ancestors 'none'",
-].join('; ')
-
-/**
- * The operators' page (contract §12 `/`). A browser sends no token with its first request, and these files hold no data: they are
- * served to everybody who reaches the listener, and ask the API with the token of whoever opened them.
- */
-function servePage(app: AdminApp): void {
-  for (const [path, name] of Object.entries(PAGE_FILES)) {
-    const body = readFileSync(new URL(name, PAGE))
-    const etag = `"${createHash('sha256').update(body).digest('base64url').slice(0, 22)}"`
-    const type = TYPES[name.split('.')[1] as string] as string
-    app.get(path, OPEN, async ({ headers }, reply) => {
-      const held = (headers['if-none-match'] ?? '').split(',').map((one) => one.trim().replace(/^W\//, ''))
-      reply.headers({
-        etag,
-        'cache-control': 'no-cache',
-        'content-security-policy': POLICY,
-        'referrer-policy': 'no-referrer',
-      })
-      return held.includes(etag) ? reply.code(304).send() : reply.header('content-type', type).send(body)
-    })
-  }
-}
-
-/* Who may pass. */
-
-/**
- * Whoever has the token, to this host, from no other origin (contract §12).
- * @throws {AdminProblem}
- */
-function admit({ token, hosts }: AdminAccess, request: IncomingMessage): void {
-  if (!bears(request, token))
-    throw new AdminProblem('unauthorized', 'send it as Authorization: Bearer <token>', {
-      headers: { 'www-authenticate': 'Bearer' },
-    })
-  const host = hostOf(request)
-  if (host === null || !(hosts.includes(host.name) || host.name === addressOf(request)))
-    throw new AdminProblem('host_not_allowed', 'the Host of the request is not in admin.hosts')
-  // A browser that came by a TLS proxy says https.
-  const own = [`http://${host.line}`, `https://${host.line}`]
-  if (!linesOf(request.rawHeaders, 'origin').every((origin) => own.includes(origin.toLowerCase())))
-    throw new AdminProblem('origin_not_allowed', 'a page of another origin sent the request')
-}
-
-/** Compared by digest, so that neither length nor content of the token shows in the time it takes. */
-function bears(request: IncomingMessage, token: string): boolean {
-  const given = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1] ?? ''
-  const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
-  return timingSafeEqual(digest(given), digest(token))
-}
-
-/** Two lines, or none, name no host. */
-function hostOf(request: IncomingMessage): { line: string; name: string } | null {
-  const [line, ...more] = linesOf(request.rawHeaders, 'host').map((one) => one.toLowerCase())
-  const name = /^(\[[0-9a-f:.]+\]|[^:[\]@/?#]+)(?::\d{1,5})?$/.exec(line ?? '')?.[1]
-  return line === undefined || name === undefined || more.length > 0 ? null : { line, name }
-}
-
-/** Where the connection came to, as a `Host` has it: no name that others could point here. */
-function addressOf({ socket }: IncomingMessage): string {
-  const address = unmapped(socket.localAddress ?? '')
-  return address.includes(':') ? `[${address}]` : address
+/** A listener whose application is loaded and created on the first request (docs/adr/0074). */
+function onDemand(
+  onBug: OnBug,
+  make: (options: Pick<AppOptions, 'onBug' | 'server'>) => Promise<void>,
+): Server {
+  let handle: RequestListener
+  const application = new Once(() =>
+    make({
+      onBug,
+      server: (listener) => {
+        handle = listener
+        return server
+      },
+    }),
+  )
+  const server: Server = new TrafficServer(
+    { requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 },
+    (request, response) => {
+      void application
+        .get()
+        .then(() => handle(request as StreamRequest, response as StreamResponse))
+        .catch((error: unknown) => {
+          onBug(error)
+          request.socket.destroy()
+        })
+    },
+    onBug,
+  )
+  return server
 }

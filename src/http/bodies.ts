@@ -1,59 +1,69 @@
 import { EventEmitter } from 'node:events'
-import type { IncomingMessage } from 'node:http'
 import type { Millis } from '../core/record.ts'
 import type { BodyReading } from '../protect/request.ts'
-import { BodyBuffer } from '../runtime/body-buffer.ts'
+import { BodyBuffer, free } from '../runtime/body-memory.ts'
 import { type Budget, type Shares, shareOf } from '../runtime/limits.ts'
+import type { StreamRequest, TrafficRequest } from './request.ts'
 
-/** What clients that upload at the same time share: whose transfer gives way, and how much each client holds. */
+/** Shared by all uploads: which transfer gives way, and how much each client holds. */
 export interface Uploads {
   readonly stalled: Stalled
   readonly shares: Shares
 }
 
 /**
- * Reads a protected request's whole body, within `limit` bytes, the room left in `budget`, the client's share of it, and `timeout`
- * from the call: a slow or aborted upload claims nothing (contract §3.3).
+ * Reads a protected request's whole body within `limit` bytes, the room left in `budget`, the client's share of it, and `timeout`. A slow
+ * or aborted upload claims nothing (contract §3.3).
  */
 export function readBody(
-  request: IncomingMessage,
+  request: TrafficRequest,
   limit: number,
   timeout: Millis,
   budget: Budget,
   { shares, stalled }: Uploads,
   client: string,
-): Promise<BodyReading> {
+): BodyReading | Promise<BodyReading> {
   // Closed before this call: no further event will say so.
-  if (request.destroyed) return Promise.resolve({ kind: 'aborted' })
-  const announced = Number(request.headers['content-length'] ?? 0)
-  if (announced > limit) return Promise.resolve({ kind: 'too_large' })
+  if (request.destroyed) return { kind: 'aborted' }
+  const announced = request.framing.length
+  if (announced > limit) return { kind: 'too_large' }
+  let size = 0
+  const slot = shares.slotOf(client)
+  // Alone, a body may take all the room there is.
+  const hasShare = (more: number): boolean => {
+    for (;;) {
+      const held = shares.held(slot)
+      if (held === size || held + more <= shareOf(budget.most)) return true
+      if (!stalled.makeRoomIn(slot)) return false
+    }
+  }
+  const give = (): void => {
+    budget.give(size)
+    shares.add(slot, -size)
+    size = 0
+  }
+  const whole = request.takeBody()
+  if (whole !== null) {
+    const { length } = whole
+    if (!hasShare(length) || !budget.take(length)) return { kind: 'no_room' }
+    size = length
+    shares.add(slot, length)
+    return { kind: 'body', body: whole, release: give }
+  }
+  const stream = request as StreamRequest
   return new Promise((resolve) => {
-    const chunks = new BodyBuffer()
-    let size = 0
+    const body = new BodyBuffer()
+    body.announced = announced
     let over = false
     let unfinished: Unfinished | null = null
-    const slot = shares.slotOf(client)
-    // Alone, a body may take all the room there is.
-    const hasShare = (more: number): boolean => {
-      for (;;) {
-        const held = shares.held(slot)
-        if (held === size || held + more <= shareOf(budget.most)) return true
-        if (!stalled.makeRoomIn(slot)) return false
-      }
-    }
-    const give = (): void => {
-      budget.give(size)
-      shares.add(slot, -size)
-      size = 0
-    }
     const finish = (reading: BodyReading): void => {
       if (over) return
       over = true
       clearTimeout(timer)
       unfinished?.done()
-      request.off('data', onData).off('end', onEnd).off('close', onAbort).off('error', onAbort)
+      stream.off('data', onData).off('end', onEnd).off('close', onAbort).off('error', onAbort)
       if (reading.kind !== 'body') {
-        request.pause()
+        stream.pause()
         give()
       }
       resolve(reading)
@@ -62,30 +72,36 @@ export function readBody(
       const { length } = chunk
       if (size + length > limit) return finish({ kind: 'too_large' })
       if (!hasShare(length) || !budget.take(length)) return finish({ kind: 'no_room' })
-      // This upload was the one that had to give way.
+      // This upload was the one to give way.
       if (over) return budget.give(length)
       size += length
       shares.add(slot, length)
-      chunks.push(chunk)
+      body.push(chunk)
+      // A copy made by Node's parser; nobody else has it.
+      free(chunk)
       if (unfinished !== null) unfinished.moved(length)
       else if (size !== announced) unfinished = stalled.watch(() => finish({ kind: 'no_room' }), slot)
     }
-    const onEnd = (): void => finish({ kind: 'body', body: chunks.take(), release: give })
+    const onEnd = (): void => finish({ kind: 'body', body: body.take(), release: give })
     const onAbort = (): void => finish({ kind: 'aborted' })
     const timer = setTimeout(finish, timeout, { kind: 'timeout' })
-    request.on('data', onData).on('end', onEnd).on('close', onAbort).on('error', onAbort)
+    stream.on('data', onData).on('end', onEnd).on('close', onAbort).on('error', onAbort)
   })
 }
 
-/** Whether a body is announced (RFC 9112 §6.3). */
-export function hasBody({ headers }: IncomingMessage): boolean {
-  return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
-}
-
-/** Copies a body while it is read elsewhere. A stream's own `on('data')` would start it flowing before its reader is there. */
-export function overhearBody(request: IncomingMessage, limit: number, budget: Budget): Promise<BodyReading> {
-  if (!hasBody(request)) return Promise.resolve({ kind: 'body', body: Buffer.alloc(0), release: () => {} })
-  if (Number(request.headers['content-length'] ?? 0) > limit) return Promise.resolve({ kind: 'too_large' })
+/** Copies a body while it is being read elsewhere. A stream's own `on('data')` would start it flowing before its reader is attached. */
+export function overhearBody(
+  request: TrafficRequest,
+  limit: number,
+  budget: Budget,
+): BodyReading | Promise<BodyReading> {
+  if (request.framing.length > limit) return { kind: 'too_large' }
+  const whole = request.peekBody()
+  if (whole !== null) {
+    const release = budget.hold(whole.length)
+    return release === null ? { kind: 'no_room' } : { kind: 'body', body: whole, release }
+  }
+  const stream = request as StreamRequest
   return new Promise((resolve) => {
     const chunks = new BodyBuffer()
     let size = 0
@@ -110,19 +126,19 @@ export function overhearBody(request: IncomingMessage, limit: number, budget: Bu
     }
     const onEnd = (): void => {
       // Node removes all listeners from a body that nobody reads, and discards it to its end.
-      if (!request.listeners('data').includes(onData)) finish({ kind: 'aborted' })
+      if (!stream.listeners('data').includes(onData)) finish({ kind: 'aborted' })
       else finish({ kind: 'body', body: chunks.take(), release: () => budget.give(size) })
     }
-    EventEmitter.prototype.on.call(request, 'data', onData)
-    request.on('end', onEnd).on('close', () => finish({ kind: 'aborted' }))
+    EventEmitter.prototype.on.call(stream, 'data', onData)
+    stream.on('end', onEnd).on('close', () => finish({ kind: 'aborted' }))
   })
 }
 
-/** How long a transfer may stand still when others need its room. */
+/** How long a transfer may stall when others need its room. */
 const PATIENCE: Millis = 500
-/** Less than this is no progress: otherwise a byte a second would hold a body indefinitely. */
+/** Less than this is no progress; otherwise one byte per second would hold a body indefinitely. */
 const PROGRESS = 4096
-/** Bytes per millisecond (64 KiB/s); slower transfers give way when no transfer stands still. */
+/** Bytes per millisecond (64 KiB/s); if no transfer has stalled, slower ones give way. */
 const CREEPING = 64
 /** The rate is averaged over this. */
 const WINDOW: Millis = 1000
@@ -130,28 +146,28 @@ const WINDOW: Millis = 1000
 /** The slot of transfers that count against no client's share. */
 export const NOBODY = -1
 
-/** An incomplete upload or an unsent answer. It holds room, and can be given up. */
+/** An incomplete upload or an unsent answer, which holds room and can be abandoned. */
 export interface Unfinished {
   moved(bytes: number): void
   done(): void
 }
 
 /**
- * Transfers that hold room in `limits.buffered`, for as long as their client likes until others need it. Then the one that has
- * stood still longest gives way, or else the slowest below a minimum rate (docs/adr/0044).
+ * Transfers that hold room in `limits.buffered` for as long as their client likes, until others need it. Then the one stalled longest gives
+ * way, or else the slowest below a minimum rate (docs/adr/0044).
  */
 export class Stalled {
-  /** In order of their last progress. Most bodies arrive with their heads and never get here. */
+  /** In order of last progress. Most bodies arrive with their heads and never get here. */
   readonly #transfers = new Set<Transfer>()
 
-  /** `letGo` must give up the transfer and its room at once. `slot`: the share that it counts against. */
+  /** `letGo` must abandon the transfer and release its room at once. `slot`: the share that it counts against. */
   watch(letGo: () => void, slot: number): Unfinished {
     const transfer = new Transfer(this.#transfers, letGo, slot)
     this.#transfers.add(transfer)
     return transfer
   }
 
-  /** Makes a transfer give way. False: none has to. */
+  /** Makes a transfer give way; false if there is none. */
   readonly makeRoom = (): boolean => letGo(this.#transfers, this.#transfers)
 
   /** The same within one share. */
@@ -168,7 +184,7 @@ function letGo(all: Set<Transfer>, some: Iterable<Transfer>): boolean {
   let chosen: Transfer | null = null
   let least = CREEPING
   for (const transfer of some) {
-    // In order of progress, so the first that stands still has done so longest.
+    // In order of progress, so the first stalled transfer has stalled longest.
     if (transfer.movedAt <= now - PATIENCE) {
       chosen = transfer
       break
@@ -221,7 +237,7 @@ class Transfer implements Unfinished {
     this.#all.delete(this)
   }
 
-  /** Early in a window, the rate of the one before. */
+  /** Early in a window, the rate of the previous one. */
   rateAt(now: Millis): number {
     const elapsed = now - this.#windowAt
     return elapsed < WINDOW / 2 ? this.#rate : this.#inWindow / elapsed

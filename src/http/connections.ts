@@ -1,48 +1,49 @@
 import { once } from 'node:events'
-import type {
-  Server as HttpServer,
-  IncomingMessage,
-  RequestListener,
-  ServerOptions,
-  ServerResponse,
-} from 'node:http'
+import type { Server as HttpServer, ServerOptions } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import type { Address } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
+import { Batch } from '../runtime/scheduling.ts'
+import { PlainConnection, type PlainHost, type PlainResponse } from './plain.ts'
+import { StreamRequest, type TrafficRequest, type TrafficResponse } from './request.ts'
 
 const { Server } = process.getBuiltinModule('node:http')
 
-/** Requests that a connection may send ahead before it is no longer read. */
+/** How many requests a connection may send ahead before it is no longer read. */
 const READ_AHEAD = 16
-/** Then reading resumes briefly: only a reader learns that the client has left. */
+/** Reading then resumes briefly, since only a reader notices that the client has left, but not beyond this. */
 const HOLD: Millis = 1000
-/** The same over all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
+const FAR_AHEAD = 2_500
+/** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
 const MOST_READ_AHEAD = 10_000
+
+/** How often idle plain connections are checked. */
+const SWEEP: Millis = 5000
 
 /** A request that waits for its turn on its connection. */
 interface Waiting {
   readonly event: string
-  readonly request: IncomingMessage
-  readonly response: ServerResponse
+  readonly request: StreamRequest
+  readonly response: TrafficResponse
 }
 
 const kState = Symbol('state')
-/** On the connection itself: a set of all answers would keep dead ones alive (docs/adr/0017). */
+/** Stored on the connection: a set of all answers would keep dead ones alive (docs/adr/0017). */
 interface Connection extends Socket {
   [kState]?: ConnectionState
 }
 
 interface ConnectionState {
   /** Open answers in the order of their requests; the first is being served. */
-  readonly answers: ServerResponse[]
+  readonly answers: TrafficResponse[]
   readonly waiting: Waiting[]
-  /** Set while nothing is read: the client is too far ahead. */
+  /** Set while reading is paused because the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
 }
 
 /** The open answers on a connection of a {@link TrafficServer}, in the order of their requests. */
-export function answersOn(socket: object): readonly ServerResponse[] {
+export function answersOn(socket: object): readonly TrafficResponse[] {
   return (socket as Connection)[kState]?.answers ?? []
 }
 
@@ -50,17 +51,37 @@ export function answersOn(socket: object): readonly ServerResponse[] {
  * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0043), bounds how far ahead it reads, and ends every
  * answer of a connection that closes: after an upgrade or `CONNECT`, Node forgets those that waited.
  */
-export class TrafficServer extends Server {
+export class TrafficServer extends Server<typeof StreamRequest> implements PlainHost {
   readonly #connections = new Set<Connection>()
   #unanswered = 0
   #waiting = 0
+  readonly #sweepEvery: Millis
   readonly #onBug: (error: unknown) => void
+  readonly #listener: (request: TrafficRequest, response: TrafficResponse) => void
+  /** Null: Node handles every connection. */
+  readonly #plain: Set<PlainConnection> | null
+  readonly #served = new Batch<PlainResponse>((response) => {
+    // Node reports the closed connection in a later phase of the event loop.
+    this.#guard(response.req.socket, () => this.#listener(response.req, response))
+  })
+  clock: Millis = performance.now()
 
-  /** `onBug`: a listener threw. Only its connection ends. */
-  constructor(options: ServerOptions, listener: RequestListener, onBug: (error: unknown) => void) {
-    super(options, listener)
+  /** `onBug`: a listener threw; only its connection ends. `holds`: plain requests and small bodies bypass streams (docs/adr/0075, 0076). */
+  constructor(
+    { holds, ...options }: ServerOptions<typeof StreamRequest> & { readonly holds?: boolean },
+    listener: (request: TrafficRequest, response: TrafficResponse) => void,
+    onBug: (error: unknown) => void,
+  ) {
+    super({ ...options, IncomingMessage: StreamRequest }, listener)
     this.#onBug = onBug
-    this.on('connection', (connection: Connection) => this.#watch(connection))
+    this.#listener = listener
+    this.#plain = holds === true ? new Set() : null
+    this.#sweepEvery = options.connectionsCheckingInterval ?? SWEEP
+    if (this.#plain !== null)
+      this.once('listening', () => {
+        const sweep = setInterval(() => this.#sweep(), this.#sweepEvery).unref()
+        this.once('close', () => clearInterval(sweep))
+      })
     this.prependListener('upgrade', (_request, connection: Connection) => {
       stateOf(connection).isTunnel = true
     })
@@ -72,26 +93,31 @@ export class TrafficServer extends Server {
   }
 
   override emit(event: string, ...args: unknown[]): boolean {
+    if (event === 'connection') return this.#accept(args[0] as Connection)
     const isTaken = event === 'upgrade' || event === 'connect'
     if (!isTaken && event !== 'request' && event !== 'checkContinue' && event !== 'checkExpectation')
       return super.emit(event, ...args)
-    const [request, response] = args as [IncomingMessage, ServerResponse]
+    const [request, response] = args as [StreamRequest, TrafficResponse]
     const connection = request.socket as Connection
     if (isTaken) return this.#tell(event, connection, args)
     const state = stateOf(connection)
     // Emitted again after `checkContinue`.
     if (state.answers[0] === response) return this.#tell(event, connection, args)
-    // After `Connection: close` nobody would get its answer.
+    // After `Connection: close` nobody would receive the answer.
     if (!connection.writable) {
       connection.destroy()
       return true
     }
     state.answers.push(response)
     this.#unanswered++
-    response.once('close', () => this.#answered(connection, state, response))
-    // Not upgraded, and Node has discarded what came with it.
-    if (request.headers.upgrade !== undefined) response.shouldKeepAlive = false
-    if (state.answers.length === 1) return this.#tell(event, connection, args)
+    response.on('close', () => this.#answered(connection, state, response))
+    // Not upgraded, and Node has discarded the bytes that followed it.
+    if (request.framing.upgrade) response.shouldKeepAlive = false
+    if (this.#plain !== null && event === 'request') request.hold()
+    if (state.answers.length === 1) {
+      this.#serve(event, request, response)
+      return true
+    }
     state.waiting.push({ event, request, response })
     this.#waiting++
     if (this.#waiting > MOST_READ_AHEAD) this.#cutFurthest()
@@ -99,7 +125,7 @@ export class TrafficServer extends Server {
     return true
   }
 
-  /** Has the open answers close their connections; later ones do so by themselves. */
+  /** Makes the open answers close their connections; later ones do so by themselves. */
   endConnections(): void {
     for (const connection of this.#connections)
       for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
@@ -118,43 +144,100 @@ export class TrafficServer extends Server {
     for (const connection of this.#connections) connection.destroy()
   }
 
+  #accept(connection: Connection): boolean {
+    this.#watch(connection)
+    if (this.#plain === null) return this.#giveToNode(connection)
+    const plain = new PlainConnection(connection, this)
+    this.#plain.add(plain)
+    connection.once('close', () => this.#plain?.delete(plain))
+    return true
+  }
+
+  serve(response: PlainResponse): void {
+    stateOf(response.req.socket).answers.push(response)
+    this.#unanswered++
+    this.#served.add(response)
+  }
+
+  answered(response: PlainResponse): void {
+    const connection = response.req.socket
+    const state = stateOf(connection)
+    this.#answered(connection, state, response)
+    // Its head was sent too early to announce that. If Node has given up what followed it, no timeout would end the connection.
+    if (!response.shouldKeepAlive && state.answers.length === 0) connection.destroySoon()
+  }
+
+  handOver(connection: PlainConnection): void {
+    this.#plain?.delete(connection)
+    this.#giveToNode(connection.socket)
+  }
+
+  #giveToNode(connection: Connection): boolean {
+    super.emit('connection', connection)
+    // Node resumes it by itself, for example after a body. Behind Node's own listener, which starts reading.
+    connection.on('resume', () => {
+      if (stateOf(connection).held !== null) connection.pause()
+    })
+    return true
+  }
+
+  /** What Node's parser and socket timeouts do for connections of Node's. */
+  #sweep(): void {
+    this.clock = performance.now()
+    // `since` may be a sweep too early.
+    const before = this.clock - this.#sweepEvery
+    for (const { idle, socket } of this.#plain ?? []) {
+      if (idle === null) continue
+      const waited = before - idle.since
+      if (idle.isNew) {
+        if (waited >= this.headersTimeout) this.emit('clientError', new HeadTimeout(), socket)
+      } else if (waited >= this.keepAliveTimeout + this.keepAliveTimeoutBuffer) socket.destroy()
+    }
+  }
+
   #watch(connection: Connection): void {
     const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false }
     connection[kState] = state
     this.#connections.add(connection)
-    // Node resumes it by itself, for example after a body.
-    connection.on('resume', () => {
-      if (state.held !== null) connection.pause()
-    })
     connection.once('close', () => {
       this.#connections.delete(connection)
-      if (state.held !== null) clearTimeout(state.held)
+      if (state.held !== null) clearInterval(state.held)
       for (const response of state.answers) response.destroy()
     })
   }
 
-  #answered(connection: Connection, state: ConnectionState, response: ServerResponse): void {
+  #answered(connection: Connection, state: ConnectionState, response: TrafficResponse): void {
     const { answers, waiting } = state
-    answers.splice(answers.indexOf(response), 1)
     this.#unanswered--
+    if (answers[0] === response) answers.shift()
+    else answers.splice(answers.indexOf(response), 1)
+    if (waiting.length === 0) return
     const place = waiting.findIndex((one) => one.response === response)
     if (place >= 0) this.#leave(waiting, place)
     const [next] = waiting
-    // After `Connection: close`, what was sent behind it is not served.
+    // Requests sent after `Connection: close` are not served.
     if (next === undefined || next.response !== answers[0] || !connection.writable) return
     this.#leave(waiting, 0)
     if (waiting.length === 0) readOn(connection, state)
-    this.#tell(next.event, connection, [next.request, next.response])
+    this.#serve(next.event, next.request, next.response)
   }
 
-  #tell(event: string, connection: Connection, args: unknown[]): boolean {
+  #serve(event: string, request: StreamRequest, response: TrafficResponse): void {
+    request.afterBody(() => this.#tell(event, request.socket, [request, response]))
+  }
+
+  #tell(event: string, connection: Socket, args: unknown[]): boolean {
+    return this.#guard(connection, () => super.emit(event, ...args))
+  }
+
+  #guard(connection: Socket, listeners: () => unknown): boolean {
     try {
-      return super.emit(event, ...args)
+      listeners()
     } catch (error) {
       this.#onBug(error)
       connection.destroy()
-      return true
     }
+    return true
   }
 
   #cutFurthest(): void {
@@ -179,20 +262,27 @@ export class TrafficServer extends Server {
   }
 }
 
+/** A copy of Node's own, which is not exported. */
+class HeadTimeout extends Error {
+  readonly code = 'ERR_HTTP_REQUEST_TIMEOUT'
+}
+
 function hold(connection: Connection, state: ConnectionState): void {
-  state.held ??= setTimeout(() => readOn(connection, state), HOLD)
+  state.held ??= setInterval(() => {
+    if (state.waiting.length < FAR_AHEAD) readOn(connection, state)
+  }, HOLD)
   connection.pause()
 }
 
 function readOn(connection: Connection, state: ConnectionState): void {
   if (state.held === null) return
-  clearTimeout(state.held)
+  clearInterval(state.held)
   state.held = null
   connection.resume()
 }
 
-function stateOf(connection: Connection): ConnectionState {
-  return connection[kState] as ConnectionState
+function stateOf(connection: Socket): ConnectionState {
+  return (connection as Connection)[kState] as ConnectionState
 }
 
 /**

@@ -1,9 +1,9 @@
-import type { ServerResponse } from 'node:http'
 import { RESPONSE_HEADER } from '../core/headers.ts'
 import { queryStatus } from '../protect/existing.ts'
 import { issueKey, type KeyIssuer } from '../protect/identify.ts'
 import type { Ports } from '../protect/ports.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
+import type { TrafficResponse } from './request.ts'
 import type { ResponseWriter } from './write.ts'
 
 /** `GET <status.path>`: the state of a record, for a client that asks instead of retrying (contract §6). */
@@ -11,7 +11,7 @@ export async function answerStatus(
   ports: Ports,
   writer: ResponseWriter,
   asked: ProtectedRequest,
-  response: ServerResponse,
+  response: TrafficResponse,
 ): Promise<void> {
   const found = await queryStatus(ports, asked)
   switch (found.kind) {
@@ -23,7 +23,7 @@ export async function answerStatus(
       return
     }
     case 'absent':
-      // A refusal in all but its form: the key was never used, so it may be.
+      // A refusal in all but form: the key was never used, so it may be.
       json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: found.id }, [
         RESPONSE_HEADER.retry,
         'same-key',
@@ -42,7 +42,7 @@ export async function answerIssue(
   ports: Pick<Ports, 'store'>,
   writer: ResponseWriter,
   issuer: KeyIssuer,
-  response: ServerResponse,
+  response: TrafficResponse,
 ): Promise<void> {
   response.req.resume()
   const issued = await issueKey(ports, issuer)
@@ -51,19 +51,19 @@ export async function answerIssue(
   json(response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
 }
 
-/** `GET /.well-known/idempotency`. Clients read it once, and are in no hurry to hear of a change. */
-export function answerPolicy(policy: string, response: ServerResponse): void {
+/** `GET /.well-known/idempotency`. Clients read it once and need not see changes soon. */
+export function answerPolicy(policy: string, response: TrafficResponse): void {
   response.req.resume()
   send(response, 200, policy, 'public, max-age=300', [])
 }
 
-function json(response: ServerResponse, status: number, content: object, lines: readonly string[]): void {
+function json(response: TrafficResponse, status: number, content: object, lines: readonly string[]): void {
   send(response, status, JSON.stringify(content), 'no-store', lines)
 }
 
 /** Node sends no body in answer to HEAD. */
 function send(
-  response: ServerResponse,
+  response: TrafficResponse,
   status: number,
   text: string,
   cacheControl: string,

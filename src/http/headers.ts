@@ -21,6 +21,10 @@ export interface Peer {
   readonly address: string
   /** Listed in `trustProxy`, so its forwarding headers are believed. */
   readonly isTrusted: boolean
+  /**
+   * The client whose share of the limits its requests use, unless it is trusted to speak for others: see {@link TrustedProxies.clientOf}.
+   */
+  readonly client: string
 }
 
 /** The proxies of `trustProxy`: CIDRs; a bare address is one host. */
@@ -32,39 +36,48 @@ export class TrustedProxies {
     this.#none = cidrs.length === 0
     for (const cidr of cidrs) {
       const [network = '', prefix] = cidr.split('/')
-      const family = isIPv6(network) ? 'ipv6' : 'ipv4'
+      const family = familyOf(network)
       this.#list.addSubnet(network, Number(prefix ?? (family === 'ipv6' ? 128 : 32)), family)
     }
   }
 
   peerOf(remoteAddress = 'unknown'): Peer {
-    return { address: remoteAddress, isTrusted: this.#has(unmapped(remoteAddress)) }
+    const own = unmapped(remoteAddress)
+    return { address: remoteAddress, isTrusted: this.#has(own), client: sharing(own) }
   }
 
-  /** The client whose share of the limits a request takes: an IPv4 address, or the /64 of an IPv6 one. */
-  clientOf(headers: RawHeaders, { address, isTrusted }: Peer): string {
+  /** The client whose share of the limits a request uses: an IPv4 address, or the /64 of an IPv6 one. */
+  clientOf(headers: RawHeaders, { address, isTrusted, client: own }: Peer): string {
+    if (!isTrusted) return own
     let client = unmapped(address)
-    if (isTrusted) {
-      const forwarded = linesOf(headers, 'x-forwarded-for').join(',').split(',')
-      // The nearest proxy wrote the last entry; an untrusted peer may have written those before its own.
-      for (const entry of forwarded.reverse()) {
-        const before = unmapped(entry.trim())
-        if (!isIPv4(before) && !isIPv6(before)) break
-        client = before
-        if (!this.#has(client)) break
-      }
+    const forwarded = linesOf(headers, 'x-forwarded-for').join(',').split(',')
+    // The nearest proxy wrote the last entry; an untrusted peer may have written those before its own.
+    for (const entry of forwarded.reverse()) {
+      const before = unmapped(entry.trim())
+      if (!isIPv4(before) && !isIPv6(before)) break
+      client = before
+      if (!this.#has(client)) break
     }
-    return isIPv6(client) ? prefixOf(client) : client
+    return sharing(client)
   }
 
   #has(address: string): boolean {
-    return !this.#none && this.#list.check(address, isIPv6(address) ? 'ipv6' : 'ipv4')
+    return !this.#none && this.#list.check(address, familyOf(address))
   }
 }
 
 /** An IPv4-mapped IPv6 address, as a dual-stack socket reports it, is the IPv4 address. */
 export function unmapped(address: string): string {
   return address.startsWith('::ffff:') && isIPv4(address.slice(7)) ? address.slice(7) : address
+}
+
+function sharing(address: string): string {
+  return familyOf(address) === 'ipv6' ? prefixOf(address) : address
+}
+
+/** Expects a valid address: to check that, Node compiles an expression for 5 to 10 ms. */
+function familyOf(address: string): 'ipv4' | 'ipv6' {
+  return address.includes(':') ? 'ipv6' : 'ipv4'
 }
 
 function prefixOf(address: string): string {
@@ -83,8 +96,8 @@ function prefixOf(address: string): string {
 }
 
 /**
- * The host that the client asked for (docs/adr/0036): a trusted proxy may have replaced `Host`. Lines that disagree count together,
- * since nobody knows which of them the upstream believes.
+ * The host that the client asked for (docs/adr/0036): a trusted proxy may have replaced `Host`. Conflicting lines count together, since
+ * nobody knows which one the upstream believes.
  */
 export function hostOf(headers: RawHeaders, { isTrusted }: Peer): string | null {
   const named = isTrusted ? linesOf(headers, 'x-forwarded-host').map(firstHost) : []
@@ -107,8 +120,8 @@ export interface LoopMark {
 }
 
 /**
- * Replicas share the mark, as they share service and store, so that any of them detects a loop through a load balancer. An embedded
- * store's URL does not tell two proxies apart: there each process has its own mark.
+ * Replicas share the mark, as they share service and store, so that any of them detects a loop through a load balancer. An embedded store's
+ * URL does not distinguish proxies, so there each process has its own mark.
  */
 export function loopMarkOf({ service, store }: Pick<Config, 'service' | 'store'>): LoopMark {
   const url = /^(?:memory|sqlite):/.test(store.url) ? null : URL.parse(store.url)
@@ -138,8 +151,10 @@ export interface Forwarding {
 /** Headers that identify a record on some route; the upstream must get them unchanged (docs/adr/0038). */
 export interface Counted {
   readonly names: ReadonlySet<string>
-  /** The same as {@link foldedName} gives them. */
+  /** The same names, folded by {@link foldedName}. */
   readonly folded: ReadonlySet<string>
+  /** Cached by name as sent, since most names recur: see {@link fateOf}. */
+  readonly fates: Map<string, Fate>
 }
 
 /** Includes the headers in which a route forwards the key. */
@@ -150,13 +165,13 @@ export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'de
     for (const name of [...fingerprint.headers, ...(key.derive?.headers ?? [])]) names.add(name)
     if (typeof key.forward === 'object') names.add(key.forward.header.toLowerCase())
   }
-  return { names, folded: new Set([...names].map(foldedName)) }
+  return { names, folded: new Set([...names].map(foldedName)), fates: new Map() }
 }
 
 /** Pseudonym in `Via` (RFC 9110 §7.6.3). */
 const VIA = '1.1 idempotency-proxy'
 
-/** Framing is rebuilt, `Expect` is answered here, and the fence is this proxy's to send (contract §3). */
+/** Removed: framing is rebuilt, `Expect` is answered here, and the fence is this proxy's to send (contract §3). */
 const NOT_FORWARDED: ReadonlySet<string> = new Set([
   'host',
   'content-length',
@@ -165,17 +180,49 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
 ])
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
+/** What happens to a request line, by name: `trusted` ones pass if the peer is trusted, `orders` unless the request is protected. */
+type Fate = 'kept' | 'dropped' | 'trusted' | 'orders'
+
+/** Number of names cached, none of them long: more names cost only time. */
+const MOST_FATES = 500
+const LONGEST_NAME = 64
+
+function fateOf(name: string, counted: Counted): Fate {
+  const { fates } = counted
+  const known = fates.get(name)
+  if (known !== undefined) return known
+  const fate = fateOfName(name.toLowerCase(), counted)
+  if (fates.size >= MOST_FATES) fates.clear()
+  if (name.length <= LONGEST_NAME) fates.set(name, fate)
+  return fate
+}
+
+function fateOfName(name: string, counted: Counted): Fate {
+  if (HOP_BY_HOP.has(name) || NOT_FORWARDED.has(name) || EXTENDED.has(name) || impersonates(name, counted))
+    return 'dropped'
+  if (name.startsWith('x-forwarded-') || name === 'forwarded') return 'trusted'
+  return RETRY_ORDERS.has(name) ? 'orders' : 'kept'
+}
+
 /**
- * The request's lines for the upstream: end-to-end lines as received, without framing; `X-Forwarded-*` extended if the peer is
- * trusted and replaced otherwise (contract §10); `Via` and `CDN-Loop` appended.
+ * The request's lines for the upstream: end-to-end lines as received, without framing; `X-Forwarded-*` extended if the peer is trusted and
+ * replaced otherwise (contract §10); `Via` and `CDN-Loop` appended. Protected requests lose lines that ask a proxy to retry them.
  */
-export function requestLines(headers: RawHeaders, peer: Peer, { host, loop, counted }: Forwarding): string[] {
-  const { address, isTrusted } = peer
+export function requestLines(
+  headers: RawHeaders,
+  { address, isTrusted }: Peer,
+  { host, loop, counted }: Forwarding,
+  isProtected = false,
+): string[] {
   const hop = hopByHop(headers, counted.names)
-  const lines = filterLines(headers, (name) => {
-    if (hop.has(name) || NOT_FORWARDED.has(name) || impersonates(name, counted)) return false
-    return isTrusted ? !EXTENDED.has(name) : !name.startsWith('x-forwarded-') && name !== 'forwarded'
-  })
+  const lines: string[] = []
+  for (let i = 0; i + 1 < headers.length; i += 2) {
+    const name = headers[i] as string
+    const fate = fateOf(name, counted)
+    if (fate === 'dropped' || (fate === 'trusted' && !isTrusted) || (fate === 'orders' && isProtected))
+      continue
+    if (hop === HOP_BY_HOP || !hop.has(name.toLowerCase())) lines.push(name, headers[i + 1] as string)
+  }
   const clientHost = firstOf(headers, 'host')
   const before = isTrusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
   const forwarded = (name: string): string | null => (isTrusted ? firstOf(headers, name) : null)
@@ -214,7 +261,7 @@ function impersonates(name: string, { names, folded }: Counted): boolean {
   )
 }
 
-/** With these a client makes an Envoy behind this proxy retry its request, if Envoy takes it for internal. */
+/** With these, a client can make an Envoy behind this proxy retry its request, if that Envoy considers it internal. */
 const RETRY_ORDERS: ReadonlySet<string> = new Set([
   'x-envoy-retry-on',
   'x-envoy-retry-grpc-on',
@@ -222,21 +269,20 @@ const RETRY_ORDERS: ReadonlySet<string> = new Set([
   'x-envoy-hedge-on-per-try-timeout',
 ])
 
-/** The lines of a protected request: with the key and the fence as the route forwards them, without orders to retry it. */
+/** Adds the key and the fence to a protected request's lines, as the route forwards them. */
 export function protectedLines(
   lines: string[],
   { from, forward, forwardFence }: KeyPolicy,
   { id, key, fence }: SentAttempt,
 ): string[] {
-  const taken = new Set<string>()
-  if (forward !== 'same') for (const source of from) if (source.kind === 'header') taken.add(source.name)
-  // The client's own line of that name would be read first.
-  if (typeof forward === 'object') taken.add(forward.header.toLowerCase())
-  const isTaken = (name: string): boolean => taken.has(name) || RETRY_ORDERS.has(name)
-  const sent = lines.some((name, n) => n % 2 === 0 && isTaken(name.toLowerCase()))
-    ? filterLines(lines, (name) => !isTaken(name))
-    : lines
-  if (typeof forward === 'object') sent.push(forward.header, key)
+  let sent = lines
+  if (forward !== 'same') {
+    const taken = new Set(from.flatMap((source) => (source.kind === 'header' ? [source.name] : [])))
+    // A client's line with that name would be read first.
+    if (typeof forward === 'object') taken.add(forward.header.toLowerCase())
+    sent = filterLines(lines, (name) => !taken.has(name))
+    if (typeof forward === 'object') sent.push(forward.header, key)
+  }
   if (forwardFence) {
     // Without a claim (bypass) there is no fence.
     if (fence > 0) sent.push(REQUEST_HEADER.fence, String(fence))

@@ -1,15 +1,21 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
-import httpProxy from '@fastify/http-proxy'
-import { fastify } from 'fastify'
-import type { Dispatcher } from 'undici'
 import { filterLines, firstOf, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../protect/answers.ts'
+import { Once } from '../runtime/scheduling.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
-import { errorText, isTrailer, lines, reasonPhrase } from '../upstream/forward.ts'
+import { errorText, isTrailer, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { hasBody } from './bodies.ts'
+import {
+  type Carrier,
+  type Exchanging,
+  isTimeout,
+  type Outgoing,
+  type Patience,
+  type Transport,
+} from '../upstream/transport.ts'
+import type { StreamResponse, TrafficResponse } from './request.ts'
+import type { Streamed } from './uploads.ts'
 import {
   breakOff,
   chunkable,
@@ -22,191 +28,122 @@ import {
   withProxyHeaders,
 } from './write.ts'
 
-const { METHODS } = process.getBuiltinModule('node:http')
-
 export interface PassthroughOptions {
   readonly upstream: Upstream
   readonly writer: ResponseWriter
   readonly timeout: Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
-  /** Why there was no answer: for operators, as it may name addresses. */
+  /** Why there was no answer. For operators only: it may name addresses. */
   readonly onFailed: (method: string, cause: string) => void
 }
 
-/** What a request that passes has besides what Node parsed. */
+/** What an unprotected request has besides what Node parsed. */
 export interface Passage {
   readonly target: string
   readonly lines: readonly string[]
   /** The proxy's own header lines on the answer. */
   readonly proxyHeaders: readonly string[]
-  /** Overhears the exchange, in shadow mode. */
+  /** Observes the exchange in shadow mode. */
   readonly tap: ExchangeTap | null
 }
 
-export type Pass = (response: ServerResponse, passage: Passage) => void
-
-/** A body up to this size that came with its head goes upstream with it, without a stream in between. */
-const WHOLE_BODY = 16 * 1024
+export type Pass = (response: TrafficResponse, passage: Passage) => void
 
 /**
- * Sends what is not protected to the upstream as the client sent it, and gives the client the upstream's answer: target, lines,
- * bytes and trailers unchanged, bodies never buffered, nothing ever retried. undici carries it; bodies that stream go through
- * @fastify/http-proxy (docs/adr/0064).
+ * Forwards unprotected requests as the client sent them, and the upstream's answers: target, lines, bytes and trailers unchanged, bodies
+ * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy and undici (docs/adr/0064, docs/adr/0069).
  */
-export async function passthrough(options: PassthroughOptions): Promise<Pass> {
-  const upload = await uploads(options.upstream)
+export function passthrough(options: PassthroughOptions): Pass {
+  const patience = { head: options.timeout, idle: options.idleTimeout }
+  // Loaded with the first streamed body (docs/adr/0074).
+  const upload = new Once(async () => (await import('./uploads.ts')).uploads(options.upstream))
   return (response, passage) => {
-    const { req: request } = response
-    const exchange = new PassedExchange(options, response, passage)
-    const stream = (): void => {
-      endIdleUpload(response, options)
-      upload(response, exchange)
-    }
-    if (!hasBody(request)) return exchange.dispatch(null)
-    const length = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY)
-    if (length > WHOLE_BODY) return stream()
-    // What came with the head has been read by then.
-    process.nextTick(() => {
-      const whole = request.readableLength === length ? (request.read() as Buffer | null) : null
-      if (whole === null) return stream()
-      // Shadow mode waits for `end`.
-      request.resume()
-      exchange.dispatch(whole)
-    })
+    const exchange = new PassedExchange(options, patience, response, passage)
+    const whole = response.req.takeBody()
+    if (whole !== null) return exchange.send(whole)
+    endIdleUpload(response as StreamResponse, options)
+    upload
+      .get()
+      .then((send) => send(response as StreamResponse, exchange))
+      .catch((error: unknown) => {
+        options.onBug(error)
+        breakOff(response)
+      })
   }
 }
 
-const kExchange = Symbol('exchange')
-/** A member rather than a WeakMap: see docs/adr/0017. */
-interface Upload extends IncomingMessage {
-  [kExchange]?: PassedExchange
-}
-
-/** reply-from sends no body with these methods. */
-const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
-
-/** http-proxy streams a body and {@link PassedExchange} takes the answer: http-proxy would write another head (docs/adr/0064). */
-async function uploads({ origin, pool }: Upstream) {
-  const app = fastify({
-    // find-my-way and `new URL` would refuse or change some targets; the exchange sends the real one.
-    rewriteUrl: () => '/',
-    bodyLimit: Number.MAX_SAFE_INTEGER,
-    exposeHeadRoutes: false,
-    logger: false,
-    // There are no schemas, and what compiles them takes longer to load than the framework.
-    schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
-  })
-  for (const method of METHODS)
-    if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
-  app.addHook('onRequest', (request, _reply, done) => {
-    // The catch-all parser takes any body as a stream, but Fastify refuses malformed types before asking it.
-    request.raw.headers['content-type'] = 'application/octet-stream'
-    done()
-  })
-  await app.register(httpProxy, {
-    upstream: origin.origin,
-    httpMethods: app.supportedMethods.filter((method) => !WITHOUT_BODY.has(method)),
-    undici: pool.compose(() => ({ body }) => {
-      const request = body as Upload
-      return request[kExchange]?.dispatch(request) ?? true
-    }),
-    handler: (_request, reply, destination, replyOptions) => {
-      reply.hijack()
-      return reply.from(destination, replyOptions)
-    },
-    disableRequestLogging: true,
-    retryMethods: [],
-  })
-  await app.ready()
-  return (response: ServerResponse, exchange: PassedExchange): void => {
-    const request: Upload = response.req
-    if (WITHOUT_BODY.has(request.method as string)) return void exchange.dispatch(request)
-    request[kExchange] = exchange
-    app.routing(request, response)
-  }
-}
-
-function noSchemas(): never {
-  throw new Error('no route has a schema')
-}
-
-/**
- * One exchange that is not protected. A client that leaves ends the upstream's answer; an upstream that breaks off breaks off the
- * client's.
- */
-class PassedExchange implements Dispatcher.DispatchHandler {
+/** One unprotected exchange. If the client leaves, the upstream's answer ends; if the upstream breaks off, so does the client's answer. */
+class PassedExchange implements Exchanging, Streamed {
+  readonly patience: Patience
   readonly #options: PassthroughOptions
-  readonly #response: ServerResponse
+  readonly #response: TrafficResponse
   readonly #passage: Passage
-  #controller: Dispatcher.DispatchController | null = null
+  #request: Outgoing | null = null
+  #carrier: Carrier | null = null
   #chunked = false
-  /** The head is written; {@link #headLeft}: it is on its way, too. */
+  /** The head is written; once it is on its way, {@link #headLeft}. */
   #begun = false
   #headLeft = false
-  /** The answer is at its end, or has no body: what still comes is not for the client. */
+  /** The answer has ended, or has no body: further bytes are not for the client. */
   #ended = false
-  /** The first bytes: they leave with the head, and with the end where that comes in the same turn. */
+  /** The first bytes, which leave with the head, and with the end if that comes in the same turn. */
   #first: Buffer | null = null
+  #isFull = false
 
-  constructor(options: PassthroughOptions, response: ServerResponse, passage: Passage) {
+  constructor(options: PassthroughOptions, patience: Patience, response: TrafficResponse, passage: Passage) {
     this.#options = options
+    this.patience = patience
     this.#response = response
     this.#passage = passage
     response.once('close', () => {
       this.#ended = true
-      if (!response.writableFinished) this.#controller?.abort(new Error('the client left'))
+      if (response.writableFinished) return
+      if (this.#carrier === null) options.upstream.client.cancel(this)
+      else this.#carrier.abort(this, new Error('the client left'))
     })
   }
 
-  dispatch(body: IncomingMessage | Buffer | null): boolean {
-    const { req: request } = this.#response
-    const { upstream, timeout, idleTimeout } = this.#options
-    const { target, lines, tap } = this.#passage
-    const length = request.headers['content-length']
-    const options: Dispatcher.DispatchOptions = {
-      method: request.method as Dispatcher.HttpMethod,
-      path: target,
-      headers:
-        body === request && length !== undefined ? [...lines, 'Content-Length', length] : (lines as string[]),
-      body,
-      idempotent: false,
-      headersTimeout: timeout,
-      bodyTimeout: idleTimeout,
-      ...(upstream.tls.servername === undefined ? {} : { servername: upstream.tls.servername }),
-    }
-    try {
-      return tap === null ? upstream.pool.dispatch(options, this) : tap.dispatch(upstream.pool, options, this)
-    } catch (error) {
-      tap?.failed(error as Error)
-      this.onResponseError(null, error as Error)
-      return true
-    }
+  /** With its whole body, or without one. */
+  send(body: Buffer): void {
+    this.#send(this.#options.upstream.client, this.#passage.lines, body)
   }
 
-  onRequestStart(controller: Dispatcher.DispatchController): void {
+  stream(transport: Transport): void {
+    const { req } = this.#response as StreamResponse
+    const { lines } = this.#passage
+    const length = req.headers['content-length']
+    this.#send(transport, length === undefined ? lines : [...lines, 'Content-Length', length], req)
+  }
+
+  #send(transport: Transport, headers: readonly string[], body: Outgoing['body']): void {
+    const { target, tap } = this.#passage
+    this.#request = { method: this.#response.req.method as string, target, headers, body }
+    if (tap === null) transport.send(this)
+    else tap.send(transport, this)
+  }
+
+  get request(): Outgoing {
+    return this.#request as Outgoing
+  }
+
+  onBegin(carrier: Carrier): boolean {
     // The client left while the request waited for a connection: it must not be sent.
-    if (this.#response.destroyed) controller.abort(new Error('the client left'))
-    else this.#controller = controller
+    if (this.#response.destroyed) return false
+    this.#carrier = carrier
+    return true
   }
 
-  onResponseStart(
-    controller: Dispatcher.DispatchController,
-    status: number,
-    _headers: unknown,
-    reason?: string,
-  ): void {
-    if (status < 200) return
+  onHead(status: number, reason: string, lines: string[]): void {
     // The client has already been answered about its idle upload.
     if (this.#response.headersSent) {
       this.#ended = true
-      controller.abort(new Error('the client was answered'))
+      this.#carrier?.abort(this, new Error('the client was answered'))
       return
     }
     try {
-      this.#begin(lines(controller.rawHeaders), status, reasonPhrase(reason))
+      this.#begin(lines, status, reasonPhrase(reason))
     } catch (error) {
-      // undici would let a bug here end the process.
       this.#options.onBug(error)
       breakOff(this.#response)
     }
@@ -223,7 +160,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
       return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
     })
     // The unread rest of the upload would precede the next request.
-    if (!request.complete) {
+    if (!request.isHere) {
       kept.push('Connection', 'close')
       lingeringClose(response)
     }
@@ -237,7 +174,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
       })
   }
 
-  /** The head, with the first bytes where they are there. */
+  /** Writes the head, with the first bytes if there are any. */
   #leave(): void {
     this.#headLeft = true
     if (this.#first === null) sendHead(this.#response)
@@ -248,8 +185,9 @@ class PassedExchange implements Dispatcher.DispatchHandler {
 
   #write(chunk: Buffer): void {
     const response = this.#response
-    if (response.write(chunk)) return
-    this.#controller?.pause()
+    if (response.write(chunk) || this.#isFull) return
+    this.#isFull = true
+    this.#carrier?.pause(this)
     // It holds an upstream connection, so an occasional byte is not enough.
     const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
@@ -257,12 +195,14 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     response.once('drain', () => {
       stop()
       response.off('close', stop)
-      this.#controller?.resume()
+      this.#isFull = false
+      this.#carrier?.resume(this)
     })
   }
 
-  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+  onData(bytes: Buffer): void {
     if (this.#ended) return
+    const chunk = Buffer.from(bytes)
     if (!this.#headLeft && this.#first === null) this.#first = chunk
     else {
       if (!this.#headLeft) this.#leave()
@@ -270,10 +210,9 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     }
   }
 
-  onResponseEnd(controller: Dispatcher.DispatchController): void {
+  onEnd(trailers: string[]): void {
     if (this.#ended) return
-    if (this.#chunked)
-      this.#response.addTrailers(pairs(filterLines(lines(controller.rawTrailers), isTrailer)))
+    if (this.#chunked) this.#response.addTrailers(pairs(filterLines(trailers, isTrailer)))
     this.#end(this.#first)
   }
 
@@ -283,8 +222,8 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     if (!this.#headLeft) this.#options.writer.watch(this.#response)
   }
 
-  onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
-    // Complete with its head: undici takes a 304 with a `Content-Length` for a truncated answer.
+  onError(error: Error): void {
+    // Complete with its head.
     if (this.#ended) return
     this.#ended = true
     const response = this.#response
@@ -296,7 +235,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     // The refusal of an idle upload stands.
     if (response.headersSent) return
     // undici stops reading a body it streams; nobody else reads the rest.
-    if (!response.req.complete) response.shouldKeepAlive = false
+    if (!response.req.isHere) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
     this.#options.writer.problem(response, refusalOf(method, error))
@@ -307,7 +246,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
  * Ends an upload that has been idle for `idleTimeout`. It would hold an upstream connection indefinitely: undici's own timeouts
  * start only after the whole request is written.
  */
-function endIdleUpload(response: ServerResponse, { idleTimeout, writer }: PassthroughOptions): void {
+function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: PassthroughOptions): void {
   const { req: request } = response
   // Taken here: undici takes it away from a request whose body it gave up.
   const { socket } = request
@@ -326,7 +265,6 @@ function endIdleUpload(response: ServerResponse, { idleTimeout, writer }: Passth
   response.once('close', () => clearInterval(timer))
 }
 
-const TIMEOUT: ReadonlySet<string> = new Set(['UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT'])
 const UNSENT: ReadonlySet<string> = new Set([
   'ECONNREFUSED',
   'ENOTFOUND',
@@ -339,13 +277,14 @@ const UNSENT: ReadonlySet<string> = new Set([
 const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
 
 /**
- * Nothing is recorded of what passes: if it may have been executed, a retry executes it again, except for idempotent methods
- * (RFC 9110 §9.2.2).
+ * Unprotected requests are not recorded: if one may have executed, a retry executes it again, unless its method is idempotent (RFC 9110
+ * §9.2.2).
  */
-function refusalOf(method: string, { code = '', syscall }: NodeJS.ErrnoException): Refusal {
+function refusalOf(method: string, error: NodeJS.ErrnoException): Refusal {
+  const { code = '', syscall } = error
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
     return refusal('upstream_unreachable', 'no byte of the request was sent')
-  const late = TIMEOUT.has(code)
+  const late = isTimeout(error)
   const what = sentUnanswered(late)
   const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'
   return refusal(

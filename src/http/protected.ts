@@ -1,12 +1,11 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
-import { firstOf } from '../core/headers.ts'
+import { firstOf, type RawHeaders } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/route.ts'
-import { guard } from '../protect/guard.ts'
+import { guard, newProgress } from '../protect/guard.ts'
 import type { Ports } from '../protect/ports.ts'
-import { newProgress, type ProtectedRequest } from '../protect/request.ts'
+import { type BodyReading, type ProtectedRequest, type SentAttempt } from '../protect/request.ts'
 import type { Budget } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
@@ -19,12 +18,13 @@ import {
   requestLines,
   type TrustedProxies,
 } from './headers.ts'
+import type { TrafficRequest, TrafficResponse } from './request.ts'
 import { breakOff, type ResponseWriter } from './write.ts'
 
 /** A request with an acceptable head. */
 export interface Incoming {
   /** Its `req` is the request. */
-  readonly response: ServerResponse
+  readonly response: TrafficResponse
   readonly target: Target
   readonly peer: Peer
 }
@@ -32,7 +32,7 @@ export interface Incoming {
 /** Makes spans for protected requests, if an OpenTelemetry SDK is loaded (docs/tracing.md). */
 export interface RequestSpans {
   /** Calls `handle`, which serves the request. */
-  serve(route: RoutePolicy, request: IncomingMessage, response: ServerResponse, handle: () => void): void
+  serve(route: RoutePolicy, request: TrafficRequest, response: TrafficResponse, handle: () => void): void
   /** `traceparent` of the request being served; null: none. */
   current(): string | null
 }
@@ -45,7 +45,7 @@ export interface ProtectOptions {
   readonly forwarding: Forwarding
   readonly uploads: Uploads
   readonly proxies: TrustedProxies
-  /** Where clients ask for a record's state; null: nowhere. */
+  /** Where clients ask for a record's state; null: not offered. */
   readonly statusPath: string | null
   readonly onBug: (error: unknown) => void
   readonly spans: RequestSpans | null
@@ -54,7 +54,7 @@ export interface ProtectOptions {
 /** From the wire through the guard to the writer. */
 export function serveProtected(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): void {
   const { spans } = options
-  // Nothing is made for spans where there are none.
+  // No tracing, no span objects.
   if (spans === null) void protect(options, route, incoming)
   else
     spans.serve(route, incoming.response.req, incoming.response, () => void protect(options, route, incoming))
@@ -62,59 +62,100 @@ export function serveProtected(options: ProtectOptions, route: RoutePolicy, inco
 
 async function protect(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): Promise<void> {
   const { response } = incoming
-  const asked = protectedRequest(options, route, incoming)
   try {
-    options.writer.write(response, await guard(options.ports, asked))
+    options.writer.write(response, await guard(options.ports, new Asked(options, route, incoming)))
   } catch (error) {
     options.onBug(error)
     breakOff(response)
   }
 }
 
-/** The request as the guard sees it. `method` and `target` are those of the operation that it is about. */
-export function protectedRequest(
-  options: ProtectOptions,
-  route: RoutePolicy,
-  { response, target, peer }: Incoming,
-  method = response.req.method as string,
-): ProtectedRequest {
-  const { req: request } = response
-  const headers = request.rawHeaders
-  const path = route.match.exact ? target.rawPath : target.path
-  const { forwarding, ports, upload, uploads } = options
-  const own = options.spans?.current() ?? null
-  const client = options.proxies.clientOf(headers, peer)
-  let gone = false
-  response.once('close', () => {
-    gone = !response.writableFinished
-  })
-  return {
-    route,
-    method,
-    target: target.origin,
-    path,
-    query: target.query,
-    host: route.scope.host ? hostOf(headers, peer) : null,
-    headers,
-    client,
-    traceId: traceIdOf(own ?? firstOf(headers, 'traceparent')),
-    span: own !== null && SAMPLED.test(own) ? own : undefined,
-    statusLink:
-      // A key in the body, or none, cannot be asked about; one in the query would stand in the link.
-      options.statusPath === null || !carriesKey({ headers, query: '' }, route.key.from)
-        ? []
-        : ['Location', `${options.statusPath}?${new URLSearchParams({ method, path }).toString()}`],
-    progress: newProgress(),
-    readBody: () => readBody(request, route.limits.request, upload, ports.budget, uploads, client),
-    upstreamHeaders: (attempt) => {
-      const lines = requestLines(headers, peer, forwarding)
-      return attempt === null ? lines : protectedLines(lines, route.key, attempt)
-    },
-    clientGone: () => gone,
-    onGone: (left) => {
-      response.once('close', left)
-      return () => response.off('close', left)
-    },
+/** The request as the guard sees it. */
+export class Asked implements ProtectedRequest {
+  readonly route: RoutePolicy
+  readonly method: string
+  readonly target: string
+  readonly path: string
+  readonly query: string
+  readonly host: string | null
+  readonly headers: RawHeaders
+  readonly client: string
+  readonly traceId: string | null
+  readonly span: string | undefined
+  readonly progress = newProgress()
+  readonly #response: TrafficResponse
+  readonly #peer: Peer
+  readonly #options: ProtectOptions
+  /** The settings in force when the request arrived. */
+  readonly #forwarding: Forwarding
+  readonly #upload: Millis
+
+  /** `method` and target are those of the operation that the request is about. */
+  constructor(
+    options: ProtectOptions,
+    route: RoutePolicy,
+    { response, target, peer }: Incoming,
+    method = response.req.method as string,
+  ) {
+    const { rawHeaders } = response.req
+    const own = options.spans?.current() ?? null
+    this.route = route
+    this.method = method
+    this.target = target.origin
+    this.path = route.match.exact ? target.rawPath : target.path
+    this.query = target.query
+    this.host = route.scope.host ? hostOf(rawHeaders, peer) : null
+    this.headers = rawHeaders
+    this.client = options.proxies.clientOf(rawHeaders, peer)
+    this.traceId = traceIdOf(own ?? firstOf(rawHeaders, 'traceparent'))
+    this.span = own !== null && SAMPLED.test(own) ? own : undefined
+    this.#response = response
+    this.#peer = peer
+    this.#options = options
+    this.#forwarding = options.forwarding
+    this.#upload = options.upload
+  }
+
+  get statusLink(): readonly string[] {
+    const { statusPath } = this.#options
+    const { headers, method, path, route } = this
+    // Without a key in the head there is nothing to ask by, and a key in the query would appear in the link.
+    if (statusPath === null || !carriesKey({ headers, query: '' }, route.key.from)) return []
+    return ['Location', `${statusPath}?${new URLSearchParams({ method, path }).toString()}`]
+  }
+
+  readBody(): BodyReading | Promise<BodyReading> {
+    const { ports, uploads } = this.#options
+    const limit = this.route.limits.request
+    return readBody(this.#response.req, limit, this.#upload, ports.budget, uploads, this.client)
+  }
+
+  upstreamHeaders(attempt: SentAttempt | null): string[] {
+    const lines = requestLines(this.headers, this.#peer, this.#forwarding, attempt !== null)
+    return attempt === null ? lines : protectedLines(lines, this.route.key, attempt)
+  }
+
+  clientGone(): boolean {
+    return this.#response.closed && !this.#response.writableFinished
+  }
+
+  onGone(left: () => void): () => void {
+    this.#response.once('close', left)
+    return () => this.#response.off('close', left)
+  }
+}
+
+/** What shadow mode observes of a forwarded request. */
+class Overheard extends Asked {
+  body: BodyReading | Promise<BodyReading> = { kind: 'aborted' }
+
+  override readBody(): BodyReading | Promise<BodyReading> {
+    return this.body
+  }
+
+  /** What was sent was sent. */
+  override clientGone(): boolean {
+    return false
   }
 }
 
@@ -124,7 +165,7 @@ export interface ShadowOptions {
   readonly budget: Budget
 }
 
-/** Lets shadow mode observe a request that passes; null: it has no capacity. It decides once the request is on its way. */
+/** Lets shadow mode observe a forwarded request; null: it has no capacity. It decides once the request is on its way. */
 export function tapRequest(
   options: ProtectOptions,
   { shadow, budget }: ShadowOptions,
@@ -132,14 +173,13 @@ export function tapRequest(
   incoming: Incoming,
 ): ExchangeTap | null {
   const { response } = incoming
-  const asked = protectedRequest(options, route, incoming)
+  const asked = new Overheard(options, route, incoming)
   if (!shadow.enter(asked)) return null
   const { limits } = route
   const tap = new ExchangeTap({ method: asked.method, responseLimit: limits.response }, budget, options.onBug)
   response.once('close', () => tap.gone())
-  const body = overhearBody(response.req, limits.request, budget)
-  const heard: ProtectedRequest = { ...asked, readBody: () => body, clientGone: () => false }
-  setImmediate(() => void shadow.observe(heard, tap))
+  asked.body = overhearBody(response.req, limits.request, budget)
+  setImmediate(() => void shadow.observe(asked, tap))
   return tap
 }
 

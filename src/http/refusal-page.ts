@@ -1,10 +1,7 @@
 import { hash } from 'node:crypto'
 import type { Refusal, RefusalCode } from '../core/refusal.ts'
 
-/**
- * What a refusal says to a person in front of a browser. Nothing for developers or operators: that is in the problem and in
- * the log.
- */
+/** What a refusal tells a person using a browser. Details for developers and operators are in the problem and the log. */
 interface Words {
   readonly title: string
   readonly text: string
@@ -80,7 +77,7 @@ const PAGES: Readonly<Record<RefusalCode, Words>> = {
   },
 }
 
-/** What may have been done, so that without a record nothing keeps a reload from doing it twice. */
+/** For requests that may have executed: without a record, reloading may execute them again. */
 const UNCERTAIN: ReadonlySet<RefusalCode> = new Set([
   'idempotency_key_in_progress',
   'idempotency_outcome_unknown',
@@ -89,7 +86,7 @@ const UNCERTAIN: ReadonlySet<RefusalCode> = new Set([
   'upstream_slow',
 ])
 
-/** Where only a person can find out. */
+/** For outcomes that only a person can find out. */
 const UNDECIDED: Words = {
   title: 'We do not know what became of your request',
   text: `${UNSURE} Please contact us and give the reference below: we will find out.`,
@@ -109,7 +106,7 @@ function advice({ code, retry, retryAfter, instance, checking, remembered }: Ref
 const STYLE =
   'body{font:1.1rem/1.6 system-ui,sans-serif;max-width:36rem;margin:4rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}h1{font-size:1.5rem;line-height:1.3}small{color:#595959}@media(prefers-color-scheme:dark){body{color:#eee;background:#161616}small{color:#aaa}}'
 
-/** Nothing is loaded, run or sent; the one style is named by its hash. */
+/** Loads, runs and sends nothing; the only style is named by its hash. */
 export const PAGE_HEADERS: readonly string[] = [
   'Vary',
   'Accept',

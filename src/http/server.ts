@@ -1,11 +1,22 @@
 import { randomInt } from 'node:crypto'
-import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
-import type { InForce } from '../config/config.ts'
+import type { Config, InForce } from '../config/config.ts'
 import { RESPONSE_HEADER } from '../core/headers.ts'
+import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
-import { isProtected, parseTarget, type Target } from '../core/route.ts'
+import {
+  isProtected,
+  normalisePath,
+  parseTarget,
+  policiesOf,
+  Router,
+  readsKeys,
+  type Target,
+  WELL_KNOWN,
+} from '../core/route.ts'
+import { policyDocument } from '../describe/published.ts'
 import type { KeyIssuer } from '../protect/identify.ts'
 import type { Ports } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
@@ -13,29 +24,48 @@ import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import type { Stalled } from './bodies.ts'
 import { answersOn, TrafficServer } from './connections.ts'
-import { malformed, refusalOfParser, refuseHead, routingOf } from './dispatch.ts'
 import { answerIssue, answerPolicy, answerStatus } from './endpoints.ts'
-import { isLoop, type LoopMark, requestLines, TrustedProxies } from './headers.ts'
+import {
+  countedHeaders,
+  type Forwarding,
+  isLoop,
+  type LoopMark,
+  type Peer,
+  requestLines,
+  TrustedProxies,
+} from './headers.ts'
 import { passthrough } from './passthrough.ts'
 import {
+  Asked,
   type Incoming,
   type ProtectOptions,
-  protectedRequest,
   type RequestSpans,
   type ShadowOptions,
   serveProtected,
   tapRequest,
 } from './protected.ts'
+import {
+  type StreamRequest,
+  type StreamResponse,
+  type TrafficRequest,
+  type TrafficResponse,
+} from './request.ts'
 import { endRefused, isWebSocket, tunnels } from './tunnel.ts'
 import { breakOff, ResponseWriter } from './write.ts'
 
-/** For the head (request line and header lines); bodies have `limits.upload` or stream. */
+/** For the head (request line and headers); bodies have `limits.upload` or stream. */
 const HEAD_TIMEOUT = 30_000
 /** Longer than the idle timeout of common load balancers (60 s), so that they close first. */
 const KEEP_ALIVE = 72_000
 
+const kPeer = Symbol('peer')
+interface Connection extends Socket {
+  [kPeer]?: Peer
+}
+
 export interface TrafficOptions {
-  readonly inForce: InForce
+  /** While draining, connections are not kept alive, so that clients move on to other replicas. */
+  readonly inForce: InForce & { readonly draining: boolean }
   readonly ports: Ports
   readonly upstream: Upstream
   readonly loop: LoopMark
@@ -45,22 +75,22 @@ export interface TrafficOptions {
   readonly spans: RequestSpans | null
   readonly passed: (route: string, milliseconds: number) => void
   readonly passFailed: (method: string, cause: string) => void
-  /** A request carries this proxy's own `CDN-Loop` entry. */
+  /** Called when a request carries this proxy's own `CDN-Loop` entry. */
   readonly onLoop: (method: string) => void
   readonly onBug: (error: unknown) => void
-  /** While draining, connections are not kept alive, so that clients move on to other replicas. */
-  readonly draining: () => boolean
 }
 
 /** The server for client traffic: each request is handled as {@link routingOf} says. */
-export async function trafficServer(options: TrafficOptions): Promise<TrafficServer> {
+export function trafficServer(options: TrafficOptions): TrafficServer {
   const { inForce, loop, ports, upstream, onBug } = options
   const { config } = inForce
   const routing = routingOf(inForce, { host: upstream.host, loop })
   const proxies = new TrustedProxies(config.trustProxy)
+  const peerOf = (connection: Connection): Peer =>
+    (connection[kPeer] ??= proxies.peerOf(connection.remoteAddress))
   const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, options.stalled)
   const tunnel = tunnels(upstream, writer, config.upstream)
-  const pass = await passthrough({
+  const pass = passthrough({
     ...config.upstream,
     upstream,
     writer,
@@ -83,7 +113,7 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     spans: options.spans,
   }
 
-  const readHead = (request: IncomingMessage): Target | Refusal => {
+  const readHead = (request: TrafficRequest): Target | Refusal => {
     const refused = refuseHead(request)
     if (refused !== null) return refused
     if (isLoop(request.rawHeaders, loop)) {
@@ -104,7 +134,7 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
   ): void => {
     const startedAt = performance.now()
     const name = route?.name ?? config.defaults.name
-    response.once('close', () => options.passed(name, performance.now() - startedAt))
+    response.on('close', () => options.passed(name, performance.now() - startedAt))
     const lines = requestLines(response.req.rawHeaders, peer, routing().forwarding)
     pass(response, { target: target.origin, lines, proxyHeaders, tap })
   }
@@ -120,24 +150,25 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
       writer.problem(response, refusal('route_not_found', detail))
       return
     }
-    const asked = protectedRequest(protecting, route, { ...incoming, target }, method)
+    const asked = new Asked(protecting, route, { ...incoming, target }, method)
     await answerStatus(ports, writer, asked, response)
   }
 
-  const serve = (request: IncomingMessage, response: ServerResponse): void => {
-    if (options.draining()) response.shouldKeepAlive = false
+  const orBreakOff = (response: TrafficResponse, answering: Promise<void>): void =>
+    void answering.catch((error: unknown) => {
+      onBug(error)
+      breakOff(response)
+    })
+
+  const serve = (request: TrafficRequest, response: TrafficResponse): void => {
+    if (inForce.draining) response.shouldKeepAlive = false
     const target = readHead(request)
     if ('code' in target) {
       response.shouldKeepAlive = false
       writer.problem(response, target)
       return
     }
-    const incoming = { response, target, peer: proxies.peerOf(request.socket.remoteAddress) }
-    const orBreakOff = (answering: Promise<void>): void =>
-      void answering.catch((error: unknown) => {
-        onBug(error)
-        breakOff(response)
-      })
+    const incoming = { response, target, peer: peerOf(request.socket) }
     const way = routing().wayOf(request, target)
     switch (way.kind) {
       case 'protect':
@@ -149,9 +180,9 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
       case 'refuse':
         return writer.problem(response, noRoute(request, target))
       case 'issue':
-        return orBreakOff(answerIssue(ports, writer, options.issuer as KeyIssuer, response))
+        return orBreakOff(response, answerIssue(ports, writer, options.issuer as KeyIssuer, response))
       case 'status':
-        return orBreakOff(status(incoming))
+        return orBreakOff(response, status(incoming))
       case 'policy':
         return answerPolicy(routing().policy, response)
     }
@@ -159,12 +190,13 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
 
   const server = new TrafficServer(
     {
+      holds: true,
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,
       // Behind an unanswered request a handshake is an ordinary GET: its answer must not overtake.
       shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
-      // refuseHead does this, as a problem document.
+      // `refuseHead` does this, as a problem document.
       requireHostHeader: false,
     },
     serve,
@@ -175,16 +207,16 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
   server.on('clientError', (error: NodeJS.ErrnoException, socket: Duplex) =>
     refuseUnread(writer, error, socket),
   )
-  server.on('checkContinue', (request: IncomingMessage, response: ServerResponse) => {
+  server.on('checkContinue', (request: StreamRequest, response: StreamResponse) => {
     // Otherwise the refusal is the answer.
     if (refuseHead(request) === null) response.writeContinue()
     server.emit('request', request, response)
   })
-  server.on('checkExpectation', (_request: IncomingMessage, response: ServerResponse) => {
+  server.on('checkExpectation', (_request: TrafficRequest, response: TrafficResponse) => {
     response.shouldKeepAlive = false
     writer.problem(response, malformed(417, 'an expectation other than 100-continue'))
   })
-  server.on('upgrade', (request: IncomingMessage, socket: Duplex, head: Buffer) => {
+  server.on('upgrade', (request: StreamRequest, socket: Duplex, head: Buffer) => {
     // Node has removed its own listener; without one, a reset would end the process.
     socket.on('error', () => socket.destroy())
     const target = readHead(request)
@@ -192,13 +224,13 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
     // Handshakes are never protected, whatever key they carry, but `unmatched: reject` applies.
     if (routing().wayOf(request, target).kind === 'refuse')
       return endRefused(socket, writer.problemMessage(noRoute(request, target)))
-    const peer = proxies.peerOf(request.socket.remoteAddress)
+    const peer = peerOf(request.socket)
     const client = proxies.clientOf(request.rawHeaders, peer)
     const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
     tunnel(client, { request, target: target.origin, lines, socket, head })
   })
   // Node has released the connection, so earlier requests on it can no longer be answered.
-  server.on('connect', (_request: IncomingMessage, socket: Duplex) => {
+  server.on('connect', (_request: TrafficRequest, socket: Duplex) => {
     socket.on('error', () => socket.destroy())
     if (answersOn(socket).length > 0) socket.destroy()
     else endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
@@ -206,13 +238,48 @@ export async function trafficServer(options: TrafficOptions): Promise<TrafficSer
   return server
 }
 
-function noRoute({ method }: IncomingMessage, { path }: Target): Refusal {
+/** Refuses heads that Node's parser accepts but that another server may read differently; null: fine. */
+function refuseHead({ httpVersion, framing }: TrafficRequest): Refusal | null {
+  if (httpVersion !== '1.1' && httpVersion !== '1.0')
+    return malformed(505, `HTTP/${httpVersion} is not spoken here; send HTTP/1.1`)
+  const { hosts, codings } = framing
+  // Two `Host` lines name two recipients (RFC 9112 §3.2).
+  if (hosts > 1) return malformed(400, `${hosts} Host lines; one is allowed`)
+  if (hosts === 0 && httpVersion === '1.1') return malformed(400, 'the Host line is missing')
+  if (codings.length === 0) return null
+  if (httpVersion === '1.0') return malformed(400, 'HTTP/1.0 has no Transfer-Encoding')
+  // Otherwise nothing marks the end of the body (RFC 9112 §6.3).
+  if (codings.at(-1)?.trim() !== 'chunked') return malformed(400, 'Transfer-Encoding does not end in chunked')
+  return codings.length === 1 ? null : malformed(501, 'a transfer coding other than chunked')
+}
+
+/** The refusal for a parser error or timeout. Null: the connection itself broke. */
+function refusalOfParser({ code = '' }: NodeJS.ErrnoException): Refusal | null {
+  switch (code) {
+    case 'ERR_HTTP_REQUEST_TIMEOUT':
+      return refusal('request_timeout', 'the head of the request did not arrive in time')
+    case 'HPE_HEADER_OVERFLOW':
+      return refusal('request_too_large', 'the request line and the header lines are over 16 KiB', {
+        status: 431,
+      })
+    case 'HPE_CHUNK_EXTENSIONS_OVERFLOW':
+      return refusal('request_too_large', 'the chunk extensions are over 16 KiB')
+    default:
+      return code.startsWith('HPE_') ? malformed(400, `the bytes are not HTTP/1.1 (${code})`) : null
+  }
+}
+
+function malformed(status: 400 | 417 | 501 | 505, detail: string): Refusal {
+  return refusal('request_malformed', detail, { status })
+}
+
+function noRoute({ method }: TrafficRequest, { path }: Target): Refusal {
   return refusal('route_not_found', `no route matches ${method} ${path}`)
 }
 
 /**
- * Answers parser errors and late heads with a problem document and ends the connection, since nobody knows where the next request
- * would begin. Behind an unanswered request nothing is sent: the client would take it for that request's answer.
+ * Answers parser errors and late heads with a problem document and ends the connection, since nobody knows where the next request would
+ * begin. Behind an unanswered request it sends nothing: the client would take it for that request's answer.
  */
 function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, socket: Duplex): void {
   const refused = refusalOfParser(error)
@@ -223,12 +290,85 @@ function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, sock
   const [first] = answers
   const last = answers.at(-1)
   if (first === undefined || last === undefined) return endRefused(socket, writer.problemMessage(refused))
-  if (first === last && !first.req.complete && !first.headersSent) {
+  if (first === last && !first.req.isHere && !first.headersSent) {
     socket.end(writer.problemMessage(refused))
     socket.destroy()
     return
   }
   // Earlier requests are answered; the last of them ends the connection.
   last.shouldKeepAlive = false
-  if (answers.some(({ req }) => !req.complete)) socket.destroy()
+  if (answers.some(({ req }) => !req.isHere)) socket.destroy()
+}
+
+/** How a request is handled (contract §3.1, §10). */
+export type Way =
+  /** `shadow`: forwarded and observed. */
+  | { readonly kind: 'protect' | 'shadow'; readonly route: RoutePolicy }
+  /** `ignored`: the answer says that a protected route got no key. */
+  | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
+  | { readonly kind: 'refuse' }
+  /** The proxy's own endpoints. */
+  | { readonly kind: 'issue' | 'status' | 'policy' }
+
+/** Dispatches requests by one configuration. A request keeps the routing it arrived under. */
+export class Routing {
+  readonly config: Config
+  readonly router: Router
+  readonly forwarding: Forwarding
+  #policy: string | null = null
+  readonly #issuerPath: string | null
+  readonly #statusPath: string | null
+
+  constructor(config: Config, upstream: Pick<Forwarding, 'host' | 'loop'>) {
+    this.config = config
+    this.router = new Router(policiesOf(config))
+    this.forwarding = { ...upstream, counted: countedHeaders(config) }
+    const { issuer, status } = config
+    this.#issuerPath = issuer === null ? null : normalisePath(issuer.path)
+    this.#statusPath = status.path === null ? null : normalisePath(status.path)
+  }
+
+  /** The body of `GET /.well-known/idempotency`. */
+  get policy(): string {
+    return (this.#policy ??= `${JSON.stringify(policyDocument(this.config))}\n`)
+  }
+
+  wayOf(request: TrafficRequest, target: Target): Way {
+    const { config } = this
+    const method = request.method as string
+    const own = this.#ownEndpoint(method, target)
+    if (own !== null) return { kind: own }
+    const route = this.router.match(method, target)
+    if (route === null && config.unmatched === 'reject') return { kind: 'refuse' }
+    if (route === null || !readsKeys(route)) return { kind: 'pass', route, ignored: false }
+    // Only routes can require a key.
+    const isMatched = route !== config.defaults
+    if ((isMatched && route.key.presence === 'required') || mayHaveKey(request, target, route))
+      return { kind: route.mode === 'shadow' ? 'shadow' : 'protect', route }
+    return { kind: 'pass', route, ignored: isMatched && route.statusHeader }
+  }
+
+  #ownEndpoint(method: string, { path }: Target): 'issue' | 'status' | 'policy' | null {
+    if (method === 'POST') return path === this.#issuerPath ? 'issue' : null
+    if (method === 'GET' && path === this.#statusPath) return 'status'
+    const isAsked = path === WELL_KNOWN && (method === 'GET' || method === 'HEAD')
+    return isAsked && this.config.wellKnown ? 'policy' : null
+  }
+}
+
+/** The routing of the configuration in force. */
+export function routingOf(
+  inForce: InForce,
+  upstream: ConstructorParameters<typeof Routing>[1],
+): () => Routing {
+  let routing = new Routing(inForce.config, upstream)
+  return () => {
+    if (routing.config !== inForce.config) routing = new Routing(inForce.config, upstream)
+    return routing
+  }
+}
+
+/** A key that is not in the head may be in the body, or be derived from it. */
+function mayHaveKey({ rawHeaders }: TrafficRequest, { query }: Target, { key }: RoutePolicy): boolean {
+  return carriesKey({ headers: rawHeaders, query }, key.from) || keyNeedsBody(key) || key.derive !== null
 }

@@ -1,6 +1,5 @@
 import { randomInt } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
-import { request as httpsRequest } from 'node:https'
 import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
 import type { UpstreamConfig } from '../config/config.ts'
@@ -11,14 +10,12 @@ import { Shares, shareOf } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { linger, pairs, type ResponseWriter } from './write.ts'
 
-const { request: httpRequest } = process.getBuiltinModule('node:http')
-
 /** Only these are tunnelled: on any other request `Upgrade` is a hop-by-hop line, and must not bypass the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {
   return request.method === 'GET' && request.headers.upgrade?.toLowerCase() === 'websocket'
 }
 
-/** Ends a raw connection with `message`, and gives the client time to read it. */
+/** Ends a raw connection with `message`, giving the client time to read it. */
 export function endRefused(client: Duplex, message: string | Buffer): void {
   client.write(message)
   // Unread bytes would turn the end of the connection into a reset.
@@ -29,21 +26,21 @@ export function endRefused(client: Duplex, message: string | Buffer): void {
 /** TCP keep-alive, so that a tunnel does not outlive a silent peer. */
 const PROBE_AFTER: Millis = 60_000
 
-/** A request to upgrade, and the connection that it came on. */
+/** An upgrade request and its connection. */
 export interface Handshake {
   readonly request: IncomingMessage
   readonly target: string
   readonly lines: readonly string[]
   readonly socket: Duplex
-  /** Bytes that came behind it. */
+  /** Bytes that followed it. */
   readonly head: Buffer
 }
 
 type Limits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
 
 /**
- * Tunnels WebSockets. One holds a connection to the upstream for as long as both sides like, so there are `connections` places, of
- * which no `holder`, a client address, may have all.
+ * Tunnels WebSockets. Each holds an upstream connection for as long as both sides like, so there are `connections` places, and no `holder`
+ * (a client address) may take all of them.
  */
 export function tunnels(
   upstream: Upstream,
@@ -72,8 +69,8 @@ export function tunnels(
 }
 
 /**
- * Passes a handshake and then the bytes of both sides, as they are: subprotocols, extensions, close codes and a refused handshake
- * reach the client unchanged (docs/adr/0004).
+ * Forwards a handshake and then the bytes of both sides unchanged: subprotocols, extensions, close codes and a refused handshake reach the
+ * client (docs/adr/0004).
  */
 function tunnel(
   upstream: Upstream,
@@ -83,7 +80,8 @@ function tunnel(
 ): void {
   const { origin, socketPath, tls } = upstream
   const isSecure = origin.protocol === 'https:'
-  const sent = (isSecure ? httpsRequest : httpRequest)({
+  // Loaded on demand: `node:https` and `node:tls` add 10 ms to the start.
+  const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request({
     method: 'GET',
     path: target,
     headers: [
@@ -153,7 +151,7 @@ function tunnel(
     clearTimeout(timer)
     sent.destroy()
   })
-  // Nothing else reads before the upstream answers, so a departure would go unnoticed.
+  // Nothing else reads before the upstream answers, so the client's departure would go unnoticed.
   client.once('end', () => {
     if (!answered) client.destroy()
   })

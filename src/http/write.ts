@@ -1,13 +1,14 @@
-import type { ServerResponse } from 'node:http'
 import { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
+import { unfreed } from '../runtime/body-memory.ts'
 import type { LiveSink } from '../upstream/port.ts'
 import { NOBODY, Stalled } from './bodies.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
+import type { StreamResponse, TrafficResponse } from './request.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
@@ -17,23 +18,26 @@ const ONE_WRITE = 16 * 1024
 /** Writes every protected answer, live or replayed, so that they are identical. */
 export class ResponseWriter {
   readonly #baseUrl: string
-  /** Limit on a client that reads nothing. */
+  /** How long a client may read nothing. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
 
-  /** `stalled`: whole answers that have not left give way there. */
+  /** `stalled`: where unsent whole answers give way to others. */
   constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
     this.idleTimeout = idleTimeout
     this.#stalled = stalled
   }
 
-  write(response: ServerResponse, answer: Reply): void {
+  write(response: TrafficResponse, answer: Reply): void {
     switch (answer.kind) {
       case 'response':
-        response.once('close', answer.release)
-        if (response.destroyed) answer.release()
-        else this.#whole(response, answer)
+        try {
+          this.#whole(response, answer)
+        } catch (error) {
+          answer.release()
+          throw error
+        }
         return
       case 'live':
         if (response.destroyed) answer.live.drain()
@@ -47,20 +51,20 @@ export class ResponseWriter {
     }
   }
 
-  problem(response: ServerResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
+  problem(response: TrafficResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
     const { req: request } = response
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
-    const keeps = request.complete || (refused.code !== 'request_timeout' && restIsSmall(response))
+    const keeps = request.isHere || (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
     response.writeHead(refused.status, headers)
-    response.end(body)
+    endMessage(response, body)
     this.watch(response)
     if (!keeps) lingeringClose(response)
-    else if (!request.complete) awaitRest(response)
+    else if (!request.isHere) awaitRest(response as StreamResponse)
   }
 
-  /** The whole message, for a raw connection that is then ended. */
+  /** The complete message, for a raw connection that is then closed. */
   problemMessage(refused: Refusal): Buffer {
     const { headers, body } = this.#refusal(refused, false)
     const lines = pairs([...headers, 'Connection', 'close']).map(([name, value]) => `${name}: ${value}\r\n`)
@@ -81,8 +85,10 @@ export class ResponseWriter {
     return { headers, body }
   }
 
-  #whole(response: ServerResponse, { response: kept, proxyHeaders, release }: Whole): void {
-    const { status, reason, headers, trailers, body } = kept
+  #whole(response: TrafficResponse, { response: kept, proxyHeaders, release }: Whole): void {
+    if (response.destroyed) return release()
+    const { status, reason, headers, trailers } = kept
+    const body = unfreed(kept.body)
     const chunked = trailers.length > 0 && chunkable(response, status)
     const lines = withProxyHeaders(withoutTrailer(headers, chunked), proxyHeaders)
     const hasBody = hasContent(response, status)
@@ -91,29 +97,31 @@ export class ResponseWriter {
     response.writeHead(status, reason, lines)
     if (chunked) response.addTrailers(pairs(trailers))
     endMessage(response, hasBody ? body : null)
+    if (hasLeft(response)) return release()
     this.watch(response)
     this.#hurry(response, body.length, release)
   }
 
   /**
-   * A whole answer stays in memory until it has left. It is dropped if its client reads less than a mebibyte per idle timeout, or if
+   * A whole answer stays in memory until it has been sent. It is dropped if its client reads less than a mebibyte per idle timeout, or if
    * others need the room; a retry gets the replay.
    */
-  #hurry(response: ServerResponse, size: number, release: () => void): void {
-    if (hasLeft(response)) return
+  #hurry(response: TrafficResponse, size: number, release: () => void): void {
     const drop = (): void => {
-      release()
+      // First, since released memory may be freed.
       response.socket?.resetAndDestroy()
+      release()
     }
     const timer = setTimeout(drop, this.idleTimeout * (1 + size / 1024 ** 2))
     const unfinished = this.#stalled.watch(drop, NOBODY)
     response.once('close', () => {
       clearTimeout(timer)
       unfinished.done()
+      release()
     })
   }
 
-  #live(response: ServerResponse, { live, proxyHeaders }: Extract<Reply, { kind: 'live' }>): void {
+  #live(response: TrafficResponse, { live, proxyHeaders }: Extract<Reply, { kind: 'live' }>): void {
     const headers = withoutTrailer(live.headers, chunkable(response, live.status))
     response.writeHead(live.status, live.reason, withProxyHeaders(headers, proxyHeaders))
     sendHead(response)
@@ -121,7 +129,7 @@ export class ResponseWriter {
   }
 
   /** Drops a client that stops reading: its answer is held in memory meanwhile. */
-  watch(response: ServerResponse): void {
+  watch(response: TrafficResponse): void {
     if (hasLeft(response)) return
     const socket = response.socket as Socket
     // To an HTTP/1.0 client anything but a reset would end the body cleanly.
@@ -135,8 +143,8 @@ export class ResponseWriter {
 
 type Whole = Extract<Reply, { kind: 'response' }>
 
-/** Whether the kernel has all of it, or the client is gone. */
-function hasLeft(response: ServerResponse): boolean {
+/** Whether the kernel has all of it, or the client has left. */
+function hasLeft(response: TrafficResponse): boolean {
   return (
     response.writableFinished ||
     response.destroyed ||
@@ -144,8 +152,8 @@ function hasLeft(response: ServerResponse): boolean {
   )
 }
 
-/** A client that reads too slowly is dropped, while the upstream continues to its end (contract §7). */
-function clientSink(response: ServerResponse, writer: ResponseWriter): LiveSink {
+/** Drops a client that reads too slowly, while the upstream continues to its end (contract §7). */
+function clientSink(response: TrafficResponse, writer: ResponseWriter): LiveSink {
   let resume = (): void => {}
   let stalled: NodeJS.Timeout | undefined
   const abort = (): void => breakOff(response)
@@ -174,44 +182,58 @@ function clientSink(response: ServerResponse, writer: ResponseWriter): LiveSink 
 }
 
 /** Ends an incomplete answer. HTTP/1.0 bodies end with their connection, so only a reset shows that one is incomplete. */
-export function breakOff(response: ServerResponse): void {
+export function breakOff(response: TrafficResponse): void {
   const { req, socket } = response
   if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
   else response.destroy()
 }
 
-/** Ends a message with the last of its body. */
-export function endMessage(response: ServerResponse, last: Buffer | null): void {
+/** Ends a message with the last part of its body. */
+export function endMessage(response: TrafficResponse, last: Buffer | null): void {
   if (last === null || last.length === 0) response.end()
-  // Node joins head and body where the body is a string: one buffer for the kernel instead of two.
+  // Node joins head and body if the body is a string: one buffer for the kernel instead of two.
   else if (last.length <= ONE_WRITE) response.end(last.toString('latin1'), 'latin1')
   else response.end(last)
 }
 
-/** Sends the head before there is a body. Node's `flushHeaders` would write latin1 values as UTF-8. */
-export function sendHead(response: ServerResponse): void {
+/** Sends the head before any body. Node's `flushHeaders` would write latin1 values as UTF-8. */
+export function sendHead(response: TrafficResponse): void {
   response.write(Buffer.alloc(0))
 }
 
-/** Whether the answer has content (RFC 9110 §6.4.1), however little. */
-export function hasContent({ req }: ServerResponse, status: number): boolean {
+/** Whether the answer has content (RFC 9110 §6.4.1), even if empty. */
+export function hasContent({ req }: TrafficResponse, status: number): boolean {
   return req.method !== 'HEAD' && status !== 204 && status !== 304
 }
 
 /** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */
-export function chunkable(response: ServerResponse, status: number): boolean {
+export function chunkable(response: TrafficResponse, status: number): boolean {
   return response.req.httpVersionMinor > 0 && hasContent(response, status)
 }
 
-/** Adds the proxy's own lines, in place of the same ones of a proxy behind it. */
+/** Adds the proxy's own lines, replacing those of a proxy behind it. */
 export function withProxyHeaders(headers: readonly string[], proxyHeaders: readonly string[]): string[] {
-  // An upstream's own never gets here.
-  if (proxyHeaders.every((name, i) => i % 2 === 1 || name === RESPONSE_HEADER.replayed))
-    return [...headers, ...proxyHeaders]
-  const own = new Set(proxyHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase()))
-  // The other proxy's expiry belongs to another record.
-  if (own.has('idempotency-status')) own.add('idempotency-expires')
-  return [...filterLines(headers, (name) => !own.has(name)), ...proxyHeaders]
+  const lines: string[] = []
+  for (let i = 0; i + 1 < headers.length; i += 2) {
+    const name = headers[i] as string
+    if (!isReplaced(name, proxyHeaders)) lines.push(name, headers[i + 1] as string)
+  }
+  for (const text of proxyHeaders) lines.push(text)
+  return lines
+}
+
+function isReplaced(name: string, proxyHeaders: readonly string[]): boolean {
+  for (let i = 0; i < proxyHeaders.length; i += 2) {
+    const own = proxyHeaders[i] as string
+    if (isSame(name, own)) return true
+    // The other proxy's expiry belongs to another record.
+    if (own === RESPONSE_HEADER.status && isSame(name, RESPONSE_HEADER.expires)) return true
+  }
+  return false
+}
+
+function isSame(name: string, own: string): boolean {
+  return name.length === own.length && name.toLowerCase() === own.toLowerCase()
 }
 
 function withoutTrailer(headers: readonly string[], chunked: boolean): readonly string[] {
@@ -223,21 +245,22 @@ function withoutTrailer(headers: readonly string[], chunked: boolean): readonly 
 /** The rest of a body up to this size is read, to keep the connection. */
 const SMALL_BODY = 64 * 1024
 
-function restIsSmall({ req, shouldKeepAlive }: ServerResponse): boolean {
-  return shouldKeepAlive && Number(req.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY
+function restIsSmall({ req, shouldKeepAlive }: TrafficResponse): boolean {
+  const { length, codings } = req.framing
+  return shouldKeepAlive && codings.length === 0 && length <= SMALL_BODY
 }
 
 /** Time for the client to read the answer, or to send the rest of a small body. */
 const LINGER: Millis = 1000
-/** At most so many times longer, while it still sends. */
+/** At most this many times longer, while the client still sends. */
 const MOST_LINGERS = 30
-/** So many connections at a time may take longer than one. */
+/** How many connections at a time may take longer than one interval. */
 const MOST_LINGERING = 100
 
 let lingering = 0
 
 /**
- * Ends a connection on which the client may still send: as long as bytes arrive, it has not read the answer. The caller reads and
+ * Closes a connection on which the client may still send: as long as bytes arrive, it has not read the answer. The caller reads and
  * discards them.
  */
 export function linger(connection: Duplex): void {
@@ -259,7 +282,7 @@ export function linger(connection: Duplex): void {
   })
 }
 
-function awaitRest({ req, socket }: ServerResponse): void {
+function awaitRest({ req, socket }: StreamResponse): void {
   req.resume()
   const timer = setTimeout(() => {
     if (!req.complete) socket?.destroy()
@@ -267,11 +290,10 @@ function awaitRest({ req, socket }: ServerResponse): void {
   req.once('end', () => clearTimeout(timer))
 }
 
-/** Has the connection linger after the answer. Closed at once, a client that still sends would get a reset instead. */
-export function lingeringClose({ req, socket }: ServerResponse): void {
+/** Makes the connection linger after the answer. If it were closed at once, a client that is still sending would get a reset instead. */
+export function lingeringClose({ req, socket }: TrafficResponse): void {
   req.resume()
-  // What Node calls after an answer that says `Connection: close`. Not `req.socket`: undici takes that away from a request whose
-  // body it gave up.
+  // Node calls this after an answer with `Connection: close`. Not `req.socket`: undici removes that from a request whose body it gave up.
   if (socket !== null) socket.destroySoon = () => linger(socket)
 }
 

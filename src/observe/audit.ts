@@ -10,14 +10,14 @@ const OWNER_ONLY = 0o600
 /** Longer than any line. */
 const TAIL = 64 * 1024
 const LOCK_POLL: Millis = 2
-/** Longer than any queue of writers; a process that hangs may hold the lock for as long as it does. */
+/** Longer than any queue of writers; a hung process may hold the lock indefinitely. */
 const LOCK_AT_MOST: Millis = 10_000
 
-/** What somebody decided about a record, or about the process. Nothing in it is secret. */
+/** A decision about a record or the process. Nothing in it is secret. */
 export interface Change {
   readonly who: { readonly address: string; readonly by: string | null }
   readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'withdrawn'
-  /** Record id; null: the change concerns none. */
+  /** Record id; null: the change concerns no record. */
   readonly record: string | null
   readonly before: unknown
   readonly after: unknown
@@ -34,7 +34,8 @@ export interface AuditLine extends Change {
 }
 
 /**
- * Takes the lines besides the file, if there is one: a file that lost its end differs from the log.
+ * Receives each line in addition to the file, if there is one, so that a truncated file differs from the log.
+ *
  * @throws if there is no file and the line cannot be written: the change is not made.
  */
 export type AuditSink = (line: AuditLine) => void
@@ -47,6 +48,7 @@ export class Audit {
   /** Hash of the last line; null: that line was edited. */
   #prev: string | null
   #last: Promise<unknown> = Promise.resolve()
+  #closing = false
 
   private constructor(service: string, sink: AuditSink, file: AuditFile | null, prev: string | null) {
     this.#service = service
@@ -80,13 +82,21 @@ export class Audit {
   write(change: Change): Promise<AuditLine> {
     const file = this.#file
     const written = this.#last.then(() =>
-      file === null ? this.#append(change) : alone(file.lock, () => this.#append(change)),
+      file === null
+        ? this.#append(change)
+        : alone(
+            file.lock,
+            () => this.#append(change),
+            () => this.#closing && change.what !== 'withdrawn',
+          ),
     )
     this.#last = written.catch(() => {})
     return written
   }
 
+  /** A change that has waited too long for another process's lock is not made. Lines that take a change back are still written. */
   async close(): Promise<void> {
+    this.#closing = true
     await this.#last
     await this.#file?.handle.close()
   }
@@ -100,7 +110,7 @@ export class Audit {
     const content = { ...stamp, who, what, record, before, after, reason, prev: this.#prev }
     const line: AuditLine = { ...content, hash: hashOf(content) }
     if (this.#file !== null) await store(this.#file, `${JSON.stringify(line)}\n`)
-    // A line that the sink refuses is not part of the chain.
+    // A line refused by the sink is not part of the chain.
     this.#sink(line)
     this.#prev = line.hash
     return line
@@ -124,7 +134,7 @@ async function catchUp(file: AuditFile, prev: string): Promise<string> {
   const added = Buffer.alloc(Math.max(0, size - file.size))
   await file.handle.read(added, 0, added.length, file.size)
   const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
-  // Somebody writes to it without the lock, or truncated it: what is added now would look like their doing.
+  // Somebody wrote without the lock, or truncated it: a line added now would look like their doing.
   if (checked === null || !checked.ok)
     throw new Error(
       `the audit file has ${size} bytes instead of ${file.size}, and the chain does not continue there: somebody else wrote to it`,
@@ -139,17 +149,18 @@ async function store(file: AuditFile, text: string): Promise<void> {
     await file.handle.datasync()
     file.size += Buffer.byteLength(text)
   } catch (error) {
-    // A part of a line would break the chain.
+    // A partial line would break the chain.
     await file.handle.truncate(file.size).catch(() => {})
     throw error
   }
 }
 
 /** Runs `work` while no other process reads or writes the end of the file. A process that is killed leaves no lock behind. */
-async function alone<T>(lock: string, work: () => Promise<T>): Promise<T> {
+async function alone<T>(lock: string, work: () => Promise<T>, isGivenUp = (): boolean => false): Promise<T> {
   const until = performance.now() + LOCK_AT_MOST
   let release = lockFile(lock)
   for (; release === null; release = lockFile(lock)) {
+    if (isGivenUp()) throw new Error('the process is ending, and another holds the lock of the audit file')
     if (performance.now() > until)
       throw new Error(`another process has held the lock of the audit file for ${LOCK_AT_MOST} ms`)
     await wait(LOCK_POLL * (0.5 + Math.random()))
@@ -209,8 +220,8 @@ function hashIn(line: string): string | null {
 const BEGIN = Buffer.from('{"time":"')
 
 /**
- * The last complete line; null: the file is empty; '': it is some other file. A line that a crash cut off is for a change that
- * was not made: it is removed.
+ * The last complete line; null: the file is empty; '': it is another kind of file. A line cut off by a crash belongs to a change that was
+ * not made, so it is removed.
  */
 async function lastLine(file: FileHandle): Promise<{ size: number; line: string | null }> {
   const { size } = await file.stat()

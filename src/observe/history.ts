@@ -1,15 +1,16 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import type { CompletionResult } from '../protect/outcomes.ts'
 import type { Execution, RequestSummary } from '../protect/request.ts'
+import { RecordMap } from '../runtime/record-map.ts'
 import type { Note } from '../store/register.ts'
 
-/** Long enough that a usual request is one line, short enough that the claims of slow requests survive a crash. */
+/** Long enough that a normal request makes one entry, short enough that the claims of slow requests survive a crash. */
 const FLUSH_EVERY: Millis = 250
 /** Records with entries not yet written: about 300 bytes each. */
 const MAX_RECORDS = 2000
-/** Entries of one record between two flushes; further ones are more of the same. */
+/** Entries of one record between two flushes; more would repeat themselves. */
 const MAX_ENTRIES = 20
-/** Writes to the store at a time. */
+/** Concurrent writes to the store. */
 const BATCH = 50
 /** How often lost entries are reported: a store that is down for long takes none of them. */
 const REPORT_EVERY: Millis = 60_000
@@ -26,6 +27,13 @@ interface Entry {
   detail: Readonly<Record<string, unknown>>
 }
 
+/** An execution that has been normal so far: claimed, and by now perhaps stored. */
+interface Begun {
+  readonly execution: Execution
+  readonly at: Millis
+  storedAt: Millis | null
+}
+
 export interface HistoryOptions {
   readonly note: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
   /** Name of this process, without blanks. */
@@ -34,10 +42,14 @@ export interface HistoryOptions {
   readonly onDropped: (count: number) => void
 }
 
-/** What happened to records, stored beside them for people. Off the path of requests: written in batches, lost if the store fails. */
+/**
+ * The history of records, stored beside them for people. Off the request path: written in batches, lost if the store fails. A first
+ * execution that was claimed, stored and answered between two flushes leaves no entry: its record says it all (docs/adr/0073).
+ */
 export class History {
   readonly #options: HistoryOptions
   #waiting = new Map<RecordId, Entry[]>()
+  readonly #begun = new RecordMap<Begun>()
   #timer: NodeJS.Timeout | null = null
   #flushing: Promise<void> | null = null
   #dropped = 0
@@ -48,27 +60,45 @@ export class History {
     this.#options = options
   }
 
-  began({ id, attempt, before }: Execution): void {
-    const { fence, attempts } = attempt
-    this.add(id, 'claimed', fence, { fence, attempts, before })
+  began(execution: Execution): void {
+    this.#tellBegun(execution.id)
+    this.#begun.set(execution.id, { execution, at: performance.now(), storedAt: null })
+    this.#schedule()
   }
 
   completed(result: CompletionResult, id: RecordId): void {
-    this.add(id, 'settled', result, { result })
+    const begun = this.#begun.get(id)
+    if (begun !== undefined && begun.storedAt === null && result === 'stored')
+      begun.storedAt = performance.now()
+    else this.add(id, 'settled', result, { result })
   }
 
-  answered({ id, outcome, before, after, fence, status, upstreamMs, cause }: RequestSummary): void {
+  answered(summary: RequestSummary): void {
+    const { id, outcome, before, after, fence, status, upstreamMs, cause } = summary
     if (id === null) return
-    const detail =
-      fence === null
-        ? { status, state: after }
-        : { fence, status, upstreamMs: Math.round(upstreamMs), before, after, cause }
-    this.add(id, outcome ?? 'aborted', fence ?? this.#options.replica, detail)
+    if (fence === null)
+      return this.add(id, outcome ?? 'aborted', this.#options.replica, { status, state: after })
+    let began: Millis | undefined
+    const begun = outcome === 'executed' ? this.#begun.get(id) : undefined
+    if (begun !== undefined && begun.storedAt !== null && begun.execution.attempt.fence === fence) {
+      this.#begun.delete(id)
+      if (before === 'absent') return
+      began = begun.at
+    }
+    const detail = { fence, status, upstreamMs: Math.round(upstreamMs), before, after, cause }
+    this.add(id, outcome ?? 'aborted', fence, detail, began)
   }
 
-  /** `detail`: nothing secret, no content of requests. */
-  add(id: RecordId, event: string, of: string | number, detail: Entry['detail']): void {
-    const now = performance.now()
+  /** `detail`: no secrets, and nothing from requests. */
+  add(
+    id: RecordId,
+    event: string,
+    of: string | number,
+    detail: Entry['detail'],
+    first = performance.now(),
+    last = performance.now(),
+  ): void {
+    this.#tellBegun(id)
     let entries = this.#waiting.get(id)
     if (entries === undefined) {
       if (this.#waiting.size >= MAX_RECORDS || this.#closed) {
@@ -82,17 +112,27 @@ export class History {
     const newest = entries.at(-1)
     if (newest !== undefined && newest.event === event && newest.of === of) {
       newest.count++
-      newest.last = now
+      newest.last = last
       newest.detail = detail
     } else if (entries.length < MAX_ENTRIES) {
-      entries.push({ event, of, first: now, last: now, count: 1, detail })
-      if (event === 'executed') joinExecuted(entries)
+      entries.push({ event, of, first, last, count: 1, detail })
     } else this.#dropped++
   }
 
-  /** Resolves when the waiting entries are written or lost. */
-  flush(): Promise<void> {
-    this.#flushing ??= this.#flush().finally(() => {
+  /** The record's execution is unusual, or still running: notes what it has done so far. */
+  #tellBegun(id: RecordId): void {
+    const begun = this.#begun.get(id)
+    if (begun === undefined) return
+    this.#begun.delete(id)
+    const { at, storedAt, execution } = begun
+    const { fence, attempts } = execution.attempt
+    this.add(id, 'claimed', fence, { fence, attempts, before: execution.before }, at, at)
+    if (storedAt !== null) this.add(id, 'settled', 'stored', { result: 'stored' }, storedAt, storedAt)
+  }
+
+  /** Writes waiting entries, with executions that began at least `age` ago; resolves when they are written or lost. */
+  flush(age: Millis = 0): Promise<void> {
+    this.#flushing ??= this.#flush(age).finally(() => {
       this.#flushing = null
       this.#schedule()
     })
@@ -100,6 +140,8 @@ export class History {
   }
 
   async close(): Promise<void> {
+    // A flush by the timer leaves out executions that have just begun.
+    await this.#flushing
     await this.flush()
     this.#closed = true
     if (this.#timer !== null) clearTimeout(this.#timer)
@@ -107,14 +149,18 @@ export class History {
   }
 
   #schedule(): void {
-    if (this.#timer !== null || this.#waiting.size === 0 || this.#flushing !== null) return
+    if (this.#timer !== null || this.#flushing !== null) return
+    if (this.#waiting.size + this.#begun.size === 0) return
     this.#timer = setTimeout(() => {
       this.#timer = null
-      void this.flush()
+      // Executions that began since the last flush are about to end normally.
+      void this.flush(FLUSH_EVERY)
     }, FLUSH_EVERY).unref()
   }
 
-  async #flush(): Promise<void> {
+  async #flush(age: Millis): Promise<void> {
+    const until = performance.now() - age
+    for (const [id, { at }] of this.#begun) if (at <= until) this.#tellBegun(id)
     const all = [...this.#waiting]
     this.#waiting = new Map()
     for (let at = 0; at < all.length; at += BATCH) {
@@ -126,7 +172,7 @@ export class History {
       const failed = written.filter(({ status }) => status === 'rejected').length
       this.#dropped += failed
       if (failed < batch.length) continue
-      // The store takes nothing: nobody waits for it, least of all a shutdown.
+      // The store takes nothing: do not wait for it, least of all at shutdown.
       this.#dropped += all.length - at - batch.length
       break
     }
@@ -148,16 +194,7 @@ export class History {
   }
 }
 
-/** A request that was claimed, stored and answered since the last flush is one entry. */
-function joinExecuted(entries: Entry[]): void {
-  const [claimed, settled, executed] = entries
-  if (executed === undefined || entries.length > 3) return
-  if (claimed?.event !== 'claimed' || executed.of !== claimed.of) return
-  if (settled?.event !== 'settled' || settled.detail['result'] !== 'stored') return
-  entries.splice(0, 3, { ...executed, first: claimed.first })
-}
-
-/** Without what is unknown, and with long texts cut. */
+/** Drops unknown values and cuts long texts. */
 function short(detail: Entry['detail']): Record<string, unknown> {
   const cut = (value: unknown): unknown =>
     typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value

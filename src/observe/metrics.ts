@@ -1,4 +1,4 @@
-import { collectDefaultMetrics, Gauge, type Metric as PromMetric, Registry } from 'prom-client'
+import type { Metric as PromMetric, Registry } from 'prom-client'
 import type { RoutePolicy } from '../core/policy.ts'
 import { isProtected, policiesOf, type Routes, readsKeys } from '../core/route.ts'
 import {
@@ -8,10 +8,10 @@ import {
   possibleOutcomes,
   RECONCILE_RESULTS,
 } from '../protect/outcomes.ts'
-import { Distributions, type Labels, Values } from './fast-series.ts'
+import { Once } from '../runtime/scheduling.ts'
 
 // Each bound costs a series per route (docs/metrics.md): no more than the alerts and dashboards can tell apart.
-/** A request with its upstream's work. */
+/** Requests, including the upstream's work. */
 const DURATIONS = [0.005, 0.025, 0.05, 0.1, 0.25, 1, 2.5, 10, 60]
 /** The proxy's own share; IdempotencyOverheadHigh compares with 0.1. */
 const OVERHEADS = [0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5]
@@ -23,14 +23,14 @@ const AGES = [10, 60, 600, 3600, 21_600, 43_200, 86_400, 259_200, 604_800, 2_592
 const RATIOS = [0.1, 0.25, 0.5, 0.75, 1, 1.5]
 
 /**
- * The series that a route begins with, at 0: those that its settings allow. A counter that is first seen at 1 has not increased for
- * Prometheus, and the first orphan would not fire an alert.
+ * The series that a route starts with at 0: those that its settings allow. To Prometheus, a counter first seen at 1 has not increased, so
+ * the first orphan would not fire an alert.
  */
 type Start = (policy: RoutePolicy) => readonly Labels[]
 type Names = readonly string[]
 
 const none = (): Labels[] => []
-/** A route may have left records under earlier settings, and one such event fires an alert. */
+/** Earlier settings of the route may have left records, and one such event fires an alert. */
 const always = (): Labels[] => [{}]
 const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
   namesOf(table).map((result) => ({ result }))
@@ -41,12 +41,12 @@ const gauge = (labels: Names, help: string) => ({ kind: 'gauge', labels, help })
 const histogram = (labels: Names, help: string, buckets: readonly number[]) =>
   ({ kind: 'histogram', labels, help, buckets }) as const
 
-/** Every metric of this version (contract §13). Documentation is tested against it. */
+/** All metrics (contract §13). Documentation is tested against this table. */
 // biome-ignore format: a table
 export const METRICS = {
   idempotency_requests_total: counter(['route', 'outcome'], 'Requests, by how they were answered.',
     (policy) => possibleOutcomes(policy).map((outcome) => ({ outcome }))),
-  // Shadow mode claims, too, but is counted by its verdicts alone.
+  // Shadow mode also claims, but only its verdicts are counted.
   idempotency_claims_total: counter(['route', 'result'], 'Attempts to claim a key, by what was found.',
     (policy) => (isProtected(policy) ? results(CLAIM_RESULTS) : [])),
   idempotency_completions_total: counter(['route', 'result'],
@@ -64,17 +64,27 @@ export const METRICS = {
   idempotency_store_errors_total: counter(['store'], 'Store operations that failed.'),
   idempotency_store_up: gauge(['store'], '1 if the store answered the last operation, else 0.'),
   idempotency_breaker_state: gauge(['store'], 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.'),
+  idempotency_store_in_grace: gauge(['store'],
+    '1 while the store hands nothing out since it may have lost claims (store.grace), else 0.'),
+  idempotency_store_graces_total: counter(['store'],
+    'Graces that this replica has seen begin: the store failed over, restarted or lost its data (store.grace).'),
+  idempotency_store_waits_total: counter(['store', 'result'],
+    'Claims that waited for replicas or disks (store.wait): satisfied, or unsatisfied and withdrawn.'),
   idempotency_in_flight: gauge([], 'Protected requests in progress.'),
-  idempotency_waiters: gauge([], 'Duplicates waiting for the first request to finish.'),
+  idempotency_waiters: gauge([],
+    'Duplicates waiting for the first request to finish, and requests waiting for the end of a grace.'),
   idempotency_buffered_bytes: gauge([], 'Bytes of request and response bodies held in memory.'),
   idempotency_spooled: gauge([],
     'Outcomes not yet written to the store: held in memory, and on disk if store.spool is set.'),
+  idempotency_split_total: counter(['route'],
+    'Claims that the store lost and handed out to another owner before they could be written again; each may have been executed twice.',
+    always),
   idempotency_lease_expired_total: counter(['route'],
     'Leases that expired before their request finished; each is counted once.', always),
   idempotency_records: gauge(['state'],
     'Records with an unknown outcome, dead-lettered ones counted separately.'),
   idempotency_pruned_total: counter(['store'],
-    'Expired records removed from the store (memory and sqlite only; Redis does not report them).'),
+    'Expired records removed from the store (not by Redis, which does not report them).'),
   idempotency_reconcile_total: counter(['route', 'result'], 'Reconciliation of unknown records, by result.',
     (policy) => (readsKeys(policy) && policy.reconcile !== null ? results(RECONCILE_RESULTS) : [])),
   idempotency_unresolved_expiring_total: counter(['route'],
@@ -89,8 +99,10 @@ export const METRICS = {
   idempotency_regenerated_keys_total: counter(['route'],
     'Requests repeated under a new key within a minute, as seen by this replica.',
     (policy) => (readsKeys(policy) ? [{}] : [])),
+  idempotency_seal_errors_total: counter(['reason'],
+    'Times that a sealed record could not be opened: unknown_key, or altered since it was sealed.'),
   idempotency_store_grade: gauge(['store'],
-    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict.'),
+    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict (docs/stores.md#the-grade).'),
   idempotency_log_lines_dropped_total: counter([],
     'Log lines dropped because standard output was full or nobody read it.'),
   idempotency_config_last_reload_successful: gauge([],
@@ -99,40 +111,50 @@ export const METRICS = {
 }
 export type MetricName = keyof typeof METRICS
 
-/** The registry of one process. Values are set by name; unknown names are a compile error. */
+/** The metrics of one process. Values are set by name; an unknown name is a compile error. */
 export class Metrics {
-  readonly registry = new Registry()
+  readonly #defaults: boolean
   readonly #values = new Map<MetricName, Values>()
   readonly #histograms = new Map<MetricName, Distributions>()
+  readonly #registry = new Once(() => this.#openRegistry())
 
-  /** `defaults`: Node's metrics as well. */
+  /** `defaults`: include Node's metrics. */
   constructor(defaults = true) {
-    if (defaults) this.#collectDefaults()
-    else this.#registerStartTime()
+    this.#defaults = defaults
     for (const name of namesOf(METRICS)) {
       const metric = METRICS[name]
       if (metric.kind === 'histogram')
-        this.#histograms.set(name, this.#register(new Distributions({ name, ...metric }, metric.buckets)))
-      else this.#values.set(name, this.#register(new Values({ name, ...metric })))
+        this.#histograms.set(name, new Distributions({ name, ...metric }, metric.buckets))
+      else this.#values.set(name, new Values({ name, ...metric }))
     }
   }
 
-  count(name: MetricName, labels: Labels, by = 1): void {
-    this.#values.get(name)?.increment(labels, by)
+  /** The series of a counter or gauge, to be kept by callers that count often. It is exported from now on. */
+  value(name: MetricName, labels: Labels): Value {
+    return (this.#values.get(name) as Values).of(labels)
   }
-  set(name: MetricName, labels: Labels, value: number): void {
-    this.#values.get(name)?.set(labels, value)
-  }
-  observe(name: MetricName, labels: Labels, value: number): void {
-    this.#histograms.get(name)?.observe(labels, value)
+  /** The same of a histogram. */
+  histogram(name: MetricName, labels: Labels): Distribution {
+    return (this.#histograms.get(name) as Distributions).of(labels)
   }
 
-  /** Where to read metrics without labels at each scrape. */
+  /** A count of 0 creates the series. */
+  count(name: MetricName, labels: Labels, by = 1): void {
+    this.value(name, labels).current += by
+  }
+  set(name: MetricName, labels: Labels, value: number): void {
+    this.value(name, labels).current = value
+  }
+  observe(name: MetricName, labels: Labels, value: number): void {
+    this.histogram(name, labels).observe(value)
+  }
+
+  /** Sets where to read metrics without labels at each scrape. */
   read(sources: Partial<Record<MetricName, () => number>>): void {
     for (const [name, source] of Object.entries(sources)) this.#values.get(name as MetricName)?.read(source)
   }
 
-  /** Makes the series that these routes begin with; also after a reload. */
+  /** Creates the series that these routes start with; also called after a reload. */
   startRoutes(config: Routes): void {
     for (const policy of policiesOf(config)) {
       const { name: route, ttl } = policy
@@ -143,7 +165,7 @@ export class Metrics {
         for (const labels of metric.start(policy)) this.count(name, { route, ...labels }, 0)
       }
     }
-    // Methods that nothing protects.
+    // For unprotected methods.
     if (config.unmatched !== 'reject')
       this.count('idempotency_requests_total', { route: config.defaults.name, outcome: 'passed' }, 0)
   }
@@ -160,23 +182,162 @@ export class Metrics {
     )
   }
 
-  #collectDefaults(): void {
-    collectDefaultMetrics({ register: this.registry })
-    // Gauges named like counters, which `promtool check metrics` refuses: sums of the metrics without `_total`.
-    for (const kind of ['handles', 'requests', 'resources'])
-      this.registry.removeSingleMetric(`nodejs_active_${kind}_total`)
+  /** What Prometheus is told. */
+  async exposition(): Promise<{ readonly contentType: string; readonly text: string }> {
+    const registry = await this.#registry.get()
+    return { contentType: registry.contentType, text: await registry.metrics() }
   }
 
-  /** Alerts on single events need it (docs/adr/0024-alerts-on-single-events.md). */
-  #registerStartTime(): void {
-    const help = 'Start time of the process since unix epoch in seconds.'
-    const gauge = new Gauge({ name: 'process_start_time_seconds', help, registers: [this.registry] })
-    gauge.set(Math.round(performance.timeOrigin / 1000))
+  /** On the first scrape: prom-client takes long to load, and the values are here (docs/adr/0074). */
+  async #openRegistry(): Promise<Registry> {
+    const { collectDefaultMetrics, Gauge, Registry } = await import('prom-client')
+    const registry = new Registry()
+    if (this.#defaults) {
+      collectDefaultMetrics({ register: registry })
+      // Gauges named like counters, which `promtool check metrics` refuses: sums of the metrics without `_total`.
+      for (const kind of ['handles', 'requests', 'resources'])
+        registry.removeSingleMetric(`nodejs_active_${kind}_total`)
+    } else {
+      // Alerts on single events need it (docs/adr/0024-alerts-on-single-events.md).
+      const help = 'Start time of the process since unix epoch in seconds.'
+      const gauge = new Gauge({ name: 'process_start_time_seconds', help, registers: [registry] })
+      gauge.set(Math.round(performance.timeOrigin / 1000))
+    }
+    for (const name of namesOf(METRICS)) {
+      // The registry needs only a name and `get` of a metric.
+      const series = this.#values.get(name) ?? this.#histograms.get(name)
+      registry.registerMetric(series as unknown as PromMetric)
+    }
+    return registry
+  }
+}
+
+/*
+ * Metrics by label values, kept here and handed to prom-client when it is scraped: its own `inc` and `observe` check and hash the labels
+ * each time, ten times per protected request (docs/internals/performance.md). Callers that count often keep the series of their labels.
+ */
+
+export type Labels = Readonly<Record<string, string>>
+
+/** As prom-client prints it. */
+interface Sample {
+  readonly metricName: string
+  readonly labels: Labels
+  readonly value: number
+}
+
+interface Description {
+  readonly name: string
+  readonly kind: 'counter' | 'gauge' | 'histogram'
+  readonly help: string
+  readonly labels: readonly string[]
+}
+
+/** One metric, with one value per combination of labels. prom-client's registry needs only its name and `get`. */
+abstract class Series<V> {
+  readonly name: string
+  readonly kind: string
+  readonly #about: Description
+  readonly #make: () => V
+  readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
+
+  constructor(about: Description, make: () => V) {
+    this.name = about.name
+    this.kind = about.kind
+    this.#about = about
+    this.#make = make
+    if (about.labels.length === 0) this.of({})
   }
 
-  /** All that the registry asks of a metric is its name and `get`. */
-  #register<M extends Values | Distributions>(series: M): M {
-    this.registry.registerMetric(series as unknown as PromMetric)
-    return series
+  protected abstract samples(labels: Labels, value: V): Sample[]
+
+  /** The series of these labels, created if missing; it is exported from then on. */
+  of(labels: Labels): V {
+    let key = ''
+    // Label values have no NUL: they come from the configuration and from this program.
+    for (const name of this.#about.labels) key += `${labels[name]}\0`
+    let found = this.#values.get(key)
+    if (found === undefined) {
+      found = { labels: { ...labels }, value: this.#make() }
+      this.#values.set(key, found)
+    }
+    return found.value
+  }
+
+  async get() {
+    const values = [...this.#values.values()].flatMap(({ labels, value }) => this.samples(labels, value))
+    return { name: this.name, help: this.#about.help, type: this.kind, values, aggregator: 'sum' }
+  }
+}
+
+/** One series of a counter or a gauge. */
+export interface Value {
+  current: number
+}
+
+/** A counter or a gauge. */
+export class Values extends Series<Value> {
+  #source: (() => number) | null = null
+
+  constructor(about: Description) {
+    super(about, () => ({ current: 0 }))
+  }
+
+  /** Reads the value from elsewhere at each scrape; for metrics without labels. */
+  read(source: () => number): void {
+    this.#source = source
+  }
+
+  protected override samples(labels: Labels, { current }: Value): Sample[] {
+    return [{ metricName: this.name, labels, value: this.#source?.() ?? current }]
+  }
+}
+
+/** One series of a histogram. */
+export class Distribution {
+  readonly #bounds: readonly number[]
+  /** Counts per bucket, not cumulative; the last is beyond every bound. */
+  readonly buckets: number[]
+  sum = 0
+
+  constructor(bounds: readonly number[]) {
+    this.#bounds = bounds
+    this.buckets = [...bounds.map(() => 0), 0]
+  }
+
+  observe(value: number): void {
+    const bounds = this.#bounds
+    let at = 0
+    while (at < bounds.length && value > (bounds[at] as number)) at++
+    ;(this.buckets[at] as number)++
+    this.sum += value
+  }
+}
+
+export class Distributions extends Series<Distribution> {
+  readonly #bounds: readonly number[]
+
+  /** `bounds`: upper ends of the buckets, ascending. */
+  constructor(about: Description, bounds: readonly number[]) {
+    super(about, () => new Distribution(bounds))
+    this.#bounds = bounds
+  }
+
+  protected override samples(labels: Labels, { buckets, sum }: Distribution): Sample[] {
+    const { name } = this
+    let count = 0
+    const counts = buckets.map((own, at) => {
+      count += own
+      return {
+        metricName: `${name}_bucket`,
+        labels: { le: String(this.#bounds[at] ?? '+Inf'), ...labels },
+        value: count,
+      }
+    })
+    return [
+      ...counts,
+      { metricName: `${name}_sum`, labels, value: sum },
+      { metricName: `${name}_count`, labels, value: count },
+    ]
   }
 }

@@ -1,21 +1,32 @@
-import { type RecordId, shortId } from '../core/record.ts'
-import { REQUEST_OUTCOMES, type ShadowVerdict } from '../protect/outcomes.ts'
+import { shortId } from '../core/identity.ts'
+import { type Millis, type RecordId } from '../core/record.ts'
+import {
+  type ClaimResult,
+  type CompletionResult,
+  REQUEST_OUTCOMES,
+  type RequestOutcome,
+  type ShadowVerdict,
+} from '../protect/outcomes.ts'
 import type { Observer, RequestSummary, ShadowSummary } from '../protect/request.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
+import type { BreakerState, StoreOperation } from '../store/around.ts'
+import { disproof, GRADES, gradingOf, PROVEN, unproven } from '../store/grade.ts'
+import { Declined, type Store, StoreUnavailable, Unreplicated } from '../store/register.ts'
 import type { History } from './history.ts'
-import type { Logger } from './log.ts'
-import type { Metrics } from './metrics.ts'
+import { type Logger, writeLine } from './log.ts'
+import type { Distribution, Metrics } from './metrics.ts'
 
 /**
- * What happens to protected requests → metrics, one log line each (contract §13, §14), and the records' histories. Never a key
- * or a credential. `stored`: the outcome of a request of the route was stored.
+ * Turns protected requests into metrics, a log line each (contract §13, §14) and entries in histories. Never a key or a credential.
+ * `control` is notified of stored outcomes.
  */
 export function observer(
   metrics: Metrics,
   log: Logger,
   history: History,
-  stored: (route: string, id: RecordId) => void,
+  control: { completed(route: string, id: RecordId): void },
 ): Observer {
+  const of = eachMade((route: string) => new RouteSeries(metrics, route))
   /** Routes whose scope does not fit their own clients: one warning each, as there may be thousands of such requests. */
   const misfits = new Set<string>()
   const isFirstMisfit = ({ route, outcome, cause }: RequestSummary): boolean => {
@@ -25,43 +36,98 @@ export function observer(
   }
   return {
     answered(summary) {
-      const { route } = summary
-      const outcome = summary.outcome ?? 'aborted'
+      const { outcome, after, before, fence, status, upstreamMs, storeMs } = summary
       const duration = performance.now() - summary.startedAt
-      if (summary.outcome !== null) {
-        metrics.count('idempotency_requests_total', { route, outcome })
-        // How long a refusal took says little.
-        if (REQUEST_OUTCOMES[summary.outcome].group === 'served')
-          metrics.observe('idempotency_request_duration_seconds', { route, outcome }, duration / 1000)
-        if (outcome === 'executed' || outcome === 'replayed') {
-          const overhead = Math.max(0, duration - summary.upstreamMs) / 1000
-          metrics.observe('idempotency_overhead_seconds', { route, outcome }, overhead)
-        }
+      if (outcome !== null) {
+        const { requests, durations, overheads } = of(summary.route).answers(outcome)
+        requests.current++
+        durations?.observe(duration / 1000)
+        overheads?.observe(Math.max(0, duration - upstreamMs) / 1000)
       }
-      const becameUnknown = summary.after === 'unknown' && summary.before !== 'unknown'
+      const becameUnknown = after === 'unknown' && before !== 'unknown'
       const level = becameUnknown || isFirstMisfit(summary) ? 'warn' : 'info'
-      const { fence, status, upstreamMs, storeMs } = summary
-      const times = { ms: round(duration), upstreamMs: round(upstreamMs), storeMs: round(storeMs) }
-      log[level](line(summary, { outcome }, { fence, status, ...times }), 'request')
+      const figures = `,"fence":${fence === null ? fence : digits(fence)},"status":${status},"ms":${rounded(duration)},"upstreamMs":${rounded(upstreamMs)},"storeMs":${rounded(storeMs)}`
+      writeLine(log, level, members(summary, asOutcome(outcome), figures), 'request')
       history.answered(summary)
     },
     began: (execution) => history.began(execution),
-    claimed: (route, result) => metrics.count('idempotency_claims_total', { route, result }),
+    claimed: (route, result) => void of(route).claims(result).current++,
     completed: (route, result, id) => {
-      metrics.count('idempotency_completions_total', { route, result })
+      of(route).completions(result).current++
       history.completed(result, id)
-      if (result === 'stored') stored(route, id)
+      if (result === 'stored') control.completed(route, id)
     },
-    prevented: (route) => metrics.count('idempotency_duplicates_prevented_total', { route }),
-    retryAge: (route, age) => metrics.observe('idempotency_retry_age_seconds', { route }, age / 1000),
+    prevented: (route) => void of(route).prevented().current++,
+    retryAge: (route, age) =>
+      of(route)
+        .retryAges()
+        .observe(age / 1000),
     leaseExpired: (route) => metrics.count('idempotency_lease_expired_total', { route }),
-    leaseUse: (route, ratio) => metrics.observe('idempotency_lease_use_ratio', { route }, ratio),
+    leaseUse: (route, ratio) => of(route).leaseUses().observe(ratio),
     regenerated: (route) => metrics.count('idempotency_regenerated_keys_total', { route }),
     trouble: (message, detail) => log.error(detail, message),
   }
 }
 
-/** What happens to unresolved records → metrics, their histories, and a log line if something changes or needs a person. */
+/** Counts unprotected requests. */
+export function passObserver(metrics: Metrics): (route: string, took: Millis) => void {
+  const of = eachMade((route: string) => new RouteSeries(metrics, route))
+  return (route, took) => {
+    const { requests, durations } = of(route).answers('passed')
+    requests.current++
+    durations?.observe(took / 1000)
+  }
+}
+
+/** The series that requests of a route count with. Each is looked up once, on first use: looking one up exports it. */
+class RouteSeries {
+  readonly answers
+  readonly claims
+  readonly completions
+  readonly prevented
+  readonly retryAges
+  readonly leaseUses
+
+  constructor(metrics: Metrics, route: string) {
+    this.answers = eachMade((outcome: RequestOutcome) => {
+      const labels = { route, outcome }
+      const isServed = REQUEST_OUTCOMES[outcome].group === 'served'
+      const hasOverhead = outcome === 'executed' || outcome === 'replayed'
+      return {
+        requests: metrics.value('idempotency_requests_total', labels),
+        // The duration of a refusal says little.
+        durations: isServed ? metrics.histogram('idempotency_request_duration_seconds', labels) : null,
+        overheads: hasOverhead ? metrics.histogram('idempotency_overhead_seconds', labels) : null,
+      }
+    })
+    this.claims = eachMade((result: ClaimResult) =>
+      metrics.value('idempotency_claims_total', { route, result }),
+    )
+    this.completions = eachMade((result: CompletionResult) =>
+      metrics.value('idempotency_completions_total', { route, result }),
+    )
+    this.prevented = eachMade(() => metrics.value('idempotency_duplicates_prevented_total', { route }))
+    this.retryAges = eachMade(() => metrics.histogram('idempotency_retry_age_seconds', { route }))
+    this.leaseUses = eachMade(() => metrics.histogram('idempotency_lease_use_ratio', { route }))
+  }
+}
+
+/** Memoizes `make` by name. */
+function eachMade<Name extends string | null | void, Value>(
+  make: (name: Name) => Value,
+): (name: Name) => Value {
+  const made = new Map<Name, Value>()
+  return (name) => {
+    let value = made.get(name)
+    if (value === undefined) {
+      value = make(name)
+      made.set(name, value)
+    }
+    return value
+  }
+}
+
+/** Turns what happens to unresolved records into metrics, entries in histories, and a log line if something changes or needs a person. */
 export function reconcileObserver(
   metrics: Metrics,
   log: Logger,
@@ -95,7 +161,7 @@ export function reconcileObserver(
   }
 }
 
-/** What shadow mode decided about a request → a metric, one log line, and its record's history. */
+/** Turns a verdict of shadow mode into a metric, a log line and an entry in the record's history. */
 export function shadowObserver(
   metrics: Metrics,
   log: Logger,
@@ -105,31 +171,226 @@ export function shadowObserver(
     const { route, id, startedAt, retryAge, regenerated } = summary
     metrics.count('idempotency_shadow_total', { route, verdict })
     if (id !== null) history.add(id, 'shadowed', verdict, { verdict })
-    const figures = {
-      ms: round(performance.now() - startedAt),
-      ...(retryAge === null ? {} : { retryAgeMs: Math.round(retryAge) }),
-      ...(regenerated ? { newKey: true } : {}),
-    }
-    log.info(line(summary, { verdict }, figures), 'shadow')
+    const ages = retryAge === null ? '' : `,"retryAgeMs":${Math.round(retryAge)}`
+    const figures = `,"ms":${rounded(performance.now() - startedAt)}${ages}${regenerated ? ',"newKey":true' : ''}`
+    writeLine(log, 'info', members(summary, `,"verdict":"${verdict}"`, figures), 'shadow')
   }
 }
 
-/** The members of a log line, in the order in which people read them. */
-function line(summary: RequestSummary, decision: object, figures: object): object {
+/** The members of a log line, in the order in which people read them. States and outcomes need no escaping. */
+function members(summary: RequestSummary, decision: string, figures: string): string {
   const { method, route, id, before, after, cause, traceId } = summary
-  return {
-    method,
-    route,
-    record: id === null ? null : shortId(id),
-    ...decision,
-    before,
-    after,
-    ...figures,
-    ...(cause === null ? {} : { cause }),
-    ...(traceId === null ? {} : { traceId }),
-  }
+  const record = id === null ? 'null' : `"${shortId(id)}"`
+  const why = cause === null ? '' : `,"cause":${JSON.stringify(cause)}`
+  const trace = traceId === null ? '' : `,"traceId":${JSON.stringify(traceId)}`
+  return `${asked(route)(method)}${record}${decision}${states(before)(after)}${figures}${why}${trace}`
 }
 
-function round(milliseconds: number): number {
-  return Math.round(milliseconds * 100) / 100
+/* The repeated parts of log lines: there are few routes, methods (those that Node's parser knows), outcomes and states. */
+
+const asked = eachMade((route: string) =>
+  eachMade(
+    (method: string) => `,"method":${JSON.stringify(method)},"route":${JSON.stringify(route)},"record":`,
+  ),
+)
+
+const asOutcome = eachMade((outcome: RequestOutcome | null) => `,"outcome":"${outcome ?? 'aborted'}"`)
+
+const states = eachMade((before: RequestSummary['before']) =>
+  eachMade(
+    (after: RequestSummary['after']) =>
+      `,"before":${before && `"${before}"`},"after":${after && `"${after}"`}`,
+  ),
+)
+
+/** Rounds to two decimals, printed as JSON does. V8 takes four times as long for a fraction as for its parts. */
+function rounded(milliseconds: number): string {
+  const hundredths = Math.round(milliseconds * 100)
+  if (!(hundredths >= 0 && hundredths < 1e9)) return `${hundredths / 100}`
+  const whole = Math.floor(hundredths / 100)
+  return `${whole}${HUNDREDTHS[hundredths - whole * 100]}`
+}
+
+/** '', '.01', … '.99' */
+const HUNDREDTHS = Array.from({ length: 100 }, (_, n) => String(n / 100).slice(1))
+
+/** The same for an instant, which is not a small integer to V8. */
+function digits(integer: number): string {
+  if (!(integer >= 1e6 && integer < 1e15)) return `${integer}`
+  const high = Math.floor(integer / 1e6)
+  return `${high}${`${integer - high * 1e6 + 1e6}`.slice(1)}`
+}
+
+/** How often a store's settings are checked: an operator may fix or break them. */
+const CHECK_EVERY: Millis = 30_000
+const CHECK_RETRY: Millis = 250
+
+const BREAKER: Readonly<Record<BreakerState, number>> = { closed: 0, half_open: 1, open: 2 }
+
+/** Turns the store's operations, connection, breaker and settings into metrics and log lines. */
+export class StoreHealth {
+  readonly #labels: { readonly store: string }
+  readonly #metrics: Metrics
+  readonly #log: Logger
+  #asked: Store | null = null
+  /** The metric's value: set once per change, as a protected request uses the store twice. */
+  #isUp = false
+  #mayEvict = true
+  #isInGrace = false
+  #checks = 0
+  /** It has handed out a key of our own once. */
+  #isProven = false
+  #grace: Millis = 0
+  #timer: NodeJS.Timeout | undefined
+  /** The findings logged last; `down`: the store could not be asked. */
+  #logged = ''
+  #breakerOpen = false
+  /** As claims last found. */
+  #isReplicating = true
+  readonly #times: { [operation in StoreOperation]?: Distribution } = {}
+
+  /** `store`: its name. */
+  constructor(store: string, metrics: Metrics, log: Logger) {
+    this.#labels = { store }
+    this.#metrics = metrics
+    this.#log = log
+    metrics.set('idempotency_breaker_state', { store }, 0)
+    metrics.count('idempotency_store_errors_total', { store }, 0)
+    metrics.set('idempotency_store_in_grace', { store }, 0)
+    metrics.count('idempotency_store_graces_total', { store }, 0)
+  }
+
+  readonly onEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string): void => {
+    this.#log[kind === 'connected' ? 'info' : 'warn']({ ...this.#labels, detail }, `store ${kind}`)
+    // The name may lead to another server now, or the same one with other settings.
+    if (kind === 'connected') this.checkAgain()
+  }
+
+  readonly onBreaker = (state: BreakerState): void => {
+    const labels = this.#labels
+    this.#metrics.set('idempotency_breaker_state', labels, BREAKER[state])
+    // The breaker closes because the store answered.
+    if (state === 'closed') this.#setUp(true)
+    // Each probe that fails opens it anew; logged once.
+    if (state === 'open' && !this.#breakerOpen)
+      this.#log.error(labels, 'the store does not answer: breaker open')
+    if (state === 'closed') this.#log.warn(labels, 'the store answers again: breaker closed')
+    if (state !== 'half_open') this.#breakerOpen = state === 'open'
+  }
+
+  readonly onHeld = (left: Millis): void => {
+    const isInGrace = left > 0
+    if (isInGrace && !this.#isInGrace) {
+      this.#metrics.count('idempotency_store_graces_total', this.#labels)
+      this.#log.warn(
+        { ...this.#labels, left },
+        'the store is new here, or another than before: claims of a moment ago may be lost, and nothing new is claimed until their owners have written them again (store.grace)',
+      )
+    }
+    this.#isInGrace = isInGrace
+    this.#metrics.set('idempotency_store_in_grace', this.#labels, isInGrace ? 1 : 0)
+  }
+
+  readonly onPruned = (records: number): void =>
+    this.#metrics.count('idempotency_pruned_total', this.#labels, records)
+
+  /** Claims will wait (`store.wait`): creates the series. */
+  startWaits(): void {
+    for (const satisfied of [true, false]) this.#countWait(satisfied, 0)
+  }
+
+  readonly onWaited = (satisfied: boolean): void => {
+    this.#countWait(satisfied, 1)
+    // The log line of each request whose claim waited in vain says so.
+    if (satisfied === this.#isReplicating) return
+    this.#isReplicating = satisfied
+    if (satisfied) this.#log.warn(this.#labels, 'claims reach the replicas again (store.wait)')
+    else
+      this.#log.error(
+        this.#labels,
+        'claims do not reach the replicas (store.wait): they are withdrawn, answered 503',
+      )
+  }
+
+  readonly onOperation = (operation: StoreOperation, time: Millis, error: unknown): void => {
+    // Histories are off the request path and may fail.
+    if (operation === 'note') return
+    const times = (this.#times[operation] ??= this.#metrics.histogram('idempotency_store_operation_seconds', {
+      ...this.#labels,
+      operation,
+    }))
+    times.observe(time / 1000)
+    if (error === null || error instanceof Declined || error instanceof Unreplicated) return this.#setUp(true)
+    this.#metrics.count('idempotency_store_errors_total', this.#labels)
+    if (error instanceof StoreUnavailable) this.#setUp(false)
+  }
+
+  /**
+   * Makes the store prove itself, asks what it guarantees, warns about what it does not, and grades it (contract §9), now and at intervals.
+   */
+  async watch(store: Store, grace: Millis): Promise<void> {
+    this.#grace = grace
+    this.#asked = store
+    await this.#check(store)
+  }
+
+  /** Also true if the store does not say, or has not been asked yet: `strict` is not promised on a guess. */
+  mayEvict(): boolean {
+    return this.#mayEvict
+  }
+
+  /** The store has come back: earlier guarantees no longer count. */
+  checkAgain(): void {
+    this.#mayEvict = true
+    if (this.#asked !== null) void this.#check(this.#asked)
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer)
+  }
+
+  #countWait(satisfied: boolean, by: 0 | 1): void {
+    const result = satisfied ? 'satisfied' : 'unsatisfied'
+    this.#metrics.count('idempotency_store_waits_total', { ...this.#labels, result }, by)
+  }
+
+  #setUp(isUp: boolean): void {
+    if (isUp && this.#isUp) return
+    this.#isUp = isUp
+    this.#metrics.set('idempotency_store_up', this.#labels, isUp ? 1 : 0)
+  }
+
+  async #check(asked: Store): Promise<void> {
+    const nth = ++this.#checks
+    let next = CHECK_EVERY
+    try {
+      const traits = await asked.traits()
+      const proof = this.#isProven ? PROVEN : await disproof(asked).catch(unproven)
+      // Asked before the store came back: another server may have answered.
+      if (nth !== this.#checks) return
+      // A store that takes no claims now hands nothing out, either: it is asked again next time.
+      this.#isProven = proof === PROVEN
+      const { grade, reasons } = gradingOf(traits, this.#grace, proof)
+      this.#mayEvict = grade === 'unfit' || traits.evicts !== false
+      this.#metrics.set('idempotency_store_grade', this.#labels, GRADES.indexOf(grade))
+      const told = [grade, ...reasons].join()
+      if (told !== this.#logged) {
+        const line = grade === 'strict' ? 'info' : 'warn'
+        this.#log[line]({ ...this.#labels, grade }, `the store is graded ${grade}`)
+        for (const reason of reasons) this.#log.warn(this.#labels, reason)
+      }
+      this.#logged = told
+    } catch (error) {
+      if (nth !== this.#checks) return
+      if (this.#logged !== 'down')
+        this.#log.error(
+          { ...this.#labels, error: (error as Error).message },
+          'the store cannot be asked for its settings',
+        )
+      this.#logged = 'down'
+      next = CHECK_RETRY
+    }
+    clearTimeout(this.#timer)
+    this.#timer = setTimeout(() => void this.#check(asked), next).unref()
+  }
 }

@@ -83,7 +83,7 @@ function rounded(milliseconds: number): number {
   return milliseconds < 10 ? Math.round(milliseconds * 10) / 10 : Math.round(milliseconds)
 }
 
-/** Control characters and bidirectional overrides: a terminal would obey them. */
+/** Control characters and bidirectional overrides, which terminals would obey. */
 const CONTROLS = /[\p{Cc}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/gu
 
 /** The text with control characters written as `\uXXXX`, so that it is safe to print. */

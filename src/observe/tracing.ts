@@ -1,13 +1,15 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
+import type { EventEmitter } from 'node:events'
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import { setTimeout as wait } from 'node:timers/promises'
 import type * as OpenTelemetry from '@opentelemetry/api'
 import type { Attributes, Context, Link, Span, Tracer } from '@opentelemetry/api'
 import type { Config } from '../config/config.ts'
 import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
+import { shortId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { type Millis, shortId } from '../core/record.ts'
+import { type Millis } from '../core/record.ts'
 import type { Observer, RequestSummary } from '../protect/request.ts'
+import { within } from '../runtime/scheduling.ts'
 import { around, type StoreOperation } from '../store/around.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward, Forwarded } from '../upstream/port.ts'
@@ -17,7 +19,7 @@ import type { Forward, Forwarded } from '../upstream/port.ts'
  * token, so spans have the configured path with REDACTED where it is open; no span has a query, a header or a body (contract §14).
  */
 
-/** Where every copy of the API's first major version, the SDK's own too, keeps what was registered. */
+/** Where every copy of the API's first major version registers its globals, including the SDK's own copy. */
 const REGISTERED = Symbol.for('opentelemetry.js.api.1')
 /** Store operations of a request. Renewals and sweeps belong to none. */
 const TRACED: readonly StoreOperation[] = ['put', 'swap', 'get', 'throttle']
@@ -26,7 +28,7 @@ const FLUSH_MOST: Millis = 2_000
 /** Others are `_OTHER`, so that a client cannot invent names. */
 const METHODS = new Set('CONNECT DELETE GET HEAD OPTIONS PATCH POST PUT QUERY TRACE'.split(' '))
 
-/** Spans of protected requests, if the user has loaded an SDK; else null (docs/tracing.md). Decided once, at the start. */
+/** Spans of protected requests, if the user has loaded an SDK; else null (docs/tracing.md). Decided once, at startup. */
 export async function openTracing(
   config: Config,
   version: string,
@@ -46,7 +48,7 @@ interface Serving {
   readonly span: Span
   readonly context: Context
   readonly route: RoutePolicy
-  /** Its answer has left: what goes on behind it is no longer part of this request. */
+  /** Its answer has been sent: later work is no longer part of this request. */
   ended: boolean
 }
 
@@ -64,7 +66,12 @@ export class Tracing {
   }
 
   /** Serves a request in a span that continues the client's trace and ends with the answer. */
-  serve(route: RoutePolicy, request: IncomingMessage, response: ServerResponse, handle: () => void): void {
+  serve(
+    route: RoutePolicy,
+    request: Pick<IncomingMessage, 'method' | 'rawHeaders' | 'httpVersion'>,
+    response: EventEmitter & Pick<ServerResponse, 'headersSent' | 'statusCode'>,
+    handle: () => void,
+  ): void {
     const { trace, propagation, context, ROOT_CONTEXT, SpanKind } = this.#api
     const method = request.method as string
     const parent = propagation.extract(ROOT_CONTEXT, request.rawHeaders, LINES)
@@ -157,18 +164,21 @@ export class Tracing {
     const place = storeAttributes(this.#config.store)
     if (place === null) return store
     const { SpanKind } = this.#api
-    return around(store, (operation, run) => {
+    const traced = around(store, (operation, run) => {
       const serving = this.#serving.getStore()
       if (serving === undefined || serving.ended || !TRACED.includes(operation)) return run()
       const attributes = { ...place, 'db.operation.name': operation }
       const span = this.#tracer.startSpan(operation, { kind: SpanKind.CLIENT, attributes }, serving.context)
       const reply = run()
-      void reply.then(
-        () => span.end(),
-        (error: unknown) => this.#finish(span, { 'error.type': nameOf(error) }),
-      )
+      if (!(reply instanceof Promise)) span.end()
+      else
+        void reply.then(
+          () => span.end(),
+          (error: unknown) => this.#finish(span, { 'error.type': nameOf(error) }),
+        )
       return reply
     })
+    return { ...traced, close: () => store.close() }
   }
 
   /** Gives the exporter a little time for the last spans. */
@@ -176,11 +186,11 @@ export class Tracing {
     type Provider = { forceFlush?(): Promise<void>; getDelegate?(): Provider }
     const provider = this.#api.trace.getTracerProvider() as Provider
     const flushed = Promise.resolve((provider.getDelegate?.() ?? provider).forceFlush?.())
-    const timer = new AbortController()
-    const late = wait(FLUSH_MOST, undefined, timer).catch(() => {})
     // The exporter reports its own failures.
-    await Promise.race([flushed.catch(() => {}), late])
-    timer.abort()
+    await within(
+      FLUSH_MOST,
+      flushed.catch(() => {}),
+    )
   }
 
   #finish(span: Span, attributes: Attributes): void {
@@ -216,7 +226,7 @@ function nameOf(error: unknown): string {
   return error instanceof Error ? error.name : 'error'
 }
 
-/** Such as `POST /v1/payments`, for both sides of a request. */
+/** For example `POST /v1/payments`, for both sides of a request. */
 function spanName(method: string, route: RoutePolicy): string {
   const verb = METHODS.has(method) ? method : 'HTTP'
   return isDefault(route) ? verb : `${verb} ${route.match.path}`
@@ -230,7 +240,7 @@ function isDefault({ name }: RoutePolicy): boolean {
   return name === 'default'
 }
 
-/** The path as far as it is configured. */
+/** The configured part of the path. */
 function knownPath({ match }: RoutePolicy): string {
   return match.path.replaceAll(/(?<=\/)(?::[^/]+|\*$)/g, 'REDACTED')
 }
@@ -290,15 +300,27 @@ function statusAttributes(status: number, errorFrom: 400 | 500): Attributes {
   }
 }
 
-/** Where the store is; null: in this process, where a span would add nothing. */
+const STORE_SYSTEMS = [
+  { scheme: /^rediss?\+sentinel:/, name: 'redis', port: 26_379 },
+  { scheme: /^rediss?(?:\+cluster)?:/, name: 'redis', port: 6379 },
+  { scheme: /^postgres(?:ql)?:/, name: 'postgresql', port: 5432 },
+]
+
+/** Address of the store; null: in this process, where a span would add nothing. */
 function storeAttributes({ url }: Config['store']): Attributes | null {
   if (url.startsWith('sqlite:')) return { 'db.system.name': 'sqlite' }
-  if (!/^rediss?:/.test(url)) return null
-  const { hostname, port, pathname } = new URL(url)
+  const [, table] = /^dynamodb:\/\/([^?]*)/.exec(url) ?? []
+  if (table !== undefined) return { 'db.system.name': 'aws.dynamodb', 'db.namespace': table }
+  const system = STORE_SYSTEMS.find(({ scheme }) => scheme.test(url))
+  if (system === undefined) return null
+  // The first of several hosts, after the credentials.
+  const one = url.replace(/^([^/]*\/\/(?:[^@/]*@)?[^,@/]*),[^@/?]*/, '$1')
+  const { hostname, port, pathname } = new URL(one)
+  const database = pathname.split('/')[url.includes('+sentinel:') ? 2 : 1] ?? ''
   return {
-    'db.system.name': 'redis',
-    'db.namespace': pathname.slice(1) || '0',
+    'db.system.name': system.name,
+    'db.namespace': decodeURIComponent(database) || '0',
     'server.address': hostname,
-    'server.port': Number(port) || 6379,
+    'server.port': Number(port) || system.port,
   }
 }

@@ -1,11 +1,12 @@
+import { replayable } from '../core/classify.ts'
 import { retryAfterSeconds } from '../core/decide.ts'
-import { RESPONSE_HEADER } from '../core/headers.ts'
+import { RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import type { Millis, RecordId, State } from '../core/record.ts'
+import type { CompletedResponse, RecordId, State } from '../core/record.ts'
 import { type RefusalCode, refusal } from '../core/refusal.ts'
-import type { Budget } from '../runtime/limits.ts'
-import { replayable } from './classify.ts'
+import type { Budget, InFlight } from '../runtime/limits.ts'
 import type { ClaimResult, RequestOutcome } from './outcomes.ts'
+import type { Latency } from './recent.ts'
 import type {
   Answer,
   BodyReading,
@@ -17,11 +18,11 @@ import type {
   Reply,
 } from './request.ts'
 
-/** What answering needs of the walk's ports. */
+/** The ports that answering needs. */
 export interface AnswerPorts {
   readonly observer: Observer
   readonly latency: Latency
-  /** Room for bodies (`limits.buffered`): a replay takes some until it has left. */
+  /** Room for bodies (`limits.buffered`): a replay holds some until it has been sent. */
   readonly budget: Budget
 }
 
@@ -36,10 +37,11 @@ const CLAIM_RESULTS: Readonly<Record<Existing['kind'], ClaimResult>> = {
 /** Answers a request whose record exists (contract §6). */
 export function answerFromRecord(
   { observer, budget, latency }: AnswerPorts,
-  { route, statusLink }: ProtectedRequest,
+  request: ProtectedRequest,
   id: RecordId,
   existing: Existing,
 ): Answer {
+  const { route } = request
   observer.claimed(route.name, CLAIM_RESULTS[existing.kind])
   if (existing.kind !== 'reused') observer.prevented(route.name)
   const state = stateFound(existing)
@@ -49,12 +51,7 @@ export function answerFromRecord(
       const { result, now, createdAt, expiresAt, span } = existing
       if (now > 0) observer.retryAge(route.name, Math.max(0, now - createdAt))
       const replay = { ...found, replayOf: span ?? null }
-      if (!result.kept) {
-        const { status, location, why } = result
-        const detail = `the request was executed and answered ${status}; its response was not kept (${why})`
-        const more = { instance: id, original: { status, location } }
-        return refuse('response_unavailable', 'idempotency_response_unavailable', detail, more, replay)
-      }
+      if (!result.kept) return responseUnavailable(id, result, replay)
       const release = budget.hold(result.response.body.length)
       if (release === null) {
         const detail = 'no room to send the stored answer now; nothing was executed'
@@ -66,7 +63,7 @@ export function answerFromRecord(
         replayed: true,
         proxyHeaders: [RESPONSE_HEADER.replayed, 'true', ...statusHeaders('replayed', route, expiresAt)],
         release,
-        facts: { ...replay, outcome: 'replayed' },
+        facts: { outcome: 'replayed', before: state, after: state, replayOf: replay.replayOf },
       }
     }
     case 'reused': {
@@ -80,7 +77,7 @@ export function answerFromRecord(
       const retryAfter = retryAfterSeconds(latency.retryIn(route, existing.leaseLeft, existing.age))
       const more = { status, retryAfter, instance: id }
       const answer = refuse('in_progress', 'idempotency_key_in_progress', detail, more, found)
-      return status === 202 ? { ...answer, proxyHeaders: statusLink } : answer
+      return status === 202 ? { ...answer, proxyHeaders: request.statusLink } : answer
     }
     case 'unknown': {
       const checking = route.reconcile !== null
@@ -95,6 +92,17 @@ export function answerFromRecord(
       return refuse('expired', 'idempotency_key_expired', detail, { instance: id }, found)
     }
   }
+}
+
+/** The request was executed, but its response is no longer available. */
+export function responseUnavailable(
+  id: RecordId,
+  { status, location, why }: Extract<CompletedResponse, { kept: false }>,
+  facts: Omit<Facts, 'outcome'>,
+): Answer {
+  const detail = `the request was executed and answered ${status}; its response was not kept (${why})`
+  const more = { instance: id, original: { status, location } }
+  return refuse('response_unavailable', 'idempotency_response_unavailable', detail, more, facts)
 }
 
 /** The state of the record that answers. */
@@ -116,24 +124,12 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
   return counted.length === 0 ? 'media type' : `${counted.join(', ')} or media type`
 }
 
-export function statusHeaders(
-  status: RequestOutcome,
-  route: RoutePolicy,
-  expiresAt: number | null,
-): string[] {
-  if (!route.statusHeader) return []
-  const lines: string[] = [RESPONSE_HEADER.status, status]
-  if (expiresAt !== null && Number.isFinite(expiresAt))
-    lines.push(RESPONSE_HEADER.expires, new Date(expiresAt).toISOString())
-  return lines
-}
-
-/** What is proven of a request that was sent, for its `detail`. */
+/** What is known about a request that was sent, for its `detail`. */
 export function sentUnanswered(timedOut: boolean): string {
   return `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
 }
 
-/** An answer by the proxy itself. */
+/** An answer from the proxy itself. */
 export function refuse(
   outcome: RequestOutcome,
   code: RefusalCode,
@@ -154,8 +150,8 @@ export function nobody(facts: Omit<Facts, 'outcome'> = {}): Answer {
   return { kind: 'none', facts: { ...facts, outcome: null } }
 }
 
-export function overloaded({ maxInFlight }: { readonly maxInFlight: number }): Answer {
-  const detail = `${maxInFlight} protected requests are in flight, or this client has its share of them`
+export function overloaded({ inFlight }: { readonly inFlight: InFlight }): Answer {
+  const detail = `${inFlight.most} protected requests are in flight, or this client has its share of them`
   return refuse('overloaded', 'overloaded', detail, { retryAfter: 1 })
 }
 
@@ -190,63 +186,8 @@ export function refuseBody({ route }: ProtectedRequest, why: Exclude<BodyReading
   }
 }
 
-/** Lets go of an answer that nobody gets. */
+/** Releases an answer that nobody receives. */
 export function discard(answer: Reply): void {
   if (answer.kind === 'response') answer.release()
   if (answer.kind === 'live') answer.live.drain()
-}
-
-export function statusOf(answer: Reply): number | null {
-  switch (answer.kind) {
-    case 'response':
-      return answer.response.status
-    case 'live':
-      return answer.live.status
-    case 'problem':
-      return answer.refusal.status
-    case 'none':
-      return null
-  }
-}
-
-/** How many of a route's answers count: few, so that a change shows soon. */
-const ANSWERS_COUNTED = 16
-/** Most answers take no longer than this part of them. One very slow answer among a few does not make a route slow. */
-const USUAL = 0.75
-
-interface RecentAnswers {
-  readonly took: Float64Array
-  answers: number
-}
-
-/** How long the upstream takes, per route, from the first answer on: for `Retry-After` (contract §6). */
-export class Latency {
-  readonly #recent = new Map<string, RecentAnswers>()
-
-  saw(route: string, took: Millis): void {
-    let recent = this.#recent.get(route)
-    if (recent === undefined) {
-      recent = { took: new Float64Array(ANSWERS_COUNTED), answers: 0 }
-      this.#recent.set(route, recent)
-    }
-    recent.took[recent.answers++ % ANSWERS_COUNTED] = took
-  }
-
-  /**
-   * When to retry after meeting an attempt of that age: never later than its lease ends, nor than a whole lease from now,
-   * whatever the store's clock did.
-   */
-  retryIn({ name, lease }: Pick<RoutePolicy, 'name' | 'lease'>, leaseLeft: Millis, age: Millis): Millis {
-    return Math.min(leaseLeft, lease, this.remaining(name, age))
-  }
-
-  /** What an attempt of that age will still take; Infinity: unknown. */
-  remaining(route: string, age: Millis): Millis {
-    const recent = this.#recent.get(route)
-    if (recent === undefined) return Number.POSITIVE_INFINITY
-    const known = Math.min(recent.answers, ANSWERS_COUNTED)
-    const usual = recent.took.slice(0, known).sort()[Math.ceil(known * USUAL) - 1] as Millis
-    // Slower than usual: it may well take as long again.
-    return age < usual ? usual - age : age
-  }
 }

@@ -1,29 +1,43 @@
 import { type Decision, decide, type RequestDigests } from '../core/decide.ts'
-import { newKeysBucket } from '../core/identity.ts'
+import { newKeysBucket, shortId } from '../core/identity.ts'
+import { isBornSince } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { identifiersSentByBoth } from '../core/reconcile/identifiers.ts'
 import {
+  type Attempt,
   type IdempotencyRecord,
   type Millis,
   type RecordDraft,
   type RecordId,
   type Spans,
-  shortId,
 } from '../core/record.ts'
-import { claimDraft, claimSpans, outcomeDraft, outcomeSpans } from '../core/settle.ts'
-import { type ClaimReply, nullIfUnavailable, type Records, type TakeOverReply } from '../store/records.ts'
-import { type CorruptRecord, type Stamp, StoreUnavailable } from '../store/register.ts'
+import { claimDraft, claimSpans, outcomeDraft, outcomeSpans, runningRecord } from '../core/settle.ts'
+import { after, inSteps, type Soon } from '../runtime/scheduling.ts'
+import {
+  type ClaimReply,
+  type GetReply,
+  nullIfUnavailable,
+  type Records,
+  type TakeOverReply,
+} from '../store/records.ts'
+import {
+  type CorruptRecord,
+  InGrace,
+  OutOfPhase,
+  type Stamp,
+  StoreUnavailable,
+  Unreplicated,
+} from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
-import { runningRecord } from './classify.ts'
-import { finish } from './execute.ts'
+import { finish, NOTHING_HELD } from './execute.ts'
 import type { Identified } from './identify.ts'
 import type { Ports } from './ports.ts'
-import type { Answer, Execution, Existing, ProtectedRequest, Unclaimed } from './request.ts'
+import type { Answer, Execution, Existing, Progress, ProtectedRequest, Unclaimed } from './request.ts'
 
-/** Rounds of a race that others keep winning; each lost round means that somebody else moved the record on. */
+/** Rounds before a claim gives up; each lost round means that another request changed the record. */
 const MAX_ROUNDS = 16
 
-/** Waits for a lost connection before its claim is asked for again. */
+/** Pauses after a lost connection, before the claim is repeated. */
 const RECONNECT_PAUSES: readonly Millis[] = [50, 100, 200]
 
 /** The record answers; or this request executes; or neither is possible, and the answer says why. */
@@ -34,7 +48,7 @@ interface Granted {
   readonly kind: 'granted'
   readonly execution: Execution
   readonly version: number
-  /** It ended a lapsed lease that nobody had written down yet. */
+  /** It replaced a record whose lease had lapsed before anybody wrote that down. */
   readonly lapsed: boolean
 }
 
@@ -52,25 +66,59 @@ type ClaimResult =
   /** The issued key has expired, and it has no record. */
   | { readonly kind: 'expired' }
 
-/** Claims the record, unless it exists and answers. */
-export async function claim(ports: Ports, request: ProtectedRequest, identified: Identified): Promise<Claim> {
-  const { route, progress } = request
-  const { id, operation, asked } = identified
-  const known = knownHere(ports, route, identified, false)
-  if (known !== null) return { kind: 'existing', existing: known }
-  const earlier = ports.running.get(id)
-  const askedAt = performance.now()
-  // The store must hear what was not executed before anybody claims.
-  const settled = !ports.settler.holds(id) || (await ports.settler.flush(id))
+/** The part of a request that a claim needs. */
+type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
+  /** Null: the claim never waits. */
+  readonly onGone: ProtectedRequest['onGone'] | null
+}
+
+/** Claims the record, unless an existing one answers the request. */
+export function claim(ports: Ports, request: Claiming, identified: Identified): Claim | Promise<Claim> {
+  const { id } = identified
+  const known = knownHere(ports, request.route, identified, false)
+  if (known !== null) return answeredHere(ports, id, known)
+  const began: Began = { askedAt: performance.now(), earlier: meet(ports, id) }
+  if (!ports.settler.holds(id)) return ask(ports, request, identified, began, true)
+  // The store must learn of outcomes held here before anybody claims.
+  return ports.settler.flush(id).then((settled) => ask(ports, request, identified, began, settled))
+}
+
+/** The situation when a claim began. `earlier`: what this replica was executing then. */
+interface Began {
+  readonly askedAt: Millis
+  readonly earlier: Execution | undefined
+}
+
+function ask(
+  ports: Ports,
+  request: Claiming,
+  identified: Identified,
+  began: Began,
+  settled: boolean,
+): Claim | Promise<Claim> {
+  const { route } = request
   if (route.profile === 'strict' && ports.unfitForStrict()) {
     const detail =
       'the store may evict unexpired records, or does not say that it keeps them, which profile strict does not accept (store.acceptRisk)'
-    return storeUnavailable(ports, request, id, detail)
+    return storeUnavailable(ports, request, identified.id, detail)
   }
   const token = ports.newToken()
-  const isLimited = route.limits.newKeys !== null || !identified.mayClaim
-  const ask = isLimited ? claimWithinLimits : claimRecord
-  const result = settled ? await ask(ports, route, identified, token) : notAsked(token)
+  if (!settled) return answered(ports, request, identified, began, notAsked(token))
+  const looksFirst = route.limits.newKeys !== null || !identified.mayClaim || identified.asked.isLong
+  const asking = (looksFirst ? lookAndClaim : claimRecord)(ports, request, identified, token)
+  return after(asking, (result) => answered(ports, request, identified, began, result))
+}
+
+/** Acts on the store's answer to a claim. */
+function answered(
+  ports: Ports,
+  request: Claiming,
+  identified: Identified,
+  { askedAt, earlier }: Began,
+  result: ClaimResult,
+): Claim | Promise<Claim> {
+  const { route, progress } = request
+  const { id, asked } = identified
   progress.storeMs += performance.now() - askedAt
   switch (result.kind) {
     case 'existing':
@@ -91,86 +139,130 @@ export async function claim(ports: Ports, request: ProtectedRequest, identified:
       })
       return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
     case 'unavailable': {
-      const { attempt } = result
-      const unclaimed = { attempt, operation, before: null, createdAt: 0, askedAt, unclaimed: result }
-      const execution = newExecution(id, route, unclaimed)
+      // Only where it is needed: an operation has a fingerprint, which a long body takes its time for.
+      const unclaimed = (): Execution => {
+        const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
+        return newExecution(id, route, claimed, 0, askedAt, result)
+      }
+      const held = result.error instanceof InGrace && request.onGone !== null
+      const unreplicated = result.error instanceof Unreplicated
       const bypass =
         route.onStoreUnavailable === 'bypass' &&
+        !held &&
+        !unreplicated &&
+        !(result.error instanceof OutOfPhase) &&
         identified.mayClaim &&
         !ports.settler.full &&
         !request.clientGone()
-      // Others may have come further while the store was asked.
+      // Other requests may have made progress while the store was asked.
       const own = knownHere(ports, route, identified, bypass)
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
-        return begin(ports, execution)
+        return begin(ports, progress, unclaimed())
       }
-      if (result.lost) ports.settler.withdraw(execution, result)
-      if (own !== null) return { kind: 'existing', existing: own }
-      const detail = 'the store does not answer; nothing was executed for this request'
-      return storeUnavailable(ports, request, id, detail, result.error.message)
+      const withdrawn = result.lost ? ports.settler.withdraw(unclaimed(), result) : undefined
+      if (own !== null) return answeredHere(ports, id, own)
+      if (held && request.clientGone()) return nobody()
+      const why = held
+        ? 'the store may have lost claims a moment ago, and too many requests wait to claim anew'
+        : unreplicated
+          ? 'the claim did not reach the replicas that store.wait asks for'
+          : 'the store does not answer'
+      const detail = `${why}; nothing was executed for this request`
+      // The retry may arrive at once, at another replica.
+      return after(unreplicated ? withdrawn : undefined, () =>
+        storeUnavailable(ports, request, id, detail, result.error.message),
+      )
     }
     case 'granted': {
       const { execution, lapsed } = result
       const { before } = execution
-      // Whatever the store says: what this replica knows to be under way, or to have ended while it asked, is not done twice.
-      const other = ports.running.get(id) ?? earlier
+      // Whatever the store says: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
+      const other = meet(ports, id) ?? earlier
       const own = other === undefined ? null : existing(runningRecord(other), asked, route)
-      if (other !== undefined && own !== null) {
-        await yieldTo(ports, other, result)
-        return { kind: 'existing', existing: own }
-      }
+      if (other !== undefined && own !== null)
+        return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
       if (lapsed) ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
-      if (!request.clientGone()) return begin(ports, execution)
-      const reason = 'the client left before the request was sent'
-      const { state } = await finish(ports, execution, { kind: 'not_executed', reason }, () => {})
-      return nobody({ before, after: state })
+      if (!request.clientGone()) return begin(ports, progress, execution)
+      const ended = { kind: 'not_executed', reason: 'the client left before the request was sent' } as const
+      return after(finish(ports, progress, execution, ended, NOTHING_HELD), ({ state }) =>
+        nobody({ before, after: state }),
+      )
     }
   }
+}
+
+/** What only this replica knows is disclosed once it is on disk, as to its own client. */
+function answeredHere({ settler }: Ports, id: RecordId, existing: Existing): Soon<Claim> {
+  return after(settler.onDisk(id), () => ({ kind: 'existing', existing }))
 }
 
 function newExecution(
   id: RecordId,
   route: RoutePolicy,
-  of: Omit<Execution, 'kind' | 'id' | 'route' | 'ended'>,
+  { operation, attempt, before }: Attempted,
+  createdAt: Millis,
+  askedAt: Millis,
+  unclaimed: Unclaimed | null,
 ): Execution {
-  return { kind: 'execution', id, route, ...of, ended: null }
+  return {
+    kind: 'execution',
+    id,
+    route,
+    operation,
+    attempt,
+    before,
+    createdAt,
+    askedAt,
+    unclaimed,
+    ended: null,
+    isMet: false,
+  }
 }
 
-function begin({ running, observer }: Ports, execution: Execution): Execution {
+function begin({ running, observer }: Ports, progress: Progress, execution: Execution): Execution {
   running.set(execution.id, execution)
+  progress.execution = execution
+  progress.state = 'in_progress'
   observer.began(execution)
   return execution
 }
 
 /**
- * Where not every key may make a record (contract §4 `issuedOnly`, §10 `newKeys`): looks first whether there is one, and only
- * if not, whether it may be made.
+ * For routes where not every key may create a record (contract §4 `issuedOnly`, §10 `newKeys`): looks for a record first, and only if there
+ * is none asks whether one may be created. Likewise for a long body: a retry with the same bytes needs no fingerprint.
  */
-function claimWithinLimits(
+function lookAndClaim(
   ports: Ports,
-  route: RoutePolicy,
+  request: Claiming,
   identified: Identified,
   token: Buffer,
 ): Promise<ClaimResult> {
-  const { records, store, namespace } = ports
+  const { store, namespace } = ports
+  const { route } = request
   const { id, asked, caller, mayClaim } = identified
   const find = async (): Promise<ClaimResult | Exclude<Decision, Existing>> => {
-    const reply = await records.get(id)
+    const reply = await look(ports, id)
     if (reply.kind === 'corrupt') return reply
     if (reply.kind === 'unavailable') return notAsked(token)
-    const decision: Decision =
-      reply.record === null ? { kind: 'gone' } : decide(reply.record, asked, route, reply.now)
+    const { record, now } = reply
+    if (record === null) return { kind: 'gone' }
+    if (asked.isLong && !asked.isSameBytes(record)) await inSteps(asked.finish())
+    const decision = decide(record, asked, route, now)
     return isExisting(decision) ? { kind: 'existing', existing: decision } : decision
   }
-  // Duplicates of one new key spend one unit, not one each: each looks when the one before it has claimed.
+  const claimIt = async (): Promise<ClaimResult> => {
+    if (asked.isLong) await inSteps(asked.finish())
+    return claimRecord(ports, request, identified, token)
+  }
+  // Duplicates of one new key spend one unit, not one each: each looks after the previous one has claimed.
   return ports.turns.run(id, async () => {
     const found = await find()
     if (found.kind !== 'gone' && found.kind !== 'take_over') return found
     if (!mayClaim) return { kind: 'expired' }
     const { newKeys } = route.limits
-    if (newKeys === null || found.kind === 'take_over') return claimRecord(ports, route, identified, token)
+    if (newKeys === null || found.kind === 'take_over') return claimIt()
     const bucket = newKeysBucket(namespace, route, caller)
     const wait = await store.limits.take(bucket, newKeys, 1).catch(nullIfUnavailable)
     if (wait === null) return notAsked(token)
@@ -179,50 +271,123 @@ function claimWithinLimits(
       const again = await find()
       return again.kind === 'gone' || again.kind === 'take_over' ? { kind: 'limited', wait } : again
     }
-    const result = await claimRecord(ports, route, identified, token)
+    const result = await claimIt()
     if (result.kind !== 'granted' || result.execution.before !== 'absent')
-      // Where the store loses it, the caller has one key less, no more.
+      // If the store loses it, the caller has one key less, nothing worse.
       void store.limits.take(bucket, newKeys, -1).catch(() => {})
     return result
   })
 }
 
-/** No claim was sent: the store does not even take what this replica has to tell it first. */
+/** When to ask the store again after a lost reply. */
+class Losses {
+  /** A reply was lost. */
+  any = false
+  #reconnects = 0
+
+  /** Null: not at all; a second lost reply ends it. A store that cannot be reached is often back in a moment: a connection broke. */
+  pauseAfter(error: StoreUnavailable): Millis | null {
+    const { maybeApplied } = error
+    if (error instanceof Unreplicated) {
+      // It is there for sure.
+      this.any = true
+      return null
+    }
+    if (!this.any) {
+      this.any = maybeApplied
+      return maybeApplied ? 0 : null
+    }
+    return maybeApplied ? null : (RECONNECT_PAUSES[this.#reconnects++] ?? null)
+  }
+}
+
+/** Reads the record, retrying as a claim does. */
+async function look(
+  ports: Pick<Ports, 'records' | 'pause'>,
+  id: RecordId,
+  losses = new Losses(),
+): Promise<GetReply> {
+  const reply = await ports.records.get(id)
+  const wait = reply.kind === 'unavailable' ? losses.pauseAfter(reply.error) : null
+  if (wait === null) return reply
+  await ports.pause(wait)
+  return look(ports, id, losses)
+}
+
+/** No claim was sent: the store does not accept even the outcomes that this replica has to write first. */
 function notAsked(token: Buffer): Unclaimed {
   const error = new StoreUnavailable('the store does not answer', false)
   return { kind: 'unavailable', error, attempt: { fence: 0, token, attempts: 1 }, lost: false, over: null }
 }
 
-/**
- * Claims the record, or says what it found. One round trip if the key is new or finished. A claim whose reply was lost is
- * asked for once more: the store then shows our own token, and the attempt goes on (contract §3.4).
- */
-async function claimRecord(
-  { records, pause }: Ports,
-  route: RoutePolicy,
-  { id, operation, asked }: Identified,
+/** Claims the record, or says what it found. One round trip if the key is new or finished. */
+function claimRecord(
+  ports: Ports,
+  request: Claiming,
+  identified: Identified,
   token: Buffer,
-): Promise<ClaimResult> {
+): Soon<ClaimResult> {
+  const { id, asked } = identified
+  const { route } = request
   const askedAt = performance.now()
+  const attempt: Attempt = { fence: 0, token, attempts: 1 }
+  const fresh: Attempted = { attempt, operation: identified.operation(), before: 'absent' }
+  const claiming = ports.records.claim(id, claimDraft(fresh.operation, attempt), claimSpans(route))
+  return after<ClaimReply, ClaimResult>(claiming, (reply) => {
+    if (reply.kind === 'claimed' && !reply.recognised)
+      return granted(id, route, fresh, reply.stamp, askedAt, null)
+    const decision = reply.kind === 'exists' ? decide(reply.record, asked, route, reply.now) : null
+    return decision !== null && isExisting(decision)
+      ? { kind: 'existing', existing: decision }
+      : contest(ports, request, identified, fresh, askedAt, reply)
+  })
+}
+
+function granted(
+  id: RecordId,
+  route: RoutePolicy,
+  { attempt: { token, attempts }, operation, before }: Attempted,
+  { version, fence, createdAt }: Stamp,
+  askedAt: Millis,
+  over: IdempotencyRecord | null,
+): Granted {
+  const claimed = { attempt: { fence, token, attempts }, operation, before }
+  return {
+    kind: 'granted',
+    version,
+    lapsed: before === 'unknown' && over?.state === 'in_progress',
+    execution: newExecution(id, route, claimed, createdAt, askedAt, null),
+  }
+}
+
+/**
+ * Continues a claim that the first reply did not decide: the record may be taken over, others keep changing it, a reply was lost, or the
+ * store is in the grace period after a failover. A claim whose reply was lost is repeated once: the store then shows our own token, and the
+ * attempt goes on (contract §3.4).
+ */
+async function contest(
+  { records, pause, waiters }: Ports,
+  request: Claiming,
+  { id, asked, key, bornAt }: Identified,
+  fresh: Attempted,
+  firstAskedAt: Millis,
+  first: ClaimReply,
+): Promise<ClaimResult> {
+  const { route } = request
+  const { token } = fresh.attempt
   const spans = claimSpans(route)
-  const fresh: Attempted = { attempt: { fence: 0, token, attempts: 1 }, operation, before: 'absent' }
+  let askedAt = firstAskedAt
+  let entry: 'claim' | 'fresh' = 'claim'
   let latest = fresh
   let over: IdempotencyRecord | null = null
-  let lost = false
   let error: Error | null = null
-  let reconnects = 0
-  const granted = ({ version, fence, createdAt }: Stamp, attempted: Attempted): Granted => {
-    const attempt = { ...attempted.attempt, fence }
-    const lapsed = attempted.before === 'unknown' && over?.state === 'in_progress'
-    const claimed = { ...attempted, attempt, createdAt, askedAt, unclaimed: null }
-    return { kind: 'granted', version, lapsed, execution: newExecution(id, route, claimed) }
-  }
+  const losses = new Losses()
   for (let round = 0; round < MAX_ROUNDS; round++) {
-    const draft = claimDraft(operation, fresh.attempt)
-    let reply: ClaimReply | TakeOverReply = await records.claim(id, draft, spans)
+    let reply: ClaimReply | TakeOverReply =
+      round === 0 ? first : await records.claim(id, claimDraft(fresh.operation, fresh.attempt), spans, entry)
     if (reply.kind === 'claimed')
-      // Recognised: what the round before asked for had come through. Otherwise the record has gone meanwhile.
-      return granted(reply.stamp, reply.recognised ? latest : fresh)
+      // Recognised: the previous round had come through after all. Otherwise the record has gone meanwhile.
+      return granted(id, route, reply.recognised ? latest : fresh, reply.stamp, askedAt, over)
     if (reply.kind === 'exists') {
       const decision = decide(reply.record, asked, route, reply.now)
       if (isExisting(decision)) return { kind: 'existing', existing: decision }
@@ -230,29 +395,41 @@ async function claimRecord(
       over = decision.from
       latest = {
         attempt: { fence: over.fence + 1, token, attempts: over.attempts + 1 },
-        // The attempt that fell silent may have been executed, too: the upstream must have been sent these identifiers by both.
-        operation: decision.read === 'unknown' ? identifiersSentByBoth(over, operation) : operation,
+        // The silent attempt may have executed, too: only identifiers that both attempts sent may be recorded.
+        operation:
+          decision.read === 'unknown' ? identifiersSentByBoth(over, fresh.operation) : fresh.operation,
         before: decision.read,
       }
       reply = await records.takeOver(id, over, claimDraft(latest.operation, latest.attempt), spans)
-      if (reply.kind === 'claimed') return granted(reply.stamp, latest)
+      if (reply.kind === 'claimed') return granted(id, route, latest, reply.stamp, askedAt, over)
       if (reply.kind === 'lost') continue
     }
     if (reply.kind === 'corrupt') return reply
-    const { maybeApplied } = reply.error
     error = reply.error
-    // A second loss ends it. A store that cannot be asked any more is often back in a moment: a connection broke.
-    const wait = maybeApplied ? (lost ? undefined : 0) : lost ? RECONNECT_PAUSES[reconnects++] : undefined
-    lost ||= maybeApplied
-    if (wait === undefined) break
+    if (error instanceof InGrace) {
+      if (entry === 'claim' && isBornSince(error, key, bornAt)) entry = 'fresh'
+      else if (!(await outlast(waiters, request, error.left))) break
+      // The lease starts with this request to the store, unless it repeats an earlier one.
+      if (!losses.any) askedAt = performance.now()
+      continue
+    }
+    const wait = losses.pauseAfter(reply.error)
+    if (wait === null) break
     await pause(wait)
   }
-  // Made only here: an error takes its stack, which costs more than the rest of a claim.
+  // Created only here: capturing a stack costs more than the rest of a claim.
   error ??= new Error('other claims kept moving the record on')
-  return { kind: 'unavailable', error, attempt: { ...latest.attempt, fence: 0 }, lost, over }
+  return { kind: 'unavailable', error, attempt: { ...latest.attempt, fence: 0 }, lost: losses.any, over }
 }
 
-/** A claim came through over an execution that this replica knows of: that one gets the record back. */
+/** False: it may not wait, or the client has left. */
+async function outlast(waiters: Ports['waiters'], request: Claiming, time: Millis): Promise<boolean> {
+  const { onGone } = request
+  if (onGone === null || request.clientGone()) return false
+  return waiters.outlast(time, (left) => onGone.call(request, left))
+}
+
+/** A claim succeeded over an execution that this replica knows of: gives the record back to that one. */
 async function yieldTo(ports: Ports, other: Execution, { execution, version }: Granted): Promise<void> {
   const given = await giveBack(ports.records, version, other)
   ports.observer.trouble(
@@ -266,12 +443,12 @@ async function yieldTo(ports: Ports, other: Execution, { execution, version }: G
   )
   if (given) return
   const reason = 'claimed over a run whose record the store had lost'
-  await ports.settler.settle(execution, { kind: 'unknown', reason, status: null }, () => {})
+  await ports.settler.settle(execution, { kind: 'unknown', reason, status: null }, NOTHING_HELD)
 }
 
 /**
- * The store had lost the record, or gone back to an older state of it: writes it as the execution's again, so that retries
- * find its outcome. False: the store did not take it.
+ * The store had lost the record, or gone back to an older state: writes it again for the execution, so that retries find its outcome.
+ * False: the store did not take it.
  */
 async function giveBack(records: Records, version: number, execution: Execution): Promise<boolean> {
   const { id, route, operation, attempt, createdAt, ended } = execution
@@ -281,27 +458,34 @@ async function giveBack(records: Records, version: number, execution: Execution)
       : [outcomeDraft(operation, attempt, ended, createdAt), outcomeSpans(ended, route)]
   const reply = await records.replace(id, version, draft, spans)
   if (reply?.kind !== 'written') return reply?.kind !== 'unavailable'
-  // If it ended meanwhile, its own write may have met the claim and been refused.
+  // If it has ended meanwhile, its own write may have met the claim and been refused.
   return execution.ended === ended || giveBack(records, reply.stamp.version, execution)
 }
 
 /**
- * What answers the request on this replica, whatever the store says: an outcome that is not settled yet, or an execution
- * without a claim; where the store cannot be asked (`alone`) any execution.
+ * The record by which this replica answers, whatever the store says: an unsettled outcome, or an execution without a claim; if the store
+ * cannot be asked (`alone`), any execution.
  */
 function knownHere(
-  { settler, running }: Ports,
+  ports: Ports,
   route: RoutePolicy,
   { id, asked }: Identified,
   alone: boolean,
 ): Existing | null {
-  const held = existing(settler.held(id), asked, route)
-  const execution = running.get(id)
+  const held = existing(ports.settler.held(id), asked, route)
+  const execution = meet(ports, id)
   if (held !== null || execution === undefined) return held
   return alone || execution.attempt.fence === 0 ? existing(runningRecord(execution), asked, route) : null
 }
 
-/** What `record` answers; null if there is none, or it may be claimed over. For records without the store's clock. */
+/** The execution of this record on this replica. From now on its outcome may be needed here. */
+function meet({ running }: Ports, id: RecordId): Execution | undefined {
+  const execution = running.get(id)
+  if (execution !== undefined) execution.isMet = true
+  return execution
+}
+
+/** How `record` answers; null if there is none, or it may be taken over. For records without the store's time. */
 function existing(
   record: IdempotencyRecord | null,
   asked: RequestDigests,

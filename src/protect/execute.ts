@@ -1,34 +1,49 @@
 import { scopeOf } from '../core/chain.ts'
-import { RESPONSE_HEADER } from '../core/headers.ts'
-import { type Millis, type Outcome, type RecordId, shortId } from '../core/record.ts'
+import { keepsBody, keptResult, outcomeOf, replayable, unknownBecause } from '../core/classify.ts'
+import { RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
+import { shortId } from '../core/identity.ts'
+import { type CompletedResponse, type Millis, type Outcome, type RecordId } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { within } from '../runtime/deadline.ts'
+import { heldRecord, type OutcomeDraft, withoutBody } from '../core/settle.ts'
+import { free } from '../runtime/body-memory.ts'
 import { shared } from '../runtime/limits.ts'
-import type { Forwarded } from '../upstream/port.ts'
-import { discard, refuse, sentUnanswered, statusHeaders } from './answers.ts'
-import { keepsBody, keptResult, outcomeOf, unknownBecause, withoutBody } from './classify.ts'
+import { type Soon, within } from '../runtime/scheduling.ts'
+import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
+import { discard, refuse, responseUnavailable, sentUnanswered } from './answers.ts'
 import type { Ports } from './ports.ts'
-import type { Answer, Execution, Facts, ProtectedRequest } from './request.ts'
+import type { Answer, Execution, Facts, Progress, ProtectedRequest } from './request.ts'
 import type { Settled } from './settler.ts'
 
-/** Writes an attempt's outcome, lets go of the attempt and tells the duplicates that wait for it. */
-export async function finish(
+/** Writes an attempt's outcome, releases the attempt and notifies the duplicates that wait for it. */
+export function finish(
   { leases, settler, running, waiters }: Pick<Ports, 'leases' | 'settler' | 'running' | 'waiters'>,
+  progress: Progress,
   execution: Execution,
   outcome: Outcome,
   release: () => void,
-): Promise<Settled> {
+): Soon<Settled> {
   const { id, attempt } = execution
   execution.ended = outcome
   leases.release(id, attempt.token)
-  let settled: Settled | null = null
-  try {
-    settled = await settler.settle(execution, outcome, release)
-    return settled
-  } finally {
+  const startedAt = performance.now()
+  const over = (left: OutcomeDraft | null, expiresAt: Millis | null): void => {
+    progress.storeMs += performance.now() - startedAt
     if (running.get(id) === execution) running.delete(id)
-    waiters.tell(id, settled?.record ?? null)
+    if (!waiters.isAwaited(id)) return
+    execution.isMet = true
+    waiters.tell(id, left && heldRecord(left, expiresAt))
   }
+  const done = (settled: Settled): Settled => {
+    progress.state = settled.state
+    over(settled.left, settled.expiresAt)
+    return settled
+  }
+  const settling = settler.settle(execution, outcome, release)
+  if (!(settling instanceof Promise)) return done(settling)
+  return settling.then(done, (bug: unknown) => {
+    over(null, null)
+    throw bug
+  })
 }
 
 /** Sends the request once and writes its outcome before the first byte of the answer leaves. */
@@ -43,40 +58,38 @@ export async function execute(
   const { progress } = request
   const fence = attempt.fence || null
   const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, execution.askedAt)
-  const settle = (outcome: Outcome, release = (): void => {}): Promise<Settled> => {
-    const startedAt = performance.now()
-    return finish(ports, execution, outcome, release).finally(() => {
-      progress.storeMs += performance.now() - startedAt
-    })
-  }
   const sentAt = performance.now()
   let result: Forwarded
   try {
-    result = await ports.forward({
-      method: request.method,
-      target: request.target,
-      headers: request.upstreamHeaders({ id, key, fence: attempt.fence }),
-      body,
-      responseLimit: route.limits.response,
-      // Without a claim there is no lease that could have lapsed.
-      ...(unclaimed === null ? { mayBegin: isSure } : {}),
-    })
+    const { method, target } = request
+    const headers = request.upstreamHeaders({ id, key, fence: attempt.fence })
+    const sent = { method, target, headers, responseLimit: route.limits.response, ...lent(progress, body) }
+    // Without a claim there is no lease to lapse.
+    result = await ports.forward(unclaimed === null ? { ...sent, mayBegin: isSure } : sent)
   } catch (error) {
-    // A bug; what happened at the upstream is not known.
-    await settle({ kind: 'unknown', reason: `internal error: ${String(error)}`, status: null })
+    // A bug: what the upstream did is unknown.
+    const outcome = unknownBecause(`internal error: ${String(error)}`, null)
+    await finish(ports, progress, execution, outcome, NOTHING_HELD)
     throw error
   }
+  // The body is not needed to write the outcome.
+  if (!progress.isBodyOut) free(body)
   const upstreamMs = performance.now() - sentAt
   progress.upstreamMs += upstreamMs
   ports.observer.leaseUse(route.name, upstreamMs / route.lease)
   const outcome = unclaimed === null ? 'executed' : 'bypassed'
   switch (result.proof) {
     case 'not_sent': {
-      const { state } = await settle({ kind: 'not_executed', reason: result.reason })
-      return notSent(result.reason, id, { before, after: state, fence })
+      const { reason } = result
+      const ended = { kind: 'not_executed', reason } as const
+      const { state } = await finish(ports, progress, execution, ended, NOTHING_HELD)
+      return notSent(reason, id, { before, after: state, fence })
     }
     case 'unknown': {
-      const { state } = await settle(unknownBecause(result.reason, result.status))
+      const ended = unknownBecause(result.reason, result.status)
+      const { state, recorded, expiresAt } = await finish(ports, progress, execution, ended, NOTHING_HELD)
+      // The upstream had ended the attempt itself before it fell silent.
+      if (recorded !== null) return recordedAnswer(ports, execution, recorded, expiresAt, result.reason)
       const record = { instance: id, scope: scopeTold(execution) }
       return brokenOff(result, record, { before, after: state, fence })
     }
@@ -84,13 +97,13 @@ export async function execute(
       const { live, why, declaredOutcome } = result
       const leave = ports.inFlight.remain()
       void live.done
-        .then((end) =>
-          settle(
+        .then((end) => {
+          const ended =
             end === 'complete'
               ? outcomeOf(route, request.headers, live, declaredOutcome, withoutBody(live, why))
-              : unknownBecause('the upstream broke off its answer', live.status),
-          ),
-        )
+              : unknownBecause('the upstream broke off its answer', live.status)
+          return finish(ports, progress, execution, ended, NOTHING_HELD)
+        })
         .finally(leave)
       const facts: Facts = { outcome, before, after: 'in_progress', fence }
       return { kind: 'live', live, proxyHeaders: statusHeaders(outcome, route, null), facts }
@@ -100,10 +113,23 @@ export async function execute(
       ports.latency.saw(route.name, upstreamMs)
       const kept = keptResult(route, response)
       const ended = outcomeOf(route, request.headers, response, declaredOutcome, kept)
-      // The body has up to two holders: the answer until it has left, the outcome that keeps it until it is written.
-      const share = shared(result.release)
+      let isStored = false
+      // The body has up to two holders: the answer until it is sent, and the outcome until it is written.
+      const share = shared(() => {
+        result.release()
+        // A held outcome may have answered retries.
+        if (isStored && !execution.isMet) free(response.body)
+      })
       const release = share()
-      const { state, expiresAt } = await settle(ended, keepsBody(ended) ? share() : undefined)
+      const held = keepsBody(ended) ? share() : NOTHING_HELD
+      const settling = finish(ports, progress, execution, ended, held)
+      const { state, expiresAt, recorded } = settling instanceof Promise ? await settling : settling
+      isStored = expiresAt !== null
+      // If the response is not kept, the one that just arrived is the only copy, provided it matches.
+      if (recorded !== null && (recorded.kept || recorded.status !== response.status)) {
+        release()
+        return recordedAnswer(ports, execution, recorded, expiresAt)
+      }
       const proxyHeaders = statusHeaders(outcome, route, expiresAt)
       const facts: Facts = { outcome, before, after: state, fence }
       return { kind: 'response', response, replayed: false, proxyHeaders, release, facts }
@@ -111,14 +137,37 @@ export async function execute(
   }
 }
 
-/** Answers after `respondWithin` at the latest: the execution goes on, and its outcome is stored (contract §3). */
+/** Answers with the response that the record already holds, as every later answer will (contract §7). `cause`: why there is no other. */
+function recordedAnswer(
+  { budget }: Pick<Ports, 'budget'>,
+  { id, route, attempt: { fence }, before }: Execution,
+  recorded: CompletedResponse,
+  expiresAt: Millis | null,
+  cause: string | null = null,
+): Answer {
+  const facts = { before, after: 'completed', fence, cause } as const
+  if (!recorded.kept) return responseUnavailable(id, recorded, facts)
+  return {
+    kind: 'response',
+    response: replayable(route, recorded.response),
+    replayed: false,
+    proxyHeaders: statusHeaders('executed', route, expiresAt),
+    // An executed request is never answered `overloaded` (contract §3).
+    release: budget.hold(recorded.response.body.length) ?? NOTHING_HELD,
+    facts: { ...facts, outcome: 'executed' },
+  }
+}
+
+export const NOTHING_HELD = (): void => {}
+
+/** Answers within `respondWithin` at the latest; the execution continues, and its outcome is stored (contract §3). */
 export async function answerInTime(
   ports: Ports,
   execution: Execution,
-  limit: Millis,
   work: Promise<Answer>,
 ): Promise<Answer> {
   const { route, id, before, attempt } = execution
+  const limit = route.respondWithin as Millis
   const answer = await within(limit, work)
   if (answer !== null) return answer
   const leave = ports.inFlight.remain()
@@ -135,7 +184,7 @@ export async function answerInTime(
   return refuse('upstream_slow', 'upstream_slow', detail, more, facts)
 }
 
-/** A request whose body was read in search of a key that was not there: forwarded as an unprotected one (contract §3.1). */
+/** Forwards, unprotected, a request whose body was searched for a key in vain (contract §3.1). */
 export async function passOn(
   { forward }: Pick<Ports, 'forward'>,
   request: ProtectedRequest,
@@ -147,8 +196,8 @@ export async function passOn(
     method: request.method,
     target: request.target,
     headers: request.upstreamHeaders(null),
-    body,
     responseLimit: route.limits.response,
+    ...lent(progress, body),
   })
   progress.upstreamMs += performance.now() - sentAt
   const proxyHeaders = route.statusHeader ? [RESPONSE_HEADER.status, 'ignored'] : []
@@ -164,6 +213,17 @@ export async function passOn(
       const { response, release } = result
       return { kind: 'response', response, replayed: false, proxyHeaders, release, facts }
     }
+  }
+}
+
+/** The body to send; from here on `progress` says whether a socket may hold it. */
+function lent(progress: Progress, body: Buffer): Pick<UpstreamRequest, 'body' | 'onTaken'> {
+  progress.isBodyOut = true
+  return {
+    body,
+    onTaken: () => {
+      progress.isBodyOut = false
+    },
   }
 }
 
@@ -192,10 +252,10 @@ function brokenOff(
     : refuse(code, code, `${what}; whether it was executed is not known`, record, all)
 }
 
-/** The `scope` of an execution without a claim: equal to nobody's. */
+/** The `scope` of an execution without a claim; it equals no other. */
 export const UNCLAIMED_SCOPE = 'none'
 
-/** For a proxy in front of this one: by what a retry is recognised here. Without a claim it may not be. */
+/** Tells a proxy in front of this one how a retry is recognised here. Without a claim it may not be. */
 function scopeTold({ route, unclaimed }: Execution): string {
   return unclaimed === null ? scopeOf(route) : UNCLAIMED_SCOPE
 }

@@ -3,19 +3,31 @@ import { filterLines } from '../core/headers.ts'
 import { digest, frame, recordId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
+import { runningRecord } from '../core/settle.ts'
 import type { Forward } from '../upstream/port.ts'
 import { answerFromRecord, nobody, overloaded, refuse, storeUnavailable } from './answers.ts'
 import { type Claim, claim } from './claim.ts'
-import { runningRecord } from './classify.ts'
 import { type Identified, readHead, refuseCaller } from './identify.ts'
-import type { Ports, ReplayGrants } from './ports.ts'
+import type { Ports } from './ports.ts'
 import type { Answer, Execution, Existing, ProtectedRequest } from './request.ts'
 import type { Seat } from './waiting-room.ts'
 
 type Running = Extract<Existing, { kind: 'in_progress' }>
 
-/** Answers a request whose record exists; holds it first where the route says so (contract §6). */
-export async function duplicate(
+/** Answers a request whose record exists, first holding it if the route says so (contract §6). */
+export function duplicate(
+  ports: Ports,
+  request: ProtectedRequest,
+  identified: Identified,
+  found: Existing,
+): Answer | Execution | Promise<Answer | Execution> {
+  const { inFlight, authorizeReplay: policy } = request.route
+  return policy === null && (found.kind !== 'in_progress' || inFlight.mode === 'reject')
+    ? answerFromRecord(ports, request, identified.id, found)
+    : askAndWait(ports, request, identified, found)
+}
+
+async function askAndWait(
   ports: Ports,
   request: ProtectedRequest,
   identified: Identified,
@@ -35,7 +47,7 @@ export async function duplicate(
     seat.leave()
   })
   if (claimed.kind !== 'existing') return claimed
-  // Held for a while: the credential may have been revoked since.
+  // The request was held: its credential may have been revoked since.
   const refusedNow = claimed.existing === found ? null : await authorizeReplay(ports, request)
   if (refusedNow !== null) return refusedNow
   const answer = answerFromRecord(ports, request, id, claimed.existing)
@@ -44,8 +56,8 @@ export async function duplicate(
 }
 
 /**
- * Until the record answers, the time is up or the client has gone. Where the attempt that was met did nothing, one of those
- * that wait claims anew, once; the others wait on for that one (contract §6).
+ * Waits until the record answers, the time is up or the client leaves. If the running attempt did nothing, one of the waiting requests
+ * claims anew, once; the others wait for that one (contract §6).
  */
 async function wait(
   ports: Ports,
@@ -62,12 +74,12 @@ async function wait(
     const news = await seat.next(until - performance.now())
     if (request.clientGone()) return nobody()
     if (news === null) return { kind: 'existing', existing: running }
-    // The store may have lost the record of an execution that goes on: only a client that asks again may claim over that.
+    // The store may have lost the record of a running execution: only a new request from the client may claim over that.
     if (news.kind === 'absent') continue
     const decision = news.kind === 'corrupt' ? null : decide(news.record, identified.asked, route, news.now)
     if (decision?.kind === 'gone') continue
     if (decision?.kind === 'take_over') {
-      // The one that took over did nothing, either.
+      // The attempt that took over did nothing, either.
       if (decision.from.fence !== original) return { kind: 'existing', existing: running }
       if (!seat.room.takesOver(original)) continue
     } else if (decision !== null) {
@@ -87,8 +99,8 @@ async function wait(
 }
 
 /**
- * Asks the upstream, with the caller's own credentials, whether this caller may be told of the record (contract §6). Null:
- * yes. Comes before every answer that a record gives, so that a revoked credential reads nothing, not even a state.
+ * Asks the upstream, with the caller's own credentials, whether this caller may see the record (contract §6). Null: yes. Runs before any
+ * answer from a record, so that a revoked credential reads nothing, not even a state.
  */
 async function authorizeReplay(
   { forward, grants }: Pick<Ports, 'forward' | 'grants'>,
@@ -101,14 +113,14 @@ async function authorizeReplay(
     'cookie',
     ...request.route.scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
   ])
-  // By every credential that is shown: another token of the same caller may be the revoked one.
+  // Keyed by every credential presented: another token of the same caller may be the revoked one.
   const shown = filterLines(request.headers, (name) => credentials.has(name))
-  // A grant is worth nothing to a policy that remembers for another time, such as one that a reload put in force.
-  // Another host is another tenant of the upstream, which asks for itself.
+  // A grant counts only under the same policy path and cache time (a reload may change them), and for the same host: another host is
+  // another tenant of the upstream.
   const caller = digest(frame([policy.path, String(policy.cache), request.host, ...shown]), null)
   if (grants.has(caller)) return null
   const startedAt = performance.now()
-  // Not those that would be forwarded: `Connection` could name a credential away, and the probe would be anonymous.
+  // Not the forwarded lines: `Connection` could remove a credential, and the probe would be anonymous.
   const lines = [...shown, ...filterLines(request.upstreamHeaders(null), (name) => ADDRESSING.has(name))]
   const status = await probe(forward, policy.path, lines)
   request.progress.upstreamMs += performance.now() - startedAt
@@ -126,7 +138,7 @@ async function authorizeReplay(
   return null
 }
 
-/** Whom the request is for, and by which way it came. */
+/** Header fields that say where the request was addressed and how it arrived. */
 const ADDRESSING: ReadonlySet<string> = new Set([
   'cdn-loop',
   'host',
@@ -158,55 +170,26 @@ async function probe(forward: Forward, path: string, lines: readonly string[]): 
   }
 }
 
-/** Bodies of the probe's answers are not looked at. */
+/** The probe ignores response bodies. */
 const RESPONSE_LIMIT = 64 * 1024
-/** About 100 bytes each. */
-const MOST_GRANTS = 10_000
-
-export class RecentGrants implements ReplayGrants {
-  readonly #until = new Map<string, Millis>()
-  readonly #clock: () => Millis
-
-  constructor(clock: () => Millis) {
-    this.#clock = clock
-  }
-
-  has(caller: string): boolean {
-    const until = this.#until.get(caller)
-    if (until === undefined) return false
-    if (this.#clock() < until) return true
-    this.#until.delete(caller)
-    return false
-  }
-
-  add(caller: string, time: Millis): void {
-    if (time === 0) return
-    this.#until.delete(caller)
-    this.#until.set(caller, this.#clock() + time)
-    if (this.#until.size <= MOST_GRANTS) return
-    const [oldest] = this.#until.keys()
-    this.#until.delete(oldest as string)
-  }
-}
-
-/** What a client learns that asks for the state instead of retrying: never the stored body (contract §6, `status.path`). */
+/** What a client learns when it asks for the state instead of retrying: never the stored body (contract §6, `status.path`). */
 export type StatusReply =
   | {
       readonly kind: 'found'
       readonly id: RecordId
       readonly state: IdempotencyRecord['state']
-      /** The store's time; null where only this replica knows of it yet. */
+      /** The store's time; null if only this replica knows of the record yet. */
       readonly since: Millis | null
-      /** Whole seconds; null where the state is final. */
+      /** Whole seconds; null if the state is final. */
       readonly retryAfter: number | null
     }
   | { readonly kind: 'absent'; readonly id: RecordId }
   | Answer
 
-/** Looks the record up that a request with this key and these credentials would find. Changes nothing. */
+/** Looks up the record that a request with this key and these credentials would find. Changes nothing. */
 export async function queryStatus(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
-  // It may ask the upstream: it takes a place like any request that does.
-  const leave = ports.inFlight.enter(ports.maxInFlight, request.client, null)
+  // It may query the upstream, so it takes a place like any other request.
+  const leave = ports.inFlight.enter(request.client, null)
   if (leave === null) return overloaded(ports)
   ports.inFlight.count++
   try {
@@ -254,7 +237,7 @@ async function look(ports: Ports, request: ProtectedRequest): Promise<StatusRepl
   }
 }
 
-/** `now` 0: this replica's own record, which knows no time of the store. */
+/** `now` is 0 for this replica's own record, which has no store time. */
 function found(
   ports: Pick<Ports, 'latency'>,
   route: RoutePolicy,

@@ -1,14 +1,27 @@
-import { essence } from '../core/body/content.ts'
-import type { RequestDigests } from '../core/decide.ts'
-import { fingerprintOf, rawDigestOf, recipeOf } from '../core/fingerprint.ts'
-import { linesOf, RESPONSE_HEADER } from '../core/headers.ts'
+import { SHORT_BODY } from '../core/body/json-text.ts'
+import { Digests } from '../core/fingerprint.ts'
+import { essence, linesOf, RESPONSE_HEADER } from '../core/headers.ts'
 import { type KeyQualifier, readCaller, recordId } from '../core/identity.ts'
-import { deriveKey, type KeyReading, keyNeedsBody, readFirstSent, readKey, sourceName } from '../core/key.ts'
+import {
+  derivedParts,
+  deriveKey,
+  issuedAt,
+  type KeyBody,
+  type KeyReading,
+  keyNeedsBody,
+  readFirstSent,
+  readKey,
+  readKeyBody,
+  sourceName,
+} from '../core/key.ts'
 import type { DerivePolicy, JwtPolicy } from '../core/policy.ts'
 import { asksByKey } from '../core/reconcile/answer.ts'
 import { identifiersSent } from '../core/reconcile/identifiers.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
+import { completionTerms } from '../core/settle.ts'
+import { atOnce } from '../core/steps.ts'
+import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
 import { refuse, storeUnavailable } from './answers.ts'
 import type { Ports } from './ports.ts'
@@ -24,18 +37,18 @@ interface UnidentifiedCaller {
   readonly detail: string
   /** For the log; null: the detail says it all. */
   readonly cause: string | null
-  /** 503: it may be known in a moment. */
+  /** 503: the caller may be known in a moment. */
   readonly status: 400 | 401 | 503
 }
 
-/** The caller, and the key as far as the request's head has it. */
+/** The caller, and the key if the head carries it. */
 export interface RequestHead {
   readonly kind: 'head'
   readonly caller: Caller
   readonly key: Exclude<KeyReading, { kind: 'invalid' }>
 }
 
-/** The record that a request is about, and what it asks for: all that a claim needs. */
+/** The record that a request refers to, and what it asks for: everything a claim needs. */
 export interface Identified {
   readonly kind: 'identified'
   readonly id: RecordId
@@ -43,10 +56,13 @@ export interface Identified {
   /** The proxy made the key (`key.derive`). */
   readonly derived: boolean
   readonly caller: readonly (string | null)[]
-  readonly operation: Operation
-  readonly asked: RequestDigests
-  /** False: an issued key that has expired. It finds its record and makes none. */
+  /** Computes the fingerprint unless that has been done. */
+  readonly operation: () => Operation
+  readonly asked: Digests
+  /** False: an expired issued key, which finds its record but creates none. */
   readonly mayClaim: boolean
+  /** When the key was created, as {@link isBornSince} takes it. */
+  readonly bornAt: Millis | null
 }
 
 type IdentifyPorts = Pick<
@@ -54,7 +70,7 @@ type IdentifyPorts = Pick<
   'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer'
 >
 
-/** Reads the head, before the body and the store are asked for anything. */
+/** Reads the head, before the body is read or the store asked. */
 export function readHead(
   ports: Pick<Ports, 'verifyToken'>,
   request: ProtectedRequest,
@@ -65,7 +81,7 @@ export function readHead(
   if (key.kind === 'invalid') return refuseKey(key.detail)
   const mayFollow = keyNeedsBody(route.key) || derive !== null
   if (key.kind === 'missing' && presence === 'required' && !mayFollow) return refuseMissing(request)
-  // Without a key nobody needs to know who calls, and where none is required the request may go on without one.
+  // Without a key the caller does not matter; if no key is required, the request may proceed without one.
   const needed = key.kind === 'key' || presence === 'required'
   const headOf = (caller: Caller): RequestHead | Answer =>
     caller.kind === 'unidentified' && needed ? refuseCaller(caller) : { kind: 'head', caller, key }
@@ -91,7 +107,7 @@ async function verifyCaller(
       return { kind: 'unidentified', detail, cause: null, status: 503 }
     }
     case 'absent': {
-      // Another scheme's credential is one all the same: its callers must not share the keys of those without any.
+      // A credential of another scheme still identifies somebody: its callers must not share keys with anonymous ones.
       const other = linesOf(headers, 'authorization').some((line) => line.trim() !== '')
       const detail = 'Authorization carries no bearer token, which is what tells callers apart here'
       return other
@@ -105,7 +121,7 @@ function asCaller(reading: ReturnType<typeof readCaller>): Caller {
   return reading.kind === 'caller' ? reading : { ...reading, kind: 'unidentified' }
 }
 
-/** One name for all parts of a caller; null: nobody knows who calls, or everybody is the same caller. */
+/** A single name for all parts of a caller; null: the caller is unidentified, or all callers are the same. */
 export function callerName(caller: Caller): string | null {
   if (caller.kind === 'unidentified' || caller.parts.every((part) => part === null)) return null
   return caller.parts.join('\0')
@@ -114,7 +130,7 @@ export function callerName(caller: Caller): string | null {
 /** Header lines that say that the proxy made the key (contract §4). */
 export const DERIVED_HEADER: readonly string[] = [RESPONSE_HEADER.derived, 'true']
 
-/** In no key that a client sends: a derived one can be computed by anybody. */
+/** A qualifier that no client's key has: anybody can compute a derived key. */
 const DERIVED = ['derived']
 
 /** `no_key`: no key, and none is required. */
@@ -133,12 +149,29 @@ export function identify(
   head: RequestHead,
   body: Buffer,
 ): Identification | Promise<Identification> {
+  const { headers, route } = request
+  if (!keyNeedsBody(route.key)) return identifyBy(ports, request, head, body, NOTHING_READ)
+  const reading = readKeyBody(headers, body, route.key, head.key.kind === 'missing')
+  if (body.length <= SHORT_BODY) return identifyBy(ports, request, head, body, atOnce(reading))
+  return inSteps(reading).then((read) => identifyBy(ports, request, head, body, read))
+}
+
+const NOTHING_READ: KeyBody = { json: null, fields: new Map(), values: new Map() }
+
+function identifyBy(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  head: RequestHead,
+  body: Buffer,
+  read: KeyBody,
+): Identification | Promise<Identification> {
   const { route, headers } = request
   const { caller } = head
-  const sentKey = keyNeedsBody(route.key) ? readKey(request, route.key, body) : head.key
+  const sentKey = keyNeedsBody(route.key) ? readKey(request, route.key, read) : head.key
   if (sentKey.kind === 'invalid') return refuseKey(sentKey.detail)
   const derive = sentKey.kind === 'missing' ? route.key.derive : null
-  if (sentKey.kind === 'missing' && (derive === null || deriveKey(headers, body, [], derive, 0) === null))
+  const derivedFrom = derive === null ? null : derivedParts(headers, read, derive)
+  if (sentKey.kind === 'missing' && derivedFrom === null)
     return route.key.presence === 'required' ? refuseMissing(request) : { kind: 'no_key' }
   if (caller.kind === 'unidentified') return refuseCaller(caller)
   const firstSent = readFirstSent(headers)
@@ -149,17 +182,18 @@ export function identify(
     sentKey.kind === 'key'
       ? { ...sentKey, derived: false }
       : {
-          key: deriveKey(headers, body, parts, derive as DerivePolicy, now) as string,
+          key: deriveKey(derivedFrom as readonly string[], parts, derive as DerivePolicy, now),
           qualifier: DERIVED,
           derived: true,
         }
   const timed =
     firstSent.kind === 'sent' || route.key.issuedOnly || (derive !== null && derive.bucket !== null)
-  if (!timed) return identified(ports, request, parts, keyAt(0), body, true)
-  return identifyByTime(ports, request, parts, keyAt, firstSent.kind === 'sent' ? firstSent.at : null, body)
+  if (!timed) return identified(ports, request, parts, keyAt(0), body, read, true, null)
+  const firstSentAt = firstSent.kind === 'sent' ? firstSent.at : null
+  return identifyByTime(ports, request, parts, keyAt, firstSentAt, body, read)
 }
 
-/** What identifies the request, or whether it is refused, depends on the store's time. */
+/** For requests whose key or validity depends on the store's time. */
 async function identifyByTime(
   ports: IdentifyPorts,
   request: ProtectedRequest,
@@ -167,6 +201,7 @@ async function identifyByTime(
   keyAt: (now: Millis) => NamedKey,
   firstSentAt: Millis | null,
   body: Buffer,
+  read: KeyBody,
 ): Promise<Identification> {
   const { route } = request
   const ownClock = (): Millis | null => (route.onStoreUnavailable === 'bypass' ? Date.now() : null)
@@ -183,7 +218,9 @@ async function identifyByTime(
   }
   const issued = route.key.issuedOnly ? await ports.checkIssued(named.key, now) : 'valid'
   if (issued === 'forged') return refuseKey('not a key that the issuer of this proxy made')
-  return identified(ports, request, caller, named, body, issued === 'valid')
+  const mayClaim = issued === 'valid'
+  const bornAt = route.key.issuedOnly && mayClaim ? issuedAt(named.key) : null
+  return identified(ports, request, caller, named, body, read, mayClaim, bornAt ?? firstSentAt)
 }
 
 function identified(
@@ -192,30 +229,30 @@ function identified(
   caller: Identified['caller'],
   { key, qualifier, derived }: NamedKey,
   body: Buffer,
+  read: KeyBody,
   mayClaim: boolean,
-): Identified {
+  toldBirth: Millis | null,
+): Identified | Promise<Identified> {
   const { route, method, path, host, span, progress } = request
-  const content = { ...request, body }
-  const recipe = recipeOf(route.fingerprint)
   const id = recordId(ports.namespace, route, caller, method, path, key, qualifier, host)
   progress.id = id
-  const operation: Operation = {
-    route: route.name,
-    method,
-    path,
-    fingerprint: fingerprintOf(content, route.fingerprint),
-    rawDigest: rawDigestOf(content, recipe),
-    recipe,
-    ...identifiersOf(ports, request, id, key, qualifier, body),
-    span,
+  const asked = new Digests(request, body, route.fingerprint, ports.namespace.secret)
+  const operation = (): Operation => {
+    const { fingerprint, rawDigest, recipe } = asked
+    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, key: null, span }
+    const sent = identifiersOf(ports, request, id, key, qualifier, read)
+    const told = sent === null ? usual : { ...usual, ...sent }
+    return route.key.forwardFence ? { ...told, completion: completionTerms(route) } : told
   }
-  const asked = { ...operation, rawDigestUnder: (other: string) => rawDigestOf(content, other) }
-  return { kind: 'identified', id, key, derived, caller, operation, asked, mayClaim }
+  // The data a key is derived from may be older than this request.
+  const bornAt = derived ? 0 : toldBirth
+  const found = { kind: 'identified', id, key, derived, caller, operation, asked, mayClaim, bornAt } as const
+  return asked.takesSteps ? inSteps(asked.begin()).then(() => found) : found
 }
 
 /**
- * The identifiers that the upstream is sent, by which it may be asked later. The key is stored only if the question uses it
- * (contract §1). The id of an event names nothing without its source.
+ * The identifiers sent to the upstream, by which it may be asked later; null: none. The key is stored only if the status query uses it
+ * (contract §1). An event's id means nothing without its source.
  */
 function identifiersOf(
   { upstream }: Pick<Ports, 'upstream'>,
@@ -223,17 +260,17 @@ function identifiersOf(
   id: RecordId,
   key: string,
   [qualifiedBy]: KeyQualifier,
-  body: Buffer,
-): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'> {
+  read: KeyBody,
+): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'> | null {
   const { route } = request
-  // The question does not say which host was asked: another host's "not found" proves nothing.
-  if (route.scope.host) return { key: null }
+  // The status query does not name the host, and another host's "not found" proves nothing.
+  if (route.scope.host) return null
   const keepsKey = route.reconcile !== null && asksByKey(route.reconcile) && qualifiedBy !== 'ce-source'
-  if (!keepsKey && !route.key.forwardFence) return { key: null }
-  // Shadow mode lets the request pass as it is. The fence, which the claim makes, is nothing to ask by.
+  if (!keepsKey && !route.key.forwardFence) return null
+  // Shadow mode forwards the request unchanged. The fence, which the claim assigns, is no identifier.
   const lines = request.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
   const from = route.key.from.filter(({ kind }) => kind !== 'header')
-  const inBody = from.length > 0 && readKey(request, { ...route.key, from }, body).kind === 'key'
+  const inBody = from.length > 0 && readKey(request, { ...route.key, from }, read).kind === 'key'
   return identifiersSent(lines, route.key, id, key, inBody, keepsKey, upstream)
 }
 
@@ -258,7 +295,7 @@ export function refuseCaller({ detail, cause, status }: UnidentifiedCaller): Ans
   return refuse('caller_missing', 'idempotency_caller_missing', detail, { status, ...again }, { cause })
 }
 
-/** Makes keys (contract §4, `issuer`). Times are of the store's clock. */
+/** Issues keys (contract §4, `issuer`). Times are by the store's clock. */
 export interface KeyIssuer {
   issue(now: Millis): Promise<IssuedKey>
 }
@@ -268,7 +305,7 @@ export interface IssuedKey {
   readonly expiresAt: Millis
 }
 
-/** A signed key that expires, by the store's clock, so that all replicas agree on when. */
+/** Issues a signed key that expires by the store's clock, so that all replicas agree when. */
 export async function issueKey(
   { store }: Pick<Ports, 'store'>,
   issuer: KeyIssuer,

@@ -2,11 +2,11 @@ import type { Millis, RecordId } from '../core/record.ts'
 import { RecordMap } from '../runtime/record-map.ts'
 import type { Renewal } from '../store/register.ts'
 
-/** Three tries before a lease lapses. Configuration refuses leases too short for it. */
+/** Three tries before a lease lapses. Configuration rejects leases too short for that. */
 const RENEWALS_PER_LEASE = 3
 /** Finer than the shortest renewal interval that configuration allows (1 s / 3). */
 const TICK: Millis = 100
-/** How much of a lease an attempt may use up before its first byte leaves; the last third absorbs clock drift. */
+/** Part of the lease that may pass before an attempt's first byte is sent; the last third absorbs clock drift. */
 const SURE = 2 / 3
 
 interface HeldLease {
@@ -14,7 +14,7 @@ interface HeldLease {
   readonly lease: Millis
   readonly dropIn: Millis
   renewAt: Millis
-  /** Until then nobody can have been told that the owner fell silent. */
+  /** Until then, no other replica can have treated the owner as silent. Once it has passed, nothing brings it back. */
   sureUntil: Millis
 }
 
@@ -41,7 +41,7 @@ export class Leases {
    * about meanwhile (docs/adr/0032).
    */
   hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis, since: Millis): () => boolean {
-    const renewAt = performance.now() + lease / RENEWALS_PER_LEASE
+    const renewAt = since + lease / RENEWALS_PER_LEASE
     const held: HeldLease = { token, lease, dropIn, renewAt, sureUntil: since + lease * SURE }
     this.#held.set(id, held)
     this.#timer ??= setInterval(() => void this.#tick(), TICK).unref()
@@ -76,12 +76,13 @@ export class Leases {
     this.#renewing = true
     try {
       const still = await this.#renew(batch)
-      // Refused: the record is somebody else's to decide about, or gone.
+      // Refused: others may decide about the record, or it is gone. Too late: they may have, and the store has gone back since.
       for (const [n, held] of renewed.entries())
-        held.sureUntil = still[n] === true ? now + held.lease * SURE : Number.NEGATIVE_INFINITY
+        held.sureUntil =
+          still[n] === true && now < held.sureUntil ? now + held.lease * SURE : Number.NEGATIVE_INFINITY
       this.#failing = false
     } catch (error) {
-      // Not renewed: the lease may lapse and read as unknown; this owner's outcome is accepted all the same.
+      // Not renewed: the lease may lapse and read as unknown, but this owner's outcome is still accepted.
       for (const { id } of batch) {
         const held = this.#held.get(id)
         if (held !== undefined) held.renewAt = 0

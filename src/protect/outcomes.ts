@@ -2,23 +2,23 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { isProtected } from '../core/route.ts'
 
 /*
- * Every outcome that is counted, logged and noted in histories, by the name that it has there (contract §13). Metrics, log,
- * histories, commands, the operators' page, dashboards and documentation take names and words from these tables.
+ * Every outcome that is counted, logged or noted in histories, under its public name (contract §13). Metrics, log, histories, commands, the
+ * operators' page, dashboards and documentation take names and wording from these tables.
  */
 
 interface Row {
-  /** For people: an entry of a record's history, and what the documentation says. */
+  /** For people: an entry in a record's history, and its documentation. */
   readonly says: string
   /** How the page shows it. */
   readonly mood?: 'good' | 'bad'
 }
 
 interface RequestRow extends Row {
-  /** `served`: answered by the upstream, now or earlier. `client`, `error`: who has to change something. */
+  /** `served`: answered by the upstream, now or earlier. `client`, `error`: who has to fix something. */
   readonly group: 'served' | 'duplicate' | 'client' | 'error'
-  /** Of a request that was not executed again: what it was answered instead. */
+  /** For a request that was not executed again: what it was answered instead. */
   readonly retry?: string
-  /** Whether it can happen under a route's settings; without it, on every route that protects. */
+  /** Whether a route's settings allow it; if absent, it can happen on every protected route. */
   readonly when?: (policy: RoutePolicy) => boolean
 }
 
@@ -215,20 +215,20 @@ export const SHADOW_VERDICTS = verdicts({
 })
 export type ShadowVerdict = keyof typeof SHADOW_VERDICTS
 
-/** What else a record's history notes. */
+/** Other events in a record's history. */
 export const OTHER_EVENTS = results({
   claimed: { says: 'Claimed, and sent to the upstream' },
   aborted: { says: 'The client went away' },
   lease_expired: { says: 'Its owner fell silent: the lease expired', mood: 'bad' },
 })
 
-/** How requests of a route can be answered under its settings. */
+/** The outcomes that a route's settings allow. */
 export function possibleOutcomes(policy: RoutePolicy): RequestOutcome[] {
   if (!isProtected(policy)) return ['passed']
   return namesOf(REQUEST_OUTCOMES).filter((outcome) => REQUEST_OUTCOMES[outcome].when?.(policy) ?? true)
 }
 
-/** Of an event in a record's history: a retry that was not executed again. */
+/** Whether an event in a record's history is a retry that was not executed again. */
 export function isPrevented(event: string): boolean {
   return REQUEST_OUTCOMES[event as RequestOutcome]?.retry !== undefined
 }

@@ -2,33 +2,33 @@ import type { RawHeaders } from '../core/headers.ts'
 import type { Namespace, VerifiedToken } from '../core/identity.ts'
 import type { JwtPolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import type { KeyedMutex } from '../runtime/keyed-mutex.ts'
 import type { InFlight } from '../runtime/limits.ts'
 import type { RecordMap } from '../runtime/record-map.ts'
+import type { KeyedMutex } from '../runtime/scheduling.ts'
 import type { Records } from '../store/records.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
-import type { KeyChurn } from './key-churn.ts'
 import type { Leases } from './leases.ts'
+import type { KeyChurn, RecentGrants } from './recent.ts'
 import type { Execution } from './request.ts'
 import type { Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
-/** What the walk needs of the world. */
+/** The ports of the walk. */
 export interface Ports extends AnswerPorts {
   readonly records: Records
   readonly store: Pick<Store, 'ping' | 'limits'>
   readonly forward: Forward
-  /** Tag of the upstream: records name the one that their request was sent to. */
+  /** Tag of the upstream, stored in records to name where their request was sent. */
   readonly upstream: string
   readonly leases: Leases
   readonly settler: Settler
   readonly waiters: WaitingRoom
   readonly turns: KeyedMutex
-  readonly grants: ReplayGrants
+  readonly grants: RecentGrants
   readonly keyChurn: KeyChurn
-  /** Attempts under way; the drain waits for them. */
+  /** Running attempts; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace
   /** The store may evict unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
@@ -39,14 +39,6 @@ export interface Ports extends AnswerPorts {
   readonly pause: (time: Millis) => Promise<unknown>
   /** 16 random bytes. */
   readonly newToken: () => Buffer
-  /** As the configuration has it now. */
-  readonly maxInFlight: number
-  /** Requests in the walk now, whatever they wait for. */
+  /** Requests in the walk now, including those that wait. */
   readonly inFlight: InFlight
-}
-
-/** Callers whom the upstream has lately allowed to see a replay (`authorizeReplay.cache`). */
-export interface ReplayGrants {
-  has(caller: string): boolean
-  add(caller: string, time: Millis): void
 }

@@ -21,29 +21,30 @@ export interface ProtectedRequest {
   readonly method: string
   /** Origin form, as sent. */
   readonly target: string
-  /** What the route compares: normalised, or as sent under `match.exact`. */
+  /** The path that the route compares: normalised, or as sent under `match.exact`. */
   readonly path: string
   readonly query: string
-  /** Normalised; null where the route's scope has no host, or the request none. */
+  /** Normalised; null if the route's scope has no host, or the request names none. */
   readonly host: string | null
   readonly headers: RawHeaders
   /** The client's IPv4 address, or the /64 of its IPv6 one. */
   readonly client: string
   readonly traceId: string | null
-  /** `traceparent` of the request's own span, if it is sampled: stored with what it executes. */
+  /** `traceparent` of the request's own span if it is sampled; stored with the record. */
   readonly span?: string | undefined
   /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
   readonly statusLink: readonly string[]
   readonly progress: Progress
-  readBody(): Promise<BodyReading>
-  /** The header lines to send upstream for that attempt; null: those of an unprotected request. */
+  /** Synchronous if the body arrived with the head. */
+  readBody(): BodyReading | Promise<BodyReading>
+  /** The header lines to send upstream for this attempt; null: as for an unprotected request. */
   upstreamHeaders(attempt: SentAttempt | null): string[]
   clientGone(): boolean
-  /** Calls `left` once if the client leaves before its answer is complete; returns what cancels that. */
+  /** Calls `left` once if the client leaves before its answer is complete; returns a function that cancels that. */
   onGone(left: () => void): () => void
 }
 
-/** What the upstream is told of an attempt. */
+/** What the upstream learns about an attempt. */
 export interface SentAttempt {
   readonly id: RecordId
   readonly key: string
@@ -62,11 +63,12 @@ export type Reply =
       readonly replayed: boolean
       /** Header lines that the proxy adds. */
       readonly proxyHeaders: readonly string[]
+      /** Call it once the body has been sent, or never will be: its memory may be freed. */
       readonly release: () => void
     }
   | { readonly kind: 'live'; readonly live: LiveResponse; readonly proxyHeaders: readonly string[] }
   | Problem
-  /** The client has gone: nobody to answer. */
+  /** The client has left: there is nobody to answer. */
   | { readonly kind: 'none' }
 
 export interface Problem {
@@ -78,7 +80,7 @@ export interface Problem {
 /** How a protected request was answered, and what its log line and metrics say about that. */
 export type Answer = Reply & { readonly facts: Facts }
 
-/** What a step found out about the request. */
+/** What a step found out, for log and metrics. */
 export interface Facts {
   /** Null: nobody was answered. */
   readonly outcome: RequestOutcome | null
@@ -91,57 +93,44 @@ export interface Facts {
   readonly replayOf?: string | null
 }
 
-const NO_FACTS: Required<Facts> = {
-  outcome: null,
-  before: null,
-  after: null,
-  fence: null,
-  cause: null,
-  replayOf: null,
-}
-
-/** How far a request has come and what it spent. Only ever added to: it outlives the answer under `respondWithin`. */
+/** A request's progress and time spent. It only grows: under `respondWithin` it outlives the answer. */
 export interface Progress {
   /** By `performance.now()`. */
   readonly startedAt: Millis
   /** Null: not identified yet. */
   id: RecordId | null
+  /** Null: none has begun. */
+  execution: Execution | null
+  /** Whether the upstream's socket may hold the body. */
+  isBodyOut: boolean
+  /** The state in which that execution left its record. */
+  state: State | null
   storeMs: Millis
   upstreamMs: Millis
 }
 
-export function newProgress(): Progress {
-  return { startedAt: performance.now(), id: null, storeMs: 0, upstreamMs: 0 }
-}
-
 /** What the log line and the metrics of one protected request are made of. */
-export interface RequestSummary extends Required<Facts>, Readonly<Progress> {
+export interface RequestSummary
+  extends Required<Facts>,
+    Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut'>> {
   readonly route: string
   readonly method: string
   readonly traceId: string | null
   readonly status: number | null
 }
 
-/** What shadow mode says of a request. */
+/** What shadow mode reports about a request. */
 export interface ShadowSummary extends RequestSummary {
-  /** How old the record was that a retry found completed. */
+  /** Age of the completed record that a retry found. */
   readonly retryAge: Millis | null
   /** The same caller sent the same operation under another key within a minute. */
   readonly regenerated: boolean
 }
 
-/** Names a request to those who only follow it. */
+/** Identifies a request to observers. */
 export type RequestLabels = Pick<ProtectedRequest, 'route' | 'method' | 'traceId' | 'progress'>
 
-export function summarize(
-  { route, method, traceId, progress }: RequestLabels,
-  facts: Partial<Facts>,
-  status: number | null,
-): RequestSummary {
-  return { ...progress, ...NO_FACTS, ...facts, route: route.name, method, traceId, status }
-}
-
-/** Hears what the walk does; must not throw. */
+/** Observes the walk; must not throw. */
 export interface Observer {
   answered(summary: RequestSummary): void
   claimed(route: string, result: ClaimResult): void
@@ -167,19 +156,21 @@ export interface Execution {
   readonly route: RoutePolicy
   readonly operation: Operation
   readonly attempt: Attempt
-  /** What its claim found; null without a claim. */
+  /** The state that its claim found; null without a claim. */
   readonly before: State | 'absent' | null
   /** The store's time of the record's creation; 0 without a claim. */
   readonly createdAt: Millis
-  /** When the claim was asked for, by `performance.now()`; of several tries the first. */
+  /** When the claim was requested, by `performance.now()`: the first of several tries. */
   readonly askedAt: Millis
-  /** Why there is no claim, where the route goes on without one. */
+  /** Why there is no claim, if the route executes without one. */
   readonly unclaimed: Unclaimed | null
-  /** How the attempt ended, from the moment that its outcome is known; null: it goes on. */
+  /** How the attempt ended, once its outcome is known; null: it is still running. */
   ended: Outcome | null
+  /** Another request has found it and may be answered by it later. */
+  isMet: boolean
 }
 
-/** A claim that nobody knows to have come through. */
+/** A claim that is not known to have succeeded. */
 export interface Unclaimed {
   readonly kind: 'unavailable'
   readonly error: Error

@@ -1,71 +1,86 @@
 import { decide } from '../core/decide.ts'
-import { type PendingOutcome, pendingOutcome } from '../core/outcome.ts'
+import { shortId } from '../core/identity.ts'
 import {
+  type CompletedResponse,
   type IdempotencyRecord,
   type Millis,
   type Outcome,
   type RecordId,
-  type Spans,
   type State,
-  shortId,
 } from '../core/record.ts'
-import { judgeRefusal, type OutcomeDraft } from '../core/settle.ts'
-import { within } from '../runtime/deadline.ts'
+import {
+  heldRecord,
+  isRecorded,
+  type OutcomeDraft,
+  type PendingOutcome,
+  pendingOutcome,
+  remainingSpans,
+  withoutBody,
+} from '../core/settle.ts'
+import { after, type Soon, within } from '../runtime/scheduling.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'
 import type { Records, SettleReply, StoreTrouble, Unavailable } from '../store/records.ts'
-import { heldRecord, withoutBody } from './classify.ts'
+import { Declined, Unreplicated } from '../store/register.ts'
 import type { CompletionResult } from './outcomes.ts'
 import type { Execution, Observer, Unclaimed } from './request.ts'
 
-/** Pauses between tries of a write that the store did not take. */
+/** Pauses between retries of a write that the store did not take. */
 const RETRY_FIRST: Millis = 100
 const RETRY_MOST: Millis = 5_000
 /** About 1 KiB each without bodies, which are counted in `limits.buffered`. */
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
-/** How long an answer waits for its outcome to be on disk: many times what a healthy disk needs, and no longer than a store that hangs. */
+/**
+ * How long an answer waits for its outcome to reach the disk: many times what a healthy disk needs, but no longer than a hanging store
+ * would take.
+ */
 const KEEP_AT_MOST: Millis = 500
 
 /**
- * Bytes of a spool that takes whatever is held: as much as memory may hold, and once more for what was written meanwhile and
- * leaves the disk with its segment.
+ * Size of a spool that can take everything held: as much as memory may hold, and as much again for entries already written but not yet
+ * dropped with their segment.
  */
 export function spoolRoom(buffered: number): number {
   return 2 * (buffered + MAX_HELD * BYTES_WITHOUT_BODY)
 }
 
-/** What became of an outcome. */
+const CLAIMED = { claimed: true }
+
+/** The result of settling an outcome. */
 export interface Settled {
   readonly kind: 'settled'
   readonly state: State
-  /** The store's time until which the response is kept; null: it is not, or not yet. */
+  /** Until when the response is kept, by the store's clock; null: it is not kept, or not stored yet. */
   readonly expiresAt: Millis | null
-  /** The record as this outcome left it, for those who wait for it; null: look it up. */
-  readonly record: IdempotencyRecord | null
+  /** The record that this outcome left, for waiting requests; null: look it up. */
+  readonly left: OutcomeDraft | null
+  /** The answer to this attempt that the store already had: it counts, whatever the upstream answered (contract §7). */
+  readonly recorded: CompletedResponse | null
 }
 
 /** An outcome that the store has not taken yet. */
 interface HeldOutcome {
   readonly pending: PendingOutcome
   readonly release: () => void
-  /** By this process's own clock, which no correction of the time moves. */
+  /** By this process's monotonic clock. */
   readonly giveUpAt: Millis
-  /** On disk; null: held in memory alone. */
+  /** Its entry on disk; null: held in memory only. */
   readonly kept: Kept | null
-  /** The write under way: one at a time. */
+  /** Resolves once it is on disk; null: it is there, or was given up. */
+  keeping: Promise<unknown> | null
+  /** The write in progress: one at a time. */
   trying: Promise<Unavailable | null> | null
 }
 
 /**
- * Writes outcomes where §2 accepts them. What the store does not take is held here, and in the spool if there is one; it is
- * retried with the same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers the retries of
- * its record meanwhile (contract §2, §7).
+ * Writes outcomes where §2 accepts them. What the store does not take is held here, and in the spool if there is one: it is retried with
+ * the same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers retries meanwhile (contract §2, §7).
  */
 export class Settler {
   readonly #records: Records
   readonly #observer: Observer
   readonly #outbox: Outbox | null
-  /** Oldest first; several of one record if more than one claim lost its reply. */
+  /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
@@ -91,7 +106,7 @@ export class Settler {
     return this.#held.has(id)
   }
 
-  /** The record by the outcome that this replica holds: the one that says most, if there are several. */
+  /** The record according to the outcome held here; of several, the one that says most. */
   held(id: RecordId): IdempotencyRecord | null {
     const all = this.#held.get(id)
     if (all === undefined) return null
@@ -101,45 +116,45 @@ export class Settler {
     return most === undefined ? null : heldRecord(most.draft)
   }
 
-  /** Holds what an earlier process left in the spool. `hold` takes the bytes of a body, and returns what releases them. */
+  /** Waits until nothing a client is told can be lost with this process: what is held of the record is on disk, or given up. */
+  onDisk(id: RecordId): Soon<unknown> {
+    const keeping = (this.#held.get(id) ?? []).flatMap((held) => held.keeping ?? [])
+    return keeping.length === 0 ? null : Promise.all(keeping)
+  }
+
+  /** Takes over what an earlier process left in the spool. `hold` reserves a body's bytes and returns a function that releases them. */
   restore(left: readonly Left[], hold: (bytes: number) => () => void): void {
-    for (const { unsettled, kept } of left) this.#add(unsettled, kept, hold(bodyBytes(unsettled.draft)))
+    for (const { unsettled, kept } of left) this.#add(unsettled, kept, null, hold(bodyBytes(unsettled.draft)))
   }
 
   /**
-   * Writes the outcome now, or holds it: without a claim until the store is back. `release` gives back the bytes of the
-   * outcome's body, once they are no longer needed here. Never rejects: the client's answer does not depend on it.
+   * Writes the outcome now, or holds it; without a claim it is held until the store is back. `release` returns the body's bytes once they
+   * are not needed here any more. Never fails: the client's answer does not depend on it.
    */
-  async settle(execution: Execution, outcome: Outcome, release: () => void): Promise<Settled> {
+  settle(execution: Execution, outcome: Outcome, release: () => void): Soon<Settled> {
     const { unclaimed } = execution
     if (unclaimed !== null) {
       const pending = pendingOutcome(execution, outcome, { over: unclaimed.over?.version ?? null })
-      return await this.#hold(pending, unclaimed.error, release)
+      return this.#hold(pending, unclaimed.error, release)
     }
-    const pending = pendingOutcome(execution, outcome, { claimed: true })
-    let cause: unknown
-    try {
-      const result = await this.#write(pending)
-      if (result.kind === 'settled') {
-        release()
-        return result
-      }
-      cause = result.error
-    } catch (bug) {
-      cause = bug
-    }
-    return await this.#hold(pending, cause, release)
+    return this.#writeOrHold(pendingOutcome(execution, outcome, CLAIMED), release)
   }
 
-  /** Frees a claim whose reply was lost: writes `failed_retryable` under its token, as soon as possible. */
-  withdraw(execution: Execution, { over, error }: Unclaimed): void {
-    const outcome: Outcome = { kind: 'not_executed', reason: 'the claim was withdrawn: its reply was lost' }
+  /**
+   * Frees a claim whose reply was lost, or that has not reached its replicas: writes `failed_retryable` under its token as soon as
+   * possible. Resolves once that is written or held.
+   */
+  withdraw(execution: Execution, { over, error }: Unclaimed): Soon<unknown> {
+    const isThere = error instanceof Unreplicated
+    const why = isThere ? 'its replicas did not have it' : 'its reply was lost'
+    const outcome: Outcome = { kind: 'not_executed', reason: `the claim was withdrawn: ${why}` }
     const pending = pendingOutcome(execution, outcome, { withdrawn: true, over: over?.version ?? null })
-    // Nobody waits until it is on disk: a claim that stays in the store lapses.
-    void this.#hold(pending, error, () => {})
+    if (isThere) return this.#writeOrHold(pending, () => {})
+    // Nobody waits for the disk: a claim left in the store lapses by itself.
+    return void this.#hold(pending, error, () => {})
   }
 
-  /** Tries to write what is held, or only the record's. True: nothing (of it) is held any more. */
+  /** Tries to write everything held, or only this record's outcomes. True: nothing (of it) is held any more. */
   async flush(id?: RecordId): Promise<boolean> {
     if (id !== undefined) return (await this.#flushRecord(id)) === null
     this.#flushing ??= this.#flushAll().finally(() => {
@@ -149,7 +164,7 @@ export class Settler {
     return this.#size === 0
   }
 
-  /** Lets go of what is held. What is in the spool stays there, for the next process. */
+  /** Releases what is held. The spool keeps its entries for the next process. */
   async close(): Promise<void> {
     if (this.#timer !== null) clearTimeout(this.#timer)
     const left = [...this.#held.values()].flat()
@@ -168,15 +183,28 @@ export class Settler {
       )
   }
 
-  #write(pending: PendingOutcome): Promise<Settled | Unavailable> {
-    const { id, draft, spans } = pending
-    return this.#records.settle(id, draft, spans).then((reply) => this.#afterWrite(pending, reply))
+  #writeOrHold(pending: PendingOutcome, release: () => void): Soon<Settled> {
+    const written = (result: Settled | Unavailable): Soon<Settled> => {
+      if (result.kind !== 'settled') return this.#hold(pending, result.error, release)
+      release()
+      return result
+    }
+    const failed = (bug: unknown): Promise<Settled> => this.#hold(pending, bug, release)
+    let writing: Soon<Settled | Unavailable>
+    try {
+      writing = this.#write(pending)
+    } catch (bug) {
+      return failed(bug)
+    }
+    return writing instanceof Promise ? writing.then(written, failed) : written(writing)
   }
 
-  #afterWrite(
-    pending: PendingOutcome,
-    reply: SettleReply,
-  ): Settled | Unavailable | Promise<Settled | Unavailable> {
+  #write(pending: PendingOutcome): Soon<Settled | Unavailable> {
+    const { id, draft, spans } = pending
+    return after(this.#records.settle(id, draft, spans), (reply) => this.#afterWrite(pending, reply))
+  }
+
+  #afterWrite(pending: PendingOutcome, reply: SettleReply): Soon<Settled | Unavailable> {
     const { draft, spans, claimed } = pending
     switch (reply.kind) {
       case 'written':
@@ -203,7 +231,7 @@ export class Settler {
     }
   }
 
-  /** The attempt has no claim in the store, and another record is there. */
+  /** Handles an attempt without a claim in the store, where another record exists. */
   async #writeUnclaimed(
     pending: PendingOutcome,
     found: IdempotencyRecord,
@@ -212,13 +240,13 @@ export class Settler {
     const { id, draft, spans, over } = pending
     if (draft.state === 'failed_retryable') {
       if (found.version !== over) return this.#refused(pending, found)
-      // The claim over it has not arrived, and must not arrive any more: the record stays what it is, at another version.
-      const moved = await this.#records.replace(id, found.version, found, remaining(found, now))
+      // The takeover has not arrived, and must not any more: rewrites the record as it is, under another version.
+      const moved = await this.#records.replace(id, found.version, found, remainingSpans(found, now))
       if (moved?.kind === 'refused') return await this.#write(pending)
       if (moved?.kind === 'unavailable' || moved?.kind === 'corrupt') return this.#notWritten(pending, moved)
       return this.#written(pending, 'released', found.state, null)
     }
-    // Executed, and the record says that a retry may execute: it must not.
+    // The request was executed, but the record would let a retry execute: it must not.
     const asked = { ...draft, rawDigestUnder: () => draft.rawDigest }
     if (decide(found, asked, pending, now).kind !== 'take_over') return this.#refused(pending, found)
     const taken = await this.#records.takeOver(id, found, draft, spans)
@@ -227,14 +255,11 @@ export class Settler {
     return this.#written(pending, resultOf(draft), draft.state, taken.now + spans.dueIn)
   }
 
-  #notWritten(
-    pending: PendingOutcome,
-    trouble: StoreTrouble,
-  ): Settled | Unavailable | Promise<Settled | Unavailable> {
+  #notWritten(pending: PendingOutcome, trouble: StoreTrouble): Soon<Settled | Unavailable> {
     const { draft } = pending
     if (trouble.kind === 'unavailable') {
       if (!trouble.full || draft.state !== 'completed' || !draft.result.kept) return trouble
-      // Done stays done: without room for the body it is recorded without one (contract §3).
+      // What is done stays done: without room for the body, it is recorded without one (contract §3).
       const result = withoutBody(draft.result.response, 'no_room')
       return this.#write({ ...pending, draft: { ...draft, result } })
     }
@@ -242,7 +267,7 @@ export class Settler {
       ...described(pending),
       error: String(trouble.error),
     })
-    return { kind: 'settled', state: draft.state, expiresAt: null, record: null }
+    return { kind: 'settled', state: draft.state, expiresAt: null, left: null, recorded: null }
   }
 
   #written(
@@ -254,14 +279,17 @@ export class Settler {
     this.#observer.completed(draft.route, result, id)
     const expiresAt = state === 'completed' ? at : null
     const known = state === draft.state && state !== 'unknown'
-    return { kind: 'settled', state, expiresAt, record: known ? heldRecord(draft, expiresAt) : null }
+    return { kind: 'settled', state, expiresAt, left: known ? draft : null, recorded: null }
   }
 
-  /** The store no longer has the attempt, or in a state that takes no outcome (contract §2). */
+  /** The store no longer has the attempt, or has it in a state that takes no outcome (contract §2). */
   #refused(pending: PendingOutcome, found: IdempotencyRecord): Settled {
     const { id, draft, claimed } = pending
-    if (found.state === 'completed' && judgeRefusal(found, draft) === 'duplicate')
-      return this.#written(pending, resultOf(draft), found.state, found.expiresAt)
+    if (isRecorded(found, draft)) {
+      const { state, result, expiresAt } = found
+      this.#observer.completed(draft.route, resultOf({ ...draft, state, result }), id)
+      return { kind: 'settled', state, expiresAt, left: null, recorded: result }
+    }
     if (claimed || draft.state !== 'failed_retryable') {
       this.#observer.completed(draft.route, 'stale', id)
       this.#observer.trouble('an outcome came too late and was refused', {
@@ -270,35 +298,43 @@ export class Settler {
         foundFence: found.fence,
       })
     }
-    return { kind: 'settled', state: found.state, expiresAt: null, record: null }
+    return { kind: 'settled', state: found.state, expiresAt: null, left: null, recorded: null }
   }
 
-  /** Resolves when it is on disk, too, or after a while. */
+  /** Resolves when it is on disk too, or after a while. */
   async #hold(pending: PendingOutcome, cause: unknown, release: () => void): Promise<Settled> {
     const { id, draft } = pending
     const kept = this.#outbox?.keep(pending) ?? null
-    this.#add(pending, kept, release)
+    const keeping = kept === null ? null : within(KEEP_AT_MOST, kept.done)
+    const held = this.#add(pending, kept, keeping, release)
     this.#observer.completed(draft.route, 'deferred', id)
     this.#observer.trouble('the store did not take an outcome; it is held and retried', {
       ...described(pending),
       error: String(cause),
     })
-    const end = kept === null ? 'kept' : await within(KEEP_AT_MOST, kept.done)
+    const end = keeping === null ? 'kept' : await keeping
+    held.keeping = null
     if (end !== 'kept')
       this.#observer.trouble('an outcome is not in the spool; it is held in memory alone', {
         ...described(pending),
         error: end === null ? `the disk did not take it within ${KEEP_AT_MOST} ms` : String(end),
       })
-    return { kind: 'settled', state: draft.state, expiresAt: null, record: heldRecord(draft) }
+    return { kind: 'settled', state: draft.state, expiresAt: null, left: draft, recorded: null }
   }
 
-  #add(pending: PendingOutcome, kept: Kept | null, release: () => void): void {
+  #add(
+    pending: PendingOutcome,
+    kept: Kept | null,
+    keeping: HeldOutcome['keeping'],
+    release: () => void,
+  ): HeldOutcome {
     const { id, usefulFor } = pending
     const giveUpAt = performance.now() + usefulFor
-    const held: HeldOutcome = { pending, release, giveUpAt, kept, trying: null }
+    const held: HeldOutcome = { pending, release, giveUpAt, kept, keeping, trying: null }
     this.#held.set(id, [...(this.#held.get(id) ?? []), held])
     this.#size++
     this.#schedule()
+    return held
   }
 
   #forget(held: HeldOutcome): void {
@@ -326,8 +362,8 @@ export class Settler {
   async #flushAll(): Promise<void> {
     for (const id of this.#held.keys()) {
       const trouble = await this.#flushRecord(id)
-      if (trouble === null || trouble.full) continue
-      // A store that cannot be asked will not take the others either. If it is only this one: they go first next time.
+      if (trouble === null || trouble.full || trouble.error instanceof Declined) continue
+      // A store that is unreachable will not take the others, either. In case only this one fails, the others go first next time.
       const left = this.#held.get(id)
       this.#held.delete(id)
       if (left !== undefined) this.#held.set(id, left)
@@ -373,17 +409,6 @@ export class Settler {
 /** For the log. */
 function described({ id, draft }: PendingOutcome): Record<string, unknown> {
   return { route: draft.route, record: shortId(id), fence: draft.fence, outcome: draft.state }
-}
-
-/** The spans that leave a record's instants as they are. */
-function remaining(record: IdempotencyRecord, now: Millis): Spans {
-  const due =
-    record.state === 'in_progress'
-      ? record.leaseUntil
-      : record.state === 'unknown'
-        ? record.nextLookAt
-        : record.dropAt
-  return { dueIn: due - now, dropIn: record.dropAt - now }
 }
 
 function resultOf(draft: OutcomeDraft): CompletionResult {

@@ -2,29 +2,34 @@ import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Watching } from '../store/register.ts'
 
-/** How long until the first look at the store; each next pause is twice as long, up to `most`. */
+/** Pause before the first look at the store; each next one doubles, up to `most`. */
 export interface PollIntervals {
   readonly first: Millis
   readonly most: Millis
 }
 
-/** In case a message was lost, or the store sends none. */
+/** For lost messages, and stores that send none. */
 const POLL: PollIntervals = { first: 100, most: 1000 }
 
 export type RecordNews =
-  /** A record as it is now. `now` is the store's time; 0 where this replica itself wrote the record a moment ago. */
+  /** The record as it is now. `now` is the store's time; 0 if this replica itself has just written the record. */
   | { readonly kind: 'record'; readonly record: IdempotencyRecord; readonly now: Millis }
   | { readonly kind: 'absent' }
   /** It cannot be decoded. */
   | { readonly kind: 'corrupt' }
 
-/** Duplicates that are held until the first request has finished (contract §6): one room for each record. */
+/**
+ * Holds duplicates until the first request has finished (contract §6), in one room per record; also requests that wait for a store in its
+ * grace period.
+ */
 export class WaitingRoom {
   readonly #records: Pick<Records, 'get'>
   readonly #store: Watching
   #most: number
   readonly #poll: PollIntervals
   readonly #rooms = new Map<RecordId, Room>()
+  /** Dismiss the requests that wait for the store rather than for a record. */
+  readonly #dismissals = new Set<() => void>()
   #size = 0
   #draining = false
 
@@ -39,12 +44,12 @@ export class WaitingRoom {
     return this.#size
   }
 
-  /** Another bound from now on; who sits stays. */
+  /** Sets a new bound; requests already waiting stay. */
   resize(most: number): void {
     this.#most = most
   }
 
-  /** A seat; null if `most` are taken. `local`: the attempt runs on this replica, which tells by itself. */
+  /** Returns a seat; null if `most` are taken. `local`: the attempt runs on this replica, which notifies the room directly. */
   enter(id: RecordId, local: boolean): Seat | null {
     if (this.#size >= this.#most || (this.#draining && !local)) return null
     this.#size++
@@ -65,16 +70,41 @@ export class WaitingRoom {
     return seat
   }
 
-  /** An attempt of this replica has ended; `record` is what it left behind, null: look it up. */
+  /**
+   * Waits that long for the store. False: no place is free, or the wait ended early because the client left (`onGone` registers the
+   * callback for that) or the proxy stops.
+   */
+  async outlast(time: Millis, onGone: (left: () => void) => () => void): Promise<boolean> {
+    if (this.#size >= this.#most || this.#draining) return false
+    this.#size++
+    const { promise, resolve } = Promise.withResolvers<boolean>()
+    const dismiss = (): void => resolve(false)
+    const timer = setTimeout(resolve, time, true)
+    const stop = onGone(dismiss)
+    this.#dismissals.add(dismiss)
+    const lasted = await promise
+    clearTimeout(timer)
+    stop()
+    this.#dismissals.delete(dismiss)
+    this.#size--
+    return lasted
+  }
+
+  isAwaited(id: RecordId): boolean {
+    return this.#rooms.has(id)
+  }
+
+  /** An attempt on this replica has ended; `record` is its result; null: look it up. */
   tell(id: RecordId, record: IdempotencyRecord | null): void {
     const room = this.#rooms.get(id)
     if (record === null) room?.look()
     else room?.tell({ kind: 'record', record, now: 0 })
   }
 
-  /** The proxy stops: those that wait for what runs here may stay, for other replicas nobody waits any longer. */
+  /** The proxy stops: requests that wait for attempts on this replica may stay; the others are dismissed. */
   drain(): void {
     this.#draining = true
+    for (const dismiss of this.#dismissals) dismiss()
     for (const room of this.#rooms.values()) if (room.listening) room.dismiss()
   }
 
@@ -85,10 +115,10 @@ export class WaitingRoom {
   }
 }
 
-/** Those who wait for one record. */
+/** The requests that wait for one record. */
 class Room {
   readonly seats = new Set<Seat>()
-  /** Other replicas' writes are heard of. */
+  /** Whether the room watches for other replicas' writes. */
   listening = false
   readonly #id: RecordId
   readonly #records: Pick<Records, 'get'>
@@ -119,7 +149,7 @@ class Room {
     for (const seat of this.seats) seat.dismiss()
   }
 
-  /** The attempt runs elsewhere: hears of what other replicas write, and looks at what it missed until then. */
+  /** The attempt runs elsewhere: watches for other replicas' writes, and looks once for those missed until then. */
   listen(): void {
     if (this.listening) return
     this.listening = true
@@ -137,14 +167,14 @@ class Room {
     else void this.#look()
   }
 
-  /** Whether the caller takes over where the attempt `fence` did nothing: the first who asks on this replica. */
+  /** Whether the caller may take over after attempt `fence` did nothing: only the first caller on this replica. */
   takesOver(fence: number): boolean {
     if (fence <= this.#offered) return false
     this.#offered = fence
     return true
   }
 
-  /** Whoever took over did not get through: the next one may try. */
+  /** The takeover failed: the next one may try. */
   passOn(): void {
     this.#offered = -1
     this.look()
@@ -167,7 +197,7 @@ class Room {
   async #look(): Promise<void> {
     this.#looking = true
     const reply = await this.#records.get(this.#id).catch(() => ({ kind: 'corrupt' }) as const)
-    // Unavailable: the next look may succeed.
+    // If the store is unavailable, the next look may succeed.
     if (reply.kind === 'corrupt') this.tell({ kind: 'corrupt' })
     else if (reply.kind === 'read') {
       const { record, now } = reply
@@ -180,7 +210,7 @@ class Room {
   }
 }
 
-/** One duplicate that is held. */
+/** One waiting duplicate. */
 export class Seat {
   readonly room: Room
   readonly leave: () => void
@@ -193,7 +223,7 @@ export class Seat {
     this.leave = leave
   }
 
-  /** What is new of the record; null after `time`, or once {@link dismiss} was called. */
+  /** Returns news about the record; null after `time`, or once {@link dismiss} was called. */
   async next(time: Millis): Promise<RecordNews | null> {
     if (this.#news === null && !this.#dismissed) {
       let timer: NodeJS.Timeout | undefined
@@ -214,7 +244,7 @@ export class Seat {
     this.#wake?.()
   }
 
-  /** It has waited long enough: its client left, or the proxy stops. */
+  /** Ends the wait: the client left, or the proxy stops. */
   dismiss(): void {
     this.#dismissed = true
     this.#wake?.()

@@ -1,14 +1,20 @@
-import { type Resolution, resolvedDraft, withoutResponse } from '../core/outcome.ts'
+import { shortId } from '../core/identity.ts'
 import type { ReconcilePolicy, RoutePolicy } from '../core/policy.ts'
-import { asksByKey, buildQuestion, type Question, readAnswer, whyUntold } from '../core/reconcile/answer.ts'
+import {
+  asksByKey,
+  buildStatusQuery,
+  readAnswer,
+  type StatusQuery,
+  whyUntold,
+} from '../core/reconcile/answer.ts'
 import {
   deadLettered,
   neededInARow,
   nextStep,
   pauseAfter,
-  pauseWithoutQuestion,
-  type QuestionResult,
+  pauseWithoutQuery,
   reportAt,
+  type StatusQueryResult,
   type Step,
   waitsOf,
 } from '../core/reconcile/schedule.ts'
@@ -20,11 +26,10 @@ import {
   type Reconciliation,
   type RecordId,
   readAt,
-  shortId,
   type Unknown,
 } from '../core/record.ts'
 import { type PathParameters, pathParameters } from '../core/route.ts'
-import { outcomeSpans } from '../core/settle.ts'
+import { outcomeSpans, type Resolution, resolvedDraft, withoutResponse } from '../core/settle.ts'
 import { orThrow } from '../store/records.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import type { ReconcilePorts } from './ports.ts'
@@ -51,7 +56,7 @@ export function reconcileOf(route: RoutePolicy | null): ReconcilePolicy | null {
 }
 
 /**
- * Looks at a record that the index says is due, and writes what can be written without asking: a lapsed lease, a later look.
+ * Looks at a record that the index says is due, and makes the changes that need no query: ending a lapsed lease, scheduling a later look.
  * Returns the record if the upstream is to be asked about it, else null.
  */
 export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<Askable | null> {
@@ -67,11 +72,11 @@ export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<A
   const reconciliation = record.reconciliation ?? newReconciliation(record.updatedAt)
   const due: Due = { id, record, reconciliation, route, now }
   if (route !== null && policy !== null && !reconciliation.deadLettered) return { ...due, route, policy }
-  await write(ports, due, reconciliation, pauseWithoutQuestion(now - reconciliation.since))
+  await write(ports, due, reconciliation, pauseWithoutQuery(now - reconciliation.since))
   return null
 }
 
-/** Writes down what everybody reads already: the lease lapsed, so the record is unknown (contract §2). */
+/** Writes down what everybody already reads: the lease lapsed, so the record is unknown (contract §2). */
 async function writeLapsed(
   ports: ReconcilePorts,
   id: RecordId,
@@ -85,7 +90,7 @@ async function writeLapsed(
     ...(readAt(record, now) as Unknown),
     lastError: 'the owner fell silent: its lease expired',
   }
-  const pause = policy?.every ?? pauseWithoutQuestion(now - record.leaseUntil)
+  const pause = policy?.every ?? pauseWithoutQuery(now - record.leaseUntil)
   const written = await write(
     ports,
     { id, record: unknown, reconciliation, route, now },
@@ -97,7 +102,7 @@ async function writeLapsed(
   if (policy !== null) ports.observer.reconciled(record.route, 'scheduled', id)
 }
 
-/** Pauses are longer by up to this share: what became unknown at one instant is not looked at at one. */
+/** Random extra share of each pause: records that became unknown together are not looked at together. */
 const JITTER = 0.2
 
 interface Written {
@@ -107,8 +112,8 @@ interface Written {
 }
 
 /**
- * Keeps the record unknown, due again after `pause`, if it is still at its version; null: somebody was faster. Reports once
- * that the record is going to be dropped. While a question is under way, for `undisturbed`, the record is not due for that report.
+ * Keeps the record unknown and due again after `pause`, if it is still at its version; null: somebody else was faster. Reports once if the
+ * record is about to be dropped, except while a status query runs (`undisturbed`).
  */
 async function write(
   ports: ReconcilePorts,
@@ -123,7 +128,7 @@ async function write(
   const later = Math.round(pause * (1 + JITTER * ports.random()))
   const dueIn = next.reported ? later : Math.min(later, Math.max(reportDue - now, undisturbed))
   const draft = { ...record, reconciliation: next }
-  // Looks do not prolong the life of a record.
+  // Looking does not prolong a record's life.
   const spans = { dueIn, dropIn: record.dropAt - now }
   const reply = orThrow(await ports.records.replace(id, record.version, draft, spans))
   if (reply?.kind !== 'written') return null
@@ -131,28 +136,28 @@ async function write(
   return { version: reply.stamp.version, now: reply.now, reconciliation: next }
 }
 
-/** Between the end of a question and the next one, which may be another replica's. */
+/** Between the end of a status query and the next one, which may be another replica's. */
 const MARGIN: Millis = 5_000
 
 /**
- * Asks the upstream about a record, once, and writes what the answer makes of it. A write that counts the question and moves
- * the record's next look on goes before: of several replicas one asks, and one that dies meanwhile costs a pause. The answer is
- * written only if the record is unchanged since: an owner or an operator who was faster wins.
+ * Asks the upstream about a record, once, and writes what follows from the answer. First it writes a later next look and counts the query:
+ * of several replicas one asks, and one that dies meanwhile costs a pause. The answer is written only if the record is unchanged since: an
+ * owner or operator who was faster wins.
  */
 export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const { id, record, reconciliation: before, route, policy } = due
-  // An upstream that stores the key with its quotes does not find it without them, and the other way round.
+  // An upstream that stores the key with its quotes does not find it without them, and vice versa.
   const spellings = record.keySent !== undefined && asksByKey(policy) ? 2 : 1
   const key = before.asked % spellings === 1 ? (record.keySent as string) : record.key
   const about: About = { id, key, parameters: pathParameters(route.match, record.path), route, policy }
-  const question = buildQuestion(policy, id, key, about.parameters)
-  if (typeof question === 'string')
-    return await keepUnknown(ports, due, deadLettered({ ...before, answer: question }))
+  const query = buildStatusQuery(policy, id, key, about.parameters)
+  if (typeof query === 'string')
+    return await keepUnknown(ports, due, deadLettered({ ...before, answer: query }))
   if (before.asked >= policy.attempts) return await keepUnknown(ports, due, deadLettered(before))
   const counted = { ...before, asked: before.asked + 1, notFound: 0 }
-  // Before a question frees a key, completed requests are asked about, in both their spellings.
+  // Before a status query may free a key, the upstream is asked about completed requests, in both spellings of the key.
   const mayFree = policy.notFound !== null && before.notFound + 1 >= neededInARow(spellings)
-  const atMost = ports.questionTimeout * (mayFree ? 3 : 1) + MARGIN
+  const atMost = ports.queryTimeout * (mayFree ? 3 : 1) + MARGIN
   const pause = Math.max(pauseAfter(counted.asked, policy), atMost)
   const taken = await write(ports, due, counted, pause, atMost)
   if (taken === null) return
@@ -161,12 +166,12 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const waits = waitsOf(policy, route.lease, record, before, taken.now, passed)
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 
-  const { result, release } = await askUpstream(ports, about, question)
+  const { result, release } = await askUpstream(ports, about, query)
   try {
     const why = result.kind === 'not_found' ? whyUntold(policy, record, ports.upstream) : null
-    const believed: QuestionResult = why === null ? result : { kind: 'pending', why }
+    const believed: StatusQueryResult = why === null ? result : { kind: 'pending', why }
     const known = { ...before, reported: taken.reconciliation.reported }
-    const stepBy = (one: QuestionResult): Step => nextStep(policy, known, waits, one, spellings)
+    const stepBy = (one: StatusQueryResult): Step => nextStep(policy, known, waits, one, spellings)
     const first = stepBy(believed)
     const doubt = freesKey(first) ? doubtOf(await ports.prove(route, policy)) : null
     const step = doubt === null ? first : stepBy({ kind: 'unusable', why: doubt })
@@ -187,13 +192,13 @@ function freesKey(step: Step): boolean {
   return step.kind === 'resolved' && step.resolution.kind === 'not_executed'
 }
 
-/** Why "not found" is not believed although the upstream was sent what it is asked by; null: it is. */
+/** Why "not found" is not believed although the upstream received the identifier it is asked by; null: it is believed. */
 function doubtOf(proof: Proof): string | null {
   switch (proof.kind) {
     case 'refuted':
-      return 'not found, and no more is a request that was completed: the question proves nothing'
+      return 'not found, but neither is a completed request: the status query proves nothing'
     case 'unanswered':
-      return `not found, and whether the question finds a completed request could not be asked: ${proof.why}`
+      return `not found, and whether the status query finds a completed request could not be asked: ${proof.why}`
     case 'proven':
     case 'untested':
       return null
@@ -215,7 +220,7 @@ async function keepUnknown(
     })
 }
 
-/** `last`: no question follows, so if the store has no room for the response it is resolved without. */
+/** `last`: no further status query follows, so if the store has no room for the response, the record is resolved without it. */
 async function resolve(
   ports: ReconcilePorts,
   due: Askable,
@@ -239,7 +244,7 @@ function named({ id, record }: Due): Readonly<Record<string, unknown>> {
   return { route: record.route, record: shortId(id) }
 }
 
-/** What a question is about. */
+/** The subject of a status query. */
 export interface About {
   readonly id: RecordId
   readonly key: string | null
@@ -248,30 +253,30 @@ export interface About {
   readonly policy: ReconcilePolicy
 }
 
-/** `unaskable`: no question can be made of it. */
-export type AskResult = QuestionResult | { readonly kind: 'unaskable'; readonly why: string }
+/** `unaskable`: the record has too little for a status query. */
+export type AskResult = StatusQueryResult | { readonly kind: 'unaskable'; readonly why: string }
 
-/** Asks once. Nothing of the answer's body may be kept. */
+/** Asks once. The caller must keep nothing of the answer's body. */
 export async function askOnce(ports: Pick<ReconcilePorts, 'forward'>, about: About): Promise<AskResult> {
-  const question = buildQuestion(about.policy, about.id, about.key, about.parameters)
-  if (typeof question === 'string') return { kind: 'unaskable', why: question }
-  const { result, release } = await askUpstream(ports, about, question)
+  const query = buildStatusQuery(about.policy, about.id, about.key, about.parameters)
+  if (typeof query === 'string') return { kind: 'unaskable', why: query }
+  const { result, release } = await askUpstream(ports, about, query)
   release()
   return result
 }
 
-/** `release` gives back the memory that the answer takes. */
+/** `release` frees the memory of the answer. */
 async function askUpstream(
   ports: Pick<ReconcilePorts, 'forward'>,
   { id, key, parameters, route, policy }: About,
-  question: Question,
-): Promise<{ readonly result: QuestionResult; readonly release: () => void }> {
-  const settled = (result: QuestionResult, release = (): void => {}) => ({ result, release })
+  query: StatusQuery,
+): Promise<{ readonly result: StatusQueryResult; readonly release: () => void }> {
+  const settled = (result: StatusQueryResult, release = (): void => {}) => ({ result, release })
   const unusable = (why: string) => settled({ kind: 'unusable', why })
   let answer: Forwarded
   try {
     const body = Buffer.alloc(0)
-    answer = await ports.forward({ ...question, body, responseLimit: route.limits.response })
+    answer = await ports.forward({ ...query, body, responseLimit: route.limits.response })
   } catch (error) {
     return unusable(`internal error: ${String(error)}`)
   }

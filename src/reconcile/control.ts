@@ -17,18 +17,18 @@ import type { ReconcilePorts } from './ports.ts'
 
 /** Completed records remembered per route: one that the upstream still knows is enough. */
 const REMEMBERED = 4
-/** Between those remembered, so that under load not all are younger than the index that the upstream searches. */
+/** Minimum time between those remembered, so that under load not all are newer than the index that the upstream searches. */
 const APART: Millis = 15_000
-/** How much of the store is searched where this replica remembers none. Records of a page are read concurrently. */
+/** How much of the store to search if this replica remembers none. Records of a page are read concurrently. */
 const PAGES = 128
 const PAGE = 32
-/** Found records to choose the youngest from: upstreams forget the others first. */
+/** Number of records among which the youngest are chosen: upstreams forget old ones first. */
 const ENOUGH = 16
-/** Between searches in vain. */
+/** Pause after a search that found nothing. */
 const SEARCH_AGAIN: Millis = 10_000
 /** How long a proof holds. */
 const PROOF_HOLDS: Millis = 60_000
-/** Before the canary is sent again, where it did not reach the upstream; doubled up to the second. */
+/** Pause before the canary is sent again if it did not reach the upstream; doubled up to the second value. */
 const FIRST_PAUSE: Millis = 1_000
 const MOST_BETWEEN: Millis = 60_000
 
@@ -49,8 +49,8 @@ export type Say = (
 
 type Known = readonly [RecordId, Completed]
 
-/** The question of a route in one configuration, and what is known of it. */
-interface ControlQuestion {
+/** The status query of a route in one configuration, and what is known of it. */
+interface ControlQuery {
   route: RoutePolicy
   readonly policy: ReconcilePolicy
   canarySent: boolean
@@ -61,27 +61,27 @@ interface ControlQuestion {
   proving: Promise<Proof> | null
 }
 
-/** What people hear about a question. */
+/** Log messages about a status query. */
 // biome-ignore format: a table
 const FINDINGS = {
   canaryFound: ['error',
-    'the question of `reconcile` finds a request that never was: what it finds proves nothing'],
+    'the status query of `reconcile` finds a request that never was: what it finds proves nothing'],
   canaryOpen: ['warn',
-    'the question of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it'],
+    'the status query of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it'],
   refuted: ['error',
-    'the question of `reconcile` does not find requests that were completed: its "not found" is not believed'],
-  proven: ['info', 'the question of `reconcile` finds a request that was completed'],
+    'the status query of `reconcile` does not find requests that were completed: its "not found" is not believed'],
+  proven: ['info', 'the status query of `reconcile` finds a request that was completed'],
 } as const
 
 /**
- * Asks questions with a known answer, so that answers can be judged (docs/adr/0040): about requests that the upstream answered
- * with a success, which it must find, and about one that never was, the canary, which it must not.
+ * Sends status queries with known answers, to judge whether answers can be trusted (docs/adr/0040): about requests that the upstream
+ * answered with a success, which it must find, and about one that never existed, the canary, which it must not.
  */
 export class Control {
   readonly #ports: ControlPorts
   /** By route. */
   readonly #remembered = new Map<string, { readonly ids: RecordId[]; at: Millis; next: number }>()
-  readonly #questions = new Map<string, ControlQuestion>()
+  readonly #queries = new Map<string, ControlQuery>()
   #stopped = false
 
   constructor(ports: ControlPorts) {
@@ -104,24 +104,24 @@ export class Control {
     }
   }
 
-  /** Whether "not found" of the route's question may free a key now. Concurrent callers share one answer. */
+  /** Whether "not found" of the route's status query may free a key now. Concurrent callers share one answer. */
   prove(route: RoutePolicy, policy: ReconcilePolicy): Promise<Proof> {
-    const question = this.#question(route, policy)
-    question.proving ??= this.#prove(question).finally(() => {
-      question.proving = null
+    const query = this.#query(route, policy)
+    query.proving ??= this.#prove(query).finally(() => {
+      query.proving = null
     })
-    return question.proving
+    return query.proving
   }
 
-  #question(route: RoutePolicy, policy: ReconcilePolicy): ControlQuestion {
+  #query(route: RoutePolicy, policy: ReconcilePolicy): ControlQuery {
     const name = nameOf(route, policy)
-    const known = this.#questions.get(name)
+    const known = this.#queries.get(name)
     if (known !== undefined) {
       known.route = route
       return known
     }
     const never = Number.NEGATIVE_INFINITY
-    const question: ControlQuestion = {
+    const query: ControlQuery = {
       route,
       policy,
       canarySent: false,
@@ -130,48 +130,47 @@ export class Control {
       reported: null,
       proving: null,
     }
-    this.#questions.set(name, question)
-    return question
+    this.#queries.set(name, query)
+    return query
   }
 
-  async #prove(question: ControlQuestion): Promise<Proof> {
-    if (this.#ports.clock() - question.provenAt < PROOF_HOLDS) return { kind: 'proven' }
-    const known = await this.#known(question)
-    const asked = known.map((one) => askBoth(this.#ports, question, one, one[1].keySent))
+  async #prove(query: ControlQuery): Promise<Proof> {
+    if (this.#ports.clock() - query.provenAt < PROOF_HOLDS) return { kind: 'proven' }
+    const known = await this.#known(query)
+    const asked = known.map((one) => askBoth(this.#ports, query, one, one[1].keySent))
     const proof = proofOf(await Promise.all(asked))
-    if (proof.kind === 'proven') question.provenAt = this.#ports.clock()
+    if (proof.kind === 'proven') query.provenAt = this.#ports.clock()
     // Only what is new.
-    if (question.reported !== proof.kind && (proof.kind === 'proven' || proof.kind === 'refuted'))
-      this.#say(question, proof.kind)
-    question.reported = proof.kind
+    if (query.reported !== proof.kind && (proof.kind === 'proven' || proof.kind === 'refuted'))
+      this.#say(query, proof.kind)
+    query.reported = proof.kind
     return proof
   }
 
-  /** Sends the canary of every question that is new. Resolves when all were answered. */
+  /** Sends the canary of every new status query. Resolves when all have been answered. */
   async check(routes: readonly RoutePolicy[]): Promise<void> {
     const asking = routes.flatMap((route) => {
       const policy = reconcileOf(route)
-      return policy === null ? [] : [this.#question(route, policy)]
+      return policy === null ? [] : [this.#query(route, policy)]
     })
-    for (const [name, question] of this.#questions)
-      if (!asking.includes(question)) this.#questions.delete(name)
-    await Promise.all(asking.map((question) => this.#check(question)))
+    for (const [name, query] of this.#queries) if (!asking.includes(query)) this.#queries.delete(name)
+    await Promise.all(asking.map((query) => this.#check(query)))
   }
 
-  async #check(question: ControlQuestion): Promise<void> {
-    const { route, policy } = question
-    if (policy.notFound === null || question.canarySent) return
-    question.canarySent = true
-    // Until a later configuration has another question.
-    const isCurrent = (): boolean => !this.#stopped && this.#questions.get(nameOf(route, policy)) === question
+  async #check(query: ControlQuery): Promise<void> {
+    const { route, policy } = query
+    if (policy.notFound === null || query.canarySent) return
+    query.canarySent = true
+    // Until a later configuration has another status query.
+    const isCurrent = (): boolean => !this.#stopped && this.#queries.get(nameOf(route, policy)) === query
     for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MOST_BETWEEN)) {
-      const result = await this.#askCanary(question)
+      const result = await this.#askCanary(query)
       if (result.kind === 'not_sent') {
         await this.#ports.pause(wait)
         continue
       }
-      if (result.kind === 'completed') this.#say(question, 'canaryFound')
-      else if (result.kind !== 'not_found') this.#say(question, 'canaryOpen', { answer: result.why })
+      if (result.kind === 'completed') this.#say(query, 'canaryFound')
+      else if (result.kind !== 'not_found') this.#say(query, 'canaryOpen', { answer: result.why })
       return await this.prove(route, policy).then(
         () => {},
         (error: unknown) => {
@@ -182,25 +181,25 @@ export class Control {
     }
   }
 
-  #askCanary({ route, policy }: ControlQuestion): Promise<AskResult> {
+  #askCanary({ route, policy }: ControlQuery): Promise<AskResult> {
     const canary = `canary-${randomBytes(27).toString('base64url')}`
     const parameters = new Map(parametersIn(policy).map((name) => [name, canary]))
     return askOnce(this.#ports, { id: canary as RecordId, key: canary, parameters, route, policy })
   }
 
-  #say({ route, policy: { request } }: ControlQuestion, finding: keyof typeof FINDINGS, more = {}): void {
+  #say({ route, policy: { request } }: ControlQuery, finding: keyof typeof FINDINGS, more = {}): void {
     const [level, message] = FINDINGS[finding]
-    const question = `${request.method} ${request.path.split('?')[0]}`
-    this.#ports.say(level, message, { route: route.name, question, ...more })
+    const query = `${request.method} ${request.path.split('?')[0]}`
+    this.#ports.say(level, message, { route: route.name, query, ...more })
   }
 
-  /** Records that the question should find. */
-  async #known(question: ControlQuestion): Promise<Known[]> {
-    const found = await this.#knownAmong(this.#remembered.get(question.route.name)?.ids ?? [], question)
-    return found.length > 0 ? found : await this.#search(question)
+  /** Records that the status query should find. */
+  async #known(query: ControlQuery): Promise<Known[]> {
+    const found = await this.#knownAmong(this.#remembered.get(query.route.name)?.ids ?? [], query)
+    return found.length > 0 ? found : await this.#search(query)
   }
 
-  async #knownAmong(ids: readonly RecordId[], { route, policy }: ControlQuestion): Promise<Known[]> {
+  async #knownAmong(ids: readonly RecordId[], { route, policy }: ControlQuery): Promise<Known[]> {
     const found = await Promise.all(
       ids.map(async (id): Promise<Known[]> => {
         const reply = await this.#ports.records.get(id)
@@ -213,21 +212,21 @@ export class Control {
   }
 
   /** The youngest that the store shows: completed on another replica, or before this process began. */
-  async #search(question: ControlQuestion): Promise<Known[]> {
-    if (this.#ports.clock() - question.searchedAt < SEARCH_AGAIN) return []
+  async #search(query: ControlQuery): Promise<Known[]> {
+    if (this.#ports.clock() - query.searchedAt < SEARCH_AGAIN) return []
     const all: Known[] = []
     let cursor: string | null = null
     for (let pages = 0; pages < PAGES && all.length < ENOUGH; pages++) {
       const page: Page = await this.#ports.store.list('all', cursor, PAGE)
-      all.push(...(await this.#knownAmong(page.ids, question)))
+      all.push(...(await this.#knownAmong(page.ids, query)))
       cursor = page.next
       if (cursor === null) break
     }
     const found = all.sort(([, a], [, b]) => b.createdAt - a.createdAt).slice(0, REMEMBERED)
     const at = this.#ports.clock()
-    if (found.length === 0) question.searchedAt = at
+    if (found.length === 0) query.searchedAt = at
     else
-      this.#remembered.set(question.route.name, {
+      this.#remembered.set(query.route.name, {
         ids: found.map(([id]) => id),
         at,
         next: found.length % REMEMBERED,
@@ -240,10 +239,10 @@ function nameOf(route: RoutePolicy, policy: ReconcilePolicy): string {
   return `${route.name} ${JSON.stringify(policy)}`
 }
 
-/** By the key; if it is not found, by the key `again`. */
+/** Asks by the key, and if that is not found, by the key `again`. */
 async function askBoth(
   ports: Pick<ReconcilePorts, 'forward'>,
-  { route, policy }: Pick<ControlQuestion, 'route' | 'policy'>,
+  { route, policy }: Pick<ControlQuery, 'route' | 'policy'>,
   [id, record]: Known,
   again: string | null | undefined,
 ): Promise<AskResult> {
@@ -261,12 +260,12 @@ export class Recheck {
     this.#ports = ports
   }
 
-  /** How old a record of the route must be: before that, "not found" says nothing. Null: its records cannot be asked about. */
+  /** Minimum age of a record of the route: before that, "not found" proves nothing. Null: its records cannot be asked about. */
   from(route: string): Millis | null {
     return reconcileOf(this.#ports.policyOf(route))?.after ?? null
   }
 
-  /** Asks once more if the first answer is "not found", as it takes two to resolve a record; by the key as it was sent, then. */
+  /** Asks a second time, by the key as sent, if the first answer is "not found": resolving a record takes two. */
   async ask(id: RecordId, record: Completed): Promise<Verification> {
     const route = this.#ports.policyOf(record.route)
     const policy = reconcileOf(route)

@@ -7,33 +7,33 @@ import type { Records } from '../store/records.ts'
 import type { Register } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 
-/** Receives what becomes of unresolved records; must not throw. */
+/** Observes what happens to unresolved records; must not throw. */
 export interface ReconcileObserver {
   /** A lapsed lease was written down. */
   leaseExpired(route: string, id: RecordId): void
   reconciled(route: string, result: ReconcileResult, id: RecordId): void
-  /** The record will be dropped unresolved at `dropAt`. Said once. */
+  /** The record will be dropped unresolved at `dropAt`. Called once. */
   expiring(route: string, id: RecordId, dropAt: Millis): void
   trouble(message: string, detail: Readonly<Record<string, unknown>>): void
 }
 
-/** Bounds a question, which can be asked again, more tightly than `upstream.timeout` bounds a request. */
-export const QUESTION_TIMEOUT: Millis = 10_000
+/** Timeout of a status query. It can be repeated, so it is tighter than `upstream.timeout`. */
+export const STATUS_QUERY_TIMEOUT: Millis = 10_000
 
 /** What the workers on unresolved records need. */
 export interface ReconcilePorts {
   readonly records: Pick<Records, 'get' | 'replace'>
   readonly store: Pick<Register, 'due' | 'ping'>
   readonly forward: Forward
-  /** Tag of the upstream that is asked. */
+  /** Tag of the upstream that status queries go to. */
   readonly upstream: string
   /** How long `forward` may take. */
-  readonly questionTimeout: Millis
+  readonly queryTimeout: Millis
   /** Null: the configuration has no such route any more. */
   readonly policyOf: (route: string) => RoutePolicy | null
   /** This replica runs the attempt or holds its outcome, and will write it. */
   readonly isOwn: (id: RecordId) => boolean
-  /** Whether the route's question finds what it must, so that its "not found" may free a key. */
+  /** Whether the route's status query finds known requests, so that its "not found" may free a key. */
   readonly prove: (route: RoutePolicy, policy: ReconcilePolicy) => Promise<Proof>
   /** Wakes the duplicates that wait on this replica. */
   readonly wake: (id: RecordId) => void

@@ -9,12 +9,12 @@ import { each, Sweeper } from './sweeper.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
-  /** Proves the questions before their answers count. */
+  /** Tests the status queries before their answers count. */
   readonly control: Control
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
-/** All that one process does about unresolved records on its own. */
+/** Everything a process does on its own about unresolved records. */
 export class Reconciler {
   readonly #sweeper: Sweeper
   readonly #count: UnresolvedCount
@@ -37,7 +37,7 @@ export class Reconciler {
     this.check(config)
   }
 
-  /** Tries those questions of the configuration now in force that are new. */
+  /** Tests the status queries that are new in the configuration now in force. */
   check(config: Routes): void {
     const { control, observer } = this.#ports
     control
@@ -45,7 +45,7 @@ export class Reconciler {
       .catch((error: unknown) => observer.trouble('internal error of the canary', { error: String(error) }))
   }
 
-  /** Begins nothing new; resolves when the questions under way have ended. */
+  /** Starts nothing new; resolves when running status queries have ended. */
   stop(): Promise<void> {
     this.#ports.control.stop()
     this.#count.stop()
@@ -56,7 +56,7 @@ export class Reconciler {
 /** Every replica counts, at one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
 const PAGE = 256
-/** Beyond it the count says "at least". */
+/** Beyond this, the count means "at least". */
 const MOST_COUNTED = 5_000
 
 export interface Counted {
@@ -70,7 +70,7 @@ interface CountPorts {
   readonly observer: Pick<ReconcilerPorts['observer'], 'counted' | 'trouble'>
 }
 
-/** Counts unknown records regularly, by the index of unresolved ones. */
+/** Counts unknown records at intervals, using the index of unresolved records. */
 export class UnresolvedCount {
   readonly #ports: CountPorts
   #timer: NodeJS.Timeout | null = null

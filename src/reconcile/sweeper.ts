@@ -1,26 +1,29 @@
-import { type Millis, type RecordId, shortId } from '../core/record.ts'
-import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
+import { shortId } from '../core/identity.ts'
+import { type Millis, type RecordId } from '../core/record.ts'
+import { CorruptRecord, RecordLocked, StoreUnavailable } from '../store/register.ts'
 import { ask, inspectDue } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** Between sweeps, ±25 %. */
 const SWEEP_EVERY: Millis = 1_000
-/** The same while there is more than one sweep takes. */
+/** The pause while there is more work than one sweep takes. */
 const SWEEP_SOON: Millis = 50
 /** The longest pause while the store does not answer. */
 const SWEEP_MOST: Millis = 5_000
 /** Ids read from the index at once. */
 const BATCH = 256
-/** Records read, and questions asked, concurrently. */
+/** Records read, and status queries asked, concurrently. */
 const AT_ONCE = 16
-/** Queued questions: the rest stays due, and later sweeps find it again. */
+/** Queued status queries: the rest stays due, and later sweeps find it again. */
 const MOST_WAITING = 1_024
-/** Unreadable records are reported once each, up to so many. */
+/** How many unreadable records are reported, once each. */
 const MOST_REPORTED = 1_000
+/** How many unreadable records a sweep skips: those sealed with a removed key may all be due before the others. */
+const MOST_UNREADABLE = 10_000
 
 /**
- * Works through the store's index of unresolved records: lapsed leases are written down, unknown records asked about if their
- * route says how, and moved on otherwise. Every replica has one; they share the work by compare-and-set.
+ * Works through the store's index of unresolved records: writes down lapsed leases, asks about unknown records if their route says how, and
+ * reschedules the rest. Every replica runs one; they share the work by compare-and-set.
  */
 export class Sweeper {
   readonly #ports: ReconcilePorts
@@ -28,8 +31,8 @@ export class Sweeper {
   /** Queued or being asked about. */
   readonly #asking = new Set<RecordId>()
   readonly #queue: RecordId[] = []
-  #questions = 0
-  /** Ids that the last sweep left due: the next one reads as many more, to find others. */
+  #queries = 0
+  /** How many ids the last sweep left due: the next one reads that many more, to find others. */
   #left = 0
   #timer: NodeJS.Timeout | null = null
   #sweeping: Promise<unknown> = Promise.resolve()
@@ -40,7 +43,7 @@ export class Sweeper {
     this.#ports = ports
   }
 
-  /** Questions queued or under way. */
+  /** Status queries queued or under way. */
   get asking(): number {
     return this.#asking.size
   }
@@ -49,7 +52,7 @@ export class Sweeper {
     this.#later(SWEEP_EVERY)
   }
 
-  /** Begins nothing new; resolves when what is under way has ended. */
+  /** Starts nothing new; resolves when all running work has ended. */
   async stop(): Promise<void> {
     this.#stopped = true
     if (this.#timer !== null) clearTimeout(this.#timer)
@@ -58,13 +61,14 @@ export class Sweeper {
     await this.idle()
   }
 
-  /** Resolves when no question is queued or under way. */
+  /** Resolves when no status query is queued or under way. */
   idle(): Promise<void> {
     return this.#asking.size === 0 ? Promise.resolve() : new Promise((resolve) => this.#idle.push(resolve))
   }
 
   /**
-   * Looks at everything that is due and begins questions. True: there may be more to do at once.
+   * Looks at everything due and starts status queries. True: there may be more to do at once.
+   *
    * @throws {StoreUnavailable}
    */
   async sweep(): Promise<boolean> {
@@ -73,20 +77,24 @@ export class Sweeper {
     clock.saw(await store.ping(), before, monotonic())
     const limit = BATCH + this.#left
     const ids = await store.due(limit)
-    // Shuffled, so that each replica finds work that no other has begun.
+    // Shuffled, so that each replica finds work that no other has started.
     const open = shuffled(
       ids.filter((id) => !this.#asking.has(id)),
       this.#ports.random,
     )
     let moved = 0
+    let unreadable = 0
     await each(
       open,
       () => this.#stopped,
       async (id) => {
-        if (await this.#look(id)) moved++
+        const isMoved = await this.#look(id)
+        if (isMoved === undefined) unreadable++
+        else if (isMoved) moved++
       },
     )
-    this.#left = Math.min(ids.length - moved, MOST_WAITING)
+    const left = ids.length - moved - unreadable
+    this.#left = Math.min(left, MOST_WAITING) + Math.min(unreadable, MOST_UNREADABLE)
     return ids.length === limit && moved > 0
   }
 
@@ -107,25 +115,33 @@ export class Sweeper {
     ).unref()
   }
 
-  /** True: it is no longer due. */
-  async #look(id: RecordId): Promise<boolean> {
-    const due = await this.#guarded(id, () => inspectDue(this.#ports, id))
-    if (due === null) return !this.#reported.has(id) && !this.#ports.isOwn(id)
+  /** True: it is no longer due. Undefined: it cannot be read, and stays due. */
+  async #look(id: RecordId): Promise<boolean | undefined> {
+    let due: Awaited<ReturnType<typeof inspectDue>> | undefined
+    try {
+      due = await this.#guarded(id, () => inspectDue(this.#ports, id))
+    } catch (error) {
+      // It stays due, and does not hold up the others.
+      if (error instanceof RecordLocked) return false
+      throw error
+    }
+    if (due === undefined) return undefined
+    if (due === null) return !this.#ports.isOwn(id)
     if (this.#stopped || this.#asking.size >= MOST_WAITING) return false
     this.#asking.add(id)
     this.#queue.push(id)
-    if (this.#questions < AT_ONCE) void this.#askOn()
+    if (this.#queries < AT_ONCE) void this.#askOn()
     return false
   }
 
   /** Asks until the queue is empty. */
   async #askOn(): Promise<void> {
-    this.#questions++
+    this.#queries++
     for (let id = this.#queue.shift(); id !== undefined; id = this.#queue.shift()) {
       const asked = id
       try {
         await this.#guarded(asked, async () => {
-          // Others may have asked while it was queued.
+          // Another replica may have asked while it was queued.
           const due = await inspectDue(this.#ports, asked)
           if (due !== null) await ask(this.#ports, due)
           return null
@@ -135,29 +151,33 @@ export class Sweeper {
       }
       this.#asking.delete(asked)
     }
-    this.#questions--
+    this.#queries--
     if (this.#asking.size === 0) for (const resolve of this.#idle.splice(0)) resolve()
   }
 
-  /** An unreadable record must not hold up the others. */
-  async #guarded<T>(id: RecordId, work: () => Promise<T | null>): Promise<T | null> {
+  /** Reads a record that must not hold up the others if it is unreadable; undefined if it is. */
+  async #guarded<T>(id: RecordId, work: () => Promise<T | null>): Promise<T | null | undefined> {
     try {
       return await work()
     } catch (error) {
       if (error instanceof StoreUnavailable) throw error
-      if (this.#reported.has(id)) return null
-      if (this.#reported.size < MOST_REPORTED) this.#reported.add(id)
+      if (this.#reported.has(id) || this.#reported.size === MOST_REPORTED) return undefined
+      this.#reported.add(id)
       const message =
         error instanceof CorruptRecord
           ? 'an unresolved record cannot be read; it is left as it is'
           : 'internal error over an unresolved record'
       this.#ports.observer.trouble(message, { record: shortId(id), error: String(error) })
-      return null
+      if (this.#reported.size === MOST_REPORTED)
+        this.#ports.observer.trouble('further unresolved records that cannot be read are not reported', {
+          reported: MOST_REPORTED,
+        })
+      return undefined
     }
   }
 }
 
-/** Takes the ids out of the list, some at once, until it is empty. Waits for what is under way before it throws. */
+/** Processes the ids, several at once, until the list is empty. Waits for running work before it throws. */
 export async function each(
   ids: RecordId[],
   isStopped: () => boolean,

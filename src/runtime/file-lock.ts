@@ -1,21 +1,23 @@
 import { existsSync, writeFileSync } from 'node:fs'
 import { DatabaseSync } from 'node:sqlite'
 
-/** What SQLite says of a lock that another process has. */
+/** SQLite's error code for a lock that another process holds. */
 const SQLITE_BUSY = 5
 
 /**
- * Takes the lock that `file` stands for, until what it gives is called. The lock is one of the kernel's, taken by SQLite on an
- * empty file: it ends with its process, however that ends, and holds between containers, in which process ids say nothing.
- * null: somebody else has it. Waits for nothing.
- * @throws where the file cannot be made, or the file system has no locks.
+ * Takes the lock named by `file`; the returned function releases it. Null if another process holds it; never waits.
+ *
+ * This is a kernel lock that SQLite takes on an empty file: it ends with its process, however that ends, and works across containers, where
+ * process ids mean nothing.
+ *
+ * @throws if the file cannot be created, or the file system has no locks.
  */
 export function lockFile(file: string): (() => void) | null {
-  // Not where it is there: to close a file ends all locks that this process has on it.
+  // Only if it does not exist: closing a file drops all locks that this process has on it.
   if (!existsSync(file)) writeFileSync(file, '', { mode: 0o600 })
   const db = new DatabaseSync(file)
   try {
-    // Without it a journal would be made, and left behind by a process that is killed.
+    // Otherwise SQLite creates a journal file, which a killed process leaves behind.
     db.exec('PRAGMA journal_mode = MEMORY; BEGIN EXCLUSIVE')
     return () => db.close()
   } catch (error) {

@@ -4,7 +4,7 @@ export class Budget {
   #held = 0
   readonly #makeRoom: () => boolean
 
-  /** `makeRoom` makes a holder that can do without release some; false: there is none. */
+  /** `makeRoom` makes a holder that can do without release some; it returns false if there is none. */
   constructor(most: number, makeRoom: () => boolean = () => false) {
     this.#most = most
     this.#makeRoom = makeRoom
@@ -18,7 +18,7 @@ export class Budget {
     return this.#held
   }
 
-  /** What is held stays; above the new bound nothing is taken until enough is released. */
+  /** Holders keep what they have; nothing more is granted until enough is released. */
   resize(most: number): void {
     this.#most = most
   }
@@ -30,7 +30,7 @@ export class Budget {
     return true
   }
 
-  /** Takes room and returns its release, which may be called twice. Null: no room; nothing was taken. */
+  /** Takes room and returns a function that releases it, which may be called twice. Null: no room; nothing was taken. */
   hold(bytes: number): (() => void) | null {
     if (!this.take(bytes)) return null
     let held = bytes
@@ -58,7 +58,7 @@ export function shared(release: () => void): () => () => void {
   }
 }
 
-/** Holders in one slot share one share: rare, and harmless unless others need the room. */
+/** Holders in the same slot share one share: rare, and harmless unless others need the room. */
 const SLOTS = 4096
 
 /** Smaller bounds are not divided: whoever sets `limits.inFlight: 10` expects ten. */
@@ -79,9 +79,11 @@ export class Shares {
     this.#salt = salt
   }
 
-  slotOf(holder: string): number {
+  /** `kind`: a character that tells holders with equal names apart. */
+  slotOf(holder: string, kind = ''): number {
     // FNV-1a
     let hash = this.#salt
+    if (kind !== '') hash = Math.imul(hash ^ kind.charCodeAt(0), 0x01000193)
     for (let n = 0; n < holder.length; n++) hash = Math.imul(hash ^ holder.charCodeAt(n), 0x01000193)
     return (hash ^ (hash >>> 15)) & (SLOTS - 1)
   }
@@ -97,39 +99,54 @@ export class Shares {
 }
 
 /**
- * Protected requests. Of those whose body has arrived at most `limits.inFlight` proceed, and no client address and no caller may
+ * Counts protected requests. Of those whose body has arrived, at most `limits.inFlight` proceed, and no client address and no caller may
  * take all of these places.
  */
 export class InFlight {
-  /** Under way, including those whose body is still arriving. */
+  /** In progress, including those whose body is still arriving. */
   count = 0
+  #most: number
   #placed = 0
   readonly #shares: Shares
 
-  constructor(salt: number) {
+  constructor(most: number, salt: number) {
+    this.#most = most
     this.#shares = new Shares(salt)
   }
 
-  isFull(most: number): boolean {
-    return this.#placed >= most
+  get most(): number {
+    return this.#most
   }
 
-  /** Takes a place and returns its release; null: none is left for this client and caller. */
-  enter(most: number, client: string, caller: string | null): (() => void) | null {
-    if (this.isFull(most)) return null
-    const slots = [this.#shares.slotOf(`a${client}`)]
-    if (caller !== null) slots.push(this.#shares.slotOf(`c${caller}`))
-    const share = shareOf(most)
-    if (slots.some((slot) => this.#shares.held(slot) >= share)) return null
-    this.#placed++
-    for (const slot of slots) this.#shares.add(slot, 1)
-    return () => {
-      this.#placed--
-      for (const slot of slots) this.#shares.add(slot, -1)
-    }
+  /** Requests keep their places; none is granted above the new bound. */
+  resize(most: number): void {
+    this.#most = most
   }
 
-  /** For work that goes on after its request was answered: takes a place and returns its release. */
+  isFull(): boolean {
+    return this.#placed >= this.#most
+  }
+
+  /** Takes a place and returns a function that releases it; null if none is left for this client and caller. */
+  enter(client: string, caller: string | null): (() => void) | null {
+    if (this.isFull()) return null
+    const shares = this.#shares
+    const share = shareOf(this.#most)
+    const ofClient = shares.slotOf(client, 'a')
+    if (shares.held(ofClient) >= share) return null
+    const ofCaller = caller === null ? null : shares.slotOf(caller, 'c')
+    if (ofCaller !== null && shares.held(ofCaller) >= share) return null
+    this.#change(ofClient, ofCaller, 1)
+    return () => this.#change(ofClient, ofCaller, -1)
+  }
+
+  #change(ofClient: number, ofCaller: number | null, by: 1 | -1): void {
+    this.#placed += by
+    this.#shares.add(ofClient, by)
+    if (ofCaller !== null) this.#shares.add(ofCaller, by)
+  }
+
+  /** Takes a place for work that continues after its request was answered; returns a function that releases it. */
   remain(): () => void {
     this.count++
     this.#placed++

@@ -2,6 +2,8 @@ import type { RecordId } from '../core/record.ts'
 
 /** One entry per slot at the default `limits.inFlight`. */
 const SLOTS = 2048
+/** A copy of it is made faster than another one. */
+const EMPTY: readonly null[] = Array.from({ length: SLOTS }, () => null)
 
 interface Entry<V> {
   readonly id: RecordId
@@ -10,12 +12,12 @@ interface Entry<V> {
 }
 
 /**
- * Values by record id, for what lives as long as a request. A `Map` reallocates its table every so many changes, and what a
- * table that has reached the old generation refers to survives until the next full collection: a third of all requests, with
- * all they refer to (docs/adr/0017). This table is never reallocated.
+ * Values by record id, for entries that live as long as a request. A `Map` reallocates its table every so often, and whatever a table in
+ * the old generation refers to survives until the next full collection: a third of all requests, with everything they refer to
+ * (docs/adr/0017). This table is never reallocated.
  */
 export class RecordMap<V> {
-  readonly #slots: (Entry<V> | null)[] = Array.from({ length: SLOTS }, () => null)
+  readonly #slots: (Entry<V> | null)[] = [...EMPTY]
   #size = 0
 
   get size(): number {

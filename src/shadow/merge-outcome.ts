@@ -1,31 +1,30 @@
 import { decide } from '../core/decide.ts'
 import type { Millis, Outcome } from '../core/record.ts'
-import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
+import { outcomeDraft, outcomeSpans, withoutBody } from '../core/settle.ts'
 import { isExisting } from '../protect/claim.ts'
-import { withoutBody } from '../protect/classify.ts'
 import type { Ports } from '../protect/ports.ts'
 import type { Execution } from '../protect/request.ts'
 import type { StoreTrouble } from '../store/records.ts'
 
-/** Looks at a record that another replica's attempt is about to finish. */
+/** Pauses between reads of a record that another replica is about to finish: the first, and the longest. */
 const LOOK_FIRST: Millis = 100
 const LOOK_MOST: Millis = 1000
-/** Tries of a store that does not answer, ever more apart: half a minute in all. */
+/** Retries with growing pauses while the store does not answer: half a minute in all. */
 const TRIES = 12
 const RETRY_MOST: Millis = 5000
 
 type MergePorts = Pick<Ports, 'records' | 'settler' | 'waiters' | 'pause'>
 /** An outcome that keeps a later execution from happening. */
 export type ObservedOutcome = Extract<Outcome, { kind: 'completed' | 'unknown' }>
-/** What an execution beside the record's owner is known by. */
+/** An execution that ran beside the record's owner. */
 export type Beside = Pick<Execution, 'id' | 'route' | 'operation' | 'attempt'>
 
 /**
- * Merges the outcome of an execution beside its owner into the record (shadow mode). The owner's word goes first: its attempt
- * is waited for. What stands then gives way to what says more: nothing, and "not executed", to an execution; "unknown" to a
- * completed one. So no later retry is let through because the owner alone did nothing.
+ * In shadow mode, merges the outcome of an execution beside the record's owner into the record. It waits for the owner's own outcome first.
+ * Then the stronger fact wins: an execution over none and over "not executed", a completed one over "unknown". So no retry is let through
+ * just because the owner did nothing.
  *
- * False: given up, as the store did not answer for long, or `stopped` says so.
+ * False: given up, because the store did not answer or `stopped` returned true.
  */
 export async function mergeOutcome(
   ports: MergePorts,
@@ -36,7 +35,7 @@ export async function mergeOutcome(
   let outcome = observed
   let failures = 0
   while (!stopped()) {
-    // The first answer is on its way to the store.
+    // The owner's outcome is about to reach the store.
     if (ports.settler.held(beside.id)?.state === 'completed') return true
     const result = await write(ports, beside, outcome)
     if (result === null || result.kind === 'corrupt') return true
@@ -46,7 +45,7 @@ export async function mergeOutcome(
       continue
     }
     if (++failures === TRIES) return false
-    // Done stays done: without room for the body it is recorded without one.
+    // What is done stays done: without room for the body it is recorded without one.
     if (result.full && outcome.kind === 'completed' && outcome.result.kept)
       outcome = { kind: 'completed', result: withoutBody(outcome.result.response, 'no_room') }
     await ports.pause(Math.min(LOOK_FIRST * 2 ** failures, RETRY_MOST))
@@ -54,7 +53,7 @@ export async function mergeOutcome(
   return false
 }
 
-/** Null: written, or nothing to write. `later`: worth another look after `wait`. */
+/** Null: written, or nothing to write. `later`: try again after `wait`. */
 async function write(
   { records, waiters }: MergePorts,
   { id, route, operation, attempt }: Beside,
@@ -70,7 +69,7 @@ async function write(
   if (decision.kind === 'in_progress')
     return { kind: 'later', wait: Math.min(LOOK_MOST, Math.max(LOOK_FIRST, decision.leaseLeft)) }
   if (isExisting(decision) && decision.kind !== 'unknown') return null
-  // What is uncertain already, a lapsed lease too, learns nothing of another uncertain execution.
+  // A second uncertain execution adds nothing to an uncertain record.
   if (outcome.kind === 'unknown' && record.state !== 'failed_retryable') return null
   const taken = await records.takeOver(id, record, { ...draft, attempts: record.attempts + 1 }, spans)
   if (taken.kind === 'lost') return { kind: 'later', wait: 0 }

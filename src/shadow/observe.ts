@@ -1,5 +1,6 @@
+import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/classify.ts'
 import type { Outcome, StoredResponse } from '../core/record.ts'
-import { keptResult, outcomeOf, replayable, unknownBecause, withoutBody } from '../protect/classify.ts'
+import { withoutBody } from '../core/settle.ts'
 import type { ShadowVerdict } from '../protect/outcomes.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
 import { shared } from '../runtime/limits.ts'
@@ -8,17 +9,17 @@ import type { TappedExchange } from '../upstream/port.ts'
 /** What the upstream did with a request that shadow mode watches. */
 export interface Observed {
   readonly outcome: Outcome
-  /** As it would be replayed; null: it is not there whole. */
+  /** The response as it would be replayed; null: incomplete. */
   readonly response: StoredResponse | null
-  /** Gives back the room of its body; may be called again. */
+  /** Releases the memory of the body; idempotent. */
   readonly release: () => void
-  /** What the client would have got from `enforce` instead of an answer of the upstream. */
+  /** What `enforce` would have answered instead of the upstream. */
   readonly failed: ShadowVerdict | null
-  /** Why the upstream gave no whole answer; null: it did. */
+  /** Why the response is incomplete; null: it is complete. */
   readonly cause: string | null
 }
 
-/** Follows the exchange to its end. The caller releases. */
+/** Observes the exchange to its end. The caller releases. */
 export async function observeExchange(
   { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
   upstream: TappedExchange,
@@ -62,7 +63,7 @@ export async function observeExchange(
   }
 }
 
-/** Nobody needs to know how the exchange ends: lets go of what was heard of it, and of what comes. */
+/** Stops observing: drops what was buffered, and ignores the rest. */
 export async function ignoreExchange(upstream: TappedExchange): Promise<void> {
   upstream.ignore()
   const result = await upstream.ended

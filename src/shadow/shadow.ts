@@ -1,48 +1,50 @@
+import { keepsBody, replayable, unknownBecause } from '../core/classify.ts'
 import { digestResponse, type ResponseDigest, sameResponse } from '../core/fingerprint.ts'
+import { shortId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { type Outcome, type RecordId, shortId } from '../core/record.ts'
+import { type Outcome, type RecordId } from '../core/record.ts'
 import { stateFound } from '../protect/answers.ts'
 import { claim } from '../protect/claim.ts'
-import { keepsBody, replayable, unknownBecause } from '../protect/classify.ts'
 import { finish } from '../protect/execute.ts'
-import { type Identified, identify, readHead } from '../protect/identify.ts'
+import { summarize } from '../protect/guard.ts'
+import { callerName, type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
 import type { Ports } from '../protect/ports.ts'
 import {
   type Answer,
+  type BodyReading,
   type Execution,
   type Existing,
   type Facts,
   type ProtectedRequest,
   type RequestLabels,
   type ShadowSummary,
-  summarize,
 } from '../protect/request.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
 
-/** Unsettled outcomes up to which shadow adds its own: the settler's room is for the routes that protect. */
+/** Shadow mode adds outcomes only below this many unsettled ones: the settler's room belongs to protected routes. */
 const HELD_MOST = 1000
 
-/** What the log says of a request beside its verdict. */
+/** Fields of a log line besides the verdict. */
 type ShadowFacts = Omit<Facts, 'outcome'> & Partial<Pick<ShadowSummary, 'retryAge' | 'regenerated'>>
 
-/** One request that is followed, and its exchange. */
+/** A request under observation, and its exchange. */
 interface Followed {
   readonly request: ProtectedRequest
   readonly upstream: TappedExchange
-  /** How the upstream answers. */
+  /** The upstream's response. */
   readonly hear: () => Promise<Observed>
-  /** Once; later verdicts are ignored. */
+  /** The first verdict counts. */
   readonly tell: (verdict: ShadowVerdict, facts: ShadowFacts) => void
 }
 
-/** The requests of one record on this replica: decided one after the other, in the order in which they were whole. */
+/** The requests of one record on this replica, decided in the order in which their bodies completed. */
 interface Lane {
   users: number
   turn: Promise<void>
-  /** The latest of them that holds the claim. */
+  /** The latest request that holds the claim. */
   owner: { readonly upstream: TappedExchange; readonly settled: Promise<void> } | null
 }
 
@@ -52,25 +54,23 @@ interface Owned {
   readonly facts: ShadowFacts
   readonly settled: PromiseWithResolvers<void>
 }
-/** What is left to do for a request once it is decided. */
+/** The follow-up for a request that is decided. */
 type Next =
   /** It holds the claim. */
   | Owned
-  /** The record has a response: is the second one the same? */
+  /** The record has a response: compare the new one with it. */
   | { readonly kind: 'compare'; readonly first: ResponseDigest; readonly facts: ShadowFacts }
-  /** `enforce` would not have executed it, and whether the operation is done is open. */
+  /** `enforce` would not have executed it, and the record's outcome is not known yet. */
   | { readonly kind: 'beside'; readonly verdict: ShadowVerdict; readonly facts: ShadowFacts }
   | { readonly kind: 'decided'; readonly verdict: ShadowVerdict; readonly facts: ShadowFacts }
 
 /**
- * Shadow mode (contract §10): decides beside requests that are forwarded anyway, by the very steps of the walk (readHead,
- * identify, claim, finish), and says what `enforce` would have done. No request and no answer waits for anything here, and no
- * error leaves. The records are true ones: a route that moves on to `enforce` honours them.
+ * Shadow mode (contract §10). Requests are forwarded anyway; beside them, the steps of the walk (readHead, identify, claim, finish) find
+ * out what `enforce` would have done. No request or response waits for that, and its errors reach no client. The records are real: a route
+ * that switches to `enforce` honours them.
  */
 export class Shadow {
   readonly #ports: Ports
-  /** As it is now: it may change while the proxy runs. */
-  readonly #bound: Pick<Ports, 'maxInFlight'>
   readonly #onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void
   readonly #lanes = new Map<RecordId, Lane>()
   #size = 0
@@ -78,22 +78,21 @@ export class Shadow {
   #givingUp = false
   #closed = false
 
-  /** `onVerdict` hears each request's verdict, once; it must not throw. */
+  /** `onVerdict` is called once per request; it must not throw. */
   constructor(ports: Ports, onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void) {
-    // These claims protect nobody: they are counted by their verdicts alone.
+    // Not counted as claims: the verdicts count them.
     this.#ports = { ...ports, observer: { ...ports.observer, claimed() {}, leaseExpired() {} } }
-    this.#bound = ports
     this.#onVerdict = onVerdict
   }
 
-  /** Requests that are followed now; the drain waits for them. */
+  /** Requests under observation; the drain waits for them. */
   get size(): number {
     return this.#size
   }
 
-  /** Takes one of `limits.inFlight` places, which {@link observe} gives back. False: there is none, which is told. */
+  /** Takes one of `limits.inFlight` places, which {@link observe} returns. False: none is free, and the verdict says so. */
   enter(request: RequestLabels): boolean {
-    if (this.#size >= this.#bound.maxInFlight) {
+    if (this.#size >= this.#ports.inFlight.most) {
       this.#tell(request, 'overloaded', {})
       return false
     }
@@ -101,10 +100,10 @@ export class Shadow {
     return true
   }
 
-  /** Follows one request to its end. Its `clientGone` must say false: what was sent was sent. Never rejects. */
+  /** Observes one request to its end. Its `clientGone` must return false: it was forwarded. Never rejects. */
   async observe(request: ProtectedRequest, upstream: TappedExchange): Promise<void> {
     const { route, progress } = request
-    const body = request.readBody()
+    const body = Promise.resolve(request.readBody())
     let told = false
     let observed: Promise<Observed> | null = null
     const followed: Followed = {
@@ -134,7 +133,7 @@ export class Shadow {
     }
   }
 
-  /** The proxy stops: what still waits for the store, or for another replica's attempt, is given up. */
+  /** The proxy stops: abandons whatever still waits for the store or another replica. */
   close(): void {
     this.#closed = true
   }
@@ -146,7 +145,7 @@ export class Shadow {
 
   async #identify(
     { request, hear }: Followed,
-    body: ReturnType<ProtectedRequest['readBody']>,
+    body: Promise<BodyReading>,
   ): Promise<Identified | Extract<Next, { kind: 'decided' }>> {
     const head = await readHead(this.#ports, request)
     if (head.kind !== 'head') return refusedBy(head)
@@ -158,7 +157,7 @@ export class Shadow {
         return { kind: 'decided', verdict: 'overloaded', facts: {} }
       case 'aborted':
       case 'timeout': {
-        // Nobody reads a body that there is nobody to send to.
+        // Without a destination, nobody reads the body.
         const { failed, cause, release } = await hear()
         release()
         const verdict = failed === 'upstream_unreachable' ? failed : 'request_aborted'
@@ -210,9 +209,11 @@ export class Shadow {
   async #decide(request: ProtectedRequest, identified: Identified): Promise<Next> {
     const { settler, observer, keyChurn } = this.#ports
     if (settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable', facts: {} }
-    // It is executed, whatever the store says: without a claim its outcome is told as soon as somebody listens.
+    // It is executed in any case: without a claim, its outcome is merged once the store answers.
     const route: RoutePolicy = { ...request.route, onStoreUnavailable: 'bypass' }
-    const claimed = await claim(this.#ports, { ...request, route }, identified)
+    const { progress } = request
+    const bypassing = { route, progress, clientGone: () => request.clientGone(), onGone: null }
+    const claimed = await claim(this.#ports, bypassing, identified)
     if (claimed.kind === 'existing') {
       const next = nextOf(claimed.existing, request.route)
       const { retryAge = null } = next.facts
@@ -221,14 +222,18 @@ export class Shadow {
     }
     if (claimed.kind !== 'execution') return refusedBy(claimed)
     const { before, attempt } = claimed
-    const regenerated = before === 'absent' && keyChurn.saw(claimed, identified.caller)
+    const regenerated =
+      before === 'absent' && keyChurn.saw(claimed, callerName({ kind: 'caller', parts: identified.caller }))
     if (regenerated) observer.regenerated(route.name)
     const facts = { before, fence: attempt.fence || null, regenerated }
     return { kind: 'owned', execution: claimed, facts, settled: Promise.withResolvers() }
   }
 
-  /** Its attempt is the record's, settled as the walk settles it, but that nobody waits for it. */
-  async #own({ hear, tell }: Followed, { execution, facts, settled }: Owned): Promise<void> {
+  /** It owns the record: settled as in the walk, except that nobody waits. */
+  async #own(
+    { request: { progress }, hear, tell }: Followed,
+    { execution, facts, settled }: Owned,
+  ): Promise<void> {
     const { id, route, attempt, askedAt, before, unclaimed } = execution
     let outcome: Outcome = unknownBecause('internal error in shadow mode', null)
     let release = (): void => {}
@@ -242,13 +247,14 @@ export class Shadow {
       release = observed.release
       if (!keepsBody(outcome)) release()
     } finally {
-      after = (await finish(this.#ports, execution, outcome, release).finally(settled.resolve)).state
+      const settling = Promise.resolve(finish(this.#ports, progress, execution, outcome, release))
+      after = (await settling.finally(settled.resolve)).state
     }
     const { failed, cause } = observed
     tell(failed ?? (before === 'absent' ? 'first' : 'retry'), { ...facts, after, cause })
   }
 
-  /** It was executed beside the attempt that the record knows: what the record learns of it keeps a later retry safe. */
+  /** It was executed beside the record's own attempt: merging its outcome keeps later retries safe. */
   async #beside({ request, hear }: Followed, { id, operation }: Identified, lane: Lane): Promise<void> {
     const { route } = request
     const { outcome, release } = await hear()
@@ -256,22 +262,22 @@ export class Shadow {
       if (outcome.kind === 'not_executed') return
       await lane.owner?.settled
       const attempt = { fence: 0, token: this.#ports.newToken(), attempts: 1 }
-      const written = await this.#merge({ id, route, operation, attempt }, outcome)
+      const written = await this.#merge({ id, route, operation: operation(), attempt }, outcome)
       if (!written && !this.#givingUp)
         this.#ports.observer.trouble('what forwarded duplicates did could not be recorded', {
           route: route.name,
           record: shortId(id),
         })
-      // Said once: while the store is down, all of them are given up.
+      // Logged once: while the store is down, all are abandoned.
       this.#givingUp = !written
     } finally {
       release()
     }
   }
 
-  /** False: given up. A store that hangs must not take all places: requests would be told as `overloaded`. */
+  /** False: given up. A store that hangs must not occupy all places, or requests would be reported as `overloaded`. */
   async #merge(beside: Beside, outcome: ObservedOutcome): Promise<boolean> {
-    if (this.#merging >= this.#bound.maxInFlight / 2) return false
+    if (this.#merging >= this.#ports.inFlight.most / 2) return false
     this.#merging++
     try {
       return await mergeOutcome(this.#ports, beside, outcome, () => this.#closed)
@@ -282,8 +288,8 @@ export class Shadow {
 }
 
 /**
- * A retry must find what its client has been answered with already, although no answer waits for the store: its turn comes
- * when the claims before it are decided, and what has ended is settled.
+ * A retry must find the response that its client already got, although no response waits for the store: its turn comes when
+ * the claims before it are decided and finished exchanges are settled.
  */
 async function inTurn<T>(lane: Lane, step: () => Promise<T>): Promise<T> {
   const before = lane.turn
@@ -298,7 +304,7 @@ async function inTurn<T>(lane: Lane, step: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What is left to do for a request whose record exists. */
+/** The follow-up for a request whose record exists. */
 function nextOf(existing: Existing, route: RoutePolicy): Exclude<Next, Owned> {
   let facts: ShadowFacts = { before: stateFound(existing) }
   switch (existing.kind) {
@@ -321,7 +327,7 @@ function nextOf(existing: Existing, route: RoutePolicy): Exclude<Next, Owned> {
   }
 }
 
-/** The walk's own refusal. */
+/** The refusal that the walk would have sent. */
 function refusedBy({ facts }: Answer): Extract<Next, { kind: 'decided' }> {
   const verdict =
     facts.outcome !== null && facts.outcome in SHADOW_VERDICTS ? (facts.outcome as ShadowVerdict) : 'error'

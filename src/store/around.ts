@@ -1,34 +1,41 @@
-import type { Store } from './register.ts'
+import type { Millis } from '../core/record.ts'
+import type { Soon } from '../runtime/scheduling.ts'
+import {
+  Declined,
+  PartlyUnavailable,
+  type Store,
+  StoreFull,
+  StoreUnavailable,
+  Unreplicated,
+} from './register.ts'
 
 /** Operations as metrics and spans name them. `watch` is none: it never fails and says nothing about the store. */
-export const OPERATIONS = [
-  'put',
-  'swap',
-  'get',
-  'renew',
-  'due',
-  'remove',
-  'list',
-  'note',
-  'notes',
-  'throttle',
-  'ping',
-  'traits',
-] as const
-export type StoreOperation = (typeof OPERATIONS)[number]
+export type StoreOperation =
+  | 'put'
+  | 'swap'
+  | 'get'
+  | 'renew'
+  | 'due'
+  | 'remove'
+  | 'list'
+  | 'note'
+  | 'notes'
+  | 'throttle'
+  | 'ping'
+  | 'traits'
 
 /**
- * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run` and returns that same promise:
- * each one in between costs the request a turn of the microtask queue.
+ * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run`, if it is one, and returns that same
+ * promise: wrapping it would cost the request a turn of the microtask queue.
  */
-export type Hook = <T>(operation: StoreOperation, run: () => Promise<T>) => Promise<T>
+export type Hook = <Reply extends Soon<unknown>>(operation: StoreOperation, run: () => Reply) => Reply
 
-/** `store`, every operation run by `hook`. */
-export function around(store: Store, hook: Hook): Store {
+/** Wraps `store` so that `hook` runs every operation. The caller handles closing. */
+export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
   const { history, limits } = store
   return {
     name: store.name,
-    put: (id, bytes, spans) => hook('put', () => store.put(id, bytes, spans)),
+    put: (id, bytes, spans, entry) => hook('put', () => store.put(id, bytes, spans, entry)),
     swap: (id, condition, bytes, spans, nextFence) =>
       hook('swap', () => store.swap(id, condition, bytes, spans, nextFence)),
     get: (id) => hook('get', () => store.get(id)),
@@ -46,6 +53,122 @@ export function around(store: Store, hook: Hook): Store {
     },
     watch: (id, changed) => store.watch(id, changed),
     traits: () => hook('traits', () => store.traits()),
-    close: () => store.close(),
+  }
+}
+
+export type BreakerState = 'closed' | 'half_open' | 'open'
+
+export interface BreakerOptions {
+  /** Consecutive failures that open it. */
+  readonly threshold: number
+  /** Delay before the first probe; doubled after each failed one, up to `probeAtMost`. */
+  readonly probeAfter: Millis
+  readonly probeAtMost: Millis
+  readonly onState: (state: BreakerState) => void
+  readonly onOperation?: OnOperation | undefined
+}
+
+/** Called when an operation has ended, refused ones included. `error`: null if it succeeded. */
+export type OnOperation = (operation: StoreOperation, time: Millis, error: unknown) => void
+
+/** Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. */
+export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 5000 } as const
+
+/** Refusals that a healthy store gives. */
+const ANSWERS = [StoreFull, Declined, PartlyUnavailable, Unreplicated] as const
+
+/** Refused while the breaker is open, but not counted: what people look at must not cut the store off from traffic. */
+const NOT_COUNTED: readonly StoreOperation[] = ['list', 'note', 'notes']
+
+/** Fails fast while the store is down, and probes it in the background until it is back. */
+export function withBreaker(store: Store, options: BreakerOptions): Store & { readonly heard: () => void } {
+  const breaker = new Breaker(store, options)
+  return {
+    ...around(store, (operation, run) => breaker.run(operation, run)),
+    heard: () => breaker.heard(),
+    close: () => breaker.close(),
+  }
+}
+
+class Breaker {
+  readonly #store: Store
+  readonly #options: BreakerOptions
+  #state: BreakerState = 'closed'
+  #failures = 0
+  /** How often it has opened: an operation that began before that says nothing about now. */
+  #openings = 0
+  #timer: NodeJS.Timeout | undefined
+  #closed = false
+
+  constructor(store: Store, options: BreakerOptions) {
+    this.#store = store
+    this.#options = options
+  }
+
+  run<Reply extends Soon<unknown>>(operation: StoreOperation, run: () => Reply): Reply {
+    if (this.#state !== 'closed') {
+      const error = new StoreUnavailable(`the store ${this.#store.name} is down (breaker open)`, false)
+      this.#options.onOperation?.(operation, 0, error)
+      return Promise.reject(error) as unknown as Reply
+    }
+    const opening = this.#openings
+    const startedAt = performance.now()
+    const reply = run()
+    if (!(reply instanceof Promise)) this.#ended(operation, opening, startedAt, null)
+    else
+      void reply.then(
+        () => this.#ended(operation, opening, startedAt, null),
+        (error: unknown) => this.#ended(operation, opening, startedAt, error),
+      )
+    return reply
+  }
+
+  /** The store has just shown that it answers, outside of these operations. */
+  heard(): void {
+    clearTimeout(this.#timer)
+    if (this.#state !== 'closed') this.#close()
+  }
+
+  #close(): void {
+    this.#failures = 0
+    this.#become('closed')
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    clearTimeout(this.#timer)
+    await this.#store.close()
+  }
+
+  #ended(operation: StoreOperation, opening: number, startedAt: Millis, error: unknown): void {
+    this.#options.onOperation?.(operation, performance.now() - startedAt, error)
+    if (opening !== this.#openings || NOT_COUNTED.includes(operation)) return
+    // Any other error is also an answer.
+    if (!(error instanceof StoreUnavailable) || ANSWERS.some((answer) => error instanceof answer))
+      this.#failures = 0
+    else if (++this.#failures >= this.#options.threshold) this.#open(this.#options.probeAfter)
+  }
+
+  #open(wait: Millis): void {
+    if (this.#state === 'closed') this.#openings++
+    this.#become('open')
+    if (this.#closed) return
+    this.#timer = setTimeout(() => void this.#probe(wait), wait).unref()
+  }
+
+  async #probe(waited: Millis): Promise<void> {
+    this.#become('half_open')
+    try {
+      await this.#store.ping()
+    } catch {
+      if (this.#state === 'half_open') this.#open(Math.min(waited * 2, this.#options.probeAtMost))
+      return
+    }
+    this.heard()
+  }
+
+  #become(state: BreakerState): void {
+    this.#state = state
+    this.#options.onState(state)
   }
 }

@@ -2,69 +2,104 @@ import { CorruptRecord } from './register.ts'
 
 /** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
 export const U48 = 6
+const HIGH = 2 ** 32
+
+export function readU48(bytes: Buffer, at: number): number {
+  return bytes.readUInt16BE(at) * HIGH + bytes.readUInt32BE(at + 2)
+}
+
+export function writeU48(bytes: Buffer, v: number, at: number): void {
+  const high = Math.floor(v / HIGH)
+  bytes[at] = high >>> 8
+  bytes[at + 1] = high
+  writeU32(bytes, v, at + 2)
+}
+
+function writeU32(bytes: Buffer, v: number, at: number): void {
+  bytes[at] = v >>> 24
+  bytes[at + 1] = v >>> 16
+  bytes[at + 2] = v >>> 8
+  bytes[at + 3] = v
+}
+
+/** Up to this length a string is written character by character: a call into Buffer costs as much as that many characters. */
+const SHORT = 16
+/** From this length on, a call into Buffer is cheaper. */
+const LONG = 200
+/** Large enough for the strings of a typical record. */
+const WINDOW = 1024
+
+function isAscii(v: string): boolean {
+  for (let n = 0; n < v.length; n++) if (v.charCodeAt(n) > 0x7f) return false
+  return true
+}
 
 /** All numbers are big-endian. */
 export class BinaryWriter {
-  #buffer: Buffer
+  #bytes: Buffer
   at = 0
   constructor(size: number) {
-    this.#buffer = Buffer.allocUnsafe(size)
+    this.#bytes = Buffer.allocUnsafe(size)
   }
   #room(n: number): void {
-    if (this.at + n <= this.#buffer.length) return
-    const larger = Buffer.allocUnsafe(Math.max(this.#buffer.length * 2, this.at + n))
-    this.#buffer.copy(larger, 0, 0, this.at)
-    this.#buffer = larger
+    if (this.at + n <= this.#bytes.length) return
+    const larger = Buffer.allocUnsafe(Math.max(this.#bytes.length * 2, this.at + n))
+    larger.set(this.#bytes.subarray(0, this.at))
+    this.#bytes = larger
   }
   zeros(n: number): void {
     this.#room(n)
-    this.#buffer.fill(0, this.at, this.at + n)
-    this.at += n
+    for (let end = this.at + n; this.at < end; this.at++) this.#bytes[this.at] = 0
   }
   u8(v: number): void {
     this.#room(1)
-    this.at = this.#buffer.writeUInt8(v, this.at)
+    this.#bytes[this.at++] = v
   }
   u16(v: number): void {
     this.#room(2)
-    this.at = this.#buffer.writeUInt16BE(v, this.at)
+    this.#bytes[this.at++] = v >>> 8
+    this.#bytes[this.at++] = v
   }
   u32(v: number): void {
     this.#room(4)
-    this.at = this.#buffer.writeUInt32BE(v, this.at)
+    writeU32(this.#bytes, v, this.at)
+    this.at += 4
   }
   u32At(at: number, v: number): void {
-    this.#buffer.writeUInt32BE(v, at)
+    writeU32(this.#bytes, v, at)
   }
   u48(v: number): void {
     this.#room(U48)
-    this.at = this.#buffer.writeUIntBE(v, this.at, U48)
-  }
-  ascii(v: string): void {
-    this.#room(v.length)
-    this.at += this.#buffer.write(v, this.at, 'latin1')
+    writeU48(this.#bytes, v, this.at)
+    this.at += U48
   }
   bytes(v: Buffer): void {
     this.#room(v.length)
-    this.at += v.copy(this.#buffer, this.at)
+    this.#bytes.set(v, this.at)
+    this.at += v.length
   }
   /** Header lines: bytes as on the wire. */
   latin1(v: string): void {
     this.u32(v.length)
-    this.ascii(v)
+    this.#room(v.length)
+    const [bytes, at, length] = [this.#bytes, this.at, v.length]
+    if (length > SHORT) bytes.write(v, at, 'latin1')
+    else for (let n = 0; n < length; n++) bytes[at + n] = v.charCodeAt(n)
+    this.at = at + length
   }
   text(v: string): void {
-    const length = Buffer.byteLength(v)
-    this.u32(length)
-    this.#room(length)
-    this.at += this.#buffer.write(v, this.at, 'utf8')
+    if (v.length <= SHORT && isAscii(v)) return this.latin1(v)
+    this.#room(4 + 3 * v.length)
+    const length = this.#bytes.write(v, this.at + 4, 'utf8')
+    writeU32(this.#bytes, length, this.at)
+    this.at += 4 + length
   }
   lines(v: readonly string[]): void {
     this.u32(v.length)
     for (const line of v) this.latin1(line)
   }
   done(): Buffer {
-    return this.#buffer.subarray(0, this.at)
+    return this.#bytes.subarray(0, this.at)
   }
 }
 
@@ -72,6 +107,9 @@ export class BinaryWriter {
 export class BinaryReader {
   readonly #buffer: Buffer
   #at: number
+  /** The bytes from `at` on, as characters. */
+  #window = ''
+  #windowFrom = 0
   constructor(buffer: Buffer, at: number) {
     this.#buffer = buffer
     this.#at = at
@@ -90,27 +128,52 @@ export class BinaryReader {
     return this.#buffer.readUInt32BE(this.#pass(4))
   }
   u48(): number {
-    return this.#buffer.readUIntBE(this.#pass(U48), U48)
+    return readU48(this.#buffer, this.#pass(U48))
   }
   latin1(): string {
     const length = this.u32()
     const at = this.#pass(length)
-    return this.#buffer.toString('latin1', at, at + length)
+    return this.#characters(at, at + length)
   }
   text(): string {
     const length = this.u32()
     const at = this.#pass(length)
+    if (length <= LONG) {
+      const text = this.#characters(at, at + length)
+      if (isAscii(text)) return text
+    }
     return this.#buffer.toString('utf8', at, at + length)
+  }
+  /** Decodes latin1 with one Buffer call for all strings that are close together. */
+  #characters(from: number, to: number): string {
+    if (to - this.#windowFrom > this.#window.length) {
+      if (to - from > WINDOW) return this.#buffer.toString('latin1', from, to)
+      this.#windowFrom = from
+      this.#window = this.#buffer.toString('latin1', from, from + WINDOW)
+    }
+    return this.#window.slice(from - this.#windowFrom, to - this.#windowFrom)
   }
   lines(): string[] {
     const lines: string[] = []
     for (let n = this.u32(); n > 0; n--) lines.push(this.latin1())
     return lines
   }
+  /** A text, or any bytes, preceded by their length. */
+  skip(): void {
+    this.#pass(this.u32())
+  }
+  /** All that is left. */
+  rest(): Buffer {
+    return this.take(this.#buffer.length - this.#at)
+  }
+  get at(): number {
+    return this.#at
+  }
   end(): void {
     if (this.#at !== this.#buffer.length)
       throw new CorruptRecord('the stored record has bytes that this version does not know')
-  } /** Where the next `n` bytes begin, which are read now. */
+  }
+  /** Consumes `n` bytes; returns where they begin. */
   #pass(n: number): number {
     const at = this.#at
     if (at + n > this.#buffer.length)

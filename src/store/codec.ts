@@ -6,14 +6,17 @@ import {
   type Millis,
   NOT_KEPT,
   newReconciliation,
+  type Operation,
   type Reconciliation,
   type RecordDraft,
   type Spans,
   STATES,
   type State,
 } from '../core/record.ts'
-import { BinaryReader, BinaryWriter, U48 } from './binary.ts'
-import { type Condition, CorruptRecord, type Stamp } from './register.ts'
+import { unfreed } from '../runtime/body-memory.ts'
+import { BinaryReader, BinaryWriter, readU48, U48, writeU48 } from './binary.ts'
+import { decoded } from './compression.ts'
+import { type Condition, CorruptRecord, SealedRecord } from './register.ts'
 
 /*
  * The record format, schema 1. Fixed for good: a change would orphan live records (docs/record-format.md).
@@ -24,8 +27,8 @@ import { type Condition, CorruptRecord, type Stamp } from './register.ts'
  *   4  6  version
  *  10  6  fence               all numbers big-endian
  *
- * The head (see `encodeDraft`), then the payload: the response's head and body, which `coding` may say is compressed and
- * `sealing` may say is encrypted. Stores read and stamp only the first 56 bytes; a renewal also the flags, the head's first byte.
+ * The head (see `encodeDraft`), then the payload: the response's head and body, which `coding` may say is compressed. A
+ * sealed record has another head (`SEALED`). Stores read and stamp only the first 56 bytes; a renewal also the flags, the head's first byte.
  */
 export const PREFIX = {
   schema: 2,
@@ -40,24 +43,49 @@ export const PREFIX = {
   end: 56,
 } as const
 export const SCHEMA = 1
-const HEAD_AT = 60
-const FLAG_LEASE_EXPIRED = 1
+/** "IP". */
+const MAGIC = 0x4950
+export const HEAD_AT = 60
+export const FLAG_LEASE_EXPIRED = 1
 const FLAG_DEAD_LETTERED = 2
-/** The count stops here: a client may retry for ever. */
+/** Attempts are counted up to here: a client may retry for ever. */
 const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
 const RESPONSE_KEPT = 1
 const RESPONSE_NOT_KEPT = 2
 
+/** Shorter heads belong to sealed records: a plain one has two digests and five text lengths. */
+const LEAST_HEAD = 91
+/** What a sealed record's head holds after the flags. It ends with the key's id (sealing.ts). */
+export const SEALED = { version: 1, state: 2, fence: 3, nonce: 9, keyId: 21 } as const
+const SEALING = 1
+const KEY_ID = /^[A-Za-z0-9]{1,32}$/
+
+/** The id of the key that seals the record; null: it is not sealed. */
+export function sealingKeyOf(bytes: Buffer): string | null {
+  if (bytes.length < HEAD_AT + SEALED.keyId || !isRecord(bytes)) return null
+  if (bytes[HEAD_AT + SEALED.version] !== SEALING) return null
+  const head = bytes.readUInt32BE(PREFIX.end)
+  if (head >= LEAST_HEAD) return null
+  const id = bytes.toString('latin1', HEAD_AT + SEALED.keyId, HEAD_AT + head)
+  return KEY_ID.test(id) ? id : null
+}
+
 export function stateCode(state: State): number {
   return STATES.indexOf(state) + 1
 }
 
+/** Most records need less than this besides a body. */
+export const HEAD_ROOM = 2048
+/** The same for records without a sizeable body. */
+const SMALL_HEAD_ROOM = 512
+
 /** The store fills in the stamps. */
 export function encodeDraft(draft: RecordDraft): Buffer {
   const response = draft.state === 'completed' ? draft.result : null
-  const w = new BinaryWriter(512 + (response?.kept ? response.response.body.length : 0))
-  w.ascii('IP')
+  const body = response?.kept ? response.response.body.length : 0
+  const w = new BinaryWriter(body + (body > SMALL_RECORD ? HEAD_ROOM : SMALL_HEAD_ROOM))
+  w.u16(MAGIC)
   w.u8(SCHEMA)
   w.u8(stateCode(draft.state))
   w.u48(0)
@@ -88,8 +116,8 @@ export function encodeDraft(draft: RecordDraft): Buffer {
   if (response?.kept) {
     w.lines(response.response.headers)
     w.lines(response.response.trailers)
-    w.u32(response.response.body.length)
-    w.bytes(response.response.body)
+    w.u32(body)
+    w.bytes(unfreed(response.response.body))
   }
   return w.done()
 }
@@ -100,7 +128,7 @@ function flagsOf(draft: RecordDraft): number {
   return (leaseExpired ? FLAG_LEASE_EXPIRED : 0) | (reconciliation?.deadLettered ? FLAG_DEAD_LETTERED : 0)
 }
 
-/** Whatever the first release did not know, by name: a release skips names that it does not know. Only what there is is written. */
+/** Fields that the first release did not know, by name: releases skip names they do not know. Only fields with a value are written. */
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
@@ -108,6 +136,9 @@ function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
   if (draft.toldTo !== undefined) named.push(['told-to', draft.toldTo])
   if (draft.span !== undefined) named.push(['span', draft.span])
+  // In a completed record: the upstream wrote it.
+  if (draft.completion !== undefined && draft.state !== 'completed' && draft.state !== 'expired')
+    named.push(['completion', draft.completion])
   const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
   if (reconciliation === null) return named
   named.push(['since', String(reconciliation.since)])
@@ -116,6 +147,32 @@ function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   if (reconciliation.reported) named.push(['reported', ''])
   if (reconciliation.answer !== null) named.push(['answer', reconciliation.answer])
   return named
+}
+
+const NONE: ReadonlyMap<string, string> = new Map()
+
+function namedOf(r: BinaryReader, extensions: number): ReadonlyMap<string, string> {
+  const named = new Map<string, string>()
+  for (let n = 0; n < extensions; n++) named.set(r.text(), r.text())
+  return named
+}
+
+function operationOf(
+  named: ReadonlyMap<string, string>,
+): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo' | 'span' | 'completion'> {
+  const keySent = named.get('key-sent')
+  const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
+  const toldTo = named.get('told-to')
+  const span = named.get('span')
+  const completion = named.get('completion')
+  return {
+    key: named.get('key') ?? null,
+    ...(keySent === undefined ? {} : { keySent }),
+    ...(told.length === 0 ? {} : { told }),
+    ...(toldTo === undefined ? {} : { toldTo }),
+    ...(span === undefined ? {} : { span }),
+    ...(completion === undefined ? {} : { completion }),
+  }
 }
 
 function reconciliationOf(named: ReadonlyMap<string, string>, deadLettered: boolean): Reconciliation | null {
@@ -136,8 +193,8 @@ function encodeResultHead(w: BinaryWriter, result: CompletedResponse | null): vo
     w.u8(RESPONSE_NONE)
   } else if (result.kept) {
     w.u8(RESPONSE_KEPT)
-    w.u8(0) // coding of the payload: 0 none (1 gzip, 2 zstd: reserved)
-    w.u8(0) // sealing of the payload: 0 none (1 AES-256-GCM: reserved)
+    w.u8(0) // coding of the payload: 0 none, 1 gzip, 2 zstd (packed.ts)
+    w.u8(0)
     w.u16(result.response.status)
     w.latin1(result.response.reason)
   } else {
@@ -149,7 +206,7 @@ function encodeResultHead(w: BinaryWriter, result: CompletedResponse | null): vo
   }
 }
 
-/** @throws {CorruptRecord} for anything that this version did not write. */
+/** @throws {CorruptRecord} for anything not written by this version. */
 export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   if (bytes.length < HEAD_AT || bytes[0] !== 0x49 || bytes[1] !== 0x50)
     throw new CorruptRecord(`the stored record does not begin with "IP" (${bytes.length} bytes)`)
@@ -159,18 +216,19 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
     )
   const state = STATES[bytes.readUInt8(PREFIX.state) - 1]
   if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)
-  const due = u48(bytes, PREFIX.due)
+  const due = readU48(bytes, PREFIX.due)
   const head = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
+  if (head < HEAD_AT + LEAST_HEAD) refuseSealed(bytes)
   const r = new BinaryReader(bytes.subarray(0, head), HEAD_AT)
   if (head > bytes.length) throw new CorruptRecord(`the stored record is cut off at ${bytes.length} bytes`)
   const flags = r.u8()
   const fixed = {
-    version: u48(bytes, PREFIX.version),
-    fence: u48(bytes, PREFIX.fence),
+    version: readU48(bytes, PREFIX.version),
+    fence: readU48(bytes, PREFIX.fence),
     token: bytes.subarray(PREFIX.token, PREFIX.createdAt),
-    createdAt: u48(bytes, PREFIX.createdAt),
-    updatedAt: u48(bytes, PREFIX.updatedAt),
-    dropAt: u48(bytes, PREFIX.dropAt),
+    createdAt: readU48(bytes, PREFIX.createdAt),
+    updatedAt: readU48(bytes, PREFIX.updatedAt),
+    dropAt: readU48(bytes, PREFIX.dropAt),
     attempts: r.u16(),
     fingerprint: r.take(32) as Fingerprint,
     rawDigest: r.take(32),
@@ -179,22 +237,13 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
     method: r.text(),
     path: r.text(),
     lastError: r.text() || null,
+    key: null,
   }
   const status = r.u16() || null
-  const named = new Map<string, string>()
-  for (let extensions = r.u8(); extensions > 0; extensions--) named.set(r.text(), r.text())
-  const keySent = named.get('key-sent')
-  const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
-  const toldTo = named.get('told-to')
-  const span = named.get('span')
-  const common = {
-    ...fixed,
-    key: named.get('key') ?? null,
-    ...(keySent === undefined ? {} : { keySent }),
-    ...(told.length === 0 ? {} : { told }),
-    ...(toldTo === undefined ? {} : { toldTo }),
-    ...(span === undefined ? {} : { span }),
-  }
+  const extensions = r.u8()
+  const named = extensions === 0 ? NONE : namedOf(r, extensions)
+  // Most records have no extensions, and copying this many members costs more than reading them.
+  const common = extensions === 0 ? fixed : { ...fixed, ...operationOf(named) }
   const payload = new BinaryReader(bytes, head)
   const result = decodeResult(r, payload)
   r.end()
@@ -220,6 +269,37 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   }
 }
 
+/** Before the texts of a head: flags, attempts, two digests. */
+const FIXED = 67
+
+/**
+ * For a record that keeps its response: the positions of its payload's coding and of the payload. Null: it keeps none, or is no record of
+ * this schema.
+ *
+ * @throws {CorruptRecord} if it is cut off.
+ */
+export function keptIn(bytes: Buffer): { readonly codingAt: number; readonly payloadAt: number } | null {
+  if (bytes.length < HEAD_AT || !isRecord(bytes) || bytes[PREFIX.state] !== stateCode('completed'))
+    return null
+  const head = bytes.readUInt32BE(PREFIX.end)
+  // Sealed with a key that is not available here.
+  if (head < LEAST_HEAD) return null
+  const payloadAt = HEAD_AT + head
+  const r = new BinaryReader(bytes.subarray(0, payloadAt), HEAD_AT + FIXED)
+  for (let texts = 5; texts > 0; texts--) r.skip()
+  r.u16()
+  for (let texts = 2 * r.u8(); texts > 0; texts--) r.skip()
+  return r.u8() === RESPONSE_KEPT ? { codingAt: r.at, payloadAt } : null
+}
+
+/** Anyone with its key has already opened it. */
+function refuseSealed(bytes: Buffer): void {
+  const id = sealingKeyOf(bytes)
+  if (id === null) return
+  const message = `the stored record is sealed with the key ${id}; store.encryption.keys does not have it`
+  throw new SealedRecord('unknown_key', message)
+}
+
 function decodeResult(r: BinaryReader, payload: BinaryReader): CompletedResponse | null {
   const kind = r.u8()
   if (kind === RESPONSE_NONE) return null
@@ -235,15 +315,17 @@ function decodeResult(r: BinaryReader, payload: BinaryReader): CompletedResponse
   if (kind !== RESPONSE_KEPT) throw new CorruptRecord(`the stored record has a response of kind ${kind}`)
   const coding = r.u8()
   const sealing = r.u8()
-  if (coding !== 0 || sealing !== 0)
-    throw new CorruptRecord(
-      `the stored response has coding ${coding} and sealing ${sealing}; this version reads 0 and 0`,
-    )
+  if (sealing !== 0)
+    throw new CorruptRecord(`the stored response has sealing ${sealing}; this version reads 0`)
   const status = r.u16()
   const reason = r.latin1()
-  const headers = payload.lines()
-  const trailers = payload.lines()
-  return { kept: true, response: { status, reason, headers, trailers, body: payload.take(payload.u32()) } }
+  // If compression is on, it has already been undone (packed.ts).
+  const plain = coding === 0 ? payload : new BinaryReader(decoded(payload.rest(), coding), 0)
+  const headers = plain.lines()
+  const trailers = plain.lines()
+  const body = plain.take(plain.u32())
+  plain.end()
+  return { kept: true, response: { status, reason, headers, trailers, body } }
 }
 
 export interface Stamps {
@@ -257,41 +339,48 @@ export interface Stamps {
 
 /** In place. */
 export function stamp(bytes: Buffer, s: Stamps): void {
-  bytes.writeUIntBE(s.version, PREFIX.version, U48)
-  bytes.writeUIntBE(s.fence, PREFIX.fence, U48)
-  bytes.writeUIntBE(s.createdAt, PREFIX.createdAt, U48)
-  bytes.writeUIntBE(s.updatedAt, PREFIX.updatedAt, U48)
-  bytes.writeUIntBE(s.due, PREFIX.due, U48)
-  bytes.writeUIntBE(s.dropAt, PREFIX.dropAt, U48)
+  writeU48(bytes, s.version, PREFIX.version)
+  writeU48(bytes, s.fence, PREFIX.fence)
+  writeU48(bytes, s.createdAt, PREFIX.createdAt)
+  writeU48(bytes, s.updatedAt, PREFIX.updatedAt)
+  writeU48(bytes, s.due, PREFIX.due)
+  writeU48(bytes, s.dropAt, PREFIX.dropAt)
 }
 
 export function readStamps(bytes: Buffer): Stamps {
   return {
-    version: u48(bytes, PREFIX.version),
-    fence: u48(bytes, PREFIX.fence),
-    createdAt: u48(bytes, PREFIX.createdAt),
-    updatedAt: u48(bytes, PREFIX.updatedAt),
-    due: u48(bytes, PREFIX.due),
-    dropAt: u48(bytes, PREFIX.dropAt),
+    version: readU48(bytes, PREFIX.version),
+    fence: readU48(bytes, PREFIX.fence),
+    createdAt: readU48(bytes, PREFIX.createdAt),
+    updatedAt: readU48(bytes, PREFIX.updatedAt),
+    due: readU48(bytes, PREFIX.due),
+    dropAt: readU48(bytes, PREFIX.dropAt),
   }
 }
 
-/** In a state that the index of unresolved records holds. */
+/** Whether the state belongs in the index of unresolved records. */
 export function isUnresolved(bytes: Buffer): boolean {
   const code = bytes[PREFIX.state]
   return code === stateCode('in_progress') || code === stateCode('unknown')
 }
 
-/** In a state that watchers are told of (see `Watching`). */
-export function endsAttempt(bytes: Buffer): boolean {
-  return bytes[PREFIX.state] !== stateCode('in_progress')
+export function isClaim(bytes: Buffer): boolean {
+  return bytes[PREFIX.state] === stateCode('in_progress')
 }
 
-/** A record of another schema meets no condition. */
+/** Whether watchers are notified of the state (see `Watching`). */
+export function endsAttempt(bytes: Buffer): boolean {
+  return !isClaim(bytes)
+}
+
+function isRecord(bytes: Buffer): boolean {
+  return bytes[0] === 0x49 && bytes[1] === 0x50 && bytes[PREFIX.schema] === SCHEMA
+}
+
+/** A record with another schema meets no condition. */
 export function meets(bytes: Buffer, condition: Condition): boolean {
-  if (bytes.length < PREFIX.end || bytes[0] !== 0x49 || bytes[1] !== 0x50 || bytes[PREFIX.schema] !== SCHEMA)
-    return false
-  if ('version' in condition) return u48(bytes, PREFIX.version) === condition.version
+  if (bytes.length < PREFIX.end || !isRecord(bytes)) return false
+  if ('version' in condition) return readU48(bytes, PREFIX.version) === condition.version
   const state = STATES[bytes.readUInt8(PREFIX.state) - 1]
   return (
     state !== undefined &&
@@ -300,56 +389,52 @@ export function meets(bytes: Buffer, condition: Condition): boolean {
   )
 }
 
-/** The attempt is in progress, or unknown only because its owner was silent, which the renewal ends. */
+/** The attempt is in progress, or unknown only because its owner was silent, which the renewal undoes. */
 export function mayRenew(bytes: Buffer, token: Buffer): boolean {
   if (meets(bytes, { token, states: ['in_progress'] })) return true
   return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
 }
 
-/** Up to this size a record carries no body to speak of. A full store still accepts it in a swap: no executed outcome is lost. */
+/** Up to this size a record has no body to speak of. A full store still accepts it in a swap, so that no executed outcome is lost. */
 export const SMALL_RECORD = 4096
 
-/** A stamped copy of `bytes`, as `Register.put` (`previous` null) and `Register.swap` define it. For stores that stamp in JavaScript. */
-export function stampCopy(
+/** Stamps `bytes` as `Register.put` (`old` null) and `Register.swap` define. For stores that stamp in JavaScript. */
+export function nextStamps(
   bytes: Buffer,
-  previous: Buffer | null,
+  old: Stamps | null,
   now: Millis,
   spans: Spans,
   nextFence: boolean,
-): { bytes: Buffer; stamp: Stamp; due: Millis; dropAt: Millis } {
-  const copy = Buffer.from(bytes)
-  const own = readStamps(copy)
-  const old = previous === null ? null : readStamps(previous)
-  const s = {
+): Stamps {
+  const fence = readU48(bytes, PREFIX.fence)
+  return {
     version: old === null ? now : old.version + 1,
-    fence: old === null ? own.fence || now : Math.max(own.fence, old.fence + (nextFence ? 1 : 0)),
-    createdAt: old === null ? own.createdAt || now : old.createdAt,
+    fence: old === null ? fence || now : Math.max(fence, old.fence + (nextFence ? 1 : 0)),
+    createdAt: old === null ? readU48(bytes, PREFIX.createdAt) || now : old.createdAt,
     updatedAt: now,
-    due: now + spans.dueIn,
-    dropAt: now + spans.dropIn,
+    due: instant(now + spans.dueIn),
+    dropAt: instant(now + spans.dropIn),
   }
-  stamp(copy, s)
-  const { version, fence, createdAt, due, dropAt } = s
-  return { bytes: copy, stamp: { version, fence, createdAt }, due, dropAt }
 }
 
-/** A copy of the owner's record, in progress, with its lease extended, and its retention if that would end sooner. */
-export function prolongLease(
-  bytes: Buffer,
-  now: Millis,
-  { dueIn, dropIn }: Spans,
-): { bytes: Buffer; due: Millis; dropAt: Millis } {
-  const copy = Buffer.from(bytes)
-  const old = readStamps(copy)
-  const due = now + dueIn
-  const dropAt = Math.max(old.dropAt, now + dropIn)
-  stamp(copy, { ...old, version: old.version + 1, due, dropAt })
-  // Nobody reads what else the head of a record in progress says.
-  copy[PREFIX.state] = stateCode('in_progress')
-  copy[HEAD_AT] = 0
-  return { bytes: copy, due, dropAt }
+/** @throws {RangeError} for a number that would be stamped as a different one: a record dropped too soon is executed again. */
+function instant(at: Millis): Millis {
+  if (Number.isSafeInteger(at) && at >= 0 && at < 2 ** (8 * U48)) return at
+  throw new RangeError(`${at} is no instant`)
 }
 
-function u48(bytes: Buffer, at: number): number {
-  return bytes.readUIntBE(at, U48)
+/** Extends, in place, the lease of the owner's record, which becomes in progress, and its retention if that would end sooner. */
+export function prolongLease(bytes: Buffer, now: Millis, { dueIn, dropIn }: Spans): Stamps {
+  const old = readStamps(bytes)
+  const stamps = {
+    ...old,
+    version: old.version + 1,
+    due: instant(now + dueIn),
+    dropAt: Math.max(old.dropAt, instant(now + dropIn)),
+  }
+  stamp(bytes, stamps)
+  // The rest of the head is not read while a record is in progress.
+  bytes[PREFIX.state] = stateCode('in_progress')
+  bytes[HEAD_AT] = 0
+  return stamps
 }

@@ -1,18 +1,40 @@
-import type { Config } from '../config/config.ts'
-import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from './breaker.ts'
+import type { Config, StoreConfig } from '../config/config.ts'
+import type { Millis } from '../core/record.ts'
+import { BREAKER_DEFAULTS, type BreakerState, type OnOperation, withBreaker } from './around.ts'
 import { MEMORY_BYTES, memoryStore } from './memory.ts'
-import { type Store, StoreUnavailable } from './register.ts'
+import { migrating } from './migrating.ts'
+import { packed } from './packed.ts'
+import { type NewEpoch, type Store, StoreUnavailable } from './register.ts'
+import { sealerOf } from './sealing.ts'
 import { openSqliteStore } from './sqlite.ts'
+import { tiered } from './tiered.ts'
 
 /** For log and metrics. */
 export interface StoreHooks {
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   readonly onBreaker: (state: BreakerState) => void
-  /** Expired records were removed, at first 0 of them. Only by stores that do it themselves. */
+  readonly onOperation?: OnOperation
+  /** The store is another than before, or lost its data: what was written lately may have to be written again. */
+  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  /** How much longer the store hands nothing out; reported continuously. */
+  readonly onHeld?: ((left: Millis) => void) | undefined
+  /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
   readonly onPruned?: ((records: number) => void) | undefined
+  /** A claim has waited for replicas (`store.wait`); not `satisfied`: in vain. */
+  readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
-type StoreOf = Pick<Config, 'service' | 'store'>
+/** How long a replay waits for the cache. */
+const CACHE_TIMEOUT: Millis = 100
+/** Other replicas do not remove entries from this one's memory. */
+const OWN_LIFE: Millis = 5000
+/** They do remove entries from a shared cache, unless it is unreachable just then. */
+const SHARED_LIFE: Millis = 60_000
+const NO_SECRET = Buffer.alloc(0)
+
+interface StoreOf extends Pick<Config, 'service'> {
+  readonly store: Omit<StoreConfig, 'migrate'> & Partial<Pick<StoreConfig, 'migrate'>>
+}
 type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Store>
 
 interface Row {
@@ -20,15 +42,62 @@ interface Row {
   readonly open: Opener
   /** It removes expired records itself, and reports how many. */
   readonly prunes: boolean
+  /** It can lose acknowledged writes, and then holds claims back (`store.grace`). */
+  readonly hasGrace?: true
 }
 
-/** Loaded on demand: its client is a tenth of the start. */
-const openRedis: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
+/** Loaded on demand: its client takes a tenth of the start. */
+const openRedis: Opener = async (
+  { service, store: { url, timeout, grace, wait } },
+  { onEvent, onNewEpoch, onHeld, onWaited },
+) => {
   const { openRedisStore } = await import('./redis.ts')
-  return openRedisStore({ url, service, timeoutMs: timeout, onEvent })
+  return openRedisStore({
+    url,
+    service,
+    timeoutMs: timeout,
+    grace: graceFor(grace, timeout),
+    onEvent,
+    onNewEpoch,
+    onHeld,
+    wait,
+    onWaited,
+  })
 }
 
-/** By what `store.url` begins with. */
+/** Likewise. */
+const openPostgres: Opener = async (
+  { service, store: { url, timeout, grace } },
+  { onEvent, onPruned, onNewEpoch, onHeld },
+) => {
+  const { openPostgresStore } = await import('./postgres.ts')
+  return openPostgresStore({
+    url,
+    service,
+    timeoutMs: timeout,
+    grace: graceFor(grace, timeout),
+    onEvent,
+    onPruned,
+    onNewEpoch,
+    onHeld,
+  })
+}
+
+/** Whoever has to write its claims again may first have to hear that it cannot: twice. */
+function graceFor(grace: Millis, timeout: Millis): Millis {
+  return grace === 0 ? 0 : Math.max(grace, 2 * timeout)
+}
+
+/** Loaded on demand, like the SDK. */
+const openDynamoDb: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
+  const { openDynamoDbStore } = await import('./dynamodb.ts')
+  return openDynamoDbStore({ url, service, timeoutMs: timeout, onEvent })
+}
+
+const REDIS: Row = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
+const POSTGRES: Row = { name: 'postgres', open: openPostgres, prunes: true, hasGrace: true }
+
+/** By the scheme of `store.url`. */
 const STORES: Readonly<Record<string, Row>> = {
   'memory:': {
     name: 'memory',
@@ -41,17 +110,78 @@ const STORES: Readonly<Record<string, Row>> = {
       openSqliteStore({ path: url.slice('sqlite:'.length), service, timeoutMs: timeout, onEvent, onPruned }),
     prunes: true,
   },
-  'redis:': { name: 'redis', open: openRedis, prunes: false },
-  'rediss:': { name: 'redis', open: openRedis, prunes: false },
+  'redis:': REDIS,
+  'rediss:': REDIS,
+  'redis+sentinel:': REDIS,
+  'rediss+sentinel:': REDIS,
+  'redis+cluster:': REDIS,
+  'rediss+cluster:': REDIS,
+  'postgres:': POSTGRES,
+  'postgresql:': POSTGRES,
+  'dynamodb:': { name: 'dynamodb', open: openDynamoDb, prunes: false },
 }
 
 export const STORE_SCHEMES: readonly string[] = Object.keys(STORES)
 
+/** `from`: the store that a migration moves away from; null: none. */
+export interface Stores {
+  readonly to: Store
+  readonly from: Store | null
+}
+
 /**
- * The store that `store.url` names, behind a circuit breaker.
- * @throws {StoreUnavailable} if an embedded store cannot be used. One over the network may come up later.
+ * The store that `store.url` names, and that of `store.migrate`, each behind a circuit breaker, its records compressed and sealed as
+ * configured. `ofOld`: hooks for the latter.
+ * @throws {StoreUnavailable} if an embedded store cannot be used, or only a person can help. One over the network may come up later.
  */
+export async function openStores(
+  config: StoreOf,
+  hooks: StoreHooks,
+  ofOld: StoreHooks = hooks,
+): Promise<Stores> {
+  const { migrate } = config.store
+  const to = await openOne(config, hooks)
+  if (migrate == null) return { to, from: null }
+  try {
+    return { to, from: await openOne({ ...config, store: { ...config.store, url: migrate.from } }, ofOld) }
+  } catch (error) {
+    await to.close()
+    throw error
+  }
+}
+
+/** Combines both, if there are two. */
+export function asOne({ to, from }: Stores, { store: { migrate } }: StoreOf): Store {
+  return from === null || migrate == null ? to : migrating(from, to, migrate.phase)
+}
+
+/** For commands, which claim nothing and need not enter the phase of a migration. */
 export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Store> {
+  const observing = asObserver(config)
+  return asOne(await openStores(observing, hooks), observing)
+}
+
+/** For whoever hands nothing out: it must not begin a grace, or say who the store is. */
+export function asObserver<C extends StoreOf>(config: C): C {
+  return { ...config, store: { ...config.store, grace: 0 } }
+}
+
+/** With its cache in front. */
+async function openOne(config: StoreOf, hooks: StoreHooks): Promise<Store> {
+  const { cache, compression, secret } = config.store
+  const deciding = await openPlain(config, hooks)
+  const store =
+    cache === undefined
+      ? deciding
+      : tiered(deciding, await openCache(config, cache.url, hooks), {
+          life: cache.url === 'memory:' ? OWN_LIFE : SHARED_LIFE,
+          secret: secret ?? NO_SECRET,
+        })
+  const sealer = sealerOf(config.store)
+  return sealer === null && compression === 'off' ? store : packed(store, sealer, compression)
+}
+
+async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   const row = STORES[schemeOf(config.store.url)]
   if (row === undefined)
     throw new StoreUnavailable(
@@ -59,7 +189,35 @@ export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Sto
       false,
     )
   if (row.prunes) hooks.onPruned?.(0)
-  return withBreaker(await row.open(config, hooks), { ...BREAKER_DEFAULTS, onState: hooks.onBreaker })
+  const { onBreaker: onState, onOperation } = hooks
+  // Rewriting claims in a grace period must not wait for the breaker's own probe.
+  let breaker: { heard(): void } | undefined
+  const opened = await row.open(config, {
+    ...hooks,
+    onHeld: (left) => {
+      if (left > 0) breaker?.heard()
+      hooks.onHeld?.(left)
+    },
+  })
+  const store = withBreaker(opened, { ...BREAKER_DEFAULTS, onState, onOperation })
+  breaker = store
+  return store
+}
+
+/** Its health is not monitored: what the cache does not answer, the primary does. */
+async function openCache({ service, store }: StoreOf, url: string, { onEvent }: StoreHooks): Promise<Store> {
+  const settings = { ...store, url, timeout: Math.min(store.timeout, CACHE_TIMEOUT), grace: 0, wait: null }
+  const hooks: StoreHooks = {
+    onEvent: (kind, detail) => onEvent(kind, `store.cache: ${detail}`),
+    onBreaker: () => {},
+  }
+  // No service has this name, so entries are never taken for records, or records for entries.
+  return openPlain({ service: `${service}~`, store: settings }, hooks)
+}
+
+/** Whether what was written lately may have to be written again. */
+export function hasGrace({ grace, url, migrate }: Config['store']): boolean {
+  return grace > 0 && [url, migrate?.from ?? url].some((one) => STORES[schemeOf(one)]?.hasGrace)
 }
 
 /** Its name, before it is opened. */

@@ -1,18 +1,21 @@
-import { outcomeDraftOf, type PendingOutcome } from '../core/outcome.ts'
 import type { Millis, RecordId } from '../core/record.ts'
+import { outcomeDraftOf, type PendingOutcome } from '../core/settle.ts'
 import { BinaryReader, BinaryWriter } from './binary.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import { CorruptRecord } from './register.ts'
+import type { Sealer } from './sealing.ts'
 import { type Entry, frameBytes, Spool, type SpoolOptions } from './spool.ts'
 
 export interface OutboxOptions extends SpoolOptions {
-  /** Only its own outcomes are written to its keys in the store. */
+  /** Only this service's outcomes are written to its keys in the store. */
   readonly service: string
+  /** Null: outcomes are stored on disk in clear. */
+  readonly sealer: Sealer | null
 }
 
 /** An outcome in the spool, or on its way there. */
 export interface Kept extends Entry {
-  /** The store has it, or it is given up. */
+  /** The store has it, or it was given up. */
   drop(): void
 }
 
@@ -21,30 +24,33 @@ export interface Left {
   readonly kept: Kept
 }
 
-/** Outcomes instead of bytes: the spool as the guard uses it. */
+/** The spool in terms of outcomes instead of bytes, as the guard uses it. */
 export class Outbox {
   readonly #spool: Spool
   readonly #service: string
+  readonly #sealer: Sealer | null
 
-  private constructor(spool: Spool, service: string) {
+  private constructor(spool: Spool, { service, sealer }: OutboxOptions) {
     this.#spool = spool
     this.#service = service
+    this.#sealer = sealer
   }
 
   /**
-   * Opens the spool and returns the outcomes that an earlier process of the service left in it. Those that have outlived their
-   * record are dropped; what another service left, or this version cannot read, stays where it is.
+   * Opens the spool and returns the outcomes that an earlier process of the service left. Those that have outlived their record are
+   * dropped; entries of other services, or unreadable to this version, stay.
+   *
    * @throws as {@link Spool.open}.
    */
   static async open(options: OutboxOptions): Promise<{ outbox: Outbox; left: readonly Left[] }> {
-    const { service, say } = options
+    const { service, sealer, say } = options
     const { spool, found } = await Spool.open(options)
-    const outbox = new Outbox(spool, service)
+    const outbox = new Outbox(spool, options)
     const left: Left[] = []
     const foreign = { services: new Map<string, number>(), withoutService: 0, bytes: 0 }
     let lapsed = 0
     for (const { entry, payload } of found) {
-      const decoded = decodeEntry(payload, service)
+      const decoded = decodeEntry(payload, service, sealer)
       switch (decoded.kind) {
         case 'own':
           if (decoded.unsettled.usefulFor > 0)
@@ -83,7 +89,7 @@ export class Outbox {
   }
 
   keep(unsettled: PendingOutcome): Kept {
-    return this.#kept(this.#spool.append(encodeEntry(unsettled, this.#service)))
+    return this.#kept(this.#spool.append(encodeEntry(unsettled, this.#service, this.#sealer)))
   }
 
   close(): Promise<void> {
@@ -98,7 +104,7 @@ export class Outbox {
 /*
  * An entry of the spool, version 2 (docs/record-format.md): version (1), length of the service's name (1), the name, flags (1),
  * record id (32), version that a lost claim expected (6), spans (6, 6), how long it is of use (6), when it was made (6), then the
- * record as the store would get it. The name comes first, so that any version can leave it to its service.
+ * record as the store would get it, sealed if it would be. The name comes first, so that any version can leave it to its service.
  */
 const VERSION = 2
 /** From before services had keys of their own. */
@@ -108,13 +114,14 @@ const ID_BYTES = 32
 /** Without the name of the service. */
 const HEAD_BYTES = 3 + ID_BYTES + 5 * 6
 
-export function encodeEntry(unsettled: PendingOutcome, service: string): Buffer {
+export function encodeEntry(unsettled: PendingOutcome, service: string, sealer: Sealer | null): Buffer {
   const { id, draft, spans, claimed, withdrawn, over, onLeaseExpired, usefulFor } = unsettled
-  const record = encodeDraft(draft)
+  const plain = encodeDraft(draft)
+  const record = sealer === null ? plain : sealer.seal(id, plain)
   const w = new BinaryWriter(HEAD_BYTES + service.length + record.length)
   w.u8(VERSION)
   w.u8(service.length)
-  w.ascii(service)
+  w.bytes(Buffer.from(service))
   w.u8(
     (claimed ? FLAG.claimed : 0) |
       (withdrawn ? FLAG.withdrawn : 0) |
@@ -137,7 +144,7 @@ export type Decoded =
   | { readonly kind: 'foreign'; readonly service: string | null }
   | { readonly kind: 'unreadable'; readonly error: CorruptRecord }
 
-export function decodeEntry(payload: Buffer, service: string): Decoded {
+export function decodeEntry(payload: Buffer, service: string, sealer: Sealer | null): Decoded {
   try {
     const r = new BinaryReader(payload, 0)
     const version = r.u8()
@@ -150,7 +157,8 @@ export function decodeEntry(payload: Buffer, service: string): Decoded {
     const over = r.u48()
     const spans = { dueIn: r.u48(), dropIn: r.u48() }
     const usefulFor = remaining(r.u48(), r.u48())
-    const draft = outcomeDraftOf(decodeRecord(payload.subarray(HEAD_BYTES + owner.length)))
+    const record = payload.subarray(HEAD_BYTES + owner.length)
+    const draft = outcomeDraftOf(decodeRecord(sealer === null ? record : sealer.open(id, record)))
     if (draft === null) throw new CorruptRecord('the entry holds no outcome')
     const unsettled: PendingOutcome = {
       id,
@@ -169,7 +177,7 @@ export function decodeEntry(payload: Buffer, service: string): Decoded {
   }
 }
 
-/** By the wall clock: the process that knew better is gone. A clock that was set back does not extend it. */
+/** By the wall clock, as the process with the monotonic one is gone. A clock that was set back does not extend it. */
 function remaining(usefulFor: Millis, madeAt: Millis): Millis {
   return Math.min(usefulFor, madeAt + usefulFor - Date.now())
 }

@@ -1,17 +1,51 @@
 import { randomFillSync } from 'node:crypto'
-import type { IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
-import { ACCEPTING, ACCEPTING_UNKNOWN, isFromBefore, stillUnknown } from '../core/settle.ts'
-import { decodeRecord, encodeDraft } from './codec.ts'
+import { reclaimed, splitDraft } from '../core/copies.ts'
+import type {
+  CompletedResponse,
+  IdempotencyRecord,
+  Millis,
+  RecordDraft,
+  RecordId,
+  Spans,
+} from '../core/record.ts'
+import {
+  ACCEPTING,
+  ACCEPTING_UNKNOWN,
+  isFromBefore,
+  isRecorded,
+  remainingSpans,
+  stillUnknown,
+  withoutBody,
+} from '../core/settle.ts'
+import { free } from '../runtime/body-memory.ts'
+import { after, type Soon } from '../runtime/scheduling.ts'
+import { decodeRecord, encodeDraft, HEAD_ROOM } from './codec.ts'
+import { LARGEST_RECENT, type RecentWrites } from './recent.ts'
 import {
   type Condition,
   CorruptRecord,
   type PutReply,
   type Register,
+  type SealError,
+  SealedRecord,
   type Stamp,
   StoreFull,
   StoreUnavailable,
   type SwapReply,
 } from './register.ts'
+
+/** Others may move a record on meanwhile. */
+const MAX_RECLAIMS = 5
+
+type Kept = Extract<RecordDraft, { state: 'completed' }> & {
+  readonly result: Extract<CompletedResponse, { kept: true }>
+}
+
+interface Found {
+  readonly kind: 'found'
+  readonly now: Millis
+  readonly record: IdempotencyRecord
+}
 
 /** The store cannot be reached, has no room (`full`), or did not answer in time. */
 export interface Unavailable {
@@ -42,6 +76,11 @@ export type SettleReply =
   | { readonly kind: 'recovered'; readonly now: Millis; readonly stamp: Stamp }
   | { readonly kind: 'refused'; readonly now: Millis; readonly record: IdempotencyRecord }
   | StoreTrouble
+/** `kept`: nothing was lost. `split`: somebody else has claimed the key; `found` is what the record was. */
+export type ReclaimReply =
+  | { readonly kind: 'written' | 'kept' }
+  | { readonly kind: 'split'; readonly own: RecordDraft; readonly found: IdempotencyRecord }
+  | StoreTrouble
 export type GetReply =
   | { readonly kind: 'read'; readonly now: Millis; readonly record: IdempotencyRecord | null }
   | StoreTrouble
@@ -52,14 +91,28 @@ export type GetReply =
  */
 export class Records {
   readonly #register: Register
+  readonly #onSealError: (reason: SealError) => void
+  readonly #recent: RecentWrites | null
 
-  constructor(register: Register) {
+  /** `onSealError`: a record did not open. `recent`: where outcomes are remembered, if the store may lose them. */
+  constructor(
+    register: Register,
+    onSealError: (reason: SealError) => void = () => {},
+    recent: RecentWrites | null = null,
+  ) {
     this.#register = register
+    this.#onSealError = onSealError
+    this.#recent = recent
   }
 
   /** Creates the record for `draft`'s attempt, or returns the one that is there. One round trip. */
-  claim(id: RecordId, draft: RecordDraft, spans: Spans): Promise<ClaimReply> {
-    return answered(this.#register.put(id, encodeDraft(draft), spans), (reply) => {
+  claim(
+    id: RecordId,
+    draft: RecordDraft,
+    spans: Spans,
+    entry: 'claim' | 'fresh' = 'claim',
+  ): Soon<ClaimReply> {
+    return this.#answered(this.#register.put(id, encodeDraft(draft), spans, entry), (reply) => {
       const { now } = reply
       if (reply.done) return { kind: 'claimed', now, stamp: reply.stamp, recognised: false }
       const record = decodeRecord(reply.bytes)
@@ -73,8 +126,8 @@ export class Records {
     { version }: IdempotencyRecord,
     draft: RecordDraft,
     spans: Spans,
-  ): Promise<TakeOverReply> {
-    return answered(this.#register.swap(id, { version }, encodeDraft(draft), spans, true), (reply) => {
+  ): Soon<TakeOverReply> {
+    return this.#answered(this.#register.swap(id, { version }, encodeDraft(draft), spans, true), (reply) => {
       const { now } = reply
       if (reply.done) return { kind: 'claimed', now, stamp: reply.stamp, recognised: false }
       if (reply.bytes === null) return { kind: 'lost', now, record: null }
@@ -88,14 +141,115 @@ export class Records {
    * attempt that the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what was found out about a
    * record that is unknown already.
    */
-  async settle(id: RecordId, draft: RecordDraft, spans: Spans): Promise<SettleReply> {
+  settle(id: RecordId, draft: RecordDraft, spans: Spans): Soon<SettleReply> {
+    const recent = this.#recent
     const bytes = encodeDraft(draft)
     const states = draft.state === 'unknown' ? ACCEPTING_UNKNOWN : ACCEPTING
     const condition = { token: draft.token, states }
-    for (let isOwnClaim = false; ; ) {
+    const settled = (reply: SettleReply): SettleReply => {
+      if (recent !== null && reply.kind !== 'refused' && isNewest(reply, draft))
+        this.#remember(recent, id, draft, spans, bytes)
+      // The store has answered, so all of them have left.
+      if (reply.kind !== 'unavailable') free(bytes, HEAD_ROOM)
+      return reply
+    }
+    return after(this.#swap(id, condition, bytes, spans), (swapped) =>
+      swapped !== null && settled(swapped).kind !== 'refused'
+        ? swapped
+        : this.#contest(id, draft, spans, condition, swapped).then((reply) => {
+            if (recent !== null && isNewest(reply, draft))
+              this.#remember(recent, id, draft, spans, encodeDraft(draft))
+            return reply
+          }),
+    )
+  }
+
+  /** Of a large one that it was done: there is no room for more. */
+  #remember(recent: RecentWrites, id: RecordId, draft: RecordDraft, spans: Spans, bytes: Buffer): void {
+    if (bytes.length <= LARGEST_RECENT) return recent.add(id, bytes, spans)
+    // Nothing else is large.
+    const result = withoutBody((draft as Kept).result.response, 'no_room')
+    recent.add(id, encodeDraft({ ...(draft as Kept), result }), spans)
+  }
+
+  /** The outcomes that were written lately, oldest first, each with what writes it again. */
+  recent(): { readonly id: RecordId; readonly again: () => Promise<ReclaimReply> }[] {
+    const writes = this.#recent?.all() ?? []
+    return writes.map(({ id, bytes, left }) => ({
+      id,
+      again: async () => {
+        const spans = left()
+        return spans === null ? { kind: 'kept' } : this.reclaim(id, decodeRecord(bytes), spans)
+      },
+    }))
+  }
+
+  /** The record was removed: {@link recent} no longer has its outcomes. */
+  forget(id: RecordId): void {
+    this.#recent?.forget(id)
+  }
+
+  /**
+   * Writes again what a failover may have taken from the store, under its own fence, or finds that it need not. A record that somebody
+   * else has claimed meanwhile becomes unknown, unless it is final or `isStill` says that it is not this process's any more.
+   */
+  async reclaim(
+    id: RecordId,
+    own: RecordDraft,
+    spans: Spans,
+    isStill: () => boolean = () => true,
+  ): Promise<ReclaimReply> {
+    let reply = await this.#reclaimOnce(id, own, spans, isStill)
+    for (let round = 1; reply === null && round < MAX_RECLAIMS; round++)
+      reply = await this.#reclaimOnce(id, own, spans, isStill)
+    return reply ?? { kind: 'kept' }
+  }
+
+  /** Null: the record was moved on meanwhile. */
+  async #reclaimOnce(
+    id: RecordId,
+    own: RecordDraft,
+    spans: Spans,
+    isStill: () => boolean,
+  ): Promise<ReclaimReply | null> {
+    const put = await this.#answered(
+      this.#register.put(id, encodeDraft(own), spans, 'again'),
+      (reply): ReclaimReply | Found =>
+        reply.done
+          ? { kind: 'written' }
+          : { kind: 'found', record: decodeRecord(reply.bytes), now: reply.now },
+    )
+    if (put.kind !== 'found') return put
+    const { record, now } = put
+    const decision = reclaimed(record, own)
+    if (decision === 'keep' || !isStill()) return { kind: 'kept' }
+    const split = decision === 'split' ? splitDraft(record, own) : null
+    if (decision === 'split' && split === null) return { kind: 'split', own, found: record }
+    const replaced = await (split === null
+      ? this.replace(id, record.version, { ...own, fence: Math.max(own.fence, record.fence) }, spans)
+      : this.replace(id, record.version, split, remainingSpans(record, now)))
+    if (replaced === null || replaced.kind === 'refused') return null
+    if (replaced.kind === 'unavailable' || replaced.kind === 'corrupt') return replaced
+    return split === null ? { kind: 'written' } : { kind: 'split', own, found: record }
+  }
+
+  /** Goes on where the record was gone or another than expected. */
+  async #contest(
+    id: RecordId,
+    draft: RecordDraft,
+    spans: Spans,
+    condition: Condition,
+    first: SettleReply | null,
+  ): Promise<SettleReply> {
+    let swapped = first
+    // The store may have taken the bytes that it was given.
+    const bytes = (): Buffer => encodeDraft(draft)
+    for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), spans)) {
       const reply =
-        (await this.#swap(id, condition, bytes, spans)) ??
-        (await answered(this.#register.put(id, bytes, spans), (put) => written('recovered', put)))
+        swapped ??
+        (await this.#answered(this.#register.put(id, bytes(), spans, 'again'), (put) =>
+          written('recovered', put),
+        ))
       if (reply.kind !== 'refused' || isOwnClaim) return reply
       const { record, now } = reply
       let replaced: SettleReply | null
@@ -117,22 +271,42 @@ export class Records {
   }
 
   /** Replaces the record at exactly this version: a decision by somebody other than the owner. Null: there is none. */
-  replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Promise<SettleReply | null> {
+  replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Soon<SettleReply | null> {
     return this.#swap(id, { version }, encodeDraft(draft), spans)
   }
 
-  get(id: RecordId): Promise<GetReply> {
-    return answered(this.#register.get(id), ({ now, bytes }) => ({
+  async get(id: RecordId): Promise<GetReply> {
+    return this.#answered(this.#register.get(id), ({ now, bytes }) => ({
       kind: 'read',
       now,
       record: bytes === null ? null : decodeRecord(bytes),
     }))
   }
 
-  #swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans): Promise<SettleReply | null> {
-    return answered(this.#register.swap(id, condition, bytes, spans, false), (reply) =>
+  #swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans): Soon<SettleReply | null> {
+    return this.#answered(this.#register.swap(id, condition, bytes, spans, false), (reply) =>
       written('written', reply),
     )
+  }
+
+  /** What `read` makes of the store's reply; other errors than the store's are bugs and go on. */
+  #answered<Reply, Value>(reply: Soon<Reply>, read: (reply: Reply) => Value): Soon<Value | StoreTrouble> {
+    const readable = (replied: Reply): Value | StoreTrouble => {
+      try {
+        return read(replied)
+      } catch (error) {
+        return this.#troubleOf(error)
+      }
+    }
+    return reply instanceof Promise ? reply.then(readable, this.#troubleOf) : readable(reply)
+  }
+
+  readonly #troubleOf = (error: unknown): StoreTrouble => {
+    if (error instanceof StoreUnavailable)
+      return { kind: 'unavailable', full: error instanceof StoreFull, error }
+    if (error instanceof SealedRecord) this.#onSealError(error.reason)
+    if (error instanceof CorruptRecord) return { kind: 'corrupt', error }
+    throw error
   }
 }
 
@@ -150,21 +324,6 @@ export function nullIfUnavailable(error: unknown): null {
   throw error
 }
 
-/** What `read` makes of the store's reply; other errors than the store's are bugs and go on. */
-function answered<Reply, Value>(
-  reply: Promise<Reply>,
-  read: (reply: Reply) => Value,
-): Promise<Value | StoreTrouble> {
-  return reply.then(read).catch(troubleOf)
-}
-
-function troubleOf(error: unknown): StoreTrouble {
-  if (error instanceof StoreUnavailable)
-    return { kind: 'unavailable', full: error instanceof StoreFull, error }
-  if (error instanceof CorruptRecord) return { kind: 'corrupt', error }
-  throw error
-}
-
 function written(kind: 'written' | 'recovered', reply: PutReply): SettleReply
 function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply | null
 function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply | null {
@@ -173,8 +332,20 @@ function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply |
   return reply.bytes === null ? null : { kind: 'refused', now, record: decodeRecord(reply.bytes) }
 }
 
+/**
+ * The outcome is written; or refused although no later attempt is known: an earlier try of it was written, whose reply was lost, or
+ * somebody else has ended the attempt, or the store has just gone back to before it.
+ */
+function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
+  if (reply.kind !== 'refused') return reply.kind === 'written' || reply.kind === 'recovered'
+  const { record } = reply
+  return isRecorded(record, draft) || (record.fence <= draft.fence && record.createdAt === draft.createdAt)
+}
+
+/** The attempt's own claim; also one that was written down as silent before its owner heard of it: nobody else could end it. */
 function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): Claimed | null {
-  if (record.state !== 'in_progress' || !record.token.equals(draft.token)) return null
+  const isHeld = record.state === 'in_progress' || (record.state === 'unknown' && record.leaseExpired)
+  if (!isHeld || !record.token.equals(draft.token)) return null
   const { version, fence, createdAt } = record
   return { kind: 'claimed', now, stamp: { version, fence, createdAt }, recognised: true }
 }

@@ -1,22 +1,36 @@
 import { setImmediate as immediately } from 'node:timers/promises'
-import { type Millis, RECORD_ID, type RecordId, type State } from '../core/record.ts'
-import { SMALL_RECORD, stateCode } from './codec.ts'
-import { readNote } from './history.ts'
-import { type Arg, Channels, Connection, type ConnectionOptions, script } from './redis-client.ts'
+import type { Millis, RecordId, Spans, State } from '../core/record.ts'
+import { settled } from '../runtime/scheduling.ts'
+import { isClaim, SMALL_RECORD, stateCode } from './codec.ts'
+import { Barriers, type Wait } from './redis-barrier.ts'
+import type { Part, View } from './redis-cluster.ts'
+import { admittingScript, type Connection, script } from './redis-connection.ts'
+import { Epochs } from './redis-epochs.ts'
+import { RedisKeys } from './redis-keys.ts'
+import { mismatch, type Reader } from './redis-link.ts'
+import { type ServersOptions, serversOf } from './redis-servers.ts'
+import { together, traitsOf } from './redis-traits.ts'
+import { Misconfigured } from './redis-url.ts'
 import {
+  type Entry,
+  type GetReply,
+  InGrace,
   inOrder,
+  type NewEpoch,
   type Place,
+  type PutReply,
   pageOf,
   placeOf,
   type Store,
-  type StoreTraits,
   type WriteReply,
 } from './register.ts'
+import type { Arg, Reply } from './resp.ts'
+import { readNote } from './side-ports.ts'
 
-const PUT = script('put')
-const SWAP = script('swap')
+const PUT = admittingScript('put')
+const SWAP = admittingScript('swap')
 /** The same for records without a body: the outcome of what was executed is written to a full store, too. */
-const SWAP_SMALL = script('swap', '#!lua flags=allow-oom\n')
+const SWAP_SMALL = admittingScript('swap', '#!lua flags=allow-oom\n')
 const GET = script('get')
 const RENEW = script('renew')
 const REMOVE = script('remove')
@@ -25,14 +39,22 @@ const THROTTLE = script('throttle')
 const NOTE = script('note')
 const NOTES = script('notes')
 
-export interface RedisOptions extends ConnectionOptions {
+export interface RedisOptions extends ServersOptions {
   /** Records of other services on the same server are never seen. */
   readonly service: string
   /** Added to the server's time. Tests travel with it; 0 otherwise. */
   readonly skew?: () => Millis
+  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  readonly onHeld?: ((left: Millis) => void) | undefined
+  /** Whom claims wait for; null: nobody. */
+  readonly wait?: Wait | null
+  readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
 type Written = [1, now: Millis, version: number, fence: number, createdAt: Millis]
+type Held = [2, now: Millis, since: Millis, left: Millis]
+
+const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
 
 /** Notes that leave together. */
 interface Noting {
@@ -42,82 +64,153 @@ interface Noting {
   readonly done: Promise<readonly number[]>
 }
 
-/** Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too. */
+/**
+ * Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too.
+ * @throws {StoreUnavailable} if only a person can help.
+ */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
-  const skew = options.skew ?? (() => 0)
+  const { skew = () => 0, grace = 0 } = options
   const keys = new RedisKeys(options.service)
-  const channels = new Channels(options, (id) => keys.channel(id))
-  const redis = new Connection(options, () => channels.resubscribe())
-  let noting: Noting | null = null
+  const servers = serversOf(options, {
+    onServers: () => void epochs?.look(),
+    shards: keys.shards,
+    shardOf: (id) => keys.shardOf(id),
+    channelOf: (id) => keys.channel(id),
+  })
+  const redis = servers.commands
+  const epochs =
+    grace === 0
+      ? null
+      : new Epochs({
+          grace,
+          skew,
+          servers,
+          keys: keys.epochs,
+          shardOf: (id) => keys.shardOf(id),
+          onNew: options.onNewEpoch ?? (() => {}),
+          onHeld: options.onHeld ?? (() => {}),
+        })
+  const seen = (id: RecordId): Millis => epochs?.seen(keys.shardOf(id)) ?? 0
+  const { wait = null, timeoutMs, onWaited } = options
+  const barriers =
+    wait === null
+      ? null
+      : new Barriers({
+          wait,
+          timeoutMs,
+          markerOf: (shard) => keys.marker(shard),
+          replicasOf: (master) => servers.replicasOf(master),
+          onWaited,
+        })
+  /** By shard in a cluster, else all in one. */
+  const noting: (Noting | undefined)[] = []
 
   /** One command for all notes of a turn of the event loop: every executed request has one. */
-  const noteTogether = (): Noting => {
+  const noteTogether = (group: number): Noting => {
     const noteKeys: string[] = []
     const args: Arg[] = [skew()]
     const done = immediately().then(() => {
-      noting = null
-      return redis.run<number[]>(NOTE, noteKeys, args)
+      noting[group] = undefined
+      return redis.run(NOTE, [noteKeys.length, ...noteKeys, ...args], (done: number[]) => done)
     })
     return { keys: noteKeys, args, done }
   }
   const ping = async (): Promise<Millis> => {
-    const [seconds, micros] = await redis.ask<[Buffer, Buffer]>('time', [])
-    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + skew()
+    return (await servers.askAnyone('time', timeOf)) + skew()
+  }
+  /** What is due by the server's own clock. */
+  const dueAt = async ({ server, shards }: Part, limit: number) => {
+    const now = (await server.ask('time', [], timeOf)) + skew()
+    const range = (shard: number) => {
+      const args = [keys.indexes[shard] as string, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit]
+      return redis.ask('zrangebyscore', args, scored)
+    }
+    return (await Promise.all(shards.map(range))).flat()
   }
 
-  await redis.open()
+  /** How the arguments of every script that writes a record begin. */
+  const writing = (id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): Arg[] => [
+    3,
+    keys.record(id),
+    keys.index(id),
+    keys.epoch(id),
+    id,
+    bytes,
+    dueIn,
+    dropIn,
+    skew(),
+  ]
+
+  /** A claim waits for the replicas, if any are asked for. */
+  const claiming = <Found extends Buffer | null>(
+    id: RecordId,
+    bytes: Buffer,
+    write: (read: Reader<WriteReply<Found>>) => Promise<WriteReply<Found>>,
+  ) =>
+    barriers === null || !isClaim(bytes)
+      ? write(writeReply<Found>)
+      : barriers.claim(keys.shardOf(id), bytes, write, writeReply<Found>)
+
+  await servers.open()
+  if (barriers !== null)
+    try {
+      await barriers.open(await servers.parts())
+    } catch (error) {
+      // Else nobody answers yet.
+      if (error instanceof Misconfigured) {
+        await servers.close()
+        throw error
+      }
+    }
   return {
     name: 'redis',
 
-    put(id, bytes, { dueIn, dropIn }) {
-      const args = [id, bytes, dueIn, dropIn, skew()]
-      return redis.run<Written | [0, Millis, Buffer]>(PUT, keys.recordAndIndex(id), args).then(writeReply)
+    put(id, bytes, spans, entry = 'claim') {
+      const args = writing(id, bytes, spans)
+      args.push(ENTRIES[entry], grace, seen(id))
+      const write = (read: Reader<PutReply>) => redis.run(PUT, args, read)
+      return entry === 'again' ? write(writeReply) : claiming(id, bytes, write)
     },
 
-    swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
-      const expected =
-        'version' in condition
-          ? [condition.version, '', '']
-          : ['', condition.token, codesOf(condition.states)]
-      return redis
-        .run<Written | [0, Millis, Buffer | null]>(
-          bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP,
-          keys.recordAndIndex(id),
-          [id, bytes, dueIn, dropIn, skew(), nextFence ? 1 : 0, ...expected],
-        )
-        .then(writeReply)
+    swap(id, condition, bytes, spans, nextFence) {
+      const args = writing(id, bytes, spans)
+      args.push(nextFence ? 1 : 0)
+      if ('version' in condition) args.push(condition.version, '', '')
+      else args.push('', condition.token, codesOf(condition.states))
+      args.push(grace, seen(id))
+      const what = bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP
+      const write = (read: Reader<WriteReply<Buffer | null>>) => redis.run(what, args, read)
+      return nextFence ? claiming(id, bytes, write) : write(writeReply)
     },
 
-    async get(id) {
-      const [now, bytes] = await redis.run<[Millis, Buffer | null]>(GET, [keys.record(id)], [skew()])
-      return { now, bytes }
-    },
+    get: (id) => redis.run(GET, [1, keys.record(id), skew()], getReply),
 
-    async renew(items) {
-      const replies = await Promise.all(
+    renew: (items) =>
+      settled(
         items.map(({ id, token, dueIn, dropIn }) =>
-          redis.run<number>(RENEW, keys.recordAndIndex(id), [id, token, dueIn, dropIn, skew()]),
+          redis.run(RENEW, [2, ...keys.recordAndIndex(id), id, token, dueIn, dropIn, skew()], isDone),
         ),
-      )
-      return replies.map((reply) => reply === 1)
-    },
+        false,
+      ),
 
     async due(limit) {
-      const now = await ping()
-      const range = (index: string) =>
-        redis.ask<Buffer[]>('zrangebyscore', [index, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit])
-      const found = (await Promise.all(keys.indexes.map(range))).flatMap(scored)
+      const parts = await servers.parts()
+      const found = (
+        await settled(
+          parts.map((part) => dueAt(part, limit)),
+          [],
+        )
+      ).flat()
       const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
-      const there = await Promise.all(
-        first.map(({ id }) => redis.run<number>(DUE, keys.recordAndIndex(id), [id, skew()])),
+      const there = await settled(
+        first.map(({ id }) => redis.run(DUE, [2, ...keys.recordAndIndex(id), id, skew()], isDone)),
+        false,
       )
-      return first.filter((_, n) => there[n] === 1).map(({ id }) => id)
+      return first.filter((_, n) => there[n]).map(({ id }) => id)
     },
 
-    async remove(id, version) {
-      const all = [...keys.recordAndIndex(id), keys.history(id)]
-      return (await redis.run<number>(REMOVE, all, [id, version, skew()])) === 1
-    },
+    remove: (id, version) =>
+      redis.run(REMOVE, [3, ...keys.recordAndIndex(id), keys.history(id), id, version, skew()], isDone),
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
@@ -126,20 +219,28 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
         const found = await Promise.all(keys.indexes.map((index) => placesAfter(redis, index, from, limit)))
         return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
       }
-      if (cursor !== null && !/^\d{1,20}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+      const beginning = which === 'all' ? '' : which.beginning
+      const glob = which === 'all' ? keys.glob : keys.globOf(beginning)
+      const look = () => servers.view(which === 'all' ? null : keys.shardOf(beginning))
+      const before = await look()
+      const place = scanPlaceOf(cursor, before)
       // SCAN's own guarantee is the port's: what exists throughout comes at least once.
-      const glob = which === 'all' ? keys.glob : keys.globOf(which.beginning)
-      const scan = [cursor ?? 0, 'MATCH', glob, 'COUNT', limit]
-      const [next, found] = await redis.ask<[Buffer, Buffer[]]>('scan', scan)
-      const ids = found.map((key) => keys.idOf(String(key))).filter((id) => id !== null)
-      return { ids, next: String(next) === '0' ? null : String(next) }
+      const args = [place.cursor, 'MATCH', glob, 'COUNT', limit]
+      const [next, found] = await (before.servers[place.server] as Connection).ask('scan', args, scanned)
+      const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
+      return {
+        // The reply of another SCAN must not lead an operator to another record.
+        ids: ids.filter((id) => id.startsWith(beginning)),
+        next: cursorOf({ ...place, cursor: next }, await look()),
+      }
     },
 
     ping,
 
     history: {
       async append(id, notes) {
-        const batch = (noting ??= noteTogether())
+        const group = servers.isCluster ? keys.shardOf(id) : 0
+        const batch = (noting[group] ??= noteTogether(group))
         const nth = batch.keys.push(keys.record(id), keys.history(id)) / 2 - 1
         batch.args.push(notes.length)
         for (const { tag, count, firstAgo, lastAgo, text } of notes)
@@ -152,36 +253,64 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           )
         return (await batch.done)[nth] === 1
       },
-      async read(id) {
-        const lines = await redis.run<Buffer[]>(NOTES, [keys.record(id), keys.history(id)], [skew()])
-        return lines.map((line) => readNote(String(line)))
-      },
+      read: (id) =>
+        redis.run(NOTES, [2, keys.record(id), keys.history(id), skew()], (lines: Buffer[]) =>
+          lines.map((line) => readNote(String(line))),
+        ),
     },
 
     limits: {
       take: (bucket, { count, per }, units) =>
-        redis.run(THROTTLE, [keys.bucket(bucket)], [count, per, units, skew()]),
+        redis.run(THROTTLE, [1, keys.bucket(bucket), count, per, units, skew()], ([wait]: [Millis]) => wait),
     },
 
-    watch: (id, changed) => channels.watch(id, changed),
+    watch: (id, changed) => servers.watch(id, changed),
 
     async traits() {
-      try {
-        return traitsOf(String(await redis.ask('info', [])))
-      } catch (error) {
-        if (String(error).includes('NOPERM')) return traitsOf(null)
-        throw error
+      const parts = await servers.parts()
+      const told = await Promise.allSettled(
+        parts.map(({ server }) => server.ask('info', [], textOf).catch(nullIfDenied)),
+      )
+      // A server that is down has nothing to promise: what it held is refused.
+      const up = told.flatMap((one, n) =>
+        one.status === 'fulfilled' ? [{ part: parts[n] as Part, info: one.value }] : [],
+      )
+      const [first] = told
+      if (up.length === 0 && first?.status === 'rejected') throw first.reason
+      const topology = servers.topology()
+      const unable = await Promise.all(up.map(async ({ part }) => barriers?.check(part) ?? null))
+      return {
+        ...together(
+          up.map(({ part, info }, n) => {
+            const { findings, ...traits } = traitsOf(info, servers.isCluster, wait)
+            const why = unable[n] ?? null
+            return { name: part.name, ...traits, findings: why === null ? findings : [...findings, why] }
+          }),
+          told.length - up.length,
+        ),
+        ...(topology === null ? {} : { topology }),
       }
     },
 
     async close() {
-      await Promise.all([redis.close(), channels.close()])
+      epochs?.close()
+      await Promise.all([barriers?.close(), servers.close()])
     },
   }
 }
 
-function writeReply<Found>(reply: Written | [0, Millis, Found]): WriteReply<Found> {
+function isDone([done]: [number]): boolean {
+  return done === 1
+}
+
+function getReply([now, bytes]: [Millis, Buffer | null]): GetReply {
+  return { now, bytes }
+}
+
+/** @throws {InGrace} */
+function writeReply<Found>(reply: Written | [0, Millis, Found] | Held): WriteReply<Found> {
   if (reply[0] === 0) return { done: false, now: reply[1], bytes: reply[2] }
+  if (reply[0] === 2) throw new InGrace(reply[1], reply[2], reply[3])
   const [, now, version, fence, createdAt] = reply
   return { done: true, now, stamp: { version, fence, createdAt } }
 }
@@ -198,134 +327,85 @@ function codesOf(states: readonly State[]): Buffer {
 
 const stateCodes = new WeakMap<readonly State[], Buffer>()
 
-async function placesAfter(redis: Connection, index: string, from: Place, limit: number): Promise<Place[]> {
+function nullIfDenied(error: Error): null {
+  if (error.message.includes('NOPERM')) return null
+  throw error
+}
+
+/** How far a scan of all servers has come. */
+interface ScanPlace {
+  /** Of the {@link View} in which it began: once slots have moved, it begins anew. What comes twice may, and nothing is missed. */
+  readonly view: string
+  readonly server: number
+  readonly cursor: string
+}
+
+/** @throws {RangeError} for a cursor that {@link cursorOf} did not make. */
+function scanPlaceOf(text: string | null, { id, servers }: View): ScanPlace {
+  const [, view = '', server = 0, cursor] =
+    /^(?:([0-9a-f]{8})\.(\d{1,4})\.)?(\d{1,20})$/.exec(text ?? '0') ?? []
+  if (cursor === undefined) throw new RangeError('not a cursor of this store')
+  if (view !== id) return { view: id, server: 0, cursor: '0' }
+  if (Number(server) >= servers.length) throw new RangeError('not a cursor of this store')
+  return { view, server: Number(server), cursor }
+}
+
+/** Null: all has been seen. */
+function cursorOf({ view, server, cursor }: ScanPlace, now: View): string | null {
+  if (view !== now.id) return `${now.id}.0.0`
+  const next = cursor === '0' ? server + 1 : server
+  if (next === now.servers.length) return null
+  return view === '' ? cursor : `${view}.${next}.${cursor}`
+}
+
+async function placesAfter(
+  redis: Pick<Connection, 'ask'>,
+  index: string,
+  from: Place,
+  limit: number,
+): Promise<Place[]> {
   const places: Place[] = []
   // More than once only if more than `limit` share the cursor's instant.
   for (let offset = 0; ; offset += limit) {
     const range = [index, from.due, '+inf', 'WITHSCORES', 'LIMIT', offset, limit]
-    const chunk = scored(await redis.ask<Buffer[]>('zrangebyscore', range))
+    const chunk = await redis.ask('zrangebyscore', range, scored)
     places.push(...chunk.filter((place) => inOrder(place, from) > 0))
     if (places.length >= limit || chunk.length < limit) return places
   }
 }
 
+/*
+ * Replies to plain commands: what has another form belongs to another command. Where two have the same, a mistake does no harm: what is
+ * in an index is looked at by a script, times are the moment's, and a key is one of a record only if it says so.
+ */
+
+function textOf(reply: Reply): string {
+  if (!Buffer.isBuffer(reply)) throw mismatch()
+  return String(reply)
+}
+
+function textsOf(reply: Reply): string[] {
+  if (!Array.isArray(reply)) throw mismatch()
+  return reply.map(textOf)
+}
+
+function timeOf(reply: Reply): Millis {
+  const [seconds = '', micros = '', ...more] = textsOf(reply)
+  if (more.length > 0 || !/^\d+ \d+$/.test(`${seconds} ${micros}`)) throw mismatch()
+  return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
+}
+
 /** Pairs of a reply WITHSCORES. */
-function scored(reply: Buffer[]): (Place & { readonly id: RecordId })[] {
+function scored(reply: Reply): (Place & { readonly id: RecordId })[] {
+  const texts = textsOf(reply)
+  if (texts.length % 2 !== 0) throw mismatch()
   const pairs = []
-  for (let n = 0; n + 1 < reply.length; n += 2)
-    pairs.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
+  for (let n = 0; n < texts.length; n += 2)
+    pairs.push({ id: texts[n] as RecordId, due: Number(texts[n + 1]) })
   return pairs
 }
 
-/** If the server does not say whether it evicts. */
-const UNTOLD = 'routes with profile strict answer 503'
-const ACCEPT = 'store.acceptRisk: true accepts the risk'
-
-/** `info`: the reply of `INFO`; null if it was denied. */
-export function traitsOf(info: string | null): StoreTraits {
-  if (info === null)
-    return {
-      durable: null,
-      evicts: null,
-      findings: [
-        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
-      ],
-    }
-  const fields = new Map<string, string | undefined>()
-  for (const line of info.split('\r\n')) {
-    const [field = '', value] = line.split(':', 2)
-    fields.set(field, value)
-  }
-  const findings: string[] = []
-  const version = fields.get('redis_version') ?? '?'
-  if (Number.parseInt(version, 10) < 7)
-    findings.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
-  if (fields.get('role') === 'slave')
-    findings.push('The server is a read-only replica: no key can be claimed on it.')
-  if (fields.get('cluster_enabled') === '1')
-    findings.push('The server is a node of a cluster: keys of other nodes are refused with MOVED.')
-  const aof = fields.get('aof_enabled')
-  const durable = aof === '1' ? true : aof === '0' ? false : null
-  if (durable === null) findings.push('INFO does not say whether appendonly is on.')
-  if (durable === false)
-    findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
-  const policy = fields.get('maxmemory_policy') || null
-  const evicts = policy === null ? null : policy !== 'noeviction'
-  if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
-  if (evicts)
-    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may vanish before their time.`)
-  return { durable, evicts, findings }
+function scanned(reply: Reply): [next: string, keys: string[]] {
+  if (!Array.isArray(reply) || reply.length !== 2) throw mismatch()
+  return [textOf(reply[0] as Reply), textsOf(reply[1] as Reply)]
 }
-
-/*
- * The layout of keys, fixed for good: a change would orphan live records.
- *
- *   idempotency:<service>:{xx}:r:<id>   the record, a string that expires at dropAt
- *   idempotency:<service>:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
- *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
- *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
- *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
- *
- * <service> has letters, digits, `_`, `.` and `-`: it can neither end early nor be a pattern. xx is the first byte of the id in hex.
- * What belongs to an id shares that hash tag, so all of it lives in one slot.
- */
-const SHARDS = 256
-/** SHA-256 in base64url. */
-const ID_LENGTH = 43
-
-export class RedisKeys {
-  /** Every shard's index of unresolved records. */
-  readonly indexes: readonly string[]
-  /** Matches every record. */
-  readonly glob: string
-  readonly #shards: readonly string[]
-
-  constructor(service: string) {
-    const own = `idempotency:${service}:`
-    this.#shards = Array.from({ length: SHARDS }, (_, n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
-    this.indexes = this.#shards.map((shard) => `${shard}u`)
-    this.glob = `${own}*:r:*`
-  }
-
-  record(id: RecordId): string {
-    return `${this.#shardOf(id)}r:${id}`
-  }
-
-  history(id: RecordId): string {
-    return `${this.#shardOf(id)}h:${id}`
-  }
-
-  channel(id: RecordId): string {
-    return `${this.#shardOf(id)}c:${id}`
-  }
-
-  bucket(bucket: string): string {
-    return `${this.#shardOf(bucket)}n:${bucket}`
-  }
-
-  index(id: RecordId): string {
-    return `${this.#shardOf(id)}u`
-  }
-
-  recordAndIndex(id: RecordId): string[] {
-    return [this.record(id), this.index(id)]
-  }
-
-  /** Matches the records whose id starts so. Base64url has no character that is special in a glob. */
-  globOf(beginning: string): string {
-    return `${this.#shardOf(beginning)}r:${beginning}*`
-  }
-
-  /** Null: not the key of a record. */
-  idOf(key: string): RecordId | null {
-    const id = key.slice(-ID_LENGTH)
-    return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
-  }
-
-  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
-  #shardOf(id: string): string {
-    return this.#shards[(DIGITS.indexOf(id.charAt(0)) << 2) | (DIGITS.indexOf(id.charAt(1)) >> 4)] as string
-  }
-}
-
-const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'

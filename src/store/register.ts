@@ -1,5 +1,6 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
+import type { Soon } from '../runtime/scheduling.ts'
 
 /**
  * A compare-and-set register with expiry. It holds the bytes of {@link file://./codec.ts}, of which it reads and stamps only
@@ -8,28 +9,26 @@ import type { Millis, RecordId, Spans, State } from '../core/record.ts'
  * Every operation is atomic and runs on the store's own clock, which it returns as `now`. A record whose `dropAt` has come
  * does not exist. Records in state `in_progress` or `unknown` are indexed by `due` in the same step.
  *
+ * Bytes that an operation is given are the store's from then on: it may take their memory, so that they are empty afterwards.
+ *
  * Errors: {@link StoreUnavailable} if the store cannot be reached or does not answer in time, {@link StoreFull} if it has
- * no room (nothing unexpired is ever evicted).
+ * no room (nothing unexpired is ever evicted), {@link InGrace} where nothing may be handed out yet. They come as rejections, also where the answer would come at once.
  */
 export interface Register {
-  /** Metric label: `memory`, `sqlite`, `redis`. */
+  /** Metric label: `memory`, `sqlite`, `redis`, `postgres`, `dynamodb`. */
   readonly name: string
   /**
    * Writes `bytes` if the id is free, otherwise returns the record that is there. Stamps: version and updatedAt = now, fence
-   * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn.
+   * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn. In a grace `entry` decides;
+   * left out, it is a `claim`.
    */
-  put(id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply>
+  put(id: RecordId, bytes: Buffer, spans: Spans, entry?: Entry): Soon<PutReply>
   /**
    * Replaces the record if `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or + 1
-   * (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}.
+   * (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}. `nextFence` hands the record out for
+   * execution, which a grace refuses.
    */
-  swap(
-    id: RecordId,
-    condition: Condition,
-    bytes: Buffer,
-    spans: Spans,
-    nextFence: boolean,
-  ): Promise<SwapReply>
+  swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Soon<SwapReply>
   get(id: RecordId): Promise<GetReply>
   /**
    * Extends leases: of records that are `in_progress` under that token, and of those that are `unknown` under it only because
@@ -84,6 +83,12 @@ export interface Store extends Register, Watching {
   close(): Promise<void>
 }
 
+/**
+ * What a put is in the grace after a failover (contract §9). `claim`: the key may have been claimed and lost, so it is refused; `fresh`:
+ * the key was made after the failover; `again`: the record was there before, or may have been.
+ */
+export type Entry = 'claim' | 'fresh' | 'again'
+
 export type Condition =
   | { readonly version: number }
   | { readonly token: Buffer; readonly states: readonly State[] }
@@ -116,6 +121,13 @@ export interface Page {
   /** Null: this is the last page. */
   readonly next: string | null
 }
+/** The store is another than before, or has lost its data. */
+export interface NewEpoch {
+  /** How long nothing is handed out yet. */
+  readonly left: Millis
+  /** Whether the record may be lost, or be what it was before. */
+  readonly concerns: (id: RecordId) => boolean
+}
 /** What happened to a record, `count` times in a row. Times are given as how long ago, so that any clock will do. */
 export interface Note {
   /** Without blanks. If the newest note has the same tag, the two become one. */
@@ -135,8 +147,18 @@ export interface StoreTraits {
   readonly durable: boolean | null
   /** The store may drop unexpired records when memory runs out. Null: unknown. */
   readonly evicts: boolean | null
-  /** For people, one sentence each. */
+  /** For people, one sentence: how the loss of one server takes acknowledged claims along, where no grace covers it. Null: it does not. */
+  readonly forgets: string | null
+  /** It says which process it is, so a failover is noticed, and a grace can begin. */
+  readonly hasIdentity: boolean
+  /** For people, one sentence each: what else is wrong. */
   readonly findings: readonly string[]
+  /** For people: which servers share the work, and how, where there are several. */
+  readonly topology?: string
+  /** For people: what claims wait for, and how many replicas there are. */
+  readonly replication?: string
+  /** For people: how much room the records take, and how much there is. */
+  readonly room?: string
 }
 
 /** The store cannot be reached, or did not answer in time. */
@@ -150,6 +172,17 @@ export class StoreUnavailable extends Error {
   }
 }
 
+/** Part of the store answers: whoever asks for other records, or only reads, is served. */
+export class PartlyUnavailable extends StoreUnavailable {}
+
+/** The claim is in the store, but not where `store.wait` wants it: it must not be executed, and is withdrawn. */
+export class Unreplicated extends StoreUnavailable {
+  override readonly name = 'Unreplicated'
+  constructor(message: string) {
+    super(message, true)
+  }
+}
+
 /** The store answers but refuses to write (full, read-only). Nothing was applied. */
 export class StoreFull extends StoreUnavailable {
   override readonly name = 'StoreFull'
@@ -158,9 +191,55 @@ export class StoreFull extends StoreUnavailable {
   }
 }
 
+/** The store answers, and does not do this now. Nothing was applied. */
+export abstract class Declined extends StoreUnavailable {
+  constructor(message: string) {
+    super(message, false)
+  }
+}
+
+/** Somebody else has the record locked. */
+export class RecordLocked extends Declined {
+  override readonly name = 'RecordLocked'
+}
+
+/** The store may have lost claims a moment ago: until their owners have had the time to write them again it hands nothing out. */
+export class InGrace extends Declined {
+  override readonly name = 'InGrace'
+  /** The store's clock. */
+  readonly now: Millis
+  /** When the store was first seen as what it is since. */
+  readonly since: Millis
+  readonly left: Millis
+  constructor(now: Millis, since: Millis, left: Millis) {
+    super(`the store may have lost claims: nothing new is claimed for another ${left} ms (store.grace)`)
+    this.now = now
+    this.since = since
+    this.left = left
+  }
+}
+
+/** This replica may not claim now: which phase of a migration the others are in is not known. Nothing is executed on it. */
+export class OutOfPhase extends StoreUnavailable {
+  override readonly name = 'OutOfPhase'
+}
+
 /** A stored record that this version cannot read: never executed, never overwritten (contract §2). */
 export class CorruptRecord extends Error {
   override readonly name = 'CorruptRecord'
+}
+
+/** `unknown_key`: it was sealed with a key that this process does not have; `altered`: it is not what was sealed. */
+export const SEAL_ERRORS = ['unknown_key', 'altered'] as const
+export type SealError = (typeof SEAL_ERRORS)[number]
+
+/** A sealed record that does not open. */
+export class SealedRecord extends CorruptRecord {
+  readonly reason: SealError
+  constructor(reason: SealError, message: string) {
+    super(message)
+    this.reason = reason
+  }
 }
 
 /** Where a record stands among the unresolved ones, which are ordered by `due`, then by id. */

@@ -3,7 +3,7 @@ import { type FileHandle, mkdir, open, readdir, readFile, rename, unlink } from 
 import { join } from 'node:path'
 import { lockFile } from '../runtime/file-lock.ts'
 
-/** Of a full spool: few files, and little stays on disk that is no longer needed. */
+/** Segment size: few files when the spool is full, and little on disk that is no longer needed. */
 const SEGMENTS = 16
 /** It holds responses. */
 const DIRECTORY_MODE = 0o700
@@ -13,7 +13,7 @@ const LOCK = 'spool.lock'
 /** Reports to the operator; must not throw. */
 export type Say = (message: string, detail: Readonly<Record<string, unknown>>) => void
 
-/** `kept`: on disk, whatever happens to this process and this machine, or no longer needed. Otherwise why it is not. */
+/** `kept`: on disk, safe from a crash of process or machine, or no longer needed. Otherwise the reason why not. */
 export type Kept = 'kept' | Error
 
 /** A payload in the spool, or on its way there. */
@@ -29,18 +29,18 @@ export interface Found {
 
 export interface SpoolOptions {
   readonly directory: string
-  /** Bytes of all segments together. */
+  /** Total bytes of all segments. */
   readonly maxBytes: number
   readonly say: Say
 }
 
 interface Segment extends SegmentName {
   bytes: number
-  /** Numbers of the entries that nobody has dropped. */
+  /** Numbers of the entries not yet dropped. */
   readonly live: Set<number>
-  /** Segments whose entries its tombstones take back: it outlives them. */
+  /** Segments whose entries its tombstones revoke: it must outlive them. */
   readonly buries: Set<Segment>
-  /** Part of it could not be read: in the end it is kept aside, not removed. */
+  /** Part of it could not be read: in the end it is set aside, not deleted. */
   damaged: boolean
 }
 
@@ -62,16 +62,16 @@ interface Open {
   readonly handle: FileHandle
 }
 
-/** An entry to take back, and the segment that holds it. */
+/** An entry to revoke, and the segment that holds it. */
 interface Drop {
   readonly number: number
   readonly of: Segment
 }
 
 /**
- * Payloads on disk until they are dropped: append-only segments in a directory that one process uses at a time. What arrives
- * while the disk is busy is written and synced together. A segment is removed when nothing in it is needed any more; a
- * directory without segments means that nothing is left. Why it is a log: docs/adr/0014.
+ * Keeps payloads on disk until they are dropped: append-only segments in a directory used by one process at a time. Payloads that arrive
+ * while the disk is busy are written and synced together. A segment is deleted when nothing in it is needed any more; an empty directory
+ * means that nothing is left. For why it is a log, see docs/adr/0014.
  */
 export class Spool {
   readonly #directory: string
@@ -80,14 +80,14 @@ export class Spool {
   readonly #unlock: () => void
   /** Oldest first. */
   #segments: Segment[] = []
-  /** The newest segment, while it takes more. */
+  /** The newest segment, while it accepts more. */
   #open: Open | null = null
   #number = 0
-  /** Of segments, and of what waits to be written. */
+  /** Bytes of segments and of waiting writes. */
   #bytes = 0
   #appends: Append[] = []
   #drops: Item[] = []
-  /** Tombstones that the disk did not take: they go with the next write, or at the end. */
+  /** Tombstones that could not be written: they go with the next write, or at the end. */
   #owed: readonly Drop[] = []
   #writing: Promise<void> | null = null
   #closing: Promise<void> | null = null
@@ -124,7 +124,7 @@ export class Spool {
     }
   }
 
-  /** Bytes that it can still take. */
+  /** Bytes left. */
   get room(): number {
     return Math.max(0, this.#maxBytes - this.#bytes)
   }
@@ -141,7 +141,7 @@ export class Spool {
     return item
   }
 
-  /** The entry is no longer needed. If it is found again after a crash, it must do no harm. */
+  /** Drops an entry that is no longer needed. If a crash brings it back, it must do no harm. */
   drop(entry: Entry): void {
     const item = entry as Item
     if (this.#closing !== null || item.dropped) return
@@ -150,7 +150,7 @@ export class Spool {
     this.#writing ??= this.#work()
   }
 
-  /** Resolves when everything asked for is done. */
+  /** Resolves when everything requested is done. */
   close(): Promise<void> {
     this.#closing ??= this.#end()
     return this.#closing
@@ -172,7 +172,7 @@ export class Spool {
       const drops = this.#drops
       this.#appends = []
       this.#drops = []
-      // What was dropped before it was written never gets there.
+      // An entry dropped before it was written is never written.
       for (const { payload, settle } of appends.filter(({ item }) => item.dropped)) {
         this.#bytes -= frameBytes(payload.length)
         settle('kept')
@@ -229,7 +229,7 @@ export class Spool {
     }
   }
 
-  /** The segment that takes what comes next. Its name is on disk before anything in it counts as kept. */
+  /** The segment for the next entries. Its name is on disk before anything in it counts as kept. */
   async #newest(): Promise<Open> {
     if (this.#open !== null && this.#open.segment.bytes < this.#maxBytes / SEGMENTS) return this.#open
     await this.#seal()
@@ -247,7 +247,7 @@ export class Spool {
     return this.#open
   }
 
-  /** After a failed write: the segment takes no more. True: nothing of that write is left in it. */
+  /** After a failed write: closes the segment. True: nothing of that write is left in it. */
   async #takeBack({ segment, handle }: Open): Promise<boolean> {
     const taken = await handle.truncate(segment.bytes).then(
       () => true,
@@ -260,11 +260,11 @@ export class Spool {
   async #seal(): Promise<void> {
     const open = this.#open
     this.#open = null
-    // What counts as kept has been synced.
+    // Everything that counts as kept has been synced.
     await open?.handle.close().catch(() => {})
   }
 
-  /** Removes the segments that are no longer needed, oldest first: a tombstone outlives what it takes back. */
+  /** Deletes segments that are no longer needed, oldest first: a tombstone must outlive the entry it revokes. */
   async #collect(): Promise<void> {
     for (const segment of this.#segments) {
       if (segment.live.size > 0) continue
@@ -293,7 +293,7 @@ export class Spool {
   }
 }
 
-/** An entry that is in no segment. */
+/** An entry in no segment. */
 function refused(why: string): Item {
   return { number: 0, done: Promise.resolve(new Error(why)), segment: null, dropped: true }
 }
@@ -380,10 +380,10 @@ const PAYLOAD_AT = DIGEST_AT + DIGEST_BYTES
 const MARKER_BYTES = 8
 
 const KIND_ENTRY = 1
-/** Takes back the entry of the same number; its payload is the marker of the segment that holds that entry. */
+/** Revokes the entry with the same number; its payload is the marker of that entry's segment. */
 const KIND_TOMBSTONE = 2
 
-/** Segments are ordered by number. The marker keeps files of several spools apart that were put into one directory. */
+/** Segments are ordered by number. The marker distinguishes files of different spools in one directory. */
 const NAME = /^spool-v1-(\d{8,})-([0-9a-f]{16})$/
 const DAMAGED = '.damaged'
 
@@ -393,7 +393,7 @@ interface SegmentName {
   readonly marker: Buffer
 }
 
-/** Bytes that a payload takes in a file. */
+/** Bytes that a payload occupies in a file. */
 export function frameBytes(payload: number): number {
   return PAYLOAD_AT + payload
 }
@@ -409,7 +409,7 @@ export function parseSegmentName(name: string): SegmentName | null {
   return number === '' ? null : { name, number: Number(number), marker: Buffer.from(marker, 'hex') }
 }
 
-/** What a segment is renamed to once only its unreadable part is still of use. */
+/** Name of a segment of which only the unreadable part is still of use. */
 export function damagedName(name: string): string {
   return `${name}${DAMAGED}`
 }
@@ -422,7 +422,7 @@ export function entryFrame(marker: Buffer, number: number, payload: Buffer): Buf
   return frame(marker, KIND_ENTRY, number, payload)
 }
 
-/** Takes back the entry `number` of the segment `of`. */
+/** Revokes entry `number` of segment `of`. */
 function tombstoneFrame(marker: Buffer, number: number, of: Buffer): Buffer {
   return frame(marker, KIND_TOMBSTONE, number, of)
 }
@@ -446,7 +446,7 @@ function digestOf(bytes: Buffer): Buffer {
 export type Piece =
   | { readonly kind: 'entry'; readonly number: number; readonly payload: Buffer }
   | { readonly kind: 'tombstone'; readonly number: number; readonly of: Buffer }
-  /** A write that was cut off, or damage. `blank`: only zeros, as a system crash leaves them. */
+  /** An incomplete write, or damage. `blank`: only zeros, as a system crash leaves them. */
   | { readonly kind: 'unreadable'; readonly at: number; readonly bytes: number; readonly blank: boolean }
 
 /** The contents of a segment, in order. Payloads are views of `bytes`. */

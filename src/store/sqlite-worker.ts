@@ -1,129 +1,58 @@
-import { DatabaseSync } from 'node:sqlite'
+import { hash } from 'node:crypto'
+import type { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
-import type { Millis, RecordId } from '../core/record.ts'
-import { isUnresolved, mayRenew, meets, prolongLease, readStamps, stampCopy } from './codec.ts'
-import { type Bucket, drawFromBucket, fullAt } from './gcra.ts'
-import { noted } from './history.ts'
-import type { Place } from './register.ts'
+import type { Millis, RecordId, State } from '../core/record.ts'
+import { readU48 } from './binary.ts'
 import {
-  BUSY,
-  codeOf,
-  failureOf,
-  type Message,
+  isUnresolved,
+  mayRenew,
+  meets,
+  nextStamps,
+  PREFIX,
+  prolongLease,
+  readStamps,
+  type Stamps,
+  stamp,
+} from './codec.ts'
+import { type Condition, inOrder, type Place } from './register.ts'
+import { type Bucket, drawFromBucket, fullAt, noted } from './side-ports.ts'
+import { failureOf, type Message, type WorkerOptions } from './sqlite.ts'
+import { openPatiently } from './sqlite-file.ts'
+import { Journal } from './sqlite-journal.ts'
+import {
+  type Asked,
   type Operations,
-  type Reply,
+  packResults,
   type Request,
-  type WorkerOptions,
-} from './sqlite.ts'
+  unpackRequests,
+  type Written,
+} from './sqlite-messages.ts'
 
 /* Runs SQLite off the event loop. Operations that arrive together are one transaction with one fsync, and are answered after it. */
 
-/** `PRAGMA user_version` of the file. */
-const SCHEMA = 2
-/** Bounds how long a batch holds the lock that other processes wait for. */
+/** Limits how long a batch holds the lock that other processes wait for. */
 const BATCH = 256
+/**
+ * After this many records (eight thousand first executions) or bytes, the journal is moved to the table: the more at once, the more of them
+ * share a page of its index.
+ */
+const JOURNAL_ENTRIES = 16_000
+const JOURNAL_BYTES = 8 * 1024 * 1024
+/** Records per transaction of a move, some milliseconds: other operations wait no longer than that, unless they pile up. */
+const SLICE = 500
+/** Of an id in {@link keysOf}. */
+const KEY_CHARACTERS = 5
 const PRUNE_EVERY: Millis = 1000
-/** Bounds how long pruning delays operations. */
+/** Limits how long pruning delays operations. */
 const PRUNE_ROWS = 500
-/** Opening competes with other processes for locks that SQLite does not wait for (switching to WAL). */
-const OPEN_TRIES = 50
-const OPEN_PAUSE: Millis = 20
+/** After this long, another service's processes would have removed its expired records, if there were any. */
+const OTHERS_AFTER: Millis = 60_000
 
 const port = parentPort as NonNullable<typeof parentPort>
 const options = workerData as WorkerOptions
 
-/** A rowid table: rows with large blobs are slow inside the b-tree of a WITHOUT ROWID one. */
-const CREATE = `
-  CREATE TABLE records (
-    service TEXT NOT NULL,
-    id TEXT NOT NULL,
-    unresolved INTEGER NOT NULL,
-    due INTEGER NOT NULL,
-    drop_at INTEGER NOT NULL,
-    bytes BLOB NOT NULL,
-    PRIMARY KEY (service, id)
-  ) STRICT;
-  CREATE INDEX records_unresolved ON records (service, due) WHERE unresolved = 1;
-  CREATE INDEX records_drop_at ON records (drop_at);
-  PRAGMA user_version = ${SCHEMA};
-`
-/** Added later under the same schema version: an earlier release does without it and can still use the file. */
-const CREATE_BUCKETS = `
-  CREATE TABLE IF NOT EXISTS buckets (
-    service TEXT NOT NULL,
-    id TEXT NOT NULL,
-    at INTEGER NOT NULL,
-    debt INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    full_at INTEGER NOT NULL,
-    PRIMARY KEY (service, id)
-  ) STRICT, WITHOUT ROWID;
-  CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
-`
-/** Likewise. `created_at` says which record under that id; the trigger lives in the file, so earlier releases clean up, too. */
-const CREATE_NOTES = `
-  CREATE TABLE IF NOT EXISTS notes (
-    service TEXT NOT NULL,
-    id TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    lines TEXT NOT NULL,
-    PRIMARY KEY (service, id)
-  ) STRICT, WITHOUT ROWID;
-  CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
-    BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
-`
 /** Operations that need no write lock. */
 const READS: readonly (keyof Operations)[] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
-
-function open(): DatabaseSync {
-  const db = new DatabaseSync(options.file, { timeout: options.busyMs })
-  try {
-    refuseForeign(db)
-    db.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE')
-    const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
-    if (version > SCHEMA)
-      throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
-    if (version > 0 && version < SCHEMA)
-      throw new Error(
-        'its records were made before records belonged to a service, and none would be found: move the file away',
-      )
-    if (version === 0) db.exec(CREATE)
-    db.exec(CREATE_BUCKETS)
-    db.exec(CREATE_NOTES)
-    db.exec('COMMIT')
-    if (options.maxPages > 0) db.exec(`PRAGMA max_page_count = ${options.maxPages}`)
-    return db
-  } catch (error) {
-    db.close()
-    throw error
-  }
-}
-
-/** A mistyped path must not turn somebody else's database into a store; even a command that only reads would. */
-function refuseForeign(db: DatabaseSync): void {
-  const { version, objects, records } = db
-    .prepare(
-      `SELECT (SELECT user_version FROM pragma_user_version) AS version, count(*) AS objects,
-       count(*) FILTER (WHERE type = 'table' AND name = 'records') AS records FROM sqlite_schema`,
-    )
-    .get() as { version: number; objects: number; records: number }
-  const foreign = version === 0 ? objects > 0 : version <= SCHEMA && records === 0
-  if (foreign) throw new Error('it is the database of another program')
-}
-
-function openPatiently(): DatabaseSync {
-  let left = OPEN_TRIES
-  while (left > 0) {
-    try {
-      return open()
-    } catch (error) {
-      if (codeOf(error) !== BUSY) throw error
-    }
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, OPEN_PAUSE)
-    left--
-  }
-  return open()
-}
 
 function now(): Millis {
   return Date.now() + (options.skew[0] as number)
@@ -131,24 +60,37 @@ function now(): Millis {
 
 function serve(db: DatabaseSync): void {
   const { service } = options
-  const select = db.prepare('SELECT bytes FROM records WHERE service = ? AND id = ? AND drop_at > ?')
-  const upsert = db.prepare(
-    `INSERT INTO records (service, id, unresolved, due, drop_at, bytes) VALUES (?, ?, ?, ?, ?, ?)
-     ON CONFLICT (service, id) DO UPDATE SET
-       unresolved = excluded.unresolved, due = excluded.due, drop_at = excluded.drop_at, bytes = excluded.bytes`,
+  const journal = new Journal(db, service)
+  const keyOf = keysOf(service)
+  const begin = db.prepare('BEGIN')
+  const beginImmediate = db.prepare('BEGIN IMMEDIATE')
+  const commit = db.prepare('COMMIT')
+  const select = db.prepare(
+    'SELECT bytes FROM records WHERE key = ? AND service = ? AND id = ? AND drop_at > ?',
   )
-  const erase = db.prepare('DELETE FROM records WHERE service = ? AND id = ?')
+  select.setReturnArrays(true)
+  const insert = db.prepare(
+    'INSERT INTO records (unresolved, due, drop_at, bytes, key, service, id) VALUES (?, ?, ?, ?, ?, ?, ?)',
+  )
+  const update = db.prepare(
+    'UPDATE records SET unresolved = ?, due = ?, drop_at = ?, bytes = ? WHERE key = ? AND service = ? AND id = ?',
+  )
+  const isThere = db.prepare('SELECT 1 FROM records WHERE key = ? LIMIT 1')
+  const erase = db.prepare('DELETE FROM records WHERE key = ? AND service = ? AND id = ?')
   const overdue = db.prepare(
-    `SELECT id FROM records WHERE service = ? AND unresolved = 1 AND due <= ? AND drop_at > ?
-     ORDER BY due LIMIT ?`,
+    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND due <= ? AND drop_at > ?
+     ORDER BY due, id LIMIT ?`,
   )
-  // Expired records of other services go, too: their processes need not be running.
+  // Not records that are in the journal again: their history would be removed, too. Expired records of other services are removed as well:
+  // their processes need not be running.
+  db.function('in_journal', (id) => (journal.has(id as string) ? 1 : 0))
   const prune = db.prepare(
-    'DELETE FROM records WHERE rowid IN (SELECT rowid FROM records WHERE drop_at <= ? LIMIT ?)',
+    `DELETE FROM records WHERE rowid IN (SELECT rowid FROM records WHERE drop_at <= ?
+     AND CASE service WHEN ? THEN NOT in_journal(id) ELSE drop_at <= ? END LIMIT ?)`,
   )
   const selectIds = db.prepare(
-    `SELECT id FROM records WHERE service = ? AND id > ? AND id >= ? AND id < ? AND drop_at > ?
-     ORDER BY id LIMIT ?`,
+    `SELECT due, id FROM records WHERE key BETWEEN ? AND ? AND service = ? AND id > ? AND id >= ? AND id < ? AND drop_at > ?
+     ORDER BY key, id LIMIT ?`,
   )
   const selectPlaces = db.prepare(
     `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND (due, id) > (?, ?) AND drop_at > ?
@@ -158,6 +100,7 @@ function serve(db: DatabaseSync): void {
   const keepNotes = db.prepare(
     'INSERT OR REPLACE INTO notes (service, id, created_at, lines) VALUES (?, ?, ?, ?)',
   )
+  const eraseNotes = db.prepare('DELETE FROM notes WHERE service = ? AND id = ?')
   const selectBucket = db.prepare('SELECT at, debt, count FROM buckets WHERE service = ? AND id = ?')
   const keepBucket = db.prepare(
     'INSERT OR REPLACE INTO buckets (service, id, at, debt, count, full_at) VALUES (?, ?, ?, ?, ?, ?)',
@@ -168,16 +111,52 @@ function serve(db: DatabaseSync): void {
      (SELECT service, id FROM buckets WHERE full_at <= ? LIMIT ?)`,
   )
 
+  /** As {@link Journal.get} gives it. */
   function read(id: string, at: Millis): Buffer | null {
-    const row = select.get(service, id, at) as { bytes: Uint8Array } | undefined
-    return row === undefined ? null : view(row.bytes)
+    const newest = journal.get(id)
+    if (newest !== undefined) return readU48(newest, PREFIX.dropAt) > at ? newest : null
+    const key = keyOf(id)
+    if (isThere.get(key) === undefined) return null
+    const found = select.get(key, service, id, at) as unknown as [bytes: Uint8Array] | undefined
+    return found === undefined ? null : view(found[0])
   }
 
-  function write(id: string, written: ReturnType<typeof prolongLease>): void {
-    upsert.run(service, id, isUnresolved(written.bytes) ? 1 : 0, written.due, written.dropAt, written.bytes)
+  function write(id: string, bytes: Buffer, stamps: Stamps): void {
+    if (journal.set(id, bytes)) return
+    journal.remove(id)
+    keep(id, bytes, stamps)
   }
 
-  /** Of this record, not of an earlier one under the same id. */
+  /** In the table. A lookup first, rather than a unique index: an index of short numbers is a quarter of the size. */
+  function keep(id: string, bytes: Buffer, { due, dropAt }: Pick<Stamps, 'due' | 'dropAt'>): void {
+    const key = keyOf(id)
+    const row = [isUnresolved(bytes) ? 1 : 0, due, dropAt, bytes, key, service, id] as const
+    if (isThere.get(key) === undefined || update.run(...row).changes === 0) insert.run(...row)
+  }
+
+  /** The first places, in order, among those found in the table by `rows` and those in the journal that are `wanted`. */
+  function placesOf(
+    rows: (limit: number) => Iterable<unknown>,
+    mayBe: (bytes: Buffer) => boolean,
+    wanted: (place: Place) => boolean,
+    order: (a: Place, b: Place) => number,
+    limit: number,
+  ): Place[] {
+    const at = now()
+    const places: Place[] = []
+    for (const place of rows(limit + journal.size) as Iterable<Place>) {
+      if (!journal.has(place.id)) places.push(place)
+      if (places.length === limit) break
+    }
+    for (const [slot, bytes] of journal) {
+      if (!mayBe(bytes)) continue
+      const place = { due: readU48(bytes, PREFIX.due), id: journal.idIn(slot) }
+      if (wanted(place) && readU48(bytes, PREFIX.dropAt) > at) places.push(place)
+    }
+    return places.sort(order).slice(0, limit)
+  }
+
+  /** The history of this record, not of an earlier one under the same id. */
   function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
     const there = read(id, at)
     if (there === null) return null
@@ -187,53 +166,82 @@ function serve(db: DatabaseSync): void {
   }
 
   const operations: Operations = {
-    put(id, bytes, spans) {
+    put(id, given, dueIn, dropIn) {
       const at = now()
       const there = read(id, at)
-      if (there !== null) return { done: false, now: at, bytes: there }
-      const written = stampCopy(view(bytes), null, at, spans, false)
-      write(id, written)
-      return { done: true, now: at, stamp: written.stamp }
+      if (there !== null) return [at, separate(there)]
+      // A copy: if the transaction fails and it is stamped twice, it would keep the first try's instant.
+      const bytes = Buffer.from(given)
+      const stamps = nextStamps(bytes, null, at, { dueIn, dropIn }, false)
+      stamp(bytes, stamps)
+      write(id, bytes, stamps)
+      return written(at, stamps)
     },
-    swap(id, condition, bytes, spans, nextFence) {
+    swap(id, bytes, dueIn, dropIn, nextFence, token, of) {
       const at = now()
       const there = read(id, at)
-      const holds = 'token' in condition ? { ...condition, token: view(condition.token) } : condition
-      if (there === null || !meets(there, holds)) return { done: false, now: at, bytes: there }
-      const written = stampCopy(view(bytes), there, at, spans, nextFence)
-      write(id, written)
-      return { done: true, now: at, stamp: written.stamp }
+      if (there === null) return [at, null]
+      if (!meets(there, conditionOf(token, of))) return [at, separate(there)]
+      const stamps = nextStamps(bytes, readStamps(there), at, { dueIn, dropIn }, nextFence)
+      stamp(bytes, stamps)
+      write(id, bytes, stamps)
+      return written(at, stamps)
     },
     get(id) {
       const at = now()
-      return { now: at, bytes: read(id, at) }
+      const there = read(id, at)
+      return [at, there && separate(there)]
     },
     renew(items) {
       const at = now()
       return items.map(({ id, token, ...spans }) => {
         const there = read(id, at)
-        if (there === null || !mayRenew(there, view(token))) return false
-        write(id, prolongLease(there, at, spans))
+        if (there === null || !mayRenew(there, bytesOf(token))) return false
+        const bytes = Buffer.from(there)
+        write(id, bytes, prolongLease(bytes, at, spans))
         return true
       })
     },
     due(limit) {
       const at = now()
-      return overdue.all(service, at, at, limit).map((row) => row['id'] as RecordId)
+      const places = placesOf(
+        (most) => overdue.iterate(service, at, at, most),
+        isUnresolved,
+        ({ due }) => due <= at,
+        inOrder,
+        limit,
+      )
+      return places.map(({ id }) => id as RecordId)
     },
     remove(id, version) {
       const there = read(id, now())
       if (there === null || !meets(there, { version })) return false
-      erase.run(service, id)
+      journal.remove(id)
+      erase.run(keyOf(id), service, id)
+      eraseNotes.run(service, id)
       return true
     },
     list(beginning, after, limit) {
       // No character of an id sorts after ~.
-      const rows = selectIds.all(service, after, beginning, `${beginning}~`, now(), limit)
-      return rows.map((row) => row['id'] as RecordId)
+      const end = `${beginning}~`
+      const from = keyOf(after > beginning ? after : beginning)
+      const places = placesOf(
+        (most) => selectIds.iterate(from, keyOf(end, '~'), service, after, beginning, end, now(), most),
+        () => true,
+        ({ id }) => id > after && id >= beginning && id < end,
+        (a, b) => (a.id < b.id ? -1 : 1),
+        limit,
+      )
+      return places.map(({ id }) => id as RecordId)
     },
     unresolved: (after, limit) =>
-      selectPlaces.all(service, after.due, after.id, now(), limit) as unknown as Place[],
+      placesOf(
+        (most) => selectPlaces.iterate(service, after.due, after.id, now(), most),
+        isUnresolved,
+        (place) => inOrder(place, after) > 0,
+        inOrder,
+        limit,
+      ),
     note(id, notes) {
       const at = now()
       const history = historyOf(id, at)
@@ -253,56 +261,206 @@ function serve(db: DatabaseSync): void {
     ping: now,
   }
 
-  function perform({ op, args }: Request): unknown {
+  function perform(request: Request): unknown {
+    // Without intermediate lists: every request has these two.
+    if (request[0] === 'put') return operations.put(request[1], request[2], request[3], request[4])
+    if (request[0] === 'swap') {
+      const [, id, bytes, dueIn, dropIn, nextFence, token, of] = request
+      return operations.swap(id, bytes, dueIn, dropIn, nextFence, token, of)
+    }
+    const [op, ...args] = request
     return (operations[op] as (...args: readonly unknown[]) => unknown)(...args)
   }
 
-  /** Runs a batch in one transaction. If an operation fails, each is tried alone, so that it fails no other. */
-  function transact(batch: readonly Request[]): Reply[] {
-    const writes = batch.some(({ op }) => !READS.includes(op))
+  /** Runs a batch in one transaction. If an operation fails, each is retried alone, so that it fails no other. */
+  function transact(batch: readonly Request[]): unknown[] {
+    const writes = batch.some(([op]) => !READS.includes(op))
     let began = false
     let committing = false
     try {
-      db.exec(writes ? 'BEGIN IMMEDIATE' : 'BEGIN')
+      ;(writes ? beginImmediate : begin).run()
       began = true
-      const replies = batch.map((request) => ({ seq: request.seq, result: perform(request) }))
+      journal.refresh()
+      const results = batch.map(perform)
+      journal.write()
       committing = true
-      db.exec('COMMIT')
-      return replies
+      commit.run()
+      return results
     } catch (error) {
-      if (db.isTransaction) db.exec('ROLLBACK')
+      if (began) abandon()
       const failure = failureOf(error, committing)
       if (began && batch.length > 1 && !failure.maybeApplied) return batch.flatMap((one) => transact([one]))
-      return batch.map(({ seq }) => ({ seq, failure }))
+      return batch.map(() => failure)
     }
+  }
+
+  function abandon(): void {
+    if (db.isTransaction) db.exec('ROLLBACK')
+    journal.rollback()
+  }
+
+  /** Copies records from the journal to the table; expired ones are dropped, and counted. */
+  function settleDown(records: Iterable<readonly [id: string, bytes: Buffer]>): number {
+    const at = now()
+    let expired = 0
+    for (const [id, bytes] of records) {
+      const [due, dropAt] = [readU48(bytes, PREFIX.due), readU48(bytes, PREFIX.dropAt)]
+      if (dropAt > at) keep(id, bytes, { due, dropAt })
+      else {
+        erase.run(keyOf(id), service, id)
+        eraseNotes.run(service, id)
+        expired++
+      }
+    }
+    return expired
+  }
+
+  /** One transaction that removes something; returns the number of records. Null: it failed, and changed nothing. */
+  function removing(some: () => number): number | null {
+    let began = false
+    let removed: number
+    try {
+      beginImmediate.run()
+      began = true
+      journal.refresh()
+      removed = some()
+      commit.run()
+    } catch {
+      // Operations report what is wrong.
+      if (began) abandon()
+      return null
+    }
+    if (removed > 0) post({ pruned: removed })
+    return removed
+  }
+
+  /** Moves something from the journal to the table. False: nothing was changed, and nothing more is tried before the next sweep. */
+  function moving(some: () => number): boolean {
+    mayMove = removing(some) !== null
+    return mayMove
+  }
+
+  /** All of it at once. */
+  function empty(): void {
+    if (journal.entries > 0) moving(() => settleDown(journal.take()))
+  }
+
+  /**
+   * Starts moving the whole journal in slices, with time for other operations in between. The journal keeps everything until the end; then
+   * only what has changed meanwhile stays in it.
+   */
+  function move(): void {
+    const slots = journal.slots()
+    /** Entry numbers of what was copied, by slot. */
+    const places = new Float64Array(1 + slots.reduce((most, slot) => Math.max(most, slot), 0))
+    let next = 0
+    let seen = journal.entries
+    const slice = (): number => {
+      // Twice what arrived since the last slice, or the journal would grow for as long as a flood lasts.
+      const most = Math.max(SLICE, 2 * (journal.entries - seen))
+      seen = journal.entries
+      if (next >= slots.length) journal.drop(places)
+      const records: [id: string, bytes: Buffer][] = []
+      for (const slot of slots.slice(next, next + most)) {
+        const record = journal.at(slot)
+        if (record === null) continue
+        places[slot] = record.place
+        records.push([record.id, record.bytes])
+      }
+      next += most
+      return settleDown(records)
+    }
+    const go = (): void => {
+      const isLast = next >= slots.length
+      step = moving(slice) && !isLast ? setImmediate(go) : undefined
+    }
+    step = setImmediate(go)
   }
 
   function sweep(): void {
-    let most = 0
-    try {
-      const pruned = Number(prune.run(now(), PRUNE_ROWS).changes)
-      if (pruned > 0) post({ pruned })
-      most = Math.max(pruned, Number(pruneBuckets.run(now(), PRUNE_ROWS).changes))
-    } catch {
-      // Tried again next time; operations report what is wrong.
+    let buckets = 0
+    // Also reads the journal: after a start or a failure there may be no operation for long.
+    const pruned = removing(() => {
+      const at = now()
+      buckets = Number(pruneBuckets.run(at, PRUNE_ROWS).changes)
+      return Number(prune.run(at, service, at - OTHERS_AFTER, PRUNE_ROWS).changes)
+    })
+    if (journal.entries > 0 && journal.entries === swept && step === undefined) {
+      if (mayMove) move()
+      // A slice has no room in a full file.
+      else empty()
     }
-    timer = setTimeout(sweep, most === PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
+    mayMove = true
+    swept = journal.entries
+    const isMore = pruned !== null && Math.max(pruned, buckets) === PRUNE_ROWS
+    timer = setTimeout(sweep, isMore ? 0 : PRUNE_EVERY).unref()
   }
 
+  /** Progress of a running move. */
+  let step: NodeJS.Immediate | undefined
+  let mayMove = true
+  /** The journal's contents at the last sweep. If they are unchanged now, nothing that could share a page may come for long. */
+  let swept = 0
   let timer = setTimeout(sweep, PRUNE_EVERY).unref()
-  port.on('message', (first: Request | 'close') => {
-    const batch: Request[] = []
-    let next: { message: Request | 'close' } | undefined = { message: first }
+  port.on('message', (first: Asked | 'close') => {
+    const requests: Request[] = []
+    const memory: ArrayBuffer[] = []
+    let next: { message: Asked | 'close' } | undefined = { message: first }
     for (; next !== undefined && next.message !== 'close'; next = receiveMessageOnPort(port)) {
-      batch.push(next.message)
-      if (batch.length === BATCH) break
+      requests.push(...unpackRequests(next.message))
+      memory.push(next.message.memory, ...next.message.large)
+      if (requests.length >= BATCH) break
     }
-    if (batch.length > 0) post({ replies: transact(batch) })
+    const results: unknown[] = []
+    for (let at = 0; at < requests.length; at += BATCH)
+      results.push(...transact(requests.slice(at, at + BATCH)))
+    if (results.length > 0) port.postMessage(...packResults(results))
+    // Otherwise the bytes stay until garbage collection, which counts objects, and there are few.
+    for (const each of memory) each.transfer(0)
+    if (
+      mayMove &&
+      step === undefined &&
+      (journal.entries >= JOURNAL_ENTRIES || journal.length >= JOURNAL_BYTES)
+    )
+      move()
     if (next?.message !== 'close') return
     clearTimeout(timer)
+    clearImmediate(step)
+    empty()
     db.close()
     port.close()
   })
+}
+
+/**
+ * Computes the numbers of `records_key`: 12 bits of the service, whose records lie together, and the first five characters of the id, in
+ * the order of ids; missing ones are `rest`.
+ */
+function keysOf(service: string): (id: string, rest?: string) => number {
+  const place = Number.parseInt(hash('sha256', service, 'hex').slice(0, 3), 16)
+  return (id, rest = '\0') => {
+    let key = place
+    for (let n = 0; n < KEY_CHARACTERS; n++)
+      key = key * 128 + (n < id.length ? id : rest).charCodeAt(n < id.length ? n : 0)
+    return key
+  }
+}
+
+function written(now: Millis, { version, fence, createdAt }: Stamps): Written {
+  return [now, version, fence, createdAt]
+}
+
+function conditionOf(token: string, of: readonly State[] | number): Condition {
+  return typeof of === 'number' ? { version: of } : { token: bytesOf(token), states: of }
+}
+
+function bytesOf(token: string): Buffer {
+  return Buffer.from(token, 'latin1')
+}
+
+/** Copies bytes for an answer, whose message would otherwise carry the whole buffer. */
+function separate(bytes: Buffer): Buffer {
+  return bytes.length === bytes.buffer.byteLength ? bytes : view(new Uint8Array(bytes))
 }
 
 function view(bytes: Uint8Array): Buffer {
@@ -313,14 +471,13 @@ function post(message: Message): void {
   port.postMessage(message)
 }
 
-let opened: DatabaseSync | undefined
-try {
-  opened = openPatiently()
-} catch (error) {
-  post({ failed: (error as Error).message })
-  port.close()
-}
-if (opened !== undefined) {
-  serve(opened)
-  post({ opened: true })
-}
+openPatiently(options, true).then(
+  (db) => {
+    serve(db)
+    post({ opened: true })
+  },
+  (error: Error) => {
+    post({ failed: error.message })
+    port.close()
+  },
+)

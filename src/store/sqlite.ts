@@ -1,21 +1,29 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
+import type { DatabaseSync } from 'node:sqlite'
 import { Worker } from 'node:worker_threads'
-import type { Millis, RecordId } from '../core/record.ts'
+import type { Millis } from '../core/record.ts'
+import { unfreed } from '../runtime/body-memory.ts'
 import { endsAttempt } from './codec.ts'
-import { readNote } from './history.ts'
 import {
-  type Note,
-  type Place,
+  type PutReply,
   pageOf,
   placeOf,
-  type RateLimits,
-  type Register,
   type Store,
   StoreFull,
   StoreUnavailable,
+  type SwapReply,
 } from './register.ts'
-import { Watchers } from './watchers.ts'
+import { readNote, Watchers } from './side-ports.ts'
+import { BUSY, codeOf, type FileOptions, openPatiently } from './sqlite-file.ts'
+import {
+  type Answered,
+  type Operations,
+  packRequests,
+  type Request,
+  unpackResults,
+  type Written,
+} from './sqlite-messages.ts'
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
@@ -29,9 +37,9 @@ export interface SqliteOptions {
   readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-  /** This process removed expired records; so does every other that has the file open. */
+  /** Called when this process removed expired records, as does every other process that has the file open. */
   readonly onPruned?: ((records: number) => void) | undefined
-  /** Bound of the file in pages of 4 KiB; without it the disk is the bound. */
+  /** Maximum size of the file in pages of 4 KiB; without it, the disk is the limit. */
   readonly maxPages?: number
 }
 
@@ -48,38 +56,55 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
       `cannot open the store ${options.path}: the folder ${folder} does not exist`,
       false,
     )
-  // Stored answers are nobody else's to read. SQLite gives its other files the same mode.
+  // Others must not read stored answers. SQLite gives its other files the same mode.
   try {
     closeSync(openSync(options.path, 'a', 0o600))
   } catch {
-    // The worker will say what is wrong.
+    // Opening it will report what is wrong.
   }
   const thread = new Thread(options)
-  await thread.start()
+  await thread.open()
   const watchers = new Watchers()
   return {
     name: 'sqlite',
 
-    async put(id, bytes, spans) {
-      const reply = await thread.run('put', id, unpooled(bytes), spans)
-      if (reply.done && endsAttempt(bytes)) watchers.tell(id)
-      return buffered(reply)
+    put(id, bytes, { dueIn, dropIn }) {
+      // Immediately, since the bytes are gone once sent.
+      const ends = endsAttempt(bytes)
+      return thread.ask(['put', id, unfreed(bytes), dueIn, dropIn], (result): PutReply => {
+        const reply = result as ReturnType<Operations['put']>
+        if (reply.length === 2) return { done: false, now: reply[0], bytes: bufferOf(reply[1]) }
+        if (ends) watchers.tell(id)
+        return writtenAs(reply)
+      })
     },
 
-    async swap(id, condition, bytes, spans, nextFence) {
-      const own =
-        'token' in condition ? { token: unpooled(condition.token), states: condition.states } : condition
-      const reply = await thread.run('swap', id, own, unpooled(bytes), spans, nextFence)
-      if (reply.done && endsAttempt(bytes)) watchers.tell(id)
-      return buffered(reply)
+    swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
+      const ends = endsAttempt(bytes)
+      const [token, of] =
+        'token' in condition
+          ? ([textOf(condition.token), condition.states] as const)
+          : (['', condition.version] as const)
+      return thread.ask(
+        ['swap', id, unfreed(bytes), dueIn, dropIn, nextFence, token, of],
+        (result): SwapReply => {
+          const reply = result as ReturnType<Operations['swap']>
+          if (reply.length === 2) return { done: false, now: reply[0], bytes: reply[1] && bufferOf(reply[1]) }
+          if (ends) watchers.tell(id)
+          return writtenAs(reply)
+        },
+      )
     },
 
-    get: async (id) => buffered(await thread.run('get', id)),
+    async get(id) {
+      const [now, bytes] = await thread.run('get', id)
+      return { now, bytes: bytes && bufferOf(bytes) }
+    },
 
     renew: (items) =>
       thread.run(
         'renew',
-        items.map((item) => ({ ...item, token: unpooled(item.token) })),
+        items.map((item) => ({ ...item, token: textOf(item.token) })),
       ),
 
     due: (limit) => thread.run('due', limit),
@@ -104,9 +129,9 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
       read: async (id) => (await thread.run('notes', id)).map(readNote),
     },
     limits: { take: (bucket, rate, units) => thread.run('throttle', bucket, rate, units) },
-    /** Hears of what goes through this process; not of what others write to the file. */
+    /** Sees writes of this process only, not what others write to the file. */
     watch: async (id, changed) => watchers.add(id, changed),
-    traits: async () => ({ durable: true, evicts: false, findings: [] }),
+    traits: async () => ({ durable: true, evicts: false, forgets: null, hasIdentity: false, findings: [] }),
     close: () => thread.close(),
     set skew(ms: Millis) {
       thread.skew[0] = ms
@@ -114,73 +139,68 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
   }
 }
 
-/** A message carries the whole memory under a view: a small buffer of Node's pool would bring all of the pool along. */
-function unpooled(bytes: Buffer): Buffer {
-  return Buffer.from(new Uint8Array(bytes).buffer)
+/** A character per byte: cheaper in a message than a view. */
+function textOf(token: Buffer): string {
+  return token.toString('latin1')
 }
 
-/** Messages turn buffers into plain arrays of bytes. */
-function buffered<T extends { now: Millis; bytes?: Uint8Array | null } | { done: true; now: Millis }>(
-  reply: T,
-): T {
-  if (!('bytes' in reply) || !reply.bytes) return reply
-  const { buffer, byteOffset, byteLength } = reply.bytes
-  return { ...reply, bytes: Buffer.from(buffer, byteOffset, byteLength) }
+function bufferOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
+  return Buffer.from(buffer, byteOffset, byteLength)
 }
 
-type Sync<T> = {
-  [K in keyof T]: T[K] extends (...args: infer A) => Promise<infer R> ? (...args: A) => R : never
+function writtenAs([now, version, fence, createdAt]: Written) {
+  return { done: true, now, stamp: { version, fence, createdAt } } as const
 }
 
-/** What the worker runs. Each Buffer reaches the other thread as a Uint8Array. */
-export interface Operations
-  extends Sync<Pick<Register, 'put' | 'swap' | 'get' | 'renew' | 'due' | 'remove' | 'ping'>> {
-  list(beginning: string, after: string, limit: number): RecordId[]
-  unresolved(after: Place, limit: number): Place[]
-  note(id: RecordId, notes: readonly Note[]): boolean
-  notes(id: RecordId): string[]
-  throttle: Sync<RateLimits>['take']
+/** Stands where the result would. */
+export interface Failure {
+  readonly message: string
+  readonly full: boolean
+  readonly maybeApplied: boolean
 }
 
-export interface Request {
-  readonly seq: number
-  readonly op: keyof Operations
-  readonly args: readonly unknown[]
-}
-
-export type Failure = { readonly message: string; readonly full: boolean; readonly maybeApplied: boolean }
-export type Reply = { readonly seq: number } & ({ readonly result: unknown } | { readonly failure: Failure })
-
-/** What the worker posts: whether it could open the file, then the replies of one transaction at a time, and how many rows it pruned. */
+/** What the worker posts: whether it could open the file, then the results of the oldest requests, in order, and how many rows it pruned. */
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
-  | { readonly replies: readonly Reply[] }
+  | Answered
   | { readonly pruned: number }
 
-export interface WorkerOptions {
-  readonly file: string
+export interface WorkerOptions extends FileOptions {
   readonly service: string
-  readonly busyMs: Millis
   /** One number: milliseconds added to the clock. */
   readonly skew: Float64Array
-  /** 0: unbounded. */
-  readonly maxPages: number
 }
 
-interface Pending {
-  readonly resolve: (result: unknown) => void
+interface Call {
+  /** Null once it is sent, so that its bytes are not kept until the answer. */
+  request: Request | null
+  readonly answer: (result: unknown) => void
   readonly reject: (error: Error) => void
-  readonly timer: NodeJS.Timeout
+}
+/** The requests of one turn of the event loop. */
+interface Turn {
+  readonly calls: readonly Call[]
+  /** From when it was sent. */
+  timer?: NodeJS.Timeout
 }
 
-/** The worker that runs SQLite off the event loop; started anew if it dies. */
+/** The worker that runs SQLite off the event loop; restarted if it dies. It gets one message per turn of the loop. */
 class Thread {
   readonly skew = new Float64Array(new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT))
   readonly #options: SqliteOptions
-  readonly #pending = new Map<number, Pending>()
+  /** Of this turn. */
+  #asked: Call[] = []
+  /**
+   * Messages of earlier turns, held until the worker has the file. It gets the file, or ends; a slow machine takes long to start a thread.
+   */
+  #waiting: Turn[] = []
+  /** Unanswered requests, oldest first; the worker answers in order, and whatever it posts arrives before its exit. */
+  #sent: Turn[] = []
   #worker: Worker | null = null
-  #seq = 0
+  /** The file, opened at the start, until the first worker has it. */
+  #held: DatabaseSync | null = null
+  #launching: NodeJS.Immediate | undefined
   #respawn: NodeJS.Timeout | undefined
   #closing = false
 
@@ -192,37 +212,93 @@ class Thread {
     op: K,
     ...args: Parameters<Operations[K]>
   ): Promise<ReturnType<Operations[K]>> {
+    return this.ask([op, ...args] as unknown as Request, (result) => result as ReturnType<Operations[K]>)
+  }
+
+  /** `read`, which must not throw, converts the result into the reply. */
+  ask<Reply>(request: Request, read: (result: unknown) => Reply): Promise<Reply> {
     return new Promise((resolve, reject) => {
-      const { path, timeoutMs } = this.#options
-      const worker = this.#worker
-      if (worker === null || this.#closing)
-        return reject(new StoreUnavailable(`the store ${path} is not open`, false))
-      const seq = ++this.#seq
-      const timer = setTimeout(() => {
-        this.#pending.delete(seq)
-        reject(new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, true))
-      }, timeoutMs)
-      this.#pending.set(seq, { resolve: resolve as (result: unknown) => void, reject, timer })
-      worker.postMessage({ seq, op, args } satisfies Request)
+      if ((this.#worker ?? this.#held) === null || this.#closing)
+        return reject(new StoreUnavailable(`the store ${this.#options.path} is not open`, false))
+      const call: Call = { request, answer: (result) => resolve(read(result)), reject }
+      if (this.#asked.push(call) === 1) setImmediate(() => this.#send())
     })
+  }
+
+  #send(): void {
+    const calls = this.#asked
+    if (calls.length === 0) return
+    this.#asked = []
+    this.#waiting.push({ calls })
+    if (this.#held === null) this.#post()
+  }
+
+  #post(): void {
+    const { timeoutMs } = this.#options
+    for (const turn of this.#waiting.splice(0)) {
+      const { calls } = turn
+      this.#worker?.postMessage(...packRequests(calls.map(({ request }) => request as Request)))
+      for (const call of calls) call.request = null
+      turn.timer = setTimeout(() => {
+        const late = new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, true)
+        for (const { reject } of calls) reject(late)
+      }, timeoutMs)
+      this.#sent.push(turn)
+    }
   }
 
   async close(): Promise<void> {
     this.#closing = true
     clearTimeout(this.#respawn)
+    clearImmediate(this.#launching)
+    if (this.#worker === null && this.#asked.length > 0) this.#launch()
     const worker = this.#worker
-    if (worker === null) return
+    if (worker === null) return this.#release()
+    this.#send()
     const exited = new Promise((done) => worker.once('exit', done))
-    worker.postMessage('close')
+    // Otherwise once it has the file, after waiting messages.
+    if (this.#held === null) worker.postMessage('close')
     const force = setTimeout(() => void worker.terminate(), CLOSE_TIMEOUT)
     await exited
     clearTimeout(force)
   }
 
-  /** Resolves when the worker has opened the file. */
-  start(): Promise<void> {
-    const { path: name, service, timeoutMs, maxPages = 0, onPruned } = this.#options
-    const options: WorkerOptions = {
+  /**
+   * Opens the file here, to report at once what is wrong with it. The worker takes longer to start than everything else, so it starts
+   * later.
+   */
+  async open(): Promise<void> {
+    try {
+      this.#held = await openPatiently(this.#workerOptions(), false)
+    } catch (error) {
+      throw new StoreUnavailable(
+        `cannot open the store ${this.#options.path}: ${(error as Error).message}`,
+        false,
+      )
+    }
+    this.#launching = setImmediate(() => this.#launch())
+  }
+
+  #launch(): void {
+    try {
+      const { worker, opened } = this.#start()
+      this.#worker = worker
+      // Its end says why.
+      opened.catch(() => {})
+    } catch (error) {
+      this.#lost((error as Error).message)
+      this.#release()
+    }
+  }
+
+  #release(): void {
+    this.#held?.close()
+    this.#held = null
+  }
+
+  #workerOptions(): WorkerOptions {
+    const { path: name, service, timeoutMs, maxPages = 0 } = this.#options
+    return {
       file: path.resolve(name),
       service,
       // Shorter than the timeout, so that a file locked by another process is an honest "not applied".
@@ -230,42 +306,57 @@ class Thread {
       skew: this.skew,
       maxPages,
     }
+  }
+
+  /**
+   * `opened` resolves when the worker has opened the file.
+   * @throws if there can be no more threads.
+   */
+  #start(): { readonly worker: Worker; readonly opened: Promise<void> } {
     // TypeScript in development, JavaScript in the package.
     const extension = import.meta.url.slice(-2)
-    const worker = new Worker(new URL(`./sqlite-worker.${extension}`, import.meta.url), {
-      workerData: options,
+    const worker = new Worker(new URL(`../store/sqlite-worker.${extension}`, import.meta.url), {
+      workerData: this.#workerOptions(),
+      // Its objects are short-lived; the bytes that it is sent should be, too.
+      resourceLimits: { maxYoungGenerationSizeMb: 3 },
       // node:sqlite warns in earlier releases of Node 24.
       execArgv: ['--disable-warning=ExperimentalWarning'],
     })
-    return new Promise((resolve, reject) => {
-      let why = 'its thread ended'
-      worker.on('message', (message: Message) => {
-        if ('replies' in message) return message.replies.forEach((reply) => this.#settle(reply))
-        if ('pruned' in message) return onPruned?.(message.pruned)
-        if ('failed' in message) {
-          why = message.failed
-          return
-        }
-        this.#worker = worker
-        if (this.#closing) worker.postMessage('close')
-        resolve()
-      })
-      worker.on('error', (error) => {
-        why = (error as Error).message
-      })
-      worker.on('exit', () => {
-        reject(new StoreUnavailable(`cannot open the store ${name}: ${why}`, false))
-        if (this.#worker === worker) this.#lost(why)
-      })
+    const { promise: opened, resolve, reject } = Promise.withResolvers<void>()
+    let why = 'its thread ended'
+    worker.on('message', (message: Message) => {
+      if ('memory' in message) return this.#settle(unpackResults(message))
+      if ('pruned' in message) return this.#options.onPruned?.(message.pruned)
+      if ('failed' in message) {
+        why = message.failed
+        return
+      }
+      this.#worker = worker
+      this.#release()
+      this.#post()
+      if (this.#closing) worker.postMessage('close')
+      resolve()
     })
+    worker.on('error', (error) => {
+      why = (error as Error).message
+    })
+    worker.on('exit', () => {
+      reject(new StoreUnavailable(`cannot open the store ${this.#options.path}: ${why}`, false))
+      if (this.#worker === worker) this.#lost(why)
+      this.#release()
+    })
+    return { worker, opened }
   }
 
   #lost(why: string): void {
+    this.#send()
     this.#worker = null
-    for (const [seq, { reject, timer }] of this.#pending) {
-      clearTimeout(timer)
-      this.#pending.delete(seq)
-      reject(new StoreUnavailable(`the thread of SQLite ended: ${why}`, true))
+    for (const turns of [this.#waiting, this.#sent]) {
+      const lost = new StoreUnavailable(`the thread of SQLite ended: ${why}`, turns === this.#sent)
+      for (const { calls, timer } of turns.splice(0)) {
+        clearTimeout(timer)
+        for (const { reject } of calls) reject(lost)
+      }
     }
     if (this.#closing) return
     this.#options.onEvent('disconnected', why)
@@ -274,7 +365,8 @@ class Thread {
 
   #restart(wait: Millis): void {
     this.#respawn = setTimeout(() => {
-      this.start().then(
+      const started = async (): Promise<void> => this.#start().opened
+      started().then(
         () => this.#options.onEvent('connected', this.#options.path),
         (error: Error) => {
           this.#options.onEvent('error', error.message)
@@ -284,34 +376,35 @@ class Thread {
     }, wait)
   }
 
-  #settle(reply: Reply): void {
-    const pending = this.#pending.get(reply.seq)
-    if (pending === undefined) return
-    this.#pending.delete(reply.seq)
-    clearTimeout(pending.timer)
-    if ('result' in reply) return pending.resolve(reply.result)
-    const { message, full, maybeApplied } = reply.failure
-    pending.reject(full ? new StoreFull(message) : new StoreUnavailable(message, maybeApplied))
+  #settle(results: readonly unknown[]): void {
+    for (let n = 0; n < results.length; ) {
+      const { calls, timer } = this.#sent.shift() as Turn
+      clearTimeout(timer)
+      for (const { answer, reject } of calls) {
+        const result = results[n++]
+        if (!isFailure(result)) answer(result)
+        else if (result.full) reject(new StoreFull(result.message))
+        else reject(new StoreUnavailable(result.message, result.maybeApplied))
+      }
+    }
   }
 }
 
-export const BUSY = 5
+function isFailure(result: unknown): result is Failure {
+  return typeof result === 'object' && result !== null && 'maybeApplied' in result
+}
+
 const READONLY = 8
 const FULL = 13
 
-/** What the operations of a failed transaction answer. */
+/** The reply to the operations of a failed transaction. */
 export function failureOf(error: unknown, committing: boolean): Failure {
   const code = codeOf(error)
   const full = code === FULL || code === READONLY
   return {
     message: `SQLite: ${(error as Error).message}`,
     full,
-    // A COMMIT that fails for any other reason than room or a lock may have reached the disk.
+    // A COMMIT that fails for a reason other than room or a lock may have reached the disk.
     maybeApplied: committing && !full && code !== BUSY,
   }
-}
-
-/** SQLite's primary result code. */
-export function codeOf(error: unknown): number {
-  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
 }

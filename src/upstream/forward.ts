@@ -1,4 +1,3 @@
-import type { Dispatcher, Pool } from 'undici'
 import {
   filterLines,
   firstOf,
@@ -9,109 +8,96 @@ import {
   linesOf,
 } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
-import { BodyBuffer } from '../runtime/body-buffer.ts'
+import { BodyBuffer } from '../runtime/body-memory.ts'
 import type { Budget } from '../runtime/limits.ts'
+import { Batch } from '../runtime/scheduling.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
+import { type Carrier, type Exchanging, isTimeout, type Patience, type Transport } from './transport.ts'
 
 export interface ForwardLimits {
-  /** Bounds the whole call, or up to the head of a streamed answer. Infinity: somebody else does. */
+  /** Limits the whole call, or up to the head of a streamed answer. Infinity: somebody else does. */
   readonly timeout: Millis
   /** Between two bytes of the answer. */
   readonly idleTimeout: Millis
   readonly budget: Budget
-  readonly servername: string | null
 }
 
-/** The port {@link Forward} on undici: one dispatch, never a second one. */
-export function forwarder(pool: Pool, limits: ForwardLimits): Forward {
+interface Ended {
+  readonly resolve: (result: Forwarded) => void
+  readonly result: Forwarded
+}
+
+/** Implements {@link Forward}: one exchange, never a second one. */
+export function forwarder(transport: Transport, limits: ForwardLimits): Forward {
+  const patience = { head: 0, idle: limits.idleTimeout }
+  const ended = new Batch<Ended>(({ resolve, result }) => resolve(result))
   return (request) =>
     new Promise((resolve) => {
-      const exchange = new Exchange(request, limits, resolve)
-      try {
-        pool.dispatch(
-          {
-            method: request.method,
-            path: request.target,
-            headers: request.headers as string[],
-            body: request.body.length === 0 ? null : request.body,
-            // undici must never repeat it, whatever the method.
-            idempotent: false,
-            headersTimeout: 0,
-            bodyTimeout: limits.idleTimeout,
-            ...(limits.servername === null ? {} : { servername: limits.servername }),
-          },
-          exchange,
-        )
-      } catch (error) {
-        exchange.failed(error as Error)
-      }
+      const end = (result: Forwarded): void => ended.add({ resolve, result })
+      transport.send(new Exchange(request, transport, patience, limits, end))
     })
 }
 
 /** Bytes of a live answer that are queued before a sink is attached. */
 const LIVE_QUEUE = 64 * 1024
 
-/** What the answer's handling depends on. */
-export type ExchangeRequest = Pick<UpstreamRequest, 'method' | 'responseLimit' | 'mayBegin'>
-
-/**
- * One exchange. The witness is `onRequestStart`: undici calls it on a connected (and, with TLS, authenticated) socket,
- * right before it writes the first byte. Error codes prove nothing: the same ones occur before and after.
- */
-export class Exchange implements Dispatcher.DispatchHandler {
-  readonly #request: ExchangeRequest
+/** One exchange. {@link onBegin} is the witness. Error codes prove nothing: the same ones occur before and after sending. */
+export class Exchange implements Exchanging {
+  readonly request: UpstreamRequest
+  readonly patience: Patience
   readonly #limits: Pick<ForwardLimits, 'timeout' | 'budget'>
+  readonly #transport: Transport | null
   #resolve: ((result: Forwarded) => void) | null
   #timer: NodeJS.Timeout | null
   #timedOut = false
-  #controller: Dispatcher.DispatchController | null = null
+  #carrier: Carrier | null = null
   #status: number | null = null
   #head: ResponseHead | null = null
   #declaredOutcome: string | null = null
-  readonly #chunks = new BodyBuffer()
+  readonly #body = new BodyBuffer()
   #size = 0
   #live: Live | null = null
 
+  /** `transport`: null if somebody else sends it. */
   constructor(
-    request: ExchangeRequest,
+    request: UpstreamRequest,
+    transport: Transport | null,
+    patience: Patience,
     limits: Pick<ForwardLimits, 'timeout' | 'budget'>,
     resolve: (result: Forwarded) => void,
   ) {
-    this.#request = request
+    this.request = request
+    this.patience = patience
+    this.#transport = transport
     this.#limits = limits
     this.#resolve = resolve
     this.#timer = Number.isFinite(limits.timeout) ? setTimeout(() => this.#timeout(), limits.timeout) : null
   }
 
-  onRequestStart(controller: Dispatcher.DispatchController): void {
-    // Given up while it waited for a connection: it must not be sent.
-    if (this.#resolve === null) controller.abort(new Error('given up before it was sent'))
-    else if (this.#request.mayBegin?.() === false)
-      controller.abort(new Error('it could not be sent while its lease was sure to last'))
-    else this.#controller = controller
+  onBegin(carrier: Carrier): boolean {
+    // Abandoned while waiting for a connection: it must not be sent.
+    if (this.#resolve === null) return false
+    if (this.request.mayBegin?.() === false) {
+      this.onError(new Error('it could not be sent while its lease was sure to last'))
+      return false
+    }
+    this.#carrier = carrier
+    return true
   }
 
-  onResponseStart(
-    controller: Dispatcher.DispatchController,
-    status: number,
-    _headers: unknown,
-    reason?: string,
-  ): void {
-    if (status < 200) return
+  onHead(status: number, reason: string, raw: string[]): void {
     this.#status = status
-    const raw = lines(controller.rawHeaders)
     const coding = linesOf(raw, 'transfer-encoding').join(',').trim()
     if (!/^(?:chunked)?$/i.test(coding)) {
-      // The proxy removes framing; no client could learn of a coding that stays on the bytes.
-      controller.abort(
-        new Error(`the upstream used the transfer coding ${coding}; only chunked is understood`),
-      )
+      // The proxy removes framing, so no client would learn of the remaining coding.
+      const why = `the upstream used the transfer coding ${coding}; only chunked is understood`
+      this.#carrier?.abort(this, new Error(why))
       return
     }
     this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
-    // The original framing goes; where there is no body, a length only describes the representation (RFC 9110 §8.6).
-    const describes = this.#request.method === 'HEAD' || status === 304
+    // The original framing is removed; without a body, a length only describes the representation (RFC 9110 §8.6).
+    const describes = this.request.method === 'HEAD' || status === 304
     const headers = filterLines(
       raw,
       (name) => !hop.has(name) && !isTakenOff(name) && (name !== 'content-length' || describes),
@@ -120,28 +106,25 @@ export class Exchange implements Dispatcher.DispatchHandler {
     if (firstOf(headers, 'date') === null) headers.push('Date', new Date().toUTCString())
     this.#head = { status, reason: reasonPhrase(reason), headers }
     const announced = describes ? 0 : Number(firstOf(raw, 'content-length') ?? 0)
+    this.#body.announced = announced
     if (/^text\/event-stream\b/i.test(firstOf(headers, 'content-type') ?? '')) this.#goLive('streamed')
-    else if (announced > this.#request.responseLimit) this.#goLive('too_large')
+    else if (announced > this.request.responseLimit) this.#goLive('too_large')
   }
 
-  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+  onData(bytes: Buffer): void {
     if (this.#live !== null) {
-      this.#live.push(chunk)
+      this.#live.push(Buffer.from(bytes))
       return
     }
-    // undici's chunk is a view of the socket's buffer, which it does not use again.
-    this.#chunks.push(chunk)
-    const fits = this.#limits.budget.take(chunk.length)
-    if (fits) this.#size += chunk.length
+    this.#body.push(bytes)
+    const fits = this.#limits.budget.take(bytes.length)
+    if (fits) this.#size += bytes.length
     if (!fits) this.#goLive('no_room')
-    else if (this.#size > this.#request.responseLimit) this.#goLive('too_large')
+    else if (this.#size > this.request.responseLimit) this.#goLive('too_large')
   }
 
-  onResponseEnd(controller: Dispatcher.DispatchController): void {
-    const trailers = filterLines(
-      lines(controller.rawTrailers),
-      (name) => isTrailer(name) && !isTakenOff(name),
-    )
+  onEnd(raw: string[]): void {
+    const trailers = filterLines(raw, (name) => isTrailer(name) && !isTakenOff(name))
     if (this.#live !== null) {
       this.#live.end(trailers)
       return
@@ -150,8 +133,8 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#settle({
       proof: 'responded',
       declaredOutcome: this.#declaredOutcome,
-      response: { ...(this.#head as ResponseHead), body: this.#chunks.take(), trailers },
-      // Once: an answer that is dropped releases, and releases again when it closes.
+      response: { ...(this.#head as ResponseHead), body: this.#body.take(), trailers },
+      // Only once: a dropped answer releases, and again when it closes.
       release: () => {
         this.#limits.budget.give(held)
         held = 0
@@ -159,26 +142,19 @@ export class Exchange implements Dispatcher.DispatchHandler {
     })
   }
 
-  onResponseError(controller: Dispatcher.DispatchController, error: Error): void {
-    // undici misses the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
-    const { code } = error as NodeJS.ErrnoException
-    if (this.#status === 304 && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH') this.onResponseEnd(controller)
-    else this.failed(error)
-  }
-
-  failed(error: Error): void {
+  onError(error: Error): void {
     if (this.#live !== null) {
       this.#live.fail()
       return
     }
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
+    if (this.#carrier === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
     else
       this.#settle({
         proof: 'unknown',
         reason: errorText(error),
-        timedOut: this.#timedOut || (error as NodeJS.ErrnoException).code === 'UND_ERR_BODY_TIMEOUT',
+        timedOut: this.#timedOut || isTimeout(error),
         status: this.#status,
       })
   }
@@ -186,20 +162,18 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #timeout(): void {
     this.#timedOut = true
     const { timeout } = this.#limits
-    if (this.#controller === null)
-      this.#settle({
-        proof: 'not_sent',
-        reason: `no connection to the upstream was free within ${timeout} ms`,
-      })
-    else this.#controller.abort(new Error(`the upstream did not finish its answer within ${timeout} ms`))
+    if (this.#carrier === null) {
+      this.#transport?.cancel(this)
+      this.onError(new Error(`no connection to the upstream was free within ${timeout} ms`))
+    } else this.#carrier.abort(this, new Error(`the upstream did not finish its answer within ${timeout} ms`))
   }
 
   #goLive(why: 'streamed' | 'too_large' | 'no_room'): void {
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    const live = new Live(this.#controller as Dispatcher.DispatchController, this.#head as ResponseHead)
+    const live = new Live(this, this.#carrier as Carrier, this.#head as ResponseHead)
     this.#live = live
-    const begun = this.#chunks.take()
+    const begun = this.#body.take()
     if (begun.length > 0) live.push(begun)
     this.#settle({ proof: 'live', why, live, declaredOutcome: this.#declaredOutcome })
   }
@@ -212,7 +186,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 }
 
-/** Lines that this proxy sets, or reads for itself. */
+/** Lines that this proxy sets or consumes. */
 function isTakenOff(name: string): boolean {
   return isNeverUpstreams(name) || name === 'idempotency-outcome'
 }
@@ -229,7 +203,8 @@ class Live implements LiveResponse {
   readonly reason: string
   readonly headers: readonly string[]
   readonly done: Promise<'complete' | 'broken'>
-  readonly #controller: Dispatcher.DispatchController
+  readonly #exchange: Exchanging
+  readonly #carrier: Carrier
   readonly #finish: (end: 'complete' | 'broken') => void
   #queue: Buffer[] = []
   #queued = 0
@@ -237,8 +212,9 @@ class Live implements LiveResponse {
   #ended: readonly string[] | null = null
   #broken = false
 
-  constructor(controller: Dispatcher.DispatchController, { status, reason, headers }: ResponseHead) {
-    this.#controller = controller
+  constructor(exchange: Exchanging, carrier: Carrier, { status, reason, headers }: ResponseHead) {
+    this.#exchange = exchange
+    this.#carrier = carrier
     this.status = status
     this.reason = reason
     this.headers = headers
@@ -249,13 +225,13 @@ class Live implements LiveResponse {
 
   attach(sink: LiveSink): void {
     this.#sink = sink
-    sink.start(() => this.#controller.resume())
+    sink.start(() => this.#carrier.resume(this.#exchange))
     let room = true
     for (const chunk of this.#queue) room = sink.write(chunk)
     this.#queue = []
     if (this.#broken) sink.abort()
     else if (this.#ended !== null) sink.end(this.#ended)
-    else if (room) this.#controller.resume()
+    else if (room) this.#carrier.resume(this.#exchange)
   }
 
   drain(): void {
@@ -263,17 +239,17 @@ class Live implements LiveResponse {
   }
 
   abandon(): void {
-    this.#controller.abort(new Error('nobody reads the answer'))
+    this.#carrier.abort(this.#exchange, new Error('nobody reads the answer'))
   }
 
   push(chunk: Buffer): void {
     if (this.#sink !== null) {
-      if (!this.#sink.write(chunk)) this.#controller.pause()
+      if (!this.#sink.write(chunk)) this.#carrier.pause(this.#exchange)
       return
     }
     this.#queue.push(chunk)
     this.#queued += chunk.length
-    if (this.#queued > LIVE_QUEUE) this.#controller.pause()
+    if (this.#queued > LIVE_QUEUE) this.#carrier.pause(this.#exchange)
   }
 
   end(trailers: readonly string[]): void {
@@ -289,16 +265,8 @@ class Live implements LiveResponse {
   }
 }
 
-/** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */
-export function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
-  if (!Array.isArray(raw)) return []
-  return (raw as (Buffer | string)[]).map((part) =>
-    typeof part === 'string' ? part : part.toString('latin1'),
-  )
-}
-
-/** The phrase as latin1 (see undici-fixes.ts). What cannot be written again is left out. */
-export function reasonPhrase(text = ''): string {
+/** Empty if it cannot be written again. */
+export function reasonPhrase(text: string): string {
   return isFieldValue(text) ? text : ''
 }
 

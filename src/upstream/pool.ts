@@ -1,10 +1,15 @@
 import { readFileSync } from 'node:fs'
-import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { UpstreamConfig } from '../config/config.ts'
-import { withFixes } from './undici-fixes.ts'
+import { Once } from '../runtime/scheduling.ts'
+import { Http1Client, Places } from './http1.ts'
+import type { Transport } from './transport.ts'
+import type { UndiciClient } from './undici.ts'
 
 export interface Upstream {
-  readonly pool: Pool
+  /** For complete requests. */
+  readonly client: Transport
+  /** For streamed bodies; loaded with the first one. Both clients share the connections. */
+  streams(): Promise<UndiciClient>
   /** For the `Host` line: null keeps the client's. */
   readonly host: string | null
   readonly origin: URL
@@ -15,16 +20,7 @@ export interface Upstream {
     readonly key?: Buffer
     readonly servername?: string
   }
-}
-
-/**
- * A pool waits for `drain` after `dispatch` returned false. undici returns it for requests it refuses to send, too (an invalid path
- * or line), which never drain: each would cost the pool a connection for good.
- */
-class SteadyClient extends Client {
-  override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
-    return super.dispatch(options, handler) || this.stats.size === 0
-  }
+  close(): Promise<void>
 }
 
 /**
@@ -33,7 +29,8 @@ class SteadyClient extends Client {
  *
  * @throws where a TLS file cannot be read.
  */
-export function openUpstream(config: UpstreamConfig): Upstream {
+export async function openUpstream(config: UpstreamConfig): Promise<Upstream> {
+  const { connectTimeout, connections } = config
   const socketPath = config.url.startsWith('unix:') ? config.url.slice('unix:'.length) : null
   const origin = new URL(socketPath === null ? config.url : 'http://localhost')
   const tls = {
@@ -42,25 +39,33 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     ...(config.tls.key === null ? {} : { key: readFileSync(config.tls.key) }),
     ...(config.tls.servername === null ? {} : { servername: config.tls.servername }),
   }
-  const connect = buildConnector({
-    ...tls,
-    ...(socketPath === null ? {} : { socketPath }),
-    timeout: config.connectTimeout,
-    allowH2: false,
+  const isTls = origin.protocol === 'https:'
+  const places = new Places(connections)
+  const streams = new Once(async () => {
+    const { UndiciClient } = await import('./undici.ts')
+    return new UndiciClient({
+      origin: origin.origin,
+      connect: { ...tls, ...(socketPath === null ? {} : { socketPath }), timeout: connectTimeout },
+      servername: tls.servername,
+      connections,
+      places,
+    })
   })
-  const pool = new Pool(origin.origin, {
-    factory: (url, options) => new SteadyClient(url, options),
-    connections: config.connections,
-    pipelining: 1,
-    allowH2: false,
-    bodyTimeout: config.idleTimeout,
-    headersTimeout: config.timeout,
-    connect: (options, callback) => {
-      connect(options, (error, socket) => {
-        if (error !== null) callback(error, null)
-        else callback(null, withFixes(socket))
-      })
-    },
-  })
-  return { pool, origin, socketPath, tls, host: origin.protocol === 'https:' ? origin.host : null }
+  const to =
+    socketPath === null
+      ? { host: origin.hostname.replace(/^\[(.*)\]$/, '$1'), port: Number(origin.port || 80) }
+      : { path: socketPath }
+  const client = isTls
+    ? await streams.get()
+    : new Http1Client({ to, host: origin.host, connectTimeout, places })
+  return {
+    client,
+    streams: () => streams.get(),
+    origin,
+    socketPath,
+    tls,
+    host: isTls ? origin.host : null,
+    close: async () =>
+      void (await Promise.all([client.close(), streams.made?.then((opened) => opened.close())])),
+  }
 }

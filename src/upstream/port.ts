@@ -10,7 +10,9 @@ export interface UpstreamRequest {
   readonly body: Buffer
   /** Largest response body that is buffered; more is streamed live. */
   readonly responseLimit: number
-  /** Asked right before the first byte leaves; false: do not send. */
+  /** Called once the answer is complete and no socket holds any of the body. */
+  readonly onTaken?: () => void
+  /** Called right before the first byte is sent; false: do not send. */
   readonly mayBegin?: () => boolean
 }
 
@@ -44,9 +46,9 @@ export interface LiveResponse {
   readonly reason: string
   readonly headers: readonly string[]
   attach(sink: LiveSink): void
-  /** Reads the answer to its end for nobody. */
+  /** Reads the answer to its end and discards it. */
   drain(): void
-  /** Nobody needs the rest: closes the connection. */
+  /** Discards the rest by closing the connection. */
   abandon(): void
   /** Settles when the upstream's answer has ended; never rejects. */
   readonly done: Promise<'complete' | 'broken'>
@@ -70,6 +72,6 @@ export interface TappedExchange {
   readonly ended: Promise<Forwarded>
   /** Nothing more is observed. */
   readonly over: boolean
-  /** Drops what was observed and what is to come; {@link ended} settles at once. */
+  /** Discards everything observed and stops; {@link ended} settles at once. */
   ignore(): void
 }

@@ -1,22 +1,26 @@
 import { subscribe } from 'node:diagnostics_channel'
 import type { Socket } from 'node:net'
 
-/** The socket as undici may read it: without interim answers, and with its end told when it has been read. */
+/**
+ * The socket in a form that undici reads correctly: without interim answers, and with its end reported only once everything has been read.
+ * For what undici still carries: TLS and streamed bodies.
+ */
 export function withFixes<S extends Socket>(socket: S): S {
   return withoutInterim(untilTaken(socket))
 }
 
 /*
- * undici ends the connection when a server sends `100 Continue` that nobody asked for, and by then the request was
- * executed: every answer of such an upstream would be unknown (contract §8). This filter takes interim answers out of the
- * bytes before undici's parser sees them; `101` stays, for undici to refuse. undici also reads the reason phrase as UTF-8,
- * which loses the bytes of any other coding: the filter writes each of them as the UTF-8 of its latin1 character.
- * It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
+ * undici ends the connection when a server sends an unsolicited `100 Continue`, at which point the request has executed: every answer of
+ * such an upstream would be unknown (contract §8). This filter removes interim answers before undici's parser sees them; `101` stays, for
+ * undici to refuse.
+ *
+ * undici also reads the reason phrase as UTF-8, which loses the bytes of any other encoding: the filter rewrites each as the UTF-8 of its
+ * latin1 character. It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
  */
 
 const INTERIM = Buffer.from('HTTP/1.1 1')
 const SWITCHING = 'HTTP/1.1 101'
-/** Line ends as the parser wants them: a head with others is left to it, and refused there. */
+/** Line ends that the parser accepts: a head with others is left to it to refuse. */
 const WHOLE = /^HTTP\/1\.[01] 1\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$/
 /** An interim head, or a status line, beyond this is not one. */
 const MAX_HEAD = 16 * 1024
@@ -55,7 +59,7 @@ export class InterimFilter {
     this.#held = null
   }
 
-  /** What of the chunk is for the parser; null: nothing yet. */
+  /** The part of the chunk for the parser; null: nothing yet. */
   pass(chunk: Buffer): Buffer | null {
     if (!this.#awaiting) return chunk
     let bytes = this.#held === null ? chunk : Buffer.concat([this.#held, chunk])
@@ -109,22 +113,21 @@ function readable(bytes: Buffer, lineEnd: number): Buffer {
 }
 
 /*
- * undici's parser must not hear how its connection ends while it is paused, which it is whenever a client reads more slowly
- * than the upstream writes: where the answer says `Connection: close`, an assertion of it ends the process; elsewhere it
- * takes an answer for broken off that is there as a whole. Node tells of the end as soon as nothing is left to read, and what
- * the parser was given when it paused has been read by then.
+ * undici's parser must not learn of the end of its connection while it is paused, which it is whenever a client reads more slowly than the
+ * upstream writes: if the answer says `Connection: close`, an assertion of undici's ends the process; otherwise a complete answer looks
+ * broken off. Node reports the end as soon as nothing is left to read, and by then the parser has read what it was given when it paused.
  */
 
-/** Stands for the rest of what was read, where there is none. */
+/** Stands for the unread rest, if there is none. */
 const NOTHING = Buffer.alloc(1)
 
-/** Tells of the end of what is read of `socket` when it has been taken, and of a reset always as of an error. */
+/** Reports the end of `socket` once everything read has been consumed, and a reset always as an error. */
 function untilTaken<S extends Socket>(socket: S): S {
   let placeholder = false
   const read = socket.read.bind(socket)
   const unshift = socket.unshift.bind(socket)
   const destroy = socket.destroy.bind(socket)
-  // By this undici gives back what it has not parsed, when it pauses.
+  // undici uses this to give back unparsed bytes when it pauses.
   socket.unshift = (rest: Buffer) => {
     placeholder = rest.length === 0
     unshift(placeholder ? NOTHING : rest)
@@ -135,7 +138,7 @@ function untilTaken<S extends Socket>(socket: S): S {
     placeholder = false
     return chunk.length > 1 ? chunk.subarray(1) : (read(size) as Buffer | null)
   }
-  // A reset that undici knows by this code it takes for the end of an answer without a length, and for a paused one, too.
+  // undici takes a reset with this code for the end of an answer without a length, even of a paused one.
   socket.destroy = (error?: NodeJS.ErrnoException) =>
     destroy(error?.code === 'ECONNRESET' ? new Error(error.message, { cause: error }) : error)
   return socket

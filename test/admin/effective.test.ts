@@ -30,15 +30,22 @@ void t.test('K22 of a configuration with every property no secret is shown', asy
     config.admin.token,
     config.store.secret?.toString('utf8'),
     config.store.secret?.toString('base64'),
+    config.store.encryption.keys[0]?.key.toString('hex'),
+    config.store.encryption.keys[0]?.key.toString('base64'),
     config.issuer?.secret.toString('utf8'),
     'password@',
   ].filter((one) => typeof one === 'string')
-  t.ok(secrets.length >= 5)
+  t.ok(secrets.length >= 7)
   for (const secret of secrets) t.notOk(text.includes(secret), 'a secret is masked')
   t.notMatch(text, /BEGIN|"type":"Buffer"/)
   t.match(shown, {
     admin: { listen: '0.0.0.0:9000', tokenFile: '***', hosts: ['admin.internal', '10.0.0.7', '[fd00::7]'] },
-    store: { url: 'rediss://***@redis.internal:6380/3', timeout: '250ms', secretFile: '***' },
+    store: {
+      url: 'rediss://***@redis.internal:6380/3',
+      timeout: '250ms',
+      secretFile: '***',
+      encryption: { keys: [{ id: 'k2026', file: '***' }] },
+    },
     limits: { request: '64KiB', buffered: '1GiB', inFlight: 10 },
     issuer: { secretFile: '***', ttl: '1h' },
     audit: { file: '/var/log/idempotency-proxy/audit.log' },
@@ -102,8 +109,9 @@ void t.test('/v1/config says what a file would: read as one, it is the same conf
   const { name: _n, match: _m, ...policy } = defaults as Record<string, unknown>
   const masked: [string, string][] = [
     ['"tokenFile":"***"', `"tokenFile":"${FIXTURES}/files/token"`],
-    ['"acceptRisk":true,"secretFile":"***"', `"acceptRisk":true,"secretFile":"${FIXTURES}/files/secret"`],
+    ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FIXTURES}/files/secret"`],
     ['"secretFile":"***"', `"secretFile":"${FIXTURES}/files/signing-secret"`],
+    ['"file":"***"', `"file":"${FIXTURES}/files/sealing-key"`],
     ['"keyFile":"***"', `"keyFile":"${FIXTURES}/files/public.pem"`],
     ['"Authorization":"***"', '"Authorization":"Bearer t"'],
     ['"X-Record":"***"', '"X-Record":"{record}"'],

@@ -301,7 +301,7 @@ void t.test(
     const [row] = asked?.routes ?? []
     t.equal(row?.sampled, 12)
     t.equal((row?.agreed ?? 0) + (row?.notAsked ?? 0), 12)
-    t.ok(slow.asked.length < 12, `${slow.asked.length} questions were begun`)
+    t.ok(slow.asked.length < 12, `${slow.asked.length} queries were begun`)
 
     const ids: RecordId[] = []
     const going = rechecking(() => ({ kind: 'undecided', why: 'x' }))

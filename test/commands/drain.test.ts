@@ -56,7 +56,7 @@ void t.test(
     t.strictSame(listed, { code: 0, out: 'no records\n', err: '' })
     t.match(unread, { code: 2, out: '', err: /--token-file/ })
     t.match(refused, { code: 2, out: '', err: /no terminal to confirm at/ })
-    t.match(later, { code: 2, out: '', err: /not implemented in this version/ })
+    t.match(later, { code: 2, out: '', err: /copy needs --from STORE and --to STORE/ })
 
     const piped = spawn('sh', ['-c', `"$0" "$1" schema | head -c 10`, process.execPath, CLI], {
       env: { ...process.env, NODE_V8_COVERAGE: '' },

@@ -46,7 +46,17 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.match(await run('inspect', id.slice(0, 7)), { code: 2, out: '', err: /8 or more characters/ })
 
       const alike = ['-_-_-_-_-_-_', '-_-_-_-_-_-a'].map((start) => start.padEnd(43, 'A') as RecordId)
-      const settings = { url, timeout: 1000, secret: null, spool: null, acceptRisk: false }
+      const settings = {
+        url,
+        timeout: 1000,
+        secret: null,
+        encryption: { keys: [] },
+        compression: 'off' as const,
+        wait: null,
+        spool: null,
+        acceptRisk: false,
+        grace: 0,
+      }
       const hooks = { onEvent() {}, onBreaker() {} }
       const store = await openStore(
         { service: kind === 'redis' ? 'test' : 'default', store: settings },

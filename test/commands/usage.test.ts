@@ -2,7 +2,7 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { helpOf } from '../../src/commands/command.ts'
-import { COMMANDS, LATER } from '../../src/commands/dispatch.ts'
+import { COMMANDS } from '../../src/commands/dispatch.ts'
 import { command } from '../support/commands.ts'
 import { tempDir } from '../support/e2e.ts'
 
@@ -35,13 +35,11 @@ void t.test('docs/cli.md has the help of every command, as it is', async (t) => 
   t.strictSame(new Set(blocks), new Set(helps), 'as --help says it: node src/cli.ts COMMAND --help')
 })
 
-void t.test('what is not in this version says so, and exits 2', async (t) => {
-  t.strictSame(LATER, ['migrate', 'copy'])
-  for (const name of LATER) {
-    const { code, out, err } = await command([name, '--from', 'x'])
-    t.strictSame([code, out], [2, ''])
-    t.match(err, `"${name}" is not implemented in this version`)
-  }
+void t.test('migrate prints the schema of PostgreSQL, and does nothing else', async (t) => {
+  const { code, out, err } = await command(['migrate', '--print'])
+  t.strictSame([code, err], [0, ''])
+  t.match(out, /^BEGIN;.*CREATE SCHEMA idempotency;.*^COMMIT;\n$/ms)
+  t.match(await command(['migrate']), { code: 2, err: /migrate: found nothing; allowed: --print/ })
 })
 
 void t.test('check --against names what a reload refuses, and exits 1 where there is any', async (t) => {

@@ -72,7 +72,10 @@ void t.test('the fixture of everything has everything', async (t) => {
   const schema = JSON.parse(jsonSchema(FILE)) as Required<Schema>
   const { routes: routeSchema, defaults: _, ...top } = schema.properties
   const file = parse(readFileSync(`${FIXTURES}/good-everything.yaml`, 'utf8'), { merge: true })
-  for (const path of propertiesOf({ properties: top })) t.ok(isWritten(file, path.split('.')), path)
+  // Not together with store.migrate: load.test.ts has them.
+  const apart = ['store.primary.url', 'store.cache.url']
+  for (const path of propertiesOf({ properties: top }))
+    if (!apart.includes(path)) t.ok(isWritten(file, path.split('.')), path)
   for (const path of propertiesOf(routeSchema?.items ?? {}))
     t.ok(
       file.routes.some((route: unknown) => isWritten(route, path.split('.'))),

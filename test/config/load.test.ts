@@ -1,9 +1,11 @@
-import { generateKeyPairSync } from 'node:crypto'
-import { writeFileSync } from 'node:fs'
+import { generateKeyPairSync, randomBytes } from 'node:crypto'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { readConfigFile } from '../../src/config/files.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { effective } from '../../src/config/written.ts'
 import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
 void t.test('flags go over the file, and are enough without one', async (t) => {
@@ -53,15 +55,40 @@ void t.test('V02 a store that others can share needs a service; embedded ones do
   t.equal(load(`${UPSTREAM}service: pay`, { flags: { store: 'redis://h' } }).service, 'pay')
 })
 
+void t.test('W09 a migration has two stores that outlive a restart, and a phase', async (t) => {
+  const store = (text: string) => `${UPSTREAM}service: pay\nstore: ${text}\n`
+  const { migrate } = load(store('{ url: "redis://h", migrate: { from: "sqlite:a.db", phase: both } }')).store
+  t.same(migrate, { from: 'sqlite:a.db', phase: 'both' })
+  t.equal(load(store('{ url: "redis://h" }')).store.migrate, null)
+  t.equal(load(store('{ url: "redis://h", migrate: off }')).store.migrate, null)
+  for (const [text, error] of [
+    ['{ url: "redis://h", migrate: { from: "redis://h", phase: both } }', /the same store twice/],
+    [
+      '{ url: "redis://h", migrate: { from: "memory:", phase: new } }',
+      /memory:, which ends with its process/,
+    ],
+    [
+      '{ url: "memory:", migrate: { from: "redis://h", phase: new } }',
+      /memory:, which ends with its process/,
+    ],
+    ['{ url: "redis://h", migrate: { from: "sqlite:a.db" } }', /phase/],
+    ['{ url: "redis://h", migrate: { from: "sqlite:a.db", phase: old } }', /mirror/],
+  ] as const)
+    t.match(errorsOf(store(text))[0], error)
+  t.match(errorsOf(`${UPSTREAM}store: { url: "sqlite:a.db", migrate: { from: "redis://h", phase: new } }`), [
+    /no `service` to keep their records apart/,
+  ])
+})
+
 void t.test('an error of a flag names the flag', async (t) => {
   t.strictSame(
     errorsOf(UPSTREAM, {
-      flags: { upstream: 'localhost:3000', listen: '80', store: 'postgres://u:secret@h/d' },
+      flags: { upstream: 'localhost:3000', listen: '80', store: 'tiered://u:secret@h/d' },
     }),
     [
       '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
       '--listen: listen: found 80; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
-      '--store: store.url: `store.url: postgres:` is not implemented in this version; allowed: memory:, sqlite:<path>, redis://host:port/db or rediss://host:port/db',
+      '--store: store.url: found "tiered://***@h/d"; allowed: memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name',
     ],
   )
   t.strictSame(errorsOf('', { file: '' }), [
@@ -150,6 +177,42 @@ void t.test('an alias within itself ends in an error, not in a loop', async (t) 
     errorsOf(`${UPSTREAM}defaults: &d { <<: *d, key: *d }\n`)[0],
     /defaults\.key\.key: found the unknown property/,
   )
+})
+
+void t.test('a sealing key: 32 bytes raw, in hex or in base64, and nothing else', async (t) => {
+  const dir = mkdtempSync(join(tmpdir(), 'keys-'))
+  t.teardown(() => rmSync(dir, { recursive: true, force: true }))
+  const file = join(dir, 'key')
+  const text = `${UPSTREAM}store: { encryption: { keys: [{ id: a, file: "${file}" }] } }\n`
+  // One raw key ends as a line does.
+  for (const key of [randomBytes(31), Buffer.alloc(31, 0xff)].map((bytes) =>
+    Buffer.concat([bytes, Buffer.from('\n')]),
+  ))
+    for (const written of [
+      key,
+      key.toString('hex'),
+      `${key.toString('hex').toUpperCase()}\n`,
+      key.toString('base64'),
+      `${key.toString('base64')}\r\n`,
+      key.toString('base64url'),
+    ]) {
+      writeFileSync(file, written)
+      t.strictSame(load(text).store.encryption.keys, [{ id: 'a', key }])
+    }
+  for (const [wrong, found] of [
+    [randomBytes(16).toString('hex'), '32 characters of text'],
+    [randomBytes(24).toString('base64'), '32 characters of text'],
+    [`${randomBytes(31).toString('hex')}\n`, '62 characters of text'],
+    [`${randomBytes(32).toString('hex')}\n\n`, '65 characters of text'],
+    [Buffer.alloc(31, 0x80), '31 bytes'],
+    [Buffer.alloc(33, 0x80), '33 bytes'],
+  ] as const) {
+    writeFileSync(file, wrong)
+    const [error, ...others] = errorsOf(text)
+    t.match(error, `store.encryption.keys[0].file: found ${found} in`)
+    t.match(error, '; allowed: 32 random bytes, raw, in hex (64 characters) or in base64 (44 characters)')
+    t.strictSame(others, [])
+  }
 })
 
 void t.test('files of secrets are read without their last newline', async (t) => {
@@ -268,9 +331,194 @@ void t.test('stores that this version opens', async (t) => {
     'redis://h',
     'redis://:p@h:1/2',
     'rediss://u:p@h/',
+    'redis+sentinel://h1:26379,h2/payments',
+    'redis+sentinel://[::1],10.0.0.1:1/a.b-c_d/',
+    'rediss+sentinel://u:p%40@h/m/3?sentinelUsername=x&sentinelPassword=y%26z',
+    'redis+cluster://h1:7000,h2:7001',
+    'redis+cluster://h/',
+    'rediss+cluster://u:p@h,[::1]:7000/0',
+    'rediss+cluster://h/?cacert=/ca.pem&cert=/c.pem&key=/k.pem',
+    'rediss+sentinel://h/m?sentinelPassword=x&cacert=/ca.pem',
+    'rediss://u:p@h:1/0?cert=/c.pem&key=/k.pem',
+    'postgres://u@h/d',
+    'postgresql://u%40x:p%2Fw@[::1]:5433/d%C3%BC?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pem',
+    'postgres://u:p@h/d?sslmode=verify-ca&sslrootcert=/ca.pem',
+    'dynamodb://payments',
+    'dynamodb://Pay_ments.v-1?region=us-gov-west-1&endpoint=http://127.0.0.1:8000',
+    'dynamodb://payments?endpoint=https%3A%2F%2Fvpce-1.dynamodb.eu-central-1.vpce.amazonaws.com/',
   ]) {
     t.equal(load('', { flags: { upstream: 'http://a', store: url, service: 'a' } }).store.url, url)
   }
+})
+
+void t.test('files for TLS are for rediss, once each, and a certificate comes with its key', async (t) => {
+  for (const [url, why] of [
+    ['redis://h?cacert=/a', /without a query$/],
+    ['redis://h#a', /without a fragment$/],
+    ['rediss://h?tls=1', /of the options cacert, cert, key, each at most once$/],
+    ['rediss://h?cacert=/a&cacert=/b', /each at most once$/],
+    ['rediss://h?cacert=', /each at most once$/],
+    ['rediss://h?cert=/a', /cert and key only together$/],
+    [
+      'redis+sentinel://h/m?cacert=/a',
+      /of the options sentinelUsername, sentinelPassword, each at most once$/,
+    ],
+    ['rediss+sentinel://h/m?key=/a', /cert and key only together$/],
+    ['rediss+cluster://h?sentinelPassword=x', /of the options cacert, cert, key, each at most once$/],
+  ] as const)
+    t.match(errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } }), [why], url)
+})
+
+void t.test('a URL of a cluster that says less or more than it may is one clear sentence', async (t) => {
+  for (const [url, why] of [
+    ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
+    ['redis+cluster:h', /allowed: redis\+cluster/],
+    ['redis+cluster://:secret@h/1', /without a database: a cluster has database 0 alone/],
+    ['redis+cluster://:secret@h/x', /without a database/],
+    ['redis+cluster://:secret@h:0', /a port of 1 to 65535/],
+    ['redis+cluster://:secret@h?x=secret', /without a query/],
+    ['redis+cluster://:secret%zz@h', /percent-encoded/],
+  ] as const) {
+    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
+    t.match(error, why, url)
+    t.same(more, [])
+    t.notMatch(error, /:secret/)
+  }
+})
+
+void t.test('a URL of Sentinels that says less or more than it may is one clear sentence', async (t) => {
+  for (const [url, why] of [
+    ['redis+sentinel://', /allowed: redis\+sentinel:\/\/user:password@host:port,host:port\/master\/db/],
+    ['redis+sentinel:h/m', /allowed: redis\+sentinel/],
+    ['redis+sentinel://h/m#f', /allowed: redis\+sentinel/],
+    ['redis+sentinel://h/m?', /allowed: redis\+sentinel/],
+    ['redis+sentinel://:secret@/m', /allowed: redis\+sentinel/],
+    ['redis+sentinel://:secret@h', /the master's name of letters/],
+    ['redis+sentinel://:secret@h/', /the master's name of letters/],
+    ['redis+sentinel://:secret@h/m/x', /the database a number/],
+    ['redis+sentinel://:secret@h/m m', /the master's name of letters/],
+    ['redis+sentinel://:secret@h,/m', /each a host:port/],
+    ['redis+sentinel://:secret@h:0/m', /a port of 1 to 65535/],
+    ['redis+sentinel://:secret@h:70000/m', /a port of 1 to 65535/],
+    ['redis+sentinel://:secret@::1/m', /IPv6 in brackets/],
+    ['redis+sentinel://:secret@u@h/m', /allowed: redis\+sentinel/],
+    ['redis+sentinel://a:b:secret@h/m', /percent-encoded/],
+    ['redis+sentinel://:secret%@h/m', /percent-encoded/],
+    [
+      'redis+sentinel://h/m?sentinelPassword=secret&password=secret',
+      /of the options sentinelUsername, sentinelPassword, each/,
+    ],
+    ['redis+sentinel://h/m?sentinelPassword=secret&sentinelPassword=secret', /each at most once/],
+  ] as const) {
+    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
+    t.match(error, why, url)
+    t.same(more, [])
+    t.notMatch(error, /secret/)
+  }
+})
+
+void t.test(
+  'a URL of PostgreSQL that says less or more than it may is one clear sentence, without its password',
+  async (t) => {
+    for (const [url, why] of [
+      ['postgres://h/d', /with a user and a database/],
+      ['postgres://u:secret@h', /with a user and a database/],
+      ['postgres://u:secret@h/', /with a user and a database/],
+      ['postgres://u:secret@h/a/b', /with a user and a database/],
+      ['postgres://u:secret@h/%ff', /percent-encoded/],
+      ['postgres://u:%00@h/d', /percent-encoded/],
+      ['postgres://u:secret@/d', /allowed: memory:/],
+      ['postgres://u:secret@h:0/d', /allowed: memory:/],
+      ['postgres://u:secret@h:1,g:2/d', /allowed: memory:/],
+      ['postgres://u:secret@%2Frun/d', /allowed: memory:/],
+      ['postgres://u:secret@h/d#f', /allowed: memory:/],
+      ['postgres:///d', /allowed: memory:/],
+      ['postgres://u:secret@h/d?sslmode=prefer', /sslmode \(disable, require, verify-ca, verify-full\)/],
+      ['postgres://u:secret@h/d?options=-c', /of the options sslmode/],
+      ['postgres://u:secret@h/d?sslmode=require&sslmode=disable', /each at most once/],
+      ['postgres://u:secret@h/d?sslmode=require&sslrootcert=', /of the options/],
+      ['postgres://u:secret@h/d?sslrootcert=/ca.pem', /only with sslmode=require/],
+      [
+        'postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.pem',
+        /sslrootcert only with sslmode=verify-ca/,
+      ],
+      ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
+      ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
+    ] as const) {
+      const loaded = loadConfig({
+        text: '',
+        env: {},
+        flags: { upstream: 'http://a', store: url, service: 'a' },
+      })
+      const [error, ...others] = loaded.ok ? [] : loaded.errors.map(formatConfigError)
+      t.match(error, why, url)
+      t.match(error, /^--store: store\.url: found /)
+      t.same(others, [])
+      t.notMatch(error, /secret/)
+    }
+  },
+)
+
+void t.test('a URL of DynamoDB that says less or more than it may is one clear sentence', async (t) => {
+  for (const [url, why] of [
+    ['dynamodb:', /allowed: dynamodb:\/\/table\?region=name, the table a name of 3 to 255/],
+    ['dynamodb://', /allowed: dynamodb:\/\/table/],
+    ['dynamodb://ab', /3 to 255 letters/],
+    ['dynamodb://u:secret@payments', /without credentials/],
+    ['dynamodb://payments/x', /allowed: dynamodb/],
+    ['dynamodb://payments?', /allowed: dynamodb/],
+    ['dynamodb://payments?region=eu-central-1#x', /allowed: dynamodb/],
+    ['dynamodb://payments?region=Frankfurt', /of the options region, such as eu-central-1/],
+    ['dynamodb://payments?region=eu-west-1&region=eu-west-1', /each at most once/],
+    ['dynamodb://payments?toString=x', /of the options region/],
+    ['dynamodb://payments?endpoint=h:8000', /an http:\/\/ or https:\/\/ origin/],
+    ['dynamodb://payments?endpoint=http://h:0', /origin/],
+    ['dynamodb://payments?endpoint=http://u:secret@h', /origin/],
+    ['dynamodb://payments?endpoint=http://h/path', /origin/],
+  ] as const) {
+    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
+    t.match(error, why, url)
+    t.same(more, [])
+    t.notMatch(error, /secret/)
+  }
+})
+
+void t.test('tiered: takes a store that decides and a cache, both or none', async (t) => {
+  const of = (store: string) => `service: a\n${UPSTREAM}store: { ${store} }\n`
+  const { store } = load(
+    of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }'),
+  )
+  t.match(store, { url: 'postgres://u@h/d', cache: { url: 'redis://c' } })
+  const shown = effective(
+    load(of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }')),
+  )
+  const tiers = { primary: { url: 'postgres://***@h/d' }, cache: { url: 'redis://c' } }
+  t.match(shown, { store: { url: 'tiered:', ...tiers } })
+  t.equal(load(UPSTREAM).store.cache, undefined)
+  const both = /required: store.primary.url, which decides, and store.cache.url/
+  for (const [text, why] of [
+    ['url: "tiered:"', both],
+    ['url: "tiered:", cache: { url: "memory:" }', both],
+    ['url: "tiered:", primary: { url: "redis://h" }', both],
+    ['url: "redis://h", cache: { url: "memory:" }', /found a tier without tiered:/],
+    [
+      'url: "tiered:", primary: { url: "redis://h" }, cache: { url: "memory:" }, migrate: { from: "redis://g", phase: both }',
+      /without a cache/,
+    ],
+    ['url: "redis://h", migrate: { from: "tiered:", phase: both }', /without a cache/],
+    ['url: "tiered://x"', /found "tiered:\/\/x"; allowed: memory:/],
+    [
+      'url: "tiered:", primary: { url: "memory:" }, cache: { url: "memory:" }',
+      /but not memory:, which forgets/,
+    ],
+    ['url: "tiered:", primary: { url: "tiered:" }, cache: { url: "memory:" }', /found "tiered:"; allowed/],
+    ['url: "tiered:", primary: { url: "redis://h" }, cache: { url: "sqlite:a" }', /allowed: memory:, redis:/],
+    ['url: "tiered:", primary: { url: "redis://h" }, cache: { url: "redis:h" }', /allowed: memory:, sqlite/],
+  ] as const)
+    t.ok(
+      errorsOf(of(text)).some((error) => why.test(error)),
+      text,
+    )
 })
 
 void t.test('a configuration file that cannot be read is an error of the configuration', async (t) => {

@@ -1,6 +1,7 @@
 import t from 'tap'
 import { profileDefaults } from '../../src/config/load.ts'
-import { type Action, classify, type Profile } from '../../src/core/policy.ts'
+import { classify } from '../../src/core/classify.ts'
+import type { Action, Profile } from '../../src/core/policy.ts'
 import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
 
 const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']
@@ -303,49 +304,52 @@ routes: [{ name: a, match: { path: /a }, ${scope}${reconcile} }]
   t.notMatch(by('scope: { caller: none }, '), 'reconcile asks by the key alone')
 })
 
-void t.test('a question that another request may answer, or that comes early, is warned of', async (t) => {
-  const asks = (path: string, more = ''): string =>
-    `reconcile: { request: { path: "${path}" }, identity: { /k: "{key}" }, completed: { status: 200 }${more} }`
-  const warnings = (...routes: readonly string[]): string =>
-    load(
-      `unmatched: pass\n${UPSTREAM}routes:\n${routes.map((lines, n) => `  - { name: r${n}, scope: { caller: none }, ${lines} }\n`).join('')}`,
-    ).warnings.join('\n')
-  const one = (name: string) => `match: { methods: [POST], path: /${name} }`
-  t.equal(warnings(`${one('a')}, ${asks('/k/{key}')}`), '')
-  t.match(
-    warnings(`match: { path: /a }, ${asks('/k/{key}')}`),
-    'Route `r0`: reconcile asks by a key that requests of several methods',
-  )
-  t.equal(warnings(`match: { path: /a }, ${asks('/k/{record}').replace('"{key}"', '"{record}"')}`), '')
-  const both = [`${one('a')}, ${asks('/k/{key}')}`, `${one('b')}, ${asks('/k/{key}')}`]
-  t.match(warnings(...both), 'Routes `r0`, `r1`: reconcile asks the same question for equal keys')
-  t.equal(warnings(both[0] as string, `${one('b')}, ${asks('/l/{key}')}`), '')
-  const early = ', notFound: { status: 404 }, after: 59s'
-  t.match(
-    warnings(`${one('a')}, ${asks('/k/{key}', early)}`),
-    'Route `r0`: reconcile.after is less than upstream.timeout (1m), so "not found" counts',
-  )
-  for (const fine of [early.replace('59s', '60s'), ', notFound: { status: 404 }', ', after: 1s'])
-    t.equal(warnings(`${one('a')}, ${asks('/k/{key}', fine)}`), '', fine)
-  for (const scope of ['route', 'none'])
-    t.equal(
+void t.test(
+  'a status query that another request may answer, or that comes early, is warned of',
+  async (t) => {
+    const asks = (path: string, more = ''): string =>
+      `reconcile: { request: { path: "${path}" }, identity: { /k: "{key}" }, completed: { status: 200 }${more} }`
+    const warnings = (...routes: readonly string[]): string =>
       load(
-        `unmatched: pass\n${UPSTREAM}routes:\n  - { name: r, scope: { caller: none, path: ${scope} }, match: { methods: [POST], path: "/a/:id/*" }, ${asks('/k/{key}')} }\n`,
-      ).warnings.length,
-      0,
-      'one set of keys for all paths',
+        `unmatched: pass\n${UPSTREAM}routes:\n${routes.map((lines, n) => `  - { name: r${n}, scope: { caller: none }, ${lines} }\n`).join('')}`,
+      ).warnings.join('\n')
+    const one = (name: string) => `match: { methods: [POST], path: /${name} }`
+    t.equal(warnings(`${one('a')}, ${asks('/k/{key}')}`), '')
+    t.match(
+      warnings(`match: { path: /a }, ${asks('/k/{key}')}`),
+      'Route `r0`: reconcile asks by a key that requests of several methods',
     )
-  t.equal(warnings(`match: { methods: [POST], path: "/a/:id/x" }, ${asks('/a/{:id}/{key}')}`), '')
-  t.equal(
-    warnings(
-      `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('"{key}" }', '"{key}", /a: "{:id}" }')}`,
-    ),
-    '',
-  )
-  t.match(
-    warnings(
-      `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('{ /k: "{key}" }', 'none')}`,
-    ),
-    'identity none',
-  )
-})
+    t.equal(warnings(`match: { path: /a }, ${asks('/k/{record}').replace('"{key}"', '"{record}"')}`), '')
+    const both = [`${one('a')}, ${asks('/k/{key}')}`, `${one('b')}, ${asks('/k/{key}')}`]
+    t.match(warnings(...both), 'Routes `r0`, `r1`: reconcile sends the same status query for equal keys')
+    t.equal(warnings(both[0] as string, `${one('b')}, ${asks('/l/{key}')}`), '')
+    const early = ', notFound: { status: 404 }, after: 59s'
+    t.match(
+      warnings(`${one('a')}, ${asks('/k/{key}', early)}`),
+      'Route `r0`: reconcile.after is less than upstream.timeout (1m), so "not found" counts',
+    )
+    for (const fine of [early.replace('59s', '60s'), ', notFound: { status: 404 }', ', after: 1s'])
+      t.equal(warnings(`${one('a')}, ${asks('/k/{key}', fine)}`), '', fine)
+    for (const scope of ['route', 'none'])
+      t.equal(
+        load(
+          `unmatched: pass\n${UPSTREAM}routes:\n  - { name: r, scope: { caller: none, path: ${scope} }, match: { methods: [POST], path: "/a/:id/*" }, ${asks('/k/{key}')} }\n`,
+        ).warnings.length,
+        0,
+        'one set of keys for all paths',
+      )
+    t.equal(warnings(`match: { methods: [POST], path: "/a/:id/x" }, ${asks('/a/{:id}/{key}')}`), '')
+    t.equal(
+      warnings(
+        `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('"{key}" }', '"{key}", /a: "{:id}" }')}`,
+      ),
+      '',
+    )
+    t.match(
+      warnings(
+        `match: { methods: [POST], path: "/a/:id/x" }, ${asks('/k/{key}').replace('{ /k: "{key}" }', 'none')}`,
+      ),
+      'identity none',
+    )
+  },
+)

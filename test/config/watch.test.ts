@@ -1,4 +1,14 @@
-import { mkdirSync, readFileSync, renameSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs'
+import {
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+} from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
@@ -122,3 +132,37 @@ void t.test('nothing is told of other files, nor once it is closed', async (t) =
   await wait(100)
   t.strictSame(seen, [])
 })
+
+/** Whether the kernel tells this process of what happens in the folder. */
+function isWatched(folder: string): boolean {
+  const inode = `ino:${statSync(folder).ino.toString(16)} `
+  return readdirSync('/proc/self/fdinfo').some((fd) => {
+    try {
+      return readFileSync(`/proc/self/fdinfo/${fd}`, 'utf8').includes(inode)
+    } catch {
+      return false
+    }
+  })
+}
+
+void t.test(
+  'a folder in which others write all the time is left alone until the next poll',
+  { skip: process.platform !== 'linux' },
+  async (t) => {
+    const dir = tempDir(t)
+    const file = join(dir, 'proxy.yaml')
+    writeFileSync(file, '1')
+    const { seen, lost } = watched(t, file, 3000)
+    await until(() => isWatched(dir))
+    for (let n = 0; isWatched(dir); n++) {
+      writeFileSync(join(dir, `idempotency.db-wal${n % 2}`), String(n))
+      await wait(1)
+    }
+    writeFileSync(file, '2')
+    await until(() => seen.at(-1) === '2')
+    await until(() => isWatched(dir))
+    writeFileSync(file, '3')
+    await until(() => seen.at(-1) === '3')
+    t.strictSame(lost, [])
+  },
+)

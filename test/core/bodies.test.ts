@@ -2,9 +2,16 @@ import fc from 'fast-check'
 import t from 'tap'
 import { formContent, multipartContent } from '../../src/core/body/form.ts'
 import { decide } from '../../src/core/decide.ts'
-import { fingerprintOf, type RequestContent, rawDigestOf, recipeOf } from '../../src/core/fingerprint.ts'
+import {
+  Digests,
+  fingerprintOf,
+  type RequestContent,
+  rawDigestOf,
+  recipeOf,
+} from '../../src/core/fingerprint.ts'
 import type { FingerprintPolicy } from '../../src/core/policy.ts'
 import type { Fingerprint } from '../../src/core/record.ts'
+import { atOnce } from '../../src/core/steps.ts'
 import { completed, FINGERPRINT, request } from './fixtures.ts'
 
 const FORM = 'application/x-www-form-urlencoded'
@@ -25,7 +32,7 @@ const form = (body: string | Buffer, type = FORM): string => sent(body, type)
 /** True where the body is read as a form, and not as bytes. */
 const isForm = (body: string | Buffer, type = FORM): boolean => {
   const headers = ['Content-Type', type]
-  return formContent(headers, Buffer.from(body as string)) !== null
+  return atOnce(formContent(headers, Buffer.from(body as string))) !== null
 }
 
 t.test('F15 + and needless escapes do not count', async (t) => {
@@ -268,7 +275,7 @@ function multipart(parts: readonly Part[], boundary: string, end = '--\r\n'): Bu
 const print = (parts: readonly Part[], boundary = 'b1'): string =>
   sent(multipart(parts, boundary), typeOf(boundary))
 const isMultipart = (body: string | Buffer, type: string): boolean =>
-  multipartContent(['Content-Type', type], Buffer.from(body as string)) !== null
+  atOnce(multipartContent(['Content-Type', type], Buffer.from(body as string))) !== null
 
 const UPLOAD = [
   part('Ada', 'owner'),
@@ -413,7 +420,8 @@ t.test('F14 a boundary that parsers read differently is no boundary', async (t) 
     const two = sent(multipart(UPLOAD, 'b2'), type.replaceAll('b1', 'b2'), { body: 'multipart' })
     t.not(sent(body, type, { body: 'multipart' }), two, type)
   }
-  t.notOk(multipartContent(['Content-Type', typeOf('b1'), 'Content-Type', typeOf('b1')], body), 'two lines')
+  const twice = ['Content-Type', typeOf('b1'), 'Content-Type', typeOf('b1')]
+  t.notOk(atOnce(multipartContent(twice, body)), 'two lines')
   const long = 'x'.repeat(71)
   t.notOk(isMultipart(multipart(UPLOAD, long), typeOf(long)), 'RFC 2046: at most 70 characters')
   t.ok(isMultipart(multipart(UPLOAD, long.slice(1)), typeOf(long.slice(1))))
@@ -508,9 +516,7 @@ function meets(
   asked: RequestContent,
   policy: FingerprintPolicy,
 ): string {
-  const recipe = recipeOf(policy)
-  const rawDigestUnder = (other: string): Buffer => rawDigestOf(asked, other)
-  const claim = { fingerprint: fingerprintOf(asked, policy), recipe, rawDigestUnder }
+  const claim = new Digests(asked, asked.body, policy, null)
   return decide(completed(recordOf), claim, { onLeaseExpired: 'unknown' }, 3000).kind
 }
 

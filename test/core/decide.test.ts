@@ -21,22 +21,28 @@ const AT: Millis = 5000
 const LATER: Millis = 8999
 const DROPPED: Millis = 9000
 
-const same: RequestDigests = { fingerprint: FIRST, rawDigestUnder: () => COMMON.rawDigest, recipe: 'recipe' }
+const same: RequestDigests = {
+  recipe: 'recipe',
+  rawDigest: COMMON.rawDigest,
+  fingerprint: FIRST,
+  rawDigestUnder: () => COMMON.rawDigest,
+}
+/** Other bytes. */
+const changed: RequestDigests = { ...same, rawDigest: bytes(8), rawDigestUnder: () => bytes(8) }
 
 /** What a request may have in common with the record. `same`: whether contract §5 calls it the same operation. */
 const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; readonly same: boolean }[] = [
   { what: 'the same request', asked: same, same: true },
   {
     what: 'another spelling: same fingerprint',
-    asked: { ...same, rawDigestUnder: () => bytes(8) },
+    asked: changed,
     same: true,
   },
   {
     what: 'another request',
-    asked: { ...same, fingerprint: OTHER, rawDigestUnder: () => bytes(8) },
+    asked: { ...changed, fingerprint: OTHER },
     same: false,
   },
-  { what: 'another fingerprint, same bytes', asked: { ...same, fingerprint: OTHER }, same: false },
   {
     what: 'another recipe, unchanged request',
     asked: { ...same, fingerprint: OTHER, recipe: 'other' },
@@ -44,12 +50,27 @@ const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; r
   },
   {
     what: 'another recipe, another request',
-    asked: { fingerprint: OTHER, rawDigestUnder: () => bytes(8), recipe: 'other' },
+    asked: { ...changed, fingerprint: OTHER, recipe: 'other' },
+    same: false,
+  },
+  {
+    what: 'an earlier recipe of the same settings, another spelling',
+    asked: { ...changed, fingerprint: OTHER, recipe: 'other', fingerprintUnder: () => FIRST },
+    same: true,
+  },
+  {
+    what: 'an earlier recipe of the same settings, another request',
+    asked: { ...changed, recipe: 'other', fingerprintUnder: () => OTHER },
+    same: false,
+  },
+  {
+    what: 'an earlier recipe of other settings',
+    asked: { ...changed, recipe: 'other', fingerprintUnder: () => null },
     same: false,
   },
   {
     what: 'another recipe, fingerprints equal by chance',
-    asked: { ...same, rawDigestUnder: () => bytes(8), recipe: 'other' },
+    asked: { ...changed, recipe: 'other' },
     same: false,
   },
 ]
@@ -167,7 +188,7 @@ for (const { what, record, cases } of TABLE) {
 }
 
 t.test('F02 another payload is misuse while the first is still running', async (t) => {
-  const asked = { ...same, fingerprint: OTHER }
+  const asked = { ...changed, fingerprint: OTHER }
   t.same(decide(running, asked, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused', read: 'in_progress' })
   t.same(
     decide(failed, asked, { onLeaseExpired: 'unknown' }, NOW),
@@ -177,10 +198,21 @@ t.test('F02 another payload is misuse while the first is still running', async (
 })
 
 t.test('F20 after a change of recipe an unchanged request replays, a changed one is misuse', async (t) => {
-  const unchanged = { fingerprint: OTHER, rawDigestUnder: () => COMMON.rawDigest, recipe: 'new' }
+  const unchanged = { ...same, fingerprint: OTHER, recipe: 'new' }
   t.match(decide(completed(), unchanged, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
-  const changed = { ...unchanged, rawDigestUnder: () => bytes(9) }
-  t.match(decide(completed(), changed, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
+  const other = { ...unchanged, rawDigestUnder: () => bytes(9) }
+  t.match(decide(completed(), other, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
+})
+
+t.test('of the same bytes nobody makes the fingerprint', async (t) => {
+  const asked: RequestDigests = {
+    ...same,
+    get fingerprint(): never {
+      throw new Error('was read')
+    },
+  }
+  t.match(decide(completed(), asked, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
+  t.throws(() => decide(completed({ rawDigest: bytes(8) }), asked, { onLeaseExpired: 'unknown' }, NOW))
 })
 
 t.test('the whole fingerprint is compared', async (t) => {
@@ -188,7 +220,7 @@ t.test('the whole fingerprint is compared', async (t) => {
     const fingerprint = Buffer.from(FIRST) as typeof FIRST
     fingerprint[at] = 99
     t.same(
-      decide(running, { ...same, fingerprint }, { onLeaseExpired: 'unknown' }, NOW),
+      decide(running, { ...changed, fingerprint }, { onLeaseExpired: 'unknown' }, NOW),
       { kind: 'reused', read: 'in_progress' },
       `byte ${at}`,
     )
@@ -236,3 +268,22 @@ void t.test('V08 a clock that went back makes no wait longer than it was', (t) =
   })
   t.end()
 })
+
+void t.test(
+  'past its last look a client is sent away for as long as it has waited, for five minutes at most',
+  async (t) => {
+    const waiting = unknown({ nextLookAt: 10_000, dropAt: 86_400_000 })
+    for (const [late, lookIn] of [
+      [0, 0],
+      [1, 1],
+      [299_999, 299_999],
+      [300_000, 300_000],
+      [300_001, 300_000],
+      [3_600_000, 300_000],
+    ] as const)
+      t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, 10_000 + late), {
+        kind: 'unknown',
+        lookIn,
+      })
+  },
+)

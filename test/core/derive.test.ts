@@ -1,7 +1,8 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { deriveKey } from '../../src/core/key.ts'
+import { derivedParts, deriveKey } from '../../src/core/key.ts'
 import type { DerivePolicy } from '../../src/core/policy.ts'
+import { KEY, keyBody } from './fixtures.ts'
 
 const POLICY: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }
 const BY_HEADER: DerivePolicy = { json: [], form: [], headers: ['x-order', 'x-shop'], bucket: null }
@@ -16,7 +17,10 @@ interface Asked {
 const derive = (
   body: string | Buffer,
   { policy = POLICY, headers = [], caller = CALLER, now = 0 }: Asked = {},
-): string | null => deriveKey(headers, Buffer.from(body as string), caller, policy, now)
+): string | null => {
+  const parts = derivedParts(headers, keyBody(headers, body, { ...KEY, derive: policy }), policy)
+  return parts === null ? null : deriveKey(parts, caller, policy, now)
+}
 const distinct = (keys: readonly (string | null)[]): number =>
   new Set(keys.filter((key) => key !== null)).size
 
@@ -157,6 +161,14 @@ t.test('with a bucket the store’s time counts, rounded down', async (t) => {
   t.not(at(119_999, 60_000), at(120_000, 60_000))
   t.equal(at(0, null), at(120_000, null), 'no bucket: no time')
   t.not(at(0, null), at(0, 60_000))
+})
+
+t.test('a key is derived from a long body', async (t) => {
+  const long = (lines: string): string => `{"order":{"lines":[${`${lines},`.repeat(20_000)}1]}}`
+  const key = derive(long('{"a":1,"b":2}'))
+  t.match(key, /^[A-Za-z0-9_-]{43}$/)
+  t.equal(derive(long('{ "b":2.0, "a":1 }')), key, 'in canonical form')
+  t.not(derive(long('{"a":1,"b":3}')), key)
 })
 
 t.test('two requests have one derived key exactly where what is named is equal', async () => {

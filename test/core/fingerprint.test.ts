@@ -1,12 +1,19 @@
-import { hash } from 'node:crypto'
+import { createHmac, hash } from 'node:crypto'
 import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
-import { mediaType } from '../../src/core/body/content.ts'
-import { fingerprintOf, type RequestContent, rawDigestOf, recipeOf } from '../../src/core/fingerprint.ts'
+import { decide } from '../../src/core/decide.ts'
+import {
+  Digests,
+  fingerprintOf,
+  type RequestContent,
+  rawDigestOf,
+  recipeOf,
+} from '../../src/core/fingerprint.ts'
+import { contentType } from '../../src/core/headers.ts'
 import { frame } from '../../src/core/identity.ts'
 import type { FingerprintPolicy } from '../../src/core/policy.ts'
-import { FINGERPRINT, request } from './fixtures.ts'
+import { completed, FINGERPRINT, request } from './fixtures.ts'
 
 const print = (asked: RequestContent, more: Partial<FingerprintPolicy> = {}): string =>
   fingerprintOf(asked, { ...FINGERPRINT, ...more }).toString('hex')
@@ -123,16 +130,16 @@ t.test('F11 another media type is another operation; charset and letter case do 
 })
 
 t.test('a media type is taken apart at semicolons outside quotes', async (t) => {
-  t.equal(mediaType([]), '')
-  t.equal(mediaType(['Content-Type', '']), '')
-  t.equal(mediaType(['Content-Type', 'a/b; x="1;charset=2"; charset=3']), 'a/b;x="1;charset=2"')
-  t.equal(mediaType(['Content-Type', 'a/b; x="1\\";charset=2"; charset=3']), 'a/b;x="1\\";charset=2"')
-  t.equal(mediaType(['Content-Type', 'a/b; charset="x;y"; z=1']), 'a/b;z=1')
-  t.equal(mediaType(['Content-Type', 'a/b; x="1; charset=2']), 'a/b;x="1; charset=2')
-  t.equal(mediaType(['Content-Type', 'a/b; x="\\']), 'a/b;x="\\')
-  t.equal(mediaType(['Content-Type', 'a/b; charsets=1']), 'a/b;charsets=1')
+  t.equal(contentType([]).media, '')
+  t.equal(contentType(['Content-Type', '']).media, '')
+  t.equal(contentType(['Content-Type', 'a/b; x="1;charset=2"; charset=3']).media, 'a/b;x="1;charset=2"')
+  t.equal(contentType(['Content-Type', 'a/b; x="1\\";charset=2"; charset=3']).media, 'a/b;x="1\\";charset=2"')
+  t.equal(contentType(['Content-Type', 'a/b; charset="x;y"; z=1']).media, 'a/b;z=1')
+  t.equal(contentType(['Content-Type', 'a/b; x="1; charset=2']).media, 'a/b;x="1; charset=2')
+  t.equal(contentType(['Content-Type', 'a/b; x="\\']).media, 'a/b;x="\\')
+  t.equal(contentType(['Content-Type', 'a/b; charsets=1']).media, 'a/b;charsets=1')
   t.equal(
-    mediaType(['Content-Type', 'A/B; Boundary="aB;C"; V=D']),
+    contentType(['Content-Type', 'A/B; Boundary="aB;C"; V=D']).media,
     'a/b;boundary="aB;C";v=d',
     'the letter case of a boundary counts (RFC 2046)',
   )
@@ -384,12 +391,129 @@ t.test('hostile headers, queries and bodies of 1 MiB are read to the end', async
   const size = 1024 * 1024
   for (const part of ['"', '\\"', ';', '; charset', ' ', 'a/b;"', '=', '"\\']) {
     const type = `a/b${part.repeat(size / part.length)}`
-    t.type(mediaType(['Content-Type', type]), 'string')
-    t.type(mediaType(['Content-Type', `${type}"; charset`]), 'string')
+    t.type(contentType(['Content-Type', type]).media, 'string')
+    t.type(contentType(['Content-Type', `${type}"; charset`]).media, 'string')
     t.ok(sent('{}', ['Content-Encoding', type]))
   }
   for (const part of ['&', 'a&', 'a=', 'b=1&a=1&', '%'])
     for (const mode of ['include', 'sorted'] as const) t.ok(queried(part.repeat(size / part.length), mode))
   for (const part of ['[', '{"a":', '1', '"\\', '\xff', ' ', '0.', '1e'])
     t.equal(json(part.repeat(size / part.length), { body: 'json' }).length, 64)
+})
+
+t.test('a fingerprint that is made in steps is the one that is made at once', async (t) => {
+  const text = `[${'{"b":[1.0,"x"],"a":null},'.repeat(10_000)}1]`
+  for (const mode of ['auto', 'json', 'form', 'raw', 'none'] as const)
+    for (const more of [{}, { ignore: ['/0/a'] }, { only: ['/1', '/2/b'] }])
+      for (const body of [Buffer.from(text), Buffer.from(`${text},`)]) {
+        const policy = { ...FINGERPRINT, ...more, body: mode }
+        const digests = new Digests(request(''), body, policy, null)
+        let steps = 1
+        for (const work of [digests.begin(), digests.finish()]) while (work.next().done !== true) steps++
+        t.equal(steps > 5, mode === 'json', `${mode}: ${steps} steps`)
+        t.equal(digests.isLong, mode === 'json' || mode === 'form')
+        const asked = request(body)
+        t.same(digests.fingerprint, fingerprintOf(asked, policy))
+        t.ok(digests.finish().next().done)
+        t.ok(digests.isSameBytes(completed({ recipe: digests.recipe, rawDigest: digests.rawDigest })))
+        t.notOk(digests.isSameBytes(completed({ recipe: digests.recipe })))
+        t.ok(digests.isSameBytes(completed({ recipe: 'other', rawDigest: rawDigestOf(asked, 'other') })))
+      }
+})
+
+t.test('§5 with a secret, fingerprint and raw digest are keyed; the recipe says so', async (t) => {
+  const secret = Buffer.from('a secret of sixteen bytes')
+  const hmac = (digest: Buffer) => createHmac('sha256', secret).update(digest).digest()
+  for (const policy of [FINGERPRINT, { ...FINGERPRINT, headers: ['x-currency'] }])
+    for (const body of ['{"amount":100}', `[${'1,'.repeat(200_000)}1]`]) {
+      const asked = request(body, { headers: ['Content-Type', 'application/json', 'X-Currency', 'EUR'] })
+      const [plain, keyed] = [null, secret].map((key) => new Digests(asked, asked.body, policy, key)) as [
+        Digests,
+        Digests,
+      ]
+      t.equal(keyed.recipe, `keyed.${plain.recipe}`)
+      const steps = keyed.begin()
+      while (steps.next().done !== true);
+      t.same(keyed.rawDigest, hmac(rawDigestOf(asked, plain.recipe)))
+      t.same(keyed.fingerprint, hmac(fingerprintOf(asked, policy)))
+      t.equal(keyed.fingerprint, keyed.fingerprint, 'made once')
+      for (const under of [keyed.recipe, 'keyed.other', 'keyed.other,x-currency'])
+        t.same(keyed.rawDigestUnder(under), hmac(rawDigestOf(asked, under)))
+      t.same(keyed.rawDigestUnder('other'), rawDigestOf(asked, 'other'))
+      const stored = completed({ recipe: keyed.recipe, rawDigest: keyed.rawDigest })
+      t.ok(keyed.isSameBytes(stored))
+      t.notOk(plain.isSameBytes(stored))
+      t.notOk(new Digests(asked, asked.body, policy, Buffer.from('another secret of 16')).isSameBytes(stored))
+    }
+})
+
+t.test('a record from before digests were keyed is compared as it was then', async (t) => {
+  const secret = Buffer.from('a secret of sixteen bytes')
+  const first = request('{"amount":100,"to":"a"}')
+  const { recipe, fingerprint, rawDigest } = new Digests(first, first.body, FINGERPRINT, null)
+  const record = completed({ recipe, fingerprint, rawDigest })
+  const verdict = (body: string, policy = FINGERPRINT) => {
+    const asked = request(body)
+    return decide(record, new Digests(asked, asked.body, policy, secret), { onLeaseExpired: 'unknown' }, 1500)
+      .kind
+  }
+  t.equal(verdict('{"amount":100,"to":"a"}'), 'replay')
+  t.equal(verdict('{ "to": "a", "amount": 1e2 }'), 'replay', 'in another spelling, too')
+  t.equal(verdict('{"amount":101,"to":"a"}'), 'reused')
+  const other = { ...FINGERPRINT, ignore: ['/to'] }
+  t.equal(verdict('{"amount":100,"to":"a"}', other), 'replay', 'other settings: the same bytes')
+  t.equal(verdict('{ "amount":100,"to":"a"}', other), 'reused')
+})
+
+t.test('what a short body becomes is hashed before another one is read', async (t) => {
+  const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json' }
+  // Five times as long in canonical form.
+  const exponents = (digit: number): RequestContent => request(`[${`${digit}e20,`.repeat(12_000)}1]`)
+  const requests = [exponents(1), exponents(2)]
+  const all = requests.map((one) => new Digests(one, one.body, policy, null))
+  const work = all.map((digests) => digests.finish())
+  while (!work.map((steps) => steps.next().done).every((isMade) => isMade));
+  t.same(
+    all.map(({ fingerprint }) => fingerprint),
+    requests.map((one) => fingerprintOf(one, policy)),
+  )
+})
+
+t.test('fingerprints that are made in turns do not mix', async (t) => {
+  const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json' }
+  const asked = (amount: string, size: number): RequestContent =>
+    request(`{"amount":${amount},"fill":"${'x'.repeat(size)}"}`)
+  for (const size of [100, 20_000, 65_000, 70_000, 200_000])
+    for (const amount of ['1', '1.0']) {
+      // As the claims of several requests do it, each a step in a turn of the event loop.
+      const requests = [asked(amount, size), asked('2', size), asked('3.0', 20_000), asked('4.0', 10)]
+      const expected = requests.map((one) => fingerprintOf(one, policy))
+      const all = requests.map((one) => new Digests(one, one.body, policy, null))
+      const work = all.map((digests) => digests.finish())
+      while (!work.map((steps) => steps.next().done).every((isMade) => isMade));
+      t.same(
+        all.map(({ fingerprint }) => fingerprint),
+        expected,
+        `${size} bytes, ${amount}`,
+      )
+    }
+})
+
+void t.test('P18 the memory in which long JSON is read is freed, readable or not', (t) => {
+  const items = Array.from({ length: 50_000 }, (_, n) => `{"b":${n},"a":1e2}`)
+  const members = Array.from({ length: 50_000 }, (_, n) => `"${(n * 7919) % 1_000_003}":1`)
+  for (const [more, text] of [
+    [{}, `[${items.join()}]`],
+    [{ only: ['/0'] }, `[${items.join()}]`],
+    [{}, `[${items.join()},1e999]`],
+    [{}, `{${members.join()}}`],
+  ] as const) {
+    const body = Buffer.from(text)
+    const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json', ...more }
+    const asked = request(body)
+    const before = process.memoryUsage().arrayBuffers
+    fingerprintOf(asked, policy)
+    t.ok(process.memoryUsage().arrayBuffers - before < body.length)
+  }
+  t.end()
 })

@@ -1,4 +1,5 @@
 import type { RequestContent } from '../../src/core/fingerprint.ts'
+import { type KeyBody, readKeyBody } from '../../src/core/key.ts'
 import type { FingerprintPolicy, KeyPolicy, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
 import type {
   Completed,
@@ -9,6 +10,12 @@ import type {
   InProgress,
   Unknown,
 } from '../../src/core/record.ts'
+import { atOnce } from '../../src/core/steps.ts'
+
+/** A body as keys of that policy are read from it. */
+export function keyBody(headers: readonly string[], body: Buffer | string, policy: KeyPolicy): KeyBody {
+  return atOnce(readKeyBody(headers, Buffer.from(body as string), policy, policy.derive !== null))
+}
 
 /** The defaults of contract §10. */
 export const KEY: KeyPolicy = {

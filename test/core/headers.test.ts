@@ -1,5 +1,5 @@
 import t from 'tap'
-import { filterLines, firstOf, hopByHop, linesOf } from '../../src/core/headers.ts'
+import { fieldLines, filterLines, firstOf, hopByHop, linesOf } from '../../src/core/headers.ts'
 
 const LINES = ['Set-Cookie', 'a=1', 'X-A', '1', 'set-cookie', 'b=2', 'X-AB', '2']
 
@@ -10,6 +10,11 @@ t.test('the lines of a header, in order, whatever the letter case of its name', 
   t.same(linesOf(LINES, 'a=1'), [], 'a value is no name')
   t.same(linesOf([], 'x'), [])
   t.same(linesOf(['X-A'], 'x-a'), [], 'a name without a value is no line')
+})
+
+t.test('the lines of a head, without the white space around their values (RFC 9112 §5.1)', async (t) => {
+  const head = 'POST / HTTP/1.1\r\nHost:a\r\nX-A: \t one two \t\r\nX-B: \r\nX-C:c:d'
+  t.same(fieldLines(head, head.indexOf('\r\n')), ['Host', 'a', 'X-A', 'one two', 'X-B', '', 'X-C', 'c:d'])
 })
 
 t.test('the first line of a header', async (t) => {

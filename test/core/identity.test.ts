@@ -397,3 +397,28 @@ t.test('what a caller may spend is counted by service, route and caller, and sho
   for (const name of buckets) t.match(name, /^[A-Za-z0-9_-]{43}$/)
   t.equal(bucket('a', ['b']), buckets[0])
 })
+
+t.test('lines of a header are joined as a list is, cookies as a Cookie line is', async (t) => {
+  const parts = (headers: readonly string[], source: CallerSource): unknown => {
+    const reading = readCaller(headers, explicit(source))
+    return reading.kind === 'caller' ? reading.parts : reading
+  }
+  t.same(parts(['X-Tenant', 'a', 'x-tenant', 'b'], { kind: 'header', name: 'x-tenant' }), ['a, b'])
+  t.same(parts(['Cookie', 'sid=a; sid=b', 'Cookie', 'sid=c'], { kind: 'cookie', name: 'sid' }), ['a; b; c'])
+  t.same(
+    parts(['Cookie', '; sid=a; ;sid'], { kind: 'cookie', name: 'sid' }),
+    ['a'],
+    'and empty ones are none',
+  )
+})
+
+t.test('where the host is part of the scope, it is not taken for a method', async (t) => {
+  const route = scoped({ host: true })
+  const ids = [id({ route, host: 'a' }), id({ route, host: null }), id({ host: 'a' }), id({ method: 'host' })]
+  t.equal(new Set(ids).size, 4)
+  t.equal(
+    id({ route, host: 'api.example.com' }),
+    'AQ311639srwEC-hoTkB85CJF9Tf47zvO3AD0kOsgndA',
+    'and such ids stay what they are',
+  )
+})

@@ -1,9 +1,9 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { decodeUtf8 } from '../../src/core/body/content.ts'
 import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
 import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
-import { at, canonical, type Node, parseLossless, without } from './json-tree.ts'
+import { UsualJson } from '../../src/core/body/json-usual.ts'
+import { at, canonical, decodeUtf8, type Node, parseLossless, without } from './json-tree.ts'
 
 /** Characters and escapes of all kinds: RFC 8785 keeps some escapes, and orders by UTF-16 what UTF-8 orders otherwise. */
 const PIECES = String.raw`a b 0 ~ é € 😀 \n \" \\ \/ \u0041 \u00e9 \u000a \u001f \u001F \u0000 \u007f \u20AC \ud83d\uDE00`
@@ -98,12 +98,43 @@ function textOf(node: Node | null): string | null {
 }
 
 const said = (bytes: Buffer | null | undefined): string | null => bytes?.toString() ?? null
+
+const usual = UsualJson.load()
+/** What the other reader makes of the body, unless it leaves it alone, is `text`. */
+function agrees(bytes: Buffer, text: string | null): boolean {
+  const found = said(usual?.textOf(bytes))
+  return found === null || found === text
+}
+
 const runs = { numRuns: 3000, seed: 19 }
 
 t.test('bytes are read as a tree of values was', async () => {
   fc.assert(
-    fc.property(body, (bytes) => said(canonicalJson(bytes)) === textOf(treeOf(bytes))),
+    fc.property(body, (bytes) => {
+      const text = textOf(treeOf(bytes))
+      return said(canonicalJson(bytes)) === text && agrees(bytes, text)
+    }),
     runs,
+  )
+})
+
+t.test('a body that is read in several steps is read as one that is not', async () => {
+  fc.assert(
+    fc.property(text, gap, pointers, (json, blank, named) => {
+      const items = Math.ceil(70_000 / (json.length + blank.length + 1))
+      const bytes = Buffer.from(
+        `[${Array(items)
+          .fill(json + blank)
+          .join()}]`,
+      )
+      const places = placesOf(named)
+      const tree = treeOf(bytes)
+      const rest = tree && named.reduce((node, pointer) => without(node, pointerTokens(pointer)), tree)
+      return (
+        said(canonicalJson(bytes)) === textOf(tree) && said(canonicalJson(bytes, places)) === textOf(rest)
+      )
+    }),
+    { numRuns: 100, seed: 19 },
   )
 })
 
@@ -144,8 +175,95 @@ t.test('many members are put in order', async () => {
       const members = many.map((name, n) => `${JSON.stringify(name)}:${n}`)
       if (isTwice && members[0] !== undefined) members.push(members[0])
       const bytes = Buffer.from(`{${members.join(',')}}`)
-      return said(canonicalJson(bytes)) === textOf(treeOf(bytes))
+      const text = textOf(treeOf(bytes))
+      return said(canonicalJson(bytes)) === text && agrees(bytes, text)
     }),
     { numRuns: 1000, seed: 19 },
   )
+})
+
+/** Names of a length around that of words, some of which begin others. */
+const member = fc.constantFrom(
+  '',
+  'a',
+  'b',
+  'ab',
+  'abc',
+  'abd',
+  'abcd',
+  'abcde',
+  'é',
+  '😀',
+  'x:',
+  'y"z',
+  '\n:',
+)
+const list = fc
+  .tuple(
+    fc.uniqueArray(member, { maxLength: 6 }),
+    fc.array(
+      fc.tuple(
+        fc.constantFrom('same', 'same', 'same', 'swapped', 'more', 'fewer', 'other', 'twice', 'late colon'),
+        fc.nat(20),
+        fc.constantFrom(
+          '1',
+          '"s"',
+          '[]',
+          '{"ab":1,"a":2}',
+          '[{"b":1,"a":{"d":0,"c":1}},{"b":1,"a":{"d":0,"e":1}}]',
+        ),
+      ),
+      { minLength: 2, maxLength: 8 },
+    ),
+    fc.boolean(),
+  )
+  .map(([usual, items, isEscaped]) => {
+    const objects = items.map(([how, n, value]) => {
+      const own: string[] = [...usual]
+      const place = n % (own.length + 1)
+      if (how === 'swapped') own.push(...own.splice(place, 1))
+      if (how === 'more') own.splice(place, 0, `more ${n}`)
+      if (how === 'fewer') own.length = Math.min(own.length, place)
+      if (how === 'other') own[place] = 'other'
+      if (how === 'twice') own.push(own[place] ?? 'a')
+      const colon = how === 'late colon' ? ' : ' : ':'
+      const spell = (name: string): string =>
+        JSON.stringify(name).replace('a', isEscaped && n % 3 === 0 ? '\\u0061' : 'a')
+      return `{${own.map((name, m) => `${spell(name)}${colon}${(n + m) % 4 === 0 ? value : m}`).join(',')}}`
+    })
+    return Buffer.from(`[${objects.join(',')}]`)
+  })
+
+t.test('objects that begin as the one before them', async () => {
+  fc.assert(
+    fc.property(list, pointers, (bytes, named) => {
+      const places = placesOf(named)
+      const tree = treeOf(bytes)
+      const rest = tree && named.reduce((node, pointer) => without(node, pointerTokens(pointer)), tree)
+      return (
+        said(canonicalJson(bytes)) === textOf(tree) &&
+        said(canonicalJson(bytes, places)) === textOf(rest) &&
+        agrees(bytes, textOf(tree))
+      )
+    }),
+    runs,
+  )
+  const wide = (count: number, last: string): string =>
+    `{${Array.from({ length: count }, (_, n) => `"${(n * 7) % count}n":${n}`).join()},"${last}":0}`
+  for (const count of [30, 31, 32, 100]) {
+    const bytes = Buffer.from(`[${[wide(count, 'z'), wide(count, 'z'), wide(count, '3')].join()}]`)
+    t.equal(said(canonicalJson(bytes)), textOf(treeOf(bytes)), `${count} members`)
+    t.ok(agrees(bytes, textOf(treeOf(bytes))), `${count} members`)
+  }
+})
+
+t.test('what a list of another body had is not remembered', async () => {
+  const first = Buffer.from('[{"b":1,"a":2},{"b":1,"a":2}]')
+  const second = Buffer.from('[{"a":1,"b":2},{"b":1,"a":2}]')
+  for (const bytes of [first, second, first, second])
+    t.equal(said(canonicalJson(bytes)), textOf(treeOf(bytes)))
+  for (const bytes of [first, second, first, second])
+    t.equal(said(usual?.textOf(bytes)), textOf(treeOf(bytes)))
+  // A name without its escape, and what was behind that, must not make a name with a line feed in it valid.
+  t.equal(canonicalJson(Buffer.from('[{"\\u000a:xyz":1},{"\n:xyz":1}]')), null)
 })

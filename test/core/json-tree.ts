@@ -218,3 +218,14 @@ function decimal(literal: string): string {
   if (end === 0) return '0'
   return `${sign}${digits.slice(0, end)}e${Number(exponent) - fraction.length + digits.length - end}`
 }
+
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
+
+/** As UTF-8, byte order mark included; null: it is not UTF-8. */
+export function decodeUtf8(bytes: Buffer): string | null {
+  try {
+    return UTF8.decode(bytes)
+  } catch {
+    return null
+  }
+}

@@ -1,14 +1,20 @@
 import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
-import { canonicalJson, canonicalValues, MAX_DEPTH } from '../../src/core/body/json.ts'
+import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
 import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
+import { MAX_DEPTH } from '../../src/core/body/json-scalars.ts'
+import { UsualJson } from '../../src/core/body/json-usual.ts'
 import { canonical, parseLossless } from './json-tree.ts'
+
+const usual = UsualJson.load()
 
 /** Canonical text, or null where the text has none that keeps everything. */
 function form(text: string): string | null {
   const found = canonicalJson(Buffer.from(text))?.toString() ?? null
   if (found !== slowly(text)) throw new Error(`${text}: ${found} instead of ${slowly(text)}`)
+  const other = usual?.textOf(Buffer.from(text))?.toString() ?? found
+  if (other !== found) throw new Error(`${text}: ${other} of the reader for usual JSON instead of ${found}`)
   return found
 }
 
@@ -270,6 +276,9 @@ t.test('hostile texts of 1 MiB are read to the end', async (t) => {
     [`1e${'9'.repeat(size)}`, false],
     [`${'10'.repeat(size / 2)}1`, false],
     [`[${'1e-1,'.repeat(size / 5)}1]`, true],
+    [`[${'1e20,'.repeat(size / 5)}1]`, true],
+    [`[${'1e20,'.repeat(60_000 / 5)}1]`, true],
+    [`{"b":[${'1e20,'.repeat(60_000 / 5)}1],"a":1}`, true],
     [`"${'\\\\'.repeat(size / 2)}"`, true],
     [`"${'\\'.repeat(size)}1"`, true],
     [`"${'\\'.repeat(size + 1)}"`, false],
@@ -286,6 +295,10 @@ t.test('hostile texts of 1 MiB are read to the end', async (t) => {
     [`[${' '.repeat(size)}x`, false],
     [`{${Array.from({ length: 60_000 }, (_, i) => `"${i}":${i}`).join(',')}}`, true],
     [`{${'"a":1,'.repeat(size / 6)}"a":1}`, false],
+    [`{${Array.from({ length: 60_000 }, (_, i) => `"${(i * 7919) % 60_013}":${i}`).join(',')}}`, true],
+    [`{${Array.from({ length: 60_000 }, (_, i) => `"${(i * 7919) % 59_999}":${i}`).join(',')}}`, false],
+    [`[${'{"b":[1,{"d":1,"c":[]}],"a":{}},'.repeat(size / 32)}1]`, true],
+    [`${'{"b":'.repeat(99)}"${'x'.repeat(size)}"${',"a":1}'.repeat(99)}`, true],
   ]
   for (const [text, has] of rows) t.equal(form(text) !== null, has, `${text.slice(0, 12)}… of ${text.length}`)
 })
@@ -483,4 +496,31 @@ void t.test('objects of many members, which are sorted in another way than those
     t.equal(form(`{${[...members, members[0]].join(',')}}`), null, `${count} members, the first twice`)
     t.equal(form(`{${[members[1], ...members].join(',')}}`), null, `${count} members, the second twice`)
   }
+})
+
+void t.test('objects of so many members that they are put in order in steps', async (t) => {
+  for (const count of [4097, 8191, 8192, 8193, 20_000]) {
+    const members = Array.from({ length: count }, (_, n) => `"${(n * 7919) % 20_011}":[${n},{"b":1,"a":2}]`)
+    const name = (member: string): string => member.split(':')[0] as string
+    const ordered = members
+      .toSorted((a, b) => (name(a) < name(b) ? -1 : 1))
+      .map((member) => member.replace('"b":1,"a":2', '"a":2,"b":1'))
+    t.equal(form(`{${members.join()}}`), `{${ordered.join()}}`, `${count} members`)
+    t.equal(form(`{${members.join(' ,')} }`), `{${ordered.join()}}`, `${count} members, blanks`)
+    // The last one is what the step before the first pause left out.
+    t.equal(
+      String(canonicalJson(Buffer.from(`{${members.join()},"last":1}`), placesOf(['/last']))),
+      `{${ordered.join()}}`,
+      `${count} members and one that is left out`,
+    )
+  }
+})
+
+void t.test('a bug is not taken for JSON that cannot be compared', async (t) => {
+  const broken = placesOf(['/a'])
+  broken.members.get = () => {
+    throw new Error('a bug')
+  }
+  t.throws(() => canonicalJson(Buffer.from('{"a":1}'), broken), { message: 'a bug' })
+  t.equal(String(canonicalJson(Buffer.from('{"a":1}'))), '{"a":1}', 'the next reading is not disturbed')
 })

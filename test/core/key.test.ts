@@ -2,14 +2,14 @@ import fc from 'fast-check'
 import t from 'tap'
 import { carriesKey, type KeyReading, readKey, spells } from '../../src/core/key.ts'
 import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
-import { KEY } from './fixtures.ts'
+import { KEY, keyBody } from './fixtures.ts'
 
 const header = (name: string): KeySource => ({ kind: 'header', name })
 const STRICT: KeyPolicy = { ...KEY, syntax: 'strict' }
 
 /** The key, or why there is none. */
 function read(headers: readonly string[], policy: KeyPolicy = KEY, body: Buffer | null = null): string {
-  const reading: KeyReading = readKey({ headers, query: '' }, policy, body)
+  const reading: KeyReading = readKey({ headers, query: '' }, policy, body && keyBody(headers, body, policy))
   return reading.kind === 'key' ? `key:${reading.key}` : reading.kind
 }
 const value = (line: string, policy: KeyPolicy = KEY): string => read(['Idempotency-Key', line], policy)

@@ -1,7 +1,7 @@
 import t from 'tap'
-import { resolvedDraft } from '../../src/core/outcome.ts'
 import { isKnownUpstream, proofOf } from '../../src/core/reconcile/verify.ts'
 import type { Completed, CompletedResponse, IdempotencyRecord } from '../../src/core/record.ts'
+import { resolvedDraft } from '../../src/core/settle.ts'
 import { draft, newToken } from '../store/fixtures.ts'
 
 const ASKED = {

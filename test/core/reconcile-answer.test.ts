@@ -4,9 +4,9 @@ import type { ReconcilePolicy } from '../../src/core/policy.ts'
 import {
   type AnswerMeaning,
   asksByKey,
-  buildQuestion,
-  type Question,
+  buildStatusQuery,
   readAnswer,
+  type StatusQuery,
 } from '../../src/core/reconcile/answer.ts'
 import type { RecordId, StoredResponse } from '../../src/core/record.ts'
 import { pathParameters } from '../../src/core/route.ts'
@@ -34,10 +34,10 @@ function answer(status: number, body: unknown, headers: readonly string[] = []):
   return { status, reason: 'Fine', headers, body: Buffer.from(text as string), trailers: [] }
 }
 
-function asked(by: ReconcilePolicy, key: string | null): Question {
-  const question = buildQuestion(by, ID, key)
-  if (typeof question === 'string') throw new Error(question)
-  return question
+function asked(by: ReconcilePolicy, key: string | null): StatusQuery {
+  const query = buildStatusQuery(by, ID, key)
+  if (typeof query === 'string') throw new Error(query)
+  return query
 }
 
 const read = (
@@ -47,7 +47,7 @@ const read = (
 ): AnswerMeaning => readAnswer(policy(more), 'response', ID, key, given)
 
 void t.test(
-  'a question: key and record id percent-encoded in the path, as they are in headers',
+  'a status query: key and record id percent-encoded in the path, as they are in headers',
   async (t) => {
     const request = {
       method: 'POST',
@@ -55,13 +55,13 @@ void t.test(
       headers: ['X-{key}', '{key}/{record}/{other}', 'Authorization', 'Bearer secret'],
     }
     const key = `a/b?c=d&e#f%2F {key}{record} $& $1 !'()*"\\~-._`
-    const question = asked(policy({ request }), key)
-    t.equal(question.method, 'POST')
-    const [path = '', query] = question.target.split('?')
+    const query = asked(policy({ request }), key)
+    t.equal(query.method, 'POST')
+    const [path = '', search] = query.target.split('?')
     t.equal(path, `/p/${ID}`)
-    t.match(question.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
-    t.same(new URLSearchParams(query).getAll('k'), [key])
-    t.same(new URLSearchParams(query).getAll('k2'), [key])
+    t.match(query.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
+    t.same(new URLSearchParams(search).getAll('k'), [key])
+    t.same(new URLSearchParams(search).getAll('k2'), [key])
     const own = ['X-{key}', `${key}/${ID}/{other}`, 'Authorization', 'Bearer secret']
     const defaults = [
       'Accept',
@@ -71,7 +71,7 @@ void t.test(
       'Cache-Control',
       'no-cache',
     ]
-    t.same(question.headers, defaults.concat(own))
+    t.same(query.headers, defaults.concat(own))
   },
 )
 
@@ -103,7 +103,11 @@ void t.test(
   async (t) => {
     for (const key of ['.', '..'])
       for (const path of ['/payments/{key}', '/payments/{key}/state', '/payments/{key}?a=1', '/{key}'])
-        t.match(buildQuestion(policy({ request: { ...POLICY.request, path } }), ID, key), /dot segment/, path)
+        t.match(
+          buildStatusQuery(policy({ request: { ...POLICY.request, path } }), ID, key),
+          /dot segment/,
+          path,
+        )
     t.equal(asked(POLICY, '..').target, '/v1/payments?idempotency_key=..')
     t.equal(
       asked(policy({ request: { ...POLICY.request, path: '/p/{key}?b=/../' } }), '...').target,
@@ -122,8 +126,8 @@ void t.test('a header that the route sets takes the place of its default', async
     'cache-control',
     'no-store',
   ]
-  const question = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
-  t.same(question.headers, headers)
+  const query = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
+  t.same(query.headers, headers)
 })
 
 void t.test('"not found" out of a cache says nothing of now', async (t) => {
@@ -151,7 +155,11 @@ void t.test('the key is kept only where it is asked by', async (t) => {
   t.ok(asksByKey(policy({ request: { ...byRecord, headers: ['A', '{key}'] }, identity })))
   t.ok(asksByKey(policy({ request: byRecord })))
   t.equal(asked(policy({ request: byRecord, identity }), null).target, `/p/${ID}`)
-  t.match(buildQuestion(POLICY, ID, null), /key was not kept/, 'a record that has none cannot be asked about')
+  t.match(
+    buildStatusQuery(POLICY, ID, null),
+    /key was not kept/,
+    'a record that has none cannot be asked about',
+  )
 })
 
 const DATED = ['Set-Cookie', 'a=1', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT', 'Content-Type', 'text/json']
@@ -373,21 +381,21 @@ void t.test('segments of the path, by the names of the route', async (t) => {
     request: { method: 'GET', path: '/a/{:id}?k={key}&of={:id}', headers: ['X-Path', '{:id}'] },
     identity: [{ pointer: '/account', value: '{:id}' }],
   })
-  const put = (value: string) => buildQuestion(named, ID, 'k1', new Map([['id', value]]))
+  const put = (value: string) => buildStatusQuery(named, ID, 'k1', new Map([['id', value]]))
   t.match(put('1'), { target: '/a/1?k=k1&of=1' })
   t.match(put('1&k=k2%2Fx'), { target: '/a/1&k=k2%2Fx?k=k1&of=1%26k%3Dk2%2Fx' }, 'data, wherever it stands')
   t.match(put('caf%C3%A9'), { target: '/a/caf%C3%A9?k=k1&of=caf%C3%A9' })
   for (const segment of ['%FF', 'caf%E9', '%C3%A9%FF']) {
     t.match(put(segment), /cannot be asked: :id of the record's path is not UTF-8/)
     t.match(
-      buildQuestion({ ...named, identity: [] }, ID, 'k1', new Map([['id', segment]])),
+      buildStatusQuery({ ...named, identity: [] }, ID, 'k1', new Map([['id', segment]])),
       { target: `/a/${segment}?k=k1&of=${segment}` },
       'byte for byte',
     )
   }
-  t.ok((put('1') as Question).headers.includes('{:id}'), 'not in headers, which cannot carry every text')
+  t.ok((put('1') as StatusQuery).headers.includes('{:id}'), 'not in headers, which cannot carry every text')
   t.match(put('..'), /dot segment/)
-  t.equal(buildQuestion(named, ID, 'k1'), "cannot be asked: the record's path has no :id")
+  t.equal(buildStatusQuery(named, ID, 'k1'), "cannot be asked: the record's path has no :id")
   const completed = [{ status: 200, when: [], json: '', response: { status: null, headers: [] } }]
   const read = (account: string) =>
     readAnswer(

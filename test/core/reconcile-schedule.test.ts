@@ -4,9 +4,9 @@ import {
   claimedAt,
   nextStep,
   pauseAfter,
-  pauseWithoutQuestion,
-  type QuestionResult,
+  pauseWithoutQuery,
   reportAt,
+  type StatusQueryResult,
   waitsOf,
 } from '../../src/core/reconcile/schedule.ts'
 import { newReconciliation, type Reconciliation } from '../../src/core/record.ts'
@@ -32,15 +32,15 @@ const known = (more: Partial<Reconciliation> = {}): Reconciliation => ({
   ...more,
 })
 const step = (
-  heard: QuestionResult,
+  heard: StatusQueryResult,
   before = known(),
   askedAt = SINCE,
   policy = POLICY,
   spellings: 1 | 2 = 1,
 ) => nextStep(policy, before, { first: CLAIMED + policy.after - askedAt, next: 0 }, heard, spellings)
 
-const NOT_FOUND: QuestionResult = { kind: 'not_found' }
-const PENDING: QuestionResult = { kind: 'pending', why: 'status 202' }
+const NOT_FOUND: StatusQueryResult = { kind: 'not_found' }
+const PENDING: StatusQueryResult = { kind: 'pending', why: 'status 202' }
 
 void t.test('backoff from `every`, doubling up to an hour, or `every` where that is longer', async (t) => {
   t.same(
@@ -54,7 +54,7 @@ void t.test('backoff from `every`, doubling up to an hour, or `every` where that
 })
 
 void t.test('where nobody is asked, looks come ever more apart', async (t) => {
-  t.same([-5, 0, 5_000, 60_000, HOUR, 30 * DAY].map(pauseWithoutQuestion), [
+  t.same([-5, 0, 5_000, 60_000, HOUR, 30 * DAY].map(pauseWithoutQuery), [
     5_000,
     5_000,
     5_000,
@@ -77,7 +77,7 @@ void t.test('`after` counts from the claim; of a later attempt, from when it bec
 })
 
 void t.test('O02 completed resolves, whenever it comes', async (t) => {
-  const heard: QuestionResult = { kind: 'completed', result: RESULT }
+  const heard: StatusQueryResult = { kind: 'completed', result: RESULT }
   for (const before of [known(), known({ asked: 19, notFound: 1 })])
     for (const at of [CLAIMED, SINCE])
       t.same(step(heard, before, at), { kind: 'resolved', resolution: heard })
@@ -106,7 +106,7 @@ void t.test('O03 not found counts twice in a row, and never before `after`', asy
 })
 
 void t.test('any other answer breaks the row', async (t) => {
-  const others: [QuestionResult, string][] = [
+  const others: [StatusQueryResult, string][] = [
     [PENDING, 'pending'],
     [{ kind: 'mismatch', why: 'another' }, 'failed'],
     [{ kind: 'unusable', why: 'status 500' }, 'failed'],
@@ -120,7 +120,7 @@ void t.test('any other answer breaks the row', async (t) => {
     })
 })
 
-void t.test('a question that was not sent is not counted', async (t) => {
+void t.test('a status query that was not sent is not counted', async (t) => {
   const before = known({ asked: 19, notFound: 1, answer: 'not found' })
   t.same(step({ kind: 'not_sent', why: 'refused' }, before), {
     kind: 'unknown',
@@ -131,7 +131,7 @@ void t.test('a question that was not sent is not counted', async (t) => {
 })
 
 void t.test(
-  'after `attempts` questions it is dead-lettered, whatever the last answer but a final one',
+  'after `attempts` status queries it is dead-lettered, whatever the last answer but a final one',
   async (t) => {
     for (const heard of [PENDING, NOT_FOUND, { kind: 'unusable', why: 'x' } as const]) {
       t.match(step(heard, known({ asked: 18 })), { result: heard.kind === 'unusable' ? 'failed' : 'pending' })
@@ -145,7 +145,7 @@ void t.test(
   },
 )
 
-void t.test('the last two questions are kept until not found counts', async (t) => {
+void t.test('the last two status queries are kept until not found counts', async (t) => {
   const policy = { ...POLICY, after: HOUR, attempts: 4 }
   const pauses = [0, 1, 2].map((asked) => {
     const next = step(PENDING, known({ asked }), CLAIMED + 1000, policy)

@@ -1,5 +1,6 @@
 import t from 'tap'
-import { type RecordId, readAt, STATES, shortId } from '../../src/core/record.ts'
+import { shortId } from '../../src/core/identity.ts'
+import { type RecordId, readAt, STATES } from '../../src/core/record.ts'
 import { completed, expired, failedRetryable, inProgress, unknown } from './fixtures.ts'
 
 // In the fixtures the lease, the next look and the retention end at 5000, and the record is dropped at 9000.

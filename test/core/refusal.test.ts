@@ -103,3 +103,8 @@ t.test('whatever the detail holds, the body is JSON', async (t) => {
   const detail = 'a "quoted"\n\\ line \u2028 \ud800'
   t.equal(body('upstream_failed', detail)['detail'], detail)
 })
+
+t.test('a problem names the scope in force where it is known, and no other', async (t) => {
+  t.equal(body('idempotency_key_reused', 'why', { scope: 'service, caller' }).scope, 'service, caller')
+  t.notOk(Object.hasOwn(body('idempotency_key_reused', 'why'), 'scope'))
+})

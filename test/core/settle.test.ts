@@ -1,16 +1,25 @@
 import t from 'tap'
-import { withoutResponse } from '../../src/core/outcome.ts'
-import type { CompletedResponse, Outcome } from '../../src/core/record.ts'
+import type { CompletedResponse, Outcome, RecordId } from '../../src/core/record.ts'
 import {
   ACCEPTING,
+  ACCEPTING_UNKNOWN,
   claimDraft,
   claimSpans,
+  completionTerms,
+  heldRecord,
   isFromBefore,
-  judgeRefusal,
+  isRecorded,
+  NOBODY,
   outcomeDraft,
+  outcomeDraftOf,
   outcomeSpans,
+  pendingOutcome,
   type Retention,
+  resolvedDraft,
+  runningRecord,
   statusOf,
+  stillUnknown,
+  withoutResponse,
 } from '../../src/core/settle.ts'
 import {
   bytes,
@@ -128,8 +137,18 @@ t.test(
 
 t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
   t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
-  t.ok(outcomeSpans(UNKNOWN, RETENTION).dueIn > 0)
+  t.equal(outcomeSpans(UNKNOWN, RETENTION).dueIn, 30, 'nobody is asked: a lease later it is looked at')
+  t.equal(outcomeSpans(UNKNOWN, { ...RETENTION, reconcile: { every: 5 } }).dueIn, 5)
 })
+
+t.test(
+  'an upstream that ends its attempt itself is told how long its answer is kept, and how much of it',
+  async (t) => {
+    const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
+    t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
+    t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
+  },
+)
 
 t.test('the status of an answer, kept or not', async (t) => {
   t.equal(statusOf(answered(201)), 201)
@@ -157,27 +176,22 @@ t.test(
         const later = { state, fence: fence + 1, createdAt }
         t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
         t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
-        t.notOk(isFromBefore(found, { ...later, createdAt: createdAt - 1 }), 'a record made later')
+        t.equal(
+          isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
+          found.state === 'failed_retryable' && state !== 'failed_retryable',
+          'a record made later: nothing but one that came to nothing',
+        )
+        t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
       }
   },
 )
 
-t.test('a refused outcome is a duplicate where this attempt completed the record, else stale', async (t) => {
+t.test('a refused outcome is recorded where this attempt completed the record, else stale', async (t) => {
   const token = Buffer.from(COMMON.token)
-  const other = bytes(5, 16)
-  const states = ['completed', 'failed_retryable', 'unknown'] as const
-  for (const state of states) {
-    const judged = judgeRefusal(completed(), { token, state })
-    t.equal(judged, state === 'completed' ? 'duplicate' : 'stale', state)
-    t.equal(
-      judgeRefusal(completed(), { token: other, state }),
-      'stale',
-      `${state}: a newer attempt, or an operator, completed it`,
-    )
-    for (const record of [inProgress(), unknown(), failedRetryable(), expired()])
-      t.equal(judgeRefusal(record, { token: other, state }), 'stale', `${record.state} ${state}`)
-  }
-  t.equal(judgeRefusal(expired(), { token, state: 'completed' }), 'stale')
+  t.ok(isRecorded(completed(), { token }))
+  t.notOk(isRecorded(completed(), { token: bytes(5, 16) }), 'a newer attempt, or an operator, completed it')
+  for (const record of [inProgress(), unknown(), failedRetryable(), expired()])
+    t.notOk(isRecorded(record, { token }), record.state)
 })
 
 void t.test('a resolution without its response: where there is one', async (t) => {
@@ -189,4 +203,101 @@ void t.test('a resolution without its response: where there is one', async (t) =
   })
   t.equal(withoutResponse({ kind: 'completed', result: less }), null)
   t.equal(withoutResponse({ kind: 'not_executed', reason: 'said so' }), null)
+})
+
+t.test(
+  'an uncertain outcome goes over what runs and what may run again, never over what was found out',
+  async (t) => {
+    t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
+  },
+)
+
+t.test('an uncertain outcome of an unknown record says why; its questions and its times stay', async (t) => {
+  const reconciliation = {
+    since: 10,
+    asked: 3,
+    notFound: 1,
+    deadLettered: false,
+    reported: false,
+    answer: '404',
+  }
+  const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
+  const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
+  if (late.state !== 'unknown') throw new Error(late.state)
+  t.same(stillUnknown(found, late, 2000), {
+    draft: { ...late, reconciliation },
+    spans: { dueIn: 3000, dropIn: 7000 },
+  })
+})
+
+t.test(
+  'a resolution keeps the request and the age; completed takes the token away, not executed leaves it',
+  async (t) => {
+    const told = { keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const
+    const found = unknown({ ...told, createdAt: 77, attempts: 3, span: 'a trace', lastError: 'reset' })
+    const { version: _v, updatedAt: _u, dropAt: _d, nextLookAt: _n, leaseExpired: _l, ...rest } = found
+    const { status: _s, reconciliation: _r, span: _span, token, ...kept } = rest
+    t.strictSame(resolvedDraft(found, { kind: 'completed', result: RESULT }), {
+      ...kept,
+      token: Buffer.alloc(16),
+      state: 'completed',
+      result: RESULT,
+      lastError: null,
+    })
+    t.strictSame(resolvedDraft(found, { kind: 'not_executed', reason: 'said so' }), {
+      ...kept,
+      token,
+      state: 'failed_retryable',
+      lastError: 'said so',
+    })
+    const plain = resolvedDraft(unknown(), { kind: 'not_executed', reason: 'said so' })
+    for (const name of ['keySent', 'told', 'toldTo', 'completion']) t.notOk(Object.hasOwn(plain, name), name)
+    t.equal(NOBODY.length, ATTEMPT.token.length, 'as long as a token')
+  },
+)
+
+t.test('a record without the stamps of the store: an outcome, or none', async (t) => {
+  for (const outcome of [DONE, NOT_EXECUTED, UNKNOWN]) {
+    const draft = outcomeDraft(OPERATION, ATTEMPT, outcome, 1234)
+    t.strictSame(outcomeDraftOf(heldRecord(draft)), draft)
+  }
+  t.equal(outcomeDraftOf(inProgress()), null)
+  t.equal(outcomeDraftOf(expired()), null)
+})
+
+t.test('what this replica knows by itself reads as it is, whatever time it is', async (t) => {
+  const stamps = { version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
+  const done = outcomeDraft(OPERATION, ATTEMPT, DONE, 1234)
+  t.strictSame(heldRecord(done), { ...done, ...stamps, expiresAt: Number.POSITIVE_INFINITY })
+  t.strictSame(heldRecord(done, 5000), { ...done, ...stamps, expiresAt: 5000 })
+  const silent = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
+  t.strictSame(heldRecord(silent), { ...silent, ...stamps, nextLookAt: 0 })
+  t.strictSame(heldRecord(silent, 5000), { ...silent, ...stamps, nextLookAt: 0 }, 'it has no retention')
+  const released = outcomeDraft(OPERATION, ATTEMPT, NOT_EXECUTED, 1234)
+  t.strictSame(heldRecord(released), { ...released, ...stamps })
+
+  const attempted = {
+    id: 'A'.repeat(43) as RecordId,
+    operation: OPERATION,
+    attempt: ATTEMPT,
+    createdAt: 1234,
+  }
+  const route = { ...RETENTION, onLeaseExpired: 'unknown' } as const
+  t.strictSame(runningRecord({ ...attempted, route, ended: null }), {
+    ...claimDraft(OPERATION, ATTEMPT),
+    ...stamps,
+    leaseUntil: 30,
+  })
+  t.strictSame(runningRecord({ ...attempted, route, ended: DONE }), heldRecord(done))
+
+  t.strictSame(pendingOutcome({ ...attempted, route }, DONE, {}), {
+    id: attempted.id,
+    draft: done,
+    spans: outcomeSpans(DONE, RETENTION),
+    claimed: false,
+    withdrawn: false,
+    over: null,
+    onLeaseExpired: 'unknown',
+    usefulFor: 9000,
+  })
 })

@@ -28,28 +28,28 @@ t.test('names spread over the slots, and another salt spreads them otherwise', a
 t.test(
   'X02 nobody has all places: not one address, not one caller; small bounds are not divided',
   async (t) => {
-    const places = new InFlight(7)
     const most = 64
-    const share = Array.from({ length: 60 }, (_, n) => places.enter(most, '10.0.0.1', `caller ${n}`))
+    const places = new InFlight(most, 7)
+    const share = Array.from({ length: 60 }, (_, n) => places.enter('10.0.0.1', `caller ${n}`))
     t.notOk(share.includes(null))
-    t.equal(places.enter(most, '10.0.0.1', 'another'), null, 'its address has its share')
-    const rest = Array.from({ length: 4 }, () => places.enter(most, '10.0.0.2', null))
+    t.equal(places.enter('10.0.0.1', 'another'), null, 'its address has its share')
+    const rest = Array.from({ length: 4 }, () => places.enter('10.0.0.2', null))
     t.notOk(rest.includes(null))
-    t.ok(places.isFull(most))
-    t.equal(places.enter(most, '10.0.0.3', null), null, 'there are no more')
+    t.ok(places.isFull())
+    t.equal(places.enter('10.0.0.3', null), null, 'there are no more')
     for (const leave of [...share, ...rest]) leave?.()
     t.equal(places.count, 0)
 
-    const same = Array.from({ length: 61 }, (_, n) => places.enter(most, `10.0.1.${n}`, 'one caller'))
+    const same = Array.from({ length: 61 }, (_, n) => places.enter(`10.0.1.${n}`, 'one caller'))
     t.strictSame(
       same.map((leave) => leave !== null),
       [...Array.from({ length: 60 }, () => true), false],
     )
-    t.not(places.enter(most, '10.0.1.9', 'another caller'), null)
+    t.not(places.enter('10.0.1.9', 'another caller'), null)
 
-    const few = new InFlight(7)
-    t.not(few.enter(2, 'a', 'c'), null)
-    t.not(few.enter(2, 'a', 'c'), null)
-    t.equal(few.enter(2, 'b', null), null)
+    const few = new InFlight(2, 7)
+    t.not(few.enter('a', 'c'), null)
+    t.not(few.enter('a', 'c'), null)
+    t.equal(few.enter('b', null), null)
   },
 )

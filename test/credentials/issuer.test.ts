@@ -18,7 +18,7 @@ t.test('an issued key is one that every route takes', async (t) => {
   for (const now of [0, NOW, 99_999_999_999_000]) {
     const { key } = await issuer.issue(now)
     t.match(key, /^[A-Za-z0-9_.-]{1,255}$/)
-    t.ok(key.length < 192, `${key.length} characters`)
+    t.ok(key.length <= 200, `${key.length} characters`)
     for (const line of [key, `"${key}"`])
       t.match(readKey({ headers: ['Idempotency-Key', line], query: '' }, policy, null), { kind: 'key', key })
   }

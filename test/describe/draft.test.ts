@@ -64,7 +64,7 @@ void t.test('POST and PATCH become routes, PUT and DELETE that declare a key, no
       ['patch-a', 'PATCH', '/a'],
     ].toSorted((a, b) => (a[2] as string).localeCompare(b[2] as string)),
   )
-  t.match(out, /4 routes of 9 operations/)
+  t.match(out, /4 routes for 9 operations/)
 })
 
 void t.test('paths: parameters, base paths, and what a route cannot say', async (t) => {
@@ -152,7 +152,7 @@ void t.test('names: of operations, unique, of what a metric label takes', async 
     'x',
     'post-root-2',
   ])
-  t.match(commentsOf(out, 'post-f-id'), /Has no operationId: named by its path/)
+  t.match(commentsOf(out, 'post-f-id'), /No operationId: named after its path/)
 })
 
 void t.test('keys: required, optional, of other headers, with their lengths; not described', async (t) => {
@@ -193,9 +193,12 @@ void t.test('keys: required, optional, of other headers, with their lengths; not
     over: ['optional', 'idempotency-key', 1, 255],
     inherited: ['required', 'idempotency-key', 1, 255],
   })
-  t.match(commentsOf(out, 'none'), /No header that carries a key is described/)
-  t.match(commentsOf(out, 'both'), /has the headers X-Idempotency-Key, Idempotency-Key, and requires one/)
-  t.match(commentsOf(out, 'optional'), /DECIDE: required, where every client sends it/)
+  t.match(commentsOf(out, 'none'), /The description has no key header/)
+  t.match(
+    commentsOf(out, 'both'),
+    /lists the headers X-Idempotency-Key, Idempotency-Key and requires one of them/,
+  )
+  t.match(commentsOf(out, 'optional'), /DECIDE: required, if every client sends it/)
 })
 
 void t.test('bodies: how they are compared, and what uploads need', async (t) => {
@@ -228,7 +231,7 @@ void t.test('bodies: how they are compared, and what uploads need', async (t) =>
   for (const name of ['upload', 'mixed', 'image'])
     t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
   for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
-  t.match(commentsOf(out, 'xml'), /Takes application\/xml: compared by media type/)
+  t.match(commentsOf(out, 'xml'), /Accepts application\/xml: compared by media type/)
 })
 
 void t.test(
@@ -281,16 +284,16 @@ components:
       mutual: 'header:x-api-key',
       odd: 'header:authorization',
     })
-    t.match(out, /# Callers are told apart by what the description secures: bearer \(http bearer\)\./)
-    t.match(commentsOf(out, 'either'), /Requests without any are let in, and share one set of keys/)
-    t.match(commentsOf(out, 'open'), /DECIDE: the description lets everybody in here/)
-    t.match(commentsOf(out, 'query'), /what tells callers apart\? query \(query k\) is nothing/)
+    t.match(out, /# Callers are identified by the description's security schemes: bearer \(http bearer\)\./)
+    t.match(commentsOf(out, 'either'), /Requests without any are accepted, and share one key space/)
+    t.match(commentsOf(out, 'open'), /DECIDE: this operation accepts anonymous requests/)
+    t.match(commentsOf(out, 'query'), /what identifies callers\? scope\.caller cannot read query \(query k\)/)
     t.match(
       commentsOf(out, 'signed'),
-      /signed \(header X-Hub-Signature-256, made anew for each request\) is nothing/,
+      /cannot read signed \(header X-Hub-Signature-256, new in each request\)/,
     )
-    t.match(commentsOf(out, 'mutual'), /Not looked at: mutual \(mutualTLS\)/)
-    t.match(commentsOf(out, 'odd'), /odd \(header no token\), unheard \(not described\) is nothing/)
+    t.match(commentsOf(out, 'mutual'), /Not used: mutual \(mutualTLS\)/)
+    t.match(commentsOf(out, 'odd'), /cannot read odd \(header no token\), unheard \(not described\)/)
   },
 )
 
@@ -311,7 +314,8 @@ void t.test('what only a person can say is asked for', async (t) => {
 /chat: { post: { operationId: a4, responses: { "200": { content: { text/event-stream: {} } } } } }
 /jobs: { post: { operationId: a5, deprecated: true, responses: { "202": {} } } }`,
   )
-  for (const name of ['a1', 'findOrders']) t.match(commentsOf(out, name), /Then: key: ignored/, name)
+  for (const name of ['a1', 'findOrders'])
+    t.match(commentsOf(out, name), /looks read-only\. If it is: key: ignored/, name)
   for (const name of ['checkout', 'research']) t.notMatch(commentsOf(out, name), /ignored/, name)
   t.match(commentsOf(out, 'a2'), /GraphQL/)
   t.match(commentsOf(out, 'a3'), /keep: outcome/)

@@ -155,7 +155,7 @@ void t.test('names that objects inherit are nothing', async (t) => {
     out,
     /name: "toString"\n {4}match: \{ methods: \[POST\], path: "\/constructor" \}\n {4}key: optional/,
   )
-  t.match(out, /what tells callers apart\? constructor \(not described\) is nothing/)
+  t.match(out, /what identifies callers\? scope\.caller cannot read constructor \(not described\)/)
   t.match(err, /#\/toString leads to nothing/)
 })
 

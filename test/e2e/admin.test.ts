@@ -161,9 +161,9 @@ for (const kind of STORES)
       {
         event: 'executed',
         count: 1,
-        detail: { status: 201, before: 'absent', after: 'completed', replica: /:\d+$/ },
+        detail: { status: 201, before: 'absent', after: 'completed' },
       },
-      { event: 'replayed', count: 1, detail: { status: 201 } },
+      { event: 'replayed', count: 1, detail: { status: 201, replica: /:\d+$/ } },
       { event: 'misuse', count: 1, detail: { status: 422 } },
     ])
 

@@ -48,6 +48,8 @@ async function world(t: Test, store: string, asks: boolean): Promise<{ upstream:
   const yaml = asks ? route : `${route.slice(0, route.indexOf('    reconcile:'))}\n`
   const [proxy] = await replicas(t, 1, `${adminYaml(t)}\nlimits: { response: 16KiB }\n${yaml}`)
   if (proxy === undefined) throw new Error('no proxy')
+  // Loads the admin API: on a busy machine that takes as long as the upstream may.
+  await ask(proxy, '/v1/records')
   return { upstream, proxy }
 }
 

@@ -4,8 +4,8 @@ import t, { type Test } from 'tap'
 import { configFile, gate, newKey, send, sqliteSnapshot, tempDir, until } from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { post } from '../support/raw.ts'
-import { RedisServer } from '../support/redis.ts'
 import { type Relay, relay } from '../support/relay.ts'
+import { SHARED, type SharedKind, type SharedServer, sharedServers } from '../support/shared.ts'
 import { tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(240_000)
@@ -15,12 +15,14 @@ type Left = 'nothing' | 'claim' | 'answer'
 
 interface World {
   readonly t: Test
-  readonly kind: 'redis' | 'sqlite'
+  readonly kind: SharedKind | 'sqlite'
   readonly key: string
   readonly path: string
   readonly upstream: UpstreamStub
-  /** Between the proxy that is killed and Redis; of no use with SQLite. */
+  /** Between the proxy that is killed and its store; of no use with SQLite. */
   readonly wire: Relay
+  /** In what is sent to the store. */
+  readonly sends: SharedServer['wire']
   /** Where the embedded store is. */
   readonly file: string
   /** Starts the proxy that will be killed. */
@@ -38,7 +40,8 @@ interface Stage {
   readonly kill: (world: World) => Promise<void>
 }
 
-const BOTH = ['redis', 'sqlite'] as const
+const ALL = ['redis', 'postgres', 'sqlite'] as const
+const REMOTE = ['redis', 'postgres'] as const
 const BIG = 4 * 1024 * 1024
 const BODY = '{"amount":1}'
 
@@ -64,15 +67,12 @@ function passing(wire: Relay, way: 'onCommand' | 'onReply', bytes: string, onPie
   return opened
 }
 
-const CLAIM = 'IP\x01\x01'
-const COMPLETION = 'IP\x01\x02'
-
 /** The store has done what that command asks for, and the process never hears of it. */
-async function killBeforeReply(world: World, command: string): Promise<void> {
-  const { wire, t } = world
+async function killBeforeReply(world: World, command: 'claim' | 'outcome'): Promise<void> {
+  const { wire, sends, t } = world
   const proxy = await world.start()
   const replied = gate()
-  const sent = passing(wire, 'onCommand', command, () => {
+  const sent = passing(wire, 'onCommand', sends[command], () => {
     wire.passReplies = false
     wire.onReply = () => replied.open()
   })
@@ -86,7 +86,7 @@ const STAGES: readonly Stage[] = [
   {
     title: 'before the claim: half the body is uploaded',
     id: 'X06',
-    kinds: BOTH,
+    kinds: ALL,
     left: 'nothing',
     executed: 0,
     async kill(world) {
@@ -103,13 +103,13 @@ const STAGES: readonly Stage[] = [
   {
     title: 'before the claim arrived: it is still on its way to the store',
     id: 'X06',
-    kinds: ['redis'],
+    kinds: REMOTE,
     left: 'nothing',
     executed: 0,
     async kill(world) {
-      const { wire, t } = world
+      const { wire, sends, t } = world
       const proxy = await world.start()
-      const sent = passing(wire, 'onCommand', CLAIM, () => {
+      const sent = passing(wire, 'onCommand', sends.claim, () => {
         wire.passCommands = false
       })
       const asked = ask(world, proxy)
@@ -120,15 +120,15 @@ const STAGES: readonly Stage[] = [
   {
     title: 'after the claim, before its reply',
     id: 'X06',
-    kinds: ['redis'],
+    kinds: REMOTE,
     left: 'claim',
     executed: 0,
-    kill: (world) => killBeforeReply(world, CLAIM),
+    kill: (world) => killBeforeReply(world, 'claim'),
   },
   {
     title: 'after the claim, before a connection to the upstream is usable',
     id: 'X06',
-    kinds: BOTH,
+    kinds: ALL,
     left: 'claim',
     executed: 0,
     async kill(world) {
@@ -144,7 +144,7 @@ const STAGES: readonly Stage[] = [
   {
     title: 'after the upstream has read half of the request body',
     id: 'X06',
-    kinds: BOTH,
+    kinds: ALL,
     left: 'claim',
     executed: 0,
     async kill(world) {
@@ -169,7 +169,7 @@ const STAGES: readonly Stage[] = [
   {
     title: 'after the upstream executed, before it answers',
     id: 'X06',
-    kinds: BOTH,
+    kinds: ALL,
     left: 'claim',
     executed: 1,
     async kill(world) {
@@ -182,13 +182,13 @@ const STAGES: readonly Stage[] = [
   {
     title: 'after the upstream answered, before the store has the outcome',
     id: 'X06',
-    kinds: ['redis'],
+    kinds: REMOTE,
     left: 'claim',
     executed: 1,
     async kill(world) {
-      const { wire, t } = world
+      const { wire, sends, t } = world
       const proxy = await world.start()
-      const sent = passing(wire, 'onCommand', COMPLETION, () => {
+      const sent = passing(wire, 'onCommand', sends.outcome, () => {
         wire.passCommands = false
       })
       const asked = ask(world, proxy)
@@ -221,15 +221,15 @@ const STAGES: readonly Stage[] = [
   {
     title: 'after the outcome is stored, before the first byte of the answer',
     id: 'X03 X06',
-    kinds: ['redis'],
+    kinds: REMOTE,
     left: 'answer',
     executed: 1,
-    kill: (world) => killBeforeReply(world, COMPLETION),
+    kill: (world) => killBeforeReply(world, 'outcome'),
   },
   {
     title: 'after half of the answer is delivered',
     id: 'X03 X06',
-    kinds: BOTH,
+    kinds: ALL,
     left: 'answer',
     executed: 1,
     async kill(world) {
@@ -266,13 +266,14 @@ const SUFFIX: Readonly<Record<string, string>> = {
   'after half of the answer is delivered': '/big',
 }
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
+const servers = await sharedServers(t)
 
-for (const kind of BOTH)
-  for (const profile of ['standard', 'strict'] as const)
+// What a profile changes has nothing to do with the store: one is enough for the third.
+for (const kind of [...SHARED, 'sqlite'] as const)
+  for (const profile of kind === 'postgres' ? (['strict'] as const) : (['standard', 'strict'] as const))
     void t.test(`X06 X03 kill -9 at every step: ${kind}, profile ${profile}`, async (t) => {
-      await redis.command('FLUSHALL')
+      const server = kind === 'sqlite' ? null : servers[kind]
+      await server?.clear()
       const dir = tempDir(t)
       const file = `${dir}/store.db`
       const settings = (upstreamUrl: string, store: string) =>
@@ -293,7 +294,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
         response.end(target.endsWith('/big') ? Buffer.alloc(BIG, target) : `done ${target}`)
       })
       t.teardown(() => upstream[Symbol.asyncDispose]())
-      const store = kind === 'redis' ? redis.url : `sqlite:${file}`
+      const store = server?.url ?? `sqlite:${file}`
       const survivor = await proxyProcess(settings(upstream.url, store))
       t.teardown(() => survivor[Symbol.asyncDispose]())
 
@@ -324,12 +325,23 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
 
       for (const stage of stages)
         await t.test(`${stage.id} kill -9 ${stage.title}: a retry at once`, async (t) => {
-          await using wire = await relay(redis.port)
-          const through = kind === 'redis' ? `redis://127.0.0.1:${wire.port}` : store
+          await using wire = await relay(server?.port ?? 0)
+          const through = server?.through(wire.port) ?? store
+          const sends = server?.wire ?? servers.redis.wire
           let doomed: ChildProxy | undefined
           const start = async (url = upstream.url) => (doomed = await proxyProcess(settings(url, through)))
           try {
-            await stage.kill({ t, kind, key: stage.key, path: stage.path, upstream, wire, file, start })
+            await stage.kill({
+              t,
+              kind,
+              key: stage.key,
+              path: stage.path,
+              upstream,
+              wire,
+              sends,
+              file,
+              start,
+            })
           } finally {
             await doomed?.[Symbol.asyncDispose]()
           }

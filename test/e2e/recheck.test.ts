@@ -64,7 +64,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
   t.equal(report.asked?.found.at(-1)?.verdict, 'differs', 'the worst first')
   t.equal(upstream.asked.length, 6, 'once each, and once more where it was not found')
   t.same(
-    upstream.questions.map(({ headers }) => headers.includes('Bearer of-the-proxy')),
+    upstream.queries.map(({ headers }) => headers.includes('Bearer of-the-proxy')),
     Array.from({ length: 6 }, () => true),
   )
   t.same(await redisSnapshot(redis), before, 'nothing was changed')

@@ -1,3 +1,5 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
@@ -171,3 +173,37 @@ for (const kind of ['sqlite', 'redis'] as const)
         for (const proxy of [old, fresh]) t.match(await ask(proxy), { body, replayed: true })
         t.equal(upstream.seen.length, 1)
       })
+
+void t.test(
+  '§5 with a secret no digest of the request is in the store; another spelling replays, another amount does not',
+  async (t) => {
+    const upstream = await heldUpstream(t)
+    const file = join(tempDir(t), 'secret')
+    writeFileSync(file, 'a secret of sixteen bytes')
+    const yaml = yamlOf(upstream, redis.url).replace('store: {', `store: { secretFile: "${file}",`)
+    await using proxy = await proxyInProcess(yaml)
+    await using plain = await proxyInProcess(yamlOf(upstream, redis.url))
+    const [key, body] = [newKey(), '{"amount":1,"to":"a"}']
+    const first = await send(proxy, key, { path: '/fast', body })
+    t.match(await send(proxy, key, { path: '/fast', body: '{"to":"a","amount":1.0}' }), {
+      body: first.body,
+      replayed: true,
+    })
+    reused(t, await send(proxy, key, { path: '/fast', body: '{"amount":2,"to":"a"}' }), 'another amount')
+    const keyed = (await recordsIn(redis.url)) as string[]
+    await send(plain, key, { path: '/fast', body })
+    const all = (await recordsIn(redis.url)) as string[]
+    t.strictSame([keyed.length, all.length], [1, 2])
+    const digestsOf = (record = '') => [
+      record.split(' ')[1]?.slice(126, 190),
+      record.split(' ')[1]?.slice(190, 254),
+    ]
+    const [mine] = keyed.map(digestsOf)
+    const [theirs] = all.filter((record) => !keyed.includes(record)).map(digestsOf)
+    for (const [n, digest] of (mine ?? []).entries()) {
+      t.equal(digest?.length, 64)
+      t.not(digest, theirs?.[n])
+    }
+    t.equal(upstream.seen.length, 2)
+  },
+)

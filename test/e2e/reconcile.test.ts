@@ -2,22 +2,24 @@ import t, { type Test } from 'tap'
 import { type Bank, bank, bankRoute } from '../support/bank.ts'
 import { gate, newKey, send, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
-import { processes, replicas, STORES, storeUrl } from '../support/replicas.ts'
+import { ALL_STORES, processes, replicas, STORES, storeUrl } from '../support/replicas.ts'
+import { emptyPostgres } from '../support/shared.ts'
 
 // Processes start and backoffs pass: longer than tap waits by itself.
 t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
+const postgres = await emptyPostgres(t)
 
 const reconciled = (result: string): string => `idempotency_reconcile_total{route="pay",result="${result}"}`
 
-for (const kind of STORES) {
+for (const kind of ALL_STORES) {
   void t.test(
     `O02 ${kind}: the reconciler learns that it was done; the next retry replays that`,
     async (t) => {
       const upstream = await bank(t)
-      const [proxy] = await replicas(t, 1, bankRoute(upstream.url, storeUrl(t, kind, redis)))
+      const [proxy] = await replicas(t, 1, bankRoute(upstream.url, storeUrl(t, kind, redis, postgres)))
       if (proxy === undefined) throw new Error('no proxy')
       const key = `${newKey()} /?&'{record}`
       const first = await send(proxy, key)
@@ -34,7 +36,7 @@ for (const kind of STORES) {
       t.same([again.status, again.body, [...again.headers]], [retry.status, retry.body, [...retry.headers]])
       t.same(upstream.executed, [key])
       t.same(upstream.asked, [key])
-      const headers = upstream.questions[0]?.headers.map(String) ?? []
+      const headers = upstream.queries[0]?.headers.map(String) ?? []
       t.ok(headers.includes('Bearer of-the-proxy'))
       t.ok(headers.includes(key), 'the key in a header, as it is')
       t.notOk(headers.includes('Bearer alice'), "none of the client's")
@@ -45,7 +47,7 @@ for (const kind of STORES) {
 
 for (const kind of STORES) {
   const started = async (t: Test, upstream: Bank, more: Readonly<Record<string, string>> = {}) => {
-    const [proxy] = await replicas(t, 1, bankRoute(upstream.url, storeUrl(t, kind, redis), more))
+    const [proxy] = await replicas(t, 1, bankRoute(upstream.url, storeUrl(t, kind, redis, postgres), more))
     if (proxy === undefined) throw new Error('no proxy')
     return proxy
   }
@@ -80,7 +82,7 @@ for (const kind of STORES) {
   })
 
   void t.test(
-    `${kind}: after exactly \`attempts\` questions it is dead-lettered, and stays unknown`,
+    `${kind}: after exactly \`attempts\` status queries it is dead-lettered, and stays unknown`,
     async (t) => {
       const upstream = await bank(t)
       upstream.fate = () => 'processing'
@@ -119,12 +121,12 @@ void t.test(
 for (const cache of ['that does as it is told', 'that does not'] as const)
   void t.test(`O03 "not found" out of a cache ${cache} frees nothing`, async (t) => {
     const upstream = await bank(t)
-    // The first question comes before the request has been worked on.
+    // The first status query comes before the request has been worked on.
     upstream.fate = () => (upstream.asked.length > 1 ? 'paid' : 'unheard')
     upstream.trouble = (_key, response) => {
       const { length } = upstream.asked
       const fresh =
-        upstream.questions.at(-1)?.headers.includes('no-cache') && cache === 'that does as it is told'
+        upstream.queries.at(-1)?.headers.includes('no-cache') && cache === 'that does as it is told'
       if (length === 1 || length > 4 || fresh) return false
       response.writeHead(404, { Age: String(length) }).end()
       return true
@@ -214,7 +216,7 @@ void t.test(
   },
 )
 
-void t.test('a replica that is killed over a question: another one asks, later', async (t) => {
+void t.test('a replica that is killed over a status query: another one asks, later', async (t) => {
   const upstream = await bank(t)
   const asked = gate()
   let held = true
@@ -250,7 +252,7 @@ void t.test(
     const yaml = bankRoute(upstream.url, redis.url, { every: '2s' })
     const proxies = await processes(t, 3, yaml)
     const keys = Array.from({ length: 1000 }, newKey)
-    // A first question finds each of them processing, the second one paid.
+    // A first status query finds each of them processing, the second one paid.
     upstream.fate = (key) => (upstream.asked.filter((one) => one === key).length < 2 ? 'processing' : 'paid')
     const left = [...keys]
     const client = async (at: number): Promise<void> => {
@@ -280,7 +282,7 @@ void t.test(
   },
 )
 
-void t.test('a drain waits for the question under way, and begins none', async (t) => {
+void t.test('a drain waits for the status query under way, and begins none', async (t) => {
   const upstream = await bank(t)
   const finish = gate()
   const reached = gate()

@@ -462,6 +462,6 @@ void t.test('the reconciler asks as the new configuration says', async (t) => {
       `, reconcile: { request: { path: "/payments?record={record}" }, identity: none, completed: { status: 200 }, after: 1ms, every: 1s }`,
     ),
   )
-  await until(() => upstream.questions.length > 0)
-  t.match(upstream.questions[0]?.target, /^\/payments\?record=/)
+  await until(() => upstream.queries.length > 0)
+  t.match(upstream.queries[0]?.target, /^\/payments\?record=/)
 })

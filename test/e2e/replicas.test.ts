@@ -1,27 +1,16 @@
 import { existsSync } from 'node:fs'
 import t, { type Test } from 'tap'
-import {
-  configFile,
-  gate,
-  newKey,
-  onlyRecord,
-  type Reply,
-  redisSnapshot,
-  STATE,
-  send,
-  stateOf,
-  tempDir,
-  until,
-} from '../support/e2e.ts'
+import { configFile, gate, newKey, type Reply, STATE, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { SHARED, type SharedServer, sharedServers } from '../support/shared.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
+const servers = await sharedServers(t)
+t.beforeEach(async () => {
+  for (const kind of SHARED) await servers[kind].clear()
+})
 
 /** An upstream whose work on `/slow…` takes until the gate opens; every answer is another one. */
 async function slowUpstream(t: Test) {
@@ -54,11 +43,14 @@ function asExpected(t: Test, replies: readonly Reply[], answer = 'execution 1'):
   }
 }
 
-for (const kind of ['memory', 'sqlite', 'redis'] as const)
+for (const kind of ['memory', 'sqlite', ...SHARED] as const)
   void t.test(`L01 50 simultaneous identical POSTs on one replica execute once: ${kind}`, async (t) => {
     const upstream = await slowUpstream(t)
-    const url = { memory: 'memory:', sqlite: `sqlite:${tempDir(t)}/x.db`, redis: redis.url }[kind]
-    await using proxy = await proxyInProcess(`upstream: { url: "${upstream.url}" }\nstore: { url: "${url}" }`)
+    const embedded = { memory: 'memory:', sqlite: `sqlite:${tempDir(t)}/x.db` }
+    const url = kind in embedded ? embedded[kind as 'memory'] : servers[kind as 'redis'].url
+    await using proxy = await proxyInProcess(
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}", timeout: 10s }`,
+    )
     for (const path of ['/fast', '/slow']) {
       const key = newKey()
       const before = upstream.seen.length
@@ -84,29 +76,30 @@ function losers(asking: readonly Promise<Reply>[]): Promise<Reply>[] {
   return slots.map(({ promise }) => promise)
 }
 
-void t.test('L02 the same over three replicas on one Redis', async (t) => {
-  const upstream = await slowUpstream(t)
-  const replicas = await processes(
-    t,
-    3,
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }`,
-  )
-  const on = (i: number) => replicas[i % 3] as TestProxy
-  for (let round = 0; round < 5; round++) {
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(`L02 the same over three replicas on one ${store.kind}`, async (t) => {
+    const upstream = await slowUpstream(t)
+    const replicas = await processes(
+      t,
+      3,
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}", timeout: 10s }`,
+    )
+    const on = (i: number) => replicas[i % 3] as TestProxy
+    for (let round = 0; round < 5; round++) {
+      const key = newKey()
+      const replies = await Promise.all(Array.from({ length: 50 }, (_, i) => send(on(i), key)))
+      asExpected(t, replies, `execution ${round + 1}`)
+      t.equal(upstream.seen.length, round + 1)
+    }
     const key = newKey()
-    const replies = await Promise.all(Array.from({ length: 50 }, (_, i) => send(on(i), key)))
-    asExpected(t, replies, `execution ${round + 1}`)
-    t.equal(upstream.seen.length, round + 1)
-  }
-  const key = newKey()
-  const asking = Array.from({ length: 50 }, (_, i) => send(on(i), key, { path: '/slow' }))
-  await upstream.arrived(6)
-  t.equal((await Promise.all(losers(asking))).length, 49)
-  upstream.work.open()
-  asExpected(t, await Promise.all(asking), 'execution 6')
-  t.equal(upstream.seen.length, 6)
-  for (const replica of replicas) t.equal((await send(replica, key, { path: '/slow' })).body, 'execution 6')
-})
+    const asking = Array.from({ length: 50 }, (_, i) => send(on(i), key, { path: '/slow' }))
+    await upstream.arrived(6)
+    t.equal((await Promise.all(losers(asking))).length, 49)
+    upstream.work.open()
+    asExpected(t, await Promise.all(asking), 'execution 6')
+    t.equal(upstream.seen.length, 6)
+    for (const replica of replicas) t.equal((await send(replica, key, { path: '/slow' })).body, 'execution 6')
+  })
 
 void t.test('L02 the same over two processes on one file of the embedded store', async (t) => {
   const upstream = await slowUpstream(t)
@@ -121,94 +114,98 @@ void t.test('L02 the same over two processes on one file of the embedded store',
   }
 })
 
-void t.test(
-  'L06 a healthy owner keeps its lease: 409 in progress after more than three leases',
-  async (t) => {
-    const upstream = await slowUpstream(t)
-    await using proxy = await proxyInProcess(
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }\ndefaults: { lease: 1s }`,
-    )
-    const key = newKey()
-    const first = send(proxy, key, { path: '/slow' })
-    await upstream.arrived(1)
-    const claimedAt = (await onlyRecord(redis)).bytes.readUIntBE(32, 6)
-    await until(async () => (await storeTime()) > claimedAt + 3500)
-    const duplicate = await send(proxy, key, { path: '/slow' })
-    t.strictSame([duplicate.status, duplicate.code], [409, 'idempotency_key_in_progress'])
-    t.equal(duplicate.headers.get('retry-after'), '1')
-    upstream.work.open()
-    t.equal((await first).body, 'execution 1')
-    t.ok((await send(proxy, key, { path: '/slow' })).replayed)
-    t.equal(upstream.seen.length, 1)
-  },
-)
-
-async function storeTime(): Promise<number> {
-  const [seconds, micros] = (await redis.command('TIME')) as [string, string]
-  return Number(seconds) * 1000 + Number(micros) / 1000
-}
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `L06 ${store.kind}: a healthy owner keeps its lease: 409 in progress after more than three leases`,
+    async (t) => {
+      const upstream = await slowUpstream(t)
+      await using proxy = await proxyInProcess(
+        `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 1s }`,
+      )
+      const key = newKey()
+      const first = send(proxy, key, { path: '/slow' })
+      await upstream.arrived(1)
+      const claimedAt = (await store.only()).createdAt
+      await until(async () => (await store.time()) > claimedAt + 3500)
+      const duplicate = await send(proxy, key, { path: '/slow' })
+      t.strictSame([duplicate.status, duplicate.code], [409, 'idempotency_key_in_progress'])
+      t.equal(duplicate.headers.get('retry-after'), '1')
+      upstream.work.open()
+      t.equal((await first).body, 'execution 1')
+      t.ok((await send(proxy, key, { path: '/slow' })).replayed)
+      t.equal(upstream.seen.length, 1)
+    },
+  )
 
 /** Resolves when the lease of the only record has lapsed by the store's clock. */
-async function lapsed(): Promise<void> {
-  const due = (await onlyRecord(redis)).bytes.readUIntBE(44, 6)
-  await until(async () => (await storeTime()) > due)
+async function lapsed(store: SharedServer): Promise<void> {
+  const { due } = await store.only()
+  await until(async () => (await store.time()) > due)
 }
 
-for (const policy of ['unknown', 'retry'] as const)
-  void t.test(`L07 L08 the owner is killed mid-flight; onLeaseExpired: ${policy}`, async (t) => {
-    const upstream = await slowUpstream(t)
-    const [owner, other, third] = await processes(
-      t,
-      3,
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }\ndefaults: { lease: 2s, onLeaseExpired: ${policy} }`,
+for (const store of SHARED.map((kind) => servers[kind]))
+  for (const policy of ['unknown', 'retry'] as const)
+    void t.test(
+      `L07 L08 ${store.kind}: the owner is killed mid-flight; onLeaseExpired: ${policy}`,
+      async (t) => {
+        const upstream = await slowUpstream(t)
+        const [owner, other, third] = await processes(
+          t,
+          3,
+          `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 2s, onLeaseExpired: ${policy} }`,
+        )
+        if (!owner || !other || !third) throw new Error('three are started')
+        const key = newKey()
+        const lost = send(owner, key, { path: '/slow' }).catch((error: unknown) => error)
+        await upstream.arrived(1)
+        owner.kill('SIGKILL')
+        t.ok((await lost) instanceof Error)
+        const early = await send(other, key, { path: '/slow' })
+        t.strictSame([early.status, early.code], [409, 'idempotency_key_in_progress'], 'within the lease')
+        const wait = Number(early.headers.get('retry-after'))
+        t.ok(wait >= 1 && wait <= 2, `Retry-After ${wait} is at most the rest of the lease`)
+        await lapsed(store)
+        if (policy === 'unknown') {
+          const first = await send(other, key, { path: '/slow' })
+          t.strictSame(
+            [first.status, first.code],
+            [409, 'idempotency_outcome_unknown'],
+            'it reads as unknown at once',
+          )
+          // The sweeper writes that down within about a second; from then on nothing changes the record.
+          await until(async () => (await store.only()).state === STATE.unknown)
+          const before = await store.snapshot()
+          const late = await Promise.all(
+            Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' })),
+          )
+          for (const { status, code, headers } of late) {
+            t.strictSame([status, code], [409, 'idempotency_outcome_unknown'])
+            t.ok(Number(headers.get('retry-after')) >= 1)
+          }
+          t.equal(upstream.seen.length, 1)
+          t.strictSame(await store.snapshot(), before, 'refused requests write nothing')
+          return
+        }
+        const late = Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' }))
+        await upstream.arrived(2)
+        upstream.work.open()
+        asExpected(t, await Promise.all(late), 'execution 2')
+        t.equal(upstream.seen.length, 2, 'exactly one of twenty executes')
+        t.equal((await send(third, key, { path: '/slow' })).body, 'execution 2')
+        t.equal(
+          (await other.metric('idempotency_claims_total{route="default",result="failed_retry"}')) +
+            (await third.metric('idempotency_claims_total{route="default",result="failed_retry"}')),
+          1,
+        )
+      },
     )
-    if (!owner || !other || !third) throw new Error('three are started')
-    const key = newKey()
-    const lost = send(owner, key, { path: '/slow' }).catch((error: unknown) => error)
-    await upstream.arrived(1)
-    owner.kill('SIGKILL')
-    t.ok((await lost) instanceof Error)
-    const early = await send(other, key, { path: '/slow' })
-    t.strictSame([early.status, early.code], [409, 'idempotency_key_in_progress'], 'within the lease')
-    const wait = Number(early.headers.get('retry-after'))
-    t.ok(wait >= 1 && wait <= 2, `Retry-After ${wait} is at most the rest of the lease`)
-    await lapsed()
-    if (policy === 'unknown') {
-      const first = await send(other, key, { path: '/slow' })
-      t.strictSame(
-        [first.status, first.code],
-        [409, 'idempotency_outcome_unknown'],
-        'it reads as unknown at once',
-      )
-      // The sweeper writes that down within about a second; from then on nothing changes the record.
-      await until(async () => stateOf((await onlyRecord(redis)).bytes) === STATE.unknown)
-      const before = await redisSnapshot(redis)
-      const late = await Promise.all(
-        Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' })),
-      )
-      for (const { status, code, headers } of late) {
-        t.strictSame([status, code], [409, 'idempotency_outcome_unknown'])
-        t.ok(Number(headers.get('retry-after')) >= 1)
-      }
-      t.equal(upstream.seen.length, 1)
-      t.strictSame(await redisSnapshot(redis), before, 'refused requests write nothing')
-      return
-    }
-    const late = Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' }))
-    await upstream.arrived(2)
-    upstream.work.open()
-    asExpected(t, await Promise.all(late), 'execution 2')
-    t.equal(upstream.seen.length, 2, 'exactly one of twenty executes')
-    t.equal((await send(third, key, { path: '/slow' })).body, 'execution 2')
-    t.equal(
-      (await other.metric('idempotency_claims_total{route="default",result="failed_retry"}')) +
-        (await third.metric('idempotency_claims_total{route="default",result="failed_retry"}')),
-      1,
-    )
-  })
 
 /** An owner that is stopped past its lease while a newer attempt takes over (`onLeaseExpired: retry`). */
-async function pausedOwner(t: Test, respond: (n: number) => { status: number; body: string }) {
+async function pausedOwner(
+  t: Test,
+  store: SharedServer,
+  respond: (n: number) => { status: number; body: string },
+) {
   const gates = [gate(), gate()]
   let n = 0
   const upstream = await upstreamStub(async (_seen, response) => {
@@ -221,104 +218,125 @@ async function pausedOwner(t: Test, respond: (n: number) => { status: number; bo
   const [owner, other] = await processes(
     t,
     2,
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }\ndefaults: { lease: 1s, onLeaseExpired: retry }`,
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 1s, onLeaseExpired: retry }`,
   )
   if (!owner || !other) throw new Error('two are started')
   const key = newKey()
   const first = send(owner, key)
   await upstream.arrived(1)
   owner.kill('SIGSTOP')
-  await lapsed()
+  await lapsed(store)
   const second = send(other, key)
   await upstream.arrived(2)
   return { upstream, gates, owner, other, key, first, second }
 }
 
-void t.test('L09 a paused owner whose record a newer attempt completed is stale', async (t) => {
-  const { gates, owner, other, key, first, second } = await pausedOwner(t, (n) => ({
-    status: 201,
-    body: `execution ${n}`,
-  }))
-  gates[1]?.open()
-  t.equal((await second).body, 'execution 2')
-  const before = await redisSnapshot(redis)
-  gates[0]?.open()
-  owner.kill('SIGCONT')
-  const own = await first
-  t.strictSame([own.status, own.body, own.replayed], [201, 'execution 1', false], 'its client is answered')
-  await owner.logged(({ msg }) => msg === 'an outcome came too late and was refused')
-  t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-  t.strictSame(await redisSnapshot(redis), before, 'the record is unchanged')
-  for (const replica of [owner, other]) t.equal((await send(replica, key)).body, 'execution 2')
-})
-
-void t.test('L09 a paused owner meets a newer attempt that is still under way', async (t) => {
-  const { gates, owner, key, first, second, upstream } = await pausedOwner(t, (n) => ({
-    status: 201,
-    body: `execution ${n}`,
-  }))
-  gates[0]?.open()
-  owner.kill('SIGCONT')
-  t.equal((await first).body, 'execution 1')
-  t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-  const meanwhile = await send(owner, key)
-  t.strictSame([meanwhile.status, meanwhile.code], [409, 'idempotency_key_in_progress'])
-  gates[1]?.open()
-  t.equal((await second).body, 'execution 2')
-  t.equal((await send(owner, key)).body, 'execution 2')
-  t.equal(upstream.seen.length, 2)
-})
-
-void t.test('L10 the release of a stale owner does not free the newer claim', async (t) => {
-  const { gates, owner, other, key, first, second, upstream } = await pausedOwner(t, (n) =>
-    n === 1 ? { status: 429, body: 'later' } : { status: 201, body: 'execution 2' },
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `L09 ${store.kind}: a paused owner whose record a newer attempt completed is stale`,
+    async (t) => {
+      const { gates, owner, other, key, first, second } = await pausedOwner(t, store, (n) => ({
+        status: 201,
+        body: `execution ${n}`,
+      }))
+      gates[1]?.open()
+      t.equal((await second).body, 'execution 2')
+      const before = await store.snapshot()
+      gates[0]?.open()
+      owner.kill('SIGCONT')
+      const own = await first
+      t.strictSame(
+        [own.status, own.body, own.replayed],
+        [201, 'execution 1', false],
+        'its client is answered',
+      )
+      await owner.logged(({ msg }) => msg === 'an outcome came too late and was refused')
+      t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
+      t.strictSame(await store.snapshot(), before, 'the record is unchanged')
+      for (const replica of [owner, other]) t.equal((await send(replica, key)).body, 'execution 2')
+    },
   )
-  gates[0]?.open()
-  owner.kill('SIGCONT')
-  t.equal((await first).status, 429, 'the answer of its own upstream call, unchanged')
-  for (const replica of [owner, other]) {
-    const { status, code } = await send(replica, key)
-    t.strictSame([status, code], [409, 'idempotency_key_in_progress'])
-  }
-  gates[1]?.open()
-  t.equal((await second).body, 'execution 2')
-  t.equal(upstream.seen.length, 2)
-})
 
-void t.test('L11 a record that was flushed mid-flight is written again by its outcome', async (t) => {
-  const upstream = await slowUpstream(t)
-  await using proxy = await proxyInProcess(
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }`,
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `L09 ${store.kind}: a paused owner meets a newer attempt that is still under way`,
+    async (t) => {
+      const { gates, owner, key, first, second, upstream } = await pausedOwner(t, store, (n) => ({
+        status: 201,
+        body: `execution ${n}`,
+      }))
+      gates[0]?.open()
+      owner.kill('SIGCONT')
+      t.equal((await first).body, 'execution 1')
+      t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
+      const meanwhile = await send(owner, key)
+      t.strictSame([meanwhile.status, meanwhile.code], [409, 'idempotency_key_in_progress'])
+      gates[1]?.open()
+      t.equal((await second).body, 'execution 2')
+      t.equal((await send(owner, key)).body, 'execution 2')
+      t.equal(upstream.seen.length, 2)
+    },
   )
-  const key = newKey()
-  const first = send(proxy, key, { path: '/slow' })
-  await upstream.arrived(1)
-  const fence = (await onlyRecord(redis)).bytes.readUIntBE(10, 6)
-  await redis.command('FLUSHALL')
-  upstream.work.open()
-  t.equal((await first).body, 'execution 1')
-  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="recovered"}'), 1)
-  const line = await proxy.logged(({ msg }) => /lost a record/.test(String(msg)))
-  t.equal(line['level'], 50, 'logged as an error')
-  t.equal((await onlyRecord(redis)).bytes.readUIntBE(10, 6), fence, 'under the same fence')
-  const retry = await send(proxy, key, { path: '/slow' })
-  t.strictSame([retry.status, retry.replayed, retry.body], [201, true, 'execution 1'])
-  t.equal(upstream.seen.length, 1)
-})
 
-void t.test('L11 what was claimed anew after a flush is not overwritten by the first outcome', async (t) => {
-  const { gates, owner, other, key, first, upstream } = await flushedUnder(t)
-  const second = send(other, key)
-  await upstream.arrived(2)
-  gates[0]?.open()
-  t.equal((await first).body, 'execution 1')
-  t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-  gates[1]?.open()
-  t.equal((await second).body, 'execution 2')
-  t.equal((await send(owner, key)).body, 'execution 2')
-})
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(`L10 ${store.kind}: the release of a stale owner does not free the newer claim`, async (t) => {
+    const { gates, owner, other, key, first, second, upstream } = await pausedOwner(t, store, (n) =>
+      n === 1 ? { status: 429, body: 'later' } : { status: 201, body: 'execution 2' },
+    )
+    gates[0]?.open()
+    owner.kill('SIGCONT')
+    t.equal((await first).status, 429, 'the answer of its own upstream call, unchanged')
+    for (const replica of [owner, other]) {
+      const { status, code } = await send(replica, key)
+      t.strictSame([status, code], [409, 'idempotency_key_in_progress'])
+    }
+    gates[1]?.open()
+    t.equal((await second).body, 'execution 2')
+    t.equal(upstream.seen.length, 2)
+  })
 
-async function flushedUnder(t: Test) {
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `L11 ${store.kind}: a record that was flushed mid-flight is written again by its outcome`,
+    async (t) => {
+      const upstream = await slowUpstream(t)
+      await using proxy = await proxyInProcess(
+        `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }`,
+      )
+      const key = newKey()
+      const first = send(proxy, key, { path: '/slow' })
+      await upstream.arrived(1)
+      const fence = (await store.only()).fence
+      await store.clear()
+      upstream.work.open()
+      t.equal((await first).body, 'execution 1')
+      t.equal(await proxy.metric('idempotency_completions_total{route="default",result="recovered"}'), 1)
+      const line = await proxy.logged(({ msg }) => /lost a record/.test(String(msg)))
+      t.equal(line['level'], 50, 'logged as an error')
+      t.equal((await store.only()).fence, fence, 'under the same fence')
+      const retry = await send(proxy, key, { path: '/slow' })
+      t.strictSame([retry.status, retry.replayed, retry.body], [201, true, 'execution 1'])
+      t.equal(upstream.seen.length, 1)
+    },
+  )
+
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `L11 ${store.kind}: what was claimed anew after a flush is not overwritten by the first outcome`,
+    async (t) => {
+      const { gates, owner, other, key, first, upstream } = await flushedUnder(t, store)
+      const second = send(other, key)
+      await upstream.arrived(2)
+      gates[0]?.open()
+      t.equal((await first).body, 'execution 1')
+      t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
+      gates[1]?.open()
+      t.equal((await second).body, 'execution 2')
+      t.equal((await send(owner, key)).body, 'execution 2')
+    },
+  )
+
+async function flushedUnder(t: Test, store: SharedServer) {
   const gates = [gate(), gate()]
   let n = 0
   const upstream = await upstreamStub(async (_seen, response) => {
@@ -327,13 +345,13 @@ async function flushedUnder(t: Test) {
     response.writeHead(201).end(`execution ${mine + 1}`)
   })
   t.teardown(() => upstream[Symbol.asyncDispose]())
-  const yaml = `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}" }`
+  const yaml = `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }`
   const [owner, other] = [await proxyInProcess(yaml), await proxyInProcess(yaml)]
   for (const one of [owner, other]) t.teardown(() => one[Symbol.asyncDispose]())
   const key = newKey()
   const first = send(owner, key)
   await upstream.arrived(1)
-  await redis.command('FLUSHALL')
+  await store.clear()
   return { gates, owner, other, key, first, upstream }
 }
 
@@ -346,6 +364,7 @@ void t.test(
   'L12 replicas whose clocks differ by 20 minutes agree on leases and retention',
   LIBRARY === undefined ? { skip: 'libfaketime is not installed (apt-get install faketime)' } : {},
   async (t) => {
+    const store = servers.redis
     const upstream = await slowUpstream(t)
     const clock = (FAKETIME: string) => ({
       LD_PRELOAD: LIBRARY as string,
@@ -357,7 +376,7 @@ void t.test(
       t,
       2,
       `upstream: { url: "${upstream.url}", timeout: 3s }
-store: { url: "${redis.url}" }
+store: { url: "${store.url}" }
 defaults: { lease: 2s, ttl: 3s, statusHeader: true }`,
       [clock('-10m'), clock('+10m')],
     )
@@ -368,20 +387,20 @@ defaults: { lease: 2s, ttl: 3s, statusHeader: true }`,
       [behind, ahead],
       [ahead, behind],
     ] as const) {
-      await redis.command('FLUSHALL')
+      await store.clear()
       const key = newKey()
       const done = await send(owner, key)
-      const left = Date.parse(done.headers.get('idempotency-expires') as string) - (await storeTime())
+      const left = Date.parse(done.headers.get('idempotency-expires') as string) - (await store.time())
       t.ok(left > 0 && left <= 3000, `expires in ${left} ms of the store's time`)
       const replay = await send(other, key)
       t.ok(replay.replayed, 'a replica 20 minutes apart replays it')
       t.equal(replay.headers.get('idempotency-expires'), done.headers.get('idempotency-expires'))
       const n = upstream.seen.length
-      await until(async () => (await redis.command('DBSIZE')) === 0)
+      await until(async () => (await store.count()) === 0)
       t.notOk((await send(other, key)).replayed, 'after ttl it executes anew')
       t.equal(upstream.seen.length, n + 1)
     }
-    await redis.command('FLUSHALL')
+    await store.clear()
     const key = newKey()
     const n = upstream.seen.length
     const lost = send(behind, key, { path: '/slow' }).catch((error: unknown) => error)
@@ -390,7 +409,7 @@ defaults: { lease: 2s, ttl: 3s, statusHeader: true }`,
     t.equal(running.code, 'idempotency_key_in_progress', 'ten minutes ahead does not end a lease')
     behind.kill('SIGKILL')
     await lost
-    await lapsed()
+    await lapsed(store)
     t.equal((await send(ahead, key, { path: '/slow' })).code, 'idempotency_outcome_unknown')
     t.equal(upstream.seen.length, n + 1)
   },

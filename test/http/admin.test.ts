@@ -5,9 +5,9 @@ import { type AddressInfo, connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
-import type { AdminAccess } from '../../src/admin/api.ts'
-import { RecordLookup } from '../../src/admin/lookup.ts'
-import { adminServer, type Health, opsServer } from '../../src/http/admin.ts'
+import type { AdminAccess } from '../../src/admin/access.ts'
+import { adminServer, opsServer } from '../../src/http/admin.ts'
+import type { Health } from '../../src/http/health.ts'
 import { Audit } from '../../src/observe/audit.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
@@ -43,7 +43,6 @@ async function access(token: string): Promise<AdminAccess> {
     config,
     records: new Records(store),
     store,
-    subjects: new RecordLookup(config),
     waiters: { tell: () => {} },
     own: { isRunning: () => false, tell: async () => true },
     audit: await Audit.open(null, 'test', () => {}),
@@ -69,7 +68,7 @@ async function listening(server: Server): Promise<{ url: string; port: number } 
 
 void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   const health = new Fake()
-  await using admin = await listening(await adminServer(health, null, noBug))
+  await using admin = await listening(adminServer(health, null, noBug))
   const states = async (): Promise<number[]> =>
     Promise.all(
       ['/livez', '/startupz', '/readyz'].map(async (path) => (await fetch(admin.url + path)).status),
@@ -112,8 +111,8 @@ void t.test(
 
 void t.test('S10 everything but the open paths needs the token; ops has nothing else', async (t) => {
   const health = new Fake()
-  await using admin = await listening(await adminServer(health, await access('right token'), noBug))
-  await using ops = await listening(await opsServer(health, noBug))
+  await using admin = await listening(adminServer(health, await access('right token'), noBug))
+  await using ops = await listening(opsServer(health, noBug))
   for (const path of OPEN)
     for (const base of [admin.url, ops.url]) {
       t.equal((await fetch(`${base}${path}`)).status, 200)
@@ -158,14 +157,14 @@ void t.test('S10 everything but the open paths needs the token; ops has nothing 
 })
 
 void t.test('S10 two Authorization lines do not open the door', async (t) => {
-  await using admin = await listening(await adminServer(new Fake(), await access('right'), noBug))
+  await using admin = await listening(adminServer(new Fake(), await access('right'), noBug))
   const lines = 'Authorization: Bearer wrong\r\nAuthorization: Bearer right\r\n'
   const answer = await rawRequest(admin.port, `GET /v1/records HTTP/1.1\r\nHost: a\r\n${lines}\r\n`)
   t.equal(answer.status, 401)
 })
 
 void t.test('O10 GET and HEAD alone', async (t) => {
-  await using ops = await listening(await opsServer(new Fake(), noBug))
+  await using ops = await listening(opsServer(new Fake(), noBug))
   for (const path of OPEN) {
     for (const method of ['POST', 'PUT', 'DELETE', 'OPTIONS', 'PATCH']) {
       const answer = await fetch(`${ops.url}${path}`, { method })
@@ -187,7 +186,7 @@ void t.test('O10 GET and HEAD alone', async (t) => {
 void t.test('O10 a path that fails is answered 500, and the listener lives on', async (t) => {
   const health = new Fake()
   Object.assign(health, { store: () => Promise.reject(new Error('a bug')) })
-  await using ops = await listening(await opsServer(health, noBug))
+  await using ops = await listening(opsServer(health, noBug))
   t.equal((await fetch(`${ops.url}/readyz`)).status, 500)
   t.equal((await fetch(`${ops.url}/livez`)).status, 200)
 })

@@ -43,6 +43,24 @@ void t.test(
   },
 )
 
+void t.test(
+  '§6 a refusal of a request that is whole keeps its connection for as long as others do',
+  async (t) => {
+    await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+    await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
+    const client = open(proxy.port)
+    for (const body of ['{}', '']) {
+      client.write(post('/p', null, body))
+      t.equal((await readAnswer(client)).status, 400)
+      // Longer than the rest of a body is waited for.
+      await new Promise((resolve) => setTimeout(resolve, 1200))
+    }
+    client.write(post('/p', 'k', '{}'))
+    t.equal((await readAnswer(client)).status, 201)
+    client.destroy()
+  },
+)
+
 void t.test('§6 the rest of a small body that does not come ends the connection', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, { routes: REQUIRED })

@@ -8,25 +8,17 @@ import { readCaller, recordId } from '../../src/core/identity.ts'
 import { readKey } from '../../src/core/key.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { parseTarget } from '../../src/core/route.ts'
+import { keyBody } from '../core/fixtures.ts'
 import { tempDir } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
+import { mulberry32 } from '../support/random.ts'
 import { tcpStub } from '../support/upstream.ts'
 
 /** Generated heads (HEADS=5000 SEED=…). */
 const RUNS = Number(process.env['HEADS'] ?? 400)
 const SEED = Number(process.env['SEED'] ?? 20_261_122)
 
-/** Mulberry32: the same heads for the same seed. */
-function randomBy(seed: number): () => number {
-  let state = seed
-  return () => {
-    state = (state + 0x6d2b79f5) | 0
-    let x = Math.imul(state ^ (state >>> 15), 1 | state)
-    x = (x + Math.imul(x ^ (x >>> 7), 61 | x)) ^ x
-    return ((x ^ (x >>> 14)) >>> 0) / 2 ** 32
-  }
-}
-const random = randomBy(SEED)
+const random = mulberry32(SEED)
 const upTo = (n: number): number => Math.floor(random() * n)
 const pick = <T>(from: readonly T[]): T => from[upTo(from.length)] as T
 const chance = (p: number): boolean => random() < p
@@ -241,7 +233,7 @@ void t.test(`P24 V06 odd heads: the record says what the upstream heard (SEED=${
       if (linesOf(headers, 'x-forwarded-for').join() !== '127.0.0.1')
         t.fail(`not our X-Forwarded-For: ${what}`)
       const [id] = linesOf(headers, 'idempotency-record')
-      const reading = readKey({ headers, query: target.query }, route.key, body)
+      const reading = readKey({ headers, query: target.query }, route.key, keyBody(headers, body, route.key))
       if (id === undefined) {
         const protects = route.match.methods.includes(method) && target.path === '/p'
         if (protects && reading.kind !== 'missing') t.fail(`a key passed the guard: ${what}`)

@@ -30,6 +30,8 @@ void t.test('X02 limits.buffered: no room for a body is refused; what was execut
     more: 'limits: { request: 2KiB, response: 4KiB, buffered: 4KiB }\nproblems: { baseUrl: "urn:idempotency-proxy:" }',
     routes: '{ name: r, match: { path: /p } }',
   })
+  // The first scrape loads code, which may take longer than an upload may stand still.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   // Uploads under way fill the room.
   const fillers = Array.from({ length: 3 }, (_, i) => {
     const client = connect(proxy.port, '127.0.0.1')
@@ -64,6 +66,8 @@ void t.test('X02 no room for a response: it goes live and is recorded as done', 
   await using proxy = await proxyBefore(peer, {
     more: 'limits: { request: 2KiB, response: 4000B, buffered: 4KiB }',
   })
+  // The first scrape loads code, which may take longer than an upload may stand still.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const client = connect(proxy.port, '127.0.0.1')
   client.on('error', () => {})
   client.write(

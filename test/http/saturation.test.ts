@@ -61,6 +61,8 @@ void t.test('X02 uploads that get on are not given up for others', async (t) => 
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 40KiB, response: 8KiB, buffered: 64KiB }',
   })
+  // The first scrape loads code, which may take longer than an upload may stand still.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const steady = open(proxy.port, post('/p', 'steady', 'x'.repeat(40_960)).slice(0, -36_864))
   const stalled = open(proxy.port, short('stalled', 30_000))
   await until(async () => (await proxy.metric('idempotency_buffered_bytes')) > 33_000)
@@ -112,6 +114,8 @@ void t.test('X02 one address cannot take all of limits.buffered; alone, one body
   })
   t.equal((await rawRequest(proxy.port, post('/p', 'whole', 'x'.repeat(65_000)))).status, 201)
   const from = (address: string): string[] => [`X-Forwarded-For: ${address}`]
+  // The first scrape loads code, which may take longer than an upload may stand still.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const first = open(proxy.port, short('first', 40_000, from('10.0.0.1')))
   await metricIs(proxy, 'idempotency_buffered_bytes', 39_999)
   const [greedy, other] = await Promise.all([

@@ -1,16 +1,20 @@
 import { once } from 'node:events'
-import { createServer, type RequestListener } from 'node:http'
+import { createServer } from 'node:http'
 import { type AddressInfo, connect } from 'node:net'
 import t from 'tap'
 import { refusal } from '../../src/core/refusal.ts'
+import { StreamRequest, type StreamResponse } from '../../src/http/request.ts'
 import { ResponseWriter } from '../../src/http/write.ts'
 import { post, readAnswer } from '../support/raw.ts'
 
 async function serving(
-  answer: RequestListener,
+  answer: (request: StreamRequest, response: StreamResponse) => void,
   keepAliveTimeout = 60_000,
 ): Promise<{ port: number } & AsyncDisposable> {
-  const server = createServer({ keepAliveTimeout, keepAliveTimeoutBuffer: 0 }, answer).listen(0, '127.0.0.1')
+  const server = createServer(
+    { keepAliveTimeout, keepAliveTimeoutBuffer: 0, IncomingMessage: StreamRequest },
+    answer,
+  ).listen(0, '127.0.0.1')
   await once(server, 'listening')
   return {
     port: (server.address() as AddressInfo).port,

@@ -287,6 +287,17 @@ void t.test('several processes write to one file at once: one chain, and nothing
   t.ok(kept.size >= 2599)
 })
 
+void t.test('a change that waits for the lock does not delay the end, and is not made', async (t) => {
+  const file = fileIn(t)
+  const audit = await Audit.open(file, 'test', () => {})
+  const release = lockFile(`${file}.lock`)
+  const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
+  await audit.close()
+  await refused
+  release?.()
+  t.equal(readFileSync(file, 'utf8'), '')
+})
+
 void t.test('a lock that is never given back keeps changes from being made', async (t) => {
   const file = fileIn(t)
   const audit = await Audit.open(file, 'test', () => {})

@@ -5,13 +5,8 @@ import type { RecordId } from '../../src/core/record.ts'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { shadowObserver } from '../../src/observe/observer.ts'
-import {
-  type Execution,
-  newProgress,
-  type RequestSummary,
-  type ShadowSummary,
-  summarize,
-} from '../../src/protect/request.ts'
+import { newProgress, summarize } from '../../src/protect/guard.ts'
+import { type Execution, type RequestSummary, type ShadowSummary } from '../../src/protect/request.ts'
 import type { Note } from '../../src/store/register.ts'
 
 const id = 'a'.repeat(43) as RecordId
@@ -46,31 +41,89 @@ function trace(over: Partial<RequestSummary>): ShadowSummary {
 
 const EXECUTED = { outcome: 'executed', before: 'absent', fence: 7, upstreamMs: 12.6 } as const
 
-void t.test('a usual request is one line, whatever it did before it was answered', async (t) => {
+void t.test('nothing is written of a usual first execution: the record says it', async (t) => {
   const { history, written } = setup()
   history.began(run(7, 'absent'))
   history.completed('stored', id)
   history.answered(trace(EXECUTED))
+  await history.flush()
+  t.same(written, [])
   history.answered(trace({ outcome: 'replayed' }))
   await history.flush()
-  t.equal(written.length, 1)
-  const notes = written[0]?.[1] ?? []
-  t.match(
-    notes.map(({ tag, count }) => [tag, count]),
-    [
-      ['executed:7', 1],
-      ['replayed:host:1', 1],
-    ],
-  )
+  t.match(written, [[id, [{ tag: 'replayed:host:1', count: 1 }]]])
+})
+
+void t.test('a retry that executed is one line, whatever it did before it was answered', async (t) => {
+  const { history, written } = setup()
+  history.began(run(7, 'failed_retryable'))
+  history.completed('stored', id)
+  history.answered(trace({ ...EXECUTED, before: 'failed_retryable' }))
+  await history.flush()
+  const [[, notes] = [id, []]] = written
+  t.match(notes, [{ tag: 'executed:7', count: 1 }])
   t.same(JSON.parse(notes[0]?.text ?? ''), {
     replica: 'host:1',
     fence: 7,
     status: 201,
     upstreamMs: 13,
-    before: 'absent',
+    before: 'failed_retryable',
     after: 'completed',
   })
   t.ok((notes[0]?.firstAgo ?? 0) >= (notes[0]?.lastAgo ?? 0))
+})
+
+void t.test('a first execution is written where anything else happens while it runs', async (t) => {
+  const { history, written } = setup()
+  const tags = () => written.splice(0).flatMap(([, notes]) => notes.map(({ tag }) => tag))
+  // A flush: what was begun must survive a crash.
+  history.began(run(7, 'absent'))
+  await history.flush()
+  history.completed('stored', id)
+  history.answered(trace(EXECUTED))
+  await history.flush()
+  t.same(tags(), ['claimed:7', 'settled:stored', 'executed:7'])
+
+  history.began(run(7, 'absent'))
+  history.answered(trace({ outcome: 'in_progress', status: 409, after: 'in_progress' }))
+  history.completed('stored', id)
+  history.answered(trace(EXECUTED))
+  await history.flush()
+  t.same(tags(), ['claimed:7', 'in_progress:host:1', 'settled:stored', 'executed:7'])
+
+  // Shadow mode, which answers nobody; a client that was answered early; a store that had lost the record.
+  history.began(run(7, 'absent'))
+  history.completed('stored', id)
+  history.add(id, 'shadowed', 'first', {})
+  history.began(run(8, 'absent'))
+  history.answered(trace({ ...EXECUTED, fence: 8, outcome: 'upstream_slow' }))
+  history.completed('stored', id)
+  history.began(run(9, 'absent'))
+  history.completed('recovered', id)
+  history.answered(trace({ ...EXECUTED, fence: 9 }))
+  await history.flush()
+  t.same(
+    tags().join(' '),
+    'claimed:7 settled:stored shadowed:first claimed:8 upstream_slow:8 settled:stored claimed:9 settled:recovered executed:9',
+  )
+
+  // Claimed again at once: the record had gone.
+  history.began(run(7, 'absent'))
+  history.completed('stored', id)
+  history.began(run(8, 'absent'))
+  history.completed('stored', id)
+  history.completed('stored', id)
+  history.answered(trace({ ...EXECUTED, fence: 8 }))
+  await history.flush()
+  t.same(tags(), ['claimed:7', 'settled:stored', 'claimed:8', 'settled:stored', 'executed:8'])
+})
+
+void t.test('what began since the last flush is given time to end the usual way', async (t) => {
+  const { history, written } = setup()
+  history.began(run(7, 'absent'))
+  await history.flush(60_000)
+  t.same(written, [])
+  await history.close()
+  t.match(written, [[id, [{ tag: 'claimed:7' }]]])
 })
 
 void t.test('what is not usual keeps every line', async (t) => {
@@ -187,4 +240,21 @@ void t.test('written by itself after a while; one flush at a time', async (t) =>
   await history.close()
   t.equal(at, 2)
   clearInterval(alive)
+})
+
+void t.test('what is under way when it closes is written, though a flush by the timer is', async (t) => {
+  const { promise: stored, resolve } = Promise.withResolvers<boolean>()
+  const written: Note[][] = []
+  const { history, lost } = setup((_, notes) => {
+    written.push([...notes])
+    return stored
+  })
+  history.answered(trace({ outcome: 'replayed' }))
+  const flushed = history.flush(60_000)
+  history.began(run(7, 'absent'))
+  const closed = history.close()
+  resolve(true)
+  await Promise.all([flushed, closed])
+  t.match(written, [[{ tag: 'replayed:host:1' }], [{ tag: 'claimed:7' }]])
+  t.same(lost, [])
 })

@@ -1,8 +1,9 @@
 import { spawnSync } from 'node:child_process'
 import { setTimeout as wait } from 'node:timers/promises'
 import t from 'tap'
-import { METRICS } from '../../src/observe/metrics.ts'
+import { METRICS, Metrics } from '../../src/observe/metrics.ts'
 import { newKey, send } from '../support/e2e.ts'
+import { failNextImport } from '../support/imports.ts'
 import { WITHOUT } from '../support/prometheus.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'
@@ -22,7 +23,7 @@ void t.test('every counter by route begins at 0, so that its first event is an i
     ([name, { kind, labels }]) =>
       kind === 'counter' && labels[0] === 'route' && name !== 'idempotency_shadow_total',
   )
-  t.equal(counters.length, 8)
+  t.equal(counters.length, 9)
   for (const route of ['pay', 'default'])
     for (const [name] of counters) {
       if (route === 'default' && name === 'idempotency_reconcile_total') continue
@@ -103,7 +104,7 @@ routes:
     /lease_expired_total.*unresolved_expiring_total/,
     'of records that it left before',
   )
-  t.equal(of('ignored').length, 3)
+  t.equal(of('ignored').length, 4)
   t.notMatch(of('shadowed').join(), /claims|prevented|reconcile|shadow_total/)
   t.match(
     of('shadowed').join(),
@@ -160,4 +161,11 @@ void t.test('metrics.defaults: false leaves the metrics of Node out, and what al
   )
   const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
   t.ok(age >= 0 && age < 3600, 'of this process')
+})
+
+void t.test('a library of metrics that could not be loaded is loaded by the next scrape', async (t) => {
+  const metrics = new Metrics()
+  failNextImport('prom-client')
+  await t.rejects(metrics.exposition(), { message: 'too many open files' })
+  t.match((await metrics.exposition()).text, 'idempotency_build_info')
 })

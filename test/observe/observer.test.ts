@@ -3,7 +3,8 @@ import t from 'tap'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
-import { newProgress, type RequestSummary, summarize } from '../../src/protect/request.ts'
+import { newProgress, summarize } from '../../src/protect/guard.ts'
+import { type RequestSummary } from '../../src/protect/request.ts'
 
 /** The levels of the lines that these requests give. */
 function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
@@ -13,7 +14,7 @@ function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
     { write: (line: string) => void levels.push(JSON.parse(line).level) },
   )
   const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
-  const heard = observer(new Metrics(false), logger, history, () => {})
+  const heard = observer(new Metrics(false), logger, history, { completed() {} })
   for (const { route = 'pay', ...trace } of traces)
     heard.answered({
       ...summarize(

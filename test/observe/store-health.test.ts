@@ -1,17 +1,31 @@
 import { pino } from 'pino'
 import t from 'tap'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { StoreHealth } from '../../src/observe/store-health.ts'
-import type { StoreTraits } from '../../src/store/register.ts'
+import { StoreHealth } from '../../src/observe/observer.ts'
+import { memoryStore } from '../../src/store/memory.ts'
+import {
+  CorruptRecord,
+  type Store,
+  type StoreTraits,
+  StoreUnavailable,
+  Unreplicated,
+} from '../../src/store/register.ts'
 
 const log = pino({ level: 'silent' })
-const traits = (evicts: boolean | null): StoreTraits => ({ durable: true, evicts, findings: [] })
+const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
+const traits = (evicts: boolean | null): StoreTraits => ({
+  durable: true,
+  evicts,
+  forgets: null,
+  hasIdentity: true,
+  findings: [],
+})
 
 /** A store whose answers the test gives, one after the other. */
 function asked() {
   const waiting: PromiseWithResolvers<StoreTraits>[] = []
-  const store = {
-    name: 'redis',
+  const store: Store = {
+    ...memory(),
     traits: () => {
       const reply = Promise.withResolvers<StoreTraits>()
       waiting.push(reply)
@@ -27,9 +41,9 @@ void t.test('V09 only a store that says that it does not evict is fit for strict
     [true, true],
     [null, true],
   ] as const) {
-    const store = { name: 'redis', traits: async () => traits(evicts) }
+    const store = { ...memory(), traits: async () => traits(evicts) }
     const fitness = new StoreHealth(store.name, new Metrics(), log)
-    await fitness.watch(store)
+    await fitness.watch(store, 2000)
     t.teardown(() => fitness.stop())
     t.equal(fitness.mayEvict(), mayEvict, `evicts: ${evicts}`)
   }
@@ -38,7 +52,7 @@ void t.test('V09 only a store that says that it does not evict is fit for strict
 void t.test('V09 an answer from before a reconnect says nothing about the server of now', async (t) => {
   const { store, waiting } = asked()
   const fitness = new StoreHealth(store.name, new Metrics(), log)
-  const watching = fitness.watch(store)
+  const watching = fitness.watch(store, 2000)
   waiting[0]?.resolve(traits(false))
   await watching
   t.teardown(() => fitness.stop())
@@ -53,4 +67,115 @@ void t.test('V09 an answer from before a reconnect says nothing about the server
   waiting[2]?.reject(new Error('down'))
   await new Promise(setImmediate)
   t.equal(fitness.mayEvict(), true)
+})
+
+void t.test(
+  'V09 the grade and its reasons are logged when they change, and a store that hands a key out twice is unfit',
+  async (t) => {
+    const lines: string[] = []
+    const told = pino(
+      {},
+      { write: (line: string) => void lines.push((JSON.parse(line) as { msg: string }).msg) },
+    )
+    const metrics = new Metrics()
+    const gradeOf = async () =>
+      /^idempotency_store_grade\{store="memory"\} (\d)$/m.exec((await metrics.exposition()).text)?.[1]
+    let now: Partial<StoreTraits> = {}
+    let handsOut = false
+    const sound = memory()
+    const store: Store = {
+      ...sound,
+      traits: async () => ({ ...traits(false), ...now }),
+      put: (id, bytes, spans, entry) => (handsOut ? memory() : sound).put(id, bytes, spans, entry),
+    }
+    const health = new StoreHealth('memory', metrics, told)
+    t.teardown(() => health.stop())
+    await health.watch(store, 2000)
+    t.equal(await gradeOf(), '3')
+    const again = async () => {
+      const before = lines.length
+      health.checkAgain()
+      for (let turns = 0; turns < 50; turns++) await new Promise(setImmediate)
+      return lines.slice(before)
+    }
+    t.same(await again(), [], 'nothing has changed')
+    now = { durable: false, findings: ['appendonly is off'] }
+    t.same(await again(), ['the store is graded volatile', 'appendonly is off'])
+    t.equal(await gradeOf(), '1')
+    t.equal(health.mayEvict(), false)
+    now = {}
+    t.same(await again(), ['the store is graded strict'])
+    handsOut = true
+    t.same(await again(), [], 'it is proven once')
+    const other = new StoreHealth('memory', metrics, told)
+    t.teardown(() => other.stop())
+    await other.watch(store, 2000)
+    t.match(lines.slice(-2), ['the store is graded unfit', /hands out a key that is taken/])
+    t.equal(await gradeOf(), '0')
+    t.equal(other.mayEvict(), true, 'strict is not served')
+  },
+)
+
+void t.test('graces are counted as they begin', async (t) => {
+  const metrics = new Metrics()
+  const health = new StoreHealth('redis', metrics, log)
+  for (const left of [0, 2000, 1500, 0, 0, 700, 0]) health.onHeld(left)
+  t.match((await metrics.exposition()).text, /^idempotency_store_graces_total\{store="redis"\} 2$/m)
+})
+
+void t.test('operations are timed, failures counted, and say whether the store is up', async (t) => {
+  const metrics = new Metrics(false)
+  const health = new StoreHealth('redis', metrics, log)
+  const values = async (name: string) =>
+    (await metrics.exposition()).text.split('\n').filter((line) => line.startsWith(name))
+  t.strictSame(await values('idempotency_store_operation_seconds_count'), [])
+  health.onOperation('put', 2, null)
+  health.onOperation('put', 3, new CorruptRecord('bad'))
+  health.onOperation('note', 3, new StoreUnavailable('down', true))
+  t.strictSame(await values('idempotency_store_operation_seconds_count'), [
+    'idempotency_store_operation_seconds_count{store="redis",operation="put"} 2',
+  ])
+  t.strictSame(await values('idempotency_store_errors_total'), [
+    'idempotency_store_errors_total{store="redis"} 1',
+  ])
+  t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 1'])
+  health.onOperation('get', 3, new StoreUnavailable('down', true))
+  t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 0'])
+  t.strictSame(await values('idempotency_store_errors_total'), [
+    'idempotency_store_errors_total{store="redis"} 2',
+  ])
+})
+
+void t.test('claims that wait in vain are counted, and told once', async (t) => {
+  const lines: string[] = []
+  const told = pino(
+    {},
+    { write: (line: string) => void lines.push((JSON.parse(line) as { msg: string }).msg) },
+  )
+  const metrics = new Metrics()
+  const health = new StoreHealth('redis', metrics, told)
+  health.startWaits()
+  const waits = async () => {
+    const { text } = await metrics.exposition()
+    return [...text.matchAll(/^idempotency_store_waits_total\{.*result="(.*)"\} (\d+)$/gm)].map((match) => [
+      match[1],
+      Number(match[2]),
+    ])
+  }
+  t.strictSame(await waits(), [
+    ['satisfied', 0],
+    ['unsatisfied', 0],
+  ])
+  for (const satisfied of [true, false, false, true, true]) health.onWaited(satisfied)
+  t.strictSame(await waits(), [
+    ['satisfied', 3],
+    ['unsatisfied', 2],
+  ])
+  t.strictSame(lines, [
+    'claims do not reach the replicas (store.wait): they are withdrawn, answered 503',
+    'claims reach the replicas again (store.wait)',
+  ])
+  health.onOperation('put', 1, new Unreplicated('no replica has it'))
+  t.match((await metrics.exposition()).text, /idempotency_store_up\{store="redis"\} 1/, 'the store answers')
+  t.match((await metrics.exposition()).text, /idempotency_store_errors_total\{store="redis"\} 0/)
 })

@@ -33,6 +33,7 @@ if (typeof tools === 'string') {
 const secrets = mkdtempSync(join(tmpdir(), 'charts-secret-'))
 t.teardown(() => rmSync(secrets, { recursive: true, force: true }))
 writeFileSync(join(secrets, 'secret'), 'x'.repeat(64))
+writeFileSync(join(secrets, 'key'), Buffer.alloc(32, 0x80))
 
 const helms = Object.entries(tools.helm).map(([name, path]) => ({ name, charts: new Charts(path) }))
 const charts = helms[0]?.charts as Charts
@@ -103,6 +104,7 @@ function configurationIn(t: Test, objects: readonly Manifest[]): Config | null {
   const text = map['data'][container.args[1].split('/').at(-1)]
     .replace('/etc/idempotency-proxy-admin/token', join(secrets, 'secret'))
     .replace('/etc/idempotency-proxy-record-ids/secret', join(secrets, 'secret'))
+    .replaceAll(/\/etc\/idempotency-proxy-encryption\/\w+/g, join(secrets, 'key'))
     .replace('/var/spool/idempotency-proxy/outcomes', join(secrets, 'spool'))
   const loaded = loadConfig({ file: 'proxy.yaml', text, env, flags: {} })
   t.ok(loaded.ok, 'the proxy accepts it', { errors: loaded.ok ? [] : loaded.errors.map(formatConfigError) })
@@ -234,6 +236,12 @@ void t.test(
   },
 )
 
+/** `store` of the configuration that the chart has made. */
+function storeIn(name: string): unknown {
+  const [text = ''] = Object.values(of(name, 'ConfigMap')[0]?.['data'] as Record<string, string>)
+  return parse(text).store
+}
+
 void t.test('each scenario is what its file says', async (t) => {
   const seen: Record<string, (t: Test) => void> = {
     'idempotency-proxy: least'(t) {
@@ -289,6 +297,22 @@ void t.test('each scenario is what its file says', async (t) => {
         { name: 'PROBLEMS_URL' },
       ])
       t.notMatch(JSON.stringify(of(name, 'ConfigMap')), /redis:\/\//)
+      t.match(
+        pod.volumes.find(({ name }: { name: string }) => name === 'idempotency-proxy-encryption'),
+        {
+          secret: {
+            secretName: 'payments-encryption',
+            items: [
+              { key: 'k2026', path: 'k2026' },
+              { key: 'k2025', path: 'k2025' },
+            ],
+          },
+        },
+      )
+      t.same(
+        configurationIn(t, rendered.get(name) as Manifest[])?.store.encryption.keys.map(({ id }) => id),
+        ['k2026', 'k2025'],
+      )
       t.match(deployment['spec'].template.metadata.annotations, {
         'example.com/team': 'payments',
         'checksum/idempotency-proxy': /^[0-9a-f]{64}$/,
@@ -310,6 +334,42 @@ void t.test('each scenario is what its file says', async (t) => {
         secretName: 'redis-ca',
         items: [{ key: 'tls-ca.pem', path: 'tls-ca.pem' }],
       })
+    },
+    'idempotency-proxy: redis-sentinel'(t) {
+      const name = 'idempotency-proxy: redis-sentinel'
+      const { container } = proxyIn(rendered.get(name) as Manifest[])
+      t.match(container.env, [
+        { name: 'STORE_URL', valueFrom: { secretKeyRef: { name: 'payments-redis', key: 'url' } } },
+      ])
+      t.same(storeIn(name), {
+        url: '${STORE_URL}',
+        grace: '2s',
+        wait: { replicas: 1, timeout: '100ms' },
+      })
+      t.same(
+        of(name, 'NetworkPolicy')[0]
+          ?.['spec'].egress.slice(1)
+          .map((rule: Manifest) => rule['ports'][0].port),
+        [8080, 26_379, 6379],
+      )
+    },
+    'idempotency-proxy: redis-cluster'(t) {
+      const name = 'idempotency-proxy: redis-cluster'
+      const { container } = proxyIn(rendered.get(name) as Manifest[])
+      t.match(container.env, [
+        { value: /^rediss\+cluster:\/\/redis-0\..*,redis-1\./ },
+        { name: 'NODE_EXTRA_CA_CERTS', value: '/etc/idempotency-proxy-ca/ca.crt' },
+      ])
+      t.match(storeIn(name), { grace: '2s', wait: { replicas: 'all' } })
+    },
+    'idempotency-proxy: postgres'(t) {
+      const name = 'idempotency-proxy: postgres'
+      const { container } = proxyIn(rendered.get(name) as Manifest[])
+      t.match(container.env, [
+        { name: 'STORE_URL', valueFrom: { secretKeyRef: { name: 'payments-database', key: 'url' } } },
+        { name: 'NODE_EXTRA_CA_CERTS' },
+      ])
+      t.match(storeIn(name), { grace: '2s', timeout: '1s' })
     },
     'idempotency-proxy: embedded'(t) {
       const { deployment, container, pod } = proxyIn(
@@ -553,6 +613,9 @@ const REFUSED: readonly (readonly [Chart, string, ...string[]])[] = [
   ['idempotency-proxy', 'is set by the chart: use idempotencyProxy.port', `${P}.config.listen=0.0.0.0:1`],
   ['idempotency-proxy', 'is set by the chart', `${P}.config.upstream.timeout=5s`],
   ['idempotency-proxy', 'is set by the chart', `${P}.config.store.url=memory:`],
+  ['idempotency-proxy', 'is set by the chart', `${P}.config.store.encryption.keys[0].id=a`],
+  ['idempotency-proxy', 'both existingSecret and keys', `${P}.store.encryption.existingSecret=x`],
+  ['idempotency-proxy', 'both existingSecret and keys', `${P}.store.encryption.keys[0]=a`],
   ['idempotency-proxy', 'is set by the chart', `${P}.config.admin.tokenFile=/x`],
   ['idempotency-proxy', 'is set by the chart', `${P}.config.drain.delay=1s`],
   ['idempotency-proxy', 'not both', `${P}.existingConfigMap.name=x`, `${P}.config.unmatched=pass`],

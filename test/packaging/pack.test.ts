@@ -43,6 +43,8 @@ void tap.test('npm pack makes a tarball of what a user needs and nothing else', 
   for (const wanted of [
     'package.json',
     'dist/cli.js',
+    'dist/THIRD-PARTY.txt',
+    'dist/store/sqlite-worker.js',
     'dist/admin/page/index.html',
     'dist/admin/page/page.js',
   ])

@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { build } from '../../scripts/build.ts'
 
 t.setTimeout(120_000)
 
@@ -81,6 +82,24 @@ void t.test('every production dependency is under a permissive licence', async (
     t.ok(PERMISSIVE.includes(String(license)), `${path}: ${license}`)
 })
 
+void t.test('the bundle takes from them alone, and says from whom, with the licence', async (t) => {
+  const into = t.testdir()
+  await build(into)
+  const [...parts] = readFileSync(join(into, 'THIRD-PARTY.txt'), 'utf8').split(`${'='.repeat(80)}\n`)
+  t.ok(parts.length > 50, `${parts.length} packages`)
+  for (const part of parts) {
+    const [, bundled = '', license] = /^(\S+@\S+) \((.+)\)\n/.exec(part) ?? []
+    t.ok(INSTALLED.includes(bundled), bundled)
+    t.ok(PERMISSIVE.includes(String(license)), `${bundled}: ${license}`)
+  }
+  t.notMatch(parts.join(''), '@opentelemetry/api@', 'the user’s SDK has to find it')
+  const files = readdirSync(into, { recursive: true, encoding: 'utf8' }).filter((file) =>
+    file.endsWith('.js'),
+  )
+  for (const file of files)
+    t.notMatch(readFileSync(join(into, file), 'utf8'), ROOT, `${file} names no folder`)
+})
+
 void t.test('none of them asks for a notice to be passed on', async (t) => {
   const notices = production.flatMap(([path]) =>
     readdirSync(join(ROOT, path))
@@ -134,4 +153,12 @@ void t.test('the image says what it is, and its bases can be pinned by one argum
   t.match(proxy, `ARG VERSION=${version}\n`)
   for (const [, image] of dockerfile.matchAll(/^FROM (\S+)/gm)) t.equal(image, '${NODE_IMAGE}')
   t.match(/^ARG NODE_IMAGE=(\S+)$/m.exec(dockerfile)?.[1], /^node:24-slim(@sha256:[0-9a-f]{64})?$/)
+})
+
+void t.test('the daemon is sent what the Dockerfile copies, and nothing else', async (t) => {
+  const copied = [...read('Dockerfile').matchAll(/^COPY (?!--from)(.+) \S+$/gm)].flatMap(([, from = '']) =>
+    from.split(' '),
+  )
+  const sent = [...read('.dockerignore').matchAll(/^!(.+)$/gm)].map(([, path]) => path)
+  t.same(new Set(sent), new Set(copied))
 })

@@ -94,7 +94,7 @@ scenario(
     await row(page, first).waitFor()
     t.match(
       await row(page, first).innerText(),
-      /POST \/v1\/payments\s+create-payment\s+.*UND_ERR_SOCKET.*\s+nobody asks/s,
+      /POST \/v1\/payments\s+create-payment\s+.*closed the connection.*\s+nobody asks/s,
     )
     t.equal(await row(page, dead).count(), 0)
     const tile = async (id: string) => Number(await page.locator(`#count-${id} .value`).innerText())

@@ -1,6 +1,6 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import t from 'tap'
-import { PAGE_FILES } from '../../src/http/admin.ts'
+import { PAGE_FILES } from '../../src/http/admin-app.ts'
 import { adminYaml } from '../support/admin.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'

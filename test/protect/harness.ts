@@ -6,33 +6,31 @@ import type { VerifiedToken } from '../../src/core/identity.ts'
 import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
-import { Latency } from '../../src/protect/answers.ts'
-import { RecentGrants } from '../../src/protect/existing.ts'
-import { guard } from '../../src/protect/guard.ts'
-import { KeyChurn } from '../../src/protect/key-churn.ts'
+import { guard, newProgress } from '../../src/protect/guard.ts'
 import { Leases } from '../../src/protect/leases.ts'
 import type { Ports } from '../../src/protect/ports.ts'
+import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import {
   type Answer,
   type BodyReading,
   type Execution,
-  newProgress,
   type Observer,
   type ProtectedRequest,
   type RequestSummary,
 } from '../../src/protect/request.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
-import { KeyedMutex } from '../../src/runtime/keyed-mutex.ts'
 import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
+import { KeyedMutex, type Soon } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
-import { decodeRecord, readStamps } from '../../src/store/codec.ts'
+import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
   type Condition,
+  type Entry,
   type GetReply,
   type Listing,
   type Note,
@@ -43,6 +41,7 @@ import {
   type StoreTraits,
   StoreUnavailable,
   type SwapReply,
+  Unreplicated,
 } from '../../src/store/register.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
 
@@ -107,10 +106,19 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
 
 /**
  * What becomes of one call of the store. `lost`: applied, its reply never comes; `dropped`: never arrives, which the caller
- * cannot tell from it; `late`: the same, and it arrives when {@link Store.arrive} says so; `dead` and `dead_applied`: the
- * caller never hears of it again.
+ * cannot tell from it; `late`: the same, and it arrives when {@link Store.arrive} says so; `unreplicated`: a claim is applied, and no
+ * replica has it, while other calls go well; `dead` and `dead_applied`: the caller never hears of it again.
  */
-export type Fault = 'down' | 'full' | 'lost' | 'dropped' | 'late' | 'dead' | 'dead_applied' | Error
+export type Fault =
+  | 'down'
+  | 'full'
+  | 'lost'
+  | 'dropped'
+  | 'late'
+  | 'unreplicated'
+  | 'dead'
+  | 'dead_applied'
+  | Error
 
 /** One of them for each call of a generated run: half of the calls go well. */
 export const WIRE_FAULTS: readonly (Fault | null)[] = [
@@ -122,6 +130,7 @@ export const WIRE_FAULTS: readonly (Fault | null)[] = [
   'lost',
   'dropped',
   'late',
+  'unreplicated',
   'down',
   'full',
 ]
@@ -158,9 +167,9 @@ export class Store {
 
   /** The same store as one process sees it. */
   wire(by: unknown = null): StorePort {
-    const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Promise<T>) =>
-      this.#call(by, op, id, apply)
-    const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Promise<T>): Promise<T> => {
+    const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Promise<T>, claims = false) =>
+      this.#call(by, op, id, apply, claims)
+    const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Soon<T>): Promise<T> => {
       const settled = await reply
       if (settled.done) this.wrote.push(bytes.subarray(16, 32).toString('hex'))
       return settled
@@ -168,8 +177,13 @@ export class Store {
     const { inner } = this
     return {
       name: 'memory',
-      put: (id: RecordId, bytes: Buffer, spans: Spans): Promise<PutReply> =>
-        call('put', id, () => noted(bytes, inner.put(id, bytes, spans))),
+      put: (id: RecordId, bytes: Buffer, spans: Spans, entry?: Entry): Promise<PutReply> =>
+        call(
+          'put',
+          id,
+          () => noted(bytes, inner.put(id, bytes, spans, entry)),
+          entry !== 'again' && isClaim(bytes),
+        ),
       swap: (
         id: RecordId,
         on: Condition,
@@ -177,7 +191,12 @@ export class Store {
         spans: Spans,
         nextFence: boolean,
       ): Promise<SwapReply> =>
-        call('swap', id, () => noted(bytes, inner.swap(id, on, bytes, spans, nextFence))),
+        call(
+          'swap',
+          id,
+          () => noted(bytes, inner.swap(id, on, bytes, spans, nextFence)),
+          nextFence && isClaim(bytes),
+        ),
       get: (id: RecordId): Promise<GetReply> => call('get', id, () => inner.get(id)),
       renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
       due: (limit: number) => call('due', null, () => inner.due(limit)),
@@ -231,7 +250,13 @@ export class Store {
     return bytes === null ? null : readAt(decodeRecord(bytes), now)
   }
 
-  async #call<T>(by: unknown, op: StoreOperation, id: RecordId | null, apply: () => Promise<T>): Promise<T> {
+  async #call<T>(
+    by: unknown,
+    op: StoreOperation,
+    id: RecordId | null,
+    apply: () => Promise<T>,
+    claims: boolean,
+  ): Promise<T> {
     const call = { op, id, by, n: ++this.calls }
     if (id !== null) this.ids.add(id)
     if (this.gate !== null) await this.gate(call)
@@ -247,6 +272,11 @@ export class Store {
       case 'lost':
         await apply()
         throw new StoreUnavailable('the store did not answer in time', true)
+      case 'unreplicated': {
+        const reply = await apply()
+        if (!claims || !(reply as PutReply).done) return reply
+        throw new Unreplicated('no replica has it')
+      }
       case 'late':
         this.#late.push(apply)
         throw new StoreUnavailable('the store did not answer in time', true)
@@ -281,6 +311,8 @@ export type Reply = Forwarded | Error | ((request: UpstreamRequest) => Forwarded
 
 export interface Options {
   readonly store?: Store
+  /** Instead of the store as this process sees it. */
+  readonly wire?: (by: unknown) => StorePort
   readonly forward?: Forward
   readonly outbox?: Outbox
   readonly maxInFlight?: number
@@ -316,7 +348,7 @@ export class Replica {
 
   constructor(options: Options = {}) {
     this.store = options.store ?? new Store()
-    this.wire = this.store.wire(this)
+    this.wire = options.wire?.(this) ?? this.store.wire(this)
     this.records = new Records(this.wire)
     const say =
       (name: string) =>
@@ -359,8 +391,7 @@ export class Replica {
         this.onToken(token)
         return token
       },
-      maxInFlight: options.maxInFlight ?? 1000,
-      inFlight: new InFlight(1),
+      inFlight: new InFlight(options.maxInFlight ?? 1000, 1),
       observer,
       latency: new Latency(),
       budget: this.budget,
@@ -528,9 +559,9 @@ export function seen(answer: Answer): Seen {
       return { ...nothing, status: answer.live.status, proxyHeaders: answer.proxyHeaders, live: answer.live }
     case 'response': {
       const { status, reason, headers, body, trailers } = answer.response
-      answer.release()
       const { replayed, proxyHeaders } = answer
       const bytes = JSON.stringify([status, reason, headers, body.toString('latin1'), trailers])
+      answer.release()
       return { ...nothing, status, bytes, replayed, proxyHeaders }
     }
   }

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
-import { resolvedDraft } from '../../src/core/outcome.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
+import { resolvedDraft } from '../../src/core/settle.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { orThrow } from '../../src/store/records.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'

@@ -72,6 +72,7 @@ async function spooling(
   const said: string[] = []
   const { outbox, left } = await Outbox.open({
     service: 'test',
+    sealer: null,
     directory,
     maxBytes,
     say: (message) => void said.push(message),
@@ -379,6 +380,7 @@ void t.test('a clock that was set back does not prolong what is kept', async (t)
   t.intercept(Date, 'now', { value: () => now() - 30 * TTL })
   const { outbox, left } = await Outbox.open({
     service: 'test',
+    sealer: null,
     directory,
     maxBytes: MiB,
     say: () => t.fail(),
@@ -428,6 +430,33 @@ void t.test('a disk that hangs does not keep the answer for long', async (t) => 
     { error: 'the disk did not take it within 500 ms' },
   ])
   hang.resolve()
+  store.fault = () => null
+  t.ok(await a.replica.ports.settler.flush())
+})
+
+void t.test('a retry is not told of an outcome before it is on disk, as its own client is not', async (t) => {
+  // Found by the simulation (seed 7055262): the process died between the retry's answer and the disk.
+  const store = new Store()
+  const a = await spooling(t, store, folder(t))
+  const hang = Promise.withResolvers<void>()
+  const reached = Promise.withResolvers<void>()
+  onDisk = () => {
+    reached.resolve()
+    return hang.promise
+  }
+  t.teardown(() => {
+    onDisk = null
+  })
+  const told: Seen[] = []
+  const first = deferred(a.replica, () => a.replica.responded())
+  await reached.promise
+  const retry = a.replica.get().then((answer) => void told.push(answer))
+  await idle()
+  t.same(told, [])
+  hang.resolve()
+  const { bytes } = await first
+  await retry
+  t.match(told, [{ bytes, replayed: true }])
   store.fault = () => null
   t.ok(await a.replica.ports.settler.flush())
 })
@@ -493,7 +522,13 @@ for (const story of STORIES)
 async function life(t: Test, story: Story, k: number, death: 'before' | 'after'): Promise<boolean> {
   const store = new Store()
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ service: 'test', directory, maxBytes: MiB, say: () => {} })
+  const { outbox } = await Outbox.open({
+    service: 'test',
+    sealer: null,
+    directory,
+    maxBytes: MiB,
+    say: () => {},
+  })
   let n = 0
   const executed = (): void => void n++
   let calls = 0

@@ -1,11 +1,13 @@
 import t, { type Test } from 'tap'
 import { scopeOf } from '../../src/core/chain.ts'
 import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
+import { Settler } from '../../src/protect/settler.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
-import { orThrow } from '../../src/store/records.ts'
+import { orThrow, Records } from '../../src/store/records.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
-import type { Fault, StoreCall } from './harness.ts'
+import { worker } from '../reconcile/harness.ts'
 import {
+  type Fault,
   Gate,
   HOUR,
   idle,
@@ -17,6 +19,7 @@ import {
   SECOND,
   type Sent,
   Store,
+  type StoreCall,
   Stream,
   seen,
   TTL,
@@ -56,6 +59,27 @@ void t.test('L05 a claim whose reply was lost is recognised by its token and goe
 })
 
 void t.test(
+  'L05 a claim is recognised also after it was written down that its owner fell silent',
+  async (t) => {
+    const a = replica(t)
+    const sweeper = worker(t, a.store, route())
+    a.store.next.push({ op: 'put', fault: 'lost' })
+    // Found by the simulation (seed 1744): the reply took longer than the lease, and the key stayed unknown.
+    let puts = 0
+    a.store.gate = async ({ op, by }) => {
+      if (op !== 'put' || by === sweeper || ++puts !== 2) return
+      a.store.now += LEASE
+      await sweeper.round()
+      t.match(await a.store.read(a.id), { state: 'unknown' })
+    }
+    const first = await a.get()
+    t.ok(ok(first))
+    t.equal(a.n, 1)
+    t.match(await a.get(), { bytes: first.bytes, replayed: true })
+  },
+)
+
+void t.test(
   '§3.4 both tries lost: refused, withdrawn, and the key is not wedged, whatever arrives when',
   async (t) => {
     const faults: readonly Fault[] = ['lost', 'dropped', 'late']
@@ -93,6 +117,44 @@ void t.test(
             }
   },
 )
+
+void t.test(
+  'W05 a claim that no replica has is withdrawn before its 503; the next retry executes once',
+  async (t) => {
+    for (const op of ['put', 'swap'] as const)
+      for (const onStoreUnavailable of ['reject', 'bypass'] as const)
+        for (const elsewhere of [false, true]) {
+          const title = `${op}, ${onStoreUnavailable}, ${elsewhere ? 'elsewhere' : 'here'}`
+          const a = replica(t)
+          const b = replica(t, { store: a.store })
+          const policy = route({ onStoreUnavailable })
+          if (op === 'swap') await released(a)
+          const { n } = a
+          a.store.next.push({ op, fault: 'unreplicated' })
+          const answer = await a.get({ route: policy })
+          t.match(answer, { code: 'idempotency_store_unavailable', retryAfter: 1 }, title)
+          t.equal(a.n, n, 'nothing executed, not even where the route would go on without a store')
+          t.equal(a.ports.settler.size, 0)
+          t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client can come again at once')
+          const retry = await (elsewhere ? b : a).get({ route: policy })
+          t.ok(ok(retry), `${title}: the retry executes`)
+          t.match(await a.get({ route: policy }), { replayed: true, bytes: retry.bytes })
+          t.equal(a.n + b.n, n + 1)
+          t.notOk(a.said('completed').includes('deferred'))
+        }
+  },
+)
+
+void t.test('W05 a withdrawal that the store does not take is kept, and the key is not wedged', async (t) => {
+  for (const fault of ['down', 'lost'] as const) {
+    const a = replica(t)
+    a.store.next.push({ op: 'put', fault: 'unreplicated' }, { op: 'swap', fault })
+    t.match(await a.get(), { code: 'idempotency_store_unavailable' })
+    t.equal(a.ports.settler.size, 1)
+    t.ok(ok(await a.get()))
+    t.equal(a.n, 1)
+  }
+})
 
 void t.test('L05 a claim whose connection broke is asked for again once it is back', async (t) => {
   for (const downs of [1, 2, 3]) {
@@ -270,6 +332,7 @@ void t.test(
     const a = replica(t)
     a.store.fault = () => new TypeError('a bug')
     await t.rejects(a.send(), { message: 'a bug' })
+    t.match(a.traces.at(-1), { outcome: null, before: null, after: null, fence: null })
     t.equal(a.bytes.held, 0)
     t.equal(a.ports.inFlight.count, 0)
     t.equal(a.n, 0)
@@ -771,6 +834,16 @@ void t.test('§3 a full store takes what is executed without its body: done stay
   t.ok(await b.ports.settler.flush())
   t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'room again: nothing was thrown away')
   t.equal(b.bytes.held, 0)
+
+  const c = replica(t)
+  c.script.push(() => {
+    c.store.next.push({ op: 'swap', fault: 'full' }, { op: 'swap', fault: new Error('a bug') })
+    return c.responded(201)
+  })
+  const kept = await c.get()
+  t.match(await c.get(), { bytes: kept.bytes, replayed: true }, 'whatever goes wrong then: held whole')
+  t.ok(await c.ports.settler.flush())
+  t.equal(c.bytes.held, 0)
 })
 
 void t.test(
@@ -971,12 +1044,58 @@ void t.test(
     a.script.push(new TypeError('a bug'))
     await t.rejects(a.send(), { message: 'a bug' })
     t.match(await a.store.read(a.id), { state: 'unknown', status: null })
+    t.match(a.traces.at(-1), { outcome: null, before: 'absent', after: 'unknown', fence: Number })
     await refused(t, a, {}, 'idempotency_outcome_unknown')
     t.equal(a.bytes.held, 0)
     t.equal(a.ports.running.size, 0)
     t.equal(a.ports.leases.size, 0)
   },
 )
+
+void t.test('a bug after a bypass is reported without a fence', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  a.script.push(new TypeError('a bug'))
+  await t.rejects(a.send({ route: BYPASS }), { message: 'a bug' })
+  t.match(a.traces.at(-1), { outcome: null, before: null, after: 'unknown', fence: null })
+  t.equal(a.ports.running.size, 0)
+})
+
+void t.test('a bug while the outcome is written lets go of the attempt, too', async (t) => {
+  const a = replica(t)
+  a.ports.settler.settle = () => Promise.reject(new TypeError('a bug'))
+  await t.rejects(a.send(), { message: 'a bug' })
+  t.match(a.traces.at(-1), { outcome: null, before: 'absent', after: 'in_progress', fence: Number })
+  t.equal(a.ports.running.size, 0)
+  t.equal(a.ports.leases.size, 0)
+  t.equal(a.ports.inFlight.count, 0)
+})
+
+void t.test('a store that answers at once: executed once and replayed', async (t) => {
+  const a = replica(t)
+  const records = new Records(a.store.inner)
+  Object.assign(a.ports, { records, settler: new Settler(records, a.ports.observer, null) })
+  a.script.push(() => a.responded())
+  const first = await a.get()
+  t.equal(first.status, 201)
+  t.match(await a.get(), { status: 201, bytes: first.bytes, replayed: true })
+  t.equal(a.n, 1)
+  t.equal(a.bytes.held, 0)
+})
+
+void t.test('a store that fails at once for a bug’s sake: the outcome is held', async (t) => {
+  const a = replica(t)
+  const swap = (): never => {
+    throw new TypeError('a bug')
+  }
+  const settler = new Settler(new Records({ ...a.store.inner, swap }), a.ports.observer, null)
+  Object.assign(a.ports, { settler })
+  a.script.push(() => a.responded())
+  t.equal((await a.get()).status, 201)
+  t.equal(settler.size, 1)
+  await settler.close()
+  t.equal(a.bytes.held, 0)
+})
 
 void t.test('close says what is lost, gives the bytes back and waits for nothing', async (t) => {
   for (const fault of [null, 'down'] as const) await closing(t, fault)

@@ -9,7 +9,7 @@ void t.test('V07 a record says which upstream was told, and what', async (t) => 
   t.match(orThrow(await a.records.get(a.id)).record, { told: ['key', 'record'], toldTo: UPSTREAM })
 })
 
-void t.test('V07 where hosts are told apart, nothing that a question could ask by is kept', async (t) => {
+void t.test('V07 where hosts are told apart, nothing that a status query could ask by is kept', async (t) => {
   const { scope } = route()
   const a = replica(t)
   await a.get({ route: asking({}, { scope: { ...scope, host: true } }) })

@@ -2,7 +2,7 @@ import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
 import { CLAIM_RESULTS, COMPLETION_RESULTS, namesOf, REQUEST_OUTCOMES } from '../../src/protect/outcomes.ts'
-import type { Forwarded } from '../../src/upstream/port.ts'
+import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
 import {
   Gate,
   HOUR,
@@ -400,6 +400,70 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     t.equal(a.n, 1)
     t.same(a.said('prevented').length, 3)
   })
+  for (const [read, size] of [
+    ['in steps', 200_000],
+    ['in steps, as the digest of its bytes', 600_000],
+  ] as const)
+    await t.test(
+      `F01 F02 I01 a long body, whose fingerprint is made ${read} and only if the store does not know its bytes`,
+      async (t) => {
+        const fill = 'x,'
+          .repeat(size / 4)
+          .split(',')
+          .map((x) => JSON.stringify(x))
+          .join()
+        const policy = route({ fingerprint: { ...route().fingerprint, body: 'json' } })
+        const sent = { route: policy, headers: ['Content-Type', 'application/json'] }
+        const long = { ...sent, body: `{"amount":1,"fill":[${fill}]}` }
+        const respelled = { ...sent, body: `{"fill":[${fill}],"amount":1.0}` }
+        const other = { ...sent, body: `{"amount":2,"fill":[${fill}]}` }
+        const store = new Store()
+        const [a, b] = [replica(t, { store }), replica(t, { store })]
+        const gate = new Gate()
+        a.script.push(gate.before(() => a.responded()))
+        const first = a.send(long)
+        await gate.reached
+        for (const one of [a, b]) {
+          for (const same of [long, respelled]) await refused(t, one, same, 'idempotency_key_in_progress')
+          await refused(t, one, other, 'idempotency_key_reused')
+        }
+        gate.open()
+        const { bytes } = seen(await first)
+        for (const one of [a, b]) {
+          for (const same of [long, respelled]) t.match(await one.get(same), { replayed: true, bytes })
+          await refused(t, one, other, 'idempotency_key_reused')
+        }
+        t.equal(a.n + b.n, 1)
+        a.store.next.push({ op: 'get', fault: 'down' })
+        await refused(t, a, { ...long, key: 'other' }, 'idempotency_store_unavailable')
+        t.equal(a.n + b.n, 1)
+        // One reply that is lost on its way does not make the store unavailable.
+        for (const fault of ['dropped', 'down', 'down'] as const) a.store.next.push({ op: 'get', fault })
+        const bypass = { ...policy, onStoreUnavailable: 'bypass' as const }
+        t.match(await a.get({ ...long, route: bypass }), { replayed: true, bytes })
+        t.equal(a.n + b.n, 1)
+        a.store.next.push({ op: 'get', fault: 'dropped' })
+        t.match(await a.get({ ...long, key: 'another' }), { status: 201, replayed: false })
+        t.equal(a.n + b.n, 2)
+        for (const fault of ['dropped', 'dropped'] as const) a.store.next.push({ op: 'get', fault })
+        await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
+        for (const fault of ['dropped', 'down', 'down', 'down', 'down'] as const)
+          a.store.next.push({ op: 'get', fault })
+        await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
+        t.equal(a.n + b.n, 2)
+      },
+    )
+  await t.test('F01 a body of 64 KiB is claimed at once: one question to the store', async (t) => {
+    const a = replica(t)
+    const text = (spaces: string) => `{"b":"${'x'.repeat(64 * 1024 - 15)}",${spaces}"a":1}`
+    const large = { headers: ['Content-Type', 'application/json'], body: text('') }
+    t.equal(text(' ').length, 64 * 1024)
+    a.store.next.push({ op: 'get', fault: 'down' })
+    t.match(await a.get(large), { status: 201, replayed: false })
+    for (const same of [large, { ...large, body: text(' ') }]) t.match(await a.get(same), { replayed: true })
+    t.equal(a.store.next.length, 1, 'no other question was asked')
+    t.equal(a.n, 1)
+  })
   await t.test('F02 misuse beats unknown, failed_retryable and the tombstone', async (t) => {
     for (const reply of ['unknown', 'not_sent', 'expired'] as const) {
       const a = replica(t)
@@ -487,6 +551,29 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     const b = replica(t)
     t.equal((await b.get(strict)).status, 201)
   })
+})
+
+void t.test('K04 a key in a long body is the record of the same bytes, and of no other key', async (t) => {
+  const fill = '"x",'.repeat(100_000)
+  for (const body of ['auto', 'none'] as const) {
+    const policy = route({
+      key: { ...route().key, from: [{ kind: 'json', pointer: '/id' }] },
+      fingerprint: { ...route().fingerprint, body },
+    })
+    const sent = { route: policy, headers: ['Content-Type', 'application/json'] }
+    const asked = (id: string) => ({ ...sent, body: `{"fill":[${fill}1],"id":${id}}` })
+    const a = replica(t)
+    const { bytes } = await a.get(asked('"k1"'))
+    t.match(await a.get(asked('"k1"')), { replayed: true, bytes })
+    t.equal((await a.get(asked('"k2"'))).replayed, false)
+    for (const [id, code] of [
+      ['null', 'idempotency_key_invalid'],
+      ['"k1","id":"k2"', 'idempotency_key_invalid'],
+      ['"k1"]', 'idempotency_key_missing'],
+    ] as const)
+      await refused(t, a, asked(id), code)
+    t.equal(a.n, 2)
+  }
 })
 
 void t.test('S07 excluded lines reach the first client only', async (t) => {
@@ -733,4 +820,145 @@ void t.test('§13 the words that the walk counts by are the contract’s', (t) =
   t.same(namesOf(CLAIM_RESULTS), words(contract.claim))
   t.same(namesOf(COMPLETION_RESULTS), words(contract.completion))
   t.end()
+})
+
+void t.test(
+  'P18 the memory of a long body is freed once neither the walk nor a socket needs it',
+  async (t) => {
+    const a = replica(t)
+    const sent = (): { body: Buffer; kind: 'body'; release: () => void } => ({
+      kind: 'body',
+      body: Buffer.alloc(64 * 1024, 'a'),
+      release: () => {},
+    })
+    const [lost, taken, passed, replayed] = [sent(), sent(), sent(), sent()]
+    await a.get({ reading: lost })
+    t.equal(lost.body.length, 64 * 1024, 'the socket may hold it')
+    const take = (request: UpstreamRequest): Forwarded => {
+      t.ok(request.body.includes('aaaa'))
+      request.onTaken?.()
+      return a.responded()
+    }
+    a.script.push(take, take)
+    await a.get({ reading: taken, key: 'other-0123456789abcdef' })
+    t.equal(taken.body.length, 0)
+    await a.get({
+      reading: passed,
+      key: null,
+      route: route({ key: { ...route().key, presence: 'optional' } }),
+    })
+    t.equal(passed.body.length, 0)
+    t.ok((await a.get({ reading: replayed })).replayed)
+    t.equal(replayed.body.length, 0)
+  },
+)
+
+void t.test('P18 a body that the upstream has is freed before its outcome is written', async (t) => {
+  const a = replica(t)
+  const body = Buffer.alloc(64 * 1024, 'a')
+  a.script.push((request) => {
+    request.onTaken?.()
+    return a.responded()
+  })
+  let left: number | null = null
+  a.store.gate = async ({ op }) => {
+    if (op === 'swap') left = body.length
+  }
+  await a.get({ reading: { kind: 'body', body, release: () => {} } })
+  t.equal(left, 0)
+})
+
+void t.test('P18 under respondWithin a body is not freed while its call goes on', async (t) => {
+  const a = replica(t)
+  const { promise, resolve } = Promise.withResolvers<Forwarded>()
+  const body = Buffer.alloc(64 * 1024, 'a')
+  a.script.push((request) => {
+    request.onTaken?.()
+    return promise
+  })
+  await a.get({ reading: { kind: 'body', body, release: () => {} }, route: route({ respondWithin: 1 }) })
+  t.equal(body.length, 64 * 1024)
+  resolve(a.responded())
+  await until(() => body.length === 0)
+})
+
+/** An answer of the upstream that is worth freeing. */
+function long(a: Replica): { body: Buffer; reply: Forwarded } {
+  const body = Buffer.alloc(8192, 'b')
+  const reply = a.responded() as Extract<Forwarded, { proof: 'responded' }>
+  return { body, reply: { ...reply, response: { ...reply.response, body } } }
+}
+
+void t.test('P18 the memory of an answer is freed once it is stored and has left', async (t) => {
+  const a = replica(t)
+  const { body, reply } = long(a)
+  a.script.push(reply)
+  const answer = await a.send()
+  t.equal(body.length, 8192, 'the client has not got it')
+  const first = seen(answer)
+  t.equal(body.length, 0)
+  t.match(await a.get(), { replayed: true, bytes: first.bytes })
+})
+
+void t.test('P18 I02 not where duplicates were told of it', async (t) => {
+  const a = replica(t)
+  const { body, reply } = long(a)
+  const gate = new Gate()
+  a.script.push(gate.before(() => reply))
+  const policy = { route: route({ inFlight: { mode: 'wait', wait: MINUTE, status: 409 } }) }
+  // It asks before the run begins, and hears of it from the store alone.
+  const asked = new Gate()
+  a.store.gate = async ({ op, n }) => {
+    if (op === 'put' && n === 1) await asked.pass()
+  }
+  const waiting = a.send(policy)
+  await asked.reached
+  const answer = a.send(policy)
+  await gate.reached
+  asked.open()
+  await until(() => a.ports.waiters.size === 1)
+  gate.open()
+  const first = seen(await answer)
+  t.equal(body.length, 8192)
+  t.match(seen(await waiting), { replayed: true, bytes: first.bytes })
+  t.equal(a.n, 1)
+})
+
+void t.test('P18 §7 not where the store did not take it', async (t) => {
+  const a = replica(t)
+  const { body, reply } = long(a)
+  a.script.push(reply)
+  a.store.next.push({ op: 'swap', fault: 'down' })
+  const first = await a.get()
+  t.match(await a.get(), { replayed: true, bytes: first.bytes })
+  await a.ports.settler.flush()
+  t.equal(body.length, 8192)
+  t.match(await a.get(), { replayed: true, bytes: first.bytes })
+})
+
+void t.test('P18 §2 not where a claim had met the run that the store forgot', async (t) => {
+  const a = replica(t)
+  const { body, reply } = long(a)
+  const gate = new Gate()
+  a.script.push(gate.before(() => reply))
+  const answer = a.send()
+  await gate.reached
+  const { bytes } = await a.store.inner.get(a.id)
+  await a.store.restore(a.id, null)
+  const asked = new Gate()
+  let puts = 0
+  a.store.gate = async ({ op }) => {
+    if (op === 'put' && ++puts === 1) await asked.pass()
+  }
+  const retry = a.send()
+  await asked.reached
+  await a.store.restore(a.id, bytes)
+  gate.open()
+  const first = seen(await answer)
+  t.equal(body.length, 8192)
+  // The record is gone once more: the claim comes through over a run that has ended.
+  await a.store.restore(a.id, null)
+  asked.open()
+  t.match(seen(await retry), { replayed: true, bytes: first.bytes })
+  t.equal(a.n, 1)
 })

@@ -110,7 +110,7 @@ void t.test('V08 with `after` below the lease, silence has to last for a lease',
   t.match(await stored(store), { state: 'failed_retryable' })
 })
 
-void t.test('V08 a step between two questions does not set them apart', async (t) => {
+void t.test('V08 a step between two status queries does not set them apart', async (t) => {
   const store = new Store()
   const policy = asking({ after: MINUTE, every: 10 * SECOND })
   await broken(replica(t, { store }), policy)

@@ -127,13 +127,16 @@ void t.test('what this process completed comes first; four are remembered, 15 s 
   t.equal(one.lists, 0)
 })
 
-void t.test('questions at once share one proof; the canary is asked once for each question', async (t) => {
-  const one = begun()
-  await one.completes('k1')
-  await Promise.all([one.control.prove(ROUTE, RECONCILE), one.control.prove(ROUTE, RECONCILE)])
-  t.equal(one.asked.length, 1)
-  await one.control.check([ROUTE])
-  await one.control.check([ROUTE])
-  t.equal(one.asked.filter((target) => target.includes('canary-')).length, 1)
-  one.control.stop()
-})
+void t.test(
+  'status queries at once share one proof; the canary is asked once for each status query',
+  async (t) => {
+    const one = begun()
+    await one.completes('k1')
+    await Promise.all([one.control.prove(ROUTE, RECONCILE), one.control.prove(ROUTE, RECONCILE)])
+    t.equal(one.asked.length, 1)
+    await one.control.check([ROUTE])
+    await one.control.check([ROUTE])
+    t.equal(one.asked.filter((target) => target.includes('canary-')).length, 1)
+    one.control.stop()
+  },
+)

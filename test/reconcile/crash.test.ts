@@ -59,14 +59,14 @@ for (const say of ['done', 'not_found'] as const)
         for (; n < 40; n++) {
           const { asked, state, reached } = await failAt(n, fault, say)
           t.equal(state, say === 'done' ? 'completed' : 'failed_retryable', `at call ${n}`)
-          t.ok(asked <= (say === 'done' ? 2 : 4), `${asked} questions`)
+          t.ok(asked <= (say === 'done' ? 2 : 4), `${asked} queries`)
           if (!reached) break
         }
         t.ok(n > (say === 'done' ? 6 : 9), `${n} calls`)
       },
     )
 
-void t.test('a replica that dies over a question has asked it', async (t) => {
+void t.test('a replica that dies over a status query has asked it', async (t) => {
   const policy = asking({ attempts: 2 })
   const store = new Store()
   await broken(replica(t, { store }), policy)

@@ -21,7 +21,7 @@ import {
   UPSTREAM,
 } from '../protect/harness.ts'
 
-export const QUESTION_TIMEOUT = 10 * SECOND
+export const STATUS_QUERY_TIMEOUT = 10 * SECOND
 export const AFTER = MINUTE
 export const EVERY = 5 * SECOND
 
@@ -64,7 +64,7 @@ export class Worker {
   readonly clock = new StoreClock()
   /** As the store's clock runs, unless a test has that step. */
   monotonic = (): number => this.store.now
-  /** What trying the question shows. */
+  /** What trying the status query shows. */
   proof: Proof = { kind: 'untested' }
 
   constructor(store: Store, policies: readonly RoutePolicy[], by: unknown = null) {
@@ -87,7 +87,7 @@ export class Worker {
       store: wire,
       forward: (request) => this.#answer(request),
       upstream: UPSTREAM,
-      questionTimeout: QUESTION_TIMEOUT,
+      queryTimeout: STATUS_QUERY_TIMEOUT,
       policyOf: (name) => policies.find((policy) => policy.name === name) ?? null,
       isOwn: (id) => this.isOwn(id),
       prove: async () => this.proof,
@@ -99,7 +99,7 @@ export class Worker {
     })
   }
 
-  /** One sweep, and the questions that it begins. */
+  /** One sweep, and the status queries that it begins. */
   async round(): Promise<void> {
     await this.sweeper.sweep()
     await this.sweeper.idle()

@@ -31,7 +31,7 @@ const REPLIES: readonly {
   { did: null, reply: () => ({ proof: 'not_sent', reason: 'refused' }) },
 ]
 
-/** How the upstream treats a question. */
+/** How the upstream treats a status query. */
 type Mood = 'tells' | 'breaks' | 'unsure' | 'another'
 const MOODS: readonly Mood[] = ['tells', 'tells', 'tells', 'breaks', 'unsure', 'another']
 

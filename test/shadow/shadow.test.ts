@@ -50,6 +50,8 @@ interface Shadowed {
   readonly shadow: Shadow
   readonly told: [ShadowVerdict, ShadowSummary][]
   verdicts(): ShadowVerdict[]
+  /** Resolves when a request that is followed has its claim. */
+  claimed(): Promise<void>
   /** Follows a request; the promise ends with the following. */
   follow(exchange: Exchange, over?: Sent): Promise<void>
   /** The same, answered at once; gives the verdict. */
@@ -74,6 +76,9 @@ function shadowed(t: Test, options: Options = {}): Shadowed {
   })
   return {
     replica: one,
+    // The first identifies the record.
+    claimed: () =>
+      until(async () => one.store.ids.size > 0 && (await one.store.read(one.id))?.state === 'in_progress'),
     shadow,
     told,
     verdicts: () => told.map(([verdict]) => verdict),
@@ -213,7 +218,7 @@ void t.test('over a lapsed lease the outcome is taken over, and the late owner i
   const a = shadowed(t)
   const slow = new Exchange()
   const following = a.follow(slow)
-  await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+  await a.claimed()
   const b = shadowed(t, { store: a.replica.store })
   a.replica.store.now += LEASE
   t.equal(await b.pass(undefined), 'unknown')
@@ -229,7 +234,7 @@ void t.test('a route that retries after silence claims over a lapsed lease', asy
   const a = shadowed(t)
   const silent = new Exchange()
   const following = a.follow(silent, over)
-  await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+  await a.claimed()
   const b = shadowed(t, { store: a.replica.store })
   a.replica.store.now += LEASE
   t.equal(await b.pass(undefined, over), 'retry')
@@ -267,7 +272,7 @@ void t.test(
           const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
           const [one, two] = [new Exchange(), new Exchange()]
           const following = [a.follow(one)]
-          await until(async () => (await a.replica.store.read(a.replica.id))?.state === 'in_progress')
+          await a.claimed()
           following.push(b.follow(two))
           await until(() => b.verdicts().includes('in_progress'))
           const ends = [
@@ -385,7 +390,7 @@ void t.test('limits.inFlight is asked for each time: it may change', async (t) =
   const a = shadowed(t, { maxInFlight: 1 })
   const exchange = new Exchange()
   const following = a.follow(exchange)
-  Object.assign(a.replica.ports, { maxInFlight: 2 })
+  a.replica.ports.inFlight.resize(2)
   const other = new Exchange()
   const also = a.follow(other, { key: 'other-0123456789abcdef' })
   t.equal(a.shadow.size, 2)
@@ -553,7 +558,7 @@ void t.test('the drain ends what waits for another replica', async (t) => {
   const b = shadowed(t, { store })
   const one = new Exchange()
   const following = a.follow(one)
-  await until(async () => (await store.read(a.replica.id))?.state === 'in_progress')
+  await a.claimed()
   const waiting = b.pass(undefined)
   await until(() => b.verdicts().length === 1)
   t.equal(b.shadow.size, 1)

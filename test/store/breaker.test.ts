@@ -1,6 +1,12 @@
 import t from 'tap'
-import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/breaker.ts'
-import { CorruptRecord, type Store, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
+import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/around.ts'
+import {
+  CorruptRecord,
+  RecordLocked,
+  type Store,
+  StoreFull,
+  StoreUnavailable,
+} from '../../src/store/register.ts'
 import { newId, newToken, SPANS, until } from './fixtures.ts'
 
 /** A store that does what the test says. */
@@ -135,7 +141,12 @@ void t.test('what people look at does not open it, and is refused while it is op
 
 void t.test('errors that are answers do not open it', async (t) => {
   const { script, states, breaker } = setup()
-  for (const error of [new StoreFull('full'), new CorruptRecord('bad'), new TypeError('bug')]) {
+  for (const error of [
+    new StoreFull('full'),
+    new RecordLocked('locked'),
+    new CorruptRecord('bad'),
+    new TypeError('bug'),
+  ]) {
     script.fail = error
     for (let n = 0; n < 10; n++) await t.rejects(breaker.get(id), error)
   }
@@ -200,4 +211,62 @@ void t.test('close during a probe ends it, too', async (t) => {
   fail(down)
   await new Promise((done) => setTimeout(done, 30))
   t.same(states, ['open', 'half_open', 'open'])
+})
+
+void t.test(
+  'a store that is heard of otherwise closes it at once, whatever becomes of a probe',
+  async (t) => {
+    const { store } = scripted()
+    const states: BreakerState[] = []
+    let fail: (error: Error) => void = () => {}
+    const ping = () => new Promise<never>((_, reject) => (fail = reject))
+    const get = () => Promise.reject(down)
+    const onState = (state: BreakerState) => void states.push(state)
+    const breaker = withBreaker(
+      { ...store, get, ping },
+      { threshold: 1, probeAfter: 1, probeAtMost: 1, onState },
+    )
+    t.teardown(() => breaker.close())
+    breaker.heard()
+    t.same(states, [])
+    await t.rejects(breaker.get(id), down)
+    await until(() => states.at(-1) === 'half_open')
+    breaker.heard()
+    fail(down)
+    await new Promise((done) => setTimeout(done, 30))
+    t.same(states, ['open', 'half_open', 'closed'])
+  },
+)
+
+void t.test('an answer that is there at once is passed on at once, and its end is told', async (t) => {
+  const told: unknown[] = []
+  const onOperation = (operation: string, _time: number, error: unknown) => void told.push([operation, error])
+  const { store } = scripted()
+  const reply = { done: false, now: 1, bytes: Buffer.alloc(0) } as const
+  const onState = () => {}
+  const breaker = withBreaker({ ...store, put: () => reply }, { ...BREAKER_DEFAULTS, onState, onOperation })
+  t.equal(breaker.put(id, Buffer.alloc(1), SPANS), reply)
+  t.same(told, [['put', null]])
+})
+
+void t.test('the end of each operation is told, of those that are refused, too', async (t) => {
+  const told: unknown[] = []
+  const onOperation = (operation: string, time: number, error: unknown) =>
+    void told.push([operation, time >= 0, error])
+  const { script, breaker } = setup({ threshold: 1, probeAfter: 60_000, probeAtMost: 60_000, onOperation })
+  t.teardown(() => breaker.close())
+  await breaker.get(id)
+  script.fail = down
+  await t.rejects(breaker.list('all', null, 1), down)
+  await t.rejects(async () => breaker.put(id, Buffer.alloc(1), SPANS), down)
+  t.same(told, [
+    ['get', true, null],
+    ['list', true, down],
+    ['put', true, down],
+  ])
+  await t.rejects(breaker.get(id), { message: /breaker open/ })
+  t.match(told[3], ['get', true, { message: /breaker open/ }])
+  script.fail = null
+  await breaker.watch(id, () => {})
+  t.equal(told.length, 4, 'watching is no operation')
 })

@@ -1,17 +1,19 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { type Fingerprint, NOT_KEPT, type RecordDraft } from '../../src/core/record.ts'
+import { type Fingerprint, NOT_KEPT, type RecordDraft, STATES } from '../../src/core/record.ts'
 import {
   decodeRecord,
   encodeDraft,
   isUnresolved,
   meets,
+  nextStamps,
   PREFIX,
+  prolongLease,
   readStamps,
   stamp,
   stateCode,
 } from '../../src/store/codec.ts'
-import { bytesOf, draft, newToken } from './fixtures.ts'
+import { bytesOf, draft, newToken, response } from './fixtures.ts'
 
 /** Plain objects, as the code makes them. */
 const record = <T>(model: { [K in keyof T]: fc.Arbitrary<T[K]> }) =>
@@ -84,6 +86,14 @@ const traced = fc.oneof(record({}), record({ span: text }))
 const drafts: fc.Arbitrary<RecordDraft> = fc
   .tuple(common, sent, traced, variant)
   .map(([a, b, c, d]) => ({ ...a, ...b, ...c, ...d }))
+
+void t.test('what the upstream may end says how; what has ended does not', async (t) => {
+  const completion = '1 2 3 4'
+  for (const state of STATES) {
+    const read = decodeRecord(bytesOf(state, newToken(), { completion }))
+    t.equal(read.completion, state === 'completed' || state === 'expired' ? undefined : completion, state)
+  }
+})
 
 void t.test('a record reads as it was written and stamped', async (t) => {
   const stamps = record({
@@ -214,8 +224,8 @@ void t.test('what a later release wrote is refused by name', async (t) => {
     [/completed and has no result/, changed(bytesOf('unknown', newToken()), PREFIX.state, 2)],
     [/does not say why/, changed(completed, headEnd(completed) - 8, 9)],
     [/response of kind 7/, changed(completed, headEnd(completed) - 9, 7)],
-    [/coding 1 and sealing 0/, changed(kept, headEnd(kept) - 15, 1)],
-    [/coding 0 and sealing 1/, changed(kept, headEnd(kept) - 14, 1)],
+    [/coding 3; this version reads 0 to 2/, changed(kept, headEnd(kept) - 15, 3)],
+    [/sealing 1; this version reads 0/, changed(kept, headEnd(kept) - 14, 1)],
   ]
   for (const [message, bytes] of cases)
     t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message })
@@ -244,6 +254,20 @@ void t.test('extensions of the head by a later release are passed over', async (
 void t.test('a head of any size', async (t) => {
   const path = `/${'x'.repeat(3000)}`
   t.equal(decodeRecord(bytesOf('in_progress', newToken(), { path })).path, path)
+})
+
+void t.test('strings of any length, wherever they lie among others', async (t) => {
+  const lengths = [0, 1, 12, 40, 41, 199, 200, 201, 1023, 1024, 1025, 5000]
+  for (const first of lengths)
+    for (const second of lengths) {
+      const [path, recipe] = ['p'.repeat(first), `${'r'.repeat(second)}ü`]
+      const headers = ['a'.repeat(first), '\xe9'.repeat(second), 'c', 'd'.repeat(first)]
+      const { result } = { result: response(Buffer.alloc(first, 7)) }
+      if (!result.kept) return
+      const kept = { ...result, response: { ...result.response, headers } }
+      const bytes = encodeDraft(draft('completed', newToken(), { path, recipe, result: kept }))
+      t.match(decodeRecord(bytes), { path, recipe, result: kept })
+    }
 })
 
 void t.test('a count of attempts beyond its field stays at the end of it', async (t) => {
@@ -278,4 +302,19 @@ void t.test('the codes of states are fixed', async (t) => {
   t.ok(isUnresolved(bytesOf('in_progress', newToken())))
   t.ok(isUnresolved(bytesOf('unknown', newToken())))
   t.notOk(isUnresolved(bytesOf('completed', newToken())))
+})
+
+void t.test('no instant that would be stamped as another one', async (t) => {
+  const bytes = bytesOf('in_progress', newToken())
+  stamp(bytes, nextStamps(bytes, null, 1000, { dueIn: 5, dropIn: 2 ** 48 - 1001 }, false))
+  const before = Buffer.from(bytes)
+  for (const span of [Number.POSITIVE_INFINITY, Number.NaN, 0.5, 2 ** 48 - 1000, -1001])
+    for (const spans of [
+      { dueIn: span, dropIn: 5 },
+      { dueIn: 5, dropIn: span },
+    ]) {
+      t.throws(() => nextStamps(bytes, null, 1000, spans, false), { name: 'RangeError' })
+      t.throws(() => prolongLease(bytes, 1000, spans), { name: 'RangeError' })
+    }
+  t.same(bytes, before)
 })

@@ -87,9 +87,11 @@ void t.test(
     await register.put(id, bytesOf('in_progress', token), SPANS)
     const own = { token, states: ['in_progress', 'completed'] } as const
     const large = bytesOf('completed', token, { result: response(Buffer.alloc(SMALL_RECORD)) })
-    await t.rejects(register.swap(id, own, large, SPANS, false), { name: 'StoreFull' })
+    await t.rejects(async () => register.swap(id, own, large, SPANS, false), { name: 'StoreFull' })
     t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-    await t.rejects(register.put(newId(), bytesOf('in_progress', token), SPANS), { name: 'StoreFull' })
+    await t.rejects(async () => register.put(newId(), bytesOf('in_progress', token), SPANS), {
+      name: 'StoreFull',
+    })
     t.ok(await register.remove(id, 1001), 'what is removed makes room')
     t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done)
   },
@@ -172,7 +174,9 @@ void t.test('buckets are bounded like records, and gone when they are full again
     }
   }
   await t.rejects(fill(), { name: 'StoreFull' })
-  await t.rejects(register.put(newId(), bytesOf('in_progress', newToken()), SPANS), { name: 'StoreFull' })
+  await t.rejects(async () => register.put(newId(), bytesOf('in_progress', newToken()), SPANS), {
+    name: 'StoreFull',
+  })
   t.ok(taken > 20 && taken <= 128, `${taken} and those of the last second fit`)
   now += 1000
   t.equal(await take(), 0)

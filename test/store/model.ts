@@ -26,6 +26,9 @@ class Model {
   state: State | 'absent' = 'absent'
   owner: number | null = null
   attempts = 0
+  /** Of the record, and of each attempt: a lost record that is claimed anew begins another one. */
+  #life = 0
+  readonly #lives: number[] = []
 
   /** True where the event changes the record. */
   apply(event: Event): boolean {
@@ -33,6 +36,8 @@ class Model {
       case 'claim':
         if (this.state !== 'absent' && this.state !== 'failed_retryable') return false
         this.owner = ++this.attempts
+        if (this.state === 'absent') this.#life = this.attempts
+        this.#lives[this.attempts] = this.#life
         return this.#become('in_progress')
       case 'completed':
         return this.#outcome(this.attempts, 'completed')
@@ -63,6 +68,13 @@ class Model {
     if (attempt < 1) return false
     if (this.state === 'absent') {
       // Gone when its outcome arrives: written, a retry must find it.
+      this.owner = attempt
+      this.#life = this.#lives[attempt] as number
+      return this.#become(state)
+    }
+    // A later life came to nothing: without what this one did, a retry would execute it again.
+    const isOfAnother = this.#life > (this.#lives[attempt] as number)
+    if (isOfAnother && this.state === 'failed_retryable' && state !== 'failed_retryable') {
       this.owner = attempt
       return this.#become(state)
     }
@@ -176,7 +188,9 @@ class Walk {
     const written = draft(state, token, { fence, createdAt })
     const reply = orThrow(await this.#records.settle(this.#id, written, SETTLED))
     if (reply.kind === 'refused') return false
-    if (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt)
+    // In the place of a later life it keeps what that began with.
+    const isOver = reply.kind === 'recovered' && reply.stamp.fence > fence
+    if (!isOver && (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt))
       throw new Error(`written under fence ${reply.stamp.fence}, the attempt's is ${fence}`)
     return true
   }

@@ -1,30 +1,74 @@
 import { join, relative } from 'node:path'
 import t from 'tap'
-import { nameOf, openStore, STORE_SCHEMES, type StoreHooks } from '../../src/store/open.ts'
+import {
+  hasGrace,
+  nameOf,
+  openStore,
+  openStores,
+  STORE_SCHEMES,
+  type StoreHooks,
+} from '../../src/store/open.ts'
+import { Records } from '../../src/store/records.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { DynamoDbServer } from '../support/dynamodb.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
-import { bytesOf, newId, newToken, SPANS, tempDir } from './fixtures.ts'
+import { bytesOf, draft, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 
 const hooks: StoreHooks = { onEvent: () => {}, onBreaker: () => {} }
 const config = (url: string) => ({
   service: 'pay',
-  store: { url, timeout: 5000, secret: null, spool: null, acceptRisk: false },
+  store: {
+    url,
+    timeout: 5000,
+    secret: null,
+    encryption: { keys: [] },
+    compression: 'off' as const,
+    wait: null,
+    spool: null,
+    acceptRisk: false,
+    grace: 0,
+  },
+})
+
+void t.test('a grace is for stores that fail over, also where one is left by a migration', async (t) => {
+  const of = (url: string, from: string | null, grace = 2000) =>
+    hasGrace({ ...config(url).store, grace, migrate: from === null ? null : { from, phase: 'mirror' } })
+  t.ok(of('redis+sentinel://h/m', null))
+  t.ok(of('postgres://h/d', null))
+  t.notOk(of('postgres://h/d', null, 0))
+  t.notOk(of('sqlite:f', null))
+  t.ok(of('sqlite:f', 'redis://h'))
 })
 
 void t.test('each scheme opens its store', async (t) => {
   using dir = tempDir()
   await using server = await RedisServer.start()
-  t.same(STORE_SCHEMES, ['memory:', 'sqlite:', 'redis:', 'rediss:'])
+  await using dynamo = await DynamoDbServer.start()
+  t.same(STORE_SCHEMES, [
+    'memory:',
+    'sqlite:',
+    'redis:',
+    'rediss:',
+    'redis+sentinel:',
+    'rediss+sentinel:',
+    'redis+cluster:',
+    'rediss+cluster:',
+    'postgres:',
+    'postgresql:',
+    'dynamodb:',
+  ])
   const file = relative(process.cwd(), join(dir.path, 'records.db'))
   for (const [url, name] of [
     ['memory:', 'memory'],
     [`sqlite:${file}`, 'sqlite'],
     [`${server.url}/3`, 'redis'],
+    [dynamo.url, 'dynamodb'],
   ] as const) {
     const pruned: number[] = []
     const store = await openStore(config(url), { ...hooks, onPruned: (records) => pruned.push(records) })
     t.equal(store.name, name)
     t.equal(nameOf(url), name)
-    t.same(pruned, name === 'redis' ? [] : [0], 'it tells, or never will')
+    t.same(pruned, ['redis', 'dynamodb'].includes(name) ? [] : [0], 'it tells, or never will')
     const id = newId()
     t.ok((await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
     t.ok((await store.get(id)).bytes)
@@ -32,6 +76,41 @@ void t.test('each scheme opens its store', async (t) => {
   }
   t.equal(nameOf('rediss://h/0'), 'redis')
   t.equal(nameOf('mysql://x'), 'mysql', 'even of none that there is')
+})
+
+void t.test('tiered: the store that decides, behind its cache; the cache comes later', async (t) => {
+  using dir = tempDir()
+  await using server = await RedisServer.start()
+  const away = `redis://127.0.0.1:${await freePort()}`
+  for (const [n, [cache, secret]] of (
+    [
+      ['memory:', null],
+      [server.url, Buffer.alloc(32, 1)],
+      [away, null],
+    ] as const
+  ).entries()) {
+    const { service, store: own } = config(`sqlite:${join(dir.path, `${n}.db`)}`)
+    const told: string[] = []
+    const onEvent = (kind: string, detail: string) => void told.push(`${kind} ${detail}`)
+    const states: string[] = []
+    const store = await openStore(
+      { service, store: { ...own, secret, cache: { url: cache } } },
+      { onEvent, onBreaker: (state) => states.push(state) },
+    )
+    t.equal(store.name, 'sqlite')
+    const [id, token] = [newId(), newToken()]
+    await store.put(id, bytesOf('in_progress', token), SPANS)
+    const own1 = { token, states: ['in_progress'] } as const
+    await store.swap(id, own1, bytesOf('completed', token), SPANS, false)
+    for (let asked = 0; asked < 10; asked++)
+      t.match(await new Records(store).claim(id, draft('in_progress', newToken()), SPANS), {
+        kind: 'exists',
+        record: { state: 'completed' },
+      })
+    t.same(states, [], 'the health is that of the store that decides')
+    t.ok(told.every((one) => one.includes('store.cache: ')))
+    await store.close()
+  }
 })
 
 void t.test('an unknown scheme is refused', async (t) => {
@@ -47,6 +126,14 @@ void t.test('an embedded store that cannot be used is an error at start; Redis m
   await t.rejects(openStore(config(`sqlite:${join(dir.path, 'no', 'records.db')}`), hooks), {
     message: /does not exist/,
   })
+  const { service, store } = config(`sqlite:${join(dir.path, 'new.db')}`)
+  const migrate = { from: `sqlite:${join(dir.path, 'no', 'old.db')}`, phase: 'both' } as const
+  await t.rejects(openStore({ service, store: { ...store, migrate } }, hooks), { message: /does not exist/ })
+  const both = { ...migrate, from: `sqlite:${join(dir.path, 'old.db')}` }
+  await using pair = new AsyncDisposableStack()
+  const opened = await openStore({ service, store: { ...store, migrate: both } }, hooks)
+  pair.defer(() => opened.close())
+  t.match((await opened.traits()).topology, 'migration from sqlite to sqlite, phase both')
   const states: string[] = []
   const redis = await openStore(config(`redis://127.0.0.1:${await freePort()}`), {
     ...hooks,
@@ -56,4 +143,42 @@ void t.test('an embedded store that cannot be used is an error at start; Redis m
     await t.rejects(redis.get(newId()), { name: 'StoreUnavailable', maybeApplied: false })
   t.same(states, ['open'], 'it is behind the breaker')
   await redis.close()
+})
+
+void t.test(
+  'records are sealed where there are keys; without the key they are refused, and plain ones are read',
+  async (t) => {
+    using dir = tempDir()
+    const url = `sqlite:${join(dir.path, 'records.db')}`
+    const { service, store: plain } = config(url)
+    const sealing = { ...plain, encryption: { keys: [{ id: 'a', key: Buffer.alloc(32, 7) }] } }
+    const [before, sealed] = [newId(), newId()]
+    const without = await openStore({ service, store: plain }, hooks)
+    await without.put(before, bytesOf('in_progress', newToken()), SPANS)
+    await without.close()
+    const store = await openStore({ service, store: sealing }, hooks)
+    await store.put(sealed, bytesOf('in_progress', newToken()), SPANS)
+    for (const id of [before, sealed])
+      t.match(await new Records(store).get(id), { record: { path: '/v1/payments/ü' } })
+    await store.close()
+    const again = await openStore({ service, store: plain }, hooks)
+    t.match(await new Records(again).get(before), { record: { path: '/v1/payments/ü' } })
+    t.match(await new Records(again).get(sealed), { kind: 'corrupt', error: { reason: 'unknown_key' } })
+    await again.close()
+  },
+)
+
+void t.test('a Redis that has replaced another one says for how long it holds claims', async () => {
+  await using server = await RedisServer.start()
+  const old = `${'0'.repeat(40)} 1 2`
+  await server.command('MSET', ...new RedisKeys('pay').epochs.flatMap((key) => [key, old]))
+  const { store: settings, ...rest } = config(server.url)
+  const held: number[] = []
+  const { to: store } = await openStores(
+    { ...rest, store: { ...settings, timeout: 50, grace: 200 } },
+    { ...hooks, onHeld: (left) => void held.push(left) },
+  )
+  await until(() => held.some((left) => left > 0))
+  await until(() => held.at(-1) === 0)
+  await store.close()
 })

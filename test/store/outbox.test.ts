@@ -3,10 +3,10 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import type { PendingOutcome } from '../../src/core/outcome.ts'
-import type { OutcomeDraft } from '../../src/core/settle.ts'
+import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { Outbox } from '../../src/store/outbox.ts'
+import { Sealer } from '../../src/store/sealing.ts'
 import { Spool } from '../../src/store/spool.ts'
 import { SERVICE } from '../support/service.ts'
 import { draft, newId, newToken, response, SPANS } from './fixtures.ts'
@@ -39,10 +39,15 @@ function outcome(
   }
 }
 
-async function reopened(t: Test, directory: string): Promise<{ left: PendingOutcome[]; said: string[] }> {
+async function reopened(
+  t: Test,
+  directory: string,
+  sealer: Sealer | null = null,
+): Promise<{ left: PendingOutcome[]; said: string[] }> {
   const said: string[] = []
   const { outbox, left } = await Outbox.open({
     service: SERVICE,
+    sealer,
     directory,
     maxBytes: MiB,
     say: (message) => void said.push(message),
@@ -69,16 +74,51 @@ void t.test('every outcome comes back as it was, with all that writing it needs'
     outcome('unknown', { claimed: true }, { lastError: 'reset', status: 502 }),
     outcome('unknown', { spans: { dueIn: 1, dropIn: 2 } }),
   ]
-  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({
+    service: SERVICE,
+    sealer: null,
+    directory,
+    maxBytes: MiB,
+    say: () => t.fail(),
+  })
   const kept = all.map((one) => outbox.keep(one))
   for (const { done } of kept) t.equal(await done, 'kept')
   await outbox.close()
   t.strictSame(await reopened(t, directory), { left: all, said: [] })
 })
 
+void t.test(
+  'sealed: nothing of an outcome is readable on disk, and it comes back under its key',
+  async (t) => {
+    const directory = folder(t)
+    const [one, two] = ['one', 'two'].map((id, n) => ({ id, key: Buffer.alloc(32, n) }))
+    if (one === undefined || two === undefined) return
+    const all = [
+      outcome('completed', {}, { result: response(Buffer.from('a secret body')) }),
+      outcome('unknown', {}, { key: 'a secret key', lastError: 'a secret error', path: '/a/secret/path' }),
+    ]
+    const options = { service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }
+    const { outbox } = await Outbox.open({ ...options, sealer: new Sealer([one]) })
+    for (const unsettled of all) t.equal(await outbox.keep(unsettled).done, 'kept')
+    await outbox.close()
+    const lying = readdirSync(directory).map((name) => readFileSync(join(directory, name), 'latin1'))
+    t.notMatch(lying.join(), /secret/)
+    const unreadable = all.map(() => 'an entry of the spool cannot be read by this version; it is left there')
+    t.strictSame(await reopened(t, directory), { left: [], said: unreadable })
+    t.strictSame(await reopened(t, directory, new Sealer([two])), { left: [], said: unreadable })
+    t.strictSame(await reopened(t, directory, new Sealer([two, one])), { left: all, said: [] })
+  },
+)
+
 void t.test('what is dropped does not come back, nor what is older than its record', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({
+    service: SERVICE,
+    sealer: null,
+    directory,
+    maxBytes: MiB,
+    say: () => t.fail(),
+  })
   const [dropped, lapsed, left] = [
     outcome('completed'),
     outcome('completed', { usefulFor: 0 }),
@@ -123,7 +163,8 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
   const directory = folder(t)
   const say = (message: string, detail: object): void => void said.push([message, detail])
   let said: [string, object][] = []
-  const open = (service: string, maxBytes = MiB) => Outbox.open({ service, directory, maxBytes, say })
+  const open = (service: string, maxBytes = MiB) =>
+    Outbox.open({ service, sealer: null, directory, maxBytes, say })
   const theirs = [outcome('completed'), outcome('unknown', { usefulFor: 60_000 })]
   for (const [service, all] of [
     ['orders', theirs],
@@ -186,7 +227,13 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
 
 void t.test('a bug is no damage', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() })
+  const { outbox } = await Outbox.open({
+    service: SERVICE,
+    sealer: null,
+    directory,
+    maxBytes: MiB,
+    say: () => t.fail(),
+  })
   await outbox.keep(outcome('completed')).done
   await outbox.close()
   const { now } = Date
@@ -195,8 +242,11 @@ void t.test('a bug is no damage', async (t) => {
       throw new Error('no clock')
     },
   })
-  await t.rejects(Outbox.open({ service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }), {
-    message: 'no clock',
-  })
+  await t.rejects(
+    Outbox.open({ service: SERVICE, sealer: null, directory, maxBytes: MiB, say: () => t.fail() }),
+    {
+      message: 'no clock',
+    },
+  )
   t.intercept(Date, 'now', { value: now })
 })

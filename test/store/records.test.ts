@@ -1,8 +1,9 @@
 import t from 'tap'
-import type { RecordId } from '../../src/core/record.ts'
+import { type IdempotencyRecord, type RecordDraft, type RecordId, readAt } from '../../src/core/record.ts'
+import { outcomeDraftOf } from '../../src/core/settle.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
-import type { PutReply, Store } from '../../src/store/register.ts'
+import { type PutReply, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 function setup() {
@@ -30,6 +31,17 @@ void t.test(
     const first = await records.claim(id, own, SPANS)
     clock.now += 5
     t.match(await records.claim(id, own, SPANS), { ...first, now: clock.now, recognised: true })
+    const claimed = orThrow(await records.get(id)).record
+    const silent = outcomeDraftOf(
+      readAt(claimed as IdempotencyRecord, clock.now + SPANS.dueIn) as IdempotencyRecord,
+    )
+    await records.replace(id, (claimed as IdempotencyRecord).version, silent as RecordDraft, SPANS)
+    t.match(
+      await records.claim(id, own, SPANS),
+      { kind: 'claimed', recognised: true },
+      'also once it was written down that its owner fell silent',
+    )
+    await records.settle(id, draft('unknown', own.token), SPANS)
     await records.settle(id, draft('completed', own.token), SPANS)
     t.match(await records.claim(id, own, SPANS), { kind: 'exists', record: { state: 'completed' } })
   },
@@ -185,3 +197,32 @@ void t.test('what is beside the records is asked of the store', async (t) => {
   t.match(await register.traits(), { durable: false, evicts: false })
   await register.close()
 })
+
+void t.test(
+  'P18 the bytes of a settled record are freed once the store has answered, not before',
+  async (t) => {
+    const { register } = setup()
+    const given: Buffer[] = []
+    let answers = true
+    const records = new Records({
+      ...register,
+      swap(id, condition, bytes, spans, nextFence) {
+        given.push(bytes)
+        if (answers) return register.swap(id, condition, bytes, spans, nextFence)
+        return Promise.reject(new StoreUnavailable('no answer', true))
+      },
+    })
+    const id = newId()
+    const own = newToken()
+    const result = response(Buffer.alloc(64 * 1024, 'a'))
+    await records.claim(id, draft('in_progress', own), SPANS)
+    answers = false
+    t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'unavailable' })
+    t.ok(given[0]?.includes('aaaa'), 'they may be on their way')
+    answers = true
+    t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'written' })
+    t.equal(given[1]?.length, 0)
+    const { record } = orThrow(await records.get(id))
+    t.match(record, { state: 'completed', result }, 'the store has its own')
+  },
+)

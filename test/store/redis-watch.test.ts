@@ -2,9 +2,11 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import type { Store } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
+import { relay } from '../support/relay.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 
 const KEYS = new RedisKeys('pay')
@@ -163,18 +165,21 @@ for (const connected of [false, true])
     async (t) => {
       await using server = await RedisServer.start()
       const { register } = await open(t, server.url, FAST)
-      const id = newId()
-      const before = connected ? await watch(register, newId()) : null
+      const [id, early] = [newId(), newId()]
+      const before = connected ? [await watch(register, early)] : []
       server.pause()
       const begun = performance.now()
       const watchers = await Promise.all([watch(register, id), watch(register, id)])
       t.ok(performance.now() - begun < 10 * FAST)
       server.resume()
-      await until(() => [...watchers, ...(before ? [before] : [])].every(({ told }) => told > 0))
+      // Not the earlier one: a server that is back in the last moment keeps its connection.
+      await until(() => watchers.every(({ told }) => told > 0))
       await until(answers(register))
-      const told = watchers.map((watcher) => watcher.told)
+      const all = [...watchers, ...before]
+      const told = all.map((watcher) => watcher.told)
       await end(register, id)
-      await until(() => watchers.every((watcher, n) => watcher.told > (told[n] as number)))
+      await end(register, early)
+      await until(() => all.every((watcher, n) => watcher.told > (told[n] as number)))
     },
   )
 
@@ -255,6 +260,56 @@ void t.test('operations connect anew, to another server perhaps: so does the wat
   t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
   await end(register, id)
   await until(() => watcher.told === 2)
+})
+
+void t.test(
+  'messages that nobody asked for disturb no command; a reply of another form ends the connection',
+  async (t) => {
+    await using server = await RedisServer.start()
+    const gate = await relay(server.port)
+    t.teardown(() => gate[Symbol.asyncDispose]())
+    const [{ register }, peer] = [await open(t, `redis://127.0.0.1:${gate.port}`), await open(t, server.url)]
+    const id = newId()
+    const watcher = await watch(register, id)
+    // The connection that was opened last.
+    const say = (message: string) => gate.inject(message)
+    say('*3\r\n$12\r\nsunsubscribe\r\n$1\r\nx\r\n:0\r\n*3\r\n$8\r\nsmessage\r\n$1\r\nx\r\n$0\r\n\r\n')
+    await end(peer.register, id)
+    await until(() => watcher.told === 1)
+    const [first, second] = [await watch(register, newId()), newId()]
+    first.stop()
+    const again = await watch(register, second)
+    await end(peer.register, second)
+    await until(() => again.told === 1)
+    t.equal(watcher.told, 1, 'the connection is the same')
+    for (const nonsense of ['*1\r\n:1\r\n', ':1\r\n']) {
+      const told = watcher.told
+      const late = newId()
+      say(nonsense)
+      await until(() => watcher.told > told)
+      const next = await watch(register, late)
+      await end(peer.register, late)
+      await until(() => next.told > 0)
+    }
+  },
+)
+
+void t.test('a reply to a subscription of another form ends the connection', async (t) => {
+  await using server = await RedisServer.start()
+  const gate = await relay(server.port)
+  t.teardown(() => gate[Symbol.asyncDispose]())
+  const { register } = await open(t, `redis://127.0.0.1:${gate.port}`)
+  const [id, other] = [newId(), newId()]
+  const watcher = await watch(register, id)
+  for (const change of [() => watch(register, other), async () => watcher.stop()]) {
+    const changing = change()
+    gate.inject('+OK\r\n')
+    await changing
+    const next = newId()
+    const after = await watch(register, next)
+    await end(register, next)
+    await until(() => after.told > 0)
+  }
 })
 
 void t.test('close ends the watching, too', async (t) => {

@@ -1,5 +1,6 @@
 import t from 'tap'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
@@ -78,8 +79,10 @@ void t.test('a value of another type is a corrupt record', async (t) => {
   const id = newId()
   await server.command('RPUSH', KEYS.record(id), 'x')
   const bytes = bytesOf('in_progress', newToken())
-  await t.rejects(register.put(id, bytes, SPANS), { name: 'CorruptRecord' })
-  await t.rejects(register.swap(id, { version: 1 }, bytes, SPANS, false), { name: 'CorruptRecord' })
+  await t.rejects(async () => register.put(id, bytes, SPANS), { name: 'CorruptRecord' })
+  await t.rejects(async () => register.swap(id, { version: 1 }, bytes, SPANS, false), {
+    name: 'CorruptRecord',
+  })
   await t.rejects(register.get(id), { name: 'CorruptRecord' })
   t.equal(await server.command('TYPE', KEYS.record(id)), 'list')
 })

@@ -1,15 +1,19 @@
+import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { chmodSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
-import type { Worker } from 'node:worker_threads'
+import workerThreads, { type Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
+
+t.setTimeout(280_000)
 
 const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
 
@@ -19,6 +23,19 @@ function open(path: string, over: Partial<SqliteOptions> = {}): Promise<SqliteSt
 
 const workers: Worker[] = []
 process.on('worker', (worker) => void workers.push(worker))
+
+/** Makes a record of almost 4 KiB: 2,000 of them fill the journal. */
+const LONG = { lastError: 'x'.repeat(3600) }
+
+/** Its thread has the file: what is asked in its first moments may take longer than a short timeout. */
+function ready(register: SqliteStore): Promise<void> {
+  return until(() =>
+    register.ping().then(
+      () => true,
+      () => false,
+    ),
+  )
+}
 
 /** A register on a file of its own, both gone when the test ends. */
 async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
@@ -77,6 +94,41 @@ void t.test('a record that was answered survives kill -9 of the process', async 
   t.equal(decodeRecord((await register.get(id)).bytes as Buffer).state, 'in_progress')
   await register.close()
 })
+
+void t.test(
+  'whatever was answered survives kill -9 at any moment, while records move to the table',
+  async (t) => {
+    using dir = tempDir()
+    const file = join(dir.path, 'records.db')
+    const child = program(
+      `const bytes = Buffer.from('${bytesOf('in_progress', newToken(), LONG).toString('base64')}', 'base64')
+     const outcome = Buffer.from('${bytesOf('completed', newToken(), { fence: 7 }).toString('base64')}', 'base64')
+     for (let n = 0; ; n++) {
+       const id = String(n).padStart(43, 'x')
+       const put = register.put(id, bytes, { dueIn: 1000, dropIn: 1e9 }).then(async ({ stamp }) => {
+         await register.swap(id, { version: stamp.version }, outcome, { dueIn: 1000, dropIn: 1e9 }, false)
+         process.stdout.write(id + '\\n')
+       })
+       if (n % 50 === 0) await put
+     }`,
+      file,
+    )
+    let said = ''
+    child.process.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
+    await until(() => said.length > 44 * 5000)
+    child.process.kill('SIGKILL')
+    await child.exited
+    const register = await open(file)
+    const ids = said.split('\n').slice(0, -1) as RecordId[]
+    const lost: RecordId[] = []
+    for (const id of ids) {
+      const { bytes } = await register.get(id)
+      if (bytes === null || decodeRecord(bytes).state !== 'completed') lost.push(id)
+    }
+    t.same(lost, [])
+    await register.close()
+  },
+)
 
 void t.test('two processes on one file: exactly one claims', async (t) => {
   using dir = tempDir()
@@ -145,8 +197,23 @@ void t.test('a file from before records belonged to a service is refused, and le
   after.close()
 })
 
+void t.test('a file from before there was a journal is refused, and left as it is', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const db = new DatabaseSync(file)
+  db.exec('CREATE TABLE records (service TEXT, id TEXT, PRIMARY KEY (service, id)); PRAGMA user_version = 2')
+  db.close()
+  await t.rejects(open(file), {
+    name: 'StoreUnavailable',
+    message: /records\.db.*schema version 2, .*this one reads 3: move the file away/,
+  })
+  const after = new DatabaseSync(file)
+  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 2 })
+  after.close()
+})
+
 void t.test('the database of another program is refused, and left as it is', async (t) => {
-  for (const version of [0, 1, 2]) {
+  for (const version of [0, 1, 2, 3]) {
     using dir = tempDir()
     const file = join(dir.path, 'other.db')
     const db = new DatabaseSync(file)
@@ -200,7 +267,7 @@ void t.test('a full disk refuses new claims, answers what it has and takes up ag
     await register.put(id, bytesOf('in_progress', token), SPANS)
     ids.push(id)
   }
-  const failures = (await Promise.allSettled(Array.from({ length: 1000 }, () => put(newId())))).filter(
+  const failures = (await Promise.allSettled(Array.from({ length: 2000 }, () => put(newId())))).filter(
     (result) => result.status === 'rejected',
   )
   t.ok(ids.length > 100 && failures.length > 100)
@@ -223,6 +290,46 @@ void t.test('a full disk refuses new claims, answers what it has and takes up ag
       () => false,
     ),
   )
+})
+
+void t.test('a full file has no room for a slice: its records move to the table at once', async (t) => {
+  const { file, register } = await opened(t, { maxPages: 64 })
+  const settled: RecordId[] = []
+  const token = newToken()
+  const settle = async (): Promise<void> => {
+    const id = newId()
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    const condition = { token, states: ['in_progress'] } as const
+    assert.ok((await register.swap(id, condition, bytesOf('completed', token), SPANS, false)).done)
+    settled.push(id)
+  }
+  await t.rejects(
+    async () => {
+      for (;;) await settle()
+    },
+    { name: 'StoreFull' },
+  )
+  const reader = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => reader.close())
+  const left = reader.prepare('SELECT sum(length(entries)) AS bytes FROM journal')
+  await until(() => left.get()?.['bytes'] === 0)
+  for (const id of settled) t.equal(decodeRecord((await register.get(id)).bytes as Buffer).state, 'completed')
+  await settle()
+})
+
+void t.test('P18 large bytes go to the thread in their own memory; small ones are copied', async (t) => {
+  const { register } = await opened(t)
+  const own = newToken()
+  const large = bytesOf('completed', own, { result: response(Buffer.alloc(64 * 1024, 'a')) })
+  const small = bytesOf('in_progress', own)
+  const stored = Buffer.from(large)
+  const id = newId()
+  await register.put(id, small, SPANS)
+  t.ok(small.length > 0)
+  await register.swap(id, { token: own, states: ['in_progress'] }, large, SPANS, false)
+  t.equal(large.length, 0)
+  t.ok((await register.get(id)).bytes?.subarray(56).equals(stored.subarray(56)))
+  await t.rejects(async () => register.put(newId(), large, SPANS), /freed/, 'nor is nothing written')
 })
 
 void t.test('an operation that cannot be done fails no other of its transaction', async (t) => {
@@ -255,13 +362,13 @@ void t.test('a COMMIT that fails says honestly what may have been applied', asyn
 void t.test('a file that is locked at start is waited for, not for ever', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
-  const other = new DatabaseSync(file)
+  const other = new DatabaseSync(file, { timeout: 10_000 })
   other.exec('BEGIN EXCLUSIVE')
   await t.rejects(open(file, { timeoutMs: 2 }), { name: 'StoreUnavailable', message: /locked/ })
   const waiting = open(file, { timeoutMs: 200 })
   setTimeout(() => other.exec('COMMIT'), 150)
   const register = await waiting
-  t.ok(await register.ping())
+  await ready(register)
   await register.close()
   other.close()
 })
@@ -272,16 +379,19 @@ void t.test('expired rows are pruned', async (t) => {
   const { file, register } = await opened(t, { timeoutMs: 600, onPruned })
   const bytes = bytesOf('completed', newToken())
   await Promise.all(
-    Array.from({ length: 1200 }, () => register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })),
+    Array.from({ length: 1200 }, async () => register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })),
   )
   await register.put(newId(), bytes, { dueIn: 1, dropIn: 10 * HOUR })
   register.skew = 2 * HOUR
   const reader = new DatabaseSync(file, { readOnly: true })
   const count = reader.prepare('SELECT count(*) AS n FROM records')
   await until(() => count.get()?.['n'] === 1)
+  // A move that is broken off counts what has expired once more, when it is done again.
+  const left = reader.prepare('SELECT sum(length(entries)) AS n FROM journal')
+  await until(() => !left.get()?.['n'])
 
   await register.put(newId(), bytes, { dueIn: 1, dropIn: HOUR })
-  const other = new DatabaseSync(file)
+  const other = new DatabaseSync(file, { timeout: 10_000 })
   other.exec('BEGIN IMMEDIATE')
   register.skew = 4 * HOUR
   // Longer than the pause between two sweeps and SQLite's own wait for the lock: one sweep fails.
@@ -309,7 +419,7 @@ void t.test('a file of the first release is taken over, and that release can go 
   t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
   await register.close()
   const after = new DatabaseSync(file, { readOnly: true })
-  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 2 })
+  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 3 })
   after.close()
 })
 
@@ -336,10 +446,11 @@ void t.test('buckets that are full again are pruned; what is taken outlives a re
 
 void t.test('a file that another process keeps locked: an answer in time, nothing applied', async (t) => {
   const { file, register } = await opened(t, { timeoutMs: 400 })
-  const other = new DatabaseSync(file)
+  await ready(register)
+  const other = new DatabaseSync(file, { timeout: 10_000 })
   other.exec('BEGIN IMMEDIATE')
   const id = newId()
-  await t.rejects(register.put(id, bytesOf('in_progress', newToken()), SPANS), {
+  await t.rejects(async () => register.put(id, bytesOf('in_progress', newToken()), SPANS), {
     name: 'StoreUnavailable',
     maybeApplied: false,
     message: /locked/,
@@ -350,10 +461,42 @@ void t.test('a file that another process keeps locked: an answer in time, nothin
   t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
+void t.test(
+  'what is asked before the thread has the file waits for it, longer than the timeout',
+  async (t) => {
+    const { file, register } = await opened(t, { timeoutMs: 400 })
+    const other = new DatabaseSync(file)
+    other.exec('BEGIN IMMEDIATE')
+    const putting = register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+    await new Promise((late) => setTimeout(late, 600))
+    other.close()
+    t.ok((await putting).done)
+  },
+)
+
+void t.test('a file that is gone before the thread has it: nothing of what was asked is done', async (t) => {
+  const events: string[] = []
+  const { file, register } = await opened(t, { onEvent: (kind) => events.push(kind) })
+  rmSync(file)
+  mkdirSync(file)
+  await t.rejects(register.ping(), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /unable to open/,
+  })
+  t.same(events, ['disconnected'])
+})
+
 void t.test('no answer within the timeout: it may have been applied', async (t) => {
   const { register } = await opened(t, { timeoutMs: 0 })
+  const [worker] = (await once(process, 'worker')) as [Worker]
+  // It has the file.
+  await once(worker, 'message')
   const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
-  await t.rejects(register.put(newId(), bytes, SPANS), { name: 'StoreUnavailable', maybeApplied: true })
+  await t.rejects(async () => register.put(newId(), bytes, SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: true,
+  })
 })
 
 void t.test('a worker that dies: pending operations fail, it is started again', async (t) => {
@@ -367,7 +510,7 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
     SPANS,
   )
   void workers.at(-1)?.terminate()
-  await t.rejects(pending, { name: 'StoreUnavailable', maybeApplied: true })
+  await t.rejects(async () => pending, { name: 'StoreUnavailable', maybeApplied: true })
   await t.rejects(register.get(id), { name: 'StoreUnavailable', maybeApplied: false })
   await until(() => events.includes('connected'))
   t.ok((await register.get(id)).bytes)
@@ -384,8 +527,37 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
 })
 
+void t.test('a thread that cannot be made is tried again', async (t) => {
+  const { Worker: Real } = workerThreads
+  const replaced = (by: typeof Real): void => {
+    workerThreads.Worker = by
+    syncBuiltinESMExports()
+  }
+  t.teardown(() => replaced(Real))
+  let refused = 0
+  replaced(
+    class extends Real {
+      constructor(...args: ConstructorParameters<typeof Real>) {
+        if (++refused <= 2) throw new Error('no more threads')
+        super(...args)
+      }
+    },
+  )
+  const events: string[] = []
+  const { register } = await opened(t, { onEvent: (kind, detail) => events.push(`${kind} ${detail}`) })
+  await t.rejects(register.ping(), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /no more threads/,
+  })
+  await until(() => events.length === 3)
+  t.match(events, ['disconnected no more threads', 'error no more threads', /^connected/])
+  t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
+})
+
 void t.test('close while the worker is started again ends that one, too', async (t) => {
   const { register } = await opened(t)
+  await register.ping()
   const started = once(process, 'worker')
   void workers.at(-1)?.terminate()
   const [worker] = (await started) as [Worker]
@@ -440,4 +612,261 @@ void t.test('what is pruned takes its history along', async (t) => {
   t.same({ ...count.get() }, { n: 1 })
   register.skew = SPANS.dropIn
   await until(() => count.get()?.['n'] === 0)
+})
+
+void t.test('a record whose older version expires in the table keeps its history', async (t) => {
+  const { file, register } = await opened(t)
+  const reader = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => reader.close())
+  const expiry = reader.prepare('SELECT max(drop_at) AS at FROM records')
+  const id = newId()
+  const put = await register.put(id, bytesOf('unknown', newToken()), SPANS)
+  assert.ok(put.done)
+  await until(() => expiry.get()?.['at'] === put.now + SPANS.dropIn)
+  const later = { dueIn: SPANS.dueIn, dropIn: 2 * SPANS.dropIn }
+  const swap = await register.swap(
+    id,
+    { version: put.stamp.version },
+    bytesOf('completed', newToken()),
+    later,
+    false,
+  )
+  assert.ok(swap.done)
+  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
+  register.skew = SPANS.dropIn + HOUR
+  await until(() => expiry.get()?.['at'] === swap.now + later.dropIn)
+  t.equal((await register.history.read(id)).length, 1)
+})
+
+void t.test('what expires of another service goes once its own processes do not remove it', async (t) => {
+  const { file, register } = await opened(t)
+  const other = await open(file, { service: 'pay.eu' })
+  await other.put(newId(), bytesOf('completed', newToken()), SPANS)
+  await other.close()
+  const reader = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => reader.close())
+  const count = reader.prepare('SELECT count(*) AS n FROM records')
+  t.equal(count.get()?.['n'], 1)
+  register.skew = SPANS.dropIn + HOUR
+  await until(() => count.get()?.['n'] === 0)
+})
+
+/** Resolves when the journal has been moved to the table. */
+async function moved(t: Test, file: string): Promise<void> {
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => db.close())
+  const left = db.prepare('SELECT sum(length(entries)) AS bytes FROM journal')
+  await until(() => Number(left.get()?.['bytes']) < 1_000_000)
+}
+
+void t.test('what changes while records move to the table is what holds', async (t) => {
+  const { file, register } = await opened(t)
+  const peer = await open(file)
+  t.teardown(() => peer.close())
+  const token = newToken()
+  const [claim, outcome] = [bytesOf('in_progress', token, LONG), bytesOf('completed', token)]
+  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
+  const ids = Array.from({ length: 5000 }, newId)
+  const kept = ids.filter((_id, n) => n % 20 !== 2)
+  const write = async (id: RecordId, n: number): Promise<void> => {
+    const put = await register.put(id, claim, SPANS)
+    let version = put.done ? put.stamp.version : 0
+    const swap = async (by: SqliteStore, bytes: Buffer) =>
+      assert.ok((await by.swap(id, { version: version++ }, bytes, SPANS, false)).done)
+    if (n % 20 === 1) await swap(register, large)
+    if (n % 2 === 0) await swap(n % 3 === 0 ? peer : register, outcome)
+    if (n % 20 === 2) assert.ok(await register.remove(id, version))
+  }
+  for (let n = 0; n < ids.length; n += 250)
+    await Promise.all(ids.slice(n, n + 250).map((id, i) => write(id, n + i)))
+  const check = async (by: SqliteStore): Promise<void> => {
+    for (const [n, id] of ids.entries()) {
+      const { bytes } = await by.get(id)
+      const expected =
+        n % 20 === 2 ? null : n % 20 === 1 ? 'unknown' : n % 2 === 0 ? 'completed' : 'in_progress'
+      if ((bytes && decodeRecord(bytes).state) !== expected) t.fail(`record ${n} is not ${expected}`)
+    }
+    t.same((await by.list('all', null, 6000)).ids, kept.toSorted())
+  }
+  await check(register)
+  await check(peer)
+  await register.close()
+  await peer.close()
+  const other = await open(file)
+  await check(other)
+  await other.close()
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.same(
+    { ...db.prepare('SELECT count(*) AS n, count(DISTINCT id) AS ids FROM records').get() },
+    { n: kept.length, ids: kept.length },
+  )
+  db.close()
+})
+
+void t.test('records move from the journal to the table; no process loses sight of one', async (t) => {
+  const { file, register } = await opened(t)
+  const peer = await open(file)
+  t.teardown(() => peer.close())
+  const token = newToken()
+  const claim = bytesOf('in_progress', token, LONG)
+  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+  const settle = async (by: SqliteStore, id: RecordId) => {
+    const swap = await by.swap(
+      id,
+      { token, states: ['in_progress'] },
+      bytesOf('completed', token),
+      SPANS,
+      false,
+    )
+    t.equal(swap.done, true)
+  }
+  const state = async (by: SqliteStore, id: RecordId) => {
+    const { bytes } = await by.get(id)
+    return bytes && decodeRecord(bytes).state
+  }
+  const ids = Array.from({ length: 2600 }, newId).toSorted()
+  const [noted, settled, late, gone] = ids.slice(0, 4) as [RecordId, RecordId, RecordId, RecordId]
+  await peer.put(noted, claim, SPANS)
+  await peer.history.append(noted, [note])
+  await register.put(settled, claim, SPANS)
+  await settle(peer, settled)
+  for (const some of [ids.slice(2, 1000), ids.slice(1000, 2500), ids.slice(2500)])
+    await Promise.all(some.map(async (id) => await register.put(id, claim, SPANS)))
+  await settle(peer, late)
+  await moved(t, file)
+  const there = await register.get(gone)
+  t.equal(await peer.remove(gone, decodeRecord(there.bytes as Buffer).version), true)
+
+  const other = await open(file)
+  t.teardown(() => other.close())
+  for (const each of [register, peer, other]) {
+    t.equal(await state(each, noted), 'in_progress')
+    t.equal((await each.history.read(noted)).length, 1)
+    t.equal(await state(each, settled), 'completed')
+    t.equal(await state(each, late), 'completed')
+    t.equal(await state(each, gone), null)
+    t.equal((await each.put(late, claim, SPANS)).done, false)
+    t.same(
+      (await each.list('all', null, 3000)).ids,
+      ids.filter((id) => id !== gone),
+    )
+    t.equal((await each.list('unresolved', null, 3000)).ids.length, 2597)
+    each.skew = SPANS.dueIn + 1
+    t.equal((await each.due(3000)).length, 2597)
+    t.equal((await each.due(1000)).length, 1000)
+    each.skew = 0
+  }
+})
+
+void t.test('a record that grows leaves the journal, and comes back when it shrinks', async (t) => {
+  const { file, register } = await opened(t)
+  const peer = await open(file)
+  t.teardown(() => peer.close())
+  const id = newId()
+  const token = newToken()
+  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
+  const small = bytesOf('unknown', token)
+  const put = await register.put(id, bytesOf('in_progress', token), SPANS)
+  let version = put.done ? put.stamp.version : 0
+  const replace = async (by: SqliteStore, bytes: Buffer) => {
+    const swap = await by.swap(id, { version }, bytes, SPANS, false)
+    if (swap.done) version = swap.stamp.version
+    return swap.done
+  }
+  for (const [by, bytes] of [
+    [peer, large],
+    [register, small],
+    [register, large],
+    [register, large],
+    [peer, small],
+  ] as const) {
+    t.ok(await replace(by, bytes))
+    for (const each of [register, peer]) {
+      const found = (await each.get(id)).bytes as Buffer
+      t.equal(found.length, bytes.length)
+      t.equal(decodeRecord(found).version, version)
+      t.same((await each.list('all', null, 10)).ids, [id])
+    }
+  }
+  t.equal(await register.remove(id, version), true)
+  for (const each of [peer, register]) t.equal((await each.get(id)).bytes, null)
+  t.ok((await peer.put(id, small, SPANS)).done)
+})
+
+void t.test('a flood does not make the journal grow without end', async (t) => {
+  const { file, register } = await opened(t)
+  const bytes = bytesOf('in_progress', newToken())
+  for (let n = 0; n < 60; n++)
+    await Promise.all(Array.from({ length: 2000 }, async () => register.put(newId(), bytes, SPANS)))
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => db.close())
+  const { left } = db.prepare('SELECT sum(length(entries)) AS left FROM journal').get() as { left: number }
+  t.ok(left < 40_000 * bytes.length, `${Math.round(left / bytes.length)} records are in the journal`)
+})
+
+void t.test('ids that begin alike are not mixed up', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const ids = ['a', 'b'].map((end) => `${'x'.repeat(42)}${end}` as RecordId) as [RecordId, RecordId]
+  const first = await open(file)
+  await first.put(ids[0], bytesOf('in_progress', newToken()), SPANS)
+  await first.close()
+  const register = await open(file)
+  t.equal((await register.get(ids[1])).bytes, null)
+  t.ok((await register.put(ids[1], bytesOf('completed', newToken()), SPANS)).done)
+  await register.close()
+  const again = await open(file)
+  for (const [n, state] of ['in_progress', 'completed'].entries())
+    t.equal(decodeRecord((await again.get(ids[n] as RecordId)).bytes as Buffer).state, state)
+  await again.close()
+})
+
+void t.test('a file that nobody has open holds every record in its table', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const register = await open(file)
+  for (let n = 0; n < 3; n++) await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  await register.close()
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.same({ ...db.prepare('SELECT count(*) AS n FROM records').get() }, { n: 3 })
+  t.same({ ...db.prepare('SELECT sum(length(entries)) AS n FROM journal').get() }, { n: 0 })
+  db.close()
+})
+
+void t.test('what expires in the journal is gone, with its history', async (t) => {
+  let pruned = 0
+  const { file, register } = await opened(t, { onPruned: (records) => void (pruned += records) })
+  const id = newId()
+  await register.put(id, bytesOf('completed', newToken()), SPANS)
+  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
+  register.skew = SPANS.dropIn
+  t.equal((await register.get(id)).bytes, null)
+  for (const which of ['all', 'unresolved'] as const) t.same((await register.list(which, null, 10)).ids, [])
+  await until(() => pruned === 1)
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.same({ ...db.prepare('SELECT count(*) AS n FROM notes').get() }, { n: 0 })
+  db.close()
+})
+
+void t.test('what expires in the table is pruned; a locked file is moved to later', async (t) => {
+  let pruned = 0
+  const onPruned = (records: number): void => void (pruned += records)
+  const { file, register } = await opened(t, { timeoutMs: 600, onPruned })
+  const other = new DatabaseSync(file, { timeout: 10_000 })
+  t.teardown(() => other.close())
+  const count = other.prepare('SELECT count(*) AS n FROM records')
+  const bytes = bytesOf('completed', newToken())
+  await register.put(newId(), bytes, SPANS)
+  await until(() => count.get()?.['n'] === 1)
+  register.skew = SPANS.dropIn
+  await until(() => pruned === 1)
+  const id = newId()
+  await register.put(id, bytes, SPANS)
+  other.exec('BEGIN IMMEDIATE')
+  // Two sweeps: the second finds nothing new in the journal and would move it. Nobody asks for anything meanwhile.
+  await new Promise((sweeping) => setTimeout(sweeping, 3500))
+  t.equal(count.get()?.['n'], 0)
+  other.exec('COMMIT')
+  await until(() => count.get()?.['n'] === 1)
+  t.ok((await register.get(id)).bytes)
 })

@@ -15,7 +15,7 @@ export interface AdminReply {
   readonly headers: Headers
   readonly text: string
   readonly json: Record<string, unknown>
-  /** Of a problem. */
+  /** `code` of a problem response. */
   readonly code: string | null
 }
 
@@ -36,7 +36,7 @@ interface Described {
   >
 }
 
-/** What the description names and was answered: `GET /v1/records 200`. */
+/** Responses seen that the description lists, such as `GET /v1/records 200`. */
 export class Exercised {
   readonly #seen = new Set<string>()
   #ajv: Ajv2020 | null = null
@@ -73,7 +73,7 @@ export class Exercised {
     return this.all.filter((one) => !this.#seen.has(one))
   }
 
-  /** The answer is one that is described, and its JSON is as its schema says. */
+  /** Asserts that the response is described and that its JSON matches the schema. */
   hold(t: Test, method: string, path: string, { status, headers, text, json }: AdminReply): void {
     const template = Object.keys(this.#described?.paths ?? {}).find((one) =>
       new RegExp(`^${one.replace('{id}', '[\\w-]{43}')}$`).test(path),
@@ -101,7 +101,7 @@ export function adminYaml(t: Test, more = ''): string {
   return `admin: { listen: "127.0.0.1:0", tokenFile: ${file}${more} }`
 }
 
-/** Asks the admin listener of a proxy. */
+/** Sends a request to the admin listener of a proxy. */
 export async function ask(
   { adminUrl }: { readonly adminUrl: string },
   path: string,
@@ -150,7 +150,7 @@ export type Inject = (
   body?: unknown,
 ) => Promise<AdminAnswer>
 
-/** Asks the API without a socket. */
+/** Sends a request to the API without a socket. */
 export async function injecting(ports: AdminPorts, onBug: (error: unknown) => void): Promise<Inject> {
   const app = adminApp({ onBug })
   await app.register(adminApi, { ports })

@@ -4,8 +4,8 @@ import type { Manifest } from './charts.ts'
 type Patch = { readonly op: string; readonly path: string; readonly value: unknown }
 
 /**
- * What a MutatingAdmissionPolicy of JSON patches makes of an object. No API server: the little of CEL that the policy uses (message
- * literals, `has`, `in`, `exists`, `?:`) is written as JavaScript and run; anything else is a syntax error.
+ * Applies a MutatingAdmissionPolicy of JSON patches to an object, without an API server: the few CEL constructs that the policy uses
+ * (message literals, `has`, `in`, `exists`, `?:`) are translated to JavaScript and run; anything else is a syntax error.
  */
 export function admitted(policy: Manifest, object: unknown): Manifest {
   const result = structuredClone(object) as Manifest
@@ -19,7 +19,7 @@ export function admitted(policy: Manifest, object: unknown): Manifest {
 function evaluate(cel: string, object: unknown): unknown {
   const script = cel
     .replace(/\b(?:Object(?:\.\w+)*|JSONPatch)\s*\{/g, '({')
-    // Each message literal ends where its brace does.
+    // A message literal ends at its closing brace.
     .replace(/\bhas\(([\w.[\]]+)\)/g, '($1 !== undefined)')
     .replace(/\.exists\((\w+), /g, '.some(($1) => ')
   return JSON.parse(
@@ -27,7 +27,7 @@ function evaluate(cel: string, object: unknown): unknown {
   )
 }
 
-/** `({ … }` of a message literal gets its closing bracket. */
+/** Adds the closing bracket to the `({ … }` of a message literal. */
 function closed(script: string): string {
   let out = ''
   const braces: boolean[] = []

@@ -2,26 +2,26 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Test } from 'tap'
 import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
 
-/** What the bank knows of a key: by it the questions are answered. */
+/** What the bank knows about a key; status queries are answered from it. */
 export type Fate = 'paid' | 'declined' | 'processing' | 'unheard'
 
 export interface Bank extends UpstreamStub {
   readonly executed: string[]
-  /** Keys that were asked about, in order. */
+  /** Keys of the status queries, in order. */
   readonly asked: string[]
-  readonly questions: Seen[]
+  readonly queries: Seen[]
   fate: (key: string) => Fate
-  /** How it treats the POST of a key. */
+  /** What it does with the POST of a key. */
   fault: (key: string, response: ServerResponse, request: IncomingMessage) => void | Promise<void>
-  /** Instead of an answer to a question; true: it dealt with it. */
+  /** Handles a status query instead of the bank; returns true if it did. */
   trouble: (key: string, response: ServerResponse) => boolean
 }
 
-/** An upstream whose connections break over `POST /pay`, and that can be asked at `GET /payments?key=…` what it did. */
+/** An upstream that breaks the connection on `POST /pay` and says at `GET /payments?key=…` what it did. */
 export async function bank(t: Test): Promise<Bank> {
   const executed: string[] = []
   const asked: string[] = []
-  const questions: Seen[] = []
+  const queries: Seen[] = []
   const self: Pick<Bank, 'fate' | 'fault' | 'trouble'> = {
     fate: () => 'paid',
     fault: (_key, response) => void response.socket?.destroy(),
@@ -42,7 +42,7 @@ export async function bank(t: Test): Promise<Bank> {
       return
     }
     asked.push(key)
-    questions.push(seen)
+    queries.push(seen)
     if (self.trouble(key, response)) return
     const fate = self.fate(key)
     const status = fate === 'unheard' ? 404 : 200
@@ -50,10 +50,10 @@ export async function bank(t: Test): Promise<Bank> {
     response.end(JSON.stringify({ key, state: fate, payment: { id: `p-${key}`, state: fate } }))
   })
   t.teardown(() => stub[Symbol.asyncDispose]())
-  return Object.assign(self, stub, { executed, asked, questions })
+  return Object.assign(self, stub, { executed, asked, queries })
 }
 
-/** The route of the bank; `more` are further lines of `reconcile`. */
+/** The route to the bank; `more` adds lines to `reconcile`. */
 export function bankRoute(
   upstream: string,
   store: string,

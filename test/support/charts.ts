@@ -7,7 +7,7 @@ import type { HelmTools } from '../../scripts/helm-tools.ts'
 
 export const HELM_FOLDER = join(import.meta.dirname, '../../helm')
 
-/** Charts that are installed, as folders below helm/. */
+/** Folders of the installable charts, below helm/. */
 export const CHARTS = ['idempotency-proxy', 'idempotency-proxy-observability', 'examples/payments'] as const
 export type Chart = (typeof CHARTS)[number]
 
@@ -20,7 +20,7 @@ export function scenarioFile(chart: Chart, scenario: string): string {
   return join(HELM_FOLDER, chart, 'ci', `${scenario}-values.yaml`)
 }
 
-// biome-ignore format: as manifests are: anything below, looked at by the tests.
+// biome-ignore format: manifests may hold anything; the tests look inside.
 export type Manifest = { readonly kind: string; readonly apiVersion: string; readonly metadata: Meta; readonly [key: string]: any }
 interface Meta {
   readonly name: string
@@ -35,7 +35,7 @@ export interface Said {
   readonly err: string
 }
 
-/** A Helm with charts of its own, dependencies included, in a folder that ends with `dispose`. */
+/** Helm with its own copy of the charts and their dependencies, in a folder that `dispose` removes. */
 export class Charts implements Disposable {
   readonly #helm: string
   readonly #folder = mkdtempSync(join(tmpdir(), 'charts-'))
@@ -44,7 +44,7 @@ export class Charts implements Disposable {
     this.#helm = helm
     cpSync(HELM_FOLDER, join(this.#folder, 'helm'), { recursive: true })
     for (const chart of CHARTS) {
-      // What somebody built in the checkout may be old.
+      // Dependencies built in the checkout may be out of date.
       for (const made of ['charts', 'Chart.lock'])
         rmSync(join(this.path(chart), made), { recursive: true, force: true })
       const { ok, err } = this.run('dependency', 'build', this.path(chart))
@@ -64,7 +64,7 @@ export class Charts implements Disposable {
   }
 
   run(...args: readonly string[]): Said {
-    // Nothing of the user's Helm, and nothing that tap gives to children.
+    // Neither the user's Helm settings nor what tap adds for child processes.
     const home = Object.fromEntries(
       ['CACHE', 'CONFIG', 'DATA'].map((name) => [`HELM_${name}_HOME`, join(this.#folder, name)]),
     )
@@ -106,7 +106,7 @@ export function kustomized(tools: HelmTools, folder: string): Manifest[] {
   return manifests(out)
 }
 
-/** Of a YAML stream. What is not whole YAML 1.2, such as a key twice, is an error. */
+/** The documents of a YAML stream. Anything but valid YAML 1.2, such as a duplicate key, is an error. */
 export function manifests(text: string): Manifest[] {
   const documents = parseAllDocuments(text)
   return documents.flatMap((document) => {
@@ -121,8 +121,8 @@ export function valuesOf(chart: string): Record<string, unknown> {
 }
 
 /**
- * Errors of the compiler where the objects do not have the types that Kubernetes and the Prometheus operator publish: unknown
- * fields, missing ones, wrong enums.
+ * Compiler errors for objects that do not match the published types of Kubernetes and the Prometheus operator: unknown or missing fields,
+ * wrong enum values.
  */
 export function typeErrors(tools: HelmTools, named: readonly (readonly [string, Manifest])[]): string {
   const folder = mkdtempSync(join(tools.models, 'objects-'))

@@ -5,7 +5,7 @@ import { text } from 'node:stream/consumers'
 import type { Test } from 'tap'
 import { until } from './e2e.ts'
 
-/** As OTLP numbers them. */
+/** Numbered as in OTLP. */
 export const KIND = { server: 2, client: 3 } as const
 
 export interface SpanSeen {
@@ -20,13 +20,13 @@ export interface SpanSeen {
   readonly status: number
 }
 
-/** A stand-in for a collector of OpenTelemetry: takes OTLP as JSON over HTTP, and keeps what it was told. */
+/** A stand-in for an OpenTelemetry collector: accepts OTLP/JSON over HTTP and keeps it. */
 export interface Collector {
   readonly url: string
   readonly spans: SpanSeen[]
-  /** Every byte that came. */
+  /** Everything received. */
   readonly said: string[]
-  /** Those of a trace, once there are as many. */
+  /** The spans of a trace, once there are that many. */
   trace(traceId: string, count: number): Promise<SpanSeen[]>
 }
 

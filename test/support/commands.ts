@@ -14,11 +14,15 @@ export interface Said {
   readonly err: string
 }
 
-/** A command in this process. `answers`: what the person at the terminal types; without it there is no terminal. */
+/**
+ * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `columns`: of the
+ * one that errors go to.
+ */
 export async function command(
   words: readonly string[],
   answers?: readonly string[],
   env: Readonly<Record<string, string>> = {},
+  columns: number | null = null,
 ): Promise<Said> {
   let out = ''
   let err = ''
@@ -27,6 +31,7 @@ export async function command(
     out: (text) => void (out += text),
     err: (text) => void (err += text),
     env,
+    columns,
     ask:
       answers === undefined
         ? null
@@ -42,16 +47,16 @@ export interface Operated {
   readonly proxy: TestProxy
   readonly upstream: UpstreamStub
   readonly dir: string
-  /** Names the proxy, and its store, to a command. */
+  /** Options that point a command to the proxy or its store. */
   readonly where: { readonly admin: readonly string[]; readonly config: readonly string[] }
   readonly audit: string
   /** Lets `/gated` answer. */
   readonly finish: () => void
-  /** The id of a record that has become unknown. */
+  /** Makes a record whose outcome is unknown; returns its id. */
   readonly unknown: (key?: string) => Promise<string>
 }
 
-/** A proxy and its configuration file. Upstream: `/break` breaks off, `/busy` is 503, `/gated` waits, the rest is done. */
+/** A proxy and its configuration file. The upstream breaks off at `/break`, answers 503 at `/busy`, waits at `/gated`, and executes the rest. */
 export async function operated(t: Test, store: string, more = ''): Promise<Operated> {
   const dir = tempDir(t)
   const { opened, open } = gate()

@@ -6,15 +6,16 @@ import { DatabaseSync } from 'node:sqlite'
 import { setTimeout as wait } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import type { Test } from 'tap'
+import { Journal } from '../../src/store/sqlite-journal.ts'
 import type { RedisServer } from './redis.ts'
-import { serviceLine } from './service.ts'
+import { serviceLine, withoutGrace } from './service.ts'
 
 /** An answer as a client of the proxy sees it. */
 export interface Reply {
   readonly status: number
   readonly headers: Headers
   readonly body: string
-  /** `code` of the proxy's own answers. */
+  /** `code` of the proxy's own responses. */
   readonly code: string | null
   readonly replayed: boolean
 }
@@ -26,7 +27,7 @@ export interface Ask {
   readonly headers?: Readonly<Record<string, string>>
 }
 
-/** One POST with a key, by default always the same one. */
+/** Sends one POST with a key; the default is always the same request. */
 export async function send(
   proxy: { readonly url: string },
   key: string | null,
@@ -68,15 +69,15 @@ export function tempDir(t: Test): string {
 
 let files = 0
 
-/** A configuration file for a process: `yaml`, free ports to listen on, and a `service` where it has none. */
+/** Writes a configuration file for a process: `yaml`, plus free ports to listen on and, if it has none, a `service`. */
 export function configFile(dir: string, yaml: string): string {
   const file = join(dir, `config-${++files}.yaml`)
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${yaml}`)
+  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`)
   return file
 }
 
-/** Resolves when the condition holds. For states that announce themselves to nobody. */
+/** Polls until the condition holds, for states that no event announces. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await condition())) await wait(20)
 }
@@ -86,13 +87,13 @@ export interface Gate {
   open(): void
 }
 
-/** What a test holds back until it says so. */
+/** A gate that the test opens. */
 export function gate(): Gate {
   const { promise, resolve } = Promise.withResolvers<void>()
   return { opened: promise, open: resolve }
 }
 
-/** Everything in the database but histories, which come later: the bytes of every record with its expiry, every index. */
+/** Everything in the database except histories, which arrive late: the bytes and expiry of every record, and every index. */
 export async function redisSnapshot(server: RedisServer): Promise<Map<string, string>> {
   const client = new Redis(server.port, '127.0.0.1')
   try {
@@ -125,14 +126,19 @@ export async function onlyRecord(
   }
 }
 
-/** Every row of an embedded store. */
+/** Every record of an embedded store, by id. */
 export function sqliteSnapshot(file: string): string[] {
   const db = new DatabaseSync(file, { readOnly: true })
   try {
-    return db
-      .prepare('SELECT id, due, drop_at, hex(bytes) AS bytes FROM records ORDER BY id')
-      .all()
-      .map((row) => Object.values(row).join(' '))
+    const found = new Map<string, string>()
+    for (const { id, bytes } of db.prepare('SELECT id, hex(bytes) AS bytes FROM records').all())
+      found.set(id as string, bytes as string)
+    for (const { service } of db.prepare('SELECT DISTINCT service FROM journal').all()) {
+      const journal = new Journal(db, service as string)
+      journal.refresh()
+      for (const [slot, bytes] of journal) found.set(journal.idIn(slot), bytes.toString('hex').toUpperCase())
+    }
+    return [...found].map(([id, bytes]) => `${id} ${bytes}`).toSorted()
   } finally {
     db.close()
   }

@@ -9,7 +9,7 @@ export const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
 export const REQUEST = post('/p', 'k-1', '{"a":1}')
 
-/** A peer that commits the fault on its first connection, and answers well on all others. */
+/** A peer that misbehaves on its first connection and answers properly on all others. */
 export async function faulty(commits: (socket: Socket) => void): Promise<TcpStub & { requests: string[] }> {
   const requests: string[] = []
   const stub = await tcpStub((socket, n) => {

@@ -11,7 +11,7 @@ import { named } from './promql.ts'
 
 /** Labels that Prometheus or Kubernetes puts on every series. */
 const TARGET = ['job', 'namespace', 'instance', 'le']
-/** Of Node and of Prometheus itself. */
+/** Metrics of Node and of Prometheus itself. */
 const OTHERS = [
   'up',
   'process_start_time_seconds',
@@ -20,7 +20,7 @@ const OTHERS = [
   'nodejs_eventloop_lag_p99_seconds',
 ]
 
-/** Values of labels that are a closed list. */
+/** Labels with a closed list of values. */
 const VALUES: Readonly<Record<string, readonly string[]>> = {
   'idempotency_requests_total outcome': namesOf(REQUEST_OUTCOMES),
   'idempotency_request_duration_seconds outcome': namesOf(REQUEST_OUTCOMES),
@@ -32,7 +32,7 @@ const VALUES: Readonly<Record<string, readonly string[]>> = {
   'idempotency_shadow_total verdict': namesOf(SHADOW_VERDICTS),
 }
 
-/** What a query names that no proxy has: metrics, labels, values. */
+/** Metrics, labels and values in a query that no proxy has. */
 export function unknownTo(query: string): string[] {
   const wrong: string[] = []
   const { selectors, grouped } = named(query)

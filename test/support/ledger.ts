@@ -5,7 +5,7 @@ import { configFile, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyProcess } from './proxy.ts'
 import { upstreamStub } from './upstream.ts'
 
-/** One execution as the upstream filed it: under what it was told, and under nothing else. */
+/** One execution, filed only under the identifiers that the upstream was given. */
 export interface Entry {
   readonly target: string
   readonly key: string | null
@@ -16,16 +16,16 @@ export interface Entry {
 export interface Ledger {
   readonly url: string
   readonly executed: Entry[]
-  /** Targets of the questions, in order; those of the canary are not among them. */
+  /** Targets of the status queries, in order, without those of the canary. */
   readonly asked: string[]
   readonly canaries: string[]
-  /** What becomes of an execution's answer. */
+  /** What happens to the response of an execution. */
   answer: (entry: Entry, response: ServerResponse) => void
-  /** Instead of the truth; true: it dealt with the question. */
+  /** Answers a status query with something else than the truth; returns true if it did. */
   lie: (target: string, response: ServerResponse) => boolean
 }
 
-/** A honest upstream: it finds every operation by what it was told of it (`?key=`, `?record=`), and breaks off every answer. */
+/** An honest upstream: it finds every operation by the identifiers it was given (`?key=`, `?record=`), and breaks off every response. */
 export async function ledger(t: Test): Promise<Ledger> {
   const self: Ledger = {
     url: '',
@@ -71,12 +71,12 @@ export async function ledger(t: Test): Promise<Ledger> {
   return Object.assign(self, { url: stub.url })
 }
 
-/** A process on a file that may change, and that may be started anew. */
+/** A process whose configuration file may change and that can be restarted. */
 export interface Served {
   readonly proxy: ChildProxy
   /** By SIGHUP. */
   reload(yaml: string): Promise<void>
-  /** Killed, and another one started on what it left. */
+  /** Kills it and starts another one on the same store. */
   restart(yaml: string): Promise<void>
 }
 
@@ -108,7 +108,7 @@ export async function serve(t: Test, yaml: string): Promise<Served> {
   return self
 }
 
-/** `key`, `route` and `reconcile`: further properties in flow style. */
+/** `key`, `route` and `reconcile` add properties in flow style. */
 export function ledgerRoute(
   upstream: string,
   store: string,

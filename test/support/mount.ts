@@ -4,8 +4,8 @@ import type { Test } from 'tap'
 import { tempDir } from './e2e.ts'
 
 /**
- * A volume as the kubelet mounts a ConfigMap: `..2026_x` holds the files, `..data` leads to it, each file leads through
- * `..data`; an update makes another folder and renames a new link over `..data` (AtomicWriter of Kubernetes).
+ * A volume as the kubelet mounts a ConfigMap: `..2026_x` holds the files, `..data` links to it, and each file is a link through
+ * `..data`. An update creates another folder and renames a new link over `..data` (AtomicWriter in Kubernetes).
  */
 export class Mount {
   readonly #folder: string

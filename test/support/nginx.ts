@@ -7,14 +7,14 @@ import type { Test } from 'tap'
 import { tempDir, until } from './e2e.ts'
 import { freePort } from './redis.ts'
 
-/** Debian's is in a folder that not everybody's PATH names. */
+/** Debian installs it in a folder that is not on every PATH. */
 const BINARY = [process.env['NGINX'] ?? 'nginx', '/usr/sbin/nginx'].find(
   (one) => spawnSync(one, ['-v']).status === 0,
 )
 
 export const NO_NGINX = BINARY === undefined ? 'nginx is not installed (or set NGINX to the binary)' : false
 
-/** An example of examples/nginx, with what the test puts in the place of some of its words; each has to be there. */
+/** A file of examples/nginx with some words replaced; each of them must occur. */
 export function example(name: string, changes: Readonly<Record<string, string>>): string {
   let text = readFileSync(new URL(`../../examples/nginx/${name}`, import.meta.url), 'utf8')
   for (const [from, to] of Object.entries(changes)) {
@@ -24,7 +24,7 @@ export function example(name: string, changes: Readonly<Record<string, string>>)
   return text
 }
 
-/** A real nginx that serves what the `http` block says, on the port that it has for `LISTEN`; ended with the test. */
+/** A real nginx with this `http` block, in which `LISTEN` stands for its port; it ends with the test. */
 export async function nginx(t: Test, http: string): Promise<{ readonly url: string }> {
   const folder = tempDir(t)
   const port = await freePort()

@@ -1,7 +1,7 @@
 import { spawnSync } from 'node:child_process'
 import { delimiter, join } from 'node:path'
 
-/** A Node on the PATH that is older than this project needs; null where there is none. */
+/** A Node on the PATH that is too old for this project, or null. */
 export const OLD_NODE = findOldNode()
 
 function findOldNode(): string | null {

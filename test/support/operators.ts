@@ -6,14 +6,14 @@ import { gate, newKey, send, until } from './e2e.ts'
 import { proxyInProcess, type TestProxy } from './proxy.ts'
 import { type UpstreamStub, upstreamStub } from './upstream.ts'
 
-/** Where a browser is; null: this machine has none. */
+/** Path of a browser, or null if there is none. */
 export const CHROMIUM =
   [process.env['CHROMIUM'] ?? '/usr/bin/chromium'].find((path) => existsSync(path)) ?? null
 
 export async function browser(t: Test): Promise<Browser> {
   const started = await chromium.launch({
     executablePath: CHROMIUM as string,
-    // As root, and in a container whose /dev/shm is small, Chromium starts with these alone.
+    // Chromium needs these to start as root, or with a small /dev/shm.
     args: ['--no-sandbox', '--disable-dev-shm-usage', '--disable-gpu'],
   })
   t.teardown(() => started.close())
@@ -23,25 +23,25 @@ export async function browser(t: Test): Promise<Browser> {
 export interface Operated {
   readonly proxy: TestProxy
   readonly upstream: UpstreamStub
-  /** Lets what runs at `/v1/reports` finish. */
+  /** Lets the request at `/v1/reports` finish. */
   readonly finish: () => void
-  /** Payments are done from now on. */
+  /** Makes payments succeed from now on. */
   readonly mend: () => void
-  /** Lets the upstream answer when it is asked about refunds. */
+  /** Lets the upstream answer status queries about refunds. */
   readonly tell: () => void
-  /** A request of which nobody knows whether it was done; its record's id. */
+  /** Makes a request with an unknown outcome; returns the record id. */
   readonly broken: (path?: string, key?: string) => Promise<string>
 }
 
 /**
- * A real proxy before an upstream that breaks off over `/v1/payments` (which cannot be asked) and `/v1/transfers` (which is
- * asked twice, and does not decide; of `/v1/refunds` it keeps silent until `tell`), that works on `/v1/reports`, and does the rest.
+ * A real proxy in front of an upstream that breaks off at `/v1/payments` (no status query), at `/v1/transfers` (two status queries, both
+ * undecided) and at `/v1/refunds` (status query unanswered until `tell`), keeps working on `/v1/reports`, and executes the rest.
  */
 export async function operated(t: Test, store = 'memory:', more = ''): Promise<Operated> {
-  const [reports, questions] = [gate(), gate()]
+  const [reports, queries] = [gate(), gate()]
   let broken = true
   const upstream = await upstreamStub(async (seen, response) => {
-    if (seen.method === 'GET' && seen.target.startsWith('/v1/refunds')) await questions.opened
+    if (seen.method === 'GET' && seen.target.startsWith('/v1/refunds')) await queries.opened
     if (seen.method === 'GET') return void response.writeHead(202).end('{"state":"processing"}')
     if (seen.target.startsWith('/v1/payments') && broken) return void response.destroy()
     if (/^\/v1\/(?:transfers|refunds)/.test(seen.target)) return void response.destroy()
@@ -76,7 +76,7 @@ ${more}`)
   t.teardown(() => proxy.drain())
   t.teardown(() => {
     reports.open()
-    questions.open()
+    queries.open()
   })
   return {
     proxy,
@@ -85,7 +85,7 @@ ${more}`)
     mend: () => {
       broken = false
     },
-    tell: questions.open,
+    tell: queries.open,
     broken: async (path = '/v1/payments', key = newKey()) => {
       const { body } = await send(proxy, key, { path })
       return (JSON.parse(body) as { instance: string }).instance
@@ -93,7 +93,7 @@ ${more}`)
   }
 }
 
-/** Resolves when the upstream has been asked about the record as often as it is. */
+/** Resolves when the upstream has received all status queries about the record. */
 export async function deadLettered(proxy: TestProxy, id: string): Promise<void> {
   await until(async () => {
     const { json } = await ask(proxy, `/v1/records/${id}`)
@@ -103,11 +103,11 @@ export async function deadLettered(proxy: TestProxy, id: string): Promise<void> 
 
 export interface Visit {
   readonly page: Page
-  /** What the browser complained of: violations of the policy, errors of scripts. */
+  /** Complaints of the browser: policy violations and script errors. */
   readonly complaints: string[]
 }
 
-/** Opens the page in a tab of its own; with `token`, also goes in. */
+/** Opens the page in a new tab and, given a `token`, signs in. */
 export async function visit(
   t: Test,
   started: Browser,
@@ -129,7 +129,7 @@ export async function visit(
   const complaints: string[] = []
   page.on('pageerror', (error) => complaints.push(String(error)))
   page.on('console', (message) => {
-    // A refusal that the page shows in words.
+    // A refusal that the page reports to the operator.
     if (message.type() === 'error' && !message.text().startsWith('Failed to load resource'))
       complaints.push(message.text())
   })

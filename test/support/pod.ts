@@ -10,7 +10,7 @@ import { type ChildProxy, proxyProcess } from './proxy.ts'
 
 const APP = fileURLToPath(new URL('../../examples/payments/server.ts', import.meta.url))
 
-/** Two processes on one machine that live and die as the containers of a pod do: the example API, and the proxy before it. */
+/** The example API and the proxy in front of it: two processes that start and stop like the containers of a pod. */
 export class Pod implements AsyncDisposable {
   readonly proxy: ChildProxy
   readonly #app: ChildProcess
@@ -24,7 +24,7 @@ export class Pod implements AsyncDisposable {
     this.proxy = proxy
   }
 
-  /** Resolves when both are ready. `yaml`: of the proxy, without its upstream. */
+  /** Resolves when both are ready. `yaml` configures the proxy, except for its upstream. */
   static async start(dir: string, name: string, yaml: string): Promise<Pod> {
     const database = join(dir, `${name}.db`)
     const app = spawn(process.execPath, [APP, '--port', '0', '--db', database], {
@@ -47,7 +47,7 @@ export class Pod implements AsyncDisposable {
     }
   }
 
-  /** SIGTERM: it finishes what runs. */
+  /** Sends SIGTERM; requests in progress finish. */
   stopApp(signal: 'SIGTERM' | 'SIGKILL' = 'SIGTERM'): Promise<unknown> {
     this.#app.kill(signal)
     return this.#appExited
@@ -58,7 +58,7 @@ export class Pod implements AsyncDisposable {
     this.#app.kill('SIGKILL')
   }
 
-  /** How often each key was charged. Also when the pod is gone. */
+  /** How often each key was charged; works after the pod has ended, too. */
   charges(): Map<string, number> {
     const db = new DatabaseSync(this.#database, { readOnly: true })
     try {
@@ -75,7 +75,7 @@ export class Pod implements AsyncDisposable {
   }
 }
 
-/** As kube-proxy: each new connection goes to one of the endpoints, in turn; those that are there stay where they are. */
+/** Like kube-proxy: new connections go to the endpoints in turn; existing ones stay where they are. */
 export class Service implements AsyncDisposable {
   readonly #endpoints: number[] = []
   readonly #sockets = new Set<Socket>()

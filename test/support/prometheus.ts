@@ -6,14 +6,14 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { freePort } from './redis.ts'
 
-/** Why the tests that need Prometheus are skipped, or false: it is there. `npm run verify` installs it where it may. */
+/** Why tests that need Prometheus are skipped, or false. `npm run verify` installs it where it can. */
 export const WITHOUT: string | false = ['prometheus', 'promtool'].every(
   (program) => spawnSync(program, ['--version']).status === 0,
 )
   ? false
   : 'prometheus and promtool are not on the PATH (Debian has packages prometheus and promtool)'
 
-/** One series of an answer: its values by time, NaN left out. */
+/** One series of a result: its values over time, without NaN. */
 export interface Series {
   readonly metric: Readonly<Record<string, string>>
   readonly values: readonly number[]
@@ -31,7 +31,7 @@ interface Answer {
   }
 }
 
-/** A real Prometheus on a free port of loopback, with a folder of its own. */
+/** A real Prometheus on a free loopback port, with its own folder. */
 export class Prometheus implements AsyncDisposable {
   readonly url: string
   readonly #process: ChildProcess
@@ -68,17 +68,17 @@ export class Prometheus implements AsyncDisposable {
     throw new Error(`prometheus ended with ${child.exitCode}:\n${lines.join('\n')}`)
   }
 
-  /** At an instant, in seconds of Unix time. */
+  /** Evaluates a query at one time (Unix seconds). */
   query(expr: string, time: number): Promise<Series[]> {
     return this.#ask('query', { query: expr, time: String(time) })
   }
 
-  /** From `start` to `end`, in seconds of Unix time, one value a second. */
+  /** Evaluates a query from `start` to `end` (Unix seconds), once per second. */
   range(expr: string, start: number, end: number): Promise<Series[]> {
     return this.#ask('query_range', { query: expr, start: String(start), end: String(end), step: '1' })
   }
 
-  /** Any path of its API: `data` of the answer. */
+  /** GETs a path of its API; returns `data`. */
   async get(path: string): Promise<unknown> {
     const response = await fetch(`${this.url}/api/v1/${path}`)
     return ((await response.json()) as { data: unknown }).data

@@ -1,8 +1,8 @@
-/** What a PromQL query names. No parser: promtool and a real Prometheus are those. */
+/** The names in a PromQL query. Not a parser: promtool and a real Prometheus check the syntax. */
 export interface Named {
-  /** Metrics, each with the labels that its selectors compare, and the values where they are compared with. */
+  /** Metrics, each with the labels in its selectors and the values they are compared with. */
   readonly selectors: readonly { readonly metric: string; readonly labels: readonly Comparison[] }[]
-  /** Labels of `by (…)` and `on (…)`. */
+  /** Labels in `by (…)` and `on (…)`. */
   readonly grouped: readonly string[]
 }
 interface Comparison {

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 import { pino } from 'pino'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { start } from '../../src/main.ts'
-import { serviceLine } from './service.ts'
+import { serviceLine, withoutGrace } from './service.ts'
 
 export interface TestProxy extends AsyncDisposable {
   readonly url: string
@@ -17,14 +17,14 @@ export interface TestProxy extends AsyncDisposable {
   /** Resolves with the first log line (past or future) that the test accepts. */
   logged(accept: (line: Record<string, unknown>) => boolean): Promise<Record<string, unknown>>
   drain(): Promise<void>
-  /** A sample of /metrics, 0 where there is none. */
+  /** A sample of /metrics; 0 if there is none. */
   metric(sample: string): Promise<number>
 }
 
-/** Everything of a configuration file, as YAML text; `listen`, and where they are missing `admin.listen` and `service`, are set. */
+/** Starts a proxy from YAML text. Sets `listen` and, if missing, `admin.listen` and `service`. */
 export async function proxyInProcess(yaml: string): Promise<TestProxy> {
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  const text = `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${yaml}`
+  const text = `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
   const loaded = loadConfig({ file: 'test.yaml', text, env: process.env, flags: {} })
   if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
   const lines = new Lines()

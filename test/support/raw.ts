@@ -1,7 +1,7 @@
 import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 
-/** An answer as it came over the wire. */
+/** A response as received. */
 export interface RawAnswer {
   readonly statusLine: string
   readonly status: number
@@ -9,11 +9,11 @@ export interface RawAnswer {
   readonly headers: readonly string[]
   readonly body: Buffer
   readonly trailers: readonly string[]
-  /** All bytes of the answer, head included. */
+  /** All bytes of the response, including the head. */
   readonly bytes: Buffer
 }
 
-/** Sends bytes over a connection of its own and reads one answer. Rejects where the connection ends before it is whole. */
+/** Sends bytes on a new connection and reads one response. Rejects if the connection ends before it is complete. */
 export async function rawRequest(port: number, bytes: string | Buffer): Promise<RawAnswer> {
   const socket = connect(port, '127.0.0.1')
   try {
@@ -24,7 +24,7 @@ export async function rawRequest(port: number, bytes: string | Buffer): Promise<
   }
 }
 
-/** A keyed POST in raw form. */
+/** The bytes of a POST with a key. */
 export function post(path: string, key: string | null, body: string, more: readonly string[] = []): string {
   const lines = [`POST ${path} HTTP/1.1`, 'Host: api.test', 'Content-Type: application/json', ...more]
   if (key !== null) lines.push(`Idempotency-Key: ${key}`)
@@ -32,7 +32,7 @@ export function post(path: string, key: string | null, body: string, more: reado
   return lines.join('\r\n')
 }
 
-/** Reads the next final answer of a connection (interim ones are passed over). */
+/** Reads the next final response of a connection, skipping interim ones. */
 export function readAnswer(socket: Socket): Promise<RawAnswer> {
   return new Promise((resolve, reject) => {
     let buffer = Buffer.alloc(0)
@@ -113,7 +113,7 @@ function pair(line: string): [string, string] {
   return [line.slice(0, colon), line.slice(colon + 1).trim()]
 }
 
-/** Everything that the connection says until it ends, as latin1. */
+/** Everything received until the connection ends, as latin1. */
 export async function everything(port: number, ...bytes: (string | Buffer)[]): Promise<string> {
   const client = connect(port, '127.0.0.1')
   let got = ''

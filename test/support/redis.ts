@@ -1,39 +1,77 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { Redis } from 'ioredis'
+import { type RedisOptions as ClientOptions, Redis } from 'ioredis'
 import type { Test } from 'tap'
 
 export interface RedisOptions {
   /** Further arguments of `redis-server`. */
   readonly args?: readonly string[]
-  /** Folder with `cert.pem` and `key.pem`: the port then speaks TLS only. */
+  /** Folder with `cert.pem` and `key.pem`; the port then accepts TLS only. */
   readonly tls?: string
+  /** Of clients, too, a certificate is asked for that `cert.pem` has signed. */
+  readonly mutual?: boolean
+  /** The lines of its configuration: it is a Sentinel. */
+  readonly sentinel?: readonly string[]
 }
 
-/** A real Redis on a free port of loopback with a folder of its own. Durable: `appendonly yes`. */
+/** A real Redis on a free loopback port with its own folder. Durable: `appendonly yes`. */
 export class RedisServer {
   readonly port: number
   readonly url: string
   readonly #args: readonly string[]
+  readonly #ready: string
+  readonly #tls: Pick<ClientOptions, 'tls'>
   readonly #dir = mkdtempSync(join(tmpdir(), 'redis-'))
   #process: ChildProcess | null = null
 
-  private constructor(port: number, { args = [], tls }: RedisOptions) {
+  private constructor(port: number, { args = [], tls, mutual = false, sentinel }: RedisOptions) {
     this.port = port
     this.url = `${tls === undefined ? 'redis' : 'rediss'}://127.0.0.1:${port}`
+    const own = (name: string) => join(tls ?? '', name)
     const listen =
       tls === undefined
-        ? ['--port', String(port)]
-        : `--port 0 --tls-port ${port} --tls-auth-clients no`
-            .split(' ')
-            .concat('--tls-cert-file', join(tls, 'cert.pem'), '--tls-key-file', join(tls, 'key.pem'))
-    const durable = ['--dir', this.#dir, '--appendonly', 'yes', '--save', '']
-    this.#args = ['--bind', '127.0.0.1', ...listen, ...durable, ...args]
+        ? [`port ${port}`]
+        : [
+            'port 0',
+            `tls-port ${port}`,
+            `tls-auth-clients ${mutual ? 'yes' : 'no'}`,
+            `tls-cert-file ${own('cert.pem')}`,
+            `tls-key-file ${own('key.pem')}`,
+            ...(mutual
+              ? [`tls-ca-cert-file ${own('cert.pem')}`, 'tls-replication yes', 'tls-cluster yes']
+              : []),
+          ]
+    this.#tls =
+      tls === undefined
+        ? {}
+        : {
+            tls: {
+              ca: readFileSync(own('cert.pem')),
+              cert: readFileSync(own('cert.pem')),
+              key: readFileSync(own('key.pem')),
+            },
+          }
+    this.#ready = sentinel === undefined ? 'Ready to accept connections' : 'Sentinel ID is'
+    if (sentinel === undefined) {
+      const durable = ['--dir', this.#dir, '--appendonly', 'yes', '--save', '']
+      this.#args = [
+        '--bind',
+        '127.0.0.1',
+        ...listen.flatMap((line) => `--${line}`.split(' ')),
+        ...durable,
+        ...args,
+      ]
+    } else {
+      // It writes into its configuration what it learns.
+      const file = join(this.#dir, 'sentinel.conf')
+      writeFileSync(file, ['bind 127.0.0.1', ...listen, `dir ${this.#dir}`, ...sentinel, ''].join('\n'))
+      this.#args = [file, '--sentinel']
+    }
   }
 
   static async start(options: RedisOptions = {}): Promise<RedisServer> {
@@ -45,20 +83,20 @@ export class RedisServer {
   /** Resolves when it accepts connections. */
   async start(): Promise<void> {
     const child = spawn(process.env['REDIS_SERVER'] ?? 'redis-server', this.#args, {
-      // Not inherited: a server that outlives a test that was killed would keep the runner waiting.
+      // Not inherited: a server that outlives a killed test would keep the runner waiting.
       stdio: ['ignore', 'pipe', 'pipe'],
     })
     child.stderr.on('data', (text: Buffer) => process.stderr.write(text))
     this.#process = child
     for await (const line of createInterface({ input: child.stdout }))
-      if (line.includes('Ready to accept connections')) {
+      if (line.includes(this.#ready)) {
         child.stdout.resume()
         return
       }
     throw new Error(`redis-server ended with ${child.exitCode}`)
   }
 
-  /** SIGTERM, and the end of the process. */
+  /** Sends SIGTERM and waits for the end of the process. */
   stop(): Promise<void> {
     return this.#end('SIGTERM')
   }
@@ -72,7 +110,7 @@ export class RedisServer {
     await this.start()
   }
 
-  /** It hangs: connections are accepted by the kernel, nothing answers. */
+  /** Stops the process: the kernel still accepts connections, but nothing answers. */
   pause(): void {
     this.#process?.kill('SIGSTOP')
   }
@@ -81,9 +119,9 @@ export class RedisServer {
     this.#process?.kill('SIGCONT')
   }
 
-  /** One command on a connection of its own. */
+  /** Runs one command on a new connection. */
   async command(name: string, ...args: (string | number | Buffer)[]): Promise<unknown> {
-    const client = new Redis(this.port, '127.0.0.1', { lazyConnect: true })
+    const client = new Redis(this.port, '127.0.0.1', { lazyConnect: true, ...this.#tls })
     client.on('error', () => {})
     try {
       return await client.call(name, args)
@@ -103,13 +141,13 @@ export class RedisServer {
     if (child === null) return
     const exited = once(child, 'exit')
     child.kill(signal)
-    // A paused process takes SIGTERM only when it runs again.
+    // A stopped process handles SIGTERM only after it continues.
     child.kill('SIGCONT')
     await exited
   }
 }
 
-/** A server for the tests of one file: empty before each, ended with the last. */
+/** A server for the tests of one file, emptied before each and ended after the last. */
 export async function emptyRedis(t: Test): Promise<RedisServer> {
   const server = await RedisServer.start()
   t.teardown(() => server[Symbol.asyncDispose]())

@@ -3,28 +3,33 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 
 export interface Relay extends AsyncDisposable {
   readonly port: number
-  /** False: bytes from the server are swallowed, the connections stay open. */
+  /** Port of the server: new connections go there. */
+  target: number
+  /** False: bytes from the server are dropped; connections stay open. */
   passReplies: boolean
   /** True: bytes from the server are held until `release`, as on a connection that stalls. */
   holdReplies: boolean
   /** False: bytes to the server are held until it is true again (see `release`). */
   passCommands: boolean
-  /** Sends on what was held. */
+  /** Sends the bytes that were held. */
   release(): void
   /** Cuts every connection; new ones are refused while `accept` is false. */
   cut(): void
   accept: boolean
-  /** Called with each piece that goes to the server, before it does. */
+  /** Sends bytes of the server's that it did not, on the connection that was opened last. */
+  inject(bytes: string): void
+  /** Called with each chunk before it goes to the server. */
   onCommand: (bytes: Buffer) => void
-  /** Called with each piece that comes from the server, before it is passed on. */
+  /** Called with each chunk from the server before it is passed on. */
   onReply: (bytes: Buffer) => void
 }
 
-/** A TCP relay to put between a proxy and its store: drops replies, holds commands, cuts connections. */
+/** A TCP relay between a proxy and its store that drops replies, holds commands and cuts connections. */
 export async function relay(targetPort: number): Promise<Relay> {
   const pairs = new Set<{ client: Socket; server: Socket; held: Buffer[]; late: Buffer[] }>()
   const self: Relay = {
     port: 0,
+    target: targetPort,
     passReplies: true,
     holdReplies: false,
     passCommands: true,
@@ -38,6 +43,9 @@ export async function relay(targetPort: number): Promise<Relay> {
         for (const bytes of held.splice(0)) server.write(bytes)
         for (const bytes of late.splice(0)) client.write(bytes)
       }
+    },
+    inject(bytes) {
+      ;[...pairs].at(-1)?.client.write(bytes)
     },
     cut() {
       for (const { client, server } of pairs) {
@@ -55,7 +63,7 @@ export async function relay(targetPort: number): Promise<Relay> {
       client.destroy()
       return
     }
-    const server = connect(targetPort, '127.0.0.1')
+    const server = connect(self.target, '127.0.0.1')
     const pair = { client, server, held: [] as Buffer[], late: [] as Buffer[] }
     pairs.add(pair)
     client.on('data', (bytes: Buffer) => {

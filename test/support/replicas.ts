@@ -1,30 +1,29 @@
-import { DatabaseSync } from 'node:sqlite'
 import { Redis } from 'ioredis'
 import type { Test } from 'tap'
-import { configFile, type Gate, gate, type Reply, tempDir, until } from './e2e.ts'
+import { configFile, type Gate, gate, type Reply, sqliteSnapshot, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyInProcess, proxyProcess, type TestProxy } from './proxy.ts'
-import type { RedisServer } from './redis.ts'
+import { SHARED } from './shared.ts'
 import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
 
 export const STORES = ['memory', 'sqlite', 'redis'] as const
+/** For what matters most: PostgreSQL's servers take their time. */
+export const ALL_STORES = ['memory', 'sqlite', ...SHARED] as const
 
-/** A store of its own for the test; that of `redis` is the whole server. */
-export function storeUrl(t: Test, kind: (typeof STORES)[number], redis: RedisServer): string {
-  return { memory: 'memory:', sqlite: `sqlite:${tempDir(t)}/store.db`, redis: redis.url }[kind]
+/** A separate store for the test; of Redis and PostgreSQL a whole server. */
+export function storeUrl(
+  t: Test,
+  kind: (typeof ALL_STORES)[number],
+  redis: { readonly url: string },
+  postgres = { url: '' },
+): string {
+  const sqlite = `sqlite:${tempDir(t)}/store.db`
+  return { memory: 'memory:', sqlite, redis: redis.url, postgres: postgres.url }[kind]
 }
 
-/** Every record there is, with its expiry; null where nobody outside sees it. */
+/** Every record with its expiry; null for a store that cannot be read from outside. */
 export async function recordsIn(url: string): Promise<string[] | null> {
   if (url === 'memory:') return null
-  if (url.startsWith('sqlite:')) {
-    const db = new DatabaseSync(url.slice('sqlite:'.length), { readOnly: true })
-    try {
-      const rows = db.prepare('SELECT id, due, drop_at, hex(bytes) AS bytes FROM records ORDER BY id').all()
-      return rows.map((row) => Object.values(row).join(' '))
-    } finally {
-      db.close()
-    }
-  }
+  if (url.startsWith('sqlite:')) return sqliteSnapshot(url.slice('sqlite:'.length))
   const client = new Redis(url)
   try {
     const names = (await client.keys('*:r:*')).sort()
@@ -39,14 +38,14 @@ export async function recordsIn(url: string): Promise<string[] | null> {
   }
 }
 
-/** Replicas in this process, ended with the test. */
+/** Replicas in this process; they end with the test. */
 export async function replicas(t: Test, count: number, yaml: string): Promise<TestProxy[]> {
   const started = await Promise.all(Array.from({ length: count }, () => proxyInProcess(yaml)))
   for (const one of started) t.teardown(() => one[Symbol.asyncDispose]())
   return started
 }
 
-/** Replicas as processes of their own, killed with the test. */
+/** Replicas as separate processes, killed at the end of the test. */
 export async function processes(t: Test, count: number, yaml: string): Promise<ChildProxy[]> {
   const file = configFile(tempDir(t), yaml)
   const started = await Promise.all(Array.from({ length: count }, () => proxyProcess(file)))
@@ -54,7 +53,7 @@ export async function processes(t: Test, count: number, yaml: string): Promise<C
   return started
 }
 
-/** What the upstream answers to one execution; by default a 201. */
+/** Response of the upstream to one execution; a 201 by default. */
 export interface Execution {
   readonly status?: number
   readonly headers?: Readonly<Record<string, string>>
@@ -62,11 +61,11 @@ export interface Execution {
 }
 
 export interface HeldUpstream extends UpstreamStub {
-  /** Lets the n-th execution (from 1) answer. */
+  /** Lets the n-th execution (from 1) finish. */
   finish(n: number): void
 }
 
-/** An upstream that holds each request until it is told to finish it; `/fast…` it answers at once. */
+/** An upstream that holds each request until told to finish it, but answers `/fast…` at once. */
 export async function heldUpstream(
   t: Test,
   answer: (n: number, seen: Seen) => Execution = () => ({}),
@@ -90,7 +89,7 @@ export async function heldUpstream(
   return { ...stub, finish: (n) => gateOf(n).open() }
 }
 
-/** Resolves when so many duplicates are held, on all of these replicas together. */
+/** Resolves when these replicas together hold that many duplicates. */
 export async function waitersAre(proxies: readonly TestProxy[], count: number): Promise<void> {
   await until(async () => {
     const held = await Promise.all(proxies.map((proxy) => proxy.metric('idempotency_waiters')))
@@ -98,13 +97,13 @@ export async function waitersAre(proxies: readonly TestProxy[], count: number): 
   })
 }
 
-/** What must be equal in a first answer and its replays: everything but the marker and the connection's own lines. */
+/** The part of a response that replays must repeat: everything but the marker and the connection headers. */
 export function essenceOf({ status, headers, body }: Reply): unknown {
   const own = ['idempotent-replayed', 'connection', 'keep-alive']
   return { status, headers: [...headers].filter(([name]) => !own.includes(name)), body }
 }
 
-/** Status and code, of the proxy's own answers. */
+/** Status and `code` of the proxy's own responses. */
 export function refusalOf({ status, code }: Reply): [number, string | null] {
   return [status, code]
 }

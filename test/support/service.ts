@@ -1,7 +1,15 @@
-/** The service of a configuration that names none. */
+/** The service for a configuration without one. */
 export const SERVICE = 'test'
 
-/** Shared stores need a name; a configuration that brings its own keeps it. */
+/** Shared stores require a service; one in the configuration stays. */
 export function serviceLine(yaml: string): string {
-  return /^service:/m.test(yaml) || !/rediss?:\/\//.test(yaml) ? '' : `service: ${SERVICE}\n`
+  return /^service:/m.test(yaml) || !/(?:rediss?|postgres(?:ql)?):\/\//.test(yaml)
+    ? ''
+    : `service: ${SERVICE}\n`
+}
+
+/** A shared store that is flushed or replaced holds claims for a while, which only tests of that want. */
+export function withoutGrace(yaml: string): string {
+  if (/\bgrace:/.test(yaml) || !/\b(rediss?|postgres(ql)?)[+:]/.test(yaml)) return yaml
+  return yaml.replace(/^store: \{ /m, 'store: { grace: off, ').replace(/^store:\n/m, 'store:\n  grace: off\n')
 }

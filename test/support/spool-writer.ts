@@ -1,4 +1,4 @@
-/** A process to be killed: appends for ever, and says on standard output what counts as kept and what it has dropped. */
+/** A process to kill: appends forever, and prints what it has kept and what it has dropped. */
 import { Spool } from '../../src/store/spool.ts'
 
 const directory = process.argv[2] as string
@@ -13,7 +13,7 @@ for (let n = 0; ; n++) {
   for (const { name, entry } of entries) {
     if ((await entry.done) === 'kept') process.stdout.write(`kept ${name}\n`)
   }
-  // Of three, one stays.
+  // Drops two of three.
   for (const { name, entry } of entries.slice(1)) {
     process.stdout.write(`drop ${name}\n`)
     spool.drop(entry)

@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 
-/** A way to a real Redis on which its clock is `skew` milliseconds ahead, for everybody who comes by it. */
+/** A relay to a real Redis whose clock then runs `skew` milliseconds ahead for every client of the relay. */
 export interface SteppingClock extends AsyncDisposable {
   readonly port: number
   skew: number
@@ -12,16 +12,20 @@ export interface SteppingClock extends AsyncDisposable {
 const LUA = new URL('../../src/store/lua/', import.meta.url)
 const SHIFTED_TIME = "local t = redis.call('TIME') return {tostring(t[1] + math.floor(ARGV[1] / 1000)), t[2]}"
 
-/** Where each script takes the skew that is added to the server's time: the heads of the scripts say so. */
+/** The argument of each script that takes the skew added to the server's time, as in the scripts' headers. */
 const SKEW_ARG = new Map<string, number>()
-for (const name of readdirSync(LUA)) {
-  const source = readFileSync(new URL(name, LUA), 'utf8')
+/** No script by itself: it stands before those that hand out executions. */
+const EPOCH = 'epoch.lua'
+const sourceOf = (name: string): string => readFileSync(new URL(name, LUA), 'utf8')
+for (const name of readdirSync(LUA).filter((name) => name !== EPOCH)) {
+  const source = sourceOf(name)
   const at = Number(/(\d+) skew/.exec(source)?.[1])
   if (!(at > 0)) throw new Error(`${name} does not say which argument is the skew`)
-  for (const text of [source, `#!lua flags=allow-oom\n${source}`]) {
-    SKEW_ARG.set(text, at)
-    SKEW_ARG.set(createHash('sha1').update(text).digest('hex'), at)
-  }
+  for (const whole of [source, sourceOf(EPOCH) + source])
+    for (const text of [whole, `#!lua flags=allow-oom\n${whole}`]) {
+      SKEW_ARG.set(text, at)
+      SKEW_ARG.set(createHash('sha1').update(text).digest('hex'), at)
+    }
 }
 
 export async function steppingClock(redisPort: number): Promise<SteppingClock> {
@@ -65,7 +69,7 @@ function shifted(command: readonly Buffer[], skew: number): readonly Buffer[] {
   return command.with(2 + Number(keys) + at, Buffer.from(`${skew}`))
 }
 
-/** Whole commands (arrays of bulk strings), and what has begun. */
+/** Whole commands (arrays of bulk strings) and the unfinished rest. */
 function parsed(bytes: Buffer): { commands: Buffer[][]; left: Buffer } {
   const commands: Buffer[][] = []
   let at = 0

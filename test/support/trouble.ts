@@ -8,15 +8,15 @@ import { type UpstreamStub, upstreamStub } from './upstream.ts'
 /** Long enough for two scrapes a second apart. */
 const SEEN = 2500
 
-/** Everything that can go wrong with a proxy, once: for those who look at its metrics. */
+/** Makes everything that can go wrong with a proxy happen once, for tests of its metrics. */
 export interface Trouble {
-  /** host:port of every `/metrics`, also of the replica that starts in the middle. */
+  /** host:port of every `/metrics`, including the replica that starts later. */
   readonly targets: readonly string[]
   readonly metrics: TestProxy
   run(): Promise<void>
 }
 
-/** An upstream that does what the body asks it to, and tells of keys that begin with `paid` that it did. */
+/** An upstream that does what the body says, and confirms keys that begin with `paid`. */
 async function obedient(): Promise<UpstreamStub & { held: Gate }> {
   const state = { held: gate() }
   const stub = await upstreamStub(async (seen, response) => {
@@ -84,7 +84,7 @@ export async function trouble(t: Test): Promise<Trouble> {
       const found = await Promise.all(proxies.map((proxy) => proxy.metric(sample)))
       return found.some((value) => value > 0)
     })
-  /** Sends one request that the upstream holds, and lets it go after `meanwhile`. */
+  /** Sends one request that the upstream holds until `meanwhile` is done. */
   const held = async (proxy: TestProxy, path: string, key: string, meanwhile: () => Promise<unknown>) => {
     upstream.held = gate()
     const seen = upstream.seen.length
@@ -99,7 +99,7 @@ export async function trouble(t: Test): Promise<Trouble> {
     const body = '{"do":"work"}'
     for (let n = 0; n < 5; n++) {
       const key = newKey()
-      // The same operation under one new key after the other.
+      // The same operation again and again, each time under a new key.
       for (let retry = 0; retry < 3; retry++) await send(owner, key, { body })
       await send(owner, key, { body: '{"do":"else"}' })
       for (const one of [owner, other, embedded]) await ask(one, '/pay', 'work')
@@ -138,7 +138,7 @@ export async function trouble(t: Test): Promise<Trouble> {
       [owner, other, unreachable],
       'idempotency_reconcile_total{route="pay",result="dead_lettered"}',
     )
-    // Counts what is unresolved when it starts.
+    // Counts unresolved records when it starts.
     sharing.push(kept(await proxyInProcess(`${yaml}admin: { listen: "${late}" }\n`)))
   }
 
@@ -154,10 +154,10 @@ export async function trouble(t: Test): Promise<Trouble> {
     const first = held(owner, '/pay', `paid-${newKey()}`, async () => {
       owner.kill('SIGSTOP')
       await counted(others, 'idempotency_lease_expired_total{route="pay"}')
-      // A renewal would give the record back to its owner until somebody has found out what became of it.
+      // A renewal would return the record to its owner before anybody has resolved it.
       await until(async () => (await resolved()) > before)
       owner.kill('SIGCONT')
-      // It is scraped again before it brings what comes too late.
+      // It is scraped once more before the late outcome arrives.
       await wait(SEEN)
     })
     await first

@@ -9,7 +9,7 @@ export interface Pair {
   readonly replay: RawAnswer
 }
 
-/** One request twice: the answers must be equal in every byte apart from the marker, and N is 1. */
+/** Sends one request twice: the responses must be equal in every byte but the marker, and N is 1. */
 export async function twice(
   t: Test,
   upstreamBytes: string,
@@ -34,5 +34,5 @@ function sameBytes(t: Test, live: RawAnswer, replay: RawAnswer): void {
   t.equal(unmarked, live.bytes.toString('latin1'))
 }
 
-/** Lines that may be the proxy's own. */
+/** Headers that the proxy may have added. */
 export const OWN = ['date', 'connection', 'keep-alive', 'content-length', 'transfer-encoding']

@@ -8,7 +8,7 @@ import {
 } from 'node:http'
 import { type AddressInfo, createServer as createTcp, type Socket } from 'node:net'
 
-/** One request as the upstream got it. */
+/** One request as the upstream received it. */
 export interface Seen {
   readonly method: string
   readonly target: string
@@ -19,7 +19,7 @@ export interface Seen {
 export interface UpstreamStub extends AsyncDisposable {
   readonly url: string
   readonly port: number
-  /** Every request whose body arrived whole: N of the conformance cases is `seen.length`. */
+  /** Every request whose body arrived whole. N in the conformance cases is `seen.length`. */
   readonly seen: Seen[]
   /** Resolves when the n-th request (from 1) has been seen. */
   arrived(n: number): Promise<Seen>
@@ -28,7 +28,7 @@ export interface UpstreamStub extends AsyncDisposable {
 
 export type Respond = (seen: Seen, response: ServerResponse, request: IncomingMessage) => void | Promise<void>
 
-/** A real HTTP server that counts what it executes. */
+/** A real HTTP server that counts executions. */
 export async function upstreamStub(respond: Respond, port = 0): Promise<UpstreamStub> {
   const seen: Seen[] = []
   const waiting: { n: number; resolve: (seen: Seen) => void }[] = []
@@ -77,7 +77,7 @@ export interface TcpStub extends AsyncDisposable {
   readonly sockets: Socket[]
 }
 
-/** A raw TCP peer, for faults that no HTTP server commits. */
+/** A raw TCP peer, for faults that no HTTP server produces. */
 export async function tcpStub(onSocket: (socket: Socket, n: number) => void): Promise<TcpStub> {
   const sockets: Socket[] = []
   const server = createTcp((socket) => {

@@ -1,18 +1,23 @@
 import t from 'tap'
-import { BodyBuffer } from '../../src/runtime/body-buffer.ts'
+import { BodyBuffer, free, unfreed } from '../../src/runtime/body-memory.ts'
 
 void t.test('P02 bytes come out in order, whatever their pieces', (t) => {
   const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => (i * 7) % 251))
-  for (const sizes of [[70_000], [1], [1, 2000, 3], [1024], [1025], [1000, 5000, 1, 1], [16_384]]) {
-    const collector = new BodyBuffer()
-    for (let at = 0, i = 0; at < bytes.length; i++) {
-      const size = sizes[i % sizes.length] as number
-      collector.push(bytes.subarray(at, at + size))
-      at += size
+  for (const announced of [0, 1, 70_000, 70_001])
+    for (const sizes of [[70_000], [1], [1, 2000, 3], [1024], [1025], [1000, 5000, 1, 1], [16_384]]) {
+      const collector = new BodyBuffer()
+      collector.announced = announced
+      for (let at = 0, i = 0; at < bytes.length; i++) {
+        const size = sizes[i % sizes.length] as number
+        const piece = Buffer.from(bytes.subarray(at, at + size))
+        collector.push(piece)
+        // It is the giver's.
+        piece.fill(0)
+        at += size
+      }
+      t.ok(collector.take().equals(bytes), `${sizes.join()} of ${announced}`)
+      t.equal(collector.take().length, 0, 'nothing is held afterwards')
     }
-    t.ok(collector.take().equals(bytes), sizes.join())
-    t.equal(collector.take().length, 0, 'nothing is held afterwards')
-  }
   t.end()
 })
 
@@ -22,5 +27,44 @@ void t.test('P18 a body of one-byte chunks costs about its bytes', (t) => {
   for (let i = 0; i < 1_000_000; i++) collector.push(Buffer.from([i & 0xff]))
   t.ok(process.memoryUsage().external - before < 20_000_000, 'external memory')
   t.equal(collector.take().length, 1_000_000)
+  t.end()
+})
+
+void t.test('P18 who announces much and sends little takes little', (t) => {
+  const collectors = Array.from({ length: 100 }, () => new BodyBuffer())
+  const before = process.memoryUsage().arrayBuffers
+  for (const collector of collectors) {
+    collector.announced = 1024 * 1024
+    for (let sent = 0; sent < 3; sent++) collector.push(Buffer.from('.'))
+  }
+  const taken = process.memoryUsage().arrayBuffers - before
+  t.ok(taken < 100 * 40_000, `${taken} bytes`)
+  t.end()
+})
+
+void t.test('P18 of a body that came in pieces, no copies are left to the collector', (t) => {
+  const piece = Buffer.alloc(64 * 1024)
+  const collector = new BodyBuffer()
+  const before = process.memoryUsage().arrayBuffers
+  for (let n = 0; n < 16; n++) collector.push(piece)
+  const body = collector.take()
+  const taken = process.memoryUsage().arrayBuffers - before
+  t.ok(taken < 1.1 * body.length, `${taken} bytes`)
+  t.end()
+})
+
+void t.test('P18 memory is freed whole, or not at all', (t) => {
+  const memory = Buffer.allocUnsafeSlow(8192)
+  free(memory.subarray(0, 8000))
+  free(memory.subarray(4000), 500)
+  t.equal(memory.length, 8192, 'others may have the rest')
+  const few = Buffer.from('few')
+  free(few)
+  t.equal(String(few), 'few', 'it lies among others')
+  free(memory.subarray(0, 8000), 500)
+  t.equal(memory.length, 0, 'whoever still looks sees nothing')
+  t.throws(() => unfreed(memory), /freed/, 'which is not taken for an empty body')
+  t.equal(unfreed(few), few)
+  t.equal(unfreed(Buffer.alloc(0)).length, 0)
   t.end()
 })

@@ -2,12 +2,14 @@ import { once } from 'node:events'
 import { createServer } from 'node:http'
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import { type Dispatcher, Pool } from 'undici'
 import { overhearBody } from '../../src/http/bodies.ts'
+import { StreamRequest } from '../../src/http/request.ts'
 import type { BodyReading } from '../../src/protect/request.ts'
 import { Budget } from '../../src/runtime/limits.ts'
 import { ExchangeTap } from '../../src/upstream/exchange-tap.ts'
+import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
+import type { Carrier, Transport } from '../../src/upstream/transport.ts'
 import { scriptedPeer } from '../support/exchange.ts'
 import { freePort } from '../support/redis.ts'
 
@@ -24,14 +26,37 @@ interface World {
   ask(signal?: AbortSignal): Promise<string>
 }
 
-async function world(t: Test, answer: string | ((socket: Socket) => void), url?: string): Promise<World> {
+/** The transports that it taps. */
+const TRANSPORTS = ['client', 'streams'] as const
+type Kind = (typeof TRANSPORTS)[number]
+
+/** One of the transports, and what closes it. */
+async function opened(url: string, kind: Kind): Promise<[Transport, Upstream]> {
+  const tls = { ca: null, cert: null, key: null, servername: null }
+  const upstream = await openUpstream({
+    url,
+    connectTimeout: 1000,
+    timeout: 5000,
+    idleTimeout: 5000,
+    connections: 1,
+    tls,
+  })
+  return [kind === 'client' ? upstream.client : await upstream.streams(), upstream]
+}
+
+async function world(
+  t: Test,
+  kind: Kind,
+  answer: string | ((socket: Socket) => void),
+  url?: string,
+): Promise<World> {
   const peer = await scriptedPeer((socket) => {
     if (typeof answer === 'string') socket.write(answer, 'latin1')
     else answer(socket)
   })
   t.teardown(() => peer[Symbol.asyncDispose]())
-  const pool = new Pool(url ?? peer.url, { connections: 1, pipelining: 1 })
-  t.teardown(() => pool.destroy())
+  const [transport, upstream] = await opened(url ?? peer.url, kind)
+  t.teardown(() => upstream.close())
   const budget = new Budget(10_000)
   const bugs: unknown[] = []
   const witness = new ExchangeTap(HEARD, budget, (error) => void bugs.push(error))
@@ -41,146 +66,157 @@ async function world(t: Test, answer: string | ((socket: Socket) => void), url?:
     bugs,
     async ask(signal) {
       try {
-        return await heard(witness, pool, signal)
+        return await heard(witness, transport, signal)
       } catch (error) {
         const { code = '', name } = error as NodeJS.ErrnoException
-        witness.failed(error as Error)
         return code === '' ? name : code
       }
     },
   }
 }
 
-/** One POST by a handler of its own, with the witness beside it: what it hears itself. */
-function heard(witness: ExchangeTap, pool: Pool, signal?: AbortSignal): Promise<string> {
+/** One POST by a hearer of its own, with the witness beside it: what it hears itself. */
+function heard(witness: ExchangeTap, transport: Transport, signal?: AbortSignal): Promise<string> {
   return new Promise((resolve, reject) => {
     let status = 0
     let text = ''
-    const abort = (controller: Dispatcher.DispatchController): void =>
-      controller.abort(signal?.reason as Error)
-    witness.dispatch(
-      pool,
-      { method: 'POST', path: '/', body: '{}' },
-      {
-        onRequestStart(controller) {
-          if (signal?.aborted) abort(controller)
-          else signal?.addEventListener('abort', () => abort(controller))
-        },
-        onResponseStart: (_controller, code) => void (status = code),
-        onResponseData: (_controller, chunk) => void (text += chunk.toString()),
-        onResponseEnd: () => resolve(`${status} ${text}`),
-        onResponseError: (_controller, error) => reject(error),
+    const exchange = {
+      request: { method: 'POST', target: '/', headers: ['Host', 'a.test'], body: Buffer.from('{}') },
+      patience: { head: 5000, idle: 5000 },
+      onBegin(carrier: Carrier) {
+        if (signal?.aborted) {
+          reject(signal.reason as Error)
+          return false
+        }
+        signal?.addEventListener('abort', () => carrier.abort(exchange, signal.reason as Error))
+        return true
       },
-    )
+      onHead: (code: number) => void (status = code),
+      onData: (chunk: Buffer) => void (text += chunk.toString()),
+      onEnd: () => resolve(`${status} ${text}`),
+      onError: reject,
+    }
+    witness.send(transport, exchange)
   })
 }
 
 const OK = 'HTTP/1.1 201 Made\r\nX-A: 1\r\nx-a: 2\r\nConnection: X-B\r\nX-B: 3\r\nContent-Length: 2\r\n\r\nok'
 
-void t.test('what is heard is what is sent, and what the guard’s own exchange would keep', async (t) => {
-  const { witness, budget, ask } = await world(t, OK)
-  t.notOk(witness.over)
-  t.equal(await ask(), '201 ok')
-  const ended = await witness.ended
-  t.ok(witness.over)
-  t.match(ended, {
-    proof: 'responded',
-    response: { status: 201, reason: 'Made', headers: ['X-A', '1', 'x-a', '2', 'Date', String] },
-  })
-  t.equal(budget.held, 2)
-  witness.ignore()
-  witness.gone()
-  t.equal(await witness.ended, ended)
-  if (ended.proof === 'responded') ended.release()
-  t.equal(budget.held, 0)
-})
-
-void t.test('no connection, or no dispatch: nothing was sent', async (t) => {
-  const nowhere = await world(t, '', `http://127.0.0.1:${await freePort()}`)
-  t.equal(await nowhere.ask(), 'ECONNREFUSED')
-  t.match(await nowhere.witness.ended, { proof: 'not_sent' })
-
-  const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
-  never.failed(new Error('never dispatched'))
-  t.match(await never.ended, { proof: 'not_sent' })
-})
-
-void t.test('what nobody listens to proves nothing', async (t) => {
-  const { witness, ask } = await world(t, OK)
-  const asked = ask()
-  witness.ignore()
-  t.ok(witness.over)
-  t.match(await witness.ended, { proof: 'unknown' })
-  t.equal(await asked, '201 ok')
-})
-
-void t.test('given up before a connection is free: nothing was sent', async (t) => {
-  const peer = await scriptedPeer(() => {})
-  t.teardown(() => peer[Symbol.asyncDispose]())
-  const pool = new Pool(peer.url, { connections: 1, pipelining: 1 })
-  const [one, two] = [0, 1].map(() => new ExchangeTap(HEARD, new Budget(10), noBug)) as [
-    ExchangeTap,
-    ExchangeTap,
-  ]
-  const ask = (witness: ExchangeTap, signal: AbortSignal) => heard(witness, pool, signal).catch(String)
-  const [first, second] = [new AbortController(), new AbortController()]
-  const asked = [ask(one, first.signal), ask(two, second.signal)]
-  while (peer.requests.length === 0) await new Promise((next) => setTimeout(next, 5))
-  second.abort()
-  first.abort()
-  await Promise.all(asked)
-  t.match(await one.ended, { proof: 'unknown' }, 'it had been sent')
-  t.match(await two.ended, { proof: 'not_sent' })
-  t.equal(peer.requests.length, 1)
-  await pool.destroy()
-})
-
-void t.test(
-  'a client that left before anything was begun: whether it will be sent is not known',
-  async (t) => {
-    const { witness } = await world(t, OK)
-    witness.gone()
-    t.match(await witness.ended, { proof: 'unknown' })
-  },
-)
-
-void t.test('what the guard would break off goes on, unheard', async (t) => {
-  const coded = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n'
-  const { witness, budget, ask } = await world(t, coded)
-  t.equal(await ask(), '200 ok')
-  t.match(await witness.ended, { proof: 'unknown', reason: /transfer coding/ })
-  t.equal(budget.held, 0)
-})
-
-void t.test('an answer over the limit, or beyond the room, is heard to its end and not kept', async (t) => {
-  const { witness, budget, ask } = await world(
-    t,
-    `HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n${'x'.repeat(2000)}`,
+for (const kind of TRANSPORTS) {
+  void t.test(
+    `${kind}: what is heard is what is sent, and what the guard’s own exchange would keep`,
+    async (t) => {
+      const { witness, budget, ask } = await world(t, kind, OK)
+      t.notOk(witness.over)
+      t.equal(await ask(), '201 ok')
+      const ended = await witness.ended
+      t.ok(witness.over)
+      t.match(ended, {
+        proof: 'responded',
+        response: { status: 201, reason: 'Made', headers: ['X-A', '1', 'x-a', '2', 'Date', String] },
+      })
+      t.equal(budget.held, 2)
+      witness.ignore()
+      witness.gone()
+      t.equal(await witness.ended, ended)
+      if (ended.proof === 'responded') ended.release()
+      t.equal(budget.held, 0)
+    },
   )
-  t.equal((await ask()).length, 2004)
-  const ended = (await witness.ended) as Extract<Forwarded, { proof: 'live' }>
-  t.match(ended, { proof: 'live', why: 'too_large' })
-  ended.live.drain()
-  t.equal(await ended.live.done, 'complete')
-  t.equal(budget.held, 0)
-})
 
-void t.test('a bug of the hearing ends the hearing, not the exchange', async (t) => {
-  const { witness, budget, bugs, ask } = await world(t, OK)
-  const error = new Error('a bug')
-  budget.take = () => {
-    throw error
-  }
-  t.equal(await ask(), '201 ok')
-  t.match(await witness.ended, { proof: 'unknown' })
-  t.same(bugs, [error])
-})
+  void t.test(`${kind}: no connection, or no client any more: nothing was sent`, async (t) => {
+    const nowhere = await world(t, kind, '', `http://127.0.0.1:${await freePort()}`)
+    t.equal(await nowhere.ask(), 'ECONNREFUSED')
+    t.match(await nowhere.witness.ended, { proof: 'not_sent' })
+
+    const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
+    const [transport, upstream] = await opened('http://127.0.0.1:1', kind)
+    await upstream.close()
+    await t.rejects(heard(never, transport))
+    t.match(await never.ended, { proof: 'not_sent' })
+  })
+
+  void t.test(`${kind}: what nobody listens to proves nothing`, async (t) => {
+    const { witness, ask } = await world(t, kind, OK)
+    const asked = ask()
+    witness.ignore()
+    t.ok(witness.over)
+    t.match(await witness.ended, { proof: 'unknown' })
+    t.equal(await asked, '201 ok')
+  })
+
+  void t.test(`${kind}: given up before a connection is free: nothing was sent`, async (t) => {
+    const peer = await scriptedPeer(() => {})
+    t.teardown(() => peer[Symbol.asyncDispose]())
+    const [transport, upstream] = await opened(peer.url, kind)
+    const [one, two] = [0, 1].map(() => new ExchangeTap(HEARD, new Budget(10), noBug)) as [
+      ExchangeTap,
+      ExchangeTap,
+    ]
+    const ask = (witness: ExchangeTap, signal: AbortSignal) => heard(witness, transport, signal).catch(String)
+    const [first, second] = [new AbortController(), new AbortController()]
+    const asked = [ask(one, first.signal), ask(two, second.signal)]
+    while (peer.requests.length === 0) await new Promise((next) => setTimeout(next, 5))
+    second.abort()
+    first.abort()
+    await Promise.all(asked)
+    t.match(await one.ended, { proof: 'unknown' }, 'it had been sent')
+    t.match(await two.ended, { proof: 'not_sent' })
+    t.equal(peer.requests.length, 1)
+    await upstream.close()
+  })
+
+  void t.test(
+    `${kind}: a client that left before anything was begun: whether it will be sent is not known`,
+    async (t) => {
+      const { witness } = await world(t, kind, OK)
+      witness.gone()
+      t.match(await witness.ended, { proof: 'unknown' })
+    },
+  )
+
+  void t.test(`${kind}: what the guard would break off goes on, unheard`, async (t) => {
+    const coded = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n'
+    const { witness, budget, ask } = await world(t, kind, coded)
+    t.equal(await ask(), '200 ok')
+    t.match(await witness.ended, { proof: 'unknown', reason: /transfer coding/ })
+    t.equal(budget.held, 0)
+  })
+
+  void t.test(
+    `${kind}: an answer over the limit, or beyond the room, is heard to its end and not kept`,
+    async (t) => {
+      const { witness, budget, ask } = await world(
+        t,
+        kind,
+        `HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n${'x'.repeat(2000)}`,
+      )
+      t.equal((await ask()).length, 2004)
+      const ended = (await witness.ended) as Extract<Forwarded, { proof: 'live' }>
+      t.match(ended, { proof: 'live', why: 'too_large' })
+      ended.live.drain()
+      t.equal(await ended.live.done, 'complete')
+      t.equal(budget.held, 0)
+    },
+  )
+
+  void t.test(`${kind}: a bug of the hearing ends the hearing, not the exchange`, async (t) => {
+    const { witness, budget, bugs, ask } = await world(t, kind, OK)
+    const error = new Error('a bug')
+    budget.take = () => {
+      throw error
+    }
+    t.equal(await ask(), '201 ok')
+    t.match(await witness.ended, { proof: 'unknown' })
+    t.same(bugs, [error])
+  })
+}
 
 void t.test('a body is overheard whole, or not at all', async (t) => {
   const heard: Promise<BodyReading>[] = []
   const budget = new Budget(10_000)
-  const server = createServer((request, response) => {
-    heard.push(overhearBody(request, 1000, budget))
+  const server = createServer({ IncomingMessage: StreamRequest }, (request, response) => {
+    heard.push(Promise.resolve(overhearBody(request, 1000, budget)))
     // Nobody wants the body of this one: Node takes the listeners off it and reads it to its end.
     if (request.url === '/dumped') response.end()
     else request.resume().on('end', () => response.end())

@@ -11,8 +11,8 @@ interface Rig extends AsyncDisposable {
   readonly budget: Budget
 }
 
-function rig(url: string, timeout = 5000, room = 1_000_000): Rig {
-  const upstream = openUpstream({
+async function rig(url: string, timeout = 5000, room = 1_000_000): Promise<Rig> {
+  const upstream = await openUpstream({
     url,
     connectTimeout: 1000,
     timeout,
@@ -21,8 +21,8 @@ function rig(url: string, timeout = 5000, room = 1_000_000): Rig {
     tls: { ca: null, cert: null, key: null, servername: null },
   })
   const budget = new Budget(room)
-  const forward = forwarder(upstream.pool, { timeout, idleTimeout: 5000, budget, servername: null })
-  return { forward, budget, [Symbol.asyncDispose]: () => upstream.pool.destroy() }
+  const forward = forwarder(upstream.client, { timeout, idleTimeout: 5000, budget })
+  return { forward, budget, [Symbol.asyncDispose]: () => upstream.close() }
 }
 
 const REQUEST: UpstreamRequest = {
@@ -69,7 +69,7 @@ void t.test('U01 given up while it waited for a connection: not a byte leaves af
   await using peer = await scriptedPeer((socket) => {
     held = socket
   })
-  await using one = rig(peer.url, 200)
+  await using one = await rig(peer.url, 200)
   const first = one.forward(REQUEST)
   while (peer.requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5))
   held?.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 2\r\n\r\n')
@@ -91,7 +91,7 @@ void t.test('U01 given up while it waited for a connection: not a byte leaves af
 
 void t.test('U01 a request that cannot be sent at all was not sent', async (t) => {
   await using peer = await answering('HTTP/1.1 204 No\r\n\r\n')
-  await using one = rig(peer.url)
+  await using one = await rig(peer.url)
   for (const wrong of [
     { target: '/a b' },
     { target: '/a\r\nX: 1' },
@@ -108,17 +108,17 @@ void t.test('U05 the status of a cut answer is noted; the budget is given back',
   await using peer = await scriptedPeer(
     (socket) => void socket.end('HTTP/1.1 201 Created\r\nContent-Length: 9\r\n\r\nabc'),
   )
-  await using one = rig(peer.url)
+  await using one = await rig(peer.url)
   t.match(await one.forward(REQUEST), { proof: 'unknown', status: 201, timedOut: false })
   t.equal(one.budget.held, 0)
   await using silent = await scriptedPeer(() => {})
-  await using other = rig(silent.url, 100)
+  await using other = await rig(silent.url, 100)
   t.match(await other.forward(REQUEST), { proof: 'unknown', status: null, timedOut: true })
 })
 
 void t.test('P19 a kept body gives its bytes back once, however often it is released', async (t) => {
   await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello')
-  await using one = rig(peer.url)
+  await using one = await rig(peer.url)
   const [first, second] = [await one.forward(REQUEST), await one.forward(REQUEST)]
   if (first.proof !== 'responded' || second.proof !== 'responded') throw new Error('no answer')
   t.equal(one.budget.held, 10)
@@ -133,7 +133,7 @@ void t.test('P19 a kept body is counted until it is released; an oversize one is
   await using peer = await answering(
     `HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n${'x'.repeat(1000)}\r\n0\r\n\r\n`,
   )
-  await using one = rig(peer.url)
+  await using one = await rig(peer.url)
   const kept = await one.forward(REQUEST)
   t.equal(one.budget.held, 1000)
   if (kept.proof === 'responded') kept.release()
@@ -145,7 +145,7 @@ void t.test('P19 a kept body is counted until it is released; an oversize one is
   over.live.attach(sink)
   t.equal(await over.live.done, 'complete')
   t.equal(sink.text.length, 1000, 'what came before it was known is not lost')
-  await using small = rig(peer.url, 5000, 999)
+  await using small = await rig(peer.url, 5000, 999)
   t.equal(liveOf(t, await small.forward(REQUEST)).why, 'no_room')
   t.equal(small.budget.held, 0)
 })
@@ -160,7 +160,7 @@ void t.test(
         'HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n',
       )
     })
-    await using one = rig(peer.url)
+    await using one = await rig(peer.url)
     const { live, why } = liveOf(t, await one.forward(REQUEST))
     t.equal(why, 'streamed')
     const sink = new Sink()
@@ -187,7 +187,7 @@ void t.test('U05 a live answer that breaks is aborted, whenever its reader comes
       upstream = socket
       socket.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\nabc')
     })
-    await using one = rig(peer.url)
+    await using one = await rig(peer.url)
     const { live } = liveOf(t, await one.forward(REQUEST))
     const sink = new Sink()
     if (!late) live.attach(sink)
@@ -202,7 +202,7 @@ void t.test('P21 a live answer that was whole before its reader came ends all th
   await using peer = await answering(
     'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 3\r\n\r\nabc',
   )
-  await using one = rig(peer.url)
+  await using one = await rig(peer.url)
   const { live } = liveOf(t, await one.forward(REQUEST))
   await live.done
   const sink = new Sink()
@@ -223,7 +223,7 @@ void t.test(
           : 'HTTP/1.1 204 No Content\r\n\r\n',
       )
     })
-    await using one = rig(peer.url)
+    await using one = await rig(peer.url)
     const { live } = liveOf(t, await one.forward(REQUEST))
     live.abandon()
     t.equal(await live.done, 'broken')
@@ -237,7 +237,7 @@ void t.test(
   'what may not begin any more is not sent: no byte leaves, and that is what is proved',
   async (t) => {
     await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
-    await using made = rig(peer.url)
+    await using made = await rig(peer.url)
     let asked = 0
     const mayBegin = (): boolean => {
       asked++

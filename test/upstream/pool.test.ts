@@ -28,17 +28,16 @@ void t.test(
       ['https://api.test', 'api.test'],
       ['unix:/run/app.sock', null],
     ] as const) {
-      const upstream = openUpstream(config(url))
+      const upstream = await openUpstream(config(url))
       t.equal(upstream.host, host, url)
-      await upstream.pool.destroy()
+      await upstream.close()
     }
   },
 )
 
-void t.test('U12 a TLS file that cannot be read is an error at once', (t) => {
+void t.test('U12 a TLS file that cannot be read is an error at once', async (t) => {
   for (const file of ['ca', 'cert', 'key'])
-    t.throws(() => openUpstream(config('https://api.test', { [file]: '/no/such/file' })), { code: 'ENOENT' })
-  t.end()
+    await t.rejects(openUpstream(config('https://api.test', { [file]: '/no/such/file' })), { code: 'ENOENT' })
 })
 
 void t.test('P01 an upstream behind a unix socket: guarded, passed, unreachable', async (t) => {

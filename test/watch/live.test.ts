@@ -80,7 +80,7 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
       groups: { rules: { name: string; health: string; lastError?: string }[] }[]
     }
     const rules = groups.flatMap((group) => group.rules)
-    t.equal(rules.length, 17)
+    t.equal(rules.length, 21)
     for (const { name, health, lastError } of rules) t.equal(health, 'ok', `${name} ${lastError ?? ''}`)
     const rung = await prometheus.range('ALERTS{alertstate="firing"}', start, end)
     const names = new Set(rung.map(({ metric }) => metric['alertname']))

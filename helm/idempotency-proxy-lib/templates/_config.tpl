@@ -10,6 +10,13 @@
 {{- if $proxy.store.recordIdSecret.name -}}
 {{- $_ := set $store "secretFile" "/etc/idempotency-proxy-record-ids/secret" -}}
 {{- end -}}
+{{- if $proxy.store.encryption.keys -}}
+{{- $keys := list -}}
+{{- range $proxy.store.encryption.keys -}}
+{{- $keys = append $keys (dict "id" . "file" (printf "/etc/idempotency-proxy-encryption/%s" .)) -}}
+{{- end -}}
+{{- $_ := set $store "encryption" (dict "keys" $keys) -}}
+{{- end -}}
 {{- if $proxy.spool.enabled -}}
 {{- $_ := set $store "spool" "/var/spool/idempotency-proxy/outcomes" -}}
 {{- end -}}

@@ -32,7 +32,7 @@ MISSING: idempotencyProxy.admin.existingSecret. Without a token nobody can look 
 
 The store's URL is in Secret {{ $proxy.store.existingSecret.name }}, which this chart cannot see: it has to be a Redis that all replicas share.
 {{- end }}
-{{- if hasPrefix "redis://" $proxy.store.url }}
+{{- if regexMatch "^redis(:|[+])" $proxy.store.url }}
 
 The connection to the store is not encrypted: stored answers and record ids can be read on the way. rediss:// is.
 {{- end }}

@@ -21,6 +21,17 @@
     items: [{ key: {{ .key }}, path: secret }]
 {{- end }}
 {{- end }}
+{{- with $proxy.store.encryption }}
+{{- if .keys }}
+- name: idempotency-proxy-encryption
+  secret:
+    secretName: {{ .existingSecret }}
+    items:
+      {{- range .keys }}
+      - { key: {{ . }}, path: {{ . }} }
+      {{- end }}
+{{- end }}
+{{- end }}
 {{- if $proxy.ca.existingConfigMap }}
 - name: idempotency-proxy-ca
   configMap:
@@ -61,6 +72,11 @@
 {{- if $proxy.store.recordIdSecret.name }}
 - name: idempotency-proxy-record-ids
   mountPath: /etc/idempotency-proxy-record-ids
+  readOnly: true
+{{- end }}
+{{- if $proxy.store.encryption.keys }}
+- name: idempotency-proxy-encryption
+  mountPath: /etc/idempotency-proxy-encryption
   readOnly: true
 {{- end }}
 {{- if or $proxy.ca.existingConfigMap $proxy.ca.existingSecret }}

@@ -52,7 +52,7 @@
 {{- if and $store.url $store.existingSecret.name -}}
 {{- fail "Set idempotencyProxy.store.url or store.existingSecret.name, not both." -}}
 {{- end -}}
-{{- if contains "@" $store.url -}}
+{{- if or (contains "@" $store.url) (contains "?" $store.url) -}}
 {{- fail "idempotencyProxy.store.url has credentials, which everybody who may read the release would see. Put it into a Secret: store.existingSecret." -}}
 {{- end -}}
 {{- if hasPrefix "memory:" $store.url -}}
@@ -95,6 +95,9 @@
 {{- if and $proxy.existingConfigMap.name $proxy.config -}}
 {{- fail "Set idempotencyProxy.config or existingConfigMap, not both." -}}
 {{- end -}}
+{{- if ne (empty $proxy.store.encryption.existingSecret) (empty $proxy.store.encryption.keys) -}}
+{{- fail "idempotencyProxy.store.encryption: set both existingSecret and keys (the names of its entries), or neither." -}}
+{{- end -}}
 {{- range $path, $instead := dict
       "service" "service"
       "listen" "port"
@@ -106,6 +109,7 @@
       "store.url" "store"
       "store.spool" "spool"
       "store.secretFile" "store.recordIdSecret"
+      "store.encryption" "store.encryption"
       "drain" "drain" -}}
 {{- $parts := splitList "." $path -}}
 {{- $section := index $proxy.config (first $parts) -}}

@@ -1,5 +1,15 @@
-import { linesOf, type RawHeaders, TOKEN } from '../headers.ts'
-import { decodeUtf8, essence, formDataBoundary, hexPair, isEncoded, isUtf8Named } from './content.ts'
+import { isUtf8 } from 'node:buffer'
+import {
+  essence,
+  formDataBoundary,
+  isEncoded,
+  isUtf8Named,
+  linesOf,
+  type RawHeaders,
+  TOKEN,
+} from '../headers.ts'
+import type { Steps } from '../steps.ts'
+import { hexPair } from './json-text.ts'
 
 /** What a form or query has under one name. */
 export type Field =
@@ -16,20 +26,20 @@ export const MULTIPART = 'multipart/form-data'
 
 /** The parameter `name` of a query, as the URL standard reads it. */
 export function queryField(query: string, name: string): Field {
-  return pairNamed(query, name)
+  return pairNamed(query, name, ABSENT)
 }
 
 /**
  * The field `name` (printable ASCII without quotes, backslashes and percent signs) of a form, urlencoded or multipart. Absent
  * if the body is no form.
  */
-export function formField(headers: RawHeaders, body: Buffer, name: string): Field {
+export function* formField(headers: RawHeaders, body: Buffer, name: string): Steps<Field> {
   const type = essence(headers)
   if (type !== URLENCODED && type !== MULTIPART)
     return namesForm(headers) ? unclear('the request has several Content-Type lines') : ABSENT
   if (isEncoded(headers)) return unclear('the form is compressed')
   if (!isUtf8Named(headers)) return unclear('the form is not in UTF-8')
-  return type === URLENCODED ? pairNamed(body.toString('latin1'), name) : partNamed(headers, body, name)
+  return type === URLENCODED ? yield* pairIn(body, name) : yield* partNamed(headers, body, name)
 }
 
 /** Of several Content-Type lines a server may take any. */
@@ -38,17 +48,33 @@ function namesForm(headers: RawHeaders): boolean {
   return lines.length > 1 && [URLENCODED, MULTIPART].some((type) => lines.join().toLowerCase().includes(type))
 }
 
+const AMPERSAND = 0x26
 const PLUS = 0x2b
 const PERCENT = 0x25
 const SPACE = 0x20
 
-/** https://url.spec.whatwg.org/#urlencoded-parsing, of `pairs` as Latin-1; only what bears the name is decoded. */
-function pairNamed(pairs: string, name: string): Field {
+function* pairIn(body: Buffer, name: string): Steps<Field> {
+  let found = ABSENT
+  for (let at = 0; at <= body.length; ) {
+    if (at > 0) yield
+    const next = body.indexOf(AMPERSAND, at + AT_ONCE)
+    const end = next < 0 ? body.length : next
+    found = pairNamed(body.toString('latin1', at, end), name, found)
+    at = end + 1
+  }
+  return found
+}
+
+/**
+ * https://url.spec.whatwg.org/#urlencoded-parsing, of `pairs` as Latin-1; only what bears the name is decoded. `before`: what was
+ * found before them.
+ */
+function pairNamed(pairs: string, name: string, before: Field): Field {
   const pattern = pairPattern(name)
   pattern.lastIndex = 0
   const pair = pattern.exec(pairs)
-  if (pair === null) return ABSENT
-  if (pattern.test(pairs)) return unclear('the field is there twice')
+  if (pair === null) return before
+  if (before.kind !== 'absent' || pattern.test(pairs)) return unclear('the field is there twice')
   return { kind: 'value', value: unescaped(Buffer.from(pair[1] ?? '', 'latin1')) }
 }
 
@@ -57,9 +83,9 @@ function unescaped(bytes: Buffer): string {
   let length = 0
   for (let at = 0; at < bytes.length; at++) {
     const byte = bytes[at] as number
-    const value = byte === PERCENT && at + 2 < bytes.length ? hexPair(bytes, at + 1) : Number.NaN
-    bytes[length++] = Number.isNaN(value) ? (byte === PLUS ? SPACE : byte) : value
-    if (!Number.isNaN(value)) at += 2
+    const value = byte === PERCENT ? hexPair(bytes, at + 1) : -1
+    bytes[length++] = value < 0 ? (byte === PLUS ? SPACE : byte) : value
+    if (value >= 0) at += 2
   }
   return bytes.toString('latin1', 0, length)
 }
@@ -85,11 +111,17 @@ function pairPattern(name: string): RegExp {
 /** Longer than any real head of a part. Bytes. */
 const MAX_PART_HEAD = 8192
 
-function partNamed(headers: RawHeaders, body: Buffer, name: string): Field {
-  const split = multipartParts(headers, body)
+function* partNamed(headers: RawHeaders, body: Buffer, name: string): Steps<Field> {
+  const split = yield* multipartParts(headers, body)
   if (split === null) return unclear('the body is no multipart/form-data that all servers read alike')
   let found: Field = ABSENT
+  let left = AT_ONCE
   for (const part of split.parts) {
+    left -= Math.min(part.length, MAX_PART_HEAD)
+    if (left < 0) {
+      yield
+      left = AT_ONCE
+    }
     const read = readPart(part)
     if (read === null) return unclear('a part has headers that servers may read differently')
     if (read.name !== name) continue
@@ -148,9 +180,11 @@ function unclear(why: string): Field {
 }
 
 /** Bytes that mean nothing to any form parser, so that escaping them is needless. Some split at `,`, `;`, `=` and brackets. */
-const PLAIN = new Set(
-  Buffer.from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!'()*:@/?$"),
-)
+const PLAIN = new Uint8Array(256)
+for (const byte of Buffer.from(
+  "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!'()*:@/?$",
+))
+  PLAIN[byte] = 1
 
 const DIGITS = '0123456789ABCDEF'
 
@@ -158,13 +192,19 @@ const DIGITS = '0123456789ABCDEF'
  * The body of a form in one spelling: needless escapes undone, `%20` as `+`, hex digits in upper case. All else stays (order,
  * empty pairs, `a` or `a=`), so that every parser reads equal results alike. null: an invalid escape, or not UTF-8.
  */
-export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
-  if (!isUtf8Named(headers)) return null
-  const spelled = Buffer.alloc(body.length)
-  const decoded = Buffer.alloc(body.length)
+export function* formContent(headers: RawHeaders, body: Buffer): Steps<Buffer | null> {
+  if (essence(headers) !== URLENCODED || !isUtf8Named(headers)) return null
+  if (!body.includes(PERCENT)) return isUtf8(body) ? body : null
+  const spelled = Buffer.allocUnsafe(body.length)
+  const decoded = Buffer.allocUnsafe(body.length)
   let written = 0
   let length = 0
+  let until = AT_ONCE
   for (let at = 0; at < body.length; at++) {
+    if (at > until) {
+      yield
+      until += AT_ONCE
+    }
     const byte = body[at] as number
     if (byte !== PERCENT) {
       spelled[written++] = byte
@@ -172,10 +212,10 @@ export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
       continue
     }
     const value = hexPair(body, at + 1)
-    if (Number.isNaN(value)) return null
+    if (value < 0) return null
     decoded[length++] = value
     if (value === SPACE) spelled[written++] = PLUS
-    else if (PLAIN.has(value)) spelled[written++] = value
+    else if (PLAIN[value] === 1) spelled[written++] = value
     else {
       spelled[written++] = PERCENT
       spelled[written++] = DIGITS.charCodeAt(value >> 4)
@@ -183,8 +223,11 @@ export function formContent(headers: RawHeaders, body: Buffer): Buffer | null {
     }
     at += 2
   }
-  return decodeUtf8(decoded.subarray(0, length)) === null ? null : spelled.subarray(0, written)
+  return isUtf8(decoded.subarray(0, length)) ? spelled.subarray(0, written) : null
 }
+
+/** Bytes of a form that are read in one step. */
+const AT_ONCE = 64 * 1024
 
 /** More than any honest form has; each part costs a call of the hash. */
 const MOST_PARTS = 1000
@@ -193,8 +236,8 @@ const MOST_PARTS = 1000
  * A `multipart/form-data` body without its boundary: each part byte for byte, framed, and what ends it. Bodies with equal
  * content differ in the delimiting boundary alone, so no parser reads them differently. null: see {@link multipartParts}.
  */
-export function multipartContent(headers: RawHeaders, body: Buffer): (string | Buffer)[] | null {
-  const split = multipartParts(headers, body)
+export function* multipartContent(headers: RawHeaders, body: Buffer): Steps<(string | Buffer)[] | null> {
+  const split = yield* multipartParts(headers, body)
   if (split === null) return null
   const content = split.parts.flatMap((part) => [`${part.length}:`, part])
   return [...content, split.closing]
@@ -210,24 +253,29 @@ interface Parts {
  * The parts of a `multipart/form-data` body. null: too many parts, or not of the strict form that every parser splits alike (a
  * preamble, an epilogue, whitespace after a delimiter, the boundary within a part, bare line feeds).
  */
-export function multipartParts(headers: RawHeaders, body: Buffer): Parts | null {
+export function* multipartParts(headers: RawHeaders, body: Buffer): Steps<Parts | null> {
   const boundary = formDataBoundary(headers)
   if (boundary === null || !body.subarray(0, boundary.length + 2).equals(Buffer.from(`--${boundary}`)))
     return null
   const delimiter = Buffer.from(`\r\n--${boundary}`)
   const parts: Buffer[] = []
   let at = boundary.length + 2
+  let until = AT_ONCE
   let delimiters = 1
   while (body.subarray(at, at + CRLF.length).equals(CRLF)) {
+    if (at > until) {
+      yield
+      until = at + AT_ONCE
+    }
     const start = at + CRLF.length
-    const end = body.indexOf(delimiter, start)
+    const end = yield* find(body, delimiter, start)
     if (end < 0 || delimiters++ > MOST_PARTS) return null
     parts.push(body.subarray(start, end))
     at = end + delimiter.length
   }
   const closing = body.toString('latin1', at)
   if (!CLOSING.test(closing)) return null
-  return occurrences(body, boundary, delimiters + 1) === delimiters ? { parts, closing } : null
+  return (yield* occurrences(body, boundary, delimiters + 1)) === delimiters ? { parts, closing } : null
 }
 
 const CRLF = Buffer.from('\r\n')
@@ -235,8 +283,25 @@ const CRLF = Buffer.from('\r\n')
 const CLOSING = /^--[ \t\r\n]{0,8}$/
 
 /** How often `text` occurs in `body`, overlaps included, up to `most`. */
-function occurrences(body: Buffer, text: string, most: number): number {
+function* occurrences(body: Buffer, text: string, most: number): Steps<number> {
+  const bytes = Buffer.from(text)
   let count = 0
-  for (let at = body.indexOf(text); at >= 0 && count < most; at = body.indexOf(text, at + 1)) count++
+  let until = AT_ONCE
+  for (let at = yield* find(body, bytes, 0); at >= 0 && count < most; at = yield* find(body, bytes, at + 1)) {
+    count++
+    if (at < until) continue
+    yield
+    until = at + AT_ONCE
+  }
   return count
+}
+
+/** Where `text` is in `body`, from `at` on; below 0: nowhere. A body may be made such that each byte is compared many times. */
+function* find(body: Buffer, text: Buffer, at: number): Steps<number> {
+  for (; at < body.length; at += AT_ONCE) {
+    const found = body.subarray(at, at + AT_ONCE + text.length - 1).indexOf(text)
+    if (found >= 0) return at + found
+    if (at + AT_ONCE < body.length) yield
+  }
+  return -1
 }

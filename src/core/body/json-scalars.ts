@@ -1,36 +1,35 @@
-import type { Pieces } from './json-pieces.ts'
+import { hexPair, type Text } from './json-text.ts'
 
+export const SPACE = 0x20
 export const QUOTE = 0x22
-export const PLUS = 0x2b
+const PLUS = 0x2b
 export const COMMA = 0x2c
 export const MINUS = 0x2d
 export const DOT = 0x2e
-export const SLASH = 0x2f
+const SLASH = 0x2f
 export const ZERO = 0x30
-export const NINE = 0x39
 export const COLON = 0x3a
 export const OPEN_ARRAY = 0x5b
-export const BACKSLASH = 0x5c
+const BACKSLASH = 0x5c
 export const CLOSE_ARRAY = 0x5d
 export const LOWER_E = 0x65
-export const LOWER_U = 0x75
+export const LOWER_F = 0x66
+export const LOWER_N = 0x6e
+export const LOWER_T = 0x74
+const LOWER_U = 0x75
 export const OPEN_OBJECT = 0x7b
 export const CLOSE_OBJECT = 0x7d
 
-/** 0, which is no byte of JSON, beyond the end. A read out of bounds would slow the code down for good in V8. */
-export function byteAt(body: Buffer, at: number): number {
-  return at < body.length ? (body[at] as number) : 0
-}
+/** Deeper than any honest request (contract §5). */
+export const MAX_DEPTH = 100
 
-export function isSpace(byte: number): boolean {
-  return byte <= 0x20 && (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09)
-}
+/** Never leaves the reader: no canonical form keeps all the information. */
+export class Lossy extends Error {}
 
-/** End of the digits at `at`. */
-export function digitsEnd(body: Buffer, at: number): number {
-  while (at < body.length && (body[at] as number) >= ZERO && (body[at] as number) <= NINE) at++
-  return at
-}
+/** 1: a byte that strings have as it is. */
+export const PLAIN = Uint8Array.from({ length: 256 }, (_, byte) =>
+  byte < 0x20 || byte === QUOTE || byte === BACKSLASH ? 0 : 1,
+)
 
 const SHORT = Object.entries({ '"': '"', '\\': '\\', b: '\b', f: '\f', n: '\n', r: '\r', t: '\t' })
 
@@ -44,55 +43,105 @@ for (const [letter, character] of SHORT) {
 }
 CHARACTERS[SLASH] = SLASH
 
-/** The character of a short escape; 0: no such escape. */
-export function shortEscape(letter: number): number {
-  return CHARACTERS[letter] as number
+/** In a name without its escapes, for a quote that does not end it. In no UTF-8. */
+export const QUOTE_WITHIN = 0xff
+
+/** Reads a string from `at` on, within it, and returns where its last quote is. */
+export function readString(text: Text, at: number): number {
+  for (;;) {
+    const { memory } = text
+    while (PLAIN[memory[at] as number] !== 0) at++
+    if (memory[at] === QUOTE) return at
+    const code = readEscape(memory, at)
+    const end = at + lengthOf(memory, at, code)
+    if (!isCanonical(memory, at, code)) {
+      text.leaveOut(at, end)
+      putCharacter(text, code)
+    }
+    at = end
+  }
+}
+
+/** Takes the escapes out of a name in the body, in place. It ends where its last quote was, or before, with a quote. */
+export function takeOutEscapes(memory: Uint8Array, start: number, end: number): void {
+  let to = start
+  for (let at = start; at < end; ) {
+    if (memory[at] !== BACKSLASH) {
+      memory[to++] = memory[at++] as number
+      continue
+    }
+    const code = readEscape(memory, at)
+    at += lengthOf(memory, at, code)
+    if (code === QUOTE) memory[to++] = QUOTE_WITHIN
+    else for (const byte of Buffer.from(String.fromCodePoint(code))) memory[to++] = byte
+  }
+  memory[to] = QUOTE
+}
+
+/** The code point of the escape at `at`. */
+function readEscape(memory: Uint8Array, at: number): number {
+  if (memory[at] !== BACKSLASH) throw new Lossy()
+  const letter = memory[at + 1] as number
+  if (letter !== LOWER_U) {
+    if (CHARACTERS[letter] === 0) throw new Lossy()
+    return CHARACTERS[letter] as number
+  }
+  const unit = readUnit(memory, at)
+  if (unit < 0xd800 || unit > 0xdfff) return unit
+  const isPair = memory[at + 6] === BACKSLASH && memory[at + 7] === LOWER_U
+  const low = isPair ? readUnit(memory, at + 6) : 0
+  if (unit > 0xdbff || low < 0xdc00 || low > 0xdfff) throw new Lossy()
+  return 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
+}
+
+/** The four hex digits of a `\u`. */
+function readUnit(memory: Uint8Array, at: number): number {
+  const high = hexPair(memory, at + 2)
+  const low = hexPair(memory, at + 4)
+  if (high < 0 || low < 0) throw new Lossy()
+  return high * 256 + low
+}
+
+function lengthOf(memory: Uint8Array, at: number, code: number): number {
+  return memory[at + 1] !== LOWER_U ? 2 : code > 0xffff ? 12 : 6
 }
 
 /** Whether RFC 8785 writes the character as the escape at `at` does. */
-export function isCanonicalEscape(body: Buffer, at: number, code: number): boolean {
-  if (body[at + 1] !== LOWER_U) return code !== SLASH
-  const lastDigit = body[at + 5] as number
+function isCanonical(memory: Uint8Array, at: number, code: number): boolean {
+  if (memory[at + 1] !== LOWER_U) return code !== SLASH
+  const lastDigit = memory[at + 5] as number
   return code < 0x20 && LETTERS[code] === 0 && (lastDigit < 0x41 || lastDigit > 0x60)
 }
 
 /** A character of a string as RFC 8785 writes it. */
-export function putEscaped(code: number, pieces: Pieces): void {
+function putCharacter(text: Text, code: number): void {
   const letter = LETTERS[code] ?? 0
   if (letter !== 0) {
-    pieces.put(BACKSLASH)
-    pieces.put(letter)
+    text.put(BACKSLASH)
+    text.put(letter)
   } else if (code < 0x20) {
-    pieces.put(BACKSLASH)
-    pieces.put(LOWER_U)
-    const digits = code.toString(16).padStart(4, '0')
-    for (let n = 0; n < 4; n++) pieces.put(digits.charCodeAt(n))
-  } else putUtf8(code, pieces)
+    for (const digit of `\\u${code.toString(16).padStart(4, '0')}`) text.put(digit.charCodeAt(0))
+  } else putUtf8(text, code)
 }
 
-export function putUtf8(code: number, pieces: Pieces): void {
-  if (code < 0x80) return pieces.put(code)
-  if (code < 0x800) pieces.put(0xc0 | (code >> 6))
+function putUtf8(text: Text, code: number): void {
+  if (code < 0x80) return text.put(code)
+  if (code < 0x800) text.put(0xc0 | (code >> 6))
   else {
-    if (code < 0x10000) pieces.put(0xe0 | (code >> 12))
+    if (code < 0x10000) text.put(0xe0 | (code >> 12))
     else {
-      pieces.put(0xf0 | (code >> 18))
-      pieces.put(0x80 | ((code >> 12) & 0x3f))
+      text.put(0xf0 | (code >> 18))
+      text.put(0x80 | ((code >> 12) & 0x3f))
     }
-    pieces.put(0x80 | ((code >> 6) & 0x3f))
+    text.put(0x80 | ((code >> 6) & 0x3f))
   }
-  pieces.put(0x80 | (code & 0x3f))
+  text.put(0x80 | (code & 0x3f))
 }
-
-/** Bytes that end a run of plain characters in a string. */
-export const STOPS = Uint8Array.from({ length: 256 }, (_, byte) =>
-  byte < 0x20 || byte === QUOTE || byte === BACKSLASH ? 1 : 0,
-)
 
 /** Most digits of a printed double. */
 const MOST_DIGITS = 17
 /** A decimal of up to so many digits survives as a double, except near the limits of doubles. */
-const SURE_DIGITS = 15
+export const SURE_DIGITS = 15
 
 /** Scales of the largest and the smallest double. */
 const LARGEST = 309
@@ -103,59 +152,60 @@ const DIGITS = new Uint8Array(MOST_DIGITS)
 /** What {@link printNumber} printed. */
 const PRINTED = Buffer.alloc(32)
 
-/**
- * Reads `-? (0 | [1-9][0-9]*) (\.[0-9]+)? ([eE][+-]?[0-9]+)?` and returns its end; -1: no number, or its decimal value is not
- * what ECMAScript prints for the double.
- */
-export function readNumber(body: Buffer, start: number, pieces: Pieces): number {
-  const isNegative = byteAt(body, start) === MINUS
+/** Reads `-? (0 | [1-9][0-9]*) (\.[0-9]+)? ([eE][+-]?[0-9]+)?` and returns its end. */
+export function readNumber(text: Text, start: number): number {
+  const { memory } = text
+  const isNegative = memory[start] === MINUS
   const whole = isNegative ? start + 1 : start
-  const point = digitsEnd(body, whole)
-  const isZero = byteAt(body, whole) === ZERO
-  if (point === whole || (isZero && point > whole + 1)) return -1
+  const point = digitsEnd(memory, whole)
+  if (point === whole || (memory[whole] === ZERO && point > whole + 1)) throw new Lossy()
   let end = point
-  if (byteAt(body, end) === DOT) {
-    end = digitsEnd(body, point + 1)
-    if (end === point + 1) return -1
+  if (memory[end] === DOT) {
+    end = digitsEnd(memory, point + 1)
+    if (end === point + 1) throw new Lossy()
   }
   const mantissaEnd = end
   let exponent = 0
-  if ((byteAt(body, end) | 0x20) === LOWER_E) {
-    const sign = byteAt(body, end + 1)
+  if (((memory[end] as number) | 0x20) === LOWER_E) {
+    const sign = memory[end + 1]
     const power = sign === PLUS || sign === MINUS ? end + 2 : end + 1
-    end = digitsEnd(body, power)
-    if (end === power) return -1
-    for (let at = power; at < end; at++) exponent = exponent * 10 + (body[at] as number) - ZERO
+    end = digitsEnd(memory, power)
+    if (end === power) throw new Lossy()
+    for (let at = power; at < end; at++) exponent = exponent * 10 + (memory[at] as number) - ZERO
     if (sign === MINUS) exponent = -exponent
   }
-  if (end === point && point - whole <= SURE_DIGITS && !(isZero && isNegative)) return end
   let first = whole
-  while (first < mantissaEnd && isFiller(body[first])) first++
+  while (first < mantissaEnd && isFiller(memory[first])) first++
   if (first === mantissaEnd) {
-    pieces.leaveOut(start, whole)
-    pieces.leaveOut(whole + 1, end)
+    if (isNegative) text.leaveOut(start, whole)
+    if (end > whole + 1) text.leaveOut(whole + 1, end)
     return end
   }
   let last = mantissaEnd - 1
-  while (isFiller(body[last])) last--
-  const isShort = mantissaEnd > point && mantissaEnd - whole <= SURE_DIGITS + 1 && first - point <= 6
-  if (isShort && end === mantissaEnd) {
-    pieces.leaveOut(Math.max(last + 1, point), end)
+  while (isFiller(memory[last])) last--
+  const isShort = mantissaEnd - whole <= SURE_DIGITS + 1 && first - point <= 6
+  if (isShort && end === mantissaEnd && mantissaEnd > point) {
+    const kept = last > point ? last + 1 : point
+    if (kept < end) text.leaveOut(kept, end)
     return end
   }
   const scale = (first < point ? point : point + 1) - first + exponent
-  const length = printNumber(body, isNegative, first, last, scale)
-  if (length === 0) return -1
-  if (isPrinted(body, start, end, length)) return end
-  const made = pieces.madeLength
-  pieces.putAll(PRINTED, length)
-  pieces.replace(start, end, made)
+  const length = printNumber(memory, isNegative, first, last, scale)
+  if (isPrinted(memory, start, end, length)) return end
+  text.leaveOut(start, end)
+  text.putAll(PRINTED, length)
   return end
 }
 
-function isPrinted(body: Buffer, start: number, end: number, length: number): boolean {
+/** End of the digits at `at`. */
+function digitsEnd(memory: Uint8Array, at: number): number {
+  while ((memory[at] as number) >= ZERO && (memory[at] as number) <= ZERO + 9) at++
+  return at
+}
+
+function isPrinted(memory: Uint8Array, start: number, end: number, length: number): boolean {
   if (end - start !== length) return false
-  for (let n = 0; n < length; n++) if (body[start + n] !== PRINTED[n]) return false
+  for (let n = 0; n < length; n++) if (memory[start + n] !== PRINTED[n]) return false
   return true
 }
 
@@ -165,23 +215,30 @@ function isFiller(byte: number | undefined): boolean {
 }
 
 /**
- * Prints the double of a non-zero decimal as ECMAScript does: `0.` and the digits from `first` to `last` (neither zero; a point
- * among them is skipped), times ten to the power of `scale`. Returns the length; 0: the double is printed as another decimal.
+ * Prints the double of a non-zero decimal as ECMAScript does, if that is the same decimal: `0.` and the digits from `first` to
+ * `last` (neither zero; a point among them is skipped), times ten to the power of `scale`. Returns the length.
  */
-function printNumber(body: Buffer, isNegative: boolean, first: number, last: number, scale: number): number {
-  if (last - first > MOST_DIGITS || scale > LARGEST || scale < SMALLEST) return 0
+function printNumber(
+  memory: Uint8Array,
+  isNegative: boolean,
+  first: number,
+  last: number,
+  scale: number,
+): number {
+  if (last - first > MOST_DIGITS || scale > LARGEST || scale < SMALLEST) throw new Lossy()
   let count = 0
   for (let at = first; at <= last; at++) {
-    const byte = body[at] as number
+    const byte = memory[at] as number
     if (byte === DOT) continue
-    if (count === MOST_DIGITS) return 0
+    if (count === MOST_DIGITS) throw new Lossy()
     DIGITS[count++] = byte
   }
   if (isNegative) PRINTED[0] = MINUS
   const length = print(isNegative ? 1 : 0, count, scale)
   if (count <= SURE_DIGITS && scale > SMALLEST + MOST_DIGITS && scale < LARGEST) return length
   const text = PRINTED.toString('latin1', 0, length)
-  return String(Number(text)) === text ? length : 0
+  if (String(Number(text)) !== text) throw new Lossy()
+  return length
 }
 
 /** ECMAScript's Number::toString(10), with its `k` and `n`; returns the end. */

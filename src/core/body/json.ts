@@ -1,315 +1,388 @@
 import { isUtf8 } from 'node:buffer'
-import { hexPair } from './content.ts'
-import { Names, Pieces } from './json-pieces.ts'
+import { isBefore, MEMBER, Order } from './json-names.ts'
 import type { Place } from './json-pointer.ts'
 import {
-  BACKSLASH,
-  byteAt,
   CLOSE_ARRAY,
   CLOSE_OBJECT,
   COLON,
   COMMA,
-  isCanonicalEscape,
-  isSpace,
-  LOWER_U,
+  DOT,
+  LOWER_E,
+  LOWER_F,
+  LOWER_N,
+  LOWER_T,
+  Lossy,
+  MAX_DEPTH,
+  MINUS,
   OPEN_ARRAY,
   OPEN_OBJECT,
-  putEscaped,
-  putUtf8,
+  PLAIN,
   QUOTE,
+  QUOTE_WITHIN,
   readNumber,
-  STOPS,
-  shortEscape,
+  readString,
+  SPACE,
+  SURE_DIGITS,
+  takeOutEscapes,
+  ZERO,
 } from './json-scalars.ts'
-
-/** Deeper than any honest request, shallow enough for the stack (contract §5). */
-export const MAX_DEPTH = 100
+import { areOrdered, NO_SHAPE, Shapes } from './json-shapes.ts'
+import { SHORT_BODY, Text } from './json-text.ts'
 
 /**
  * The RFC 8785 text of JSON in UTF-8, without the values at the places that `ignore` names. A member goes with its name; of an
- * item the commas stay, so that its neighbours keep their index.
+ * item the commas stay, so that its neighbours keep their index. Overwritten when the next one is made.
  *
  * `null`: invalid JSON, or canonical form would lose information: a duplicate member name, a lone surrogate, a number whose
  * decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
- *
- * Bodies are untrusted and reading blocks the event loop, so the time is linear in the length. No value is built of the text;
- * what is canonical already is copied once, at the end (docs/adr/0046).
  */
 export function canonicalJson(body: Buffer, ignore: Place | null = null): Buffer | null {
-  return read(body, (reader) => reader.without(ignore))
+  return atOnce(new JsonReading(body, ignore, false)).text
 }
 
 /** The RFC 8785 texts of the values found at the places that `only` names; `null` as {@link canonicalJson}. */
 export function canonicalValues(body: Buffer, only: Place): ReadonlyMap<Place, Buffer> | null {
-  return read(body, (reader) => reader.only(only))
+  return atOnce(new JsonReading(body, only, true)).values
 }
 
-/** Never leaves this module: no canonical form keeps all the information. */
-class Lossy extends Error {}
-
-function read<T>(body: Buffer, what: (reader: Reader) => T): T | null {
-  try {
-    return isUtf8(body) ? what(new Reader(body)) : null
-  } catch (error) {
-    if (error instanceof Lossy) return null
-    throw error
-  }
+function atOnce(reading: JsonReading): JsonReading {
+  while (!reading.step());
+  return reading
 }
 
-class Reader {
-  readonly #body: Buffer
-  readonly #pieces: Pieces
-  readonly #names: Names
-  /** First and last piece at each named place; null: named places are left out. */
-  #found: Map<Place, readonly [number, number]> | null = null
+/** Of an object or array that another one is in: its first member (-1: an array), `from` when it began, whether it is ordered, its shape. */
+const FRAME = 4
+
+/** What short bodies are read with, one at a time. */
+const FRAMES = new Int32Array(FRAME * MAX_DEPTH)
+const MEMBERS = new Int32Array(MEMBER * 1024)
+const ORDER = new Order()
+const SHAPES = new Shapes()
+
+/** From the byte that opens an object or array to the one that closes it. */
+const CLOSE = 2
+
+/** Bytes that are read in the time that a number with a point or an exponent takes besides. */
+const NUMBER = 16
+/** Bytes of members that are rearranged in the time that one is read. */
+const MOVED = 16
+
+/**
+ * JSON that is being read. Bodies are untrusted and reading blocks the event loop: no step takes long, whatever the body. No
+ * value is built of the text, and what is canonical already is not even copied (docs/adr/0072).
+ */
+export class JsonReading {
+  readonly #text: Text
+  readonly #frames: Int32Array
+  #members: Int32Array<ArrayBuffer>
+  readonly #order: Order
+  readonly #shapes: Shapes
+  /** At the places that are named; null: those are left out. */
+  readonly #values: Map<Place, Buffer> | null
+  /** By depth: the place of the value there, where that begins in the text, and its index. */
+  readonly #places: (Place | null)[]
+  readonly #starts: number[] = []
+  readonly #indexes: number[] = []
+  readonly #isShort: boolean
+  #isLossy: boolean
+  #isOver: boolean
+
+  // Where the next step goes on.
   #at = 0
-  /** The last name read, without quotes and escapes. */
-  #nameStart = 0
-  #nameEnd = 0
+  #depth = 0
+  #first = -1
+  #from = 0
+  #isOrdered = true
+  #shape = NO_SHAPE
+  #top = 0
+  /** The object that ends here is being ordered. */
+  #isOrdering = false
 
-  constructor(body: Buffer) {
-    this.#body = body
-    this.#pieces = new Pieces(body)
-    this.#names = new Names(this.#pieces)
+  /** Values at the places that `root` leads to are looked for (`only`) or left out. */
+  constructor(body: Buffer, root: Place | null, only: boolean) {
+    const isShort = body.length <= SHORT_BODY
+    this.#isShort = isShort
+    this.#text = new Text(body)
+    this.#frames = isShort ? FRAMES : new Int32Array(FRAMES.length)
+    this.#members = isShort ? MEMBERS : new Int32Array(MEMBERS.length)
+    this.#order = isShort ? ORDER : new Order()
+    this.#shapes = isShort ? SHAPES : new Shapes()
+    this.#shapes.begin()
+    this.#values = only ? new Map() : null
+    this.#places = [root]
+    this.#isLossy = !isUtf8(body)
+    this.#isOver = this.#isLossy
   }
 
-  without(ignore: Place | null): Buffer {
-    this.#document(() => this.#value(0, ignore))
-    return this.#pieces.text(0, this.#pieces.count - 1)
+  /** After the last step. See {@link canonicalJson}. */
+  get text(): Buffer | null {
+    return this.#isLossy ? null : this.#text.whole()
   }
 
-  only(places: Place): ReadonlyMap<Place, Buffer> {
-    const found = new Map<Place, readonly [number, number]>()
-    this.#found = found
-    this.#document(() => void this.#placed(0, places))
-    return new Map([...found].map(([place, [first, last]]) => [place, this.#pieces.text(first, last)]))
+  /** After the last step. See {@link canonicalValues}. */
+  get values(): ReadonlyMap<Place, Buffer> | null {
+    return this.#isLossy ? null : this.#values
   }
 
-  #document(value: () => void): void {
-    this.#space()
-    value()
-    this.#space()
-    if (this.#at !== this.#body.length) throw new Lossy()
-    this.#pieces.cut(this.#at)
+  /** After all that is needed was taken: of a long body, {@link text} is empty from then on. */
+  free(): void {
+    this.#text.free()
+    if (this.#isShort) return
+    this.#members.buffer.transfer(0)
+    this.#order.free()
   }
 
-  /** Reads the value at a place; true: it is left out. */
-  #placed(depth: number, place: Place | null): boolean {
-    if (place === null || !place.isNamed) {
-      this.#value(depth, place)
-      return false
+  /** Reads on, about {@link SHORT_BODY} bytes. True: that was the last step. A short body takes one. */
+  step(): boolean {
+    try {
+      while (!this.#isOver && !this.#read()) if (!this.#isShort) return false
+    } catch (error) {
+      if (!(error instanceof Lossy)) throw error
+      this.#isLossy = true
     }
-    const pieces = this.#pieces
-    pieces.cut(this.#at)
-    pieces.changes++
-    const first = pieces.count
-    if (this.#found === null) {
-      this.#value(depth, null)
-      pieces.rewind(first, this.#at)
-      return true
+    this.#isOver = true
+    return true
+  }
+
+  #read(): boolean {
+    const text = this.#text
+    const frames = this.#frames
+    const order = this.#order
+    const shapes = this.#shapes
+    const plain = PLAIN
+    const isTracked = this.#places[0] !== null
+    let { memory, words } = text
+    let members = this.#members
+    let at = this.#at
+    let depth = this.#depth
+    let first = this.#first
+    let from = this.#from
+    let isOrdered = this.#isOrdered
+    let shape = this.#shape
+    let top = this.#top
+    let resumes = this.#isOrdering
+    let until = at + SHORT_BODY
+    if (at === 0 && (memory[at] as number) <= SPACE) at = text.skipSpace(at)
+
+    value: for (;;) {
+      if (!resumes) {
+        if (at > until) return this.#pause(at, depth, first, from, isOrdered, shape, top)
+        if (first >= 0) {
+          // The name of a member.
+          if (memory[at] !== QUOTE) throw new Lossy()
+          if (top === members.length) members = this.#moreMembers()
+          const name = at + 1
+          members[top] = name
+          members[top + 1] = text.placeOf(at)
+          const known = shape >= 0 ? shapes.end(shape, top - first, words, name) : 0
+          top += MEMBER
+          if (known > 0) {
+            at = known
+            if (isTracked) this.#toMember(depth, name)
+          } else {
+            if (shape >= 0) {
+              shape = ~shape
+              isOrdered = isOrdered && areOrdered(memory, members, first, top - MEMBER)
+            }
+            at = name
+            while (plain[memory[at] as number] !== 0) at++
+            if (memory[at] !== QUOTE) {
+              at = this.#escapedName(name, at)
+              shape = NO_SHAPE
+              memory = text.memory
+              words = text.words
+            }
+            if (isOrdered && top - MEMBER > first)
+              isOrdered = isBefore(memory, members[top - 2 * MEMBER] as number, name)
+            if (isTracked) this.#toMember(depth, name)
+            at++
+            if (memory[at] !== COLON) {
+              at = text.skipSpace(at)
+              if (memory[at] !== COLON) throw new Lossy()
+            }
+            at++
+          }
+          if ((memory[at] as number) <= SPACE) at = text.skipSpace(at)
+        }
+        if (isTracked) this.#starts[depth] = text.placeOf(at)
+        let byte = memory[at] as number
+        if (byte === QUOTE) {
+          at++
+          while (plain[memory[at] as number] !== 0) at++
+          if (memory[at] !== QUOTE) at = readString(text, at)
+          at++
+        } else if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) {
+          if (depth === MAX_DEPTH) throw new Lossy()
+          at++
+          if ((memory[at] as number) <= SPACE) at = text.skipSpace(at)
+          if (memory[at] !== byte + CLOSE) {
+            const frame = FRAME * depth++
+            frames[frame] = first
+            frames[frame + 1] = from
+            frames[frame + 2] = isOrdered ? 1 : 0
+            frames[frame + 3] = shape
+            // What is in no list comes once.
+            const isOne = byte === OPEN_ARRAY || depth === 1 || (first >= 0 && shape === NO_SHAPE)
+            shape = isOne ? NO_SHAPE : shapes.of(depth, first < 0 ? 0 : top - first)
+            first = byte === OPEN_OBJECT ? top : -1
+            from = text.from
+            isOrdered = true
+            if (isTracked) this.#toItem(depth, 0)
+            continue
+          }
+          at++
+        } else if (byte === LOWER_T) at = wordEnd(memory, at, 0x72, 0x75, 0x65)
+        else if (byte === LOWER_N) at = wordEnd(memory, at, 0x75, 0x6c, 0x6c)
+        else if (byte === LOWER_F && memory[at + 1] === 0x61) at = wordEnd(memory, at + 1, 0x6c, 0x73, 0x65)
+        else {
+          const start = at
+          if (byte === MINUS) byte = memory[++at] as number
+          const whole = at
+          while (((memory[at] as number) - ZERO) >>> 0 < 10) at++
+          const length = at - whole
+          const next = memory[at] as number
+          let isUsual: boolean
+          if (next === DOT) {
+            const tenths = memory[++at] as number
+            while (((memory[at] as number) - ZERO) >>> 0 < 10) at++
+            const isSmall = byte === ZERO && (length > 1 || tenths <= ZERO)
+            // The last of the digits is no zero, and no point.
+            isUsual = length > 0 && !isSmall && (memory[at - 1] as number) > ZERO
+          } else isUsual = length > 0 && (byte !== ZERO || at - start === 1)
+          if (!isUsual || at - whole > SURE_DIGITS || ((memory[at] as number) | 0x20) === LOWER_E) {
+            at = readNumber(text, start)
+            until -= NUMBER
+          }
+        }
+      }
+      // A value has ended, and what ends with it.
+      for (;;) {
+        if (isTracked && !resumes && this.#leave(depth, at, first < 0 ? -1 : top)) isOrdered = false
+        if ((memory[at] as number) <= SPACE) at = text.skipSpace(at)
+        if (depth === 0) break value
+        const byte = memory[at]
+        if (first >= 0 && !resumes) members[top - 1] = text.placeOf(at)
+        if (byte === COMMA) {
+          at++
+          if ((memory[at] as number) <= SPACE) at = text.skipSpace(at)
+          if (isTracked && first < 0) this.#toItem(depth, (this.#indexes[depth] as number) + 1)
+          break
+        }
+        if (byte !== (first < 0 ? CLOSE_ARRAY : CLOSE_OBJECT)) throw new Lossy()
+        let isSorted = false
+        if (shape >= 0 && first >= 0 && !resumes) {
+          if (!shapes.isWhole(shape, top - first)) {
+            shape = ~shape
+            isOrdered = isOrdered && areOrdered(memory, members, first, top)
+          } else if (!shapes.isOrdered(shape)) {
+            isOrdered = false
+            isSorted = true
+            shapes.sort(shape, first, order)
+          }
+        }
+        if (!isOrdered) {
+          const count = (top - first) / MEMBER
+          if (!resumes && !isSorted) order.begin(memory, members, first, count)
+          const moved =
+            isSorted || order.finish(memory, members, count)
+              ? text.rearrange(members, order.sorted, count, first, from, at)
+              : -1
+          this.#isOrdering = moved < 0
+          if (moved < 0) return this.#pause(at, depth, first, from, isOrdered, shape, top)
+          until -= moved / MOVED
+          resumes = false
+        }
+        if (first >= 0) {
+          if (shape < 0 && shape !== NO_SHAPE)
+            shapes.keep(~shape, memory, members, first, top, isOrdered, order)
+          top = first
+        }
+        at++
+        const frame = FRAME * --depth
+        first = frames[frame] as number
+        from = frames[frame + 1] as number
+        isOrdered = frames[frame + 2] === 1
+        shape = frames[frame + 3] as number
+      }
     }
-    this.#value(depth, place)
-    pieces.cut(this.#at)
-    this.#found.set(place, [first, pieces.count - 1])
+    if (at !== text.end) throw new Lossy()
+    return true
+  }
+
+  #pause(
+    at: number,
+    depth: number,
+    first: number,
+    from: number,
+    isOrdered: boolean,
+    shape: number,
+    top: number,
+  ): false {
+    this.#at = at
+    this.#depth = depth
+    this.#first = first
+    this.#from = from
+    this.#isOrdered = isOrdered
+    this.#shape = shape
+    this.#top = top
     return false
   }
 
-  #value(depth: number, place: Place | null): void {
-    switch (byteAt(this.#body, this.#at)) {
-      case OPEN_OBJECT:
-        return this.#object(depth, place)
-      case OPEN_ARRAY:
-        return this.#array(depth, place)
-      case QUOTE:
-        return this.#string()
-      case 0x74:
-        return this.#word('true')
-      case 0x66:
-        return this.#word('false')
-      case 0x6e:
-        return this.#word('null')
-      default:
-        return this.#number()
+  #moreMembers(): Int32Array<ArrayBuffer> {
+    const more = new Int32Array(this.#members.length * 2)
+    more.set(this.#members)
+    if (this.#members !== MEMBERS) this.#members.buffer.transfer(0)
+    this.#members = more
+    return more
+  }
+
+  /** Reads a name on from its first escape, and takes that and others out of the body, so that names compare as bytes. */
+  #escapedName(name: number, at: number): number {
+    const end = readString(this.#text, at)
+    this.#text.keep(end)
+    takeOutEscapes(this.#text.memory, name, end)
+    return end
+  }
+
+  #toItem(depth: number, index: number): void {
+    this.#indexes[depth] = index
+    this.#places[depth] = this.#places[depth - 1]?.items.get(index) ?? null
+  }
+
+  #toMember(depth: number, name: number): void {
+    const place = this.#places[depth - 1] ?? null
+    this.#places[depth] = null
+    if (place === null) return
+    const { memory } = this.#text
+    const end = memory.indexOf(QUOTE, name)
+    if (!place.lengths.has(end - name)) return
+    const bytes = memory.slice(name, end).map((byte) => (byte === QUOTE_WITHIN ? QUOTE : byte))
+    this.#places[depth] = place.members.get(Buffer.from(bytes).toString()) ?? null
+  }
+
+  /** The value at `depth` ends before `at`; `top`: behind its member, -1: it is none. True: the member is left out. */
+  #leave(depth: number, at: number, top: number): boolean {
+    const place = this.#places[depth] as Place | null
+    if (place === null || !place.isNamed) return false
+    const text = this.#text
+    const start = this.#starts[depth] as number
+    if (this.#values !== null) {
+      text.keep(at)
+      this.#values.set(place, Buffer.from(text.bytes(start, text.out)))
+      return false
     }
-  }
-
-  #array(depth: number, place: Place | null): void {
-    if (depth === MAX_DEPTH) throw new Lossy()
-    const body = this.#body
-    this.#at++
-    this.#space()
-    if (byteAt(body, this.#at) !== CLOSE_ARRAY) {
-      for (let index = 0; ; index++) {
-        if (place === null) this.#value(depth + 1, null)
-        else this.#placed(depth + 1, place.items.get(index) ?? null)
-        this.#space()
-        if (byteAt(body, this.#at) !== COMMA) break
-        this.#at++
-        this.#space()
-      }
-      if (byteAt(body, this.#at) !== CLOSE_ARRAY) throw new Lossy()
+    if (depth === 0) return false
+    if (top < 0) {
+      text.takeBack(start, at)
+      return false
     }
-    this.#at++
+    this.#members[top - 2] = ~(this.#members[top - 2] as number)
+    return true
   }
+}
 
-  #object(depth: number, place: Place | null): void {
-    if (depth === MAX_DEPTH) throw new Lossy()
-    const body = this.#body
-    const pieces = this.#pieces
-    const names = this.#names
-    const { count, from, changes } = pieces
-    const own = names.count
-    let isOrdered = true
-    this.#at++
-    this.#space()
-    if (byteAt(body, this.#at) === CLOSE_OBJECT) {
-      this.#at++
-      return
-    }
-    pieces.cut(this.#at)
-    const before = pieces.count - 1
-    for (;;) {
-      const first = pieces.count
-      this.#name()
-      const start = this.#nameStart
-      const end = this.#nameEnd
-      const inner = place === null ? null : this.#member(place)
-      this.#space()
-      if (byteAt(body, this.#at) !== COLON) throw new Lossy()
-      this.#at++
-      this.#space()
-      const isLeftOut = this.#placed(depth + 1, inner)
-      if (isLeftOut) pieces.rewind(first, this.#at)
-      else pieces.cut(this.#at)
-      names.add(start, end, isLeftOut ? -1 : first, pieces.count - 1)
-      if (isOrdered && names.count > own + 1) {
-        const order = names.compareLast()
-        if (order === 0) throw new Lossy()
-        isOrdered = order < 0
-      }
-      this.#space()
-      if (byteAt(body, this.#at) !== COMMA) break
-      this.#at++
-      this.#space()
-      pieces.from = this.#at
-    }
-    if (byteAt(body, this.#at) !== CLOSE_OBJECT) throw new Lossy()
-    this.#at++
-    if (isOrdered && pieces.changes === changes) pieces.rewind(count, from)
-    else {
-      if (!names.link(own, before, isOrdered)) throw new Lossy()
-      pieces.changes++
-    }
-    names.count = own
-  }
-
-  /** The place of the member with the last name read. */
-  #member(place: Place): Place | null {
-    if (!place.lengths.has(this.#nameEnd - this.#nameStart)) return null
-    return place.members.get(this.#pieces.string(this.#nameStart, this.#nameEnd)) ?? null
-  }
-
-  #name(): void {
-    if (byteAt(this.#body, this.#at) !== QUOTE) throw new Lossy()
-    const start = this.#at + 1
-    const plain = this.#plainEnd(start)
-    if (byteAt(this.#body, plain) === QUOTE) {
-      this.#nameStart = start
-      this.#nameEnd = plain
-      this.#at = plain + 1
-      return
-    }
-    this.#string()
-    const end = this.#at
-    const pieces = this.#pieces
-    this.#nameStart = this.#body.length + pieces.madeLength
-    for (this.#at = start; this.#at < end - 1; )
-      if (this.#body[this.#at] === BACKSLASH) putUtf8(this.#escape(), pieces)
-      else pieces.put(this.#body[this.#at++] as number)
-    this.#nameEnd = this.#body.length + pieces.madeLength
-    this.#at = end
-  }
-
-  #string(): void {
-    const body = this.#body
-    let at = this.#plainEnd(this.#at + 1)
-    while (byteAt(body, at) === BACKSLASH) {
-      this.#at = at
-      const code = this.#escape()
-      if (!isCanonicalEscape(body, at, code)) return this.#respelled(at, code)
-      at = this.#plainEnd(this.#at)
-    }
-    if (byteAt(body, at) !== QUOTE) throw new Lossy()
-    this.#at = at + 1
-  }
-
-  /** Rewrites the string from the escape at `start` to its end: one piece, however many escapes. */
-  #respelled(start: number, code: number): void {
-    const body = this.#body
-    const pieces = this.#pieces
-    const made = pieces.madeLength
-    putEscaped(code, pieces)
-    for (;;) {
-      const byte = byteAt(body, this.#at)
-      if (STOPS[byte] === 0) {
-        pieces.put(byte)
-        this.#at++
-      } else if (byte === BACKSLASH) putEscaped(this.#escape(), pieces)
-      else break
-    }
-    if (byteAt(body, this.#at) !== QUOTE) throw new Lossy()
-    pieces.replace(start, this.#at++, made)
-  }
-
-  #plainEnd(at: number): number {
-    const body = this.#body
-    while (at < body.length && STOPS[body[at] as number] === 0) at++
-    return at
-  }
-
-  /** The code point of the escape here. */
-  #escape(): number {
-    const letter = byteAt(this.#body, this.#at + 1)
-    if (letter === LOWER_U) {
-      const unit = this.#unit()
-      if (unit < 0xd800 || unit > 0xdfff) return unit
-      const isPair = this.#body[this.#at] === BACKSLASH && this.#body[this.#at + 1] === LOWER_U
-      const low = isPair ? this.#unit() : 0
-      if (unit > 0xdbff || low < 0xdc00 || low > 0xdfff) throw new Lossy()
-      return 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
-    }
-    const code = shortEscape(letter)
-    if (code === 0) throw new Lossy()
-    this.#at += 2
-    return code
-  }
-
-  /** The four hex digits of a `\u`. */
-  #unit(): number {
-    const unit = hexPair(this.#body, this.#at + 2) * 256 + hexPair(this.#body, this.#at + 4)
-    if (Number.isNaN(unit)) throw new Lossy()
-    this.#at += 6
-    return unit
-  }
-
-  #word(word: string): void {
-    for (let n = 0; n < word.length; n++)
-      if (byteAt(this.#body, this.#at++) !== word.charCodeAt(n)) throw new Lossy()
-  }
-
-  #number(): void {
-    const end = readNumber(this.#body, this.#at, this.#pieces)
-    if (end < 0) throw new Lossy()
-    this.#at = end
-  }
-
-  #space(): void {
-    const body = this.#body
-    const start = this.#at
-    let at = start
-    while (at < body.length && isSpace(body[at] as number)) at++
-    if (at === start) return
-    this.#pieces.leaveOut(start, at)
-    this.#at = at
-  }
+/** End of a word whose letters but the first are these. */
+function wordEnd(memory: Uint8Array, at: number, second: number, third: number, fourth: number): number {
+  if (memory[at + 1] !== second || memory[at + 2] !== third || memory[at + 3] !== fourth) throw new Lossy()
+  return at + 4
 }

@@ -1,5 +1,5 @@
-import { jsonText, resolvePointer } from '../body/json-pointer.ts'
-import { firstOf, linesOf } from '../headers.ts'
+import { type LookedUp, lookUp } from '../body/json-lookup.ts'
+import { linesOf } from '../headers.ts'
 import type { AnswerPattern, CompletedPattern, ReconcilePolicy } from '../policy.ts'
 import {
   type CompletedResponse,
@@ -10,9 +10,11 @@ import {
   type StoredResponse,
 } from '../record.ts'
 import { NO_PARAMETERS, type PathParameters } from '../route.ts'
+import { withoutBody } from '../settle.ts'
+import { atOnce } from '../steps.ts'
 
-/** A question to the upstream, as it is sent. */
-export interface Question {
+/** A status query to the upstream, as it is sent. */
+export interface StatusQuery {
   readonly method: string
   readonly target: string
   readonly headers: readonly string[]
@@ -28,7 +30,7 @@ export type AnswerMeaning =
   /** Nothing can be read from it. */
   | { readonly kind: 'unusable'; readonly why: string }
 
-/** The identifiers in the question's path and headers. Those in `identity` are not asked by. */
+/** The identifiers in the status query's path and headers. Those in `identity` are not asked by. */
 export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifier[] {
   const texts = [request.path, ...request.headers]
   return IDENTIFIERS.filter((name) => texts.some((text) => text.includes(`{${name}}`)))
@@ -50,11 +52,11 @@ export function whyUntold(
       ? null
       : 'not found, which proves nothing: the request was sent to another `upstream.url`'
   return by.length === 0
-    ? 'not found, which proves nothing: the question names no record'
+    ? 'not found, which proves nothing: the status query names no record'
     : `not found, which proves nothing: the upstream was not told ${untold.map((name) => `{${name}}`).join(' and ')} by this record's request`
 }
 
-/** Names of the `{:name}` in the path of the question and in `identity`. */
+/** Names of the `{:name}` in the path of the status query and in `identity`. */
 export function parametersIn({ request, identity }: Pick<ReconcilePolicy, 'request' | 'identity'>): string[] {
   const texts = [request.path, ...identity.map(({ value }) => value)]
   return texts.flatMap((text) =>
@@ -77,13 +79,13 @@ function decoded(segment: string): string | null {
   }
 }
 
-/** The question; or why the record cannot be asked about, as text. */
-export function buildQuestion(
+/** The status query; or why the record cannot be asked about, as text. */
+export function buildStatusQuery(
   policy: ReconcilePolicy,
   id: RecordId,
   key: string | null,
   parameters: PathParameters = NO_PARAMETERS,
-): Question | string {
+): StatusQuery | string {
   if (key === null && asksByKey(policy))
     return 'cannot be asked: the key was not kept, as the record is older than `reconcile`'
   const lacking = parametersIn(policy).find((name) => !parameters.has(name))
@@ -131,7 +133,7 @@ export function readAnswer(
       kind: 'unusable',
       why: `status ${status} with Idempotency-Retry, which a proxy says and not the upstream`,
     }
-  const json = jsonText(answer.headers, answer.body)
+  const json = atOnce(lookUp(answer.headers, answer.body, pointersIn(policy)))
   const fits = (pattern: AnswerPattern): boolean =>
     pattern.status === status &&
     pattern.when.every(({ pointer, value }) => json !== null && textAt(json, pointer) === value)
@@ -158,7 +160,7 @@ export function readAnswer(
       textOf(literal) === filled(value, id, key, (name) => decoded(parameters.get(name) as string))
     return { pointer, literal, holds }
   })
-  const kept = completed.json === '' ? json : literalAt(json, completed.json)
+  const kept = completed.json === '' ? json.text : literalAt(json, completed.json)
   const other = found.find(({ holds }) => !holds)
   if (other === undefined && kept !== null)
     return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
@@ -185,8 +187,7 @@ function resultOf(
 ): CompletedResponse {
   const status = response.status ?? answer.status
   const { headers } = response
-  if (keep === 'outcome')
-    return { kept: false, why: 'outcome_only', status, location: firstOf(headers, 'location') }
+  if (keep === 'outcome') return withoutBody({ status, headers }, 'outcome_only')
   const bodiless = BODILESS.has(status)
   const typed = bodiless || linesOf(headers, 'content-type').length > 0
   const dated = linesOf(headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
@@ -206,13 +207,20 @@ function resultOf(
   }
 }
 
+/** All that a policy reads in an answer. */
+function pointersIn({ pending, notFound, completed, identity }: ReconcilePolicy): string[] {
+  const patterns = [pending, notFound, ...completed].filter((pattern) => pattern !== null)
+  const read = [...patterns.flatMap(({ when }) => when), ...identity].map(({ pointer }) => pointer)
+  return [...read, ...completed.map(({ json }) => json)]
+}
+
 /** null: absent, `null`, or ambiguous. */
-function literalAt(json: string, pointer: string): string | null {
-  const found = resolvePointer(json, pointer)
+function literalAt(json: LookedUp, pointer: string): string | null {
+  const found = json.at(pointer)
   return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
 }
 
-function textAt(json: string, pointer: string): string | null {
+function textAt(json: LookedUp, pointer: string): string | null {
   const literal = literalAt(json, pointer)
   return literal === null ? null : textOf(literal)
 }

@@ -14,7 +14,7 @@ export function upstreamTag(url: string): string {
 /**
  * The identifiers that the upstream receives with one attempt, as the record keeps them. Read from the `lines` sent, not from the
  * configuration: a client, or a proxy in front, may have removed a line that the route would forward. `inBody`: the key is in
- * body or query. `keepsKey`: questions are asked by the key. `upstream`: its tag.
+ * body or query. `keepsKey`: status queries are asked by the key. `upstream`: its tag.
  */
 export function identifiersSent(
   lines: RawHeaders,

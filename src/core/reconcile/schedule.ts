@@ -1,29 +1,29 @@
-import type { Resolution } from '../outcome.ts'
 import type { ReconcilePolicy } from '../policy.ts'
 import type { Millis, Reconciliation, Unknown } from '../record.ts'
+import type { Resolution } from '../settle.ts'
 import { EVEN } from '../store-clock.ts'
 import type { AnswerMeaning } from './answer.ts'
 
-/** Longest pause between two looks, unless the route sets a longer one. */
+/** Longest pause between two checks of a record, unless the route sets a longer one. */
 const MOST_BETWEEN_LOOKS: Millis = 3_600_000
-/** Shortest one if nobody is asked. */
+/** Shortest pause if there is no upstream to ask. */
 const LEAST_BETWEEN_LOOKS: Millis = 5_000
 const DAY: Millis = 86_400_000
-/** "Not found" must come so often in a row: one may be from a database replica that lags. */
+/** How many "not found" in a row count: a single one may come from a lagging database replica. */
 const NOT_FOUND_IN_A_ROW = 2
 
-/** Answers in a row that must say "not found". `spellings`: in how many ways the record is asked about in turn. */
+/** The same with `spellings` of the key, which the status queries use in turn. */
 export function neededInARow(spellings: 1 | 2): number {
   return NOT_FOUND_IN_A_ROW * spellings
 }
 
-/** Before the next question, after so many. */
+/** Pause after `asked` status queries. */
 export function pauseAfter(asked: number, { every }: Pick<ReconcilePolicy, 'every'>): Millis {
   return Math.min(every * 2 ** asked, Math.max(every, MOST_BETWEEN_LOOKS))
 }
 
-/** Before the next look at a record that has been unknown for `age` and only a person can resolve. */
-export function pauseWithoutQuestion(age: Millis): Millis {
+/** Pause before the next check of a record that only a person can resolve, unknown for `age`. */
+export function pauseWithoutQuery(age: Millis): Millis {
   return Math.min(Math.max(age, LEAST_BETWEEN_LOOKS), MOST_BETWEEN_LOOKS)
 }
 
@@ -63,8 +63,8 @@ export function waitsOf(
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
 }
 
-/** `not_sent`: the question did not reach the upstream and does not count. */
-export type QuestionResult = AnswerMeaning | { readonly kind: 'not_sent'; readonly why: string }
+/** `not_sent`: the status query did not reach the upstream and does not count. */
+export type StatusQueryResult = AnswerMeaning | { readonly kind: 'not_sent'; readonly why: string }
 
 /** What an answer makes of an unknown record. */
 export type Step =
@@ -76,15 +76,12 @@ export type Step =
       readonly pause: Millis
     }
 
-/**
- * The question has been counted in `taken`; `before` says what was known when it was asked. `spellings`: in so many ways it is
- * asked about in turn, each of which has to be not found.
- */
+/** `before`: what was known when the status query was sent, without counting it. Each of the `spellings` has to be not found. */
 export function nextStep(
   policy: ReconcilePolicy,
   before: Reconciliation,
   waits: Waits,
-  heard: QuestionResult,
+  heard: StatusQueryResult,
   spellings: 1 | 2,
 ): Step {
   const asked = before.asked + 1
@@ -107,7 +104,7 @@ export function nextStep(
     case 'completed':
       return { kind: 'resolved', resolution: { kind: 'completed', result: heard.result } }
     case 'not_found': {
-      // The next question comes as soon as it counts, and the second soon after.
+      // The next status query comes as soon as it counts, and the second soon after.
       if (waits.first > 0)
         return still(
           'pending',
@@ -140,7 +137,7 @@ export function nextStep(
   }
 }
 
-/** No more questions: a person has to decide. */
+/** Ends the status queries: a person has to decide. */
 export function deadLettered(reconciliation: Reconciliation): Extract<Step, { kind: 'unknown' }> {
   return {
     kind: 'unknown',
@@ -150,7 +147,7 @@ export function deadLettered(reconciliation: Reconciliation): Extract<Step, { ki
   }
 }
 
-/** The last questions wait until "not found" counts. */
+/** The last status queries wait until "not found" counts. */
 function sparing(
   policy: ReconcilePolicy,
   asked: number,

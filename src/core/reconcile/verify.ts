@@ -1,11 +1,11 @@
 import { canonicalJson } from '../body/json.ts'
-import { jsonText } from '../body/json-pointer.ts'
-import { NOBODY } from '../outcome.ts'
+import { lookUp } from '../body/json-lookup.ts'
 import type { ReconcilePolicy } from '../policy.ts'
 import type { Completed, CompletedResponse, IdempotencyRecord, Millis } from '../record.ts'
-import { isSuccess, statusOf } from '../settle.ts'
+import { isSuccess, NOBODY, statusOf } from '../settle.ts'
+import { atOnce } from '../steps.ts'
 import { type AnswerMeaning, asksByKey, whyUntold } from './answer.ts'
-import type { QuestionResult } from './schedule.ts'
+import type { StatusQueryResult } from './schedule.ts'
 
 /** What asking again about a completed record showed. `why`, for people, quotes nothing of a body. */
 export type Verification =
@@ -19,7 +19,7 @@ export type Verification =
   | { readonly kind: 'not_asked'; readonly why: string }
 
 /**
- * Whether the upstream's answer agrees with the record. Statuses are compared as success (2xx) or not, since a question rarely
+ * Whether the upstream's answer agrees with the record. Statuses are compared as success (2xx) or not, since a status query rarely
  * gets the request's own status; bodies only if both are JSON, as values.
  */
 export function verifyStored(stored: CompletedResponse, verdict: AnswerMeaning): Verification {
@@ -51,11 +51,11 @@ function sameValue(stored: CompletedResponse, found: CompletedResponse): boolean
 function valueOf(result: CompletedResponse): string | null {
   if (!result.kept) return null
   const { headers, body } = result.response
-  const json = jsonText(headers, body)
-  return json === null ? null : (canonicalJson(body)?.toString() ?? json)
+  const json = atOnce(lookUp(headers, body, []))
+  return json === null ? null : (canonicalJson(body)?.toString() ?? json.text)
 }
 
-/** Whether a question finds what the upstream is known to have done. */
+/** Whether a status query finds what the upstream is known to have done. */
 export type Proof =
   | { readonly kind: 'proven' }
   /** It finds nothing of it: a mistyped path, credentials that see nothing, an upstream that forgets. */
@@ -65,8 +65,8 @@ export type Proof =
   /** Nothing is known that it should find, or the answers decide nothing. */
   | { readonly kind: 'untested' }
 
-/** `results`: of questions about records known to be done. One found is enough: upstreams forget others. */
-export function proofOf(results: readonly (QuestionResult | { readonly kind: 'unaskable' })[]): Proof {
+/** `results`: of status queries about records known to be done. One found is enough: upstreams forget others. */
+export function proofOf(results: readonly (StatusQueryResult | { readonly kind: 'unaskable' })[]): Proof {
   if (results.some(({ kind }) => kind === 'completed')) return { kind: 'proven' }
   if (results.some(({ kind }) => kind === 'not_found')) return { kind: 'refuted' }
   for (const one of results)

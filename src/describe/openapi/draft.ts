@@ -10,7 +10,7 @@ export interface Draft {
   readonly routes: readonly DraftRoute[]
 }
 
-/** YAML, a line each, and remarks for people that go before it. */
+/** YAML lines, and the comments before them. */
 interface Properties {
   readonly lines: string[]
   readonly comments: string[]
@@ -27,7 +27,7 @@ interface DraftRoute extends Properties {
 const KEY_MOST = 8192
 const NAME_MOST = 64
 
-/** Drafts the routes of a description: what it says is written down, what it cannot say is asked for (DECIDE). */
+/** Drafts routes: writes what the description says, and asks for the rest (DECIDE). */
 export function draftOf(description: Description, { found }: Operations): Draft {
   const shared = callersOf(description, undefined)
   const names = new Set<string>()
@@ -85,7 +85,7 @@ function propertiesOf(description: Description, operation: Operation, shared: Ca
   if (own !== null && own.sources.join() !== shared?.sources.join()) addCallers(made, own)
   if (own?.anonymous === true && own.sources.length === 0)
     made.comments.push(
-      'DECIDE: the description lets everybody in here, so that all callers without credentials share one set of keys; scope: { anonymous: reject } refuses them.',
+      'DECIDE: this operation accepts anonymous requests, which would all share one key space. To refuse them: scope: { anonymous: reject }.',
     )
   addBody(made, operation.accepts)
   addHints(made, operation)
@@ -97,7 +97,7 @@ function addKey({ lines, comments }: Properties, keys: readonly KeyHeader[]): vo
   if (first === undefined) {
     lines.push('key: optional')
     comments.push(
-      'No header that carries a key is described: requests without one stream through. DECIDE: required, once clients send it.',
+      'The description has no key header, so requests without a key pass through unprotected. DECIDE: required, once clients send one.',
     )
     return
   }
@@ -105,10 +105,10 @@ function addKey({ lines, comments }: Properties, keys: readonly KeyHeader[]): vo
   const names = keys.map(({ name }) => name).join(', ')
   comments.push(
     more.length > 0 && required
-      ? `The description has the headers ${names}, and requires one.`
+      ? `The description lists the headers ${names} and requires one of them.`
       : `The description ${required ? 'requires' : 'allows'} the header ${names}.`,
   )
-  if (!required) comments.push('DECIDE: required, where every client sends it.')
+  if (!required) comments.push('DECIDE: required, if every client sends it.')
   const presence = required ? 'required' : 'optional'
   const lengths = lengthsOf(keys)
   const from =
@@ -126,7 +126,7 @@ function listOf(items: readonly string[]): string {
   return `[${items.map((item) => JSON.stringify(item)).join(', ')}]`
 }
 
-/** Of several headers that may carry it, the widest bounds. */
+/** The widest bounds of all headers that may carry the key. */
 function lengthsOf(keys: readonly KeyHeader[]): string[] {
   const least = Math.min(...keys.map(({ minLength }) => minLength ?? 1))
   const most = Math.max(...keys.map(({ maxLength }) => maxLength ?? 255))
@@ -135,20 +135,23 @@ function lengthsOf(keys: readonly KeyHeader[]): string[] {
 }
 
 const UPLOADS =
-  'DECIDE: uploads over limits.request (1MiB) are refused with 413, and held in memory below that: limits: { request: 16MiB }.'
+  'DECIDE: uploads over limits.request (1MiB) are refused with 413, and smaller ones are held in memory. For larger ones: limits: { request: 16MiB }.'
 
 function addBody({ lines, comments }: Properties, accepts: readonly string[]): void {
   const takesOnly = (type: string): boolean => accepts.length > 0 && accepts.every((one) => one === type)
   if (takesOnly('multipart/form-data')) {
     lines.push('fingerprint: { body: multipart }')
-    comments.push('Uploads are compared part by part: a retry may draw another boundary.', UPLOADS)
+    comments.push(
+      'Multipart bodies are compared without their boundary, which may differ in a retry.',
+      UPLOADS,
+    )
   } else if (takesOnly('application/x-www-form-urlencoded')) {
     lines.push('fingerprint: { body: form }')
     comments.push('Forms are compared field by field, in order.')
   } else {
     const others = accepts.filter((type) => !/^application\/(?:.*\+)?json$/.test(type))
     if (others.length === 0) return
-    comments.push(`Takes ${accepts.join(', ')}: compared by media type (fingerprint.body: auto).`)
+    comments.push(`Accepts ${accepts.join(', ')}: compared by media type (fingerprint.body: auto).`)
     if (others.some((type) => /^multipart\/|octet-stream|^(?:image|video|audio)\//.test(type)))
       comments.push(UPLOADS)
   }
@@ -159,30 +162,28 @@ function addCallers({ lines, comments }: Properties, hint: CallerHint | null): v
   const { sources, schemes, unseen, anonymous } = hint
   if (sources.length === 0) {
     if (unseen.length > 0)
-      comments.push(
-        `DECIDE: what tells callers apart? ${unseen.join(', ')} is nothing that scope.caller can look at.`,
-      )
+      comments.push(`DECIDE: what identifies callers? scope.caller cannot read ${unseen.join(', ')}.`)
     return
   }
   lines.push(`scope: { caller: ${sources.length === 1 ? JSON.stringify(sources[0]) : listOf(sources)} }`)
-  comments.push(`Callers are told apart by what the description secures: ${schemes.join(', ')}.`)
+  comments.push(`Callers are identified by the description's security schemes: ${schemes.join(', ')}.`)
   if (sources.includes('header:authorization'))
     comments.push(
-      'DECIDE: where a token is renewed between two tries, the retry comes as another caller and executes: jwt:<claim> (docs/keys.md).',
+      'DECIDE: if clients renew their token before a retry, the retry looks like another caller and executes again. Then use jwt:<claim> (docs/keys.md).',
     )
   if (sources.length > 1)
-    comments.push('Several of them count together: a client must not change between them.')
-  if (anonymous) comments.push('Requests without any are let in, and share one set of keys.')
-  if (unseen.length > 0) comments.push(`Not looked at: ${unseen.join(', ')}.`)
+    comments.push('Together they identify the caller: a retry must carry the same ones.')
+  if (anonymous) comments.push('Requests without any are accepted, and share one key space.')
+  if (unseen.length > 0) comments.push(`Not used: ${unseen.join(', ')}.`)
 }
 
-/** Names of operations that only read, or only compute. */
+/** Words in names of operations that only read or compute. */
 const READS =
   /(?:^|[^a-z])(?:search|query|find|lookup|list|filter|preview|validate|estimate|calculate|simulate|count|check|batchget)(?:$|[^a-z])/
 const SECRETS =
   /(?:^|[^a-z])(?:token|tokens|login|password|secret|secrets|session|sessions|otp|credentials)(?:$|[^a-z])/
 
-/** What the name of an operation, its path and its answers suggest, for a person to decide. */
+/** What an operation's name, path and responses suggest, for a person to decide. */
 function addHints({ comments }: Properties, { id, template, value }: Operation): void {
   const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
     .replace(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -192,17 +193,17 @@ function addHints({ comments }: Properties, { id, template, value }: Operation):
   // biome-ignore format: a table
   const hints: readonly (readonly [applies: boolean, hint: string])[] = [
     [isGraphql,
-      'DECIDE: GraphQL. Queries and mutations come to the same path; only those that carry a key are protected.'],
+      'DECIDE: GraphQL queries and mutations share this path; only requests with a key are protected.'],
     [!isGraphql && READS.test(words),
-      'DECIDE: looks like a question that changes nothing. Then: key: ignored, and it streams through.'],
+      'DECIDE: looks read-only. If it is: key: ignored, and it passes through.'],
     [SECRETS.test(words),
-      'DECIDE: the answer may carry a secret, which is stored. keep: outcome stores nothing of the body.'],
+      'DECIDE: the response may contain a secret, and is stored. keep: outcome stores no body.'],
     [Object.values(responses).some(isStream),
-      'Answers with a stream: the first client gets all of it, retries get 409 idempotency_response_unavailable.'],
+      'Streams its response: the first request gets it, retries get 409 idempotency_response_unavailable.'],
     [Object.hasOwn(responses, '202'),
-      'Answers 202: the work goes on afterwards. A replay says again that it was taken.'],
+      'Answers 202: the work continues afterwards. A replay repeats the 202.'],
     [member(value, 'deprecated') === true, 'Deprecated in the description.'],
-    [id === null, 'Has no operationId: named by its path.'],
+    [id === null, 'No operationId: named after its path.'],
   ]
   for (const [applies, hint] of hints) if (applies) comments.push(hint)
 }
@@ -222,19 +223,19 @@ export function draftText(
     ...comment(
       '',
       `Routes for idempotency-proxy, drafted from ${from}${title === '' ? '' : ` (${title})`} by: idempotency-proxy routes from`,
-      'A draft: a description does not say what a retry may do. DECIDE marks what only a person can. Then: idempotency-proxy check FILE',
-      `${routes.length} routes of ${all} operations: POST and PATCH, and of PUT and DELETE what declares a key. The rest is idempotent by itself (RFC 9110 §9.2.2) and streams through.`,
+      'A draft: an OpenAPI description does not say what a retry may do. DECIDE marks what a person must decide. Then run: idempotency-proxy check FILE',
+      `${routes.length} routes for ${all} operations: every POST and PATCH, and each PUT and DELETE that declares a key. The others are idempotent anyway (RFC 9110 §9.2.2) and pass through.`,
     ),
     '',
     'upstream:',
     '  # DECIDE: where the service listens.',
-    ...servers.slice(0, 5).map((url) => `  # Clients connect to ${url}: that is where this proxy is to be.`),
+    ...servers.slice(0, 5).map((url) => `  # Clients connect to ${url}: the proxy has to take that address.`),
     `  url: ${JSON.stringify(upstream)}`,
     '',
     'defaults:',
-    '  # DECIDE: shadow first forwards everything and tells what enforce would have done (docs/shadow.md).',
+    '  # DECIDE: start with shadow, which forwards everything and reports what enforce would have done (docs/shadow.md).',
     '  mode: enforce',
-    '  # DECIDE: how long a finished request answers retries; longer than any client goes on trying.',
+    '  # DECIDE: how long a response is replayed; longer than any client keeps retrying.',
     '  ttl: 24h',
     ...comment('  ', ...defaults.comments),
     ...defaults.lines.map((line) => `  ${line}`),
@@ -253,7 +254,7 @@ export function draftText(
 /** Longest line of a comment. */
 const WIDTH = 118
 
-/** Broken between words alone: whatever a description's text holds, it stays in the comment. */
+/** Wrapped between words only: text of the description cannot leave the comment. */
 function comment(indent: string, ...texts: readonly string[]): string[] {
   return texts.flatMap((text) => {
     const lines: string[] = []

@@ -42,7 +42,7 @@ export interface Operation {
   readonly server: string | null
 }
 
-/** Something in a description that was left out or is ambiguous. */
+/** Something ambiguous or left out. */
 export interface Remark {
   /** 0: unknown. */
   readonly line: number
@@ -123,7 +123,7 @@ interface Located {
   readonly pointer: Pointer
 }
 
-/** Null: the reference leads nowhere, which is remarked on. */
+/** Null: the reference leads nowhere; a remark says so. */
 function followed(description: Description, written: unknown, place: Pointer, remark: Say): Located | null {
   const referred = description.follow(written, place)
   if (referred.kind === 'found') return referred
@@ -180,7 +180,7 @@ function acceptedBy(description: Description, operation: Json, pointer: Pointer,
   )
 }
 
-/** The first server of the innermost holder that names one. */
+/** The first server of the innermost level that names one. */
 function serverOf(holders: readonly unknown[]): unknown {
   return holders.map((holder) => listOf(member(holder, 'servers'))[0]).find((first) => first !== undefined)
 }
@@ -193,7 +193,7 @@ export interface RoutePath {
   readonly wider: string | null
 }
 
-/** The path that a server's URL puts before all others, without a trailing slash. */
+/** The path prefix of a server's URL, without a trailing slash. */
 function basePathOf(server: unknown): { readonly path: string; readonly remark: string | null } {
   const url = textOf(member(server, 'url'))
   if (url === null) return { path: '', remark: null }
@@ -205,7 +205,7 @@ function basePathOf(server: unknown): { readonly path: string; readonly remark: 
     open.push(name)
     return ''
   })
-  // A relative one is relative to where the description is published, which is unknown here.
+  // A relative URL depends on where the description is published, which is unknown here.
   const parsed = URL.parse(filled, 'http://description.invalid/')
   if (parsed !== null && open.length === 0) return { path: parsed.pathname.replace(/\/+$/, ''), remark: null }
   const why = open.length > 0 ? `no default for ${open.join(', ')}` : 'no URL'
@@ -244,11 +244,11 @@ export interface CallerHint {
   readonly schemes: readonly string[]
   /** The same of schemes that no header or cookie carries. */
   readonly unseen: readonly string[]
-  /** Requests without credentials are let in as well. */
+  /** Requests without credentials are accepted, too. */
   readonly anonymous: boolean
 }
 
-/** Made anew for each request: a retry would come as another caller, and execute. */
+/** New in each request: a retry would look like another caller and execute. */
 const PER_REQUEST = /signature|hmac|digest|nonce|timestamp/i
 
 /** `security` of an operation replaces that of the description; null: neither has one. */
@@ -269,7 +269,7 @@ export function callersOf(description: Description, operation: unknown): CallerH
   }
 }
 
-/** `source`: for `scope.caller`; null: nothing that it can look at. */
+/** `source`: for `scope.caller`; null: it cannot read it. */
 function schemeOf(
   description: Description,
   name: string,
@@ -285,7 +285,7 @@ function schemeOf(
   const place = text('in') ?? 'nowhere'
   const field = text('name') ?? ''
   const what = `${place} ${field}`
-  if (PER_REQUEST.test(field)) return { source: null, what: `${what}, made anew for each request` }
+  if (PER_REQUEST.test(field)) return { source: null, what: `${what}, new in each request` }
   if (!isFieldName(field) || (place !== 'header' && place !== 'cookie')) return { source: null, what }
   return { source: `${place}:${place === 'header' ? field.toLowerCase() : field}`, what }
 }

@@ -1,7 +1,8 @@
 import { stringify } from 'yaml'
 import type { Config } from '../../config/config.ts'
+import { classify } from '../../core/classify.ts'
 import { RESPONSE_HEADER } from '../../core/headers.ts'
-import { classify, type RoutePolicy } from '../../core/policy.ts'
+import type { RoutePolicy } from '../../core/policy.ts'
 import type { Millis } from '../../core/record.ts'
 import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
 import { parseTarget, policiesOf, Router } from '../../core/route.ts'
@@ -22,8 +23,8 @@ export interface Overlay {
 }
 
 /**
- * Documents what the proxy adds to the operations that a configuration protects: the key's parameter, the headers of replays
- * and its own responses. What the description already says stays.
+ * Documents what the proxy adds to protected operations: the key's parameter, the replay headers and its own responses. What the
+ * description already says stays.
  */
 export function overlayOf(description: Description, operations: Operations, config: Config): Overlay {
   const router = new Router(policiesOf(config))
@@ -71,7 +72,7 @@ function routeOf(router: Router, config: Config, { method, path }: Operation): R
   return publishedPolicy(target && router.match(method, target), config.defaults)
 }
 
-/** The parameters that the operation lacks. Those it has are completed: a second one of the same name would be invalid. */
+/** The parameters that the operation lacks. Existing ones are completed: two of one name would be invalid. */
 function newParameters(
   { keys, queries }: Operation,
   route: RoutePolicy,
@@ -79,7 +80,7 @@ function newParameters(
   say: Say,
 ): object[] {
   const { from, presence, derive } = route.key
-  // Of several that may carry the key none is required by itself.
+  // If several may carry the key, none is required by itself.
   const required = presence === 'required' && from.length === 1 && derive === null
   return from.flatMap((source) => {
     if (source.kind === 'query')
@@ -197,7 +198,7 @@ const RETRY_AFTER = {
   },
 }
 
-/** Those of `headers` that are not in `known`, whatever their case. */
+/** Those of `headers` that are not in `known`, ignoring case. */
 function missing(headers: Json, known: Json): Json {
   const names = new Set(Object.keys(known).map((name) => name.toLowerCase()))
   return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name.toLowerCase())))

@@ -21,12 +21,12 @@ export function isObject(value: unknown): value is Json {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
-/** A member that is the object's own, whatever its name. */
+/** An own member, even if it is called `constructor`. */
 export function member(value: unknown, name: string): unknown {
   return isObject(value) && Object.hasOwn(value, name) ? value[name] : undefined
 }
 
-/** The object that is a member; empty where it is none. */
+/** A member that is an object; empty if it is not. */
 export function objectAt(value: unknown, name: string): Json {
   const found = member(value, name)
   return isObject(found) ? found : {}
@@ -197,7 +197,7 @@ function parse(text: string): Parsed {
 
 const NESTED = 'found YAML that is nested too deeply; allowed: a description that people can read'
 
-/** Lines are for errors and remarks alone: the tree of nodes is built when the first one asks. */
+/** Only errors and remarks need lines, so the node tree is built on demand. */
 function linesOfJson(text: string): (pointer: Pointer) => number {
   let lineOf: ((pointer: Pointer) => number) | null = text.length > YAML_MOST ? () => 0 : null
   return (pointer) => {

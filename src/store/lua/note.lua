@@ -1,7 +1,8 @@
 -- Adds to the histories of records, as history.ts. Each expires with its record.
 -- KEYS  for each record: the record, its history
--- ARGV  1 skew, then for each record: how many notes, and of each note: tag, count, how long ago the first and the last was, text
--- Returns for each record 1, or 0 where there is no such record
+-- ARGV  1 skew, then for each record: how many notes, and of each note: tag, count, how long ago the first and the last was, text; last number
+-- Returns for each record 1, or 0 where there is no such record; then number
+local number = tonumber(ARGV[#ARGV])
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[1]
 local at, done = 2, {}
@@ -34,4 +35,5 @@ for i = 1, #KEYS, 2 do
   done[#done + 1] = note(KEYS[i], KEYS[i + 1], at + 1, last)
   at = last + 1
 end
+done[#done + 1] = number
 return done

@@ -1,0 +1,46 @@
+import type { InForce } from '../config/config.ts'
+import { Audit, type AuditSink } from '../observe/audit.ts'
+import type { AdminPorts } from './api.ts'
+
+/** Who may use the API, and what it works on. The application itself is made by its first request. */
+export interface AdminAccess {
+  readonly token: string
+  /** What `Host` may name, without a port, lower case. */
+  readonly hosts: readonly string[]
+  readonly ports: Omit<AdminPorts, 'subjects'>
+}
+
+export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
+  /** Called with every change. */
+  readonly onAudit: AuditSink
+}
+
+/**
+ * Null: no token or no listener, so no API.
+ * @throws where the audit log cannot be opened.
+ */
+export async function openAdmin(
+  inForce: InForce,
+  { onAudit, ...rest }: AdminOptions,
+): Promise<(AdminAccess & AsyncDisposable) | null> {
+  const { service, admin, audit: log } = inForce.config
+  const { listen, token, hosts } = admin
+  if (listen === null || token === null) return null
+  const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
+    throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
+  })
+  const bracketed = listen.host.includes(':') ? `[${listen.host}]` : listen.host
+  const ports = {
+    ...rest,
+    audit,
+    get config() {
+      return inForce.config
+    },
+  }
+  return {
+    token,
+    hosts: [...hosts, bracketed.toLowerCase()],
+    ports,
+    [Symbol.asyncDispose]: () => audit.close(),
+  }
+}

@@ -1,0 +1,222 @@
+import { isUtf8 } from 'node:buffer'
+import { isEncoded, type RawHeaders } from '../headers.ts'
+import type { Steps } from '../steps.ts'
+import { type Place, placesOf, pointerTokens } from './json-pointer.ts'
+import {
+  COLON,
+  COMMA,
+  DOT,
+  LOWER_E,
+  MINUS,
+  OPEN_ARRAY,
+  OPEN_OBJECT,
+  PLAIN,
+  QUOTE,
+  ZERO,
+} from './json-scalars.ts'
+import { hexPair } from './json-text.ts'
+
+/** What a JSON pointer names in a body, as written there. */
+export type PointerResult =
+  | { readonly kind: 'literal'; readonly literal: string }
+  | { readonly kind: 'absent' }
+  /** A member on the way is named twice: which one the upstream takes is unknown. */
+  | { readonly kind: 'ambiguous' }
+
+/** Services' parsers give up far earlier. */
+const MAX_DEPTH = 1000
+
+/** Bytes that are read in one step. */
+const AT_ONCE = 64 * 1024
+
+/** From the byte that opens an object or array to the one that closes it. */
+const CLOSE = 2
+
+/** Where the last value at a place is, and how many there are. */
+interface Seen {
+  readonly count: number
+  readonly start: number
+  end: number
+}
+
+/** JSON in which values were looked up. */
+export class LookedUp {
+  readonly #body: Buffer
+  readonly #root: Place
+  readonly #seen: ReadonlyMap<Place, Seen>
+
+  constructor(body: Buffer, root: Place, seen: ReadonlyMap<Place, Seen>) {
+    this.#body = body
+    this.#root = root
+    this.#seen = seen
+  }
+
+  /** All of the text. */
+  get text(): string {
+    return this.#body.toString()
+  }
+
+  /** `pointer`: one of those that were looked up. */
+  at(pointer: string): PointerResult {
+    let place = this.#root
+    let seen = this.#seen.get(place) as Seen
+    for (const token of pointerTokens(pointer)) {
+      place = place.members.get(token) as Place
+      const next = this.#seen.get(place)
+      if (next === undefined) return { kind: 'absent' }
+      if (next.count > 1) return { kind: 'ambiguous' }
+      seen = next
+    }
+    return { kind: 'literal', literal: this.#body.toString('utf8', seen.start, seen.end) }
+  }
+}
+
+/**
+ * Looks up what the pointers name. null: the body is no JSON (RFC 8259) in UTF-8, or too deep. Numbers beyond a double and
+ * duplicate names elsewhere do not matter.
+ */
+export function* lookUp(
+  headers: RawHeaders,
+  body: Buffer,
+  pointers: readonly string[],
+): Steps<LookedUp | null> {
+  if (isEncoded(headers) || !isUtf8(body)) return null
+  const root = placesOf(pointers)
+  const seen = new Map<Place, Seen>()
+  // Of each object or array that the value is in: the byte that opens it, its place, how many items have begun.
+  const opened: number[] = []
+  const places: (Place | null)[] = []
+  const counts: number[] = []
+  let place: Place | null = root
+  let at = skipSpace(body, 0)
+  let until = AT_ONCE
+  value: for (;;) {
+    if (at > until) {
+      yield
+      until = at + AT_ONCE
+    }
+    const inner = opened.length - 1
+    const outside = places[inner] ?? null
+    if (opened[inner] === OPEN_OBJECT) {
+      const end = body[at] === QUOTE ? stringEnd(body, at) : -1
+      if (end < 0) return null
+      place = outside === null ? null : memberOf(outside, body.toString('utf8', at, end))
+      at = skipSpace(body, end)
+      if (body[at] !== COLON) return null
+      at = skipSpace(body, at + 1)
+    } else if (inner >= 0) {
+      const count = counts[inner] as number
+      place = outside?.items.get(count) ?? null
+      counts[inner] = count + 1
+    }
+    if (place !== null) seen.set(place, { count: (seen.get(place)?.count ?? 0) + 1, start: at, end: at })
+    const byte = body[at]
+    if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) {
+      if (inner + 1 === MAX_DEPTH) return null
+      at = skipSpace(body, at + 1)
+      if (body[at] !== byte + CLOSE) {
+        opened.push(byte)
+        places.push(place)
+        counts.push(0)
+        continue
+      }
+      at++
+    } else {
+      at = scalarEnd(body, at)
+      if (at < 0) return null
+    }
+    // A value has ended, and what ends with it.
+    for (;;) {
+      if (place !== null) (seen.get(place) as Seen).end = at
+      at = skipSpace(body, at)
+      const open = opened.at(-1)
+      if (open === undefined) break value
+      const next = body[at++]
+      if (next === COMMA) break
+      if (next !== open + CLOSE) return null
+      place = places.pop() as Place | null
+      opened.pop()
+      counts.pop()
+    }
+    at = skipSpace(body, at)
+  }
+  return at === body.length ? new LookedUp(body, root, seen) : null
+}
+
+/** The place of a member with that name, in quotes. */
+function memberOf(place: Place, name: string): Place | null {
+  return place.members.get(name.includes('\\') ? (JSON.parse(name) as string) : name.slice(1, -1)) ?? null
+}
+
+const TAB = 0x09
+const LINE_FEED = 0x0a
+const CARRIAGE_RETURN = 0x0d
+const SPACE = 0x20
+
+function skipSpace(body: Buffer, at: number): number {
+  for (;;) {
+    const byte = body[at]
+    if (byte !== SPACE && byte !== LINE_FEED && byte !== CARRIAGE_RETURN && byte !== TAB) return at
+    at++
+  }
+}
+
+const WORDS = ['true', 'false', 'null'].map((word) => Buffer.from(word))
+
+/** End of a value that is no object or array; below 0: it is none. */
+function scalarEnd(body: Buffer, start: number): number {
+  const byte = body[start]
+  if (byte === QUOTE) return stringEnd(body, start)
+  if (byte === MINUS || isDigit(byte)) return numberEnd(body, start)
+  const word = WORDS.find((one) => one[0] === byte)
+  if (word === undefined) return -1
+  const end = start + word.length
+  return body.subarray(start, end).equals(word) ? end : -1
+}
+
+const BACKSLASH = 0x5c
+const LOWER_U = 0x75
+const ESCAPED = new Set(Buffer.from('"\\/bfnrt'))
+
+function stringEnd(body: Buffer, start: number): number {
+  for (let at = start + 1; at < body.length; at++) {
+    if (PLAIN[body[at] as number] !== 0) continue
+    if (body[at] === QUOTE) return at + 1
+    if (body[at] !== BACKSLASH) return -1
+    at++
+    if (body[at] === LOWER_U) {
+      if (hexPair(body, at + 1) < 0 || hexPair(body, at + 3) < 0) return -1
+      at += 4
+    } else if (!ESCAPED.has(body[at] as number)) return -1
+  }
+  return -1
+}
+
+const PLUS = 0x2b
+
+function numberEnd(body: Buffer, start: number): number {
+  const whole = body[start] === MINUS ? start + 1 : start
+  let at = digitsEnd(body, whole)
+  if (at === whole || (body[whole] === ZERO && at > whole + 1)) return -1
+  if (body[at] === DOT) {
+    const decimals = at + 1
+    at = digitsEnd(body, decimals)
+    if (at === decimals) return -1
+  }
+  if (((body[at] as number) | 0x20) === LOWER_E) {
+    const sign = body[at + 1]
+    const power = sign === PLUS || sign === MINUS ? at + 2 : at + 1
+    at = digitsEnd(body, power)
+    if (at === power) return -1
+  }
+  return at
+}
+
+function digitsEnd(body: Buffer, at: number): number {
+  while (isDigit(body[at])) at++
+  return at
+}
+
+function isDigit(byte: number | undefined): boolean {
+  return byte !== undefined && byte >= ZERO && byte <= ZERO + 9
+}

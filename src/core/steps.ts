@@ -1,0 +1,10 @@
+/** Work on a peer's input that pauses at each `yield`, at least about every millisecond, so that others get their turn. */
+export type Steps<T> = Generator<undefined, T, undefined>
+
+/** Does all steps in one go. */
+export function atOnce<T>(steps: Steps<T>): T {
+  for (;;) {
+    const step = steps.next()
+    if (step.done === true) return step.value
+  }
+}

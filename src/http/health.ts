@@ -1,0 +1,21 @@
+import type { Metrics } from '../observe/metrics.ts'
+
+/** What the open paths report (contract §12). */
+export interface Health {
+  readonly draining: () => boolean
+  readonly started: () => boolean
+  /** Asks the store, bounded by its timeout. */
+  readonly store: () => Promise<{ up: boolean; detail: string | null }>
+  readonly readinessNeedsStore: boolean
+  readonly metrics: Metrics
+}
+
+/** Whether the store answers, and if not, why. */
+export async function healthOf(store: { ping(): Promise<unknown> }): ReturnType<Health['store']> {
+  try {
+    await store.ping()
+    return { up: true, detail: null }
+  } catch (error) {
+    return { up: false, detail: (error as Error).message }
+  }
+}

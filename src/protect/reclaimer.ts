@@ -1,0 +1,188 @@
+import { shortId } from '../core/identity.ts'
+import { type Millis, type RecordDraft, type RecordId, readAt, type Spans } from '../core/record.ts'
+import { claimDraft, claimSpans } from '../core/settle.ts'
+import type { RecordMap } from '../runtime/record-map.ts'
+import type { ReclaimReply, Records, SettleReply } from '../store/records.ts'
+import { type NewEpoch, type Store, StoreUnavailable } from '../store/register.ts'
+import type { Execution } from './request.ts'
+import type { Settler } from './settler.ts'
+
+/** Concurrent requests to the store: enough to keep it busy, few enough for others to get through. */
+const TOGETHER = 256
+/** How long to retry if the store does not take a record. */
+const TRY_FOR: Millis = 10_000
+const RETRY: Millis = 100
+const MOST_DECISIONS = 1000
+
+export interface ReclaimerPorts {
+  readonly records: Records
+  readonly store: Pick<Store, 'remove'>
+  readonly settler: Pick<Settler, 'flush'>
+  readonly running: RecordMap<Execution>
+  /** After this no reply from the previous server can arrive; what it acknowledged may be lost, too. */
+  readonly repliesWithin: Millis
+  /** How long decisions are remembered. */
+  readonly keptFor: Millis
+  /** Called when a record was claimed twice. */
+  readonly onSplit: (route: string, detail: Readonly<Record<string, unknown>>) => void
+  /** Called with the number of records that were lost, or older than this process knew. */
+  readonly onWritten: (records: number) => void
+  readonly onBug: (error: unknown) => void
+}
+
+/** A decision about the record at that version; `written` is null if it was removed. */
+export interface DecisionMade {
+  readonly id: RecordId
+  readonly version: number
+  readonly written: { readonly draft: RecordDraft; readonly spans: Spans } | null
+}
+
+type Job = () => Promise<Result>
+
+/**
+ * After a failover, rewrites what this process claimed, completed or decided and the store may have lost: during the grace period, while
+ * nobody else claims (contract §9). Keeps the fence, and never overwrites anything newer.
+ */
+export class Reclaimer {
+  readonly #ports: ReclaimerPorts
+  #decisions: (DecisionMade & { readonly at: Millis })[] = []
+  #isClosed = false
+
+  constructor(ports: ReclaimerPorts) {
+    this.#ports = ports
+  }
+
+  readonly decided = (decision: DecisionMade): void => {
+    const at = performance.now()
+    const { keptFor } = this.#ports
+    // Of one record, the last decision stands.
+    const others = this.#decisions.filter((one) => at - one.at <= keptFor && one.id !== decision.id)
+    this.#decisions = [...others.slice(1 - MOST_DECISIONS), { ...decision, at }]
+    if (decision.written === null) this.#ports.records.forget(decision.id)
+  }
+
+  /** Resolves when the store has taken everything, or has refused for too long. */
+  async begin({ concerns }: NewEpoch): Promise<void> {
+    const first = await this.#pass(concerns)
+    // Whatever the previous server acknowledged during the first pass.
+    await pause(this.#ports.repliesWithin)
+    const written = this.#isClosed ? first : first + (await this.#pass(concerns))
+    if (written > 0) this.#ports.onWritten(written)
+  }
+
+  close(): void {
+    this.#isClosed = true
+  }
+
+  async #pass(concerns: NewEpoch['concerns']): Promise<number> {
+    // One for all: each takes the next job.
+    const jobs = this.#jobs(concerns).values()
+    let written = 0
+    const work = async (): Promise<void> => {
+      for (const job of jobs) if ((await this.#insist(job)).kind === 'written') written++
+    }
+    await Promise.all(Array.from({ length: TOGETHER }, work))
+    return written
+  }
+
+  /** Claims first: part of the rest answers nobody yet. */
+  #jobs(concerns: NewEpoch['concerns']): Job[] {
+    const { running, settler, records } = this.#ports
+    const claims = [...running].map(([, execution]) => execution).filter(({ id }) => concerns(id))
+    const writes = records.recent().filter(({ id }) => concerns(id))
+    const decisions = this.#decisions.filter(({ id }) => concerns(id))
+    return [
+      ...claims.filter(isHeld).map((execution) => () => this.#claim(execution)),
+      async () => ((await settler.flush()) ? KEPT : AGAIN),
+      // The newest are the likeliest to be lost.
+      ...writes.reverse().map(
+        ({ id, again }) =>
+          async () =>
+            this.#split(id, await again()),
+      ),
+      ...decisions.map((decision) => () => this.#decide(decision)),
+    ]
+  }
+
+  async #claim(execution: Execution): Promise<Result> {
+    const { id, operation, attempt, createdAt, route } = execution
+    // If it has ended meanwhile, others may have claimed after it.
+    if (!isHeld(execution)) return KEPT
+    const draft: RecordDraft = { ...claimDraft(operation, attempt), createdAt }
+    const reply = await this.#ports.records.reclaim(id, draft, claimSpans(route), () => isHeld(execution))
+    return this.#split(id, reply)
+  }
+
+  #split(id: RecordId, reply: ReclaimReply): ReclaimReply {
+    if (reply.kind !== 'split') return reply
+    const { found, own } = reply
+    this.#ports.onSplit(own.route, {
+      route: own.route,
+      record: shortId(id),
+      fence: own.fence,
+      state: own.state,
+      foundFence: found.fence,
+      found: found.state,
+    })
+    return reply
+  }
+
+  async #decide({ id, version, written, at }: DecisionMade & { readonly at: Millis }): Promise<Result> {
+    const { records, store } = this.#ports
+    const reply = await records.get(id)
+    if (reply.kind !== 'read') return reply
+    const { record, now } = reply
+    const age = Math.ceil(performance.now() - at)
+    if (record === null) {
+      if (written === null || written.spans.dropIn <= age) return KEPT
+      return records.reclaim(id, written.draft, aged(written.spans, age))
+    }
+    // Where the store has gone back, others may have made another state of the same version.
+    const state = readAt(record, now)?.state
+    if (record.version !== version || state === 'in_progress') return KEPT
+    if (written === null) return (await store.remove(id, version)) ? WRITTEN : KEPT
+    if (state !== 'unknown') return KEPT
+    return (await records.replace(id, version, written.draft, aged(written.spans, age))) ?? KEPT
+  }
+
+  /** Until the store answers. */
+  async #insist(job: Job): Promise<Result> {
+    const until = performance.now() + TRY_FOR
+    let reply = await this.#try(job)
+    while (reply.kind === 'unavailable' && performance.now() < until && !this.#isClosed) {
+      await pause(RETRY)
+      reply = await this.#try(job)
+    }
+    return reply
+  }
+
+  /** A bug with one record keeps no other from being written. */
+  async #try(job: Job): Promise<Result> {
+    try {
+      return await job()
+    } catch (error) {
+      if (error instanceof StoreUnavailable) return AGAIN
+      this.#ports.onBug(error)
+      return KEPT
+    }
+  }
+}
+
+const KEPT = { kind: 'kept' } as const
+const WRITTEN = { kind: 'written' } as const
+const AGAIN = { kind: 'unavailable' } as const
+
+type Result = ReclaimReply | SettleReply | typeof KEPT | typeof WRITTEN | typeof AGAIN
+
+/** Whether it has a claim and no outcome, so that only the claim protects it. */
+function isHeld({ unclaimed, ended }: Execution): boolean {
+  return unclaimed === null && ended === null
+}
+
+function aged({ dueIn, dropIn }: Spans, age: Millis): Spans {
+  return { dueIn: dueIn - age, dropIn: dropIn - age }
+}
+
+function pause(time: Millis): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, time))
+}

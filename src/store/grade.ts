@@ -1,0 +1,92 @@
+import { randomBytes } from 'node:crypto'
+import type { Fingerprint, Millis, RecordDraft, RecordId } from '../core/record.ts'
+import { nullIfUnavailable, orThrow, Records } from './records.ts'
+import type { Store, StoreTraits } from './register.ts'
+
+/**
+ * Values of `idempotency_store_grade` (contract §13). `unfit`: it may drop records before their time, or hand a key out twice. `volatile`: the loss
+ * of one server or process is enough. `unknown`: it does not say. `strict`: two have to be lost together.
+ */
+export const GRADES = ['unfit', 'volatile', 'unknown', 'strict'] as const
+export type Grade = (typeof GRADES)[number]
+
+export interface Grading {
+  readonly grade: Grade
+  /** For people, one sentence each: all that is wrong, what lowers the grade among it. */
+  readonly reasons: readonly string[]
+}
+
+/** `grace`: 0 is off. `proof`: what {@link disproof} found; null: it could not be asked. */
+export function gradingOf(traits: StoreTraits, grace: Millis, proof: string | null): Grading {
+  const { evicts, durable, findings, hasIdentity } = traits
+  const forgets = hasIdentity && grace > 0 ? null : traits.forgets
+  const why = grace > 0 ? NO_GRACE : GRACE_OFF
+  const isWrong = proof !== null && proof !== PROVEN
+  const reasons = [...(isWrong ? [proof] : []), ...(forgets === null ? [] : [forgets, why]), ...findings]
+  if (isWrong || evicts === true) return { grade: 'unfit', reasons }
+  if (durable === false || forgets !== null) return { grade: 'volatile', reasons }
+  return { grade: evicts === false && durable === true ? 'strict' : 'unknown', reasons }
+}
+
+/** Of several stores or servers that all have to promise it: the least that one of them promises. */
+export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'findings'> {
+  const least = (of: 'durable' | 'evicts', worst: boolean) =>
+    all.some((one) => one[of] === worst) ? worst : all.some((one) => one[of] === null) ? null : !worst
+  return {
+    durable: least('durable', false),
+    evicts: least('evicts', true),
+    forgets: all.find(({ forgets }) => forgets !== null)?.forgets ?? null,
+    hasIdentity: all.every(({ hasIdentity }) => hasIdentity),
+  }
+}
+
+const GRACE_OFF = 'store.grace is off: keys whose claims are lost in a failover may be executed again.'
+const NO_GRACE =
+  'The store does not say which process it is, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'
+export const PROVEN = 'It took one claim and refused the next of that key.'
+/** The record of the proof is gone by then, whatever happens to this process. */
+const PROOF_LIFE: Millis = 5000
+const NOTHING = Buffer.alloc(32)
+
+/**
+ * Proves that the store hands a key out once (contract §9): claims a key of its own, claims it again, expects to be refused, and removes it.
+ * @returns {@link PROVEN}, or what the store did wrong
+ * @throws {StoreUnavailable} as every operation does: nothing is proven.
+ */
+export async function disproof(store: Store): Promise<string> {
+  const records = new Records(store)
+  const id = randomBytes(32).toString('base64url') as RecordId
+  const first = claimOf(randomBytes(16))
+  // The sweeper never finds it due.
+  const spans = { dueIn: 2 * PROOF_LIFE, dropIn: PROOF_LIFE }
+  // Nobody can have claimed this key before, so no grace concerns it.
+  const claimed = orThrow(await records.claim(id, first, spans, 'fresh'))
+  if (claimed.kind !== 'claimed') return 'The store says of a key that was made just now that it is taken.'
+  const again = orThrow(await records.claim(id, claimOf(randomBytes(16)), spans, 'fresh'))
+  if (again.kind !== 'exists' || !again.record.token.equals(first.token))
+    return 'The store hands out a key that is taken: requests are executed twice.'
+  // Else it expires.
+  await store.remove(id, claimed.stamp.version)
+  return PROVEN
+}
+
+/** For {@link gradingOf}: the store takes no claims now. */
+export const unproven = nullIfUnavailable
+
+function claimOf(token: Buffer): RecordDraft {
+  return {
+    state: 'in_progress',
+    fence: 0,
+    token,
+    createdAt: 0,
+    attempts: 1,
+    fingerprint: NOTHING as Fingerprint,
+    rawDigest: NOTHING,
+    recipe: '',
+    route: '',
+    method: '',
+    path: '',
+    key: null,
+    lastError: null,
+  }
+}

@@ -1,0 +1,29 @@
+-- The grace after a failover (docs/adr/0091), for the scripts that hand out executions. `key` tells as which process the server was first
+-- seen, when that was, and until when claims are held: "<run_id> <since> <till>". `identity` is '' where there is no grace. `seen` is the
+-- <since> that the proxy knows, 0 if this is its first look.
+-- Returns how long claims are held yet and since when the server is who it is; or the error that keeps it from being written.
+local function held_for(key, identity, seen, grace, now, is_reclaim)
+  if identity == '' then return 0, 0 end
+  local known, since, till = (redis.call('GET', key) or ''):match('^(%S+) (%d+) (%d+)$')
+  since, till, seen = tonumber(since), tonumber(till), tonumber(seen)
+  if known == nil and seen == 0 then
+    -- A new store: as far as this proxy knows, nothing can be lost. One that knows better says so below.
+    since, till = now, now
+  elseif known ~= identity or since > now or (seen > since and till <= now) then
+    -- Another process, a key that is gone or a clock that went back; or the proxy has been at another server since: what was claimed may
+    -- be lost.
+    since, till = now, now + grace
+  elseif seen ~= 0 and seen ~= since and till == since then
+    -- It was taken for a new one after it had lost what this proxy claimed on it.
+    till = now + grace
+  elseif is_reclaim and till > now then
+    -- Where one claim is written again, others are likely to follow.
+    till = math.max(till, math.min(now + 200, since + 2 * grace))
+  else
+    return till - now, since
+  end
+  local written = redis.pcall('SET', key, string.format('%s %.0f %.0f', identity, since, till))
+  -- Without room for it there is none for a claim; what is there answers all the same.
+  if type(written) == 'table' and written.err and written.err:sub(1, 3) ~= 'OOM' then return written end
+  return till - now, since
+end

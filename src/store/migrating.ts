@@ -1,0 +1,477 @@
+import { isAhead, type Kept, type Phase } from '../core/copies.ts'
+import type { Millis, RecordId, Spans } from '../core/record.ts'
+import { writeU48 } from './binary.ts'
+import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from './codec.ts'
+import { copyHistory, keptOf } from './copying.ts'
+import { weakest } from './grade.ts'
+import { isMark } from './phases.ts'
+import {
+  type Condition,
+  CorruptRecord,
+  type Entry,
+  type GetReply,
+  type Listing,
+  type Page,
+  type PutReply,
+  RecordLocked,
+  type Renewal,
+  type Stamp,
+  type Store,
+  StoreUnavailable,
+  type SwapReply,
+} from './register.ts'
+
+interface Terms {
+  readonly lead: 'from' | 'to'
+  /** The other store is asked, too, about what the lead does not know to be done. */
+  readonly asks: boolean
+  /**
+   * `must`: a claim that the other does not take is none, and an outcome is written again until both have it. `never`: but for what
+   * would go on holding a key that was freed.
+   */
+  readonly writes: 'try' | 'must' | 'never'
+}
+
+const TERMS: Readonly<Record<Phase, Terms>> = {
+  mirror: { lead: 'from', asks: false, writes: 'try' },
+  both: { lead: 'from', asks: true, writes: 'must' },
+  new: { lead: 'to', asks: true, writes: 'never' },
+}
+
+/** Tries to write what others keep writing. */
+const ROUNDS = 8
+
+/** A record as it is to be, without the stamps that a store makes anew. */
+interface Given {
+  readonly bytes: Buffer
+  readonly spans: Spans
+}
+
+/** The lead's record, which says as much as the other's; undefined: that one was not asked. */
+interface Latest extends GetReply {
+  readonly theirs: Buffer | null | undefined
+}
+
+/**
+ * Two stores as one, while a fleet moves from one to the other (docs/adr/0101). Versions, instants and `now` are the lead's; fence,
+ * token and `createdAt` are the same in both.
+ */
+export function migrating(from: Store, to: Store, phase: Phase): Store {
+  const terms = TERMS[phase]
+  const [lead, other] = terms.lead === 'from' ? [from, to] : [to, from]
+  const pair = new Pair(lead, other, terms)
+  return {
+    name: to.name,
+    put: (id, bytes, spans, entry) => pair.put(id, bytes, spans, entry),
+    swap: (id, condition, bytes, spans, nextFence) => pair.swap(id, condition, bytes, spans, nextFence),
+    get: (id) => pair.get(id),
+    renew: (items) => pair.renew(items),
+    due: (limit) => pair.due(limit),
+    remove: (id, version) => pair.remove(id, version),
+    list: (which, cursor, limit) => pair.list(which, cursor, limit),
+    ping: () => pair.ping(),
+    history: {
+      async append(id, notes) {
+        const noted = await lead.history.append(id, notes)
+        if (terms.writes !== 'never') await other.history.append(id, notes).catch(unlessBug)
+        return noted
+      },
+      async read(id) {
+        const notes = await lead.history.read(id)
+        return notes.length > 0 || !terms.asks ? notes : other.history.read(id)
+      },
+    },
+    // The rates begin anew with another lead.
+    limits: lead.limits,
+    // What the other alone is told of is found by polling.
+    watch: (id, changed) => lead.watch(id, changed),
+    async traits() {
+      const [old, young] = await Promise.all([from.traits(), to.traits()])
+      return {
+        ...weakest(terms.asks ? [old, young] : [old]),
+        findings: [
+          ...old.findings.map((finding) => `moved from: ${finding}`),
+          ...young.findings.map((finding) => `moved to: ${finding}`),
+        ],
+        topology: `migration from ${from.name} to ${to.name}, phase ${phase}`,
+      }
+    },
+    close: async () => void (await Promise.all([from.close(), to.close()])),
+  }
+}
+
+class Pair {
+  readonly #lead: Store
+  readonly #other: Store
+  readonly #terms: Terms
+
+  constructor(lead: Store, other: Store, terms: Terms) {
+    this.#lead = lead
+    this.#other = other
+    this.#terms = terms
+  }
+
+  /** In a grace of either nothing is `fresh`: the one store says nothing about the other's failover. */
+  async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: Entry): Promise<PutReply> {
+    const { asks, writes } = this.#terms
+    const entry = asked === 'again' ? asked : 'claim'
+    if (asks && writes === 'never') {
+      const { bytes: there, now } = await this.#latest(id)
+      if (there !== null) return { done: false, now, bytes: there }
+    }
+    const reply = await this.#lead.put(id, Buffer.from(bytes), spans, entry)
+    if (reply.done) {
+      const { version } = reply.stamp
+      // Not removed: a first try of the same claim that is still under way must find something.
+      const undo = async (found: Given | null): Promise<void> => {
+        const isFree = found !== null && keptOf(found.bytes)?.state === 'failed_retryable'
+        const instead = isFree ? found : { bytes: freed(bytes), spans: { ...spans, dueIn: spans.dropIn } }
+        const copy = atLeast(instead.bytes, reply.stamp.fence)
+        await this.#lead.swap(id, { version }, copy, instead.spans, false)
+      }
+      // What is written again is being executed: it is not taken back.
+      const isNew = isClaim(bytes) && entry === 'claim'
+      return this.#written(id, reply, { bytes, spans }, isNew ? { seen: null, undo } : null)
+    }
+    if (await this.#isOwnClaim(id, reply.bytes, { bytes, spans }, entry)) return reply
+    const { bytes: there, now } = await this.#following(id, reply)
+    return there === null ? this.put(id, bytes, spans, entry) : { done: false, now, bytes: there }
+  }
+
+  async swap(
+    id: RecordId,
+    condition: Condition,
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+  ): Promise<SwapReply> {
+    return 'version' in condition
+      ? this.#swapVersion(id, condition, bytes, spans, nextFence)
+      : this.#swapToken(id, condition, bytes, spans, nextFence)
+  }
+
+  async get(id: RecordId): Promise<GetReply> {
+    if (!this.#terms.asks) return this.#lead.get(id)
+    const { now, bytes } = await this.#latest(id)
+    return { now, bytes }
+  }
+
+  async renew(items: readonly Renewal[]): Promise<boolean[]> {
+    switch (this.#terms.writes) {
+      case 'never':
+        return this.#lead.renew(items)
+      case 'try': {
+        const mirrored = this.#other.renew(items).catch(unlessBug)
+        const renewed = await this.#lead.renew(items)
+        await mirrored
+        return renewed
+      }
+      case 'must': {
+        const [own, theirs] = await Promise.all([this.#lead.renew(items), this.#other.renew(items)])
+        return own.map((renewed, n) => renewed && theirs[n] === true)
+      }
+    }
+  }
+
+  /** What only the other has, or has not heard of, is due as well: it is brought to the same state. */
+  async due(limit: number): Promise<RecordId[]> {
+    if (this.#terms.writes !== 'must') return this.#lead.due(limit)
+    const [own, theirs] = await Promise.all([this.#lead.due(limit), this.#other.due(limit)])
+    const known = new Set(own)
+    const more = theirs.filter((id) => !known.has(id))
+    const isDue = await Promise.all(more.map((id) => this.#level(id)))
+    return [...own, ...more.filter((_, n) => isDue[n] === true)]
+  }
+
+  async remove(id: RecordId, version: number): Promise<boolean> {
+    if (!this.#terms.asks) {
+      const isGone = await this.#lead.remove(id, version)
+      if (isGone) await this.#removeTheirs(id).catch(unlessBug)
+      return isGone
+    }
+    const { bytes } = await this.#latest(id)
+    if (bytes === null || !meets(bytes, { version })) return false
+    // Whichever is left keeps the key from being executed.
+    await this.#removeTheirs(id)
+    return this.#lead.remove(id, version)
+  }
+
+  async list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+    if (!this.#terms.asks) return withoutMarks(await this.#lead.list(which, cursor, limit))
+    const [, side, at = ''] = /^([lo])(.*)$/s.exec(cursor ?? 'l') ?? []
+    if (side === undefined) throw new RangeError('not a cursor of this store')
+    const place = at === '' ? null : at
+    if (side === 'l') {
+      const page = withoutMarks(await this.#lead.list(which, place, limit))
+      return { ...page, next: page.next === null ? 'o' : `l${page.next}` }
+    }
+    const { ids, next } = withoutMarks(await this.#other.list(which, place, limit))
+    const known = await Promise.all(ids.map(async (id) => (await this.#lead.get(id)).bytes !== null))
+    return { ids: ids.filter((_, n) => known[n] !== true), next: next === null ? null : `o${next}` }
+  }
+
+  async ping(): Promise<Millis> {
+    if (this.#terms.writes !== 'must') return this.#lead.ping()
+    const [now] = await Promise.all([this.#lead.ping(), this.#other.ping()])
+    return now
+  }
+
+  async #swapToken(
+    id: RecordId,
+    condition: Condition & { readonly token: Buffer },
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+    isSecond = false,
+  ): Promise<SwapReply> {
+    const reply = await this.#lead.swap(id, condition, Buffer.from(bytes), spans, nextFence)
+    if (reply.done) return this.#written(id, reply, { bytes, spans }, null)
+    const there = reply.bytes === null ? null : keptOf(reply.bytes)
+    if (there?.token.equals(condition.token) && reply.bytes !== null) {
+      // An earlier try whose reply was lost, or the upstream itself: the other hears of it now.
+      await this.#tell(id, given(reply.bytes, reply.now))
+      return reply
+    }
+    if (!this.#terms.asks || isSecond) return reply
+    const { bytes: latest, now } = await this.#latest(id)
+    if (latest === null || !meets(latest, condition)) return { done: false, now, bytes: latest }
+    return this.#swapToken(id, condition, bytes, spans, nextFence, true)
+  }
+
+  async #swapVersion(
+    id: RecordId,
+    condition: Condition & { readonly version: number },
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+  ): Promise<SwapReply> {
+    const { asks } = this.#terms
+    if (!asks) {
+      const reply = await this.#lead.swap(id, condition, Buffer.from(bytes), spans, nextFence)
+      return reply.done ? this.#written(id, reply, { bytes, spans }, null) : reply
+    }
+    const { bytes: before, now, theirs } = await this.#latest(id)
+    if (before === null || !meets(before, condition)) return { done: false, now, bytes: before }
+    const fence = theirs == null ? 0 : readStamps(theirs).fence + (nextFence ? 1 : 0)
+    const reply = await this.#lead.swap(id, condition, atLeast(bytes, fence), spans, nextFence)
+    if (!reply.done) return reply
+    if (!nextFence || !isClaim(bytes) || theirs === undefined)
+      return this.#written(id, reply, { bytes, spans }, null)
+    const undo = async (): Promise<void> => {
+      const was = given(before, now)
+      await this.#lead.swap(id, { version: reply.stamp.version }, was.bytes, was.spans, false)
+    }
+    return this.#written(id, reply, { bytes, spans }, { seen: theirs, undo })
+  }
+
+  /** The lead has it. `claim`: what the other had when it was looked at, and how the lead's is taken back. */
+  async #written<Reply extends { readonly done: true; readonly now: Millis; readonly stamp: Stamp }>(
+    id: RecordId,
+    reply: Reply,
+    { bytes, spans }: Given,
+    claim: { readonly seen: Buffer | null; readonly undo: (found: Given | null) => Promise<void> } | null,
+  ): Promise<Reply | { readonly done: false; readonly now: Millis; readonly bytes: Buffer }> {
+    const stamped = Buffer.from(bytes)
+    writeU48(stamped, reply.stamp.fence, PREFIX.fence)
+    writeU48(stamped, reply.stamp.createdAt, PREFIX.createdAt)
+    if (claim === null || this.#terms.writes !== 'must') {
+      await this.#tell(id, { bytes: stamped, spans })
+      return reply
+    }
+    const { seen, undo } = claim
+    let found: Given | null
+    try {
+      found = await this.#claimTheirs(id, { bytes: stamped, spans }, seen, 'claim')
+    } catch (error) {
+      // It may be there all the same: whoever asks again finds it under its token.
+      if (!(error instanceof StoreUnavailable) || error.maybeApplied) throw error
+      await undo(null).catch(lost)
+      throw error
+    }
+    if (found === null) return reply
+    await undo(found).catch(lost)
+    const { bytes: there, now } = await this.#latest(id)
+    if (there === null || isSame(there, bytes)) throw new StoreUnavailable(HALF, true)
+    return { done: false, now, bytes: there }
+  }
+
+  /** Claims in the other store exactly what was seen there. Null: it did; else what is there instead. */
+  async #claimTheirs(
+    id: RecordId,
+    { bytes, spans }: Given,
+    seen: Buffer | null,
+    entry: Entry,
+  ): Promise<Given | null> {
+    let reply: SwapReply
+    if (seen !== null && readStamps(seen).createdAt === readStamps(bytes).createdAt) {
+      const { version } = readStamps(seen)
+      reply = await this.#other.swap(id, { version }, Buffer.from(bytes), spans, false)
+    } else {
+      // A swap would keep the life of what it replaces.
+      if (seen !== null) await this.#other.remove(id, readStamps(seen).version)
+      reply = await this.#other.put(id, Buffer.from(bytes), spans, entry)
+    }
+    if (reply.done) return null
+    if (reply.bytes === null) throw busy(id)
+    return isSame(reply.bytes, bytes) ? null : given(reply.bytes, reply.now)
+  }
+
+  /**
+   * Whether what the lead has is the very claim that is asked for, once more. The other may lack it: it is claimed there, too.
+   * @throws {StoreUnavailable} if the other does not take it: it is to be withdrawn under its token.
+   */
+  async #isOwnClaim(id: RecordId, found: Buffer, { bytes, spans }: Given, entry: Entry): Promise<boolean> {
+    if (this.#terms.writes !== 'must' || !isClaim(bytes) || !isSame(found, bytes)) return false
+    const { bytes: seen } = await this.#other.get(id)
+    if (seen !== null && isSame(seen, bytes)) return true
+    const there = seen === null ? null : keptOf(seen)
+    const mayClaim = seen === null || (there !== null && isAhead(keptOf(found) as Kept, there))
+    /* c8 ignore next: only generated interleavings meet both answers (test/protect/migrating.test.ts) */
+    if (mayClaim && (await this.#claimTheirs(id, { bytes: found, spans }, seen, entry)) === null) return true
+    throw new StoreUnavailable(HALF, true)
+  }
+
+  /** Writes to the other what the lead decided. */
+  async #tell(id: RecordId, record: Given): Promise<void> {
+    switch (this.#terms.writes) {
+      case 'never': {
+        // What it says there would go on holding a key that is free.
+        if (record.bytes[PREFIX.state] !== stateCode('failed_retryable')) return
+        const { bytes: theirs } = await this.#other.get(id)
+        return theirs === null ? undefined : this.#advance(this.#other, id, record, follows)
+      }
+      case 'try':
+        return this.#advance(this.#other, id, record, follows).catch(unlessBug)
+      case 'must':
+        return this.#advance(this.#other, id, record, follows)
+    }
+  }
+
+  /** The lead's record, once it says as much as the other's. */
+  async #latest(id: RecordId): Promise<Latest> {
+    for (let round = 0; round < ROUNDS; round++) {
+      const asking = this.#other.get(id)
+      // The lead may be enough.
+      asking.catch(() => {})
+      const own = await this.#lead.get(id)
+      const there = own.bytes === null ? null : keptOf(own.bytes)
+      if (own.bytes !== null && (there === null || isDone(there))) return { ...own, theirs: undefined }
+      const { bytes: theirs, now } = await asking
+      if (theirs === null) return { ...own, theirs }
+      const ahead = keptOf(theirs)
+      if (ahead === null) throw unreadable(this.#other)
+      if (there !== null && !isAhead(ahead, there)) return { ...own, theirs }
+      await this.#advance(this.#lead, id, given(theirs, now), isAhead)
+      await copyHistory(this.#other, this.#lead, id, now)
+    }
+    throw busy(id)
+  }
+
+  /** What the lead refused a write with, or what the other knows better. */
+  async #following(id: RecordId, found: { readonly now: Millis; readonly bytes: Buffer }): Promise<GetReply> {
+    const there = keptOf(found.bytes)
+    return this.#terms.asks && there !== null && !isDone(there) ? this.get(id) : found
+  }
+
+  /** Brings both stores to the same state; whether the record is due then. */
+  async #level(id: RecordId): Promise<boolean> {
+    try {
+      const { bytes, now } = await this.#latest(id)
+      if (bytes === null) return false
+      await this.#tell(id, given(bytes, now))
+      return isUnresolved(bytes) && readStamps(bytes).due <= now
+    } catch (error) {
+      // Whoever sweeps tells of it.
+      if (error instanceof CorruptRecord) return true
+      throw error
+    }
+  }
+
+  /** Writes the record over none, or over one that it `succeeds`. */
+  async #advance(
+    store: Store,
+    id: RecordId,
+    { bytes, spans }: Given,
+    succeeds: (ours: Kept, there: Kept) => boolean,
+  ): Promise<void> {
+    const ours = keptOf(bytes) as Kept
+    for (let round = 0; round < ROUNDS; round++) {
+      const reply = await store.put(id, Buffer.from(bytes), spans, 'again')
+      if (reply.done) return
+      const there = keptOf(reply.bytes)
+      if (there === null) throw unreadable(store)
+      if (!succeeds(ours, there)) return
+      const { version } = readStamps(reply.bytes)
+      if (there.createdAt === ours.createdAt) {
+        const copy = atLeast(bytes, there.fence)
+        if ((await store.swap(id, { version }, copy, spans, false)).done) return
+      } else await store.remove(id, version)
+    }
+    throw busy(id)
+  }
+
+  async #removeTheirs(id: RecordId): Promise<void> {
+    const { bytes } = await this.#other.get(id)
+    if (bytes !== null && !(await this.#other.remove(id, readStamps(bytes).version))) throw busy(id)
+  }
+}
+
+/** As {@link isAhead}; and whatever the lead says of the same attempt is its latest word. */
+function follows(ours: Kept, there: Kept): boolean {
+  return isAhead(ours, there) || (ours.token.equals(there.token) && !isDone(there))
+}
+
+function isDone({ state }: Kept): boolean {
+  return state === 'completed' || state === 'expired'
+}
+
+/** The claim of the same attempt. */
+function isSame(found: Buffer, { buffer, byteOffset }: Buffer): boolean {
+  const token = Buffer.from(buffer, byteOffset + PREFIX.token, PREFIX.createdAt - PREFIX.token)
+  return meets(found, { token, states: ['in_progress'] })
+}
+
+/** As another store is to have it: what was left is left. */
+function given(bytes: Buffer, now: Millis): Given {
+  const { due, dropAt } = readStamps(bytes)
+  return { bytes, spans: { dueIn: due - now, dropIn: dropAt - now } }
+}
+
+function withoutMarks({ ids, next }: Page): Page {
+  return { ids: ids.filter((id) => !isMark(id)), next }
+}
+
+/** A copy whose fence is not below `fence`: a store would raise it, and what is sealed is bound to it. */
+function atLeast(bytes: Buffer, fence: number): Buffer {
+  const copy = Buffer.from(bytes)
+  writeU48(copy, Math.max(readStamps(bytes).fence, fence), PREFIX.fence)
+  return copy
+}
+
+/** The claim as withdrawn. */
+function freed(bytes: Buffer): Buffer {
+  const copy = Buffer.from(bytes)
+  copy[PREFIX.state] = stateCode('failed_retryable')
+  return copy
+}
+
+const HALF = 'the claim is in one of the two stores only'
+
+function busy(id: RecordId): RecordLocked {
+  return new RecordLocked(`others keep writing the record ${id}`)
+}
+
+function unreadable({ name }: Store): CorruptRecord {
+  return new CorruptRecord(`the store ${name} has a record that this version cannot read`)
+}
+
+/** Whether it was taken back is not known. */
+function lost(error: unknown): never {
+  if (!(error instanceof StoreUnavailable)) throw error
+  throw new StoreUnavailable(error.message, true, { cause: error })
+}
+
+/** For what is done as well as it can be. */
+function unlessBug(error: unknown): void {
+  if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
+}

@@ -1,0 +1,490 @@
+import { randomBytes } from 'node:crypto'
+import type { Millis } from '../core/record.ts'
+import type { Identity } from './postgres-layout.ts'
+import {
+  type Arg,
+  CONNECT_TIMEOUT,
+  codeOf,
+  ignore,
+  isWorthAnother,
+  Link,
+  type Row,
+  reasonOf,
+  refusal,
+  STANDBY,
+} from './postgres-link.ts'
+import type { PostgresAddress } from './postgres-url.ts'
+import { reconnectDelay } from './reconnect.ts'
+import { PartlyUnavailable, StoreUnavailable } from './register.ts'
+
+/** Connections that take statements. */
+const LANES = 8
+/** Of these so many are for outcomes and leases alone: claims that wait for each other must not keep them. */
+const RESERVED = 2
+/** Connections at most: more than {@link LANES} while answers are late. Each holds one on the server, which others need, too. */
+const MOST = 16
+/** Of these so many are for statements that wait for no standby alone: commits that hang must not keep them. */
+const LOCAL = 2
+/** How often the server is asked what it is still at, while answers are late. */
+const LOOK_EVERY: Millis = 1000
+/** For an attempt to connect that is not answered, doubled up to this: a server that hangs goes through all of them once it is back. */
+const CONNECT_TIMEOUT_MOST: Millis = 16_000
+/** A connection is opened anew so often: the name may lead to another server than those that are open. */
+const RECHECK: Millis = 10_000
+/** Another server is taken if the one in use has been silent for so many timeouts. */
+const PATIENCE = 10
+/** For a look at the schema, and to make it: replicas that start together wait for each other. */
+const PREPARE_TIMEOUT: Millis = 5000
+/** Of a statement that another transaction got in the way of. */
+const TRIES = 4
+
+export interface LanesOptions {
+  readonly address: PostgresAddress
+  readonly timeoutMs: Millis
+  /** Whoever connects later than the grace after a failover has lost its claims; 0, or left out: there is none. */
+  readonly grace?: Millis
+  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+}
+
+/** `urgent`: outcomes and leases, which go first. `local`: reads, and what commits without waiting for a standby. */
+type Kind = 'urgent' | 'plain' | 'local'
+
+interface Call {
+  readonly text: string
+  readonly args: readonly Arg[]
+  readonly number: string
+  readonly kind: Kind
+  readonly expiresAt: Millis
+  readonly timer: NodeJS.Timeout
+  readonly resolve: (row: Row) => void
+  readonly reject: (error: Error) => void
+  tries: number
+  /** Null: nothing of it has left. */
+  lane: Lane | null
+}
+
+interface Lane {
+  readonly link: Link
+  readonly number: string
+  call: Call | null
+  /** Since when its answer is late. */
+  lateAt: Millis | null
+}
+
+/** Which statements of this process the server is at, by the numbers of their connections. */
+const LOOK = `SELECT $1::bigint, string_agg(split_part(query, ' ', 4), ' ') FROM pg_stat_activity
+  WHERE state = 'active' AND starts_with(query, $2)`
+const HANGING =
+  'PostgreSQL does not end the statements that it was sent, as while a synchronous standby is missing'
+
+/**
+ * For each lock. So short that a record that another transaction has locked is an honest "not applied": who queues for a row waits twice, for
+ * its turn and then for the transaction. 0 would be without end.
+ */
+export function lockWait(timeoutMs: Millis): Millis {
+  return Math.max(1, Math.floor(timeoutMs / 4))
+}
+
+/**
+ * Statements on connections that are opened as they are needed. Each is a transaction of its own, sent once, on a connection that has none
+ * in flight. What does not leave in time, or does not find a connection, was not applied; what was sent and not answered may have been.
+ * Statements are never cancelled: where a commit waits for a standby, that makes it a success that the standby does not have. Nor does it
+ * end with its connection. So a connection whose answer is late stays open unless the server says that it is not at that statement, and one
+ * that is lost counts until the server says so.
+ */
+export class Lanes {
+  readonly #options: LanesOptions
+  readonly #prepare: (link: Link) => Promise<Identity | null>
+  readonly #onUp: () => void
+  readonly #lanes = new Set<Lane>()
+  /** Numbers of connections that are lost, whose statements may still run. */
+  readonly #abandoned = new Set<string>()
+  readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
+  /** How statements begin; behind it the number of the connection. */
+  readonly #comment = `/* idempotency-proxy ${randomBytes(6).toString('hex')} `
+  #connections = 0
+  #isConnecting = false
+  #retry: NodeJS.Timeout | undefined
+  #attempts = 0
+  readonly #connectTimeoutMost: Millis
+  #connectTimeout: Millis
+  #isUp = false
+  /** Why there is no connection. */
+  #trouble = 'connecting'
+  /** Nothing is sent whose commit could hang, too. */
+  #isHanging = false
+  #numbers = 0
+  /** Of the server that is used. */
+  #identity: Identity | null = null
+  #recheck: NodeJS.Timeout | undefined
+  #look: NodeJS.Timeout | undefined
+  #isClosed = false
+
+  constructor(options: LanesOptions, prepare: (link: Link) => Promise<Identity | null>, onUp: () => void) {
+    this.#options = options
+    this.#connectTimeoutMost = options.grace ? options.grace / 2 : CONNECT_TIMEOUT_MOST
+    this.#connectTimeout = Math.min(CONNECT_TIMEOUT, this.#connectTimeoutMost)
+    this.#prepare = prepare
+    this.#onUp = onUp
+  }
+
+  /** Resolves after the first attempt: the process starts without PostgreSQL, too. Rejects if only a person can help. */
+  async open(): Promise<void> {
+    this.#recheck = setInterval(() => void this.#replaceOldest(), RECHECK).unref()
+    try {
+      await this.#connect()
+    } catch (error) {
+      await this.close()
+      throw error
+    }
+  }
+
+  /**
+   * `text` gets a number before `args` and gives it back in the first column of its only row, of which the others are returned.
+   * {@link PartlyUnavailable}: not now, but what is `local`.
+   */
+  run(text: string, args: readonly Arg[], kind: Kind = 'plain'): Promise<Row> {
+    if (!this.#isUp) return Promise.reject(this.#notConnected())
+    if (this.#isHanging && kind !== 'local') return Promise.reject(new PartlyUnavailable(HANGING, false))
+    return new Promise((resolve, reject) => {
+      const { timeoutMs } = this.#options
+      const number = String(++this.#numbers)
+      const call: Call = {
+        text,
+        args: [number, ...args],
+        number,
+        kind,
+        expiresAt: performance.now() + timeoutMs,
+        // Behind what has come meanwhile: a busy event loop is no silent PostgreSQL.
+        timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
+        resolve,
+        reject,
+        tries: 0,
+        lane: null,
+      }
+      this.#waiting[kind].push(call)
+      this.#dispatch()
+    })
+  }
+
+  /** Opens a connection anew, which tells where the name leads now. */
+  recheck(): void {
+    if (!this.#isConnecting && this.#retry === undefined && !this.#isClosed)
+      void this.#connect().catch(ignore)
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    this.#isUp = false
+    clearTimeout(this.#retry)
+    clearInterval(this.#recheck)
+    clearTimeout(this.#look)
+    this.#refuseWaiting()
+    await Promise.all([...this.#lanes].map(({ link }) => link.end()))
+  }
+
+  #notConnected(): StoreUnavailable {
+    return new StoreUnavailable(
+      `PostgreSQL is not connected: ${this.#isClosed ? 'closed' : this.#trouble}`,
+      false,
+    )
+  }
+
+  #refuseWaiting(): void {
+    for (const waiting of Object.values(this.#waiting))
+      for (const call of waiting.splice(0)) {
+        clearTimeout(call.timer)
+        call.reject(this.#notConnected())
+      }
+  }
+
+  #dispatch(): void {
+    for (;;) {
+      const call = this.#next()
+      if (call === undefined) return
+      const free = [...this.#lanes].find((lane) => lane.call === null)
+      if (free === undefined) return this.#grow()
+      this.#waiting[call.kind].shift()
+      this.#send(free, call)
+    }
+  }
+
+  #next(): Call | undefined {
+    const { urgent, plain, local } = this.#waiting
+    if (urgent.length + plain.length + local.length === 0) return
+    let mayHang = this.#late()
+    let ordinary = 0
+    for (const { call, lateAt } of this.#lanes)
+      if (call !== null && lateAt === null) {
+        if (call.kind !== 'local') mayHang++
+        if (call.kind !== 'urgent') ordinary++
+      }
+    const isRoom = mayHang < MOST - LOCAL
+    if (isRoom && urgent.length > 0) return urgent[0]
+    if (ordinary >= LANES - RESERVED) return
+    const [first] = local
+    const [other] = isRoom ? plain : []
+    return first === undefined || (other !== undefined && other.expiresAt < first.expiresAt) ? other : first
+  }
+
+  #send(lane: Lane, call: Call): void {
+    lane.call = call
+    call.lane = lane
+    call.tries++
+    lane.link.query(call.text, call.args, (error, rows) => this.#settle(lane, call, error, rows))
+  }
+
+  #settle(lane: Lane, call: Call, error: Error | null, rows: readonly Row[]): void {
+    const isLate = lane.lateAt !== null
+    if (error !== null && !isLate && isWorthAnother(error) && call.tries < TRIES)
+      return this.#send(lane, call)
+    clearTimeout(call.timer)
+    lane.call = null
+    lane.lateAt = null
+    const [first, ...columns] = rows[0] ?? []
+    if (error !== null) {
+      const refused = refusal(error)
+      call.reject(refused)
+      // Nothing more is sent where it is in doubt what became of the last.
+      if (refused.maybeApplied) {
+        if (this.#lanes.has(lane)) this.#abandon(lane.number)
+        this.#drop(lane, error.message)
+      } else if (codeOf(error) === STANDBY) this.#leave(error.message)
+    } else if (first === call.number) call.resolve(columns)
+    else {
+      call.reject(
+        new StoreUnavailable('no answer from PostgreSQL: replies do not belong to their statements', true),
+      )
+      this.#drop(lane, 'replies do not belong to their statements')
+    }
+    this.#judge()
+    if (this.#inService() > LANES) this.#drop(lane, 'not needed')
+    if (this.#lanes.has(lane) && !this.#isClosed) this.#up()
+  }
+
+  #expire(call: Call): void {
+    const { lane } = call
+    if (lane !== null && lane.call !== call) return
+    if (lane === null) {
+      this.#waiting[call.kind] = this.#waiting[call.kind].filter((one) => one !== call)
+      return call.reject(new StoreUnavailable('PostgreSQL has no connection free: timed out', false))
+    }
+    call.reject(new StoreUnavailable('no answer from PostgreSQL: timed out', true))
+    lane.lateAt = performance.now()
+    this.#judge()
+    this.#lookLater()
+    this.#dispatch()
+  }
+
+  #inService(): number {
+    return [...this.#lanes].filter(({ lateAt }) => lateAt === null).length
+  }
+
+  /** Statements that nobody has answered in time. */
+  #late(): number {
+    return this.#abandoned.size + this.#lanes.size - this.#inService()
+  }
+
+  #abandon(number: string): void {
+    this.#abandoned.add(number)
+    this.#judge()
+    this.#lookLater()
+  }
+
+  #judge(): void {
+    const isHanging = this.#late() >= MOST - LOCAL
+    if (isHanging && !this.#isHanging)
+      this.#options.onEvent(
+        'error',
+        `${HANGING}: until it does, what is there is read, and nothing is written`,
+      )
+    this.#isHanging = isHanging
+  }
+
+  #lookLater(): void {
+    if (this.#isClosed) return
+    const again = (): void => {
+      this.#look = undefined
+      if (this.#late() > 0) this.#lookLater()
+    }
+    this.#look ??= setTimeout(
+      () => void this.#lookBy((args) => this.run(LOOK, args, 'local')).then(again, again),
+      LOOK_EVERY,
+    ).unref()
+  }
+
+  /** Lets go of connections whose answers were lost on the way, and forgets what was abandoned and has ended. */
+  async #lookBy(ask: (args: readonly string[]) => Promise<Row>): Promise<void> {
+    const abandoned = [...this.#abandoned]
+    const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
+    const calls = late.map(({ call }) => call)
+    const [found] = await ask([this.#comment])
+    // Null: not even this one, so the server tells nothing (track_activities). What is gone for good must not count for ever.
+    const running = found?.split(' ')
+    for (const number of abandoned) if (!running?.includes(number)) this.#abandoned.delete(number)
+    for (const [n, lane] of late.entries())
+      if (running?.includes(lane.number) === false && lane.call === calls[n]) {
+        this.#lost(lane, 'an answer was lost')
+        lane.link.destroy()
+      }
+    this.#judge()
+    this.#dispatch()
+  }
+
+  #grow(): void {
+    if (this.#isConnecting || this.#retry !== undefined || this.#isClosed) return
+    const inService = this.#inService()
+    // One more, if none answers: it may find that the others never will.
+    if (inService === 0 || (inService < LANES && this.#lanes.size + this.#abandoned.size < MOST))
+      void this.#connect().catch(ignore)
+  }
+
+  async #connect(): Promise<void> {
+    this.#isConnecting = true
+    const begun = performance.now()
+    const number = String(++this.#connections)
+    let lane: Lane | null = null
+    let link: Link | null = null
+    try {
+      link = await Link.open(this.#options.address, (why) => lane !== null && this.#lost(lane, why), {
+        comment: `${this.#comment}${number} */ `,
+        timeoutMs: this.#connectTimeout,
+      })
+      await this.#examine(link, number)
+      if (this.#isClosed || link.isOver) throw new Error('the connection ended')
+      if (this.#lanes.size + this.#abandoned.size >= MOST) throw new Error(HANGING)
+      lane = { link, number, call: null, lateAt: null }
+      this.#lanes.add(lane)
+      this.#attempts = 0
+      this.#up()
+    } catch (error) {
+      void link?.end()
+      this.#failed(error as Error)
+      if (error instanceof StoreUnavailable) throw error
+    } finally {
+      const isSilent = link === null && performance.now() - begun >= this.#connectTimeout
+      this.#connectTimeout = Math.min(
+        isSilent ? this.#connectTimeout * 2 : CONNECT_TIMEOUT,
+        this.#connectTimeoutMost,
+      )
+      this.#isConnecting = false
+    }
+    this.#dispatch()
+  }
+
+  async #examine(link: Link, number: string): Promise<void> {
+    const timer = setTimeout(() => {
+      this.#abandon(number)
+      link.destroy()
+    }, PREPARE_TIMEOUT)
+    const examined = async (): Promise<void> => {
+      const identity = await this.#prepare(link)
+      if (identity !== null) this.#recognise(identity)
+      if (this.#late() > 0)
+        await this.#lookBy(async (args) =>
+          (await link.ask(LOOK, ['0', ...args])).flatMap(([, ...row]) => row),
+        )
+    }
+    await examined().finally(() => clearTimeout(timer))
+  }
+
+  async #replaceOldest(): Promise<void> {
+    /* c8 ignore next: only where the timer meets a connection that is being made */
+    if (!this.#isUp || this.#isConnecting || this.#retry !== undefined) return
+    const [oldest] = this.#lanes
+    const { size } = this.#lanes
+    await this.#connect().catch(ignore)
+    /* c8 ignore next: whether it is idle just then */
+    if (oldest?.call === null && this.#lanes.size > size) this.#drop(oldest, 'not needed')
+  }
+
+  /**
+   * Two servers at once would each give out every key. After a promotion the later timeline is the right one; an old primary that is still there
+   * does not know. Another server altogether is taken where none is in use.
+   */
+  #recognise(identity: Identity): void {
+    const known = this.#identity
+    const isOther = known !== null && known.system !== identity.system
+    const silentSince = performance.now() - PATIENCE * this.#options.timeoutMs
+    const isInUse = [...this.#lanes].some(({ lateAt }) => lateAt === null || lateAt > silentSince)
+    if (known !== null && !isOther && identity.timeline < known.timeline)
+      throw new Error(
+        `the server is an old primary: its timeline is ${identity.timeline}, that of its successor ${known.timeline}`,
+      )
+    if (isOther && isInUse)
+      throw new Error(
+        'the name leads to another server than the one in use, which still answers: two would give out each key twice',
+      )
+    this.#identity = identity
+    if (known === null || (!isOther && identity.timeline === known.timeline)) return
+    this.#abandoned.clear()
+    if (this.#lanes.size === 0) return
+    this.#options.onEvent(
+      'error',
+      isOther
+        ? 'PostgreSQL is another server now: connections to the one before, which does not answer, are closed'
+        : `PostgreSQL has failed over (timeline ${identity.timeline}): connections to the old primary are closed`,
+    )
+    for (const lane of this.#lanes) {
+      this.#lanes.delete(lane)
+      lane.link.destroy()
+    }
+    this.#onUp()
+  }
+
+  #up(): void {
+    if (!this.#isUp) {
+      this.#isUp = true
+      this.#options.onEvent('connected', this.#name)
+      this.#onUp()
+    }
+    this.#dispatch()
+  }
+
+  #failed(error: Error): void {
+    const message = reasonOf(error)
+    // Every attempt to reconnect fails alike: once is enough.
+    if (message !== this.#trouble && !this.#isClosed) this.#options.onEvent('error', message)
+    this.#trouble = message
+    this.#later()
+    if (this.#inService() > 0) return
+    this.#isUp = false
+    this.#refuseWaiting()
+  }
+
+  #later(): void {
+    if (this.#isClosed) return
+    this.#retry = setTimeout(
+      () => {
+        this.#retry = undefined
+        if (this.#inService() === 0) this.#grow()
+        this.#dispatch()
+      },
+      reconnectDelay(++this.#attempts),
+    )
+  }
+
+  #lost(lane: Lane, why: string): void {
+    if (!this.#lanes.delete(lane)) return
+    if (this.#lanes.size > 0 || this.#isClosed) return this.#dispatch()
+    if (this.#isUp) this.#options.onEvent('disconnected', this.#name)
+    this.#isUp = false
+    this.#trouble = why
+    this.#refuseWaiting()
+    if (!this.#isConnecting && this.#retry === undefined) this.#later()
+  }
+
+  /** It is a standby now: the name may lead to its primary. */
+  #leave(why: string): void {
+    for (const lane of this.#lanes) if (lane.call === null) this.#drop(lane, why)
+  }
+
+  #drop(lane: Lane, why: string): void {
+    this.#lost(lane, why)
+    void lane.link.end()
+  }
+
+  get #name(): string {
+    return `${this.#options.address.host}:${this.#options.address.port}`
+  }
+}

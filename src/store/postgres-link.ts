@@ -1,0 +1,212 @@
+import type { Socket } from 'node:net'
+import type { Client, Notification } from 'pg'
+import type { Millis } from '../core/record.ts'
+import type { PostgresAddress } from './postgres-url.ts'
+import { RecordLocked, StoreFull, StoreUnavailable } from './register.ts'
+
+export const CONNECT_TIMEOUT: Millis = 2000
+const KEEP_ALIVE: Millis = 10_000
+/** How long to wait for a server that does not say goodbye. */
+const DISCONNECT_TIMEOUT: Millis = 250
+const APPLICATION = 'idempotency-proxy'
+
+export type Arg = string | number | boolean | Buffer | null | readonly (string | number | Buffer)[]
+/** Columns are text, whatever their type; null is NULL. */
+export type Row = readonly (string | null)[]
+
+/** What PostgreSQL itself answered, with its SQLSTATE. */
+export interface PostgresError extends Error {
+  readonly code: string
+}
+
+const AS_TEXT = { getTypeParser: () => (text: string) => text }
+
+/** The parts of the client that its types leave out. */
+interface Inner {
+  readonly connectionParameters: { options?: string; replication?: string }
+  readonly connection: { attachListeners(stream: Socket): void; readonly stream: Socket }
+}
+
+export interface LinkOptions {
+  /** Before each statement: the server shows it to whoever asks what it is at. */
+  readonly comment: string
+  /** For connecting. */
+  readonly timeoutMs: Millis
+}
+
+/** One connection, for one statement at a time: no reply can be taken for another's, and what fails fails alone. */
+export class Link {
+  readonly #client: Client
+  readonly #comment: string
+  readonly #ended: Promise<void>
+  #isOver = false
+  /** What was asked last has committed without the standby that it was to wait for. */
+  #unreplicated: Error | null = null
+
+  /** Rejects if there is no connection in time. `onEnd`: it is over, whoever ended it; after what was asked of it has failed. */
+  static async open(
+    address: PostgresAddress,
+    onEnd: (why: string) => void,
+    { comment, timeoutMs }: LinkOptions = { comment: '', timeoutMs: CONNECT_TIMEOUT },
+  ): Promise<Link> {
+    // Loaded for those who use it.
+    const { default: pg } = await import('pg')
+    const { tls, password, ...where } = address
+    const client = new pg.Client({
+      ...where,
+      // A function: else an empty one is looked for in the environment and in files.
+      password: () => password,
+      ssl: tls ?? false,
+      client_encoding: 'utf8',
+      sslnegotiation: 'postgres',
+      application_name: APPLICATION,
+      connectionTimeoutMillis: timeoutMs,
+      keepAlive: true,
+      keepAliveInitialDelayMillis: KEEP_ALIVE,
+    })
+    // Of PGOPTIONS and PGREPLICATION: store.url says all there is to say.
+    const { connectionParameters } = client as unknown as Inner
+    delete connectionParameters.options
+    delete connectionParameters.replication
+    const link = new Link(client, onEnd, comment)
+    try {
+      await client.connect()
+    } catch (error) {
+      link.destroy()
+      throw error
+    }
+    return link
+  }
+
+  private constructor(client: Client, onEnd: (why: string) => void, comment: string) {
+    this.#client = client
+    this.#comment = comment
+    survivingNonsense(client)
+    let why = 'the connection ended'
+    client.on('notice', ({ routine, message }) => {
+      // The one field that is in English everywhere.
+      if (routine === 'SyncRepWaitForLSN') this.#unreplicated = new Error(message)
+    })
+    client.on('error', (error) => {
+      why = error.message
+      this.destroy()
+    })
+    this.#ended = new Promise((ended) => {
+      client.once('end', () => {
+        this.#isOver = true
+        ended()
+        onEnd(why)
+      })
+    })
+  }
+
+  get isOver(): boolean {
+    return this.#isOver
+  }
+
+  /** @param done has the rows, or why there are none. Never throws. */
+  query(text: string, args: readonly Arg[], done: (error: Error | null, rows: readonly Row[]) => void): void {
+    this.#unreplicated = null
+    const statement = {
+      text: this.#comment + text,
+      values: [...args],
+      rowMode: 'array' as const,
+      types: AS_TEXT,
+    }
+    this.#client.query<(string | null)[]>(statement, (error: Error | null, result) =>
+      // In an error there is no result, whatever the types say.
+      done(error ?? this.#unreplicated, error === null ? result.rows : []),
+    )
+  }
+
+  ask(text: string, args: readonly Arg[] = []): Promise<readonly Row[]> {
+    return new Promise((resolve, reject) =>
+      this.query(text, args, (error, rows) => (error === null ? resolve(rows) : reject(error))),
+    )
+  }
+
+  /** Several statements at once, without arguments. */
+  async execute(script: string): Promise<void> {
+    await this.#client.query(this.#comment + script)
+  }
+
+  onNotification(heard: (message: string) => void): void {
+    this.#client.on('notification', ({ payload }: Notification) => heard(String(payload)))
+  }
+
+  /** Says goodbye, if nothing is asked of it; resolves when it is over. */
+  async end(): Promise<void> {
+    this.#client.end(() => {})
+    const force = this.destroyAfter(DISCONNECT_TIMEOUT)
+    await this.#ended
+    clearTimeout(force)
+  }
+
+  readonly destroy = (): void => {
+    ;(this.#client as unknown as Inner).connection.stream.destroy()
+  }
+
+  /** Unless the timer is cleared. */
+  destroyAfter(time: Millis): NodeJS.Timeout {
+    return setTimeout(this.destroy, time)
+  }
+}
+
+/** For failures that their connection reports. */
+export function ignore(): void {}
+
+/** What cannot be read ends the connection; left to the client it would end the process. */
+function survivingNonsense(client: Client): void {
+  const { connection } = client as unknown as Inner
+  const attach = connection.attachListeners.bind(connection)
+  connection.attachListeners = (stream) => {
+    const before = stream.listeners('data')
+    attach(stream)
+    for (const read of stream.listeners('data').filter((listener) => !before.includes(listener))) {
+      stream.off('data', read as (bytes: Buffer) => void)
+      stream.on('data', (bytes: Buffer) => {
+        try {
+          ;(read as (bytes: Buffer) => void)(bytes)
+        } catch (error) {
+          stream.destroy(error as Error)
+        }
+      })
+    }
+  }
+}
+
+/**
+ * Classes of SQLSTATE that prove that the transaction was rolled back. Of others, such as those of a shutdown (57P01), of a pooler whose
+ * server has gone (08) or of an I/O error (58), nobody knows.
+ */
+const ROLLED_BACK = /^(?:0A|2[1-8]|3[89DF]|40(?!003)|42|5[345]|57014|P0|IP001)/
+/** The disk is full; or the primary takes no more writes, as managed ones do before it is. */
+const FULL = ['53100', '25006']
+/** Another transaction has what this one needs, an upstream's perhaps, which has not yet committed. */
+const LOCKED = '55P03'
+/** Of the functions' own. */
+export const STANDBY = 'IP001'
+
+/** Nothing was applied, and the same may succeed at once. */
+export function isWorthAnother(error: Error): boolean {
+  return /^40(?:001|P01)$/.test(codeOf(error))
+}
+
+/** That of several addresses has a code and no message. */
+export function reasonOf(error: Error): string {
+  return error.message || codeOf(error)
+}
+
+export function codeOf(error: Error): string {
+  return (error as Partial<PostgresError>).code ?? ''
+}
+
+export function refusal(error: Error): StoreUnavailable {
+  const code = codeOf(error)
+  // Of Node's own errors, `code` is a name.
+  if (!/^[0-9A-Z]{5}$/.test(code))
+    return new StoreUnavailable(`no answer from PostgreSQL: ${error.message}`, true)
+  if (code === LOCKED) return new RecordLocked(`PostgreSQL refuses: ${error.message} (${code})`)
+  if (FULL.includes(code)) return new StoreFull(`PostgreSQL is full: ${error.message}`)
+  return new StoreUnavailable(`PostgreSQL refuses: ${error.message} (${code})`, !ROLLED_BACK.test(code))
+}

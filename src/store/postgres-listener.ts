@@ -1,0 +1,157 @@
+import { randomBytes } from 'node:crypto'
+import type { Millis, RecordId } from '../core/record.ts'
+import { type Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
+import { ignore, Link } from './postgres-link.ts'
+import { reconnectDelay } from './reconnect.ts'
+import { type Subscription, Subscriptions } from './subscriptions.ts'
+
+const WATCH = 'SELECT idempotency.watch($1, $2, $3, $4, $5, $6)'
+const UNWATCH = 'SELECT idempotency.unwatch($1, $2, $3, $4)'
+const TELL = 'SELECT idempotency.tell($1, $2, $3)'
+const HELLO = 'hello'
+
+/**
+ * Watching by LISTEN, on a connection of its own that is opened for the first watcher and stays, and by rows that say who waits for what:
+ * a write notifies only those. What this process writes it tells its own watchers itself. A message is sent to oneself first: through a
+ * pooler that shares connections (PgBouncer in transaction mode) none arrives, and then nobody is told that anybody waits.
+ */
+export class Listener {
+  readonly #options: LanesOptions & { readonly service: string }
+  readonly #lanes: Lanes
+  readonly #skew: () => Millis
+  readonly #channel = `idempotency_${randomBytes(8).toString('hex')}`
+  readonly #subscriptions: Subscriptions
+  /** Rows on their way out. */
+  readonly #leaving = new Map<RecordId, Promise<unknown>>()
+  #link: Link | null = null
+  #isHeard = false
+  #isConnecting = false
+  #attempts = 0
+  #retry: NodeJS.Timeout | undefined
+  #isDeaf = false
+  #isClosed = false
+
+  constructor(options: LanesOptions & { readonly service: string }, lanes: Lanes, skew: () => Millis) {
+    this.#options = options
+    this.#lanes = lanes
+    this.#skew = skew
+    this.#subscriptions = new Subscriptions(options.timeoutMs, {
+      begin: (subscription) => this.#begin(subscription),
+      end: (id) => this.#end(id),
+    })
+  }
+
+  /** As {@link Subscriptions.watch}. */
+  watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#subscriptions.watch(id, changed)
+  }
+
+  /** An attempt of the record was ended here. `waiting`: the channels of those who wait, one word each. */
+  tell(id: RecordId, waiting: string): void {
+    this.#subscriptions.tell(id)
+    const others = waiting.split(' ').filter((channel) => channel !== '' && channel !== this.#channel)
+    if (others.length > 0) this.#send(others, id).catch(ignore)
+  }
+
+  /** It may be another server now, and it may have forgotten who waits. */
+  resubscribe(): void {
+    this.#link?.destroy()
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    clearTimeout(this.#retry)
+    this.#subscriptions.missAll()
+    await this.#link?.end()
+  }
+
+  #send(channels: readonly string[], message: string): Promise<unknown> {
+    return this.#lanes.run(TELL, [channels, `${this.#options.service} ${message}`], 'local')
+  }
+
+  #begin(subscription: Subscription): void {
+    if (this.#isClosed || this.#isDeaf) this.#subscriptions.miss(subscription)
+    else if (this.#isHeard) void this.#subscribe(subscription)
+    else void this.#connect()
+  }
+
+  #end(id: RecordId): void {
+    if (!this.#isHeard) return
+    const left = this.#lanes
+      .run(UNWATCH, [this.#options.service, id, this.#channel], 'local')
+      .catch(ignore)
+      .then(() => this.#leaving.delete(id))
+    this.#leaving.set(id, left)
+  }
+
+  async #subscribe(subscription: Subscription): Promise<void> {
+    const { service, timeoutMs } = this.#options
+    const { id } = subscription
+    try {
+      await this.#leaving.get(id)
+      const args = [service, id, this.#skew(), lockWait(timeoutMs), this.#channel]
+      await this.#lanes.run(WATCH, args, 'local')
+    } catch {
+      return this.#subscriptions.miss(subscription)
+    }
+    this.#subscriptions.acknowledged(subscription)
+  }
+
+  async #connect(): Promise<void> {
+    if (this.#isConnecting || this.#isClosed) return
+    this.#isConnecting = true
+    clearTimeout(this.#retry)
+    try {
+      const link = await Link.open(this.#options.address, () => this.#lost())
+      this.#link = link
+      if (this.#isClosed) {
+        await link.end()
+        return
+      }
+      link.onNotification((message) => this.#hear(message))
+      await link.ask(`LISTEN ${this.#channel}`)
+      // By then it was sent long ago, or could not be, which ends the connection.
+      this.#retry = setTimeout(() => this.#giveUp(link), 2 * this.#options.timeoutMs)
+      await this.#send([this.#channel], HELLO)
+    } catch {
+      // The connections for statements report it.
+      this.#link?.destroy()
+    } finally {
+      this.#isConnecting = false
+    }
+  }
+
+  /** The connection stands, and nothing comes. */
+  #giveUp(link: Link): void {
+    this.#isDeaf = true
+    void link.end()
+    this.#options.onEvent(
+      'error',
+      'notifications do not arrive, nobody is woken: a pooler that shares connections is in between; waiters ask the store instead',
+    )
+  }
+
+  #hear(message: string): void {
+    const [service, what] = message.split(' ')
+    if (service !== this.#options.service || what === undefined) return
+    if (what !== HELLO) return this.#subscriptions.tell(what as RecordId)
+    clearTimeout(this.#retry)
+    this.#isHeard = true
+    this.#attempts = 0
+    for (const subscription of this.#subscriptions.all) void this.#subscribe(subscription)
+  }
+
+  #lost(): void {
+    this.#link = null
+    this.#isHeard = false
+    clearTimeout(this.#retry)
+    this.#subscriptions.missAll()
+    if (this.#isClosed || this.#isDeaf) return
+    this.#retry = setTimeout(
+      () => {
+        if (this.#subscriptions.all.length > 0) void this.#connect()
+      },
+      reconnectDelay(++this.#attempts),
+    )
+  }
+}

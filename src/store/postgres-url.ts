@@ -1,0 +1,39 @@
+import type { ConnectionOptions } from 'node:tls'
+import { tlsFiles } from './tls-files.ts'
+
+export interface PostgresAddress {
+  readonly host: string
+  readonly port: number
+  readonly user: string
+  readonly password: string
+  readonly database: string
+  /** Null: plain. */
+  readonly tls: ConnectionOptions | null
+}
+
+/**
+ * What a valid `store.url` says (`config/urls.ts`), as libpq reads it.
+ * @throws {StoreUnavailable} if a certificate cannot be read.
+ */
+export function postgresAddress(url: string): PostgresAddress {
+  const { hostname, port, username, password, pathname, searchParams } = new URL(url)
+  return {
+    host: hostname.replace(/^\[|\]$/g, ''),
+    port: Number(port || 5432),
+    user: decodeURIComponent(username),
+    password: decodeURIComponent(password),
+    database: decodeURIComponent(pathname.slice(1)),
+    tls: tlsOf(searchParams),
+  }
+}
+
+function tlsOf(options: URLSearchParams): ConnectionOptions | null {
+  const mode = options.get('sslmode') ?? 'disable'
+  if (mode === 'disable') return null
+  return {
+    rejectUnauthorized: mode.startsWith('verify-'),
+    // verify-ca: whoever has a certificate of that authority.
+    ...(mode === 'verify-ca' ? { checkServerIdentity: () => undefined } : {}),
+    ...tlsFiles(options, { ca: 'sslrootcert', cert: 'sslcert', key: 'sslkey' }),
+  }
+}

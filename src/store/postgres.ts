@@ -1,0 +1,420 @@
+import type { Millis, RecordId } from '../core/record.ts'
+import { settled } from '../runtime/scheduling.ts'
+import { PREFIX, stamp, stateCode } from './codec.ts'
+import { Epoch } from './postgres-epoch.ts'
+import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
+import { prepare } from './postgres-layout.ts'
+import type { Arg, Row } from './postgres-link.ts'
+import { Listener } from './postgres-listener.ts'
+import { postgresAddress } from './postgres-url.ts'
+import {
+  type Condition,
+  CorruptRecord,
+  type Entry,
+  type GetReply,
+  InGrace,
+  type NewEpoch,
+  PartlyUnavailable,
+  type Place,
+  type PutReply,
+  pageOf,
+  placeOf,
+  type Store,
+  type StoreTraits,
+  type SwapReply,
+} from './register.ts'
+import { readNote } from './side-ports.ts'
+
+/** Each replica asks; once in this time one of them does it. */
+const PRUNE_EVERY: Millis = 1000
+/** 8 MB: a look at them takes milliseconds. */
+const PRUNE_PAGES = 1000
+/** Bounds how long a removal takes. */
+const PRUNE_ROWS = 500
+
+export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
+  /** `postgres://user:password@host:port/database?sslmode=…` */
+  readonly url: string
+  /** As `store.grace`; 0: off. */
+  readonly grace?: Millis
+  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  readonly onHeld?: ((left: Millis) => void) | undefined
+  /** Records of other services in the same database are never seen. */
+  readonly service: string
+  /** This process removed expired records. */
+  readonly onPruned?: ((records: number) => void) | undefined
+  /** Added to the server's time. Tests travel with it; 0 otherwise. */
+  readonly skew?: () => Millis
+}
+
+/** It never answers at once. */
+export interface PostgresStore extends Store {
+  put(...args: Parameters<Store['put']>): Promise<PutReply>
+  swap(...args: Parameters<Store['swap']>): Promise<SwapReply>
+}
+
+/** What {@link bytesOf} makes a record of. */
+const STORED = [
+  'version',
+  'fence',
+  'created_at',
+  'updated_at',
+  'due',
+  'drop_at',
+  'schema',
+  'state',
+  'token',
+  'head',
+  'payload',
+]
+  .map((column) => `(f.stored).${column}`)
+  .join(', ')
+const WRITTEN = `f.number, f.at, f.done, f.version, f.fence, f.created_at, f.waiting, f.remaining, f.since, ${STORED}`
+const GET = `SELECT f.number, f.at, ${STORED} FROM idempotency.get($1, $2, $3, $4, $5) f`
+const PUT = `SELECT ${WRITTEN} FROM idempotency.put(${places(17)}) f`
+const SWAP = `SELECT ${WRITTEN} FROM idempotency.swap(${places(19)}) f`
+const RENEW = 'SELECT number, renewed FROM idempotency.renew($1, $2, $3, $4, $5, $6, $7, $8)'
+const REVIVE = 'SELECT number, done FROM idempotency.revive($1, $2, $3, $4, $5, $6, $7, $8)'
+const REMOVE = 'SELECT number, done, waiting FROM idempotency.remove($1, $2, $3, $4, $5, $6)'
+const DUE = 'SELECT number, ids FROM idempotency.due($1, $2, $3, $4, $5)'
+const PLACES = 'SELECT number, listed FROM idempotency.places($1, $2, $3, $4, $5, $6, $7)'
+const LIST = 'SELECT number, ids FROM idempotency.list($1, $2, $3, $4, $5, $6, $7)'
+const PING = 'SELECT number, at FROM idempotency.ping($1, $2, $3)'
+const NOTE = 'SELECT number, done FROM idempotency.note($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)'
+const NOTES = 'SELECT number, lines FROM idempotency.notes_of($1, $2, $3, $4, $5)'
+const THROTTLE = 'SELECT number, wait FROM idempotency.throttle($1, $2, $3, $4, $5, $6, $7, $8)'
+const ADMIT = 'SELECT number, remaining, since FROM idempotency.admit($1, $2, $3, $4, $5, $6)'
+const PRUNE = 'SELECT number, pruned FROM idempotency.prune($1, $2, $3, $4, $5, $6)'
+const SETTINGS = [
+  'synchronous_commit',
+  'fsync',
+  'full_page_writes',
+  'default_transaction_isolation',
+  'synchronous_standby_names',
+  'track_activities',
+]
+/**
+ * Settings; standbys that are connected; rows of records that live and that VACUUM has to remove; how many MiB they took at the last VACUUM;
+ * for how many seconds the oldest transaction that its role may see has been open. No table is locked.
+ */
+const TRAITS = `SELECT $1::bigint, ${SETTINGS.map((name) => `current_setting('${name}')`).join(', ')},
+  (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'), s.n_live_tup, s.n_dead_tup,
+  (SELECT trunc(sum(c.relpages::bigint) / 128) FROM pg_class c, pg_class r WHERE r.oid = s.relid AND c.oid IN (r.oid, r.reltoastrelid)),
+  (SELECT trunc(extract(epoch FROM max(clock_timestamp() - xact_start))) FROM pg_stat_activity WHERE backend_xmin IS NOT NULL)
+FROM pg_stat_user_tables s WHERE s.schemaname = 'idempotency' AND s.relname = 'records'`
+
+/**
+ * Resolves after the first attempt to connect, whatever its outcome: the process starts without PostgreSQL, too.
+ * @throws {StoreUnavailable} if only a person can help: a schema of a later release, a certificate that is not there.
+ */
+export async function openPostgresStore(options: PostgresOptions): Promise<PostgresStore> {
+  const { service, timeoutMs, onPruned, grace = 0 } = options
+  const skew = options.skew ?? (() => 0)
+  const wait = lockWait(timeoutMs)
+  const connecting = { ...options, address: postgresAddress(options.url) }
+  const lanes = new Lanes(connecting, prepare, () => {
+    listener.resubscribe()
+    void epoch?.look()
+  })
+  const listener = new Listener(connecting, lanes, skew)
+  const epoch =
+    grace === 0
+      ? null
+      : new Epoch({
+          grace,
+          look: (seen) => lanes.run(ADMIT, [service, skew(), wait, grace, seen], 'local'),
+          onSilence: () => lanes.recheck(),
+          onNew: options.onNewEpoch ?? (() => {}),
+          onHeld: options.onHeld ?? (() => {}),
+        })
+
+  const prune = async (): Promise<void> => {
+    let pruned = 0
+    try {
+      const args = [skew(), wait, PRUNE_EVERY, PRUNE_PAGES, PRUNE_ROWS]
+      const [removed] = await lanes.run(PRUNE, args, 'local')
+      pruned = Number(removed)
+      if (pruned > 0) onPruned?.(pruned)
+    } catch {
+      // Tried again next time; operations report what is wrong.
+    }
+    if (!isClosed) timer = setTimeout(() => void prune(), pruned >= PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
+  }
+  const get = async (id: RecordId): Promise<GetReply> => {
+    const [now, ...stored] = await lanes.run(GET, [service, id, skew(), wait], 'local')
+    return { now: Number(now), bytes: bytesOf(stored) }
+  }
+  let isClosed = false
+  await lanes.open()
+  let timer = setTimeout(() => void prune(), PRUNE_EVERY).unref()
+
+  return {
+    name: 'postgres',
+
+    async put(id, bytes, { dueIn, dropIn }, entry = 'claim') {
+      const { schema, state, fence, token, createdAt, head, payload } = partsOf(bytes)
+      const record = [schema, state, fence, token, createdAt, head, payload, dueIn, dropIn]
+      const held = [ENTRIES[entry], grace, epoch?.seen ?? 0]
+      const args = [service, id, skew(), wait, ...record, ...held]
+      let row: Row
+      try {
+        row = await lanes.run(PUT, args)
+      } catch (error) {
+        // Nothing is written at present; what is there is answered. Not its own, of a lost reply: the standby perhaps has not got it.
+        const { now, bytes: found } = error instanceof PartlyUnavailable ? await get(id) : NOTHING
+        if (found === null || tokenOf(found).equals(token)) throw error
+        return { done: false, now, bytes: found }
+      }
+      const reply = writeReply(row)
+      if (reply.done) {
+        if (state !== IN_PROGRESS) listener.tell(id, row[WAITING] as string)
+        return reply
+      }
+      return { ...reply, bytes: reply.bytes as Buffer }
+    },
+
+    async swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
+      const { schema, state, fence, token, head, payload } = partsOf(bytes)
+      const record = [schema, state, fence, token, head, payload, dueIn, dropIn, nextFence ? 1 : 0]
+      const held = [grace, epoch?.seen ?? 0]
+      const args = [service, id, skew(), wait, ...expected(condition), ...record, ...held]
+      const row = await lanes.run(SWAP, args, 'urgent')
+      const reply = writeReply(row)
+      // Null: no attempt was ended. Not by this swap, either, where the upstream had done so itself.
+      const waiting = row[WAITING]
+      if (waiting != null && (!reply.done || state !== IN_PROGRESS)) listener.tell(id, waiting)
+      return reply
+    },
+
+    get,
+
+    async renew(items) {
+      if (items.length === 0) return []
+      const columns = [
+        items.map(({ id }) => id),
+        items.map(({ token }) => token),
+        items.map(({ dueIn }) => dueIn),
+        items.map(({ dropIn }) => dropIn),
+      ]
+      const [renewed] = await lanes.run(RENEW, [service, skew(), wait, ...columns], 'urgent')
+      const done = new Set(wordsOf(renewed))
+      // One that somebody has locked does not take the others their renewal.
+      return settled(
+        items.map(async ({ id, token, dueIn, dropIn }) => {
+          if (done.has(id)) return true
+          const [revived] = await lanes.run(
+            REVIVE,
+            [service, id, skew(), wait, token, dueIn, dropIn],
+            'urgent',
+          )
+          return revived === 't'
+        }),
+        false,
+      )
+    },
+
+    async due(limit) {
+      const [found] = await lanes.run(DUE, [service, skew(), wait, limit])
+      return wordsOf(found) as RecordId[]
+    },
+
+    async remove(id, version) {
+      const [done, waiting] = await lanes.run(REMOVE, [service, id, skew(), wait, version], 'urgent')
+      if (done === 't') listener.tell(id, waiting as string)
+      return done === 't'
+    },
+
+    async list(which, cursor, limit) {
+      if (which === 'unresolved') {
+        const after = placeOf(cursor)
+        const [found] = await lanes.run(PLACES, [service, skew(), wait, after.due, after.id, limit], 'local')
+        return pageOf(placesOf(found as string), limit)
+      }
+      if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+      const beginning = which === 'all' ? '' : which.beginning
+      const [found] = await lanes.run(LIST, [service, skew(), wait, beginning, cursor ?? '', limit], 'local')
+      const ids = wordsOf(found) as RecordId[]
+      return { ids, next: ids[limit - 1] ?? null }
+    },
+
+    async ping() {
+      const [now] = await lanes.run(PING, [skew(), wait], 'local')
+      return Number(now)
+    },
+
+    history: {
+      async append(id, notes) {
+        const columns = [
+          notes.map(({ tag }) => tag),
+          notes.map(({ count }) => count),
+          notes.map(({ firstAgo }) => Math.round(firstAgo)),
+          notes.map(({ lastAgo }) => Math.round(lastAgo)),
+          notes.map(({ text }) => text),
+        ]
+        const [done] = await lanes.run(NOTE, [service, id, skew(), wait, ...columns], 'local')
+        return done === 't'
+      },
+      async read(id) {
+        const [lines] = await lanes.run(NOTES, [service, id, skew(), wait], 'local')
+        return (JSON.parse(lines ?? '[]') as string[]).map(readNote)
+      },
+    },
+
+    limits: {
+      async take(bucket, { count, per }, units) {
+        const [free] = await lanes.run(THROTTLE, [service, bucket, skew(), wait, count, per, units], 'local')
+        return Number(free)
+      },
+    },
+
+    watch: (id, changed) => listener.watch(id, changed),
+
+    traits: async () => traitsOf(await lanes.run(TRAITS, [], 'local')),
+
+    async close() {
+      isClosed = true
+      clearTimeout(timer)
+      epoch?.close()
+      await Promise.all([lanes.close(), listener.close()])
+    },
+  }
+}
+
+function places(count: number): string {
+  return Array.from({ length: count }, (_, n) => `$${n + 1}`).join(', ')
+}
+
+const IN_PROGRESS = stateCode('in_progress')
+/** Of {@link WRITTEN}, without its number: where what was found begins, and what comes before it. */
+const FOUND = 8
+const WAITING = 5
+
+const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
+
+/** @throws {InGrace} */
+function writeReply(row: Row) {
+  const [at, done, version, fence, createdAt, , remaining, since] = row
+  const now = Number(at)
+  if (done !== 't' && Number(remaining) > 0) throw new InGrace(now, Number(since), Number(remaining))
+  if (done !== 't') return { done: false, now, bytes: bytesOf(row.slice(FOUND)) } as const
+  const stamp = { version: Number(version), fence: Number(fence), createdAt: Number(createdAt) }
+  return { done: true, now, stamp } as const
+}
+
+const NOTHING: GetReply = { now: 0, bytes: null }
+
+function tokenOf(bytes: Buffer): Buffer {
+  return bytes.subarray(PREFIX.token, PREFIX.createdAt)
+}
+
+/** What the columns take of a record; the store stamps the rest. */
+function partsOf(bytes: Buffer) {
+  const headEnd =
+    bytes.length < PREFIX.end + 4 ? bytes.length : PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
+  return {
+    schema: bytes.readUInt8(PREFIX.schema),
+    state: bytes.readUInt8(PREFIX.state),
+    fence: bytes.readUIntBE(PREFIX.fence, 6),
+    token: tokenOf(bytes),
+    createdAt: bytes.readUIntBE(PREFIX.createdAt, 6),
+    head: bytes.subarray(PREFIX.end, headEnd),
+    payload: bytes.subarray(headEnd),
+  }
+}
+
+/** `\\x` and 16 bytes. */
+const TOKEN_LENGTH = 34
+
+/** The record that was put together of these columns. */
+function bytesOf(stored: Row): Buffer | null {
+  const [version, fence, createdAt, updatedAt, due, dropAt, schema, state, token, head, payload] = stored
+  if (version === null) return null
+  if (token?.length !== TOKEN_LENGTH)
+    throw new CorruptRecord('the token of the stored record has another length')
+  // As `\x6162…`.
+  const isHex = token.startsWith('\\x') && `${head}`.startsWith('\\x') && `${payload}`.startsWith('\\x')
+  const rest = `${token.slice(2)}${`${head}`.slice(2)}${`${payload}`.slice(2)}`
+  const bytes = Buffer.allocUnsafe(PREFIX.end - 16 + rest.length / 2)
+  bytes.write('IP', 'latin1')
+  bytes[PREFIX.schema] = Number(schema)
+  bytes[PREFIX.state] = Number(state)
+  const tokenWritten = bytes.write(rest.slice(0, 32), PREFIX.token, 'hex')
+  const written = tokenWritten + bytes.write(rest.slice(32), PREFIX.end, 'hex')
+  if (!isHex || written * 2 !== rest.length)
+    throw new CorruptRecord('PostgreSQL did not write the bytes of the stored record in hex')
+  stamp(bytes, {
+    version: Number(version),
+    fence: Number(fence),
+    createdAt: Number(createdAt),
+    updatedAt: Number(updatedAt),
+    due: Number(due),
+    dropAt: Number(dropAt),
+  })
+  return bytes
+}
+
+function expected(condition: Condition): readonly Arg[] {
+  return 'version' in condition
+    ? [condition.version, null, null]
+    : [null, condition.token, condition.states.map(stateCode)]
+}
+
+function wordsOf(text: string | null | undefined): string[] {
+  return text ? text.split(' ') : []
+}
+
+/** Of `due id,due id`. */
+function placesOf(text: string): Place[] {
+  if (text === '') return []
+  return text.split(',').map((place) => {
+    const [due, id = ''] = place.split(' ')
+    return { due: Number(due), id }
+  })
+}
+
+/** Dead rows beyond these, and beyond the live ones, are what VACUUM cannot keep up with. */
+const BLOATED = 100_000
+/** Seconds. */
+const LONG_OPEN = 3600
+
+/** `row`: what {@link TRAITS} reads. */
+export function traitsOf(row: Row): StoreTraits {
+  const [commit, fsync, pages, isolation, standbys, activities, connected, live, dead, size, open] = row
+  const findings: string[] = []
+  if (commit === 'off')
+    findings.push('synchronous_commit is off: a crash of PostgreSQL loses the records of the last moments.')
+  if (fsync === 'off' || pages === 'off')
+    findings.push('fsync or full_page_writes is off: a crash of the server can damage or lose records.')
+  const replicas = Number(connected)
+  const isAsynchronous = standbys === '' && replicas > 0
+  if (Number(dead) > Math.max(BLOATED, Number(live)))
+    findings.push(
+      `${dead} dead rows lie beside ${live} live ones in idempotency.records: VACUUM does not keep up, or may not remove them.`,
+    )
+  if (Number(open) > LONG_OPEN)
+    findings.push(`A transaction has been open for ${open} s: VACUUM removes nothing that it may still see.`)
+  if (isolation !== 'read committed')
+    findings.push(
+      `default_transaction_isolation is ${isolation}: operations on one record at once are tried again, where read committed would wait.`,
+    )
+  if (activities === 'off')
+    findings.push(
+      'track_activities is off: after connections were cut the proxy cannot tell which of their statements still run, and may have more than 16.',
+    )
+  return {
+    durable: commit !== 'off' && fsync !== 'off' && pages !== 'off',
+    evicts: false,
+    forgets: isAsynchronous
+      ? 'The standby is asynchronous (synchronous_standby_names is empty): its promotion loses the last claims.'
+      : standbys !== '' && commit !== 'on' && commit !== 'remote_apply'
+        ? `synchronous_commit is ${commit}: a promotion of a standby can lose claims that were acknowledged; allowed: on, remote_apply.`
+        : null,
+    hasIdentity: true,
+    findings,
+    replication:
+      standbys === ''
+        ? `commits wait for no standby; connected: ${replicas}`
+        : `commits wait for ${standbys} (synchronous_commit ${commit}); connected: ${replicas}`,
+    room: `${size} MiB at the last VACUUM; ${live} rows, and ${dead} dead ones`,
+  }
+}

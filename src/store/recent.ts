@@ -1,0 +1,104 @@
+import type { Millis, RecordId, Spans } from '../core/record.ts'
+
+/** How long an acknowledged write may be lost: longer than replicas lag that may be promoted (`min-replicas-max-lag` is 10 s). */
+export const KEPT_FOR: Millis = 15_000
+const CHUNK = 1024 * 1024
+const CHUNKS = 16
+/** Of larger ones only the head is worth the room. */
+export const LARGEST_RECENT = 64 * 1024
+const ID_BYTES = 43
+/** The length, three instants, the id. */
+const BEFORE = 4 + 3 * 8 + ID_BYTES
+/** Begins no id. */
+const FORGOTTEN = 0
+
+/** A record as it was written. */
+export interface RecentWrite {
+  readonly id: RecordId
+  readonly bytes: Buffer
+  /** What is left of its spans now; null: its retention is over, and its key may be another request's. */
+  readonly left: () => Spans | null
+}
+
+interface Chunk {
+  readonly bytes: Buffer
+  used: number
+  /** Its newest write. */
+  at: Millis
+}
+
+/**
+ * What was written lately, at most 16 MiB: the latest. Kept as bytes outside V8's heap: every outcome passes through here, and lives on
+ * for many collections (docs/adr/0017).
+ */
+export class RecentWrites {
+  readonly #clock: () => Millis
+  /** Oldest first. */
+  readonly #chunks: Chunk[] = []
+
+  constructor(clock: () => Millis) {
+    this.#clock = clock
+  }
+
+  /** Copies `bytes`, of at most {@link LARGEST_RECENT}. */
+  add(id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): void {
+    const now = this.#clock()
+    const size = BEFORE + bytes.length
+    let chunk = this.#chunks.at(-1)
+    if (chunk === undefined || chunk.used + size > CHUNK) chunk = this.#next(now)
+    const { bytes: to } = chunk
+    let at = chunk.used
+    at = to.writeUInt32BE(bytes.length, at)
+    for (const time of [now, dueIn, dropIn]) at = to.writeDoubleBE(time, at)
+    at += to.write(id, at, 'latin1')
+    at += bytes.copy(to, at)
+    chunk.used = at
+    chunk.at = now
+  }
+
+  /** Oldest first: copies, since chunks are written anew. */
+  all(): RecentWrite[] {
+    const now = this.#clock()
+    const found: RecentWrite[] = []
+    for (const { bytes, from, to } of this.#writes()) {
+      const at = bytes.readDoubleBE(from + 4)
+      if (Math.ceil(now - at) > KEPT_FOR || bytes[to.id] === FORGOTTEN) continue
+      const [dueIn, dropIn] = [bytes.readDoubleBE(from + 12), bytes.readDoubleBE(from + 20)]
+      found.push({
+        id: bytes.toString('latin1', to.id, to.bytes) as RecordId,
+        bytes: Buffer.from(bytes.subarray(to.bytes, to.end)),
+        left: () => {
+          const age = Math.ceil(this.#clock() - at)
+          return dropIn > age ? { dueIn: dueIn - age, dropIn: dropIn - age } : null
+        },
+      })
+    }
+    return found
+  }
+
+  /** The record was removed: what was written of it is never written again. */
+  forget(id: RecordId): void {
+    for (const { bytes, to } of this.#writes())
+      if (bytes.toString('latin1', to.id, to.bytes) === id) bytes[to.id] = FORGOTTEN
+  }
+
+  *#writes() {
+    for (const { bytes, used } of this.#chunks)
+      for (let from = 0; from < used; ) {
+        const start = from + BEFORE
+        const to = { id: start - ID_BYTES, bytes: start, end: start + bytes.readUInt32BE(from) }
+        yield { bytes, from, to }
+        from = to.end
+      }
+  }
+
+  /** An empty one: the oldest where there are enough, or nobody needs it. */
+  #next(now: Millis): Chunk {
+    const [oldest] = this.#chunks
+    const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || now - oldest.at > KEPT_FOR)
+    const bytes = isFree ? (this.#chunks.shift() as Chunk).bytes : Buffer.allocUnsafeSlow(CHUNK)
+    const chunk = { bytes, used: 0, at: now }
+    this.#chunks.push(chunk)
+    return chunk
+  }
+}

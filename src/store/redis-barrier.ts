@@ -1,0 +1,321 @@
+import { setImmediate as immediately } from 'node:timers/promises'
+import type { StoreConfig } from '../config/config.ts'
+import type { Millis } from '../core/record.ts'
+import { within } from '../runtime/scheduling.ts'
+import { meets, PREFIX } from './codec.ts'
+import type { Part } from './redis-cluster.ts'
+import { Connection, exactly, runIdOf } from './redis-connection.ts'
+import { type Link, mismatch, nameOf, type Reader, Refused } from './redis-link.ts'
+import { Misconfigured } from './redis-url.ts'
+import { Unreplicated, type WriteReply } from './register.ts'
+import type { Reply } from './resp.ts'
+
+/** How long the known number of replicas is trusted. */
+const KNOWN_FOR: Millis = 1000
+/** Nobody reads a marker. */
+const MARKER_LIFE: Millis = 60_000
+
+export type Wait = NonNullable<StoreConfig['wait']>
+
+export interface BarrierOptions {
+  readonly wait: Wait
+  readonly timeoutMs: Millis
+  /** A key of the shard, of any value. */
+  readonly markerOf: (shard: number) => string
+  /** How many replicas are known to those who may promote one, including those that are down. Asked over a connection to the master. */
+  readonly replicasOf: (master: Connection) => Promise<number>
+  /** Called when a claim has reached what `store.wait` demands, or has not and is withdrawn. */
+  readonly onWaited?: ((satisfied: boolean) => void) | undefined
+}
+
+/**
+ * Claims that wait until replicas, or disks, have them (contract §9). A claim waits for the next round that begins after its reply: over
+ * a second connection to the same process a marker is written, and `WAIT`ed for. The marker is younger in the stream of replication than
+ * the claims, so whoever has it has them: one round for all claims of a moment (ADR 93).
+ */
+export class Barriers {
+  readonly #options: BarrierOptions
+  readonly #byLink = new Map<Link, Barrier>()
+
+  constructor(options: BarrierOptions) {
+    this.#options = options
+  }
+
+  /** @throws {Misconfigured} if a server that answers cannot do it: only a person can help. */
+  async open(parts: readonly Part[]): Promise<void> {
+    const { disk } = this.#options.wait
+    if (disk === 'none') return
+    for (const { server } of parts) {
+      // A server that is down refuses its claims later, like any other that cannot wait.
+      const refused = await server.ask('waitaof', [1, 0, 1], countsIn).then(() => null, refusalOf)
+      if (refused === null) continue
+      const why = /unknown command/i.test(refused)
+        ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
+        : /appendonly/.test(refused)
+          ? 'appendonly is off on the server; allowed: appendonly yes'
+          : `the server refuses WAITAOF (${refused}); allowed: a user with +waitaof`
+      throw new Misconfigured(`store.wait.disk: found ${disk}, and ${why}, or disk: none`)
+    }
+  }
+
+  /**
+   * Runs the write of a claim, whose reply `read` understands, and waits where it has written the claim, or finds that it is there.
+   * @throws {Unreplicated} if it is not where it has to be.
+   */
+  async claim<Found extends Buffer | null>(
+    shard: number,
+    bytes: Buffer,
+    write: (read: Reader<WriteReply<Found>>) => Promise<WriteReply<Found>>,
+    read: (reply: never) => WriteReply<Found>,
+  ): Promise<WriteReply<Found>> {
+    // The store takes ownership of the bytes.
+    const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
+    let link: Link | null = null
+    const reply = await write((answer, by) => {
+      link = by
+      return read(answer)
+    })
+    if (reply.done || (reply.bytes !== null && meets(reply.bytes, own)))
+      await this.#wait(link as unknown as Link, shard)
+    return reply
+  }
+
+  /** For people: why claims at this master are refused; null: they are accepted. */
+  async check({ server, shards }: Part): Promise<string | null> {
+    try {
+      const link = await server.ask('time', [], (_time, by) => by)
+      await this.#of(link).wait(shards[0] as number)
+      return null
+    } catch (error) {
+      return `${(error as Error).message}: claims are answered 503.`
+    }
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([...this.#byLink.values()].map((barrier) => barrier.close()))
+  }
+
+  async #wait(link: Link, shard: number): Promise<void> {
+    const { onWaited } = this.#options
+    try {
+      await this.#of(link).wait(shard)
+    } catch (error) {
+      onWaited?.(false)
+      throw error
+    }
+    onWaited?.(true)
+  }
+
+  #of(link: Link): Barrier {
+    const known = this.#byLink.get(link)
+    if (known !== undefined) return known
+    for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
+    const barrier = new Barrier(link, this.#options, () => this.#byLink.delete(link))
+    this.#byLink.set(link, barrier)
+    return barrier
+  }
+}
+
+/** A claim that waits. */
+interface Waiting {
+  readonly shard: number
+  readonly resolve: () => void
+  readonly reject: (error: Unreplicated) => void
+}
+
+/** The result of a round. */
+interface Reached {
+  /** Replicas that have the marker. */
+  readonly replicas: number
+  /** So many have to. */
+  readonly needed: number
+  /** Whether the server's own disk has it, if that is demanded. */
+  readonly disk: boolean
+}
+
+/** The claims that wait for the replicas of one process. */
+class Barrier {
+  readonly #link: Link
+  readonly #options: BarrierOptions
+  readonly #server: Connection
+  #opened: Promise<void> | null = null
+  #waiting: Waiting[] = []
+  #isRunning = false
+  /** How many replicas `WAIT` waits for. */
+  #replicas: number
+  #known: { readonly count: number; readonly until: Millis } | null = null
+
+  /** `onLost`: called when it can no longer be used. */
+  constructor(link: Link, options: BarrierOptions, onLost: () => void) {
+    const { wait, timeoutMs } = options
+    this.#link = link
+    this.#options = options
+    this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
+    // Two commands may wait in sequence.
+    this.#server = new Connection({ find: () => link.address }, timeoutMs + 2 * wait.timeout, {
+      onEvent() {},
+      onReady() {},
+      // The next connection may lead to another process.
+      onLost: () => {
+        onLost()
+        void this.#server.close()
+      },
+    })
+  }
+
+  /** @throws {Unreplicated} */
+  wait(shard: number): Promise<void> {
+    const { promise, resolve, reject } = Promise.withResolvers<void>()
+    this.#waiting.push({ shard, resolve, reject })
+    if (!this.#isRunning) void this.#run()
+    return promise
+  }
+
+  close(): Promise<void> {
+    return this.#server.close()
+  }
+
+  async #run(): Promise<void> {
+    this.#isRunning = true
+    // After the claims whose replies arrived together with the first one's.
+    await immediately()
+    while (this.#waiting.length > 0) {
+      const claims = this.#waiting
+      this.#waiting = []
+      this.#waiting.unshift(...(await this.#round(claims)))
+    }
+    this.#isRunning = false
+  }
+
+  /** Returns the claims that need another round. */
+  async #round(claims: readonly Waiting[]): Promise<readonly Waiting[]> {
+    const { timeout } = this.#options.wait
+    const shard = (claims[0] as Waiting).shard
+    try {
+      await (this.#opened ??= this.#open())
+      const before = this.#replicas
+      const { replicas, needed, disk } = await this.#reach(shard)
+      this.#replicas = needed
+      if (replicas < needed) {
+        // A replica unknown until now: it was not waited for.
+        if (needed > before) return claims
+        throw new Error(`${replicas} of ${needed} replicas had it within ${timeout} ms`)
+      }
+      if (!disk) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
+      for (const { resolve } of claims) resolve()
+      return []
+    } catch (error) {
+      const { message } = error as Error
+      const unreplicated = new Unreplicated(`store.wait is not satisfied: ${message}`)
+      // Only that slot is being moved to another server.
+      const isOfShard = error instanceof MarkerRefused
+      const [refused, others] = isOfShard
+        ? [claims.filter((one) => one.shard === shard), claims.filter((one) => one.shard !== shard)]
+        : [claims, []]
+      for (const { reject } of refused) reject(unreplicated)
+      return others
+    }
+  }
+
+  async #open(): Promise<void> {
+    await this.#server.open()
+    await this.#compare().catch(async (error: unknown) => {
+      await this.#server.close()
+      throw error
+    })
+  }
+
+  /** Rejects unless the connection leads to the process that received the claims. */
+  async #compare(): Promise<void> {
+    const link = this.#link
+    const ids = await Promise.all([this.#server, link].map((one) => one.ask('info', ['server'], runIdOf)))
+    if (ids[0] === '' || ids[0] !== ids[1])
+      throw new Error(
+        `a second connection to ${nameOf(link.address)} leads to another process than the claims`,
+      )
+  }
+
+  async #reach(shard: number): Promise<Reached> {
+    const { wait, markerOf } = this.#options
+    const server = this.#server
+    const waitsForAll = wait.replicas === 'all'
+    const asked = this.#replicas
+    const onDisks = wait.disk === 'replicas'
+    const [, inMemory, [local, remote], connected, known] = await Promise.all([
+      // If the marker was refused, the rest says nothing about the claims.
+      server.ask('set', [markerOf(shard), '1', 'PX', MARKER_LIFE], exactly('OK')).catch((error: unknown) => {
+        throw error instanceof Refused ? new MarkerRefused(error.message) : error
+      }),
+      asked === 0 || onDisks ? asked : server.ask('wait', [asked, wait.timeout], countIn),
+      wait.disk === 'none'
+        ? ([1, 0] as const)
+        : server.ask('waitaof', [1, onDisks ? asked : 0, wait.timeout], countsIn),
+      waitsForAll ? server.ask('role', [], connectedIn) : 0,
+      waitsForAll ? this.#knownReplicas() : 0,
+    ])
+    return {
+      replicas: onDisks ? remote : inMemory,
+      needed: waitsForAll ? Math.max(1, connected, known) : asked,
+      disk: local > 0,
+    }
+  }
+
+  /** As known to those who may promote one; if they cannot be asked, the last number they reported. */
+  async #knownReplicas(): Promise<number> {
+    const now = performance.now()
+    if (this.#known === null || this.#known.until < now) {
+      const asked = this.#options.replicasOf(this.#server)
+      const count =
+        this.#known === null
+          ? await asked
+          : await within(
+              this.#options.timeoutMs,
+              asked.catch(() => null),
+            )
+      if (count !== null) this.#known = { count, until: now + KNOWN_FOR }
+    }
+    return this.#known?.count as number
+  }
+}
+
+/** The server does not accept writes to that slot. */
+class MarkerRefused extends Error {}
+
+function refusalOf(error: unknown): string | null {
+  return error instanceof Refused ? error.reply : null
+}
+
+function countIn(reply: Reply): number {
+  if (typeof reply !== 'number') throw mismatch()
+  return reply
+}
+
+/** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas have. */
+function countsIn(reply: Reply): readonly [number, number] {
+  const [local, replicas] = Array.isArray(reply) ? reply : []
+  if (typeof local !== 'number' || typeof replicas !== 'number') throw mismatch()
+  return [local, replicas]
+}
+
+/** Of the `ROLE` of a master. */
+function connectedIn(reply: Reply): number {
+  const [role, , replicas] = Array.isArray(reply) ? reply : []
+  if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw mismatch()
+  return replicas.length
+}
+
+/** For people. */
+export function replicationText({ replicas, disk, timeout }: Wait): string {
+  const count =
+    replicas === 'all' ? 'every replica that is known' : `${replicas} replica${replicas === 1 ? '' : 's'}`
+  const whom =
+    disk === 'replicas'
+      ? `the disks of the server and of ${count}`
+      : [...(replicas === 'none' ? [] : [count]), ...(disk === 'none' ? [] : ['the server’s disk'])].join(
+          ' and ',
+        )
+  return `claims wait for ${whom}, up to ${timeout} ms`
+}
+
+/** Of a claim that its owner recognises: also of one that was written down as silent. */
+const OPEN = ['in_progress', 'unknown'] as const

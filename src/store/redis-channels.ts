@@ -1,0 +1,148 @@
+import type { Millis, RecordId } from '../core/record.ts'
+import { Connection, type OnEvent, type Target } from './redis-connection.ts'
+import { mismatch, Refused, wordsOf } from './redis-link.ts'
+import type { Reply } from './resp.ts'
+import { type Subscription, Subscriptions } from './subscriptions.ts'
+
+export interface ChannelOptions {
+  readonly timeoutMs: Millis
+  readonly onEvent: OnEvent
+  readonly channelOf: (id: RecordId) => string
+  /** The server that publishes writes to the record, as far as known. */
+  readonly targetOf: (id: RecordId) => Target | null
+  /** Whether another server publishes them by now, and {@link Channels.moved} follows. */
+  readonly isMoved: (error: Refused, id: RecordId) => boolean
+}
+
+/**
+ * Watches by pub/sub, over a separate connection to each server, opened for the first watcher and then kept. Channels are sharded (Redis
+ * 7): in a cluster a message goes to the slot of its record instead of to every node.
+ */
+export class Channels {
+  readonly #options: ChannelOptions
+  readonly #subscriptions: Subscriptions
+  readonly #byChannel = new Map<string, RecordId>()
+  readonly #targets = new Map<RecordId, Target | null>()
+  readonly #connections = new Map<Target, Connection>()
+  #refused = false
+  #closed = false
+
+  constructor(options: ChannelOptions) {
+    this.#options = options
+    this.#subscriptions = new Subscriptions(options.timeoutMs, {
+      begin: (subscription) => this.#begin(subscription),
+      end: (id) => this.#end(id),
+    })
+  }
+
+  /** As {@link Subscriptions.watch}. */
+  watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#subscriptions.watch(id, changed)
+  }
+
+  /** It may be another server now: subscribe anew. */
+  resubscribe(): void {
+    for (const connection of this.#connections.values()) if (connection.isReady) connection.reconnect()
+  }
+
+  /** Other servers may publish writes to some records now. */
+  moved(): void {
+    for (const subscription of this.#subscriptions.all) {
+      const { id, missed } = subscription
+      if (missed || this.#targets.get(id) !== this.#options.targetOf(id)) this.#again(subscription)
+    }
+    const used = new Set(this.#targets.values())
+    for (const [target, connection] of this.#connections)
+      if (!used.has(target)) {
+        this.#connections.delete(target)
+        void connection.close()
+      }
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    this.#subscriptions.missAll()
+    await Promise.all([...this.#connections.values()].map((connection) => connection.close()))
+  }
+
+  #begin(subscription: Subscription): void {
+    const { id } = subscription
+    const target = this.#closed ? null : this.#options.targetOf(id)
+    this.#byChannel.set(this.#options.channelOf(id), id)
+    this.#targets.set(id, target)
+    if (target === null) return this.#subscriptions.miss(subscription)
+    const connection = this.#connections.get(target) ?? this.#connect(target)
+    if (connection.isReady) void this.#subscribe(connection, subscription)
+    else if (!connection.isTrying) this.#subscriptions.miss(subscription)
+  }
+
+  #again(subscription: Subscription): void {
+    this.#subscriptions.miss(subscription)
+    this.#begin(subscription)
+  }
+
+  #end(id: RecordId): void {
+    const channel = this.#options.channelOf(id)
+    const connection = this.#connections.get(this.#targets.get(id) as Target)
+    this.#byChannel.delete(channel)
+    this.#targets.delete(id)
+    connection?.ask('sunsubscribe', [channel], ended).catch(() => {})
+  }
+
+  async #subscribe(connection: Connection, subscription: Subscription): Promise<void> {
+    const { id } = subscription
+    try {
+      // One channel per command: in a cluster, the channels of one command have to be in one slot.
+      await connection.ask('ssubscribe', [this.#options.channelOf(id)], begun)
+      this.#refused = false
+      this.#subscriptions.acknowledged(subscription)
+    } catch (error) {
+      this.#subscriptions.miss(subscription)
+      // No answer: on a new connection, everything is subscribed again.
+      if (!(error instanceof Refused)) return connection.reconnect()
+      if (this.#options.isMoved(error, id) || this.#refused) return
+      this.#refused = true
+      this.#options.onEvent('error', `channels are refused, nobody is woken: ${error.message}`)
+    }
+  }
+
+  #connect(target: Target): Connection {
+    const its = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
+    const connection = new Connection(target, this.#options.timeoutMs, {
+      onReady: () => {
+        for (const subscription of its()) void this.#subscribe(connection, subscription)
+      },
+      onLost: () => {
+        for (const subscription of its()) this.#subscriptions.miss(subscription)
+      },
+      // The connection for commands reports them.
+      onEvent: () => {},
+      onMessage: (message, awaited) => this.#take(message, awaited),
+    })
+    this.#connections.set(target, connection)
+    void connection.open()
+    return connection
+  }
+
+  #take(message: Reply, awaited: unknown): boolean {
+    const [kind = '', channel = ''] = wordsOf(message)
+    if (kind !== 'smessage' && (kind !== 'sunsubscribe' || awaited === ended)) return false
+    const id = this.#byChannel.get(channel)
+    const subscription = id === undefined ? undefined : this.#subscriptions.get(id)
+    if (subscription === undefined) return true
+    if (kind === 'smessage') this.#subscriptions.tell(subscription.id)
+    // The slot has gone to another server.
+    else this.#again(subscription)
+    return true
+  }
+}
+
+/* What Redis sends about a subscription: `[kind, channel, number of subscriptions]`. */
+
+function begun(reply: Reply): void {
+  if (wordsOf(reply)[0] !== 'ssubscribe') throw mismatch()
+}
+
+function ended(reply: Reply): void {
+  if (wordsOf(reply)[0] !== 'sunsubscribe') throw mismatch()
+}

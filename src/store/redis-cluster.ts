@@ -1,0 +1,442 @@
+import { createHash } from 'node:crypto'
+import type { Millis } from '../core/record.ts'
+import {
+  askAll,
+  Connection,
+  exactly,
+  type OnEvent,
+  type Target,
+  type Unanswered,
+} from './redis-connection.ts'
+import { mismatch, nameOf, type Place, type Reader, Refused, type Script, wordsOf } from './redis-link.ts'
+import { type ClusterUrl, Misconfigured } from './redis-url.ts'
+import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from './register.ts'
+import { type Arg, headOf, type Reply } from './resp.ts'
+
+const SLOTS = 16_384
+/** Of one command. */
+const MAX_REDIRECTS = 3
+/** Pause between readings of the map while something is wrong: doubled whenever nobody answers, up to `REREAD_AT_MOST`. */
+const REREAD: Millis = 250
+const REREAD_AT_MOST: Millis = 2000
+
+/** A master, now or a moment ago. */
+interface Node {
+  readonly place: Place
+  readonly target: Target
+  readonly connection: Connection
+  /** Its first attempt to connect has ended. */
+  readonly opened: Promise<void>
+}
+
+interface Range {
+  readonly first: number
+  readonly last: number
+  /** The master, then its replicas. */
+  readonly nodes: readonly Place[]
+}
+
+/** A master and its shards. */
+export interface Part {
+  /** Host and port; '' if it is the only one. */
+  readonly name: string
+  readonly server: Connection
+  readonly shards: readonly number[]
+}
+
+/** The slots according to all masters. */
+export interface View {
+  /** The map has changed: slots have moved. */
+  readonly id: string
+  /** In a fixed order. */
+  readonly servers: readonly Connection[]
+}
+
+export interface ClusterEvents {
+  readonly onEvent: OnEvent
+  /** A node takes commands. */
+  readonly onReady: () => void
+  /** As in {@link Connection}. */
+  readonly identifies: boolean
+  /** Shards may have other masters now. */
+  readonly onMap: () => void
+}
+
+/**
+ * The masters of a cluster: which one has which of the 256 shards, with one connection to each. The map may be stale: a node without a
+ * key's slot says which node has it. Replicas are never asked for a key (ADR 81).
+ */
+export class Cluster {
+  readonly #url: ClusterUrl
+  readonly #timeoutMs: Millis
+  readonly #events: ClusterEvents
+  readonly #nodes = new Map<string, Node>()
+  /** By shard; empty if still unknown. */
+  #map: Node[] = []
+  /** Addresses to ask for the map if no master answers. */
+  #known: readonly Place[]
+  #turn = 0
+  #reading: Promise<void> | null = null
+  #rereading: NodeJS.Timeout | undefined
+  /** Readings in a row that failed. */
+  #failures = 0
+  /** Why there is no map. */
+  #trouble = 'connecting'
+  #isClosed = false
+
+  constructor(url: ClusterUrl, timeoutMs: Millis, events: ClusterEvents) {
+    this.#url = url
+    this.#timeoutMs = timeoutMs
+    this.#events = events
+    this.#known = url.hosts
+  }
+
+  /**
+   * Resolves after the first attempt, whatever its result: the process starts without Redis, too.
+   *
+   * @throws {Misconfigured} if only a person can help.
+   */
+  async open(): Promise<void> {
+    try {
+      await this.#read()
+    } catch (error) {
+      if (error instanceof Misconfigured) {
+        await this.close()
+        throw error
+      }
+      this.#fail(error as Error)
+    }
+    await Promise.all([...this.#nodes.values()].map(({ opened }) => opened))
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    this.#trouble = 'closed'
+    clearTimeout(this.#rereading)
+    await Promise.all([...this.#nodes.values()].map(({ connection }) => connection.close()))
+  }
+
+  /** By the first key. */
+  run<T>(what: Script, args: Arg[], read: Reader<T>): Promise<T> {
+    const shard = shardOf(args[1] as string)
+    const node = this.#map[shard]
+    if (node === undefined) return this.#refuse()
+    const expiresAt = performance.now() + this.#timeoutMs
+    const own = args.length
+    return node.connection.run(what, args, read).catch((error: unknown) =>
+      this.#follow(error, node, shard, expiresAt, ({ connection }, asks) => {
+        // Arguments appended for the previous server.
+        args.length = own
+        // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
+        return connection.run(asks ? inFull(what) : what, args, read)
+      }),
+    )
+  }
+
+  /** By the first argument, a key. */
+  ask<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+    const shard = shardOf(args[0] as string)
+    const node = this.#map[shard]
+    if (node === undefined) return this.#refuse()
+    const expiresAt = performance.now() + this.#timeoutMs
+    return node.connection
+      .ask(name, args, read)
+      .catch((error: unknown) =>
+        this.#follow(error, node, shard, expiresAt, ({ connection }) => connection.ask(name, args, read)),
+      )
+  }
+
+  /** A connection that is ready, if any is: the cluster is up even if one of its masters is not. */
+  askAnyone<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+    const nodes = [...this.#nodes.values()]
+    const node = nodes.find(({ connection }) => connection.isReady) ?? nodes[0]
+    return node === undefined ? this.#refuse() : node.connection.ask(name, args, read)
+  }
+
+  /** The masters, according to the cluster now. */
+  async parts(): Promise<readonly Part[]> {
+    await this.#read().catch(() => {})
+    const parts = this.known()
+    return parts.length === 0 ? this.#refuse() : parts
+  }
+
+  /** The masters, as far as is known. */
+  known(): readonly Part[] {
+    const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as Node)
+    return [...byNode].map(([node, shards]) => ({
+      name: nameOf(node.place),
+      server: node.connection,
+      shards,
+    }))
+  }
+
+  /**
+   * The masters that have the shard, or any shard (null), in the view of any master: they do not all learn at once that a slot has moved.
+   */
+  async view(shard: number | null): Promise<View> {
+    const told = await Promise.all(
+      [...this.#nodes.values()].map(({ connection, place }) =>
+        connection.ask('cluster', ['slots'], rangesOf(place.host)),
+      ),
+    )
+    const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
+    const masters = new Map<string, Place>()
+    const views = told.map((ranges) =>
+      ranges.map(({ first, last, nodes: [master] }) => {
+        const name = nameOf(master as Place)
+        if (slot === null || (first <= slot && slot <= last)) masters.set(name, master as Place)
+        return [first, last, name]
+      }),
+    )
+    if (masters.size === 0) return this.#refuse()
+    const nodes = [...masters.keys()].sort().map((name) => this.#nodeAt(masters.get(name) as Place))
+    await Promise.all(nodes.map(({ opened }) => opened))
+    const id = createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8)
+    return { id, servers: nodes.map(({ connection }) => connection) }
+  }
+
+  /** For people: how the shards are distributed. */
+  topology(): string {
+    const shares = [...Map.groupBy(this.#map, ({ place }) => nameOf(place))].map(([name, { length }]) => ({
+      name,
+      length,
+    }))
+    const largest = Math.max(...shares.map(({ length }) => length))
+    const each = shares.map(({ name, length }) => `${name} has ${length}`).join(', ')
+    const times = ((largest * shares.length) / this.#map.length).toFixed(2)
+    return `${shares.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
+  }
+
+  /** The server that publishes writes to the shard. Null: unknown. */
+  targetOf(shard: number): Target | null {
+    return this.#map[shard]?.target ?? null
+  }
+
+  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
+  isMoved(error: Refused, shard: number): boolean {
+    const node = this.#map[shard]
+    if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
+    else return node !== undefined && this.#redirect(error, node, shard) !== null
+    return true
+  }
+
+  async #follow<T>(
+    refused: unknown,
+    from: Node,
+    shard: number,
+    expiresAt: Millis,
+    send: (node: Node, asks: boolean) => Promise<T>,
+  ): Promise<T> {
+    let error = refused
+    let node = from
+    const { promise: late, reject } = Promise.withResolvers<never>()
+    late.catch(() => {})
+    const timedOut = new StoreUnavailable('no answer from Redis: Command timed out', true)
+    const timer = setTimeout(reject, expiresAt - performance.now(), timedOut)
+    try {
+      for (let n = 0; n < MAX_REDIRECTS; n++) {
+        const redirect = this.#redirect(error, node, shard)
+        if (redirect === null) break
+        node = redirect.node
+        const refusal = error
+        await Promise.race([late, node.opened]).catch(() => Promise.reject(refusal))
+        // In one write with what follows.
+        if (redirect.asks) node.connection.ask('asking', [], exactly('OK')).catch(() => {})
+        try {
+          return await Promise.race([late, send(node, redirect.asks)])
+        } catch (next) {
+          error = next
+        }
+      }
+    } finally {
+      clearTimeout(timer)
+    }
+    throw this.#partly(error, node)
+  }
+
+  /** The breaker only matters if nobody can be reached. */
+  #partly(error: unknown, node: Node): unknown {
+    if (!(error instanceof StoreUnavailable) || error instanceof StoreFull || error instanceof Declined)
+      return error
+    const others = [...this.#nodes.values()].filter((one) => one !== node)
+    if (!others.some(({ connection }) => connection.isReady)) return error
+    return new PartlyUnavailable(error.message, error.maybeApplied)
+  }
+
+  /** What the node's refusal means. Null: not that another node has the slot. */
+  #redirect(
+    error: unknown,
+    from: Node,
+    shard: number,
+  ): { readonly node: Node; readonly asks: boolean } | null {
+    if (!(error instanceof Refused)) return null
+    // The node may be cut off from the others, which know better.
+    if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
+    const [, kind, host = '', port] = /^(MOVED|ASK) \d+ (.*):(\d+)$/.exec(error.reply) ?? []
+    if (kind === undefined) return null
+    const node = this.#nodeAt({ host: isHost(host) ? host : from.place.host, port: Number(port) })
+    if (kind === 'MOVED' && this.#map[shard] !== node) {
+      this.#map[shard] = node
+      this.#events.onMap()
+      // A slot hardly ever moves alone.
+      this.#readLater()
+    }
+    return { node, asks: kind === 'ASK' }
+  }
+
+  #refuse(): Promise<never> {
+    return Promise.reject(new StoreUnavailable(`Redis is not connected: ${this.#trouble}`, false))
+  }
+
+  #nodeAt(place: Place): Node {
+    const name = nameOf(place)
+    const known = this.#nodes.get(name)
+    if (known !== undefined) return known
+    const address = { ...place, ...this.#url.server }
+    const target: Target = { find: () => address }
+    const connection = new Connection(target, this.#timeoutMs, {
+      onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
+      identifies: this.#events.identifies,
+      onReady: this.#events.onReady,
+      onLost: () => this.#readLater(),
+    })
+    const node = { place, target, connection, opened: connection.open() }
+    this.#nodes.set(name, node)
+    return node
+  }
+
+  #read(): Promise<void> {
+    this.#reading ??= this.#readMap().finally(() => {
+      this.#reading = null
+    })
+    return this.#reading
+  }
+
+  async #readMap(): Promise<void> {
+    // One after the other: a node cut off from the others has a stale map.
+    const ready = [...this.#nodes.values()].filter(({ connection }) => connection.isReady)
+    const node = ready[this.#turn++ % ready.length]
+    const ask = (server: Connection, { host }: Place) => server.ask('cluster', ['slots'], rangesOf(host))
+    if (node !== undefined) return this.#take(await ask(node.connection, node.place))
+    const known = this.#known.map((place) => ({ ...place, ...this.#url.server }))
+    const askWhole = async (server: Connection, place: Place) => wholeOf(await ask(server, place))
+    try {
+      const [ranges] = (await askAll(known, this.#timeoutMs, 0, askWhole)) as [Range[]]
+      this.#take(ranges)
+    } catch (error) {
+      const { errors, message } = error as Unanswered
+      if (errors.every((one) => one instanceof Uncovered || one.message.includes('cluster support disabled')))
+        throw new Misconfigured(`store.url: ${message}; allowed: nodes of a cluster that covers all slots`)
+      throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
+    }
+  }
+
+  #take(ranges: readonly Range[]): void {
+    if (this.#isClosed) return
+    const map = SLOT_OF_SHARD.map((slot, shard) => {
+      const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
+      // A node removed from the cluster knows no slots. The previous owner will say whether it still has the slot.
+      return master === undefined ? (this.#map[shard] as Node) : this.#nodeAt(master)
+    })
+    const isOther = map.some((node, shard) => node !== this.#map[shard])
+    this.#map = map
+    this.#failures = 0
+    const places = [...this.#url.hosts, ...ranges.flatMap(({ nodes }) => nodes)]
+    this.#known = [...new Map(places.map((place) => [nameOf(place), place])).values()]
+    for (const [name, node] of this.#nodes)
+      if (!map.includes(node)) {
+        this.#nodes.delete(name)
+        void node.connection.close()
+      }
+    if (isOther) this.#events.onMap()
+  }
+
+  #readLater(): void {
+    const delay = Math.min(REREAD * 2 ** this.#failures, REREAD_AT_MOST)
+    if (!this.#isClosed) this.#rereading ??= setTimeout(() => void this.#reread(), delay)
+  }
+
+  /** Resolves once every shard has a connected master. */
+  async #reread(): Promise<void> {
+    this.#rereading = undefined
+    // Subscriptions that failed may succeed now.
+    await this.#read().then(
+      () => this.#events.onMap(),
+      (error: Error) => this.#fail(error),
+    )
+    if (!this.#map.every(({ connection }) => connection.isReady)) this.#readLater()
+  }
+
+  #fail({ message }: Error): void {
+    if (message !== this.#trouble) this.#events.onEvent('error', message)
+    this.#trouble = message
+    this.#failures++
+    this.#readLater()
+  }
+}
+
+/** The shard of a key: its hash tag, in hex. */
+function shardOf(key: string): number {
+  const at = key.indexOf('{') + 1
+  return Number.parseInt(key.slice(at, at + 2), 16)
+}
+
+const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) => slotOf(n.toString(16).padStart(2, '0')))
+
+/** CRC16 (XMODEM), as the cluster specification has it. */
+function slotOf(tag: string): number {
+  let crc = 0
+  for (const byte of Buffer.from(tag)) {
+    crc ^= byte << 8
+    for (let bit = 0; bit < 8; bit++) crc = crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1
+  }
+  return (crc & 0xffff) % SLOTS
+}
+
+/** A node's map leaves slots out. */
+class Uncovered extends Error {}
+
+function wholeOf(ranges: readonly Range[]): readonly Range[] {
+  const uncovered = ranges.reduce((left, { first, last }) => left - (last - first + 1), SLOTS)
+  if (uncovered > 0) throw new Uncovered(`${uncovered} of ${SLOTS} slots belong to no node`)
+  return ranges
+}
+
+/** The same script, by its text. */
+function inFull({ source, admits }: Script): Script {
+  return { source, admits, head: headOf('eval', source) }
+}
+
+/** @param asked host of the queried server, which omits its own name if it does not know it. */
+function rangesOf(asked: string) {
+  return (reply: Reply): Range[] => {
+    if (!Array.isArray(reply)) throw mismatch()
+    return reply.map((range) => {
+      const [first, last, ...nodes] = Array.isArray(range) ? range : []
+      if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw mismatch()
+      return { first, last, nodes: nodes.map((node) => placeOf(node, asked)) }
+    })
+  }
+}
+
+/** From the lines of `CLUSTER NODES`: how many replicas the node that reports them has, including those that are down. */
+export function replicasIn(reply: Reply): number {
+  if (!Buffer.isBuffer(reply)) throw mismatch()
+  const nodes = String(reply)
+    .split('\n')
+    .map((line) => line.split(' '))
+  const own = nodes.find(([, , flags = '']) => flags.split(',').includes('myself'))
+  if (own === undefined) throw mismatch()
+  return nodes.filter(([, , , master]) => master === own[0]).length
+}
+
+function placeOf(node: Reply, asked: string): Place {
+  const [host = ''] = wordsOf(node)
+  const port = Array.isArray(node) ? node[1] : undefined
+  if (typeof port !== 'number') throw mismatch()
+  return { host: isHost(host) ? host : asked, port }
+}
+
+function isHost(host: string): boolean {
+  return host !== '' && host !== '?'
+}

@@ -1,0 +1,283 @@
+import { createHash } from 'node:crypto'
+import { readFileSync } from 'node:fs'
+import { setImmediate as immediately } from 'node:timers/promises'
+import type { Millis } from '../core/record.ts'
+import { within } from '../runtime/scheduling.ts'
+import { reconnectDelay } from './reconnect.ts'
+import {
+  type Address,
+  Link,
+  type LinkEvents,
+  mismatch,
+  nameOf,
+  type Reader,
+  type Script,
+  wordsOf,
+} from './redis-link.ts'
+import { StoreUnavailable } from './register.ts'
+import { type Arg, headOf, type Reply } from './resp.ts'
+
+export const CONNECTION_NAME = 'idempotency-proxy'
+/** A password that the server does not ask for does no harm. */
+const NEEDLESS_PASSWORD = /no password is set|without any password configured for the default user/
+
+export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+
+/** Where a connection leads. */
+export interface Target {
+  /** Asked before each attempt. */
+  find(): Address | Promise<Address>
+  /** A replica is of no use: its "absent" may be a lie. */
+  readonly isMaster?: boolean
+}
+
+export interface ConnectionEvents {
+  readonly onEvent: OnEvent
+  /** Commands are taken. */
+  readonly onReady: () => void
+  /** An attempt has failed, or the connection has ended. */
+  readonly onLost?: () => void
+  readonly onMessage?: LinkEvents['onMessage']
+  /** Its links get to know which process they reach, for scripts that `admit`. */
+  readonly identifies?: boolean
+}
+
+export function script(name: string, header = ''): Script {
+  return scriptOf(header + sourceOf(name), false)
+}
+
+/** A script that hands out executions, or tells whether any are handed out. */
+export function admittingScript(name: string, header = ''): Script {
+  return scriptOf(header + sourceOf('epoch') + sourceOf(name), true)
+}
+
+function sourceOf(name: string): string {
+  return readFileSync(new URL(`../store/lua/${name}.lua`, import.meta.url), 'utf8')
+}
+
+function scriptOf(source: string, admits: boolean): Script {
+  return { source, admits, head: headOf('evalsha', createHash('sha1').update(source).digest('hex')) }
+}
+
+/** For commands and scripts: the link that there is, or soon the next one. No command is sent on a second link. */
+export class Connection {
+  readonly #target: Target
+  readonly #timeoutMs: Millis
+  readonly #events: ConnectionEvents
+  #link: Link | null = null
+  /** The same once it has been greeted: before that no command may use it. */
+  #ready: Link | null = null
+  /** Why the last link failed, until there is one that is ready. */
+  #trouble: string | null = null
+  #attempts = 0
+  #isTrying = false
+  /** Host and port of the latest link; '' before the first. */
+  leadsTo = ''
+  #reconnecting: NodeJS.Timeout | undefined
+  #isClosed = false
+
+  constructor(target: Target, timeoutMs: Millis, events: ConnectionEvents) {
+    this.#target = target
+    this.#timeoutMs = timeoutMs
+    this.#events = events
+  }
+
+  /** Resolves after the first attempt, whatever its outcome: the process starts without Redis, too. */
+  open(): Promise<void> {
+    return this.#connect()
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    clearTimeout(this.#reconnecting)
+    await this.#link?.end()
+  }
+
+  /** The server may be another one by now. What is in flight may have been applied. */
+  reconnect(): void {
+    this.#link?.destroy()
+  }
+
+  get isReady(): boolean {
+    return this.#ready?.isOpen === true
+  }
+
+  /** It is about to be ready, or lost. */
+  get isTrying(): boolean {
+    return this.#isTrying
+  }
+
+  run<T>(what: Script, args: Arg[], read: Reader<T>): Promise<T> {
+    return this.#ready?.isOpen ? this.#ready.run(what, args, read) : this.#refuse()
+  }
+
+  ask<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+    return this.#ready?.isOpen ? this.#ready.ask(name, args, read) : this.#refuse()
+  }
+
+  #refuse(): Promise<never> {
+    const why = this.#isClosed ? 'closed' : (this.#trouble ?? 'connecting')
+    return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
+  }
+
+  /** Resolves when it is ready or lost. */
+  async #connect(): Promise<void> {
+    this.#isTrying = true
+    let address: Address
+    try {
+      address = await this.#target.find()
+    } catch (error) {
+      this.#fail((error as Error).message)
+      return this.#lose('')
+    }
+    if (!this.#isClosed) await new Promise<void>((attempted) => this.#begin(address, attempted))
+  }
+
+  #begin(address: Address, attempted: () => void): void {
+    const name = nameOf(address)
+    this.leadsTo = name
+    const link: Link = new Link(address, this.#timeoutMs, {
+      onConnected: () => {
+        this.#greet(link, address).then(
+          () => {
+            if (link.isOpen) this.#succeed(link, name)
+            attempted()
+          },
+          (error: Error) => {
+            // A link that has ended has said why, or nothing ever has.
+            if (link.isOpen || this.#trouble === null) this.#fail(error.message)
+            link.destroy()
+          },
+        )
+      },
+      onError: (message) => this.#fail(message),
+      onClosed: () => {
+        this.#lose(name)
+        attempted()
+      },
+      onMessage: this.#events.onMessage,
+    })
+    this.#link = link
+  }
+
+  #succeed(link: Link, name: string): void {
+    this.#isTrying = false
+    this.#ready = link
+    this.#trouble = null
+    this.#attempts = 0
+    this.#events.onReady()
+    this.#events.onEvent('connected', name)
+  }
+
+  #lose(name: string): void {
+    if (this.#ready !== null && this.#trouble === null) this.#events.onEvent('disconnected', name)
+    this.#isTrying = false
+    this.#ready = null
+    this.#events.onLost?.()
+    if (this.#isClosed) return
+    this.#reconnecting = setTimeout(() => void this.#connect(), reconnectDelay(++this.#attempts))
+  }
+
+  #fail(message: string): void {
+    // Every attempt to reconnect fails alike: once is enough.
+    if (message !== this.#trouble) this.#events.onEvent('error', message)
+    this.#trouble = message
+  }
+
+  /** Rejects if the link is of no use: not this user, not this database, or the server is still loading its data. */
+  async #greet(link: Link, address: Address): Promise<void> {
+    const { username, password, db } = address
+    const steps: Promise<unknown>[] = []
+    if (username || password) {
+      const credentials = (username ? [username, password] : [password]).map((text) => Buffer.from(text))
+      steps.push(link.ask('auth', credentials, exactly('OK')).catch(unless(NEEDLESS_PASSWORD)))
+    }
+    if (db !== 0) steps.push(link.ask('select', [db], exactly('OK')))
+    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(nameOf(address))))
+    steps.push(link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/)))
+    if (this.#events.identifies)
+      steps.push(
+        link.ask('info', ['server'], runIdOf).then(
+          (id) => {
+            link.identity = id
+          },
+          unless(/NOPERM/),
+        ),
+      )
+    // For people who look at the server.
+    link.ask('client', ['setname', CONNECTION_NAME], exactly('OK')).catch(() => {})
+    await Promise.all(steps)
+  }
+}
+
+/** What each server said that gave no answer. */
+export class Unanswered extends Error {
+  readonly errors: readonly Error[]
+
+  constructor(addresses: readonly Address[], errors: readonly Error[]) {
+    super(errors.map(({ message }, n) => `${nameOf(addresses[n] as Address)}: ${message}`).join('; '))
+    this.errors = errors
+  }
+}
+
+/**
+ * Asks several servers at once, each over a connection of its own. Resolves with all answers that have come within `others`
+ * of the first.
+ * @throws {Unanswered} if there was none.
+ */
+export async function askAll<T>(
+  addresses: readonly Address[],
+  timeoutMs: Millis,
+  others: Millis,
+  ask: (server: Connection, address: Address) => Promise<T>,
+): Promise<T[]> {
+  const connections: Connection[] = []
+  const answers: T[] = []
+  const asked = addresses.map(async (address) => {
+    const events = { onEvent() {}, onReady() {} }
+    const connection = new Connection({ find: () => address }, timeoutMs, events)
+    connections.push(connection)
+    await connection.open()
+    answers.push(await ask(connection, address))
+  })
+  return (
+    Promise.any(asked)
+      .catch((error: AggregateError) => {
+        throw new Unanswered(addresses, error.errors as Error[])
+      })
+      .then(() => within(others, Promise.allSettled(asked)))
+      // Behind what has come meanwhile: a busy event loop is no silent server.
+      .then(() => immediately())
+      .then(() => [...answers])
+      .finally(() => {
+        // Not waited for: one of them may hang.
+        for (const connection of connections) void connection.close()
+      })
+  )
+}
+
+/** Reads the one reply that a command has if it is done. */
+export function exactly(expected: string) {
+  return (reply: Reply): void => {
+    if (reply !== expected) throw mismatch()
+  }
+}
+
+/** Of the process: another one after each start. '': it does not say. */
+export function runIdOf(reply: Reply): string {
+  if (!Buffer.isBuffer(reply)) throw mismatch()
+  return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
+}
+
+function ofMaster(name: string) {
+  return (reply: Reply): void => {
+    const [role] = wordsOf(reply)
+    if (role !== 'master') throw new Error(`${name} is no master but a replica (its ROLE is ${role})`)
+  }
+}
+
+function unless(harmless: RegExp) {
+  return (error: Error): void => {
+    if (!harmless.test(error.message)) throw error
+  }
+}

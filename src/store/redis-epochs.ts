@@ -1,0 +1,136 @@
+import type { Millis, RecordId } from '../core/record.ts'
+import type { Part } from './redis-cluster.ts'
+import { admittingScript, type Connection } from './redis-connection.ts'
+import { Refused } from './redis-link.ts'
+import type { NewEpoch } from './register.ts'
+import type { Arg } from './resp.ts'
+
+const ADMIT = admittingScript('admit')
+/** Looks per grace period: a proxy must notice a failover, and rewrite its claims, before others may claim. */
+const LOOKS = 4
+
+export interface EpochOptions {
+  readonly grace: Millis
+  readonly skew: () => Millis
+  /** Keys by shard. */
+  readonly keys: readonly string[]
+  readonly shardOf: (id: RecordId) => number
+  readonly servers: {
+    readonly commands: Pick<Connection, 'run'>
+    /** The keys of a command have to be in one shard. */
+    readonly isCluster: boolean
+    known(): readonly Part[]
+  }
+  readonly onNew: (epoch: NewEpoch) => void
+  /** How much longer claims are held back: 0 almost always. */
+  readonly onHeld: (left: Millis) => void
+}
+
+/**
+ * Notices that servers have been replaced or have lost their data: the grace period begins with the first look at them, and this proxy has
+ * to rewrite its claims. Looks at each server a few times per grace period, since a failover need not break a connection.
+ */
+export class Epochs {
+  readonly #options: EpochOptions
+  /** By shard: since when its server has been the same process, and the connection over which that was learned. */
+  readonly #since: Millis[] = []
+  readonly #seenOn: (Connection | undefined)[] = []
+  /** When the oldest unanswered look was sent. */
+  readonly #unanswered = new Map<Connection, Millis>()
+  readonly #timer: NodeJS.Timeout
+
+  constructor(options: EpochOptions) {
+    this.#options = options
+    this.#timer = setInterval(() => void this.look(), options.grace / LOOKS).unref()
+  }
+
+  /** Since when, as far as known here, the shard's server has been the same process; 0: not looked at yet. */
+  seen(shard: number): Millis {
+    return this.#since[shard] ?? 0
+  }
+
+  close(): void {
+    clearInterval(this.#timer)
+  }
+
+  /** Never rejects: whatever fails is retried soon. */
+  async look(): Promise<void> {
+    const parts = this.#options.servers.known().filter(({ server }) => server.isReady)
+    const left = await Promise.all(parts.map((part) => this.#lookAt(part)))
+    this.#options.onHeld(Math.max(0, ...left))
+  }
+
+  /** Returns how much longer the server's claims are held back. */
+  async #lookAt({ server, shards }: Part): Promise<Millis> {
+    const [first] = shards
+    const unseen = shards.filter((shard) => this.#seenOn[shard] !== server)
+    try {
+      // One shard speaks for all, unless slots have moved.
+      const found = await this.#ask(server, unseen.length === 0 && first !== undefined ? [first] : unseen)
+      const isOther = found.some(({ shard, since }) => this.#since[shard] !== since)
+      const all = isOther && found.length < shards.length ? await this.#ask(server, shards) : found
+      const changed = new Set<number>()
+      for (const { shard, since } of all) {
+        this.#seenOn[shard] = server
+        if (this.#since[shard] === since) continue
+        this.#since[shard] = since
+        changed.add(shard)
+      }
+      const left = Math.max(0, ...all.map((one) => one.left))
+      const { shardOf, onNew } = this.#options
+      if (changed.size > 0) onNew({ left, concerns: (id) => changed.has(shardOf(id)) })
+      return left
+    } catch (error) {
+      // Silence alone proves nothing yet; a closed connection or a refusal is an answer.
+      if (!server.isReady || error instanceof Refused) this.#unanswered.delete(server)
+      return 0
+    }
+  }
+
+  async #ask(server: Connection, shards: readonly number[]): Promise<Admitted[]> {
+    this.#hurry(server)
+    const { servers } = this.#options
+    const each = shards.map((shard) => [shard])
+    const all =
+      servers.isCluster || shards.length === 1
+        ? await this.#askEach(each)
+        : await this.#run(shards).catch((error: unknown) => {
+            // The only node of a cluster.
+            if (error instanceof Refused && error.reply.startsWith('CROSSSLOT')) return this.#askEach(each)
+            throw error
+          })
+    this.#unanswered.delete(server)
+    return all
+  }
+
+  async #askEach(each: readonly (readonly number[])[]): Promise<Admitted[]> {
+    return (await Promise.all(each.map((shards) => this.#run(shards)))).flat()
+  }
+
+  #run(shards: readonly number[]): Promise<Admitted[]> {
+    const { grace, skew, keys, servers } = this.#options
+    const named = shards.map((shard) => keys[shard] as string)
+    const args: Arg[] = [shards.length, ...named, grace, skew(), ...shards.map((shard) => this.seen(shard))]
+    return servers.commands.run(ADMIT, args, (pairs: number[]) =>
+      shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis })),
+    )
+  }
+
+  /** A silent server may have been replaced without anybody noticing its connection end. */
+  #hurry(server: Connection): void {
+    const now = performance.now()
+    const since = this.#unanswered.get(server)
+    if (since === undefined) this.#unanswered.set(server, now)
+    else if (now - since >= this.#options.grace / 2)
+      // After reading what has arrived meanwhile: a busy event loop is not a silent server.
+      setImmediate(() => {
+        if (this.#unanswered.delete(server)) server.reconnect()
+      })
+  }
+}
+
+interface Admitted {
+  readonly shard: number
+  readonly left: Millis
+  readonly since: Millis
+}

@@ -1,0 +1,173 @@
+import type { Millis } from '../core/record.ts'
+import { askAll, Connection, type Target, type Unanswered } from './redis-connection.ts'
+import { type Address, mismatch, nameOf, type Place, Refused, wordsOf } from './redis-link.ts'
+import { Misconfigured, type SentinelUrl } from './redis-url.ts'
+import { StoreUnavailable } from './register.ts'
+import type { Reply } from './resp.ts'
+
+const SWITCH = '+switch-master'
+/** How long to wait for the others once one Sentinel has answered: the first may have slept through a failover. */
+const OTHERS: Millis = 250
+
+type Followed = Pick<Connection, 'leadsTo' | 'reconnect'>
+
+/** What a Sentinel reports about the master. */
+interface Told {
+  readonly place: Place
+  /** Its configuration epoch: each failover increases it. */
+  readonly epoch: number
+}
+
+/** The master that the Sentinels monitor, wherever it is. */
+export class Sentinels implements Target {
+  readonly isMaster = true
+  readonly #url: SentinelUrl
+  readonly #timeoutMs: Millis
+  readonly #watching: Connection[] = []
+  /** Their latest answer, and how many gave it. */
+  #told: Told | null = null
+  #answers = 0
+  /** The highest epoch reported by any of them. */
+  #epoch = 0
+  /** How often a Sentinel has announced the master's address unasked. */
+  #news = 0
+  /** Every one of them answered that it knows no such master, or is no Sentinel: only a person can help. */
+  misconfigured: Misconfigured | null = null
+
+  constructor(url: SentinelUrl, timeoutMs: Millis) {
+    this.#url = url
+    this.#timeoutMs = timeoutMs
+  }
+
+  /** Asks all at once, since any may be down or silent. The latest configuration counts. */
+  async find(): Promise<Address> {
+    const { sentinels, master, server } = this.#url
+    const news = this.#news
+    try {
+      const all = await this.#ask(sentinels)
+      // Announced meanwhile, perhaps by one that had answered before.
+      if (news !== this.#news) return this.find()
+      this.#answers = all.length
+      this.#told = all.reduce((latest, told) => (told.epoch > latest.epoch ? told : latest))
+      return { ...this.#told.place, ...server }
+    } catch (error) {
+      const { errors, message } = error as Unanswered
+      const named = `the master ${JSON.stringify(master)}`
+      const hosts = sentinels.map(nameOf).join(', ')
+      const why = errors.every(isNoSentinel)
+        ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
+        : errors.every((one) => one instanceof UnknownMaster)
+          ? `no Sentinel of ${hosts} knows ${named}; allowed: a name that SENTINEL MASTERS tells`
+          : null
+      if (why === null) throw new StoreUnavailable(`no Sentinel names ${named}: ${message}`, false)
+      this.misconfigured = new Misconfigured(`store.url: ${why}`)
+      throw this.misconfigured
+    }
+  }
+
+  /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
+  async replicas(): Promise<number> {
+    const { sentinels, master } = this.#url
+    const all = await askAll(sentinels, this.#timeoutMs, OTHERS, (sentinel) =>
+      sentinel.ask('sentinel', ['replicas', master], lengthOf),
+    )
+    return Math.max(...all)
+  }
+
+  /** For people, once one is found. */
+  topology(): string {
+    const { sentinels, master } = this.#url
+    const { place, epoch } = this.#told as Told
+    return `of ${sentinels.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${nameOf(place)} as the master ${JSON.stringify(master)}`
+  }
+
+  /**
+   * Disconnects `server` when a Sentinel says that the master is elsewhere: the old one may still be there and answer. Announcements are
+   * lost while the proxy does not listen, so each Sentinel is asked when listening resumes.
+   */
+  watch(server: Followed): void {
+    for (const address of this.#url.sentinels) {
+      const connection: Connection = new Connection({ find: () => address }, this.#timeoutMs, {
+        onEvent() {},
+        onReady: () => void this.#listen(connection, address, server).catch(() => {}),
+        onMessage: (message) => this.#take(message, server),
+      })
+      this.#watching.push(connection)
+      void connection.open()
+    }
+  }
+
+  async close(): Promise<void> {
+    await Promise.all(this.#watching.map((connection) => connection.close()))
+  }
+
+  /** Rejects if it refuses or disconnects. */
+  async #listen(sentinel: Connection, address: Address, server: Followed): Promise<void> {
+    await sentinel.ask('subscribe', [SWITCH], subscribed)
+    const [told] = (await this.#ask([address])) as [Told]
+    if (told.epoch >= this.#epoch) this.#follow(told.place, server)
+  }
+
+  async #ask(sentinels: readonly Address[]): Promise<Told[]> {
+    const { master } = this.#url
+    const all = await askAll(sentinels, this.#timeoutMs, OTHERS, async (sentinel) => {
+      // During a failover the address changes after the epoch: asked in this order, no address is taken with a later epoch.
+      const [epoch, place] = await Promise.all([
+        sentinel.ask('sentinel', ['master', master], epochIn).catch(unknown),
+        sentinel.ask('sentinel', ['get-master-addr-by-name', master], placeIn),
+      ])
+      if (epoch === null || place === null) throw new UnknownMaster('it knows no such master')
+      return { place, epoch }
+    })
+    this.#epoch = Math.max(this.#epoch, ...all.map(({ epoch }) => epoch))
+    return all
+  }
+
+  #take(message: Reply, server: Followed): boolean {
+    const [kind, , text = ''] = wordsOf(message)
+    if (kind !== 'message') return false
+    const [master, , , host = '', port] = text.split(' ')
+    if (master === this.#url.master) this.#follow({ host, port: Number(port) }, server)
+    return true
+  }
+
+  #follow(place: Place, server: Followed): void {
+    this.#news++
+    if (nameOf(place) !== server.leadsTo) server.reconnect()
+  }
+}
+
+class UnknownMaster extends Error {}
+
+function isNoSentinel(error: Error): boolean {
+  return error instanceof Refused && error.reply.includes('unknown command')
+}
+
+function unknown(error: Error): null {
+  if (error.message.includes('No such master')) return null
+  throw error
+}
+
+/** From alternating fields and values. */
+function epochIn(reply: Reply): number {
+  const words = wordsOf(reply)
+  const epoch = Number(words[words.indexOf('config-epoch') + 1])
+  if (words.length % 2 !== 0 || !Number.isSafeInteger(epoch)) throw mismatch()
+  return epoch
+}
+
+function placeIn(reply: Reply): Place | null {
+  if (reply === null) return null
+  const [host = '', port] = wordsOf(reply)
+  if (host === '' || port === undefined) throw mismatch()
+  return { host, port: Number(port) }
+}
+
+function subscribed(reply: Reply): void {
+  if (wordsOf(reply)[0] !== 'subscribe') throw mismatch()
+}
+
+export function lengthOf(reply: Reply): number {
+  if (!Array.isArray(reply)) throw mismatch()
+  return reply.length
+}

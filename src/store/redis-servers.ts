@@ -1,0 +1,126 @@
+import type { Millis, RecordId } from '../core/record.ts'
+import type { Soon } from '../runtime/scheduling.ts'
+import { Channels } from './redis-channels.ts'
+import { Cluster, type Part, replicasIn, type View } from './redis-cluster.ts'
+import { Connection, type OnEvent, type Target } from './redis-connection.ts'
+import { Sentinels } from './redis-sentinel.ts'
+import { redisUrl } from './redis-url.ts'
+
+export interface ServersOptions {
+  /** As `config/urls.ts` allows it. */
+  readonly url: string
+  readonly timeoutMs: Millis
+  /** How long nothing is handed out after a failover; 0, or left out: no longer than ever. */
+  readonly grace?: Millis
+  readonly onEvent: OnEvent
+}
+
+interface Layout {
+  /** A server is ready, or shards may have other ones. */
+  readonly onServers: () => void
+  readonly shards: readonly number[]
+  readonly shardOf: (id: RecordId) => number
+  readonly channelOf: (id: RecordId) => string
+}
+
+/** The servers that `store.url` leads to. */
+export interface Servers {
+  /** Which server it is, the first key says: of a script, or the first argument of a plain command. */
+  readonly commands: Pick<Connection, 'run' | 'ask'>
+  /** The keys of a command have to be of one shard. */
+  readonly isCluster: boolean
+  /** Each with its shards. */
+  parts(): Soon<readonly Part[]>
+  /** The same as far as is known. */
+  known(): readonly Part[]
+  /** Those that have the shard, or all (null). */
+  view(shard: number | null): Soon<View>
+  /** Any of them. */
+  askAnyone<T>(name: string, read: (reply: never) => T): Promise<T>
+  /** How many replicas of a master those know of who may promote one, those included that are down; 0 if nobody may. */
+  replicasOf(master: Connection): Promise<number>
+  watch(id: RecordId, changed: () => void): Promise<() => void>
+  /** For people; null: it is one server. */
+  topology(): string | null
+  /**
+   * Resolves after the first attempt to connect, whatever its outcome.
+   * @throws {StoreUnavailable} if only a person can help.
+   */
+  open(): Promise<void>
+  close(): Promise<void>
+}
+
+export function serversOf(options: ServersOptions, layout: Layout): Servers {
+  const { timeoutMs, onEvent, grace = 0 } = options
+  const identifies = grace > 0
+  const url = redisUrl(options.url)
+  if (url.kind === 'cluster') {
+    const cluster = new Cluster(url, timeoutMs, {
+      onEvent,
+      identifies,
+      onReady: layout.onServers,
+      onMap: () => {
+        channels.moved()
+        layout.onServers()
+      },
+    })
+    const channels = new Channels({
+      timeoutMs,
+      onEvent,
+      channelOf: layout.channelOf,
+      targetOf: (id) => cluster.targetOf(layout.shardOf(id)),
+      isMoved: (error, id) => cluster.isMoved(error, layout.shardOf(id)),
+    })
+    return {
+      commands: cluster,
+      isCluster: true,
+      parts: () => cluster.parts(),
+      known: () => cluster.known(),
+      view: (shard) => cluster.view(shard),
+      askAnyone: (name, read) => cluster.askAnyone(name, [], read),
+      replicasOf: (master) => master.ask('cluster', ['nodes'], replicasIn),
+      watch: (id, changed) => channels.watch(id, changed),
+      topology: () => cluster.topology(),
+      open: () => cluster.open(),
+      close: async () => void (await Promise.all([cluster.close(), channels.close()])),
+    }
+  }
+  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, timeoutMs) : null
+  const target: Target = url.kind === 'server' ? { find: () => url.server } : (sentinels as Sentinels)
+  const channels = new Channels({
+    timeoutMs,
+    onEvent,
+    channelOf: layout.channelOf,
+    targetOf: () => target,
+    isMoved: () => false,
+  })
+  const server = new Connection(target, timeoutMs, {
+    onEvent,
+    identifies,
+    onReady: () => {
+      channels.resubscribe()
+      layout.onServers()
+    },
+  })
+  const all: readonly Part[] = [{ name: '', server, shards: layout.shards }]
+  return {
+    commands: server,
+    isCluster: false,
+    parts: () => all,
+    known: () => all,
+    view: () => ({ id: '', servers: [server] }),
+    askAnyone: (name, read) => server.ask(name, [], read),
+    replicasOf: async () => sentinels?.replicas() ?? 0,
+    watch: (id, changed) => channels.watch(id, changed),
+    topology: () => sentinels?.topology() ?? null,
+    async open() {
+      await server.open()
+      if (sentinels?.misconfigured) {
+        await server.close()
+        throw sentinels.misconfigured
+      }
+      sentinels?.watch(server)
+    },
+    close: async () => void (await Promise.all([server.close(), channels.close(), sentinels?.close()])),
+  }
+}

@@ -1,0 +1,131 @@
+import { weakest } from './grade.ts'
+import { replicationText, type Wait } from './redis-barrier.ts'
+import type { StoreTraits } from './register.ts'
+
+/** If the server does not say whether it evicts. */
+const UNTOLD = 'routes with profile strict answer 503'
+const ACCEPT = 'store.acceptRisk: true accepts the risk'
+const MIB = 1024 ** 2
+/** Of `maxmemory`: from here on somebody has to do something before new keys are refused. */
+const NEARLY_FULL = 0.9
+
+/** Of several servers, the least that one of them promises. `down`: how many others do not answer. */
+export function together(
+  all: readonly (StoreTraits & { readonly name: string })[],
+  down: number,
+): StoreTraits {
+  const findings = Map.groupBy(
+    all.flatMap(({ name, findings }) => findings.map((finding) => ({ name, finding }))),
+    ({ finding }) => finding,
+  )
+  return {
+    ...weakest(all),
+    findings: [
+      ...[...findings].map(([finding, where]) =>
+        where[0]?.name === '' ? finding : `${where.map(({ name }) => name).join(', ')}: ${finding}`,
+      ),
+      ...(down === 0 ? [] : [`${down} of ${all.length + down} masters of the cluster do not answer.`]),
+    ],
+    ...said('replication', all),
+    ...said('room', all),
+  }
+}
+
+/** What servers say, once where it is the same. */
+function said(
+  what: 'replication' | 'room',
+  all: readonly (StoreTraits & { readonly name: string })[],
+): Partial<StoreTraits> {
+  const texts = Map.groupBy(
+    all.filter((one) => one[what] !== undefined),
+    (one) => one[what],
+  )
+  const each = [...texts].map(([text, of]) =>
+    of.length === all.length ? text : `${of.map(({ name }) => name).join(', ')}: ${text}`,
+  )
+  return each.length === 0 ? {} : { [what]: each.join('; ') }
+}
+
+/** `info`: the reply of `INFO`; null if it was denied. */
+export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | null): StoreTraits {
+  if (info === null)
+    return {
+      durable: null,
+      evicts: null,
+      forgets: forgetting(wait, 0),
+      hasIdentity: false,
+      findings: [
+        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
+      ],
+    }
+  const fields = new Map<string, string | undefined>()
+  for (const line of info.split('\r\n')) {
+    const [field = '', value] = line.split(':', 2)
+    fields.set(field, value)
+  }
+  const findings: string[] = []
+  const version = fields.get('redis_version') ?? '?'
+  if (Number.parseInt(version, 10) < 7)
+    findings.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
+  if (fields.get('redis_mode') === 'sentinel')
+    findings.push(
+      'The server is a Sentinel, which holds no records: redis+sentinel:// follows the master that it names.',
+    )
+  if (fields.get('role') === 'slave')
+    findings.push('The server is a read-only replica: no key can be claimed on it.')
+  if (fields.get('cluster_enabled') === '1' && !isCluster)
+    findings.push(
+      'The server is a node of a cluster: keys of other nodes are refused with MOVED; redis+cluster:// follows them.',
+    )
+  const aof = fields.get('aof_enabled')
+  const durable = aof === '1' ? true : aof === '0' ? false : null
+  if (durable === null) findings.push('INFO does not say whether appendonly is on.')
+  if (durable === false)
+    findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
+  const policy = fields.get('maxmemory_policy') || null
+  const evicts = policy === null ? null : policy !== 'noeviction'
+  if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
+  if (evicts)
+    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may vanish before their time.`)
+  const replicas = Number(fields.get('connected_slaves') ?? 0)
+  const used = Number(fields.get('used_memory'))
+  const most = Number(fields.get('maxmemory'))
+  if (most > 0 && used > NEARLY_FULL * most)
+    findings.push(
+      `The server uses ${Math.floor((100 * used) / most)} % of maxmemory: when it is full, new keys are answered 503.`,
+    )
+  return {
+    durable,
+    evicts,
+    forgets: forgetting(wait, replicas),
+    hasIdentity: fields.has('run_id'),
+    findings,
+    replication: `${wait === null ? 'claims wait for no replica (store.wait)' : replicationText(wait)}; ${replicasText(replicas, fields.get('min_slaves_good_slaves'))}`,
+    ...(used > 0 ? { room: roomText(used, most) } : {}),
+  }
+}
+
+function forgetting(wait: Wait | null, connected: number): string | null {
+  if (wait === null)
+    return 'Claims wait for no replica (store.wait): a failover, or a crash of the host, loses the last ones.'
+  if (wait.replicas === 'all') return null
+  // The master's disk does not help the replica that takes its place.
+  const count = wait.replicas === 'none' ? 0 : wait.replicas
+  if (connected <= count) return null
+  return `Claims wait for ${count} of ${connected} replicas (store.wait): a failover to another one loses the last ones.`
+}
+
+function replicasText(count: number, good: string | undefined): string {
+  if (count === 0) return 'no replica is connected'
+  const connected = `${count} replica${count === 1 ? ' is' : 's are'} connected`
+  return good === undefined
+    ? `${connected}, and min-replicas-to-write is 0: a master that is cut off goes on taking claims`
+    : connected
+}
+
+function roomText(used: number, most: number): string {
+  const megabytes = `${(used / MIB).toFixed(0)} MiB`
+  return most > 0
+    ? `${megabytes} of ${(most / MIB).toFixed(0)} MiB are used`
+    : `${megabytes} are used; maxmemory is not set, so the machine runs out of memory first`
+}

@@ -1,0 +1,84 @@
+import type { Address, Place } from './redis-link.ts'
+import { StoreUnavailable } from './register.ts'
+import { tlsFiles } from './tls-files.ts'
+
+/** What a valid `store.url` says (`config/urls.ts`). */
+export type RedisUrl = { readonly kind: 'server'; readonly server: Address } | SentinelUrl | ClusterUrl
+
+export interface SentinelUrl {
+  readonly kind: 'sentinel'
+  readonly sentinels: readonly Address[]
+  /** The name by which they know it. */
+  readonly master: string
+  /** How to greet it, wherever it is. */
+  readonly server: Greeting
+}
+
+export interface ClusterUrl {
+  readonly kind: 'cluster'
+  /** Some of its nodes. */
+  readonly hosts: readonly Place[]
+  readonly server: Greeting
+}
+
+type Greeting = Omit<Address, keyof Place>
+
+/** The URL leads to what it does not say: only a person can help. */
+export class Misconfigured extends StoreUnavailable {
+  constructor(message: string) {
+    super(message, false)
+  }
+}
+
+const SEVERAL =
+  /^redis(s?)\+(sentinel|cluster):\/\/(?:([^:@/]*)(?::([^@/]*))?@)?([^@/?]+)(?:\/([^/?]*))?(?:\/(\d*))?(?:\?(.*))?$/
+const SENTINEL_PORT = 26_379
+const PORT = 6379
+
+/** @throws {StoreUnavailable} if a certificate cannot be read. */
+export function redisUrl(url: string): RedisUrl {
+  const several = SEVERAL.exec(url)
+  if (several === null) return { kind: 'server', server: addressOf(url) }
+  const [, s, kind, user = '', secret = '', hosts = '', path = '', db, query] = several
+  const username = decodeURIComponent(user)
+  const password = decodeURIComponent(secret)
+  const options = new URLSearchParams(query)
+  const tls = tlsOf(s !== '', options)
+  const all = (port: number) => hosts.split(',').map((host) => placeOf(host, port))
+  if (kind === 'cluster')
+    return { kind: 'cluster', hosts: all(PORT), server: { username, password, db: 0, ...tls } }
+  // A password without a user is often that of the Sentinels, too; a user is not known to them.
+  const own = {
+    username: options.get('sentinelUsername') ?? '',
+    password: options.get('sentinelPassword') ?? (username === '' ? password : ''),
+  }
+  return {
+    kind: 'sentinel',
+    sentinels: all(SENTINEL_PORT).map((place) => ({ ...place, ...own, db: 0, ...tls })),
+    master: path,
+    server: { username, password, db: Number(db ?? 0), ...tls },
+  }
+}
+
+/** Of one server. */
+export function addressOf(url: string): Address {
+  const { protocol, hostname, port, username, password, pathname, searchParams } = new URL(url)
+  return {
+    host: hostname.replace(/^\[|\]$/g, ''),
+    port: Number(port || 6379),
+    username: decodeURIComponent(username),
+    password: decodeURIComponent(password),
+    db: Number(pathname.slice(1)),
+    ...tlsOf(protocol === 'rediss:', searchParams),
+  }
+}
+
+function tlsOf(isOn: boolean, options: URLSearchParams): Pick<Address, 'tls'> {
+  return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }) } : {}
+}
+
+function placeOf(text: string, defaultPort: number): Place {
+  const colonAndPort = /:\d+$/.exec(text)?.[0] ?? ''
+  const host = text.slice(0, text.length - colonAndPort.length)
+  return { host: host.replace(/^\[|\]$/g, ''), port: Number(colonAndPort.slice(1)) || defaultPort }
+}

@@ -1,0 +1,200 @@
+import type { Socket } from 'node:net'
+import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
+import type { Places, Sharer } from './http1.ts'
+import type { Carrier, Exchanging, Transport } from './transport.ts'
+import { withFixes } from './undici-fixes.ts'
+
+export interface UndiciOptions {
+  readonly origin: string
+  readonly connect: buildConnector.BuildOptions
+  /** For SNI, if it differs from the origin's host. */
+  readonly servername: string | undefined
+  readonly connections: number
+  readonly places: Places
+}
+
+/** HTTP/1.1 on undici: TLS and streamed bodies. */
+export class UndiciClient implements Transport, Sharer {
+  readonly pool: Pool
+  readonly #servername: string | undefined
+  readonly #connector: buildConnector.connector
+  readonly #places: Places
+  readonly #clients: SteadyClient[] = []
+  #waiting: (() => void)[] = []
+
+  constructor({ origin, connect, servername, connections, places }: UndiciOptions) {
+    this.#servername = servername
+    this.#connector = buildConnector({ ...connect, allowH2: false })
+    this.#places = places
+    places.join(this)
+    this.pool = new Pool(origin, {
+      factory: (url, options) => {
+        const client = new SteadyClient(url, options, (...call) => this.#connect(...call))
+        client.on('drain', () => this.#drained(client))
+        this.#clients.push(client)
+        return client
+      },
+      connections,
+      pipelining: 1,
+      allowH2: false,
+    })
+  }
+
+  send(exchange: Exchanging): void {
+    const { request, patience } = exchange
+    const carried = new Carried(exchange)
+    try {
+      this.pool.dispatch(
+        {
+          method: request.method,
+          path: request.target,
+          headers: request.headers as string[],
+          body: request.body,
+          // undici must never repeat it, whatever the method.
+          idempotent: false,
+          headersTimeout: patience.head,
+          bodyTimeout: patience.idle,
+          ...(this.#servername === undefined ? {} : { servername: this.#servername }),
+        },
+        carried,
+      )
+    } catch (error) {
+      carried.onResponseError(null, error as Error)
+    }
+  }
+
+  /** undici cannot cancel a queued request: {@link Exchanging.onBegin} refuses when its turn comes. */
+  cancel(): void {}
+
+  async close(): Promise<void> {
+    this.#waiting = []
+    await this.pool.destroy()
+  }
+
+  offer(): void {
+    while (this.#waiting.length > 0 && this.#places.take(this)) this.#waiting.shift()?.()
+  }
+
+  closeIdle(): boolean {
+    return this.#clients.some((client) => client.closeIdle())
+  }
+
+  #connect(...[options, callback]: Parameters<buildConnector.connector>): void {
+    this.#waiting.push(() => {
+      this.#connector(options, (...result) => {
+        const [error, socket] = result
+        if (error !== null) {
+          this.#places.give()
+          callback(error, null)
+        } else {
+          socket.once('close', () => this.#places.give())
+          callback(null, withFixes(socket))
+        }
+      })
+    })
+    this.offer()
+  }
+
+  #drained(client: SteadyClient): void {
+    if (this.#places.isWanted(this)) client.closeIdle()
+    else this.offer()
+  }
+}
+
+/**
+ * A pool waits for `drain` after `dispatch` returned false. undici returns it for requests it refuses to send, too (an invalid path
+ * or line), which never drain: each would cost the pool a connection for good.
+ */
+class SteadyClient extends Client {
+  #socket: Socket | null = null
+
+  constructor(url: string | URL, options: object, connect: buildConnector.connector) {
+    super(url, {
+      ...options,
+      connect: (to, callback) =>
+        connect(to, (...result) => {
+          this.#socket = result[1]
+          callback(...result)
+        }),
+    })
+  }
+
+  override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
+    return super.dispatch(options, handler) || this.stats.size === 0
+  }
+
+  /** undici treats it as the server's doing. */
+  closeIdle(): boolean {
+    const socket = this.#socket
+    if (socket === null || socket.destroyed || this.stats.size > 0) return false
+    socket.destroy()
+    return true
+  }
+}
+
+/** An exchange in undici's terms. Its witness is `onRequestStart`, which undici calls right before it writes the first byte. */
+class Carried implements Dispatcher.DispatchHandler, Carrier {
+  readonly #exchange: Exchanging
+  #controller: Dispatcher.DispatchController | null = null
+  #status = 0
+  #isOver = false
+
+  constructor(exchange: Exchanging) {
+    this.#exchange = exchange
+  }
+
+  abort(_exchange: Exchanging, error: Error): void {
+    if (!this.#isOver) this.#controller?.abort(error)
+  }
+
+  pause(): void {
+    if (!this.#isOver) this.#controller?.pause()
+  }
+
+  resume(): void {
+    if (!this.#isOver) this.#controller?.resume()
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    this.#controller = controller
+    if (this.#exchange.onBegin(this)) return
+    this.#isOver = true
+    controller.abort(new Error('it must not be sent'))
+  }
+
+  onResponseStart(
+    controller: Dispatcher.DispatchController,
+    status: number,
+    _headers: unknown,
+    reason = '',
+  ): void {
+    this.#status = status
+    if (status >= 200) this.#exchange.onHead(status, reason, lines(controller.rawHeaders))
+  }
+
+  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    this.#exchange.onData(chunk)
+  }
+
+  onResponseEnd(controller: Dispatcher.DispatchController): void {
+    this.#isOver = true
+    this.#exchange.onEnd(lines(controller.rawTrailers))
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
+    if (this.#isOver) return
+    this.#isOver = true
+    // undici expects the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
+    const { code } = error as NodeJS.ErrnoException
+    if (this.#status === 304 && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH') this.#exchange.onEnd([])
+    else this.#exchange.onError(error)
+  }
+}
+
+/** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */
+function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
+  if (!Array.isArray(raw)) return []
+  return (raw as (Buffer | string)[]).map((part) =>
+    typeof part === 'string' ? part : part.toString('latin1'),
+  )
+}

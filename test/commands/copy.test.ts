@@ -1,0 +1,405 @@
+import { spawn } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import { existsSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import { text } from 'node:stream/consumers'
+import { fileURLToPath } from 'node:url'
+import t, { type Test } from 'tap'
+import type { SealingKey } from '../../src/config/config.ts'
+import type { RecordId } from '../../src/core/record.ts'
+import { sealingKeyOf } from '../../src/store/codec.ts'
+import { openStore } from '../../src/store/open.ts'
+import type { Store } from '../../src/store/register.ts'
+import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS } from '../store/fixtures.ts'
+import { command } from '../support/commands.ts'
+import { tempDir, until } from '../support/e2e.ts'
+import { emptyRedis, freePort } from '../support/redis.ts'
+
+t.setTimeout(120_000)
+
+const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
+const redis = await emptyRedis(t)
+/** What a terminal takes for: the rest of the line is gone. */
+const ERASE = '\x1b[K'
+const OURS = ['--service', 'pay']
+
+async function opened(t: Test, url: string, service = 'pay', keys: SealingKey[] = []): Promise<Store> {
+  const own = { url, timeout: 10_000, secret: null, spool: null, wait: null, acceptRisk: false, grace: 0 }
+  const settings = { ...own, encryption: { keys }, compression: 'off' } as const
+  const store = await openStore({ service, store: settings }, { onEvent() {}, onBreaker() {} })
+  t.teardown(() => store.close())
+  return store
+}
+
+/** A SQLite file with completed records. */
+async function filled(t: Test, count: number): Promise<{ url: string; store: Store; ids: RecordId[] }> {
+  const url = `sqlite:${tempDir(t)}/source.db`
+  const store = await opened(t, url)
+  const ids = Array.from({ length: count }, newId)
+  await Promise.all(ids.map(async (id) => store.put(id, bytesOf('completed', newToken()), SPANS)))
+  return { url, store, ids }
+}
+
+async function idsIn(store: Store): Promise<Set<RecordId>> {
+  const ids = new Set<RecordId>()
+  let cursor: string | null = null
+  do {
+    const page = await store.list('all', cursor, 1000)
+    for (const id of page.ids) ids.add(id)
+    cursor = page.next
+  } while (cursor !== null)
+  return ids
+}
+
+function counts(out: string): Record<string, number | string | null> {
+  return JSON.parse(out) as Record<string, number | string | null>
+}
+
+void t.test('what cannot be meant is told before anything is opened', async (t) => {
+  const dir = tempDir(t)
+  const config = (name: string, more: string): string => {
+    writeFileSync(join(dir, name), `upstream: { url: "http://127.0.0.1:1" }\n${more}\n`)
+    return join(dir, name)
+  }
+  const secret = join(dir, 'secret')
+  writeFileSync(secret, 'x'.repeat(64))
+  const pay = config('pay.yaml', `service: pay\nstore: { url: "${redis.url}" }`)
+  const buy = config('buy.yaml', `service: buy\nstore: { url: "sqlite:${dir}/buy.db" }`)
+  const keyed = config(
+    'keyed.yaml',
+    `service: pay\nstore: { url: "sqlite:${dir}/k.db", secretFile: ${secret} }`,
+  )
+  const memory = config('memory.yaml', 'service: pay\nstore: { url: "memory:" }')
+  const file = `sqlite:${dir}/none.db`
+  const cases: [string[], RegExp][] = [
+    [[], /copy needs --from STORE and --to STORE/],
+    [['--from', file], /copy needs --from STORE and --to STORE/],
+    [
+      ['--from', file, '--to', redis.url],
+      /whose records\? Give --service NAME: services may share these stores/,
+    ],
+    [['--from', redis.url, '--to', file], /whose records\? Give --service NAME/],
+    [
+      ['--from', pay, '--to', buy],
+      /found the services "pay" and "buy"; allowed: one, since every record id is made with it/,
+    ],
+    [['--from', pay, '--to', file, '--service', 'buy'], /found the services "buy" and "pay"; allowed: one/],
+    [
+      ['--from', pay, '--to', keyed],
+      /found two secrets \(store.secretFile\); allowed: one, since every record id/,
+    ],
+    [
+      ['--from', memory, '--to', pay],
+      /found memory:, which its process alone can see; allowed: any other store/,
+    ],
+    [['--from', file, '--to', 'memory:'], /found memory:, which its process alone can see/],
+    [['--from', file, '--to', pay, '--rate', 'fast'], /--rate: found "fast"; allowed: .*per s, m, h or d/],
+    [
+      ['--from', file, '--to', pay, '--cursor', '12'],
+      /--cursor: found "12"; allowed: the record id that an earlier/,
+    ],
+    [['--from', file, '--to', pay, '--rat', 'x'], /unknown option --rat; did you mean --rate\?/],
+    [['x', '--from', file, '--to', pay], /copy takes no argument, found 1: x/],
+    [['--from', redis.url, '--to', redis.url.replace('127.0.0.1', 'localhost'), ...OURS], / are the same\n/],
+  ]
+  for (const [words, says] of cases) {
+    const { code, out, err } = await command(['copy', ...words])
+    t.strictSame([code, out], [2, ''], words.join(' '))
+    t.match(err, says)
+  }
+  const none = await command(['copy', '--from', file, '--to', pay])
+  t.match(none, { code: 1, out: '', err: /there is no file at .*none\.db/ })
+  const bad = await command(['copy', '--from', join(dir, 'none.yaml'), '--to', pay])
+  t.match(bad, { code: 1, out: '', err: /none\.yaml/ })
+  t.notOk(existsSync(join(dir, 'none.db')))
+})
+
+void t.test(
+  'a store that cannot be used is named, without its password, and nothing is written',
+  async (t) => {
+    const { url } = await filled(t, 3)
+    const port = await freePort()
+    const down = await command([
+      'copy',
+      '--from',
+      url,
+      '--to',
+      `redis://user:hush@127.0.0.1:${port}`,
+      ...OURS,
+    ])
+    t.match(down, { code: 1, out: '', err: /: the store redis:\/\/\*\*\*@127.0.0.1:\d+: .*ECONNREFUSED/ })
+    t.notMatch(down.err, /hush/)
+    const later = join(tempDir(t), 'later.db')
+    const db = new DatabaseSync(later)
+    db.exec('CREATE TABLE records (id TEXT); PRAGMA user_version = 99')
+    db.close()
+    t.match(await command(['copy', '--from', url, '--to', `sqlite:${later}`, ...OURS]), {
+      code: 1,
+      out: '',
+      err: /later\.db: it has schema version 99, of a later release; this one reads \d/,
+    })
+  },
+)
+
+void t.test('copies all records of one service, again without a change, and says what it did', async (t) => {
+  const { url, store, ids } = await filled(t, 600)
+  const ways = ['--from', url, '--to', redis.url, ...OURS]
+  const other = await opened(t, url, 'buy')
+  await other.put(newId(), bytesOf('completed', newToken()), SPANS)
+
+  const dry = await command(['copy', ...ways, '--dry-run'])
+  t.match(dry, { code: 0, out: '600  copied\nnothing was written: this was a dry run\n' })
+  t.equal(await redis.command('DBSIZE'), 0)
+  t.match(await command(['copy', ...ways]), {
+    code: 0,
+    out: '600  copied\n',
+    err: /^copying from the store sqlite:/,
+  })
+  const target = await opened(t, redis.url)
+  t.strictSame(await idsIn(target), new Set(ids), 'those of the service, and no other')
+  const before = await Promise.all(ids.map(async (id) => (await target.get(id)).bytes?.toString('hex')))
+  t.match(await command(['copy', ...ways]), { code: 0, out: /^0 +copied\n600 +already there\n$/ })
+  const after = await Promise.all(ids.map(async (id) => (await target.get(id)).bytes?.toString('hex')))
+  t.strictSame(after, before)
+
+  const [first = newId(), second = newId()] = ids
+  for (const id of [first, second]) {
+    const version = (await target.get(id)).bytes?.readUIntBE(4, 6) ?? 0
+    await target.remove(id, version)
+  }
+  await target.put(first, bytesOf('completed', newToken()), SPANS)
+  const more = await command(['copy', ...ways, '--json'])
+  t.equal(more.code, 1)
+  t.match(counts(more.out), { copied: 1, there: 598, different: 1, next: null })
+  t.match(more.err, `different there, left as they are: ${first}\n`)
+  const gone = await store.get(second)
+  t.ok(gone.bytes !== null, 'nothing is taken from the source')
+})
+
+void t.test('what is sealed moves as it is, to proxies that have its keys', async (t) => {
+  const dir = tempDir(t)
+  const key = (id: string) => ({ id, key: randomBytes(32), file: join(dir, id) })
+  const [first, second] = [key('k1'), key('k2')]
+  for (const { file, key: bytes } of [first, second]) writeFileSync(file, bytes)
+  const config = (name: string, url: string, keys: readonly { id: string; file: string }[]): string => {
+    const listed = keys.map(({ id, file }) => `{ id: ${id}, file: "${file}" }`).join(', ')
+    const encryption = keys.length === 0 ? '' : `, encryption: { keys: [${listed}] }`
+    const file = join(dir, `${name}.yaml`)
+    const store = `{ url: "${url}", compression: gzip${encryption} }`
+    writeFileSync(file, `service: pay\nupstream: { url: "http://127.0.0.1:1" }\nstore: ${store}\n`)
+    return file
+  }
+  const url = `sqlite:${dir}/sealed.db`
+  const source = await opened(t, url, 'pay', [first])
+  const id = newId()
+  await source.put(id, bytesOf('completed', newToken()), SPANS)
+  await source.history.append(id, [{ tag: 'a:b', count: 1, firstAgo: 0, lastAgo: 0, text: '{"x":1}' }])
+  const from = config('from', url, [first])
+  for (const [name, keys] of [
+    ['none', []],
+    ['second', [second]],
+    ['another', [{ ...first, file: second.file }]],
+  ] as const) {
+    const said = await command(['copy', '--from', from, '--to', config(name, redis.url, keys)])
+    t.match(said, { code: 2, err: /the key "k1" of --from is not in --to \(store.encryption.keys\)/ }, name)
+  }
+  const to = config('to', redis.url, [second, first])
+  t.match(await command(['copy', '--from', from, '--to', to]), { code: 0, out: '1  copied\n' })
+  const [plain, sealed, target] = [
+    await opened(t, url),
+    await opened(t, redis.url),
+    await opened(t, redis.url, 'pay', [second, first]),
+  ]
+  const rest = async (store: Store) => (await store.get(id)).bytes?.subarray(56)
+  t.strictSame(await rest(sealed), await rest(plain), 'not opened on the way')
+  t.equal(sealingKeyOf((await sealed.get(id)).bytes ?? Buffer.alloc(0)), 'k1')
+  t.strictSame(await rest(target), await rest(source))
+  t.match(await target.history.read(id), [{ text: '{"x":1}' }])
+  t.match(await command(['copy', '--from', from, '--to', to]), { code: 0, out: /1 +already there\n$/ })
+})
+
+void t.test('a dry run makes no file', async (t) => {
+  const { url } = await filled(t, 2)
+  const target = join(tempDir(t), 'new.db')
+  const ways = ['--from', url, '--to', `sqlite:${target}`, ...OURS]
+  t.match(await command(['copy', ...ways, '--dry-run']), { code: 0, out: /^2 +copied\nnothing was written/ })
+  t.notOk(existsSync(target))
+  t.match(await command(['copy', ...ways]), { code: 0, out: '2  copied\n' })
+})
+
+void t.test('a terminal is shown a bar', async (t) => {
+  const { url } = await filled(t, 20)
+  const ways = ['--from', url, '--to', redis.url, ...OURS]
+  const { code, out, err } = await command(['copy', ...ways], undefined, {}, 120)
+  t.strictSame([code, out], [0, '20  copied\n'])
+  t.match(err.replaceAll(ERASE, ''), /\r\[#{30}\] 100 % {2}20 records, [\d,]+\/s\n$/)
+  const narrow = await command(['copy', ...ways], undefined, {}, 20)
+  const widest = Math.max(
+    ...narrow.err
+      .split(/[\r\n]/)
+      .slice(1)
+      .map((line) => line.replace(ERASE, '').length),
+  )
+  t.ok(widest < 20, 'no line is wrapped')
+})
+
+void t.test(
+  'a name that has no records is told: what it should have copied would be executed again',
+  async (t) => {
+    const { url } = await filled(t, 2)
+    t.match(await command(['copy', '--from', url, '--to', redis.url, '--service', 'payments']), {
+      code: 1,
+      out: '0  copied\n',
+      err: /the store sqlite:.* has no record of the service "payments"; is that its name\?/,
+    })
+  },
+)
+
+void t.test(
+  'while a request is in progress it refuses to begin, and copies what is final where asked to',
+  async (t) => {
+    const { url, store } = await filled(t, 3)
+    const ways = ['--from', url, '--to', redis.url, ...OURS]
+    const running = newId()
+    const token = newToken()
+    await store.put(running, bytesOf('in_progress', token), SPANS)
+    await store.put(newId(), bytesOf('unknown', newToken()), SPANS)
+    await store.put(newId(), bytesOf('failed_retryable', newToken()), SPANS)
+    const refused = await command(['copy', ...ways])
+    t.strictSame([refused.code, refused.out], [1, ''])
+    t.match(
+      refused.err,
+      new RegExp(
+        `: a request is in progress \\(record ${running}, for \\d+[mh] more if its proxy was killed\\)\\. Stop `,
+      ),
+    )
+    t.equal(await redis.command('DBSIZE'), 0)
+    t.match(await command(['copy', ...ways, '--completed-only']), {
+      code: 0,
+      out: /^3 +copied\n3 +left out, not completed\n$/,
+    })
+    const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
+    await store.swap(
+      running,
+      { token, states: ['in_progress'] },
+      bytesOf('in_progress', token),
+      lapsed,
+      false,
+    )
+    const rest = await command(['copy', ...ways])
+    t.match(rest, { code: 0, out: /^3 +copied\n3 +already there\n$/ })
+  },
+)
+
+void t.test('what is written to the source meanwhile makes the copy worthless, which it says', async (t) => {
+  const { url, store, ids } = await filled(t, 40)
+  const target = await opened(t, redis.url)
+  const copying = command(['copy', '--from', url, '--to', redis.url, ...OURS, '--rate', '100/s'])
+  await until(async () => (await idsIn(target)).size > 0)
+  // A proxy that still runs: it executes the last of them anew, once it has expired, and another key.
+  const last = ids.toSorted().at(-1) as RecordId
+  const version = (await store.get(last)).bytes?.readUIntBE(4, 6) ?? 0
+  await store.swap(last, { version }, bytesOf('completed', newToken()), SPANS, false)
+  await store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  t.match(await copying, {
+    code: 1,
+    err: /the store sqlite:.* was written to meanwhile: stop its proxies; run it again\n$/,
+  })
+})
+
+void t.test('a target without room ends it in one sentence; the next one goes on', async (t) => {
+  const { url, ids } = await filled(t, 1200)
+  const target = await opened(t, redis.url)
+  const ways = ['--from', url, '--to', redis.url, ...OURS]
+  const copying = command(['copy', ...ways, '--rate', '1000/s', '--json'])
+  await until(async () => (await idsIn(target)).size > 600)
+  await redis.command('CONFIG', 'SET', 'maxmemory', '1')
+  const full = await copying
+  t.equal(full.code, 1)
+  t.match(full.err, /: the store redis:\/\/127.0.0.1:\d+\S*: .*OOM/)
+  const { next } = counts(full.out)
+  t.equal(next, ids.toSorted()[499], 'where the last whole page ended')
+  t.match(full.err, new RegExp(`; run it again; or only the rest, with --cursor ${next}\\n$`))
+  t.match(
+    await command(['copy', ...ways]),
+    { code: 1, out: '', err: /: the store redis:.*OOM/ },
+    'nor does one begin',
+  )
+
+  await redis.command('CONFIG', 'SET', 'maxmemory', '0')
+  t.match(await command(['copy', ...ways, '--cursor', `${next}`]), { code: 0 })
+  t.strictSame(await idsIn(target), new Set(ids))
+})
+
+void t.test(
+  'a target that goes away takes along what it had: only from the beginning is it whole',
+  async (t) => {
+    const { url, ids } = await filled(t, 1200)
+    const target = await opened(t, redis.url)
+    const ways = ['--from', url, '--to', redis.url, ...OURS]
+    const killed = command(['copy', ...ways, '--rate', '1000/s', '--json'])
+    await until(async () => (await idsIn(target)).size > 600)
+    await redis.kill()
+    const broken = await killed
+    await redis.start()
+    t.match(broken, { code: 1, err: /: the store redis:.*; run it again\n$/ })
+    t.equal(counts(broken.out).next, null)
+
+    await redis.command('FLUSHALL')
+    const again = command(['copy', ...ways, '--rate', '1000/s', '--json'])
+    const anew = await opened(t, redis.url)
+    await until(async () => (await idsIn(anew)).size > 600)
+    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
+    await redis.command('FLUSHALL')
+    const lost = await again
+    t.match(lost, { code: 1, err: /: the store redis:.*; run it again\n$/ })
+    t.equal(counts(lost.out).next, null)
+    t.match(await command(['copy', ...ways]), { code: 0 })
+    t.strictSame(await idsIn(await opened(t, redis.url)), new Set(ids))
+  },
+)
+
+void t.test(
+  'a Redis that was lost meanwhile is read from the beginning: its order may be another one',
+  async (t) => {
+    const source = await opened(t, redis.url)
+    for (let n = 0; n < 30; n++) await source.put(newId(), bytesOf('completed', newToken()), SPANS)
+    const to = `sqlite:${tempDir(t)}/target.db`
+    const target = await opened(t, to)
+    const ways = ['--from', redis.url, '--to', to, ...OURS]
+    const copying = command(['copy', ...ways, '--rate', '100/s', '--json'])
+    await until(async () => (await idsIn(target)).size > 0)
+    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
+    const lost = await copying
+    t.equal(lost.code, 1)
+    t.equal(counts(lost.out).next, null)
+    t.match(lost.err, /; run it again\n$/)
+    t.match(await command(['copy', ...ways]), { code: 0, out: /already there\n$/ })
+    t.equal((await idsIn(target)).size, 30)
+  },
+)
+
+void t.test('SIGINT ends it between two records, and it says how to go on', async (t) => {
+  const { url, ids } = await filled(t, 3000)
+  const target = await opened(t, redis.url)
+  const args = [CLI, 'copy', '--from', url, '--to', redis.url, ...OURS, '--rate', '1000/s']
+  const child = spawn(process.execPath, args, {
+    env: { ...process.env, NODE_V8_COVERAGE: '' },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  })
+  const ended = once(child, 'close')
+  const said = Promise.all([text(child.stdout), text(child.stderr)])
+  await until(async () => (await idsIn(target)).size > 600)
+  child.kill('SIGINT')
+  const [code] = (await ended) as [number | null]
+  const [out, err] = await said
+  t.equal(code, 1)
+  t.match(out, /^\d+ {2}copied\n$/)
+  const [, cursor = ''] =
+    /: interrupted; run it again; or only the rest, with --cursor (\S+)\n$/.exec(err) ?? []
+  t.ok(ids.includes(cursor as RecordId), err)
+  t.match(await command(['copy', ...args.slice(2, -2), '--cursor', cursor]), { code: 0 })
+  t.strictSame(await idsIn(target), new Set(ids))
+})

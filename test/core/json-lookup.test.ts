@@ -1,0 +1,116 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { type LookedUp, lookUp, type PointerResult } from '../../src/core/body/json-lookup.ts'
+import { atOnce } from '../../src/core/steps.ts'
+
+const read = (text: string | Buffer, ...pointers: string[]): LookedUp | null =>
+  atOnce(lookUp([], Buffer.from(text as string), pointers))
+const at = (text: string, pointer: string): PointerResult | undefined => read(text, pointer)?.at(pointer)
+const literal = (text: string): PointerResult => ({ kind: 'literal', literal: text })
+
+t.test('it takes what RFC 8259 takes', async (t) => {
+  const accepts = (text: string): boolean => {
+    try {
+      JSON.parse(text)
+      return true
+    } catch {
+      return false
+    }
+  }
+  const check = (text: string): boolean => (read(text) !== null) === accepts(text)
+  const texts = [
+    ['', ' ', '1', '-1', '-', '01', '-01', '0', '-0', '1.', '.1', '1.0', '1e', '1e+', '1E-07', '1e5x', '1 1'],
+    ['true', 'tru', 'truE', 'true1', 'false', 'null', 'nul', 'nulll', 'nan', 'Infinity', '+1', '0x1'],
+    ['"', '"a', '"a"', '"\n"', '"\t"', '"\\', '"\\"', '"\\x"', '"\\n"', '"\\u"', '"\\u00"', '"\\u00e"'],
+    ['"\\u00e9"', '"\\u00eg"', '"\\ud800"', '"\\uDC00\\ud800"', '"\x7f"', '"\u2028"', "'a'"],
+    ['[', ']', '[]', '[ ]', '[1', '[1]', '[1,]', '[,1]', '[1 2]', '[1,2]', '[1}', '[]]', '[[]'],
+    ['{', '}', '{}', '{ }', '{"a"', '{"a"}', '{"a":', '{"a":}', '{"a":1', '{"a":1}', '{"a":1,}', '{,"a":1}'],
+    ['{a:1}', '{1:1}', '{"a" 1}', '{"a"::1}', '{"a":1]', '{"a":1 "b":1}', '{"a":1,"a":1}', '{"\\u00":1}'],
+    ['\ufeff1', '\xa01', '\v1', '\f1', '\r\n\t 1 \r\n\t ', '1\0', '/**/1', '1//'],
+  ]
+  for (const text of texts.flat()) t.ok(check(text), encodeURIComponent(text))
+  const part = fc.constantFrom(
+    ...'{ } [ ] : , " \\ a u 1 - + . e 0 true null "a" {} [] "a": \\u00e9 \\ud83d \u00e9'.split(' '),
+    ' ',
+    '\n',
+    '\x01',
+  )
+  const soup = fc.array(part, { maxLength: 12 }).map((parts) => parts.join(''))
+  const mutilated = fc
+    .tuple(fc.json(), fc.nat(), fc.nat({ max: 2 }), part)
+    .map(([text, n, length, other]) => {
+      const place = n % (text.length + 1)
+      return text.slice(0, place) + other + text.slice(place + length)
+    })
+    .filter((text) => text.isWellFormed())
+  fc.assert(fc.property(fc.oneof(soup, fc.string({ unit: 'binary' }), fc.json(), mutilated), check), {
+    numRuns: 3000,
+  })
+})
+
+t.test('it takes UTF-8 that is not coded, of 1000 levels', async (t) => {
+  t.equal(read(Buffer.from('"\xff"', 'latin1')), null)
+  t.equal(atOnce(lookUp(['Content-Encoding', 'gzip'], Buffer.from('1'), [])), null)
+  for (const [open, inner, close] of [
+    ['[', '', ']'],
+    ['[', '1', ']'],
+    ['{"a":', '1', '}'],
+  ] as const) {
+    const nested = (levels: number): string => open.repeat(levels) + inner + close.repeat(levels)
+    t.not(read(nested(1000)), null)
+    t.equal(read(nested(1001)), null)
+  }
+})
+
+t.test('a value is as it is written', async (t) => {
+  t.same(at(' {"a" : [ 1 , {"b":-1.50e+3} ] } ', '/a/1/b'), literal('-1.50e+3'))
+  t.same(at(' {"a" : [ 1 , {"b":2 } ] } ', '/a'), literal('[ 1 , {"b":2 } ]'))
+  t.same(at(' [1, 2 ]\n', ''), literal('[1, 2 ]'))
+  t.same(at('{"\\u0061":"\\u00e9"}', '/a'), literal('"\\u00e9"'))
+  t.same(at('{"\u00e9":1}', '/\u00e9'), literal('1'))
+  t.same(at('{"a\\"b":1}', '/a"b'), literal('1'))
+  t.same(at('{"0":1}', '/0'), literal('1'), 'an object has no items')
+  t.same(at('[1,2]', '/1'), literal('2'))
+  for (const [text, pointer] of [
+    ['[1,2]', '/2'],
+    ['[1,2]', '/01'],
+    ['[1,2]', '/-'],
+    ['[]', '/0'],
+    ['{}', '/a'],
+    ['1', '/a'],
+    ['{"a":1}', '/a/b'],
+    ['{"b":{"a":1}}', '/a'],
+  ] as const)
+    t.same(at(text, pointer), { kind: 'absent' }, `${text} ${pointer}`)
+  t.equal(read(' [1]\n')?.text, ' [1]\n')
+})
+
+t.test('a member on the way that is named twice makes it ambiguous', async (t) => {
+  for (const [text, pointer, kind] of [
+    ['{"a":1,"a":1}', '/a', 'ambiguous'],
+    ['{"a":1,"\\u0061":1}', '/a', 'ambiguous'],
+    ['{"a":{"b":1},"a":{}}', '/a/b', 'ambiguous'],
+    ['{"a":{},"a":{}}', '/a/b', 'ambiguous'],
+    ['{"a":{"b":1,"b":2}}', '/a/b', 'ambiguous'],
+    ['{"a":{"b":1,"c":2,"c":3}}', '/a/b', 'literal'],
+    ['{"a":{"b":1,"b":2}}', '/a', 'literal'],
+    ['{"a":1,"b":{"a":1}}', '/a', 'literal'],
+    ['[{"a":1},{"a":1}]', '/1/a', 'literal'],
+  ] as const)
+    t.equal(at(text, pointer)?.kind, kind, `${text} ${pointer}`)
+})
+
+t.test('several pointers are looked up in one pass, a long body in steps', async (t) => {
+  const items = Array.from({ length: 30_000 }, (_, n) => `{"n":${n},"x":"${'\\n'.repeat(n % 3)}"}`)
+  const text = `{"items":[${items.join()}],"id":"k"}`
+  const steps = lookUp([], Buffer.from(text), ['/id', '/items/29999', '/items/2/x', '/nobody'])
+  let count = 0
+  let step = steps.next()
+  for (; step.done !== true; step = steps.next()) count++
+  t.ok(count > 5, `${count} steps`)
+  const found = step.value as LookedUp
+  t.same(found.at('/id'), literal('"k"'))
+  t.same(found.at('/items/29999'), literal(items[29_999] as string))
+  t.same(found.at('/items/2/x'), literal('"\\n\\n"'))
+  t.same(found.at('/nobody'), { kind: 'absent' })
+})

@@ -1,0 +1,270 @@
+import { randomBytes } from 'node:crypto'
+import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { Redis } from 'ioredis'
+import t, { type Test } from 'tap'
+import { PREFIX } from '../../src/store/codec.ts'
+import { openStore } from '../../src/store/open.ts'
+import { type Bank, bank } from '../support/bank.ts'
+import { newKey, send, tempDir, until } from '../support/e2e.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+
+t.setTimeout(200_000)
+
+/** In what a client sends and gets; nothing of it may be readable anywhere. */
+const SECRETS = ['secret-key-51c0', 'secret-path-a7e4', 'secret-answer-90d2', 'secret-request-77d3']
+const [KEY, PATH, ANSWER, BODY] = SECRETS as [string, string, string, string]
+const ADMIN = 'an-admin-token'
+
+interface Place {
+  readonly url: string
+  /** Every byte that the store has written, latin1. */
+  readonly bytes: () => Promise<string>
+}
+
+function filesBelow(dir: string): string {
+  return readdirSync(dir, { recursive: true, encoding: 'utf8' })
+    .map((name) => join(dir, name))
+    .filter((path) => statSync(path).isFile())
+    .map((path) => readFileSync(path, 'latin1'))
+    .join('\n')
+}
+
+async function redisPlace(t: Test): Promise<Place> {
+  const server = await RedisServer.start()
+  t.teardown(() => server[Symbol.asyncDispose]())
+  return {
+    url: server.url,
+    async bytes() {
+      // The commands as they came, a snapshot, and each value.
+      await server.command('SAVE')
+      const [, dir] = (await server.command('CONFIG', 'GET', 'dir')) as [string, string]
+      const client = new Redis(server.port, '127.0.0.1')
+      try {
+        const keys = await client.keys('*')
+        const dumped = await Promise.all(keys.map(async (key) => client.dumpBuffer(key)))
+        return `${keys.join()}${Buffer.concat(dumped.map((one) => one ?? Buffer.alloc(0))).toString('latin1')}${filesBelow(dir)}`
+      } finally {
+        client.disconnect()
+      }
+    },
+  }
+}
+
+async function sqlitePlace(t: Test): Promise<Place> {
+  const dir = tempDir(t)
+  return { url: `sqlite:${dir}/store.db`, bytes: async () => filesBelow(dir) }
+}
+
+async function postgresPlace(t: Test): Promise<Place> {
+  const server = await PostgresServer.start('log_statement=all', 'log_parameter_max_length=-1')
+  t.teardown(() => server[Symbol.asyncDispose]())
+  return {
+    url: server.url,
+    async bytes() {
+      await server.sql('CHECKPOINT')
+      return filesBelow(server.data)
+    },
+  }
+}
+
+const PLACES: Readonly<Record<string, (t: Test) => Promise<Place>>> = {
+  redis: redisPlace,
+  sqlite: sqlitePlace,
+  ...(NO_POSTGRES ? {} : { postgres: postgresPlace }),
+}
+
+/** Files of keys that a proxy may be given. */
+function keyFiles(t: Test): Readonly<Record<'one' | 'two', string>> {
+  const dir = tempDir(t)
+  const [one, two] = ['one', 'two'].map((id) => {
+    const file = join(dir, id)
+    writeFileSync(file, `${randomBytes(32).toString('hex')}\n`)
+    return `{ id: ${id}, file: "${file}" }`
+  }) as [string, string]
+  return { one, two }
+}
+
+async function started(
+  t: Test,
+  upstream: Bank,
+  storeUrl: string,
+  keys: readonly string[],
+  more = '',
+): Promise<TestProxy> {
+  const token = join(tempDir(t), 'token')
+  writeFileSync(token, ADMIN)
+  const encryption = keys.length === 0 ? '' : `, encryption: { keys: [${keys.join(', ')}] }`
+  const proxy = await proxyInProcess(`upstream: { url: "${upstream.url}", timeout: 5s }
+service: pay
+admin: { listen: "127.0.0.1:0", tokenFile: "${token}" }
+store: { url: "${storeUrl}"${encryption}${more} }
+routes:
+  - name: pay
+    match: { path: "/pay/${PATH}" }
+    lease: 1s
+    reconcile:
+      request: { path: "/payments?key={key}" }
+      identity: { /key: "{key}" }
+      completed: { status: 200 }
+      every: 100ms
+      after: 1ms
+`)
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  return proxy
+}
+
+const ASK = { path: `/pay/${PATH}`, body: `{"card":"${BODY}"}` }
+
+interface Listed {
+  readonly records: readonly { readonly path: string; readonly lastError: string | null }[]
+}
+
+async function records(proxy: TestProxy): Promise<Listed> {
+  const headers = { authorization: `Bearer ${ADMIN}` }
+  return (await (await fetch(`${proxy.adminUrl}/v1/records`, { headers })).json()) as Listed
+}
+
+for (const [kind, make] of Object.entries(PLACES)) {
+  void t.test(
+    `S09 ${kind}: nothing of key, path, body and error is readable; retries are answered`,
+    async (t) => {
+      const place = await make(t)
+      const upstream = await bank(t)
+      const { one } = keyFiles(t)
+      const spool = tempDir(t)
+      const proxy = await started(t, upstream, place.url, [one], `, compression: zstd, spool: "${spool}"`)
+      // Answered.
+      upstream.fault = (key, response) =>
+        void response
+          .writeHead(201, `Made ${ANSWER}`, { 'X-Told': ANSWER })
+          .end(`${ANSWER} ${key} ${'again '.repeat(200)}`)
+      const first = await send(proxy, `${KEY}-1`, ASK)
+      const retry = await send(proxy, `${KEY}-1`, ASK)
+      t.match(retry, { status: 201, replayed: true, body: first.body })
+      t.equal(
+        (await send(proxy, `${KEY}-1`, { ...ASK, body: `{"card":"${BODY}2"}` })).code,
+        'idempotency_key_reused',
+      )
+      // Unknown, then found out.
+      upstream.fault = (_key, response) => void response.socket?.destroy()
+      t.equal((await send(proxy, `${KEY}-2`, ASK)).code, 'upstream_failed')
+      await until(async () => (await send(proxy, `${KEY}-2`, ASK)).replayed)
+      // Unknown for now.
+      upstream.fate = () => 'processing'
+      t.equal((await send(proxy, `${KEY}-3`, ASK)).code, 'upstream_failed')
+      t.strictSame(
+        upstream.executed,
+        [1, 2, 3].map((n) => `${KEY}-${n}`),
+      )
+
+      // Whoever asks the proxy reads them.
+      const { records: listed } = await records(proxy)
+      const errors = [...new Set(listed.flatMap(({ lastError }) => lastError ?? []))]
+      t.equal(errors.length, 1)
+      t.ok(listed.every(({ path }) => path === ASK.path))
+      await proxy.drain()
+      const written = await place.bytes()
+      t.ok(written.length > 1000)
+      for (const secret of [...SECRETS, ...errors])
+        for (const form of [
+          secret,
+          Buffer.from(secret).toString('hex'),
+          Buffer.from(secret).toString('base64'),
+        ])
+          t.notOk(written.includes(form), secret)
+      t.notOk(filesBelow(spool).includes('secret'))
+    },
+  )
+
+  void t.test(`W08 ${kind}: rotation with two replicas, one a step ahead of the other`, async (t) => {
+    const place = await make(t)
+    const upstream = await bank(t)
+    upstream.fault = (key, response) => void response.writeHead(201).end(key)
+    const { one, two } = keyFiles(t)
+    const steps = [[one], [one, two], [two, one], [two]]
+    for (const [n, keys] of steps.entries()) {
+      const before = await started(t, upstream, place.url, keys)
+      const after = await started(t, upstream, place.url, steps[n + 1] ?? keys)
+      for (const [first, then] of [
+        [before, after],
+        [after, before],
+      ] as const) {
+        const key = newKey()
+        const executed = upstream.executed.length
+        t.equal((await send(first, key, ASK)).status, 201)
+        t.match(await send(then, key, ASK), { status: 201, replayed: true, body: key })
+        t.equal(upstream.executed.length, executed + 1)
+      }
+      await Promise.all([before.drain(), after.drain()])
+    }
+  })
+
+  void t.test(
+    `W08 ${kind}: a record whose key is not here, or that was altered, swapped or put back: 503, and never executed`,
+    async (t) => {
+      const place = await make(t)
+      const upstream = await bank(t)
+      upstream.fault = (key, response) => void response.writeHead(201).end(key)
+      const { one, two } = keyFiles(t)
+      const own = await started(t, upstream, place.url, [one])
+      const key = newKey()
+      t.equal((await send(own, key, ASK)).status, 201)
+      for (const keys of [[two], []]) {
+        const other = await started(t, upstream, place.url, keys)
+        t.equal((await send(other, key, ASK)).code, 'idempotency_store_unavailable')
+        t.equal(await other.metric('idempotency_seal_errors_total{reason="unknown_key"}'), 1)
+        t.match(await records(other), { records: [] })
+        await other.drain()
+      }
+      t.ok((await send(own, key, ASK)).replayed, 'it was left as it is')
+      t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), 0)
+
+      const raw = await openStore(
+        {
+          service: 'pay',
+          store: {
+            url: place.url,
+            timeout: 5000,
+            secret: null,
+            encryption: { keys: [] },
+            compression: 'off',
+            wait: null,
+            spool: null,
+            acceptRisk: false,
+            grace: 0,
+          },
+        },
+        { onEvent: () => {}, onBreaker: () => {} },
+      )
+      t.teardown(() => raw.close())
+      const [id] = (await raw.list('all', null, 10)).ids
+      if (id === undefined) throw new Error('no record')
+      const genuine = (await raw.get(id)).bytes as Buffer
+      const another = newKey()
+      t.equal((await send(own, another, ASK)).status, 201)
+      const others = (await raw.list('all', null, 10)).ids.filter((one) => one !== id)
+      const swapped = (await raw.get(others[0] as typeof id)).bytes as Buffer
+      const flipped = Buffer.from(genuine)
+      flipped.writeUInt8(flipped.readUInt8(flipped.length - 20) ^ 1, flipped.length - 20)
+      const older = Buffer.from(genuine)
+      randomBytes(16).copy(older, PREFIX.token)
+      for (const [n, [what, bytes, isLater]] of (
+        [
+          ['a byte is flipped', flipped, false],
+          ['the record of another key is in its place', swapped, false],
+          ['its answer is put back under a later attempt', older, true],
+        ] as const
+      ).entries()) {
+        const version = ((await raw.get(id)).bytes as Buffer).readUIntBE(4, 6)
+        const spans = { dueIn: 60_000, dropIn: 60_000 }
+        t.match(await raw.swap(id, { version }, Buffer.from(bytes), spans, isLater), { done: true }, what)
+        t.equal((await send(own, key, ASK)).code, 'idempotency_store_unavailable', what)
+        t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), n + 1, what)
+      }
+      t.strictSame(upstream.executed, [key, another])
+    },
+  )
+}

@@ -1,0 +1,582 @@
+/**
+ * Requests that this proxy reads itself, against the same ones behind an empty line, which Node's parser reads: they must be understood
+ * and answered in the same way. `FUZZ_SEED` and `FUZZ_CASES` look further than the cases of every run.
+ */
+import { once } from 'node:events'
+import { type AddressInfo, connect, type Socket } from 'node:net'
+import t from 'tap'
+import { answersOn, TrafficServer } from '../../src/http/connections.ts'
+import { PlainRequest } from '../../src/http/plain.ts'
+import type { StreamRequest, TrafficRequest, TrafficResponse } from '../../src/http/request.ts'
+import { chunkable } from '../../src/http/write.ts'
+import { values } from '../support/exchange.ts'
+import { mulberry32 } from '../support/random.ts'
+import { readAnswer } from '../support/raw.ts'
+
+const SEED = Number(process.env['FUZZ_SEED'] ?? 1)
+const CASES = Number(process.env['FUZZ_CASES'] ?? 300)
+
+type Listener = (request: TrafficRequest, response: TrafficResponse) => void
+type Options = ConstructorParameters<typeof TrafficServer>[0]
+
+async function serving(listener: Listener, options: Options = {}) {
+  const bugs: unknown[] = []
+  const server = new TrafficServer({ holds: true, requireHostHeader: false, ...options }, listener, (error) =>
+    bugs.push(error),
+  )
+  server.maxHeadersCount = 0
+  const sockets = new Map<number, Socket>()
+  const emit = server.emit.bind(server)
+  server.emit = (event: string, ...args: unknown[]) => {
+    if (event === 'connection') sockets.set((args[0] as Socket).remotePort as number, args[0] as Socket)
+    return emit(event, ...args)
+  }
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  return {
+    server,
+    sockets,
+    bugs,
+    port: (server.address() as AddressInfo).port,
+    async [Symbol.asyncDispose]() {
+      server.closeAllConnections()
+      await new Promise((resolve) => server.close(resolve))
+    },
+  }
+}
+
+const LARGE = Buffer.alloc(100_000, 'l')
+const WAYS = [
+  'whole',
+  'buffer',
+  'large',
+  'none',
+  'chunks',
+  'trailers',
+  'late',
+  'head',
+  'close',
+  'last',
+  'empty',
+]
+
+/** The answer that the request's path asks for. */
+function answer(way: string, response: TrafficResponse): void {
+  const length = (body: { length: number }): string[] => ['Content-Length', String(body.length)]
+  switch (way) {
+    case 'whole':
+      response.writeHead(201, 'Made', ['X-A', 'caf\xe9', ...length('b\xe4h')])
+      response.end('b\xe4h', 'latin1')
+      break
+    case 'buffer':
+      response.writeHead(200, ['Set-Cookie', 'a=b', 'Set-Cookie', 'c=d', ...length('body')])
+      response.end(Buffer.from('body'))
+      break
+    case 'large':
+      response.writeHead(200, length(LARGE))
+      response.end(LARGE)
+      break
+    case 'none':
+      response.writeHead(204, ['Date', 'today'])
+      response.end()
+      break
+    case 'empty':
+      response.writeHead(200, 'OK', length(''))
+      response.end()
+      break
+    case 'chunks':
+      response.writeHead(200, '', [])
+      response.write(Buffer.from('one'))
+      response.write(Buffer.alloc(0))
+      response.write(LARGE)
+      response.end(Buffer.from('last'))
+      break
+    case 'trailers':
+      // Only a chunked answer may announce them.
+      response.writeHead(200, chunkable(response, 200) ? ['Trailer', 'X-T'] : [])
+      response.write(Buffer.from('one'))
+      response.addTrailers([['X-T', 'caf\xe9']])
+      response.end()
+      break
+    case 'late':
+      response.writeHead(200, length('12'))
+      response.write(Buffer.alloc(0))
+      setImmediate(() => {
+        response.write(Buffer.from('1'))
+        setImmediate(() => response.end(Buffer.from('2')))
+      })
+      break
+    case 'head':
+      response.writeHead(304, ['Content-Length', '5'])
+      response.end(Buffer.from('never'))
+      break
+    case 'close':
+      response.writeHead(200, ['Connection', 'close', ...length('x')])
+      response.end('x', 'latin1')
+      break
+    default:
+      response.shouldKeepAlive = false
+      response.writeHead(400, ['Content-Length', '0'])
+      response.end()
+  }
+}
+
+interface Heard {
+  readonly isPlain: boolean
+  readonly request: unknown
+  readonly events: string[]
+}
+
+/** What the server makes of the bytes, and what the client gets. */
+async function exchange(on: Awaited<ReturnType<typeof serving>>, heard: Map<number, Heard[]>, bytes: string) {
+  const client = connect(on.port, '127.0.0.1').on('error', () => {})
+  const closed = once(client, 'close')
+  await once(client, 'connect')
+  let got = ''
+  client.on('data', (chunk) => {
+    got += chunk.toString('latin1')
+  })
+  client.write(bytes, 'latin1')
+  const port = client.localPort as number
+  const turn = async (): Promise<void> => void (await new Promise((resolve) => setTimeout(resolve, 2)))
+  while (!on.sockets.has(port)) await turn()
+  const socket = on.sockets.get(port) as Socket
+  const all = heard.get(port) ?? []
+  heard.set(port, all)
+  while (!socket.writableEnded && !socket.destroyed && socket.bytesRead < bytes.length) await turn()
+  // Whatever it does about them, it has begun by then.
+  for (let i = 0; i < 5; i++) await turn()
+  while (!socket.destroyed && all.some(({ events }) => events.length < 4)) await turn()
+  while (!socket.destroyed && client.bytesRead < socket.bytesWritten) await turn()
+  const isClosed = socket.writableEnded || socket.destroyed
+  if (isClosed) await closed
+  client.destroy()
+  // The next client may get the same port.
+  heard.delete(port)
+  on.sockets.delete(port)
+  return {
+    plain: all.filter(({ isPlain }) => isPlain).length,
+    requests: all.map(({ request, events }) => ({ request, events })),
+    got: got.replaceAll(/Date: \w{3}, [^\r]*/g, 'Date: now'),
+    isClosed,
+  }
+}
+
+function script(seed: number): string {
+  const next = mulberry32(seed)
+  const below = (n: number): number => Math.floor(next() * n)
+  const one = <T>(...of: T[]): T => of[below(of.length)] as T
+  const often = (chance: number): boolean => next() < chance
+  const body = one('', '', '{}', '\r\n\r\n', 'x'.repeat(below(3000)), `caf\xe9${'y'.repeat(below(40))}`)
+  const lines = [one('Host: a', 'Host: a', 'Host: a', 'host:a', 'HOST: a:1 ')]
+  for (let i = below(5); i > 0; i--)
+    lines.push(
+      one(
+        'X-A: 1',
+        'x-a:2',
+        'X-A: \t 3 \t',
+        'Accept: a',
+        'Accept: b',
+        'X-Empty:',
+        'X-Blank: \t',
+        'X-Latin: caf\xe9',
+      ),
+    )
+  if (often(0.2))
+    lines.push(one('Connection: keep-alive', 'connection:Keep-Alive', 'Connection: close', 'Connection: x'))
+  if (often(0.2))
+    lines.push(
+      one(
+        'Host: b',
+        'Host:',
+        'Expect: 100-continue',
+        'Expect: x',
+        'Upgrade: h2c',
+        'Proxy-Connection: close',
+        'X-Fold: a\r\n b',
+        'X Y: 1',
+        ' X: 1',
+        'no colon',
+        ': 1',
+        'X: a\0b',
+        'X : 1',
+        'X: \x7f',
+        'X: a\rb',
+        'X: a\nb',
+        'Trailer: a',
+        'TE: trailers',
+        'Keep-Alive: 1',
+        `X-Long: ${'l'.repeat(one(3000, 4100, 9000))}`,
+      ),
+    )
+  if (body !== '' || often(0.2))
+    lines.push(
+      often(0.9)
+        ? `${one('Content-Length', 'content-length')}:${one(' ', '', '  ')}${body.length}`
+        : one(
+            'Content-Length: +2',
+            'Content-Length: 0x2',
+            'Content-Length:',
+            'Content-Length: 2 2',
+            'Content-Length: 2,2',
+            `Content-Length: 0${body.length}`,
+            `Content-Length: ${body.length}\t`,
+            'Content-Length: 99999',
+            'Content-Length: 1',
+            `Content-Length: ${body.length}\r\nContent-Length: ${body.length}`,
+            'Transfer-Encoding: chunked',
+            `Content-Length: ${body.length}\r\nTransfer-Encoding: chunked`,
+            'Transfer-Encoding: gzip',
+          ),
+    )
+  const target = often(0.9)
+    ? `/${one(...WAYS)}`
+    : one(
+        '*',
+        'http://a/whole',
+        '/a b',
+        '/caf\xe9',
+        '/a#b',
+        '/a?b=c&d=%20',
+        '//a',
+        '/"<>',
+        '',
+        'whole',
+        '/\x7f',
+        '/a[1]',
+      )
+  const method = often(0.95)
+    ? one('GET', 'HEAD', 'POST', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
+    : one('QUERY', 'post', 'POSTS', 'PRI', 'TRACE', 'M-SEARCH', 'G\0T', '')
+  const version = often(0.95)
+    ? 'HTTP/1.1'
+    : one('HTTP/1.0', 'HTTP/1.2', 'HTTP/2.0', 'http/1.1', 'HTTP/1.1 ', 'HTTP/01.1', 'RTSP/1.1')
+  let bytes = `${method} ${target} ${version}\r\n${lines.map((line) => `${line}\r\n`).join('')}\r\n${body}`
+  if (often(0.05))
+    bytes += one(
+      '\r\n',
+      'x',
+      'GET /whole HTTP/1.1\r\nHost: a\r\n\r\n',
+      '\r\n\r\nGET /whole HTTP/1.1\r\nHost: a\r\n\r\n',
+    )
+  for (let i = often(0.15) ? 1 + below(2) : 0; i > 0; i--) {
+    const at = below(Math.min(bytes.length, often(0.5) ? 60 : bytes.length))
+    const kind = below(3)
+    if (kind === 0) bytes = bytes.slice(0, at) + bytes.slice(at + 1)
+    else bytes = bytes.slice(0, at) + String.fromCharCode(below(256)) + bytes.slice(at + (kind - 1))
+  }
+  return bytes
+}
+
+void t.test(
+  'what is read here is read by Node in the same way, and answered in the same bytes',
+  async (t) => {
+    const heard = new Map<number, Heard[]>()
+    await using on = await serving((request, response) => {
+      const { method, url, httpVersion, httpVersionMinor, rawHeaders, framing, isHere, socket } = request
+      const events: string[] = []
+      const head = {
+        method,
+        url,
+        httpVersion,
+        httpVersionMinor,
+        rawHeaders: [...rawHeaders],
+        framing: { ...framing },
+      }
+      const note = (body: Buffer | null): void => {
+        const all = heard.get(socket.remotePort as number) ?? []
+        heard.set(socket.remotePort as number, all)
+        all.push({
+          isPlain: request instanceof PlainRequest,
+          request: { ...head, isHere, body: body?.toString('latin1') },
+          events,
+        })
+      }
+      for (const event of ['finish', 'close'])
+        response.on(event, () => {
+          const { headersSent, writableEnded, writableFinished, destroyed, closed } = response
+          events.push(
+            event,
+            JSON.stringify({ headersSent, writableEnded, writableFinished, destroyed, closed }),
+          )
+        })
+      const whole = request.takeBody()
+      note(whole)
+      if (whole === null) (request as StreamRequest).resume()
+      answer((url as string).slice(1), response)
+    })
+    let plain = 0
+    let answered = 0
+    const run = async (seed: number): Promise<void> => {
+      const bytes = script(seed)
+      const [ours, theirs] = await Promise.all([
+        exchange(on, heard, bytes),
+        exchange(on, heard, `\r\n${bytes}`),
+      ])
+      plain += ours.plain
+      if (ours.got !== '') answered++
+      t.equal(theirs.plain, 0, 'Node reads what begins with an empty line')
+      if (JSON.stringify({ ...ours, plain: 0 }) !== JSON.stringify(theirs))
+        t.fail(`seed ${seed}`, { bytes, ours, theirs })
+    }
+    for (let seed = SEED * 1_000_000; seed < SEED * 1_000_000 + CASES; seed += 100)
+      await Promise.all(Array.from({ length: 100 }, (_, i) => run(seed + i)))
+    t.comment(`${plain} of ${CASES} plain, ${answered} answered`)
+    t.ok(plain > CASES / 3, 'many are plain')
+    t.ok(plain < (CASES * 2) / 3, 'and many are not')
+    t.same(on.bugs, [])
+  },
+)
+
+void t.test('requests that come in one turn of the event loop are served at its end, in order', async (t) => {
+  const seen: string[] = []
+  await using on = await serving((request, response) => {
+    seen.push(request.url as string)
+    response.writeHead(200, ['Content-Length', '0'])
+    response.end()
+  })
+  const clients = [connect(on.port, '127.0.0.1'), connect(on.port, '127.0.0.1')]
+  while (on.sockets.size < 2) await new Promise((resolve) => setTimeout(resolve, 2))
+  const sockets = clients.map(({ localPort }) => on.sockets.get(localPort as number) as Socket)
+  for (const [n, socket] of sockets.entries())
+    socket.emit('data', Buffer.from(`GET /${n} HTTP/1.1\r\nHost: a\r\n\r\n`))
+  t.same(seen, [])
+  t.equal(on.server.unanswered, 2, 'they count from when they came')
+  for (const client of clients) t.equal((await readAnswer(client)).status, 200)
+  t.same(seen, ['/0', '/1'])
+  for (const client of clients) client.destroy()
+})
+
+void t.test(
+  'a request whose connection closes in the same turn is served, and told that nobody listens',
+  async (t) => {
+    const closed: boolean[] = []
+    await using on = await serving((_request, response) => {
+      closed.push(response.closed)
+      response.once('close', () => closed.push(response.closed))
+    })
+    const client = connect(on.port, '127.0.0.1').on('error', () => {})
+    while (on.sockets.size < 1) await new Promise((resolve) => setTimeout(resolve, 2))
+    const [socket] = on.sockets.values()
+    socket?.on('data', () => socket.destroy())
+    client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+    await once(client.resume(), 'close')
+    while (on.server.unanswered > 0) await new Promise((resolve) => setTimeout(resolve, 2))
+    t.same(closed, [false, true])
+  },
+)
+
+void t.test('what comes behind an unanswered request waits for its answer', async (t) => {
+  const first = 'GET /first HTTP/1.1\r\nHost: a\r\n\r\n'
+  for (const [behind, statuses] of [
+    ['GET /second HTTP/1.1\r\nHost: a\r\n\r\n', [200, 200]],
+    ['POST /second HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}', [200, 200]],
+    // Nobody knows where another request would begin.
+    ['nonsense\r\n\r\n', [200]],
+  ] as const) {
+    const waiting: (() => void)[] = []
+    await using on = await serving((request, response) => {
+      const served = (): void => {
+        response.writeHead(200, ['X-Target', request.url as string, 'Content-Length', '0'])
+        response.end()
+      }
+      if (request.url === '/first') waiting.push(served)
+      else served()
+    })
+    on.server.on('clientError', (_error, socket) => {
+      for (const answer of answersOn(socket)) answer.shouldKeepAlive = false
+    })
+    const client = connect(on.port, '127.0.0.1')
+    client.write(first)
+    while (waiting.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
+    client.write(behind)
+    const [socket] = on.sockets.values()
+    while ((socket as Socket).bytesRead < first.length + behind.length)
+      await new Promise((resolve) => setTimeout(resolve, 2))
+    waiting.pop()?.()
+    const targets = []
+    for (const status of statuses) {
+      const got = await readAnswer(client)
+      t.equal(got.status, status)
+      targets.push(...values(got, 'x-target'))
+    }
+    t.strictSame(targets, ['/first', '/second'].slice(0, statuses.length))
+    if (statuses.length === 1) await once(client.resume(), 'close')
+    client.destroy()
+  }
+})
+
+/** Resolves when so many bytes have come. */
+async function hearing(client: Socket, bytes: number): Promise<void> {
+  client.resume()
+  while (client.bytesRead < bytes) {
+    if (client.destroyed) throw new Error(`the connection ended after ${client.bytesRead} bytes`)
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  }
+}
+
+void t.test('a client that reads slowly hears all of a long answer; one that leaves ends it', async (t) => {
+  const chunk = Buffer.alloc(256 * 1024, 'c')
+  const events: string[] = []
+  await using on = await serving((_request, response) => {
+    response.writeHead(200, [])
+    let sent = 0
+    const more = (): void => {
+      while (!response.destroyed && sent < 40) {
+        sent++
+        if (!response.write(chunk)) return void response.once('drain', more)
+      }
+      if (!response.destroyed) response.end()
+    }
+    response.once('close', () => {
+      events.push(response.writableFinished ? 'whole' : 'left')
+    })
+    more()
+  })
+  for (const leaves of [false, true]) {
+    const client = connect(on.port, '127.0.0.1').on('error', () => {})
+    client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+    await once(client, 'readable')
+    if (leaves) client.resetAndDestroy()
+    else await hearing(client, 40 * chunk.length)
+    while (events.length === (leaves ? 1 : 0)) await new Promise((resolve) => setTimeout(resolve, 2))
+    client.destroy()
+  }
+  t.strictSame(events, ['whole', 'left'])
+})
+
+void t.test('an answer whose end brings no bytes is unanswered until all of it has left', async (t) => {
+  const body = Buffer.alloc(20 * 1024 * 1024, 'b')
+  for (const first of ['', '\r\n']) {
+    const events: string[] = []
+    await using on = await serving((_request, response) => {
+      response.on('finish', () => events.push('finish'))
+      response.writeHead(200, ['Content-Length', String(body.length)])
+      response.write(body)
+      response.end()
+      events.push('end')
+    })
+    const client = connect(on.port, '127.0.0.1').pause()
+    client.write(`${first}GET / HTTP/1.1\r\nHost: a\r\n\r\n`)
+    while (events.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
+    await new Promise((resolve) => setTimeout(resolve, 20))
+    t.strictSame(events, ['end'])
+    t.equal(on.server.unanswered, 1)
+    // As a drain does again and again.
+    on.server.closeIdleConnections()
+    await hearing(client, body.length)
+    client.destroy()
+  }
+})
+
+void t.test('what comes behind an answer that is read slowly is answered behind it', async (t) => {
+  const chunk = Buffer.alloc(256 * 1024, 'c')
+  const kinds: string[] = []
+  await using on = await serving((request, response) => {
+    kinds.push(request.constructor.name)
+    response.writeHead(200, [])
+    let sent = 0
+    const more = (): void => {
+      while (sent < 40) {
+        sent++
+        if (!response.write(chunk)) return void response.once('drain', more)
+      }
+      response.end()
+    }
+    more()
+  })
+  const client = connect(on.port, '127.0.0.1').pause()
+  client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  while (kinds.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
+  for (let i = 0; i < 2; i++) client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  await new Promise((resolve) => setTimeout(resolve, 20))
+  await hearing(client, 3 * 40 * chunk.length)
+  client.destroy()
+  t.strictSame(kinds, ['PlainRequest', 'StreamRequest', 'StreamRequest'])
+})
+
+void t.test('idle connections end', async (t) => {
+  await using on = await serving(
+    (_request, response) => {
+      response.writeHead(200, ['Content-Length', '0'])
+      response.end()
+    },
+    {
+      connectionsCheckingInterval: 10,
+      headersTimeout: 40,
+      keepAliveTimeout: 20,
+      keepAliveTimeoutBuffer: 20,
+    },
+  )
+  const errors: unknown[] = []
+  on.server.on('clientError', (error, socket) => {
+    errors.push((error as NodeJS.ErrnoException).code)
+    socket.destroy()
+  })
+  const silent = connect(on.port, '127.0.0.1')
+  await once(silent.resume(), 'close')
+  t.strictSame(errors, ['ERR_HTTP_REQUEST_TIMEOUT'], 'one that never sends a request')
+  const answered = connect(on.port, '127.0.0.1')
+  answered.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  t.equal((await readAnswer(answered)).status, 200)
+  await once(answered.resume(), 'close')
+  t.strictSame(errors.length, 1, 'one that sends no other')
+})
+
+void t.test('a connection ends with its answer where what came behind it was given up', async (t) => {
+  for (const behind of ['GET / HTTP/1.1\r\n', '\r\n', 'nonsense\r\n\r\n']) {
+    const answers: TrafficResponse[] = []
+    await using on = await serving(
+      (_request, response) => {
+        answers.push(response)
+        response.writeHead(200, ['Content-Length', '2'])
+        response.write(Buffer.from('a'))
+      },
+      { connectionsCheckingInterval: 10, headersTimeout: 40 },
+    )
+    // As the traffic server does it: the answer's end shows where the connection may end.
+    const givenUp = new Promise<void>((resolve) => {
+      on.server.on('clientError', (_error, socket) => {
+        for (const answer of answersOn(socket)) answer.shouldKeepAlive = false
+        resolve()
+      })
+    })
+    const client = connect(on.port, '127.0.0.1')
+    client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+    while (answers.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
+    client.write(behind)
+    await givenUp
+    answers[0]?.end(Buffer.from('b'))
+    t.equal((await readAnswer(client)).body.toString(), 'ab')
+    await once(client.resume(), 'close')
+    t.equal(answers.length, 1)
+  }
+})
+
+void t.test('a header that would be another line is refused, and so is a framing of its own', async (t) => {
+  const refused: unknown[] = []
+  await using on = await serving((_request, response) => {
+    for (const lines of [
+      ['X-A', 'a\r\nX-B: b'],
+      ['X A', 'a'],
+      ['X-A', '\u0100'],
+      ['Transfer-Encoding', 'chunked'],
+      ['Connection', 'upgrade'],
+    ])
+      t.throws(() => response.writeHead(200, lines))
+    t.throws(() => response.writeHead(200, 'OK\r\nX-B: b', []))
+    t.throws(() => response.writeHead(100, []))
+    t.throws(() => response.addTrailers([['X-A', 'a\r\n']]))
+    response.writeHead(200, ['Content-Length', '0'])
+    t.throws(() => response.writeHead(200, []))
+    response.end()
+    t.equal(response.write(Buffer.from('x')), false)
+    response.end()
+    refused.push(response.headersSent)
+  })
+  const client = connect(on.port, '127.0.0.1')
+  client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  t.equal((await readAnswer(client)).status, 200)
+  client.destroy()
+  t.strictSame(refused, [true])
+})

@@ -1,0 +1,486 @@
+import t, { type Test } from 'tap'
+import type { IdempotencyRecord, RecordId } from '../../src/core/record.ts'
+import { resolvedDraft } from '../../src/core/settle.ts'
+import { Reclaimer } from '../../src/protect/reclaimer.ts'
+import { Settler } from '../../src/protect/settler.ts'
+import { RecentWrites } from '../../src/store/recent.ts'
+import { Records } from '../../src/store/records.ts'
+import { draft, bytesOf as encoded, newId, newToken, response, SPANS, until } from '../store/fixtures.ts'
+import { Gate, Replica, route, type Store } from './harness.ts'
+
+const EVERYTHING = { left: 1, concerns: () => true }
+
+interface Reclaiming {
+  readonly a: Replica
+  readonly store: Store
+  readonly reclaimer: Reclaimer
+  readonly splits: unknown[]
+  readonly written: number[]
+  readonly bugs: unknown[]
+}
+
+/** A replica whose outcomes are remembered, and what writes again what it knows. */
+function reclaiming(t: Test): Reclaiming {
+  const a = new Replica()
+  const records = new Records(a.wire, () => {}, new RecentWrites(() => a.store.now))
+  const settler = new Settler(records, a.ports.observer, null)
+  Object.assign(a.ports, { records, settler })
+  const splits: unknown[] = []
+  const written: number[] = []
+  const bugs: unknown[] = []
+  const reclaimer = new Reclaimer({
+    records,
+    store: a.wire,
+    settler,
+    running: a.ports.running,
+    repliesWithin: 1,
+    keptFor: 60_000,
+    onSplit: (route, detail) => void splits.push({ ...detail, route }),
+    onWritten: (n) => void written.push(n),
+    onBug: (error) => void bugs.push(error),
+  })
+  t.teardown(() => {
+    reclaimer.close()
+    a.close()
+  })
+  return { a, store: a.store, reclaimer, splits, written, bugs }
+}
+
+/** A request that the upstream holds. */
+async function under(a: Replica, key = 'key-0123456789abcdef') {
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const answer = a.get({ key })
+  await gate.reached
+  return { gate, answer }
+}
+
+const bytesOf = async ({ store }: Reclaiming, id = [...store.ids][0] as RecordId) =>
+  (await store.inner.get(id)).bytes
+
+void t.test('W01 a claim that was lost is written again, and its outcome under it', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  const before = await it.store.read(it.a.id)
+  await it.store.restore(it.a.id, null)
+  await it.reclaimer.begin(EVERYTHING)
+  const after = await it.store.read(it.a.id)
+  t.match(after, { state: 'in_progress', fence: before?.fence, createdAt: before?.createdAt })
+  t.ok(after?.token.equals(before?.token as Buffer))
+  t.same(it.written, [1])
+  gate.open()
+  await answer
+  t.match(await it.store.read(it.a.id), { state: 'completed' })
+  t.same(it.a.said('completed'), ['stored'])
+})
+
+void t.test(
+  'nothing is written where nothing was lost, nor what the failover does not concern',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    await it.a.get({ key: 'other-0123456789abcdef' })
+    await it.reclaimer.begin(EVERYTHING)
+    t.same(it.written, [])
+    const id = it.a.id
+    await it.store.restore(id, null)
+    await it.reclaimer.begin({ left: 1, concerns: () => false })
+    t.equal(await bytesOf(it, id), null)
+    gate.open()
+    await answer
+  },
+)
+
+void t.test('W01 an outcome that was lost, or went back to its claim, is written again', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  const claimed = await bytesOf(it)
+  gate.open()
+  const { bytes } = await answer
+  for (const older of [null, claimed]) {
+    await it.store.restore(it.a.id, older)
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(await it.a.get(), { status: 201, bytes, replayed: true })
+  }
+  t.same(it.written, [1, 1])
+  t.equal(it.a.n, 1)
+})
+
+void t.test(
+  'W01 an outcome is remembered although the store refused it: as written before, or as of somebody else’s',
+  async (t) => {
+    for (const lost of ['its reply', 'its turn'] as const) {
+      const it = reclaiming(t)
+      const { gate, answer } = await under(it.a)
+      if (lost === 'its reply') it.store.next.push({ op: 'swap', fault: 'lost' })
+      else {
+        const there = (await it.store.read(it.a.id)) as IdempotencyRecord
+        const resolved = resolvedDraft(there, { kind: 'completed', result: response() })
+        await it.a.records.replace(it.a.id, there.version, resolved, SPANS)
+      }
+      gate.open()
+      await answer
+      while (!(await it.a.ports.settler.flush()));
+      await it.store.restore(it.a.id, null)
+      await it.reclaimer.begin(EVERYTHING)
+      t.match(await it.a.get(), { status: 201, replayed: true }, lost)
+      t.equal(it.a.n, 1)
+    }
+  },
+)
+
+void t.test(
+  'W02 an uncertain outcome that an earlier claim refused is written over it in the grace',
+  async (t) => {
+    const it = reclaiming(t)
+    it.a.script.push({ proof: 'not_sent', reason: 'refused' })
+    await it.a.get()
+    const { id } = it.a
+    const { fence, createdAt } = (await it.store.read(id)) as IdempotencyRecord
+    const gate = new Gate()
+    it.a.script.push(
+      gate.before(() => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })),
+    )
+    const answer = it.a.get()
+    await gate.reached
+    // The server that was promoted knows of the first attempt only that it runs.
+    await it.store.restore(id, null)
+    await it.store.inner.put(id, encoded('in_progress', newToken(), { fence, createdAt }), SPANS)
+    gate.open()
+    await answer
+    t.match(await it.store.read(id), { state: 'in_progress', fence }, 'it may be a claim that was made since')
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(await it.store.read(id), { state: 'unknown', fence: fence + 1 })
+  },
+)
+
+void t.test('W01 of a large answer it is known that it was done', async (t) => {
+  const it = reclaiming(t)
+  it.a.script.push(() => it.a.responded(201, Buffer.alloc(100_000, 'x')))
+  await it.a.get()
+  await it.store.restore(it.a.id, null)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.a.get(), { status: 409, code: 'idempotency_response_unavailable' })
+  t.equal(it.a.n, 1)
+})
+
+void t.test('W01 an outcome that met an absent record is remembered, too', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  gate.open()
+  await answer
+  t.same(it.a.said('completed'), ['recovered'])
+  await it.store.restore(it.a.id, null)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.a.get(), { replayed: true })
+})
+
+void t.test('W02 a takeover that was rolled back is taken back', async (t) => {
+  const it = reclaiming(t)
+  it.a.script.push({ proof: 'not_sent', reason: 'refused' })
+  await it.a.get()
+  const freed = await bytesOf(it)
+  const { gate, answer } = await under(it.a)
+  const taken = await it.store.read(it.a.id)
+  await it.store.restore(it.a.id, freed)
+  it.store.next.push({ op: 'swap', fault: 'down' })
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.store.read(it.a.id), { state: 'in_progress', fence: taken?.fence, attempts: 2 })
+  gate.open()
+  t.match(await answer, { status: 201 })
+})
+
+void t.test('W04 another owner is a split: told with both fences, and unknown', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  const mine = await it.store.read(it.a.id)
+  await it.store.restore(it.a.id, null)
+  it.store.now += 5000
+  const b = new Replica({ store: it.store })
+  t.teardown(() => b.close())
+  const other = await under(b)
+  const theirs = await it.store.read(it.a.id)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(it.splits[0], {
+    route: 'payments',
+    fence: mine?.fence,
+    foundFence: theirs?.fence,
+    state: 'in_progress',
+    found: 'in_progress',
+  })
+  t.equal(it.splits.length, 1, 'once')
+  t.match(await it.store.read(it.a.id), { state: 'unknown', fence: theirs?.fence })
+  gate.open()
+  other.gate.open()
+  await Promise.all([answer, other.answer])
+  t.match(await it.store.read(it.a.id), { state: 'unknown' }, 'neither outcome decides')
+  t.same(it.a.said('completed'), ['stale'])
+  t.same(b.said('completed'), ['stale'])
+})
+
+void t.test('W04 a completed record is never overwritten', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  it.store.now += 5000
+  const b = new Replica({ store: it.store })
+  t.teardown(() => b.close())
+  await b.get()
+  const theirs = await bytesOf(it)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(it.splits[0], { found: 'completed' })
+  t.same(await bytesOf(it), theirs)
+  gate.open()
+  await answer
+})
+
+void t.test('an attempt that ends meanwhile is left to its outcome', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  const b = new Replica({ store: it.store })
+  t.teardown(() => b.close())
+  const other = await under(b)
+  it.store.gate = async ({ op, by }) => {
+    if (op !== 'put' || by !== it.a) return
+    it.store.gate = null
+    const execution = it.a.ports.running.get(it.a.id)
+    if (execution !== undefined) execution.ended = { kind: 'not_executed', reason: 'x' }
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  t.same(it.splits, [])
+  t.match(await it.store.read(it.a.id), { state: 'in_progress' })
+  const execution = it.a.ports.running.get(it.a.id)
+  if (execution !== undefined) execution.ended = null
+  gate.open()
+  other.gate.open()
+  await Promise.all([answer, other.answer])
+})
+
+void t.test('an attempt that has ended before the store takes it is left to its outcome', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  it.store.gate = async ({ op }) => {
+    if (op !== 'put') return
+    it.store.gate = null
+    gate.open()
+    await answer
+    await it.store.restore(it.a.id, null)
+    it.store.next.push({ op: 'put', fault: 'down' })
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.store.read(it.a.id), { state: 'completed' })
+  t.same(it.a.records.recent(), [], 'nothing is remembered where no store can lose it')
+})
+
+void t.test(
+  'a store that does not take it is asked again; outcomes that it did not take go first',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    it.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+    gate.open()
+    await answer
+    it.store.fault = () => null
+    await it.store.restore(it.a.id, null)
+    it.store.next.push(
+      { op: 'swap', fault: 'down' },
+      { op: 'put', fault: 'down' },
+      { op: 'swap', fault: 'down' },
+    )
+    await it.reclaimer.begin(EVERYTHING)
+    t.equal(it.a.ports.settler.size, 0)
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+  },
+)
+
+void t.test('others that move the record on at the same time do not keep it from its owner', async (t) => {
+  const it = reclaiming(t)
+  it.a.script.push({ proof: 'not_sent', reason: 'refused' })
+  await it.a.get()
+  const freed = await bytesOf(it)
+  const { gate, answer } = await under(it.a)
+  const { id } = it.a
+  await it.store.restore(id, freed)
+  let moved = 0
+  it.store.gate = async ({ op }) => {
+    if (op !== 'swap' || moved++ > 0) return
+    const there = await it.store.read(id)
+    const version = { version: there?.version ?? 0 }
+    await it.store.inner.swap(id, version, freed as Buffer, SPANS, false)
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.store.read(id), { state: 'in_progress' })
+  await it.store.restore(id, freed)
+  it.store.gate = async ({ op }) => {
+    if (op !== 'swap') return
+    const there = await it.store.read(id)
+    await it.store.inner.swap(id, { version: there?.version ?? 0 }, freed as Buffer, SPANS, false)
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  it.store.gate = null
+  t.match(await it.store.read(id), { state: 'failed_retryable' }, 'not for ever')
+  gate.open()
+  await answer
+})
+
+void t.test('a decision is made again at the version that it was about', async (t) => {
+  const it = reclaiming(t)
+  const put = async (state: 'unknown' | 'completed') => {
+    const id = newId()
+    const bytes = encoded(state, newToken(), { fence: 7, createdAt: 7 })
+    const reply = await it.store.inner.put(id, bytes, SPANS)
+    if (!reply.done) throw new Error('it was there')
+    return { id, version: reply.stamp.version }
+  }
+  const [resolved, removed, lost] = [await put('unknown'), await put('completed'), await put('unknown')]
+  const decision = { draft: draft('completed', newToken(), { fence: 7, createdAt: 7 }), spans: SPANS }
+  it.reclaimer.decided({ id: resolved.id, version: resolved.version, written: decision })
+  it.reclaimer.decided({ id: removed.id, version: removed.version, written: null })
+  it.reclaimer.decided({ id: lost.id, version: lost.version, written: decision })
+  const ended = { ...decision, spans: { dueIn: 0, dropIn: 0 } }
+  const over = newId()
+  it.reclaimer.decided({ id: over, version: 1, written: ended })
+  await it.store.restore(lost.id, null)
+  // Versions begin with the store's time.
+  it.store.now++
+  const faults = ['get', 'remove', 'swap'] as const
+  it.store.next.push(...faults.map((op) => ({ op, fault: 'down' as const })))
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.store.read(resolved.id), { state: 'completed' })
+  t.equal(await it.store.read(removed.id), null)
+  t.match(await it.store.read(lost.id), { state: 'completed' })
+  t.equal(await it.store.read(over), null, 'its retention is over')
+  t.same(it.written, [3])
+  await it.reclaimer.begin(EVERYTHING)
+  t.same(it.written, [3], 'once')
+})
+
+void t.test(
+  'an outcome whose retention is over is not written over the execution that came after it',
+  async (t) => {
+    const it = reclaiming(t)
+    const brief = route({ ttl: 5000 })
+    await it.a.get({ route: brief })
+    it.store.now += 5001
+    const b = new Replica({ store: it.store })
+    t.teardown(() => b.close())
+    const gate = new Gate()
+    b.script.push(gate.before(() => b.responded()))
+    const second = b.get({ route: brief })
+    await gate.reached
+    await it.reclaimer.begin(EVERYTHING)
+    t.same(it.splits, [])
+    t.match(await it.store.read(it.a.id), { state: 'in_progress' })
+    gate.open()
+    t.match(await second, { status: 201, replayed: false })
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+  },
+)
+
+void t.test(
+  'what an operator has removed stays removed, whatever was written or decided before',
+  async (t) => {
+    const it = reclaiming(t)
+    await it.a.get()
+    const { id } = it.a
+    const before = await it.store.read(id)
+    const resolution = { draft: draft('completed', newToken()), spans: SPANS }
+    it.reclaimer.decided({ id, version: 1, written: resolution })
+    await it.store.restore(id, null)
+    it.reclaimer.decided({ id, version: before?.version ?? 0, written: null })
+    await it.reclaimer.begin(EVERYTHING)
+    t.equal(await bytesOf(it, id), null)
+    t.match(await it.a.get(), { status: 201, replayed: false })
+    await it.store.restore(id, null)
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(await it.a.get(), { replayed: true }, 'what was executed since is written again')
+  },
+)
+
+void t.test('a decision is not made about a state that it was not about, whatever its version', async (t) => {
+  const it = reclaiming(t)
+  for (const state of ['completed', 'in_progress'] as const)
+    for (const written of [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]) {
+      const id = newId()
+      const reply = await it.store.inner.put(
+        id,
+        encoded(state, newToken(), { fence: 7, createdAt: 7 }),
+        SPANS,
+      )
+      const version = reply.done ? reply.stamp.version : 0
+      it.reclaimer.decided({ id, version, written })
+      await it.reclaimer.begin(EVERYTHING)
+      if (state === 'in_progress' || written !== null) t.match(await it.store.read(id), { state, version })
+    }
+  t.same(it.written, [1], 'the completed one that was removed')
+  let removed: RecordId | undefined
+  for (const written of [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]) {
+    const id = newId()
+    removed = id
+    const reply = await it.store.inner.put(id, encoded('unknown', newToken(), { fence: 7 }), SPANS)
+    it.reclaimer.decided({ id, version: reply.done ? reply.stamp.version : 0, written })
+  }
+  // Removed by somebody else, just then.
+  it.store.gate = async ({ op }) => {
+    if (op !== 'swap' && op !== 'remove') return
+    for (const id of it.store.ids) await it.store.restore(id, null)
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(await bytesOf(it, removed), null)
+  t.same(it.bugs, [])
+})
+
+void t.test('an outcome whose first write was acknowledged too late is remembered, too', async (t) => {
+  const it = reclaiming(t)
+  it.store.next.push({ op: 'swap', fault: 'lost' })
+  await it.a.get()
+  t.ok(await it.a.ports.settler.flush())
+  await it.store.restore(it.a.id, null)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.a.get(), { replayed: true })
+})
+
+void t.test('one record that the store does not take keeps no other waiting', async (t) => {
+  const it = reclaiming(t)
+  const keys = Array.from({ length: 300 }, (_, n) => `key-0123456789abcdef-${n}`)
+  for (const key of keys) await it.a.get({ key })
+  const [last, ...others] = [...it.store.ids]
+  for (const id of it.store.ids) await it.store.restore(id, null)
+  const hanging = new Gate()
+  const first = others.at(-1)
+  it.store.gate = async ({ op, id }) => {
+    if (op === 'put' && id === first) await hanging.pass()
+  }
+  const ended = it.reclaimer.begin(EVERYTHING)
+  await until(async () => (await bytesOf(it, last)) !== null)
+  t.equal(await bytesOf(it, first), null)
+  hanging.open()
+  await ended
+  t.ok(await bytesOf(it, first))
+})
+
+void t.test('a bug with one record keeps no other from being written, nor ends the process', async (t) => {
+  const it = reclaiming(t)
+  for (const key of ['a-0123456789abcdef', 'b-0123456789abcdef']) await it.a.get({ key })
+  const ids = [...it.store.ids]
+  for (const id of ids) await it.store.restore(id, null)
+  it.store.next.push({ op: 'put', fault: new TypeError('a bug') })
+  await it.reclaimer.begin(EVERYTHING)
+  for (const id of ids) t.match(await it.store.read(id), { state: 'completed' })
+  t.match(it.bugs, [{ message: 'a bug' }])
+})
+
+void t.test('what cannot be read, and a store that is closed, end it', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  it.store.fault = ({ op }) => (op === 'put' ? 'down' : null)
+  it.reclaimer.close()
+  await it.reclaimer.begin(EVERYTHING)
+  t.same(it.written, [])
+  it.store.fault = () => null
+  gate.open()
+  await answer
+})

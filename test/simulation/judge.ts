@@ -1,0 +1,311 @@
+import type { IdempotencyRecord, RecordId, StoredResponse } from '../../src/core/record.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import type { Seen } from '../protect/harness.ts'
+import type { Scenario, Wish } from './scenario.ts'
+import type { Scheduler } from './scheduler.ts'
+
+export interface Broken {
+  readonly what: string
+  /** The operation that it is about, as the timeline names it. */
+  readonly about: string | null
+}
+
+/** What is known of one operation (caller and key), by everything that was seen of it. */
+interface Known {
+  readonly payloads: Set<string>
+  /** Executions, in order: with the payload, and the answer that the upstream made. */
+  readonly executed: { readonly payload: string; readonly bytes: string }[]
+  /** Answers that were decided by status query or by an operator, as stored. */
+  readonly decided: Set<string>
+  /** So many more executions are allowed by name. */
+  permits: number
+  /** Fences of claims that reached no replica of the store. */
+  readonly unreplicated: Set<number>
+  /** The store has gone back, and said so: fences and versions may begin anew, but nothing is lost. */
+  hasGoneBack: boolean
+  /** The store has gone back: fences and versions begin anew, and a completed record may be another. */
+  hasForgotten: boolean
+  /** When it was last claimed. */
+  claimedAt: number
+  /** Who claimed, by token. */
+  readonly claimants: Map<string, object>
+  /** Requests of which a byte has left. */
+  sent: number
+  /** Processes that hold an outcome in memory alone because the store did not take it. */
+  readonly deferredBy: Set<object>
+  /** Of these, those whose disk did not take it in time, and who said so: it dies with them (docs/proof.md, assumption 5). */
+  readonly unspooledBy: Set<object>
+  /** Answers of which a client was told that they are stored, and who told it. */
+  promised: { readonly by: object; readonly bytes: string } | null
+}
+
+export function nameOf({ caller, key }: Pick<Wish, 'caller' | 'key'>): string {
+  return `${caller}/${key}`
+}
+
+/** As {@link Seen} has it. */
+export function bytesOf({ status, reason, headers, body, trailers }: StoredResponse): string {
+  return JSON.stringify([status, reason, headers, body.toString('latin1'), trailers])
+}
+
+const NOBODY = Buffer.alloc(16)
+
+/** Hears everything that happens, and says what the contract forbids of it. */
+export class Judge {
+  broken: Broken | null = null
+  readonly #scheduler: Scheduler
+  readonly #scenario: Scenario
+  readonly #known = new Map<string, Known>()
+  readonly #names = new Map<RecordId, string>()
+
+  constructor(scheduler: Scheduler, scenario: Scenario) {
+    this.#scheduler = scheduler
+    this.#scenario = scenario
+  }
+
+  wrong(what: string, about: string | null): void {
+    if (this.broken !== null) return
+    this.broken = { what, about }
+    this.#scheduler.tell('judge', `WRONG: ${what}`, about)
+  }
+
+  of(name: string): Known {
+    let known = this.#known.get(name)
+    if (known === undefined) {
+      known = {
+        payloads: new Set(),
+        executed: [],
+        decided: new Set(),
+        permits: 0,
+        unreplicated: new Set(),
+        hasGoneBack: false,
+        hasForgotten: false,
+        claimedAt: 0,
+        claimants: new Map(),
+        sent: 0,
+        deferredBy: new Set(),
+        unspooledBy: new Set(),
+        promised: null,
+      }
+      this.#known.set(name, known)
+    }
+    return known
+  }
+
+  get names(): Iterable<[RecordId, string]> {
+    return this.#names
+  }
+
+  nameOf(id: RecordId | null): string | null {
+    return id === null ? null : (this.#names.get(id) ?? null)
+  }
+
+  isSentAs(id: RecordId, wish: Wish): void {
+    const name = nameOf(wish)
+    this.of(name).payloads.add(wish.payload)
+    const other = this.#names.get(id)
+    if (other !== undefined && other !== name) this.wrong(`two operations share a record: ${other}`, name)
+    this.#names.set(id, name)
+  }
+
+  /** Another execution may follow, by what the contract names. */
+  permit(name: string, why: string): void {
+    this.of(name).permits++
+    this.#scheduler.tell('judge', `one more execution is allowed: ${why}`, name)
+  }
+
+  /** Executed without a claim. */
+  bypassed(name: string): void {
+    if (this.#scenario.policy.onStoreUnavailable !== 'bypass') this.wrong('executed without a claim', name)
+    this.permit(name, 'onStoreUnavailable: bypass')
+  }
+
+  executed(wish: Wish, response: StoredResponse): void {
+    const name = nameOf(wish)
+    const { executed, permits } = this.of(name)
+    executed.push({ payload: wish.payload, bytes: bytesOf(response) })
+    if (executed.length > 1 + permits)
+      this.wrong(`executed ${executed.length} times, allowed are ${1 + permits}`, name)
+  }
+
+  forgot(name: string): void {
+    const known = this.of(name)
+    known.hasForgotten = true
+    known.unreplicated.clear()
+    this.permit(name, 'the store went back')
+  }
+
+  /** The store has failed over: until the grace is over it is not known whether everybody has written again what was lost. */
+  wentBack(name: string): void {
+    const known = this.of(name)
+    known.hasGoneBack = true
+    // Another claim may get the same fence.
+    known.unreplicated.clear()
+  }
+
+  unreplicated(id: RecordId, fence: number): void {
+    const name = this.nameOf(id)
+    if (name !== null) this.of(name).unreplicated.add(fence)
+  }
+
+  /** A request leaves for the upstream under that fence. */
+  sends(name: string, fence: number): void {
+    const known = this.of(name)
+    known.sent++
+    if (known.unreplicated.has(fence)) this.wrong('sent although no replica of the store has its claim', name)
+  }
+
+  /** A process has ended gracefully, and holds nothing: what it told its clients must be in the store. */
+  drained(by: object): void {
+    for (const known of this.#known.values()) known.deferredBy.delete(by)
+  }
+
+  /** The store has taken a write. `before`: null where there was no record. */
+  wrote(id: RecordId, before: Buffer | null, after: Buffer, now: number, by: object): void {
+    const name = this.nameOf(id)
+    if (name === null) return
+    const known = this.of(name)
+    const next = decodeRecord(after)
+    if (next.state === 'completed' && next.token.equals(NOBODY) && next.result.kept)
+      known.decided.add(bytesOf(next.result.response))
+    this.#scheduler.tell('store', `holds ${told(next)}`, name)
+    if (next.state === 'completed') this.#isTrue(known, next, name)
+    if (next.state === 'in_progress') {
+      known.claimedAt = this.#scheduler.now
+      const token = next.token.toString('hex')
+      if (!known.claimants.has(token)) known.claimants.set(token, by)
+    }
+    if (before === null) return
+    const last = decodeRecord(before)
+    const isLapsed =
+      last.state === 'in_progress' ? now >= last.leaseUntil : last.state === 'unknown' && last.leaseExpired
+    const isClaimedOver = next.state === 'in_progress' && !next.token.equals(last.token)
+    const mayRetry = isClaimedOver && isLapsed && this.#scenario.policy.onLeaseExpired === 'retry'
+    if (mayRetry) this.permit(name, 'onLeaseExpired: retry')
+    // From then on another attempt's record may stand in for one that was lost.
+    if (known.hasForgotten || known.hasGoneBack) return
+    if (next.version <= last.version) this.wrong(`version ${last.version} → ${next.version}`, name)
+    if (next.fence < last.fence) this.wrong(`fence ${last.fence} → ${next.fence}`, name)
+    if (last.state === 'completed') this.wrong(`a completed record became ${told(next)}`, name)
+    // A process that meets a run of its own gives it back the record that it has just claimed, or the outcome of that run.
+    const claimant = known.claimants.get(last.token.toString('hex'))
+    const mayYield =
+      this.#scenario.policy.onStoreUnavailable === 'bypass' ||
+      (by === claimant && by === known.claimants.get(next.token.toString('hex')))
+    if (mayYield || known.permits > 0) return
+    if (last.state === 'in_progress' && !isLapsed) this.#isOwners(last, next, name)
+    if (!isClaimedOver) return
+    if (next.fence <= last.fence) this.wrong(`claimed over at the same fence ${last.fence}`, name)
+    if (last.state !== 'failed_retryable') this.wrong(`a record that is ${told(last)} was claimed over`, name)
+  }
+
+  /** While the lease runs, only its owner writes. */
+  #isOwners(last: IdempotencyRecord, next: IdempotencyRecord, name: string): void {
+    if (!next.token.equals(last.token)) this.wrong(`somebody else made of a live claim ${told(next)}`, name)
+    // A sweep may have read the record before the store's clock was set back.
+    else if (next.state === 'unknown' && next.leaseExpired && !this.#steps())
+      this.wrong('a lease was ended before its time', name)
+  }
+
+  /** What is stored as the answer is one that the upstream gave, or that was decided. */
+  #isTrue(
+    known: Known,
+    { token, result }: Extract<IdempotencyRecord, { state: 'completed' }>,
+    name: string,
+  ): void {
+    if (!result.kept || token.equals(NOBODY)) return
+    const bytes = bytesOf(result.response)
+    if (!known.executed.some((one) => one.bytes === bytes))
+      this.wrong('an answer was stored that nobody gave', name)
+  }
+
+  /** A client got an answer. `by`: the process that gave it. */
+  answered(wish: Wish, seen: Seen, by: object): void {
+    const name = nameOf(wish)
+    const known = this.of(name)
+    const { bytes, replayed, code } = seen
+    if (code === 'idempotency_key_reused' && known.payloads.size < 2)
+      this.wrong('refused as another request, although there was none', name)
+    if (code === 'idempotency_response_unavailable' && this.#keepsAll())
+      this.wrong('the answer was not kept', name)
+    if (bytes === null) return
+    const isExecuted = known.executed.some((one) => one.bytes === bytes && one.payload === wish.payload)
+    // Of two payloads under one key a status query may find either, where the store has lost the first or an execution had no claim.
+    const isAmbiguous = known.hasForgotten || this.#scenario.policy.onStoreUnavailable === 'bypass'
+    if (known.payloads.size > 1 && isAmbiguous) return
+    const isDecided = known.decided.has(bytes) && (payloadOf(bytes) ?? wish.payload) === wish.payload
+    if (replayed ? !isExecuted && !isDecided : !isExecuted && !isDecided && !isRefusal(bytes))
+      this.wrong(`answered with ${bytes}, which is not the answer to "${wish.payload}"`, name)
+    if (isExecuted && isStored(bytes)) known.promised ??= { by, bytes }
+  }
+
+  /** Nothing can go wrong any more, and everything had time: what must hold now. */
+  end(read: (id: RecordId) => IdempotencyRecord | null, isAlive: (by: object) => boolean): void {
+    for (const [id, name] of this.#names) {
+      const known = this.of(name)
+      const record = read(id)
+      if (record === null) {
+        this.wrong('there is no record after the last retry', name)
+        continue
+      }
+      const { state } = record
+      if (state === 'in_progress') this.wrong('it stays in progress', name)
+      if (state === 'failed_retryable') this.wrong('it stays free although it was asked for', name)
+      if (state === 'unknown' && this.#scenario.policy.reconcile !== null)
+        this.wrong('it stays unknown although the upstream can be asked', name)
+      if (state === 'unknown' && known.sent === 0 && !known.hasForgotten && !this.#hasDeaths())
+        this.wrong('it stays unknown although nothing was ever sent and nobody died', name)
+      const { promised } = known
+      if (promised === null || known.permits > 0 || known.hasForgotten) continue
+      const isGone = !isAlive(promised.by) && known.deferredBy.has(promised.by)
+      if (isGone && (!this.#scenario.hasSpool || known.unspooledBy.has(promised.by))) continue
+      if (state !== 'completed') this.wrong('an outcome that a client was told was lost', name)
+      else if (
+        record.result.kept &&
+        !record.token.equals(NOBODY) &&
+        bytesOf(record.result.response) !== promised.bytes
+      )
+        this.wrong('another answer is stored than a client was given', name)
+    }
+  }
+
+  #steps(): boolean {
+    return this.#scenario.incidents.some(({ kind }) => kind === 'store clock')
+  }
+
+  #hasDeaths(): boolean {
+    const { incidents, weather } = this.#scenario
+    return weather.deaths > 0 || incidents.some(({ kind }) => kind === 'crash')
+  }
+
+  #keepsAll(): boolean {
+    const { policy, weather } = this.#scenario
+    return policy.keep === 'response' && weather.full === 0 && weather.odd === 0
+  }
+}
+
+/** Of the upstream: it did nothing, or says that it does not know. */
+function isRefusal(bytes: string): boolean {
+  const [status, , , body] = JSON.parse(bytes) as [number, string, string[], string]
+  return status === 429 || status === 503 || body.includes('"nothing"')
+}
+
+/** As an answer whose status is stored (contract §7, `standard`). */
+function isStored(bytes: string): boolean {
+  const [status] = JSON.parse(bytes) as [number]
+  return status !== 429 && status !== 503
+}
+
+/** Undefined: an operator entered it. */
+function payloadOf(bytes: string): unknown {
+  const [, , , body] = JSON.parse(bytes) as [number, string, string[], string]
+  return (JSON.parse(body) as { payload?: unknown }).payload
+}
+
+export function told(record: IdempotencyRecord): string {
+  const { state, fence, token, version } = record
+  const whose = token.equals(NOBODY) ? 'of nobody' : `of ${token.toString('hex', 0, 2)}`
+  const why =
+    record.state === 'unknown' ? (record.reconciliation?.answer ?? record.lastError) : record.lastError
+  return `${state} ${whose}, fence …${fence % 1_000_000}, version …${version % 1_000_000}${why === null ? '' : `: ${why}`}`
+}

@@ -1,0 +1,339 @@
+import type { RoutePolicy } from '../../src/core/policy.ts'
+import { drain } from '../../src/drain.ts'
+import { guard, newProgress } from '../../src/protect/guard.ts'
+import { Leases } from '../../src/protect/leases.ts'
+import type { Ports } from '../../src/protect/ports.ts'
+import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
+import { Reclaimer } from '../../src/protect/reclaimer.ts'
+import {
+  type Answer,
+  type Execution,
+  type Observer,
+  type ProtectedRequest,
+} from '../../src/protect/request.ts'
+import { Settler } from '../../src/protect/settler.ts'
+import { WaitingRoom } from '../../src/protect/waiting-room.ts'
+import { Control } from '../../src/reconcile/control.ts'
+import { Reconciler } from '../../src/reconcile/reconciler.ts'
+import { Budget, InFlight } from '../../src/runtime/limits.ts'
+import { RecordMap } from '../../src/runtime/record-map.ts'
+import { KeyedMutex } from '../../src/runtime/scheduling.ts'
+import { decodeEntry, encodeEntry, type Left, type Outbox } from '../../src/store/outbox.ts'
+import { KEPT_FOR, RecentWrites } from '../../src/store/recent.ts'
+import { Records } from '../../src/store/records.ts'
+import { Bytes } from '../protect/harness.ts'
+import type { Judge } from './judge.ts'
+import { DRAIN, GRACE, QUERY_TIMEOUT, STORE_TIMEOUT, type Wish } from './scenario.ts'
+import type { Owner, Scheduler } from './scheduler.ts'
+import type { SimulatedStore } from './store.ts'
+import type { SimulatedUpstream } from './upstream.ts'
+
+const SERVICE = 'payments'
+const PATH = '/v1/payments'
+const UPSTREAM = 'upstream'
+
+/** What the settler says when an outcome is in memory alone, or on its way to the spool. */
+const HELD = 'the store did not take an outcome; it is held and retried'
+const UNSPOOLED = 'an outcome is not in the spool; it is held in memory alone'
+
+export interface World {
+  readonly scheduler: Scheduler
+  readonly judge: Judge
+  readonly store: SimulatedStore
+  readonly upstream: SimulatedUpstream
+  readonly policy: RoutePolicy
+  readonly mayFailOver: boolean
+}
+
+/** What a process wrote to disk, which outlives it. */
+export type Disk = Set<{ readonly bytes: Buffer; isWritten: boolean }>
+
+/** One process, from its start to its end, wired as compose.ts does it. Made by an event of its own, so that its timers are its own. */
+export class Replica implements Owner {
+  readonly name: string
+  readonly rate: number
+  readonly began: number
+  isDead = false
+  stalledUntil = 0
+  readonly bytes = new Bytes()
+  readonly #world: World
+  readonly #disk: Disk | null
+  readonly #budget = new Budget(2 ** 26)
+  #ports: Ports | null = null
+  #reconciler: Reconciler | null = null
+  /** Requests that have no answer yet. */
+  #unanswered = 0
+  /** It takes no more than what comes before `drain.delay` is over. */
+  isDraining = false
+  /** As whom it knows the store, and as whom the store is when it has written again what it knew. */
+  #since: number | null = null
+  hasReclaimedSince: number | null = null
+
+  /** `disk` null: no spool. */
+  constructor(name: string, world: World, disk: Disk | null) {
+    const { random } = world.scheduler
+    this.name = name
+    this.rate = random.between(0.97, 1.03)
+    this.began = random.between(0, 1_000_000)
+    this.#world = world
+    this.#disk = disk
+  }
+
+  start(): void {
+    const { scheduler, judge, store: shared, upstream: reached, policy } = this.#world
+    const store = shared.wire(this)
+    const recent = this.#world.mayFailOver ? new RecentWrites(() => performance.now()) : null
+    const records = new Records(store, () => {}, recent)
+    const forward = reached.forward(this, this.bytes)
+    const nothing = (): void => {}
+    const policyOf = (name: string): RoutePolicy | null => (name === policy.name ? policy : null)
+    const control = new Control({
+      forward,
+      policyOf,
+      upstream: UPSTREAM,
+      records,
+      store,
+      say: nothing,
+      clock: () => performance.now(),
+      pause,
+    })
+    const observer: Observer = {
+      answered: nothing,
+      claimed: nothing,
+      began: nothing,
+      completed: (route, _, id) => control.completed(route, id),
+      prevented: nothing,
+      retryAge: nothing,
+      leaseExpired: nothing,
+      leaseUse: nothing,
+      regenerated: nothing,
+      trouble: (message, detail) => {
+        const about = this.#about(detail['record'])
+        scheduler.tell(this.name, message, about)
+        if (about !== null && message === HELD) judge.of(about).deferredBy.add(this)
+        if (about !== null && message === UNSPOOLED) judge.of(about).unspooledBy.add(this)
+        if (message.startsWith('internal error')) judge.wrong(`${message}: ${String(detail['error'])}`, null)
+      },
+    }
+    const settler = new Settler(
+      records,
+      observer,
+      this.#disk === null ? null : outbox(this.#disk, this, this.#world),
+    )
+    if (this.#disk !== null)
+      settler.restore(leftOn(this.#disk), (bytes) => this.#budget.hold(bytes) ?? nothing)
+    const waiters = new WaitingRoom(records, store, 1000)
+    const running = new RecordMap<Execution>()
+    this.#ports = {
+      records,
+      store,
+      leases: new Leases((items) => store.renew(items), nothing),
+      settler,
+      waiters,
+      turns: new KeyedMutex(),
+      grants: new RecentGrants(() => performance.now()),
+      keyChurn: new KeyChurn(() => performance.now()),
+      verifyToken: async () => ({ kind: 'absent' }),
+      checkIssued: async () => 'valid',
+      running,
+      inFlight: new InFlight(1000, 1),
+      observer,
+      latency: new Latency(),
+      budget: this.#budget,
+      forward,
+      upstream: UPSTREAM,
+      namespace: { service: SERVICE, secret: null },
+      unfitForStrict: () => false,
+      pause,
+      newToken: () => scheduler.random.bytes(16),
+    }
+    const reconciler = new Reconciler({
+      forward,
+      policyOf,
+      upstream: UPSTREAM,
+      records,
+      store,
+      queryTimeout: QUERY_TIMEOUT,
+      control,
+      isOwn: (id) => running.has(id) || settler.held(id) !== null,
+      wake: (id) => waiters.tell(id, null),
+      observer: {
+        leaseExpired: nothing,
+        reconciled: nothing,
+        expiring: nothing,
+        trouble: observer.trouble,
+        counted: nothing,
+        tried: nothing,
+      },
+      random: scheduler.random.next,
+    })
+    this.#reconciler = reconciler
+    const reclaimer = new Reclaimer({
+      records,
+      store,
+      settler,
+      running,
+      repliesWithin: STORE_TIMEOUT,
+      keptFor: KEPT_FOR,
+      onBug: (bug) => judge.wrong(`internal error: ${String(bug)}`, null),
+      onSplit: (_route, { record }) => scheduler.tell(this.name, 'SPLIT', this.#about(record)),
+      onWritten: (count) => scheduler.tell(this.name, `writes ${count} record(s) again`),
+    })
+    const look = async (): Promise<void> => {
+      const { left, since } = await shared.look(this)
+      if (since === this.#since) return
+      this.#since = since
+      await reclaimer.begin({ left, concerns: () => true })
+      this.hasReclaimedSince = since
+    }
+    // As `Epochs` does it: what fails is looked at again soon.
+    const looking = (): void => void look().catch(nothing)
+    if (this.#world.mayFailOver) {
+      looking()
+      setInterval(looking, GRACE / 4)
+    }
+    reconciler.start({ routes: [policy], defaults: { ...policy, name: 'default', reconcile: null } } as never)
+  }
+
+  /** Holds an outcome that the store has not taken, or still waits for one. */
+  get isBusy(): boolean {
+    const ports = this.#ports
+    return ports !== null && (ports.settler.size > 0 || ports.inFlight.count > 0)
+  }
+
+  /** What it has not let go of although nothing is left to do; null: nothing. */
+  leak(): string | null {
+    const { leases, waiters, budget } = this.#ports as Ports
+    const held = { leases: leases.size, waiters: waiters.size, budget: budget.held, bytes: this.bytes.held }
+    const left = Object.entries(held).filter(([, count]) => count !== 0)
+    return left.length === 0 ? null : left.map(([what, count]) => `${count} ${what}`).join(', ')
+  }
+
+  send(
+    wish: Wish,
+    client: { readonly isGone: () => boolean; onGone(left: () => void): () => void },
+  ): Promise<Answer> {
+    const { policy, judge } = this.#world
+    const headers = ['Idempotency-Key', wish.key, 'Authorization', wish.caller]
+    const progress = newProgress()
+    const request: ProtectedRequest = {
+      route: policy,
+      method: 'POST',
+      target: PATH,
+      path: PATH,
+      query: '',
+      headers,
+      client: '127.0.0.1',
+      traceId: null,
+      span: undefined,
+      readBody: () => {
+        const body = Buffer.from(JSON.stringify({ caller: wish.caller, payload: wish.payload }))
+        return { kind: 'body', body, release: this.bytes.take(body.length) }
+      },
+      host: null,
+      progress,
+      statusLink: [],
+      upstreamHeaders: (attempt) =>
+        attempt === null
+          ? [...headers]
+          : [...headers, 'X-Fence', String(attempt.fence), 'Idempotency-Record', attempt.id],
+      clientGone: client.isGone,
+      onGone: client.onGone,
+    }
+    this.#unanswered++
+    const answer = guard(this.#ports as Ports, request).finally(() => this.#unanswered--)
+    // Its walk has gone as far as the store.
+    if (progress.id !== null) judge.isSentAs(progress.id, wish)
+    return answer
+  }
+
+  /** Ends as main.ts does it. Resolves with what it has given up although there was time. */
+  async drain(): Promise<string | null> {
+    const { settler, waiters, running, inFlight, leases } = this.#ports as Ports
+    const unanswered = (): number => this.#unanswered
+    this.isDraining = true
+    const began = performance.now()
+    let cutOff = 0
+    const parts = {
+      log: { info() {} },
+      state: { config: { drain: DRAIN }, draining: false },
+      settler,
+      waiters,
+      running,
+      inFlight,
+      shadow: { size: 0, close() {} },
+      reconciler: this.#reconciler,
+      data: {
+        get unanswered() {
+          return unanswered()
+        },
+        listening: false,
+        endConnections() {},
+        closeIdleConnections() {},
+        closeAllConnections() {
+          cutOff = unanswered()
+        },
+      },
+      closing: {
+        async disposeAsync() {
+          leases.close()
+          await settler.close()
+        },
+      },
+    }
+    await drain(parts as unknown as Parameters<typeof drain>[0])
+    if (performance.now() - began >= DRAIN.timeout) return null
+    if (cutOff > 0) return `${cutOff} request(s) without an answer`
+    return settler.size > 0 ? `${settler.size} outcome(s) that the store has not taken` : null
+  }
+
+  /** Whether it holds an outcome that the store has not taken. */
+  get holdsOutcomes(): boolean {
+    return (this.#ports?.settler.size ?? 0) > 0
+  }
+
+  #about(short: unknown): string | null {
+    for (const [id, name] of this.#world.judge.names) if (id.startsWith(String(short))) return name
+    return null
+  }
+}
+
+function pause(time: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, time))
+}
+
+/** A disk that takes its time, and keeps what it has said it keeps. */
+function outbox(disk: Disk, by: Owner, { scheduler, store }: World): Outbox {
+  const port: Pick<Outbox, 'keep'> = {
+    keep: (pending) => {
+      const entry = { bytes: encodeEntry(pending, SERVICE, null), isWritten: false }
+      disk.add(entry)
+      store.onCall(by, 10)
+      const done = new Promise<'kept'>((resolve) => {
+        scheduler.after(
+          scheduler.random.between(0.1, scheduler.random.pick([5, 30, 400])),
+          by,
+          'disk',
+          () => {
+            entry.isWritten = true
+            resolve('kept')
+          },
+        )
+      })
+      return { done, drop: () => void disk.delete(entry) }
+    },
+  }
+  return port as Outbox
+}
+
+function leftOn(disk: Disk): Left[] {
+  for (const entry of disk) if (!entry.isWritten) disk.delete(entry)
+  return [...disk].map((entry) => {
+    const decoded = decodeEntry(entry.bytes, SERVICE, null)
+    if (decoded.kind !== 'own') throw new Error(`the spool has an entry that is ${decoded.kind}`)
+    return {
+      unsettled: decoded.unsettled,
+      kept: { done: Promise.resolve('kept'), drop: () => void disk.delete(entry) },
+    }
+  })
+}

@@ -1,0 +1,447 @@
+import { type RecordId, readAt } from '../../src/core/record.ts'
+import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
+import { Records } from '../../src/store/records.ts'
+import { type Seen, seen } from '../protect/harness.ts'
+import { inSimulation } from './globals.ts'
+import { type Broken, Judge, nameOf } from './judge.ts'
+import { type Disk, Replica, type World } from './replica.ts'
+import {
+  AFTER,
+  CALM,
+  HEALED,
+  type Incident,
+  LEASE,
+  PATIENCE,
+  type Scenario,
+  scenarioOf,
+  type Wish,
+} from './scenario.ts'
+import { type Line, Random, Scheduler, WORLD } from './scheduler.ts'
+import { SimulatedStore } from './store.ts'
+import { SimulatedUpstream } from './upstream.ts'
+
+export interface Result {
+  readonly seed: number
+  /** Of everything that happened. */
+  readonly hash: number
+  readonly events: number
+  readonly executions: number
+  readonly answers: number
+  readonly broken: Broken | null
+  readonly scenario: Scenario
+  /** Empty unless asked for. */
+  readonly lines: readonly Line[]
+}
+
+/** One run of everything, from the first request until nothing moves any more. The same seed is the same run. */
+export function simulate(seed: number, isTold = false): Result {
+  const scheduler = new Scheduler(seed, isTold)
+  return inSimulation(scheduler, () => new Simulation(seed, scheduler).run())
+}
+
+class Simulation {
+  readonly #seed: number
+  readonly #scheduler: Scheduler
+  readonly #scenario: Scenario
+  readonly #world: World
+  readonly #replicas: Replica[] = []
+  readonly #disks: (Disk | null)[]
+  /** Requests under way, of clients that are still there. */
+  readonly #open = new Set<Exchange>()
+  #clients = 0
+  #answers = 0
+  #isHealed = false
+  #isOver = false
+
+  constructor(seed: number, scheduler: Scheduler) {
+    this.#seed = seed
+    this.#scheduler = scheduler
+    const scenario = scenarioOf(scheduler.random, new Random(~seed))
+    this.#scenario = scenario
+    const judge = new Judge(scheduler, scenario)
+    this.#world = {
+      scheduler,
+      judge,
+      store: new SimulatedStore(scheduler, judge, scenario.weather),
+      upstream: new SimulatedUpstream(scheduler, judge, scenario.weather, scenario.policy.reconcile !== null),
+      policy: scenario.policy,
+      mayFailOver: scenario.incidents.some(({ kind }) => kind === 'failover'),
+    }
+    this.#disks = Array.from({ length: scenario.replicas }, () => (scenario.hasSpool ? new Set() : null))
+  }
+
+  run(): Result {
+    const { wishes, incidents, replicas } = this.#scenario
+    for (let n = 0; n < replicas; n++) this.#start(n)
+    for (const wish of wishes) {
+      this.#clients++
+      this.#world.judge.of(nameOf(wish)).payloads.add(wish.payload)
+      this.#scheduler.after(wish.at, WORLD, 'a client comes', () => this.#ask(wish, 0))
+    }
+    const { store, upstream } = this.#world
+    store.onCall = upstream.onCall = (by, risk) => {
+      if (by instanceof Replica) this.#tempt(by, risk)
+    }
+    store.onGraceOver = () => this.#graceIsOver()
+    for (const incident of incidents)
+      this.#scheduler.after(incident.at, WORLD, incident.kind, () => this.#befall(incident))
+    this.#keepSnapshots()
+    this.#scheduler.after(HEALED, WORLD, 'all is well', () => this.#heal())
+    const { judge } = this.#world
+    const isDone = this.#scheduler.run(PATIENCE, () => this.#isOver || judge.broken !== null)
+    if (judge.broken === null) {
+      if (!isDone)
+        judge.wrong(`something does not come to an end: ${this.#clients} clients wait`, this.#waiting())
+      else this.#check()
+    }
+    const { hash, events, lines } = this.#scheduler
+    let executions = 0
+    for (const [, name] of judge.names) executions += judge.of(name).executed.length
+    return {
+      seed: this.#seed,
+      hash,
+      events,
+      executions,
+      answers: this.#answers,
+      broken: judge.broken,
+      scenario: this.#scenario,
+      lines: lines ?? [],
+    }
+  }
+
+  #start(n: number): void {
+    const replica = new Replica(`replica ${n + 1}`, this.#world, this.#disks[n] ?? null)
+    this.#replicas[n] = replica
+    this.#scheduler.after(0, replica, 'a replica starts', () => replica.start())
+  }
+
+  /** What a client does until it has an answer that it takes for the end of it. */
+  #ask(wish: Wish, tries: number, to: Replica | null = null): void {
+    const { random } = this.#scheduler
+    const alive = this.#replicas.filter(({ isDead }) => !isDead)
+    const serving = alive.filter(({ isDraining }) => !isDraining)
+    const living = serving.length > 0 ? serving : alive
+    const again = (pause: number): void =>
+      void this.#scheduler.after(pause, WORLD, 'a client tries again', () => this.#ask(wish, tries + 1, to))
+    if (living.length === 0) return again(random.between(50, 500))
+    const replica = to ?? random.pick(living)
+    this.#scheduler.tell('client', `sends "${wish.payload}" to ${replica.name}`, nameOf(wish))
+    // It may be lost on the way, as a replica dies that it was sent to.
+    const exchange = new Exchange(replica, () => {
+      this.#open.delete(exchange)
+      again(random.between(10, 500))
+    })
+    this.#open.add(exchange)
+    const patience = this.#isHealed ? 60_000 : random.pick([300, 1_000, 5_000, 20_000])
+    this.#scheduler.after(patience, WORLD, 'a client gives up', () => {
+      if (exchange.isOver) return
+      this.#scheduler.tell('client', 'gives up and disconnects', nameOf(wish))
+      exchange.leave(this.#scheduler)
+      exchange.lost()
+    })
+    this.#scheduler.after(random.between(0.1, 2), replica, 'a request comes', () => {
+      if (exchange.isOver) return
+      void replica.send(wish, exchange).then(
+        (answer) => {
+          const what = seen(answer)
+          what.live?.drain()
+          if (answer.kind === 'none' || exchange.isOver) return
+          this.#scheduler.after(random.between(0.1, 2), WORLD, 'an answer comes', () => {
+            if (exchange.isOver) return
+            exchange.isOver = true
+            this.#open.delete(exchange)
+            this.#hear(wish, what, tries, replica, to)
+          })
+        },
+        (bug: unknown) =>
+          this.#world.judge.wrong(`internal error: ${String((bug as Error).stack)}`, nameOf(wish)),
+      )
+    })
+  }
+
+  #hear(wish: Wish, what: Seen, tries: number, by: Replica, to: Replica | null): void {
+    const { random } = this.#scheduler
+    const { judge } = this.#world
+    this.#answers++
+    const { status, code, replayed, retryAfter, bytes } = what
+    const word = code ?? (bytes === null ? `${status}, streamed` : bytes)
+    this.#scheduler.tell(
+      'client',
+      `hears from ${by.name}: ${word}${replayed ? ', replayed' : ''}`,
+      nameOf(wish),
+    )
+    judge.answered(wish, what, by)
+    if (to === null ? this.#isEnough(what, tries) : this.#isFinal(what)) {
+      this.#clients--
+      return
+    }
+    const pause = Math.min((retryAfter ?? 0) * 1000, 3_000) + random.between(1, 100 * 2 ** Math.min(tries, 5))
+    this.#scheduler.after(pause, WORLD, 'a client tries again', () => this.#ask(wish, tries + 1, to))
+  }
+
+  /** As clients do: an answer is an answer, some ask again all the same, and most give up one day. */
+  #isEnough({ code, status }: Seen, tries: number): boolean {
+    const { random } = this.#scheduler
+    if (tries >= 6) return true
+    if (code === null && status !== 503 && status !== 429) return random.chance(0.8)
+    if (code === 'idempotency_key_reused' || code === 'idempotency_response_unavailable') return true
+    return false
+  }
+
+  /** What the record says when nothing goes wrong any more. */
+  #isFinal({ code, status }: Seen): boolean {
+    if (code === 'idempotency_outcome_unknown') return this.#scenario.policy.reconcile === null
+    if (code === null) return status !== 503 && status !== 429
+    return code === 'idempotency_key_reused' || code === 'idempotency_response_unavailable'
+  }
+
+  /** Every call of a port may be the last thing that a process does for a while, or at all. */
+  #tempt(by: Replica, risk: number): void {
+    const { random } = this.#scheduler
+    const { pauses, deaths } = this.#world.store.weather
+    const replica = this.#replicas.indexOf(by)
+    if (random.chance(pauses * risk)) {
+      const time = random.pick([
+        random.between(100, 1_000),
+        random.between(LEASE / 2, LEASE),
+        random.between(LEASE, 2 * AFTER),
+        random.between(AFTER - LEASE / 2, AFTER),
+      ])
+      this.#scheduler.after(0, WORLD, 'stall', () => this.#befall({ kind: 'stall', at: 0, replica, time }))
+    }
+    if (random.chance(deaths * risk)) {
+      const backIn = random.between(1, 4_000)
+      this.#scheduler.after(random.pick([0, random.between(0, 300)]), WORLD, 'crash', () => {
+        if (!this.#isHealed) this.#befall({ kind: 'crash', at: 0, replica, backIn })
+      })
+    }
+  }
+
+  #befall(incident: Incident): void {
+    const { kind } = incident
+    const { store, judge } = this.#world
+    const replica = 'replica' in incident ? (this.#replicas[incident.replica] as Replica) : null
+    switch (kind) {
+      case 'crash':
+        if (replica === null || replica.isDead) return
+        this.#scheduler.tell(replica.name, 'CRASHES')
+        replica.isDead = true
+        for (const exchange of this.#open) if (exchange.replica === replica) exchange.lost()
+        this.#scheduler.after(incident.backIn, WORLD, 'a restart', () => this.#start(incident.replica))
+        return
+      case 'stall':
+        this.#scheduler.tell(replica?.name ?? '', `STALLS for ${Math.round(incident.time)} ms`)
+        if (replica !== null)
+          replica.stalledUntil = Math.max(replica.stalledUntil, this.#scheduler.now + incident.time)
+        return
+      case 'store clock':
+        this.#scheduler.tell('store', `its clock steps by ${Math.round(incident.by)} ms`)
+        store.skew += Math.round(incident.by)
+        return
+      case 'store outage':
+        this.#scheduler.tell('store', 'GOES DOWN')
+        store.isDown = true
+        this.#scheduler.after(incident.time, WORLD, 'the store is back', () => {
+          this.#scheduler.tell('store', 'is back')
+          store.isDown = false
+        })
+        return
+      case 'rollback': {
+        // What it goes back to was kept a while ago, at an instant of the plan.
+        const snapshot = this.#snapshots.get(incident) ?? new Map()
+        for (const id of store.restore(snapshot)) {
+          const name = judge.nameOf(id)
+          this.#scheduler.tell('store', 'GOES BACK to an earlier state', name)
+          if (name !== null) judge.forgot(name)
+        }
+        return
+      }
+      case 'failover': {
+        this.#scheduler.tell('store', 'FAILS OVER')
+        this.#goneBack = store.failOver(this.#snapshots.get(incident) ?? new Map())
+        for (const id of this.#goneBack) {
+          const name = judge.nameOf(id)
+          if (name !== null) judge.wentBack(name)
+        }
+        return
+      }
+      case 'drain': {
+        if (replica === null || replica.isDead || replica.isDraining) return
+        this.#scheduler.tell(replica.name, 'DRAINS')
+        this.#scheduler.after(0, replica, 'drain', () => void this.#drain(replica, incident))
+        return
+      }
+      case 'operator':
+        for (const [id] of judge.names) void this.#decide(id, incident.says)
+        return
+    }
+  }
+
+  /** What the last failover has taken back. */
+  #goneBack: readonly RecordId[] = []
+
+  /** Now the store hands things out again: what nobody could write again is lost, and may be executed once more. */
+  #graceIsOver(): void {
+    const { store, judge } = this.#world
+    const since = store.since
+    for (const id of this.#goneBack) {
+      const name = judge.nameOf(id)
+      if (name === null) continue
+      const owners = [...judge.of(name).claimants.values()] as Replica[]
+      const hasSaidAll = (one: Replica): boolean => !one.isDead && one.hasReclaimedSince === since
+      if (!owners.every(hasSaidAll) || this.#scenario.policy.onStoreUnavailable === 'bypass')
+        judge.forgot(name)
+    }
+  }
+
+  async #drain(
+    replica: Replica,
+    { replica: n, backIn }: Extract<Incident, { kind: 'drain' }>,
+  ): Promise<void> {
+    const { judge } = this.#world
+    const cutOff = await replica.drain()
+    if (cutOff !== null) judge.wrong(`a drain that had time left gave up ${cutOff}`, null)
+    this.#scheduler.tell(replica.name, 'HAS STOPPED')
+    if (!replica.holdsOutcomes) judge.drained(replica)
+    replica.isDead = true
+    for (const exchange of this.#open) if (exchange.replica === replica) exchange.lost()
+    this.#scheduler.after(backIn, WORLD, 'a restart', () => this.#start(n))
+  }
+
+  readonly #snapshots = new Map<Incident, ReadonlyMap<RecordId, Buffer | null>>()
+
+  /** Once the store can be asked: as `resolve` does it, over a record that reads as unknown. */
+  async #decide(id: RecordId, says: 'completed' | 'retryable'): Promise<void> {
+    const { store, judge, policy } = this.#world
+    const name = judge.nameOf(id) as string
+    const records = new Records(store.wire(WORLD))
+    const found = await records.get(id)
+    if (found.kind !== 'read' || found.record === null) return
+    const read = readAt(found.record, found.now)
+    if (read?.state !== 'unknown') return
+    const outcome =
+      says === 'completed'
+        ? ({ kind: 'completed', result: { kept: true, response: decision(name) } } as const)
+        : ({ kind: 'not_executed', reason: 'an operator says so' } as const)
+    // Whatever the reply will be: it may be applied without one.
+    if (says === 'retryable') judge.permit(name, 'an operator says: retryable')
+    await records.replace(id, read.version, resolvedDraft(read, outcome), outcomeSpans(outcome, policy))
+  }
+
+  #heal(): void {
+    const { store, upstream } = this.#world
+    this.#scheduler.tell('world', 'from here on nothing goes wrong any more')
+    this.#isHealed = true
+    store.weather = CALM
+    upstream.weather = CALM
+    store.isDown = false
+    this.#whenQuiet(() => this.#audit())
+  }
+
+  /** Every replica is asked for everything once more. */
+  #audit(): void {
+    this.#scheduler.tell('world', 'everything is asked for once more, everywhere')
+    const wishes = new Map(this.#scenario.wishes.map((wish) => [`${nameOf(wish)} ${wish.payload}`, wish]))
+    for (const wish of wishes.values())
+      for (const replica of this.#replicas) {
+        this.#clients++
+        this.#ask(wish, 0, replica)
+      }
+    this.#whenQuiet(() => {
+      this.#isOver = true
+    })
+  }
+
+  #whenQuiet(act: () => void): void {
+    this.#scheduler.after(250, WORLD, 'a look', () => {
+      const isQuiet =
+        this.#clients === 0 &&
+        this.#world.store.writesUnderWay === 0 &&
+        !this.#replicas.some((one) => one.isDead || one.isDraining || one.isBusy) &&
+        !this.#isMoving()
+      if (isQuiet) act()
+      else this.#whenQuiet(act)
+    })
+  }
+
+  /** The sweepers are not done yet. */
+  #isMoving(): boolean {
+    const { store, judge } = this.#world
+    for (const [id] of judge.names) {
+      const record = store.read(id)
+      if (record?.state === 'in_progress') return true
+      if (record?.state === 'unknown' && this.#scenario.policy.reconcile !== null) return true
+    }
+    return false
+  }
+
+  #waiting(): string | null {
+    const { judge } = this.#world
+    const [first] = [...judge.names].map(([, name]) => name)
+    return first ?? null
+  }
+
+  #check(): void {
+    const { judge, store } = this.#world
+    judge.end(
+      (id) => store.read(id),
+      (by) => this.#replicas.includes(by as Replica),
+    )
+    for (const replica of this.#replicas) {
+      const leak = replica.leak()
+      if (leak !== null) judge.wrong(`${replica.name} still holds ${leak}`, null)
+    }
+  }
+
+  /** Snapshots of a store that will go back to them. */
+  #keepSnapshots(): void {
+    for (const incident of this.#scenario.incidents)
+      if (incident.kind === 'rollback' || incident.kind === 'failover')
+        this.#scheduler.after(incident.to, WORLD, 'a snapshot', () =>
+          this.#snapshots.set(incident, this.#world.store.snapshot()),
+        )
+  }
+}
+
+/** The answer that an operator enters. */
+function decision(name: string) {
+  const [caller, key] = name.split('/')
+  const body = Buffer.from(JSON.stringify({ caller, key, decided: true }))
+  return { status: 201, reason: 'Decided', headers: ['Content-Type', 'application/json'], body, trailers: [] }
+}
+
+/** A client's request to one replica. */
+class Exchange {
+  readonly replica: Replica
+  isOver = false
+  #isGone = false
+  readonly #onLost: () => void
+  readonly #listeners = new Set<() => void>()
+
+  constructor(replica: Replica, onLost: () => void) {
+    this.replica = replica
+    this.#onLost = onLost
+  }
+
+  readonly isGone = (): boolean => this.#isGone
+
+  readonly onGone = (left: () => void): (() => void) => {
+    this.#listeners.add(left)
+    return () => void this.#listeners.delete(left)
+  }
+
+  /** The client hears no more of it. */
+  lost(): void {
+    if (this.isOver) return
+    this.isOver = true
+    this.#onLost()
+  }
+
+  /** The replica hears that its client has left. */
+  leave(scheduler: Scheduler): void {
+    scheduler.after(scheduler.random.between(0.1, 5), this.replica, 'a client leaves', () => {
+      this.#isGone = true
+      for (const left of this.#listeners) left()
+    })
+  }
+}

@@ -1,0 +1,210 @@
+import type { RoutePolicy } from '../../src/core/policy.ts'
+import type { Millis } from '../../src/core/record.ts'
+import { route } from '../protect/harness.ts'
+import { RECONCILE } from '../reconcile/harness.ts'
+import type { Random } from './scheduler.ts'
+
+export const LEASE: Millis = 3_000
+export const STORE_TIMEOUT: Millis = 500
+/** Of a whole exchange with the upstream. */
+export const UPSTREAM_TIMEOUT: Millis = 6_000
+export const QUERY_TIMEOUT: Millis = 1_000
+/** `reconcile.after`: as long as the whole exchange may take, which is the default. */
+export const AFTER: Millis = 6_000
+/**
+ * What `reconcile` assumes of the network, and the simulation keeps to where it is on: a request reaches the upstream within so much of
+ * its claim, or of its first byte, or never. Of `after`, one second is what the proxy's clocks may be wrong by (core/store-clock.ts),
+ * the rest is for clocks that run at different speeds; of a lease, a third is left after the last first byte.
+ */
+export const ARRIVES_AFTER_CLAIM: Millis = AFTER - 1_600
+export const ARRIVES_AFTER_BEGIN: Millis = 0.8 * (LEASE / 3)
+/** Faults happen until then. */
+export const HEALED: Millis = 9_000
+/** `store.grace`. */
+export const GRACE: Millis = 1_000
+/** `drain.delay` and `drain.timeout`: longer than any exchange. */
+export const DRAIN = { delay: 300, timeout: 20_000 }
+/** By then everything is settled, or it never will be. */
+export const PATIENCE: Millis = 10_000_000
+
+/** What one client wants done. */
+export interface Wish {
+  readonly caller: string
+  readonly key: string
+  readonly payload: string
+}
+
+/** How often what goes wrong: shares of one message, exchange or second. */
+export interface Weather {
+  /** Messages to and from the store. */
+  readonly lost: number
+  readonly refused: number
+  readonly full: number
+  /** Messages that take up to seconds. */
+  readonly slow: number
+  /** Exchanges with the upstream. */
+  readonly broken: number
+  readonly unreachable: number
+  /** Answers other than a plain success. */
+  readonly odd: number
+  /** Calls of a port in which the process pauses, or soon after which it dies. */
+  readonly pauses: number
+  readonly deaths: number
+  /** Claims that are applied, and reach no replica of the store (`store.wait`). */
+  readonly unreplicated: number
+}
+
+export const CALM: Weather = {
+  lost: 0,
+  refused: 0,
+  full: 0,
+  slow: 0,
+  broken: 0,
+  unreachable: 0,
+  odd: 0,
+  pauses: 0,
+  deaths: 0,
+  unreplicated: 0,
+}
+
+/** Something that happens at an instant. */
+export type Incident =
+  | { readonly kind: 'crash'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
+  | { readonly kind: 'stall'; readonly at: Millis; readonly replica: number; readonly time: Millis }
+  | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis }
+  | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis }
+  | { readonly kind: 'rollback'; readonly at: Millis; readonly to: Millis }
+  /** The same, announced by another identity: a grace follows. */
+  | { readonly kind: 'failover'; readonly at: Millis; readonly to: Millis }
+  /** A graceful end, by which everything that runs is finished, and a new start. */
+  | { readonly kind: 'drain'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
+  | { readonly kind: 'operator'; readonly at: Millis; readonly says: 'completed' | 'retryable' }
+
+export interface Scenario {
+  readonly replicas: number
+  readonly policy: RoutePolicy
+  readonly wishes: readonly (Wish & { readonly at: Millis })[]
+  readonly weather: Weather
+  readonly incidents: readonly Incident[]
+  readonly hasSpool: boolean
+}
+
+/** What is tried under one seed. `more`: draws for what was added later, so that seeds without it stay the same runs. */
+export function scenarioOf(random: Random, more: Random): Scenario {
+  const replicas = random.pick([1, 2, 2, 3])
+  const policy = policyOf(random)
+  const bad = random.pick([0.01, 0.05, 0.15, 0.3])
+  const share = (least: number, most: number): number =>
+    random.chance(0.6) ? random.between(least, most) : 0
+  const weather: Weather = {
+    lost: share(0, bad),
+    refused: share(0, bad / 2),
+    full: random.chance(0.1) ? share(0, bad) : 0,
+    slow: share(0, bad),
+    broken: share(0, 2 * bad),
+    unreachable: share(0, bad),
+    odd: share(0, 0.4),
+    pauses: random.chance(0.4) ? random.pick([0.01, 0.05]) : 0,
+    deaths: random.chance(0.4) ? random.pick([0.01, 0.04]) : 0,
+    unreplicated: more.chance(0.15) ? more.between(0.05, 0.4) : 0,
+  }
+  const wishes = wishesOf(random)
+  return {
+    replicas,
+    policy,
+    wishes,
+    weather,
+    incidents: withMore(incidentsOf(random, replicas), more, replicas),
+    hasSpool: random.chance(0.4),
+  }
+}
+
+function policyOf(random: Random): RoutePolicy {
+  const mode = random.pick(['reject', 'wait'] as const)
+  const every = random.pick([300, 1_000])
+  const reconcile = {
+    ...RECONCILE,
+    request: { method: 'GET', path: '/payments?record={record}', headers: [] },
+    identity: [{ pointer: '/record', value: '{record}' }],
+    completed: [{ status: 200, when: [], json: '/payment', response: { status: 201, headers: [] } }],
+    after: AFTER,
+    every,
+    attempts: 1000,
+  }
+  const plain = route()
+  return {
+    ...plain,
+    lease: LEASE,
+    inFlight: { mode, wait: random.pick([800, 4_000]), status: 409 },
+    reconcile: random.chance(0.5) ? reconcile : null,
+    onLeaseExpired: random.chance(0.1) ? 'retry' : 'unknown',
+    onStoreUnavailable: random.chance(0.07) ? 'bypass' : 'reject',
+    respondWithin: random.chance(0.2) ? 700 : null,
+    keep: random.chance(0.1) ? 'outcome' : 'response',
+    limits: { ...plain.limits, newKeys: random.chance(0.1) ? { count: 100, per: 1_000 } : null },
+  }
+}
+
+/** A few clients: most send one thing, some of them twice, some under a key that was used for something else. */
+function wishesOf(random: Random): Scenario['wishes'] {
+  const wishes: (Wish & { at: Millis })[] = []
+  const operations = random.pick([1, 1, 2])
+  for (let n = 0; n < operations; n++) {
+    // The second is another caller's key of the same name, half of the time.
+    const [caller, key] = n === 0 || random.chance(0.5) ? [`caller-${n}`, 'key-1'] : ['caller-0', 'key-2']
+    const clients = random.pick([1, 2, 2, 3, 4])
+    for (let c = 0; c < clients; c++) {
+      const payload = c > 0 && random.chance(0.12) ? 'another' : 'first'
+      wishes.push({
+        caller,
+        key,
+        payload,
+        at: random.chance(0.5) ? random.between(0, 20) : random.between(0, 5_000),
+      })
+    }
+  }
+  return wishes
+}
+
+/** A failover stands alone: without it, the store going back is told to nobody, and a step of its clock would end the grace. */
+function withMore(incidents: Incident[], more: Random, replicas: number): Incident[] {
+  const at = (): Millis => more.between(0, HEALED - 1_000)
+  const all = [...incidents]
+  if (more.chance(0.2))
+    all.push({ kind: 'drain', at: at(), replica: more.whole(replicas), backIn: more.between(1, 2_000) })
+  if (!more.chance(0.25)) return all
+  const from = more.between(50, 5_500)
+  const quiet = all.filter(({ kind }) => kind !== 'rollback' && kind !== 'store clock')
+  return [...quiet, { kind: 'failover', at: from, to: Math.max(0, from - more.between(0, 2_500)) }]
+}
+
+function incidentsOf(random: Random, replicas: number): Incident[] {
+  const incidents: Incident[] = []
+  const at = (): Millis => random.between(0, HEALED - 1_000)
+  const some = (share: number, most: number): number => (random.chance(share) ? 1 + random.whole(most) : 0)
+  for (let n = some(0.4, 3); n > 0; n--)
+    incidents.push({
+      kind: 'crash',
+      at: at(),
+      replica: random.whole(replicas),
+      backIn: random.between(1, 4_000),
+    })
+  for (let n = some(0.4, 2); n > 0; n--)
+    incidents.push({
+      kind: 'stall',
+      at: at(),
+      replica: random.whole(replicas),
+      time: random.between(100, random.pick([500, LEASE, 4 * LEASE])),
+    })
+  for (let n = some(0.15, 2); n > 0; n--)
+    incidents.push({ kind: 'store clock', at: at(), by: random.between(-8_000, 8_000) })
+  for (let n = some(0.15, 1); n > 0; n--)
+    incidents.push({ kind: 'store outage', at: at(), time: random.between(50, 4_000) })
+  for (let n = some(0.06, 1); n > 0; n--) {
+    const from = at()
+    incidents.push({ kind: 'rollback', at: from, to: random.between(0, from) })
+  }
+  for (let n = some(0.1, 2); n > 0; n--)
+    incidents.push({ kind: 'operator', at: at(), says: random.pick(['completed', 'retryable'] as const) })
+  return incidents
+}

@@ -1,0 +1,357 @@
+import t, { type Test } from 'tap'
+import type { RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
+import { decodeRecord, encodeDraft, readStamps } from '../../src/store/codec.ts'
+import { areTheSame, CopyDiffers, copyRecord, findRunning } from '../../src/store/copying.ts'
+import { memoryStore } from '../../src/store/memory.ts'
+import { openPostgresStore } from '../../src/store/postgres.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { CorruptRecord, type Store, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
+import { openSqliteStore } from '../../src/store/sqlite.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { RedisServer } from '../support/redis.ts'
+import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS, tempDir } from './fixtures.ts'
+
+const ALL = { completedOnly: false, writes: true }
+const NOTE = { tag: 'replayed:a', count: 3, firstAgo: HOUR, lastAgo: MINUTE, text: '{"status":201}' }
+
+/** Their clocks are an hour apart. */
+function memories(): { readonly from: Store; readonly to: Store } {
+  const store = (skew: number): Store =>
+    memoryStore({ clock: () => Date.now() + skew, maxBytes: 1024 * 1024 })
+  return { from: store(0), to: store(-HOUR) }
+}
+
+async function bytesIn(store: Store, id: RecordId): Promise<Buffer> {
+  const { bytes } = await store.get(id)
+  if (bytes === null) throw new Error('there is no record')
+  return bytes
+}
+
+/** Writes it as a proxy does: claimed, then settled. */
+async function made(
+  store: Store,
+  state: RecordDraft['state'],
+  more: { readonly id?: RecordId; readonly spans?: Spans; readonly over?: Partial<RecordDraft> } = {},
+): Promise<{ readonly id: RecordId; readonly token: Buffer; readonly bytes: Buffer }> {
+  const { id = newId(), spans = SPANS, over = {} } = more
+  const token = newToken()
+  await store.put(id, bytesOf('in_progress', token), SPANS)
+  if (state !== 'in_progress' || spans !== SPANS) {
+    const states = ['in_progress'] as const
+    await store.swap(id, { token, states }, bytesOf(state, token, over), spans, false)
+  }
+  return { id, token, bytes: await bytesIn(store, id) }
+}
+
+/** What a copy keeps of a record. */
+function essence(bytes: Buffer, now: number): unknown {
+  const { version: _version, updatedAt: _updatedAt, dropAt, ...record } = decodeRecord(bytes)
+  const { due } = readStamps(bytes)
+  return { ...record, leaseUntil: 0, nextLookAt: 0, expiresAt: 0, dropIn: dropAt - now, dueIn: due - now }
+}
+
+async function stores(t: Test): Promise<Readonly<Record<string, () => Promise<Store>>>> {
+  const redis = await RedisServer.start()
+  t.teardown(() => redis[Symbol.asyncDispose]())
+  const dir = tempDir()
+  t.teardown(() => dir[Symbol.dispose]())
+  const settings = { service: 'test', timeoutMs: 10_000, onEvent: () => {} }
+  let files = 0
+  const open = async (opening: Promise<Store>): Promise<Store> => {
+    const store = await opening
+    t.teardown(() => store.close())
+    return store
+  }
+  const embedded = {
+    sqlite: () => open(openSqliteStore({ ...settings, path: `${dir.path}/${files++}.db` })),
+    redis: async () => {
+      await redis.command('FLUSHALL')
+      return open(openRedisStore({ ...settings, url: redis.url }))
+    },
+  }
+  if (NO_POSTGRES !== false) return embedded
+  const postgres = await PostgresServer.start()
+  t.teardown(() => postgres[Symbol.asyncDispose]())
+  let services = 0
+  const fresh = () =>
+    open(openPostgresStore({ ...settings, service: `test${services++}`, url: postgres.url }))
+  return { ...embedded, postgres: fresh }
+}
+
+void t.test('§9 a record of any state is the same in any other store', async (t) => {
+  const kinds = await stores(t)
+  for (const [source, openFrom] of Object.entries(kinds))
+    for (const [target, openTo] of Object.entries(kinds).filter(([name]) => name !== source)) {
+      const [from, to] = [await openFrom(), await openTo()]
+      const large = Buffer.alloc(300_000, 0xfe)
+      const records = [
+        await made(from, 'completed'),
+        await made(from, 'completed', {
+          over: {
+            result: {
+              kept: true,
+              response: { status: 200, reason: '', headers: [], body: large, trailers: [] },
+            },
+          } as Partial<RecordDraft>,
+        }),
+        await made(from, 'failed_retryable', { over: { lastError: 'refused', attempts: 7 } }),
+        await made(from, 'unknown', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
+        await made(from, 'in_progress', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
+        await made(from, 'completed', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
+        await made(from, 'expired'),
+      ]
+      for (const { id, bytes } of records) {
+        await from.history.append(id, [NOTE, { ...NOTE, tag: 'misuse:a' }])
+        const { updatedAt } = readStamps(bytes)
+        t.strictSame(await copyRecord(from, to, id, ALL), { became: 'copied', updatedAt })
+        const [ours, there] = [await from.get(id), await to.get(id)]
+        const state = decodeRecord(bytes).state
+        // How long is left has moved on by what the copy took, and not been prolonged by more.
+        const [a, b] = [essence(bytes, ours.now), essence(there.bytes as Buffer, there.now)] as [
+          Record<string, number>,
+          Record<string, number>,
+        ]
+        for (const left of ['dropIn', 'dueIn']) {
+          t.ok(
+            Math.abs((a[left] as number) - (b[left] as number)) < MINUTE,
+            `${source} ${target} ${state} ${left}`,
+          )
+          a[left] = b[left] = 0
+        }
+        t.strictSame(b, a, `${source} → ${target}: ${state}`)
+        const notes = await to.history.read(id)
+        t.match(notes, [{ tag: 'replayed:a', count: 3, text: NOTE.text }, { tag: 'misuse:a' }])
+        const [first] = notes
+        t.ok(Math.abs(there.now - (first?.first ?? 0) - HOUR) < MINUTE, 'as long ago as it was')
+
+        const version = readStamps(there.bytes as Buffer).version
+        t.match(await copyRecord(from, to, id, ALL), { became: 'there' }, 'again: nothing')
+        t.equal(readStamps(await bytesIn(to, id)).version, version)
+        t.equal((await to.history.read(id)).length, 2)
+      }
+      const page = async (store: Store) => new Set((await store.list('unresolved', null, 10)).ids)
+      t.strictSame(await page(to), await page(from), 'the sweeper of the target finds them')
+    }
+})
+
+void t.test('what is claimed in the target after a copy goes on where the source was', async (t) => {
+  const { from, to } = memories()
+  const { id, bytes } = await made(from, 'failed_retryable')
+  await copyRecord(from, to, id, ALL)
+  const there = decodeRecord(await bytesIn(to, id))
+  const claim = await to.swap(id, { version: there.version }, bytesOf('in_progress', newToken()), SPANS, true)
+  t.match(claim, { done: true, stamp: { fence: readStamps(bytes).fence + 1 } }, 'its fence is the next one')
+})
+
+void t.test('a dry run says what a copy would do, and writes nothing', async (t) => {
+  const { from, to } = memories()
+  const dry = { ...ALL, writes: false }
+  const { id, token } = await made(from, 'failed_retryable')
+  await from.history.append(id, [NOTE])
+  t.match(await copyRecord(from, to, id, dry), { became: 'copied' })
+  t.equal((await to.get(id)).bytes, null)
+  await copyRecord(from, to, id, ALL)
+  t.match(await copyRecord(from, to, id, dry), { became: 'there' })
+  const { version } = decodeRecord(await bytesIn(from, id))
+  await from.swap(id, { version }, bytesOf('completed', token), SPANS, true)
+  t.match(await copyRecord(from, to, id, dry), { became: 'replaced' })
+  t.equal(decodeRecord(await bytesIn(to, id)).state, 'failed_retryable')
+})
+
+void t.test(
+  'what the source has come to since replaces the earlier state; what lived on in the target stays',
+  async (t) => {
+    for (const [state, later] of [
+      ['failed_retryable', 'completed'],
+      ['unknown', 'completed'],
+      ['failed_retryable', 'unknown'],
+    ] as const) {
+      const { from, to } = memories()
+      const { id } = await made(from, state)
+      await from.history.append(id, [NOTE])
+      await copyRecord(from, to, id, ALL)
+      const { version } = decodeRecord(await bytesIn(from, id))
+      const token = newToken()
+      await from.swap(id, { version }, bytesOf('in_progress', token), SPANS, true)
+      const states = ['in_progress'] as const
+      await from.swap(id, { token, states }, bytesOf(later, token), SPANS, false)
+      t.match(await copyRecord(from, to, id, ALL), { became: 'replaced' }, `${state} → ${later}`)
+      const [ours, there] = [decodeRecord(await bytesIn(from, id)), decodeRecord(await bytesIn(to, id))]
+      t.match(there, { state: later, token, fence: ours.fence, createdAt: ours.createdAt })
+      t.equal((await to.history.read(id)).length, 1)
+      t.match(await copyRecord(from, to, id, ALL), { became: 'there' })
+
+      const resolved = encodeDraft({
+        ...ours,
+        state: 'completed',
+        result: { kept: false, why: 'outcome_only', status: 200, location: null },
+      })
+      await to.swap(id, { version: there.version }, resolved, SPANS, false)
+      const kept = await bytesIn(to, id)
+      const became = (await copyRecord(from, to, id, ALL)).became
+      t.equal(became, 'newer')
+      t.strictSame(await bytesIn(to, id), kept)
+    }
+  },
+)
+
+void t.test('two answers under one id are told, and neither is overwritten', async (t) => {
+  const { from, to } = memories()
+  const { id } = await made(from, 'completed')
+  await made(to, 'completed', { id })
+  const kept = await bytesIn(to, id)
+  t.match(await copyRecord(from, to, id, ALL), { became: 'different' })
+  t.strictSame(await bytesIn(to, id), kept)
+})
+
+void t.test(
+  'a record that runs is not copied; only completed ones are where that is asked for',
+  async (t) => {
+    const { from, to } = memories()
+    t.equal(await findRunning(from), null)
+    const running = await made(from, 'in_progress')
+    t.match(await copyRecord(from, to, running.id, ALL), { became: 'running' })
+    const found = await findRunning(from)
+    t.equal(found?.id, running.id)
+    t.ok((found?.leaseLeft ?? 0) > HOUR - MINUTE)
+    const completedOnly = { ...ALL, completedOnly: true }
+    for (const [state, became] of [
+      ['completed', 'copied'],
+      ['expired', 'copied'],
+      ['unknown', 'left'],
+      ['failed_retryable', 'left'],
+      ['in_progress', 'left'],
+    ] as const) {
+      const { id } = await made(from, state)
+      t.match(await copyRecord(from, to, id, completedOnly), { became }, state)
+    }
+  },
+)
+
+void t.test('a lease that has ended is none that runs, however many there are', async (t) => {
+  const { from } = memories()
+  for (let n = 0; n < 501; n++) await made(from, 'unknown')
+  const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
+  await made(from, 'in_progress', { spans: lapsed })
+  t.equal(await findRunning(from), null)
+  const gone = { ...from, get: async () => ({ now: 0, bytes: null }) }
+  t.equal(await findRunning(gone), null, 'nor is what was removed meanwhile')
+})
+
+void t.test(
+  'what is gone, or cannot be read, is not copied, and nothing is written over what cannot be read',
+  async (t) => {
+    const { from, to } = memories()
+    t.strictSame(await copyRecord(from, to, newId(), ALL), { became: 'expired', updatedAt: 0 })
+    const { id } = await made(from, 'completed')
+    for (const [at, byte] of [
+      [0, 0],
+      [2, 9],
+      [3, 77],
+    ] as const) {
+      const bytes = Buffer.from(await bytesIn(from, id))
+      bytes[at] = byte
+      const other = { ...from, get: async () => ({ now: Date.now(), bytes }) }
+      t.strictSame(await copyRecord(other, to, id, ALL), { became: 'unreadable', updatedAt: 0 })
+      t.equal((await to.get(id)).bytes, null)
+      const foreign = { ...to, put: async () => ({ done: false as const, now: 0, bytes }) }
+      t.match(await copyRecord(from, foreign, id, ALL), { became: 'different' })
+    }
+    const short = { ...from, get: async () => ({ now: Date.now(), bytes: Buffer.from('IP\x01\x02') }) }
+    t.match(await copyRecord(short, to, id, ALL), { became: 'unreadable' })
+    const corrupt = () => Promise.reject(new CorruptRecord('cut off'))
+    t.match(await copyRecord({ ...from, get: corrupt }, to, id, ALL), { became: 'unreadable' })
+    t.match(await copyRecord(from, { ...to, put: corrupt }, id, ALL), { became: 'different' })
+    const down = () => Promise.reject(new StoreUnavailable('gone', true))
+    await t.rejects(copyRecord({ ...from, get: down }, to, id, ALL), StoreUnavailable)
+    await t.rejects(copyRecord(from, { ...to, put: down }, id, ALL), StoreUnavailable)
+  },
+)
+
+void t.test(
+  'a target that keeps something else is noticed; one in which it lives on already is not',
+  async (t) => {
+    const { from, to } = memories()
+    for (const spoil of [
+      (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(bytes.length - 1) ^ 1, bytes.length - 1),
+      (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(20) ^ 1, 20),
+      (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).due + 1, 44, 6),
+      (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).dropAt - 1, 50, 6),
+    ]) {
+      const { id } = await made(from, 'completed')
+      const get: Store['get'] = async () => {
+        const reply = await to.get(id)
+        const bytes = Buffer.from(reply.bytes as Buffer)
+        spoil(bytes)
+        return { ...reply, bytes }
+      }
+      await t.rejects(copyRecord(from, { ...to, get }, id, ALL), CopyDiffers)
+    }
+    const { id, token } = await made(from, 'failed_retryable')
+    const put: Store['put'] = async (...args) => {
+      const reply = await to.put(...args)
+      const { version } = decodeRecord(await bytesIn(to, id))
+      await to.swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true)
+      return reply
+    }
+    t.match(await copyRecord(from, { ...to, put }, id, ALL), { became: 'copied' })
+    t.notOk(decodeRecord(await bytesIn(to, id)).token.equals(token))
+    const other = await made(from, 'failed_retryable')
+    const forgets = { ...to, get: async () => ({ now: 0, bytes: null }) }
+    t.match(await copyRecord(from, forgets, other.id, ALL), { became: 'copied' }, 'nor one that is dropped')
+  },
+)
+
+void t.test('what changes in the target while it is replaced is judged anew', async (t) => {
+  for (const state of ['failed_retryable', 'unknown'] as const) {
+    const { from, to } = memories()
+    const { id } = await made(from, state)
+    await copyRecord(from, to, id, ALL)
+    const token = newToken()
+    const before = decodeRecord(await bytesIn(from, id))
+    await from.swap(id, { version: before.version }, bytesOf('completed', token), SPANS, true)
+    // The sweeper, or a person, is there first, once.
+    let left = 1
+    const first = async (): Promise<void> => {
+      if (left-- <= 0) return
+      const there = decodeRecord(await bytesIn(to, id))
+      await to.swap(id, { version: there.version }, await bytesIn(to, id), SPANS, false)
+    }
+    const racing: Store = {
+      ...to,
+      remove: async (...args) => first().then(() => to.remove(...args)),
+      swap: async (...args) => first().then(() => to.swap(...args)),
+    }
+    t.match(await copyRecord(from, racing, id, ALL), { became: 'replaced' }, state)
+    t.equal(left, -1, 'tried again')
+    t.ok(decodeRecord(await bytesIn(to, id)).token.equals(token))
+  }
+  const { from, to } = memories()
+  const { id } = await made(from, 'completed')
+  await made(to, 'failed_retryable', { id })
+  const claimer = newToken()
+  const remove: Store['remove'] = async (...args) => {
+    const removed = await to.remove(...args)
+    await to.put(id, bytesOf('in_progress', claimer), SPANS)
+    return removed
+  }
+  t.match(await copyRecord(from, { ...to, remove }, id, ALL), { became: 'different' })
+  t.ok(decodeRecord(await bytesIn(to, id)).token.equals(claimer), 'a retry that was faster keeps its claim')
+})
+
+void t.test('one store under two names is recognised, and the trace of that is gone', async (t) => {
+  const { from, to } = memories()
+  t.equal(await areTheSame(from, to), false)
+  t.equal(await areTheSame(from, from), true)
+  const kinds = await stores(t)
+  for (const [kind, open] of Object.entries(kinds)) {
+    const store = await open()
+    t.equal(await areTheSame(store, to), false, kind)
+    t.equal(await areTheSame(store, store), true, kind)
+  }
+  const take = (error: Error) => ({ take: () => Promise.reject(error) })
+  const full = { ...from, limits: take(new StoreFull('full')) }
+  t.equal(await areTheSame(full, to), false, 'a full store can be left')
+  const down = { ...from, limits: take(new StoreUnavailable('down', false)) }
+  await t.rejects(areTheSame(down, to), StoreUnavailable)
+})

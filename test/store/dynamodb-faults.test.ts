@@ -1,0 +1,479 @@
+import { randomBytes } from 'node:crypto'
+import { readFileSync } from 'node:fs'
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { decodeRecord, encodeDraft, readStamps } from '../../src/store/codec.ts'
+import { type DynamoDbOptions, openDynamoDbStore } from '../../src/store/dynamodb.ts'
+import { type Clock, ServerClock } from '../../src/store/dynamodb-client.ts'
+import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
+import { Records } from '../../src/store/records.ts'
+import { PartlyUnavailable, type Store } from '../../src/store/register.ts'
+import { type Asked, DynamoDbServer, type Fault } from '../support/dynamodb.ts'
+import { failNextImport } from '../support/imports.ts'
+import { freePort } from '../support/redis.ts'
+import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+
+t.setTimeout(120_000)
+
+const server = await DynamoDbServer.start()
+t.teardown(() => server[Symbol.asyncDispose]())
+const shifted = (by: number, doubt = 0): Clock => ({
+  saw: () => {},
+  earliest: () => Date.now() + by - doubt,
+  latest: () => Date.now() + by + doubt,
+})
+const settings: DynamoDbOptions = {
+  url: server.url,
+  service: 'pay',
+  timeoutMs: 10_000,
+  onEvent: () => {},
+  clock: shifted(0),
+}
+async function opened(t: Test, over: Partial<DynamoDbOptions> = {}): Promise<Store> {
+  server.fault = () => null
+  server.tellsItem = true
+  server.asked.length = 0
+  const store = await openDynamoDbStore({ ...settings, ...over })
+  t.teardown(() => store.close())
+  return store
+}
+const on =
+  (operation: string, fault: Fault) =>
+  (asked: Asked): Fault | null =>
+    asked.operation === operation ? fault : null
+/** The first time only. */
+const once = (operation: string, fault: Fault | (() => Promise<void>)) => {
+  let isOver = false
+  return async (asked: Asked): Promise<Fault | null> => {
+    if (isOver || asked.operation !== operation) return null
+    isOver = true
+    if (typeof fault !== 'function') return fault
+    await fault()
+    return null
+  }
+}
+const BODY = randomBytes(900 * 1024)
+const completed = (token: Buffer, body = BODY) =>
+  encodeDraft(draft('completed', token, { result: response(body) }))
+const claimed = async (store: Store, id: RecordId, token: Buffer) =>
+  store.put(id, bytesOf('in_progress', token), SPANS)
+const own = (token: Buffer) => ({ token, states: ['in_progress'] }) as const
+const items = async (): Promise<{ pk: { S: string }; sk: { S: string }; e?: { N: string } }[]> => {
+  const found: { pk: { S: string }; sk: { S: string } }[] = []
+  let from: object = {}
+  do {
+    const { Items, LastEvaluatedKey } = await server.run('Scan', { TableName: 'records', ...from })
+    found.push(...(Items as typeof found))
+    from = LastEvaluatedKey === undefined ? {} : { ExclusiveStartKey: LastEvaluatedKey }
+  } while ('ExclusiveStartKey' in from)
+  return found
+}
+const chunks = async (): Promise<string[]> =>
+  (await items()).filter(({ sk }) => sk.S === 'chunk').map(({ pk }) => pk.S)
+
+void t.test('without the SDK it says what to install', async (t) => {
+  failNextImport('@aws-sdk/client-dynamodb')
+  await t.rejects(openDynamoDbStore(settings), {
+    name: 'StoreUnavailable',
+    message: /@aws-sdk\/client-dynamodb is not installed beside the proxy; npm install/,
+  })
+})
+
+void t.test('a table that is not there, and one that is another, are one clear sentence', async (t) => {
+  const url = server.url.replace('records', 'nothing')
+  await t.rejects(openDynamoDbStore({ ...settings, url }), {
+    message: /^cannot use the DynamoDB store: there is no table nothing; .*docs\/dynamodb\.md/,
+  })
+  await server.run('CreateTable', {
+    TableName: 'others',
+    BillingMode: 'PAY_PER_REQUEST',
+    AttributeDefinitions: [{ AttributeName: 'id', AttributeType: 'S' }],
+    KeySchema: [{ AttributeName: 'id', KeyType: 'HASH' }],
+  })
+  await t.rejects(openDynamoDbStore({ ...settings, url: server.url.replace('records', 'others') }), {
+    message: /^cannot use the DynamoDB store: another key or index has the table others/,
+  })
+  server.fault = on('DescribeTable', { answer: {} })
+  await t.rejects(openDynamoDbStore(settings), { message: /another key or index/ })
+})
+
+void t.test('it starts without DynamoDB, or without a look at the table, and says so', async (t) => {
+  const told: string[] = []
+  const onEvent = (kind: string) => void told.push(kind)
+  const url = `dynamodb://records?region=eu-central-1&endpoint=http://127.0.0.1:${await freePort()}`
+  const away = await opened(t, { url, onEvent, clock: new ServerClock() })
+  t.same(told, ['error'])
+  await t.rejects(away.get(newId()), { name: 'StoreUnavailable', maybeApplied: false })
+  await t.rejects(claimed(away, newId(), newToken()), { message: /time of the DynamoDB store is unknown/ })
+  server.fault = on('DescribeTable', { status: 400, error: 'AccessDeniedException' })
+  const store = await openDynamoDbStore({ ...settings, onEvent, clock: new ServerClock() })
+  t.teardown(() => store.close())
+  t.same(told, ['error', 'connected', 'error'])
+  t.ok((await claimed(store, newId(), newToken())).done)
+  server.fault = () => ({ cut: 'before' })
+  for (let n = 0; n < 2; n++) await t.rejects(store.ping())
+  server.fault = () => null
+  await store.ping()
+  t.same(told.slice(3), ['disconnected', 'connected'])
+})
+
+void t.test('what an error says about the operation', async (t) => {
+  const store = await opened(t, { timeoutMs: 500 })
+  const put = () => claimed(store, newId(), newToken())
+  for (const [fault, maybeApplied] of [
+    [{ status: 400, error: 'ProvisionedThroughputExceededException' }, false],
+    [{ status: 400, error: 'ThrottlingException' }, false],
+    [{ status: 400, error: 'ReplicatedWriteConflictException' }, false],
+    [{ status: 400, error: 'AccessDeniedException' }, false],
+    [{ status: 400, error: 'ResourceNotFoundException' }, false],
+    [{ status: 500, error: 'InternalServerError' }, true],
+    [{ status: 503, error: 'ServiceUnavailable' }, true],
+    [{ cut: 'before' }, true],
+    [{ cut: 'after' }, true],
+    [{ silent: true }, true],
+  ] as const) {
+    server.fault = on('PutItem', fault)
+    server.asked.length = 0
+    const error: unknown = await put().catch((caught: unknown) => caught)
+    t.match(error, { name: 'StoreUnavailable', maybeApplied }, JSON.stringify(fault))
+    const isBusy = 'error' in fault && /Throughput|Throttling|Conflict/.test(fault.error)
+    t.equal(error instanceof PartlyUnavailable, isBusy, 'others are served')
+    t.equal(server.asked.length, 1, 'nothing is sent again')
+  }
+  server.fault = () => null
+  t.ok((await put()).done)
+})
+
+void t.test(
+  'a claim whose reply was lost is recognised, and one refused without the item is read',
+  async (t) => {
+    const store = await opened(t)
+    const id = newId()
+    const claim = draft('in_progress', newToken())
+    server.fault = once('PutItem', { cut: 'after' })
+    t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'unavailable' })
+    for (const tellsItem of [true, false]) {
+      server.tellsItem = tellsItem
+      server.asked.length = 0
+      t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'claimed', recognised: true })
+      const operations = server.asked.map(({ operation }) => operation)
+      t.same(
+        operations,
+        tellsItem ? ['PutItem'] : ['PutItem', 'GetItem'],
+        'one round trip where the item is told',
+      )
+      const other = bytesOf('completed', newToken())
+      t.match(await store.swap(id, own(newToken()), other, SPANS, false), { done: false })
+      t.match(await store.swap(newId(), { version: 1 }, other, SPANS, false), { done: false, bytes: null })
+    }
+    server.asked.length = 0
+    t.ok((await store.swap(id, own(claim.token), bytesOf('completed', claim.token), SPANS, false)).done)
+    t.same(
+      server.asked.map(({ operation }) => operation),
+      ['UpdateItem'],
+      'and a completion is one',
+    )
+  },
+)
+
+void t.test(
+  'a long answer: its parts are there before the record points to them, and only its own',
+  async (t) => {
+    const store = await opened(t)
+    await server.empty()
+    const id = newId()
+    const token = newToken()
+    await claimed(store, id, token)
+    const before = (await store.get(id)).bytes as Buffer
+    const swap = async (by = token) => store.swap(id, own(by), completed(by), SPANS, false)
+
+    server.fault = once('PutItem', { status: 500, error: 'InternalServerError' })
+    await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: false })
+    server.fault = on('UpdateItem', { cut: 'before' })
+    await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: true })
+    server.fault = () => null
+    t.match(await swap(newToken()), { done: false })
+    t.ok((await store.get(id)).bytes?.equals(before), 'a crash in between, and a loser, change nothing')
+    const orphans = await chunks()
+    t.ok(orphans.length >= 6)
+
+    t.ok((await swap()).done)
+    t.notOk((await swap()).done)
+    const record = decodeRecord((await store.get(id)).bytes as Buffer)
+    t.ok(record.state === 'completed' && record.result.kept && record.result.response.body.equals(BODY))
+    const { version } = readStamps((await store.get(id)).bytes as Buffer)
+    const kept = await chunks()
+    t.equal(kept.length, orphans.length + 6)
+    t.ok(await store.remove(id, version))
+    t.equal((await chunks()).length, kept.length - 3, 'its own go with it')
+    for (const item of await items()) t.ok(Number(item.e?.N) * 1000 > Date.now(), 'the others expire')
+  },
+)
+
+void t.test(
+  'a part that is gone is no answer; a record that was replaced meanwhile is the new one',
+  async (t) => {
+    const store = await opened(t)
+    const [id, token] = [newId(), newToken()]
+    await store.put(id, completed(token), SPANS)
+    const { version } = readStamps((await store.get(id)).bytes as Buffer)
+    const lose = async () => {
+      for (const pk of await chunks())
+        if (pk.includes(id))
+          await server.run('DeleteItem', { TableName: 'records', Key: { pk: { S: pk }, sk: { S: 'chunk' } } })
+    }
+    const isRecord = ({ input }: Asked) => !JSON.stringify(input.Key).includes(`${id}/`)
+    let replaced = 0
+    server.fault = async (asked) => {
+      if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
+      await lose()
+      await store.swap(id, { version }, completed(token, Buffer.alloc(1000, 7)), SPANS, false)
+      return null
+    }
+    const found = decodeRecord((await store.get(id)).bytes as Buffer)
+    t.ok(
+      found.state === 'completed' &&
+        found.result.kept &&
+        found.result.response.body.equals(Buffer.alloc(1000, 7)),
+    )
+    replaced = 0
+    server.fault = async (asked) => {
+      if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
+      await lose()
+      await store.remove(id, version + 1)
+      return null
+    }
+    t.equal((await store.get(id)).bytes, null)
+    server.fault = () => null
+    await store.put(id, completed(token), SPANS)
+    await lose()
+    await t.rejects(store.get(id), { name: 'CorruptRecord', message: /lost a part/ })
+    t.match(await new Records(store).claim(id, draft('in_progress', newToken()), SPANS), { kind: 'corrupt' })
+  },
+)
+
+void t.test(
+  'a record that goes between the refusal and the look at it leaves its place to the next',
+  async (t) => {
+    const store = await opened(t)
+    const id = newId()
+    const { now: version } = await claimed(store, id, newToken())
+    server.tellsItem = false
+    server.fault = once('GetItem', async () => void (await store.remove(id, version)))
+    t.ok((await claimed(store, id, newToken())).done)
+  },
+)
+
+void t.test(
+  'what was removed or has expired is exceeded by what comes after, whatever the clocks say',
+  async (t) => {
+    const ahead = await opened(t, { clock: shifted(MINUTE) })
+    const store = await opened(t)
+    const id = newId()
+    const { now } = await claimed(ahead, id, newToken())
+    t.ok(await ahead.remove(id, now))
+    const next = await claimed(store, id, newToken())
+    t.match(next, { done: true, stamp: { version: now + 1, fence: now + 1 } })
+    const { bytes } = await store.get(id)
+    t.equal(decodeRecord(bytes as Buffer).state, 'in_progress')
+    const given = bytesOf('completed', newToken(), { fence: 5 })
+    const again = newId()
+    await claimed(ahead, again, newToken())
+    t.ok(await ahead.remove(again, readStamps((await ahead.get(again)).bytes as Buffer).version))
+    t.match(await store.put(again, given, SPANS), { done: true, stamp: { fence: 5 } })
+  },
+)
+
+void t.test('a record outlives a clock of this machine that is set back', async (t) => {
+  const store = await opened(t, { clock: new ServerClock() })
+  const [id, token] = [newId(), newToken()]
+  await claimed(store, id, token)
+  const { now } = Date
+  t.teardown(() => void (Date.now = now))
+  Date.now = () => now() - HOUR
+  const spans = { dueIn: MINUTE, dropIn: MINUTE }
+  t.ok((await store.swap(id, own(token), completed(token, Buffer.from('x')), spans, false)).done)
+  t.ok((await store.get(id)).bytes, 'its key is not free')
+  Date.now = now
+  t.ok((await store.get(id)).bytes)
+})
+
+void t.test('a doubt about the time takes nothing from a lease or from the retention', async (t) => {
+  const doubt = 2000
+  // The true time is anywhere between their bounds.
+  const [early, late] = [
+    await opened(t, { clock: shifted(-doubt, doubt) }),
+    await opened(t, { clock: shifted(doubt, doubt) }),
+  ]
+  const id = newId()
+  const before = Date.now()
+  await early.put(id, bytesOf('in_progress', newToken()), { dueIn: MINUTE, dropIn: HOUR })
+  const { now, bytes } = await late.get(id)
+  const { due, dropAt } = readStamps(bytes as Buffer)
+  t.ok(due >= before + MINUTE && dropAt >= before + HOUR, 'written by the latest time that it may be')
+  t.ok(now <= Date.now(), 'judged by the earliest')
+})
+
+void t.test('the time is that of the Date of the replies, within bounds', async (t) => {
+  let local = 5_000_000
+  const clock = new ServerClock(() => local)
+  t.throws(() => clock.earliest(), { name: 'StoreUnavailable', maybeApplied: false, message: /unknown/ })
+  clock.saw(Number.NaN, 0, 1)
+  t.throws(() => clock.latest(), /unknown/)
+  clock.saw(9_000_000, 4_998_000, 5_003_000)
+  t.throws(() => clock.latest(), {
+    name: 'StoreUnavailable',
+    message: /in doubt by 6000 ms; allowed: 5000 ms/,
+  })
+  // The server is 4000 s ahead: its second began at most 1 s before.
+  clock.saw(9_000_000, 5_000_100, 5_000_200)
+  t.same([clock.earliest(), clock.latest()], [8_999_800, 9_000_900])
+  clock.saw(9_001_000, 5_000_750, 5_000_800)
+  t.same([clock.earliest(), clock.latest()], [9_000_200, 9_000_900])
+  for (let n = 0; n < 99; n++) clock.saw(9_001_000, 5_000_750, 5_000_900)
+  t.same([clock.earliest(), clock.latest()], [9_000_200, 9_000_900], 'what is known is kept for a while')
+  for (let n = 0; n < 100; n++) clock.saw(9_001_000, 5_000_750, 5_000_900)
+  t.same([clock.earliest(), clock.latest()], [9_000_100, 9_001_250])
+  local = 1000
+  clock.saw(9_002_000, 900, 1000)
+  t.same([clock.earliest(), clock.latest()], [9_002_000, 9_003_100], 'this clock was set')
+})
+
+void t.test('it does not start on a store whose time it cannot tell', async (t) => {
+  server.fault = () => ({ date: 'never' })
+  await t.rejects(openDynamoDbStore({ ...settings, clock: new ServerClock() }), { message: /is unknown/ })
+  server.fault = () => ({ date: 'Sun, 22 Nov 2020 10:00:00 GMT' })
+  const store = await openDynamoDbStore({ ...settings, clock: new ServerClock() })
+  t.teardown(() => store.close())
+  const now = await store.ping()
+  t.ok(Math.abs(now - Date.UTC(2020, 10, 22, 10)) < HOUR, 'its time, not that of this machine')
+})
+
+void t.test('a fence that is given is reached in two steps, and a writer in between is met', async (t) => {
+  const store = await opened(t)
+  const id = newId()
+  const token = newToken()
+  const { now } = await claimed(store, id, token)
+  let updates = 0
+  server.fault = async ({ operation }) => {
+    if (operation !== 'UpdateItem' || ++updates !== 2) return null
+    await server.run('UpdateItem', {
+      TableName: 'records',
+      Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
+      UpdateExpression: 'SET v = v + :one',
+      ExpressionAttributeValues: { ':one': { N: '1' } },
+    })
+    return null
+  }
+  const bytes = bytesOf('completed', token, { fence: now + 9 })
+  t.match(await store.swap(id, own(token), bytes, SPANS, false), {
+    done: true,
+    stamp: { version: now + 2, fence: now + 9, createdAt: now },
+  })
+})
+
+void t.test('writers that are met again and again give up', async (t) => {
+  const store = await opened(t)
+  const id = newId()
+  await claimed(store, id, newToken())
+  server.fault = on('UpdateItem', { status: 400, error: 'ConditionalCheckFailedException' })
+  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
+  await t.rejects(store.history.append(id, [note]), { name: 'StoreUnavailable', message: /came first/ })
+})
+
+void t.test('notes of two replicas at once: none is lost; renewals beside a busy one are made', async (t) => {
+  const store = await opened(t)
+  const peer = await opened(t)
+  const [id, busy] = [newId(), newId()]
+  const token = newToken()
+  for (const one of [id, busy]) await claimed(store, one, token)
+  await Promise.all(
+    Array.from({ length: 10 }, (_, n) =>
+      (n % 2 ? store : peer).history.append(id, [
+        { tag: `t${n}`, count: 1, firstAgo: 0, lastAgo: 0, text: '' },
+      ]),
+    ),
+  )
+  t.equal((await store.history.read(id)).length, 10)
+  server.fault = ({ operation, input }) =>
+    operation === 'UpdateItem' && JSON.stringify(input.Key).includes(busy)
+      ? { status: 400, error: 'ThrottlingException' }
+      : null
+  const renewal = { token, dueIn: HOUR, dropIn: HOUR }
+  t.same(
+    await store.renew([
+      { id, ...renewal },
+      { id: busy, ...renewal },
+    ]),
+    [true, false],
+  )
+  await t.rejects(store.renew([{ id: busy, ...renewal }]), { name: 'StoreUnavailable' })
+  server.fault = once('UpdateItem', async () => void (await peer.renew([{ id, ...renewal }])))
+  t.same(await store.renew([{ id, ...renewal }]), [true], 'a renewal after another')
+})
+
+void t.test('what is not an item of the proxy is no record and no absence', async (t) => {
+  const store = await opened(t)
+  for (const change of ['SET o = :x', 'REMOVE x', 'SET v = :minus', 'REMOVE c', 'SET q = :q, k = :minus']) {
+    const id = newId()
+    await store.put(id, bytesOf('completed', newToken()), SPANS)
+    const values = { ':x': { B: 'eA==' }, ':minus': { N: '-1' }, ':q': { S: 'x' } }
+    const used = Object.entries(values).filter(([name]) => change.includes(name))
+    await server.run('UpdateItem', {
+      TableName: 'records',
+      Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
+      UpdateExpression: change,
+      ...(used.length === 0 ? {} : { ExpressionAttributeValues: Object.fromEntries(used) }),
+    })
+    await t.rejects(store.get(id), { name: 'CorruptRecord' }, change)
+  }
+})
+
+void t.test('what has expired does not hide what is due', async (t) => {
+  const store = await opened(t)
+  await server.empty()
+  const id = newId()
+  // In one part of the index, and before it.
+  for (let n = 0; n < 5; n++)
+    await store.put(`${id.slice(0, -1)}${n}` as RecordId, bytesOf('unknown', newToken()), {
+      dueIn: 1,
+      dropIn: 2,
+    })
+  await store.put(id, bytesOf('unknown', newToken()), { dueIn: 10, dropIn: HOUR })
+  const later = await opened(t, { clock: shifted(MINUTE) })
+  t.same(await later.due(2), [id])
+  t.same(await later.list('unresolved', null, 2), { ids: [id], next: null })
+})
+
+void t.test('the command that the documentation gives makes the table', async (t) => {
+  const page = readFileSync(new URL('../../docs/dynamodb.md', import.meta.url), 'utf8')
+  const [, json = ''] = /```json\n(.*?)```/s.exec(page) ?? []
+  t.same(JSON.parse(json), tableDefinition('idempotency'))
+})
+
+void t.test('it tells what the table does not promise', async (t) => {
+  const store = await opened(t)
+  t.match(await store.traits(), { durable: true, evicts: false, findings: [/^Time to live is not on/] })
+  const on = { TimeToLiveStatus: 'ENABLED', AttributeName: 'e' }
+  for (const [table, ttl, findings] of [
+    [{}, on, []],
+    [{ Replicas: [] }, on, []],
+    [{ Replicas: [{ RegionName: 'eu-west-1' }] }, on, [/two regions can claim one key/]],
+    [{ Replicas: [{}], MultiRegionConsistency: 'EVENTUAL' }, on, [/two regions can claim one key/]],
+    [{ Replicas: [{}], MultiRegionConsistency: 'STRONG' }, on, []],
+    [{}, { ...on, AttributeName: 'ttl' }, [/Time to live/]],
+    [{}, { ...on, TimeToLiveStatus: 'DISABLING' }, [/Time to live/]],
+    [{}, undefined, [/Time to live/]],
+  ] as const) {
+    server.fault = ({ operation }) => ({
+      answer: operation === 'DescribeTable' ? { Table: table } : { TimeToLiveDescription: ttl },
+    })
+    const traits = await store.traits()
+    t.match(traits, { findings })
+    t.equal(
+      traits.evicts,
+      findings.some((why) => String(why).includes('regions')),
+    )
+    t.equal(traits.findings.length, findings.length)
+  }
+})

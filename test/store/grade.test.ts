@@ -1,0 +1,121 @@
+import t from 'tap'
+import type { Millis } from '../../src/core/record.ts'
+import { disproof, type Grade, gradingOf, PROVEN } from '../../src/store/grade.ts'
+import { memoryStore } from '../../src/store/memory.ts'
+import { traitsOf as postgresTraits } from '../../src/store/postgres.ts'
+import type { Wait } from '../../src/store/redis-barrier.ts'
+import { traitsOf } from '../../src/store/redis-traits.ts'
+import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
+
+const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
+
+void t.test('what one store is worth', async (t) => {
+  const sound = { durable: true, evicts: false, forgets: null, hasIdentity: false, findings: [] }
+  const forgets = 'A failover loses the last claims.'
+  const cases: [Partial<StoreTraits>, Millis, string | null, Grade][] = [
+    [{}, 0, PROVEN, 'strict'],
+    [{}, 0, null, 'strict'],
+    [{}, 2000, 'It hands out a key that is taken.', 'unfit'],
+    [{ evicts: true }, 2000, PROVEN, 'unfit'],
+    [{ evicts: null }, 2000, PROVEN, 'unknown'],
+    [{ durable: null }, 2000, PROVEN, 'unknown'],
+    [{ durable: false, evicts: null }, 2000, PROVEN, 'volatile'],
+    [{ forgets, hasIdentity: true }, 2000, PROVEN, 'strict'],
+    [{ forgets, hasIdentity: true }, 0, PROVEN, 'volatile'],
+    [{ forgets }, 2000, PROVEN, 'volatile'],
+  ]
+  for (const [traits, grace, proof, grade] of cases)
+    t.equal(
+      gradingOf({ ...sound, ...traits }, grace, proof).grade,
+      grade,
+      JSON.stringify([traits, grace, proof]),
+    )
+  t.match(gradingOf({ ...sound, forgets, findings: ['more'] }, 2000, 'wrong').reasons, [
+    'wrong',
+    forgets,
+    /does not say which process it is, so there is no grace/,
+    'more',
+  ])
+  t.match(gradingOf({ ...sound, forgets, hasIdentity: true }, 0, PROVEN).reasons, [
+    forgets,
+    /store.grace is off/,
+  ])
+})
+
+/** What Redis says of itself, with so many replicas. */
+const info = (replicas: number, more = '') =>
+  [
+    'redis_version:7.2.0',
+    'run_id:0123456789abcdef',
+    'role:master',
+    'aof_enabled:1',
+    'maxmemory_policy:noeviction',
+    `connected_slaves:${replicas}`,
+    more,
+  ].join('\r\n')
+const wait = (over: Partial<Wait>): Wait => ({ replicas: 1, disk: 'none', timeout: 100, ...over })
+
+void t.test('Redis: who has to be lost together decides, so wait and grace count', async (t) => {
+  const disk = wait({ replicas: 'none', disk: 'local' })
+  const cases: [string, number, Millis, Wait | null, Grade, string | null][] = [
+    ['with a grace', 2, 2000, null, 'strict', null],
+    ['alone with a grace', 0, 2000, null, 'strict', null],
+    ['neither', 2, 0, null, 'volatile', 'wait for no replica'],
+    ['alone and neither', 0, 0, null, 'volatile', 'wait for no replica'],
+    ['all replicas', 2, 0, wait({ replicas: 'all' }), 'strict', null],
+    ['the only replica', 1, 0, wait({}), 'strict', null],
+    ['one of two replicas', 2, 0, wait({}), 'volatile', 'wait for 1 of 2 replicas'],
+    ['one of two, and a grace', 2, 2000, wait({}), 'strict', null],
+    ['the disk of one server', 0, 0, disk, 'strict', null],
+    ['the master’s disk alone', 1, 0, disk, 'volatile', 'wait for 0 of 1 replicas'],
+  ]
+  for (const [what, replicas, grace, waits, grade, reason] of cases) {
+    const graded = gradingOf(traitsOf(info(replicas), false, waits), grace, PROVEN)
+    t.equal(graded.grade, grade, what)
+    t.match(graded.reasons, reason === null ? [] : [new RegExp(reason), /store.grace is off/], what)
+    t.equal(graded.reasons.length, reason === null ? 0 : 2, what)
+  }
+  const anonymous = traitsOf(info(1).replace(/run_id.*/, ''), true, null)
+  t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin is none')
+})
+
+void t.test('Redis: replicas, split brains and room are told', async (t) => {
+  t.match(
+    traitsOf(info(2), false, null).replication,
+    /2 replicas are connected, and min-replicas-to-write is 0/,
+  )
+  t.match(traitsOf(info(1, 'min_slaves_good_slaves:1'), false, null).replication, /1 replica is connected$/)
+  const sized = (used: number) =>
+    traitsOf(info(0, `used_memory:${used * 2 ** 20}\r\nmaxmemory:${100 * 2 ** 20}`), false, null)
+  t.match(sized(90), { findings: [], room: '90 MiB of 100 MiB are used' })
+  t.match(sized(95).findings, [/uses 95 % of maxmemory: when it is full, new keys are answered 503/])
+})
+
+void t.test('PostgreSQL: what VACUUM cannot remove is a finding', async (t) => {
+  const row = (live: string, dead: string, open: string | null) =>
+    postgresTraits(['on', 'on', 'on', 'read committed', '', 'on', '0', live, dead, '12', open]).findings
+  t.same(row('10', '99999', '3600'), [])
+  t.same(row('200000', '150000', null), [])
+  t.match(row('10', '100001', '1'), [/^100001 dead rows lie beside 10 live ones/])
+  t.match(row('10', '0', '3601'), [/^A transaction has been open for 3601 s/])
+})
+
+void t.test('V09 a store that hands a taken key out is found out', async (t) => {
+  const sound = memory()
+  t.equal(await disproof(sound), PROVEN)
+  t.same((await sound.list('all', null, 10)).ids, [], 'nothing is left')
+  const forgetful: Store = {
+    ...memory(),
+    put: (id, bytes, spans, entry) => memory().put(id, bytes, spans, entry),
+  }
+  t.match(await disproof(forgetful), /hands out a key that is taken/)
+  const other = memory()
+  const mixedUp: Store = {
+    ...other,
+    put: (_id, bytes, spans, entry) => other.put('A'.repeat(43) as never, bytes, spans, entry),
+  }
+  t.equal(await disproof(mixedUp), PROVEN)
+  t.match(await disproof(mixedUp), /of a key that was made just now that it is taken/)
+  const refusing: Store = { ...memory(), put: () => Promise.reject(new StoreUnavailable('full', false)) }
+  await t.rejects(disproof(refusing), StoreUnavailable)
+})

@@ -1,0 +1,469 @@
+import t from 'tap'
+import { PHASES, type Phase } from '../../src/core/copies.ts'
+import type { RecordId } from '../../src/core/record.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { migrating } from '../../src/store/migrating.ts'
+import { markOf } from '../../src/store/phases.ts'
+import { InGrace, type Page, type Store, StoreUnavailable } from '../../src/store/register.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
+
+for (const phase of PHASES)
+  registerContract(t, `two stores in phase ${phase}`, async () => {
+    let now = 1_795_000_000_000
+    const store = () => memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+    const [from, to] = [store(), store()]
+    return {
+      register: migrating(from, to, phase),
+      peer: migrating(from, to, phase),
+      other: null,
+      tellsPeers: true,
+      advance: (ms) => void (now += ms),
+      [Symbol.asyncDispose]: () => from.close(),
+    }
+  })
+
+const NOW = 1_795_000_000_000
+
+/** The new store's clock is an hour behind. */
+function pairOf(over: { readonly from?: Partial<Store>; readonly to?: Partial<Store> } = {}) {
+  const clock = { now: NOW }
+  const store = (skew: number) => memoryStore({ clock: () => clock.now - skew, maxBytes: 1024 * 1024 })
+  const [from, to] = [store(0), store(HOUR)]
+  const on = (phase: Phase): Store => migrating({ ...from, ...over.from }, { ...to, ...over.to }, phase)
+  return { clock, from, to, on }
+}
+
+async function recordIn(store: Store, id: RecordId) {
+  const { bytes } = await store.get(id)
+  return bytes === null ? null : decodeRecord(bytes)
+}
+
+async function claimed(store: Store, id = newId(), token = newToken()) {
+  t.ok((await store.put(id, bytesOf('in_progress', token), SPANS)).done)
+  return { id, token }
+}
+
+async function settled(
+  store: Store,
+  { id, token }: Awaited<ReturnType<typeof claimed>>,
+  state: 'completed' | 'failed_retryable' | 'unknown',
+) {
+  return store.swap(
+    id,
+    { token, states: ['in_progress', 'unknown', 'failed_retryable'] },
+    bytesOf(state, token),
+    SPANS,
+    false,
+  )
+}
+
+const down = async (): Promise<never> => {
+  throw new StoreUnavailable('down', false)
+}
+const bug = async (): Promise<never> => {
+  throw new TypeError('a bug')
+}
+
+void t.test(
+  'both: fence, token and createdAt are the same in both stores, an answer byte for byte',
+  async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    t.ok((await settled(on('both'), claim, 'completed')).done)
+    const [one, other] = [await recordIn(from, claim.id), await recordIn(to, claim.id)]
+    t.equal(one?.state, 'completed')
+    for (const name of ['fence', 'token', 'createdAt', 'result'] as const)
+      t.same((other as never)[name], (one as never)[name], name)
+  },
+)
+
+void t.test(
+  'what was made in the old store alone answers in every phase, and is carried to the new one by phase new',
+  async (t) => {
+    const { clock, from, to, on } = pairOf()
+    const [done, free, unknown] = [await claimed(from), await claimed(from), await claimed(from)]
+    await settled(from, done, 'completed')
+    await settled(from, free, 'failed_retryable')
+    await settled(from, unknown, 'unknown')
+    await from.history.append(done.id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x' }])
+    t.match(await on('new').history.read(done.id), [{ tag: 'a' }], 'its history, too')
+    for (const phase of PHASES)
+      for (const { id } of [done, free, unknown]) {
+        const put = await on(phase).put(id, bytesOf('in_progress', newToken()), SPANS)
+        t.notOk(put.done, phase)
+      }
+    t.equal((await recordIn(to, done.id))?.state, 'completed')
+    t.match(await to.history.read(done.id), [{ tag: 'a' }])
+    t.equal((await recordIn(to, free.id))?.state, 'failed_retryable')
+    clock.now += SPANS.dueIn
+    t.same(await on('new').due(10), [unknown.id], 'it is looked at in the new store')
+  },
+)
+
+void t.test(
+  'a key that a mirror claimed in the old store alone is not executed by phase both or new',
+  async (t) => {
+    const { to, on, from } = pairOf({ to: { put: down } })
+    const { id } = await claimed(on('mirror'))
+    t.equal(await recordIn(to, id), null)
+    for (const phase of ['both', 'new'] as const) {
+      const put = await migrating(from, to, phase).put(id, bytesOf('in_progress', newToken()), SPANS)
+      t.match(put.done ? null : decodeRecord(put.bytes), { state: 'in_progress' }, phase)
+    }
+  },
+)
+
+void t.test(
+  'what the new store lacks because it was down while a mirror freed and claimed anew is not executed',
+  async (t) => {
+    const { from, to, on } = pairOf()
+    const first = await claimed(on('mirror'))
+    await settled(on('mirror'), first, 'failed_retryable')
+    const { version } = (await recordIn(from, first.id)) as { version: number }
+    // From here on it is down.
+    const second = { id: first.id, token: newToken() }
+    t.ok((await from.swap(first.id, { version }, bytesOf('in_progress', second.token), SPANS, true)).done)
+    await settled(from, second, 'completed')
+    t.equal((await recordIn(to, first.id))?.state, 'failed_retryable')
+    const put = await on('new').put(first.id, bytesOf('in_progress', newToken()), SPANS)
+    t.match(put.done ? null : decodeRecord(put.bytes), { state: 'completed' })
+  },
+)
+
+void t.test('both: with either store down nothing is claimed, and nothing stays claimed', async (t) => {
+  const { from, on } = pairOf({ to: { put: down } })
+  const id = newId()
+  await t.rejects(async () => on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+  })
+  t.equal((await recordIn(from, id))?.state, 'failed_retryable', 'the claim is withdrawn')
+  const undone = pairOf({ to: { put: down }, from: { swap: down } })
+  await t.rejects(
+    async () => undone.on('both').put(id, bytesOf('in_progress', newToken()), SPANS),
+    { name: 'StoreUnavailable', maybeApplied: true },
+    'unless that is not known',
+  )
+  const broken = pairOf({ to: { put: down }, from: { swap: bug } })
+  await t.rejects(async () => broken.on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'TypeError',
+  })
+  const lost = pairOf({ to: { put: bug } })
+  await t.rejects(async () => lost.on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'TypeError',
+  })
+})
+
+void t.test('both: a takeover that phase new was faster with is taken back', async (t) => {
+  const { from, to, on } = pairOf()
+  const first = await claimed(on('both'))
+  await settled(on('both'), first, 'failed_retryable')
+  const { version } = (await recordIn(from, first.id)) as { version: number }
+  const faster: Partial<Store> = {
+    async swap(id, condition, ...rest) {
+      const { version: there } = (await recordIn(to, id)) as { version: number }
+      await to.swap(id, { version: there }, bytesOf('in_progress', newToken()), SPANS, true)
+      return to.swap(id, condition, ...rest)
+    },
+  }
+  const mine = newToken()
+  const swap = await migrating(from, { ...to, ...faster }, 'both').swap(
+    first.id,
+    { version },
+    bytesOf('in_progress', mine),
+    SPANS,
+    true,
+  )
+  t.equal(swap.done, false)
+  const shown = swap.done || swap.bytes === null ? null : decodeRecord(swap.bytes)
+  t.equal(shown?.state, 'in_progress')
+  t.notOk(shown?.token.equals(mine))
+  t.notOk((await recordIn(from, first.id))?.token.equals(mine))
+  // The other lost the record.
+  const gone: Partial<Store> = { swap: async () => ({ done: false, now: NOW, bytes: null }) }
+  const again = await claimed(on('both'))
+  await settled(on('both'), again, 'failed_retryable')
+  const found = (await recordIn(from, again.id)) as { version: number }
+  await t.rejects(
+    async () =>
+      migrating(from, { ...to, ...gone }, 'both').swap(
+        again.id,
+        found,
+        bytesOf('in_progress', mine),
+        SPANS,
+        true,
+      ),
+    { name: 'RecordLocked' },
+  )
+})
+
+void t.test(
+  'both: what only the new store holds, or still holds, is brought to the same state when it is due',
+  async (t) => {
+    const { clock, from, to, on } = pairOf()
+    const [only, stale, gone] = [await claimed(to), await claimed(on('both')), await claimed(to)]
+    await settled(from, stale, 'completed')
+    clock.now += SPANS.dueIn
+    t.same((await to.due(10)).toSorted(), [only.id, stale.id, gone.id].toSorted())
+    const vanishing: Partial<Store> = {
+      get: async (id) => (id === gone.id ? { now: clock.now, bytes: null } : to.get(id)),
+    }
+    const both = migrating(from, { ...to, ...vanishing }, 'both')
+    t.same(await both.due(10), [only.id])
+    t.equal((await recordIn(from, only.id))?.state, 'in_progress')
+    t.equal((await recordIn(to, stale.id))?.state, 'completed')
+    const failing = { due: async () => [newId()], get: down }
+    await t.rejects(migrating(from, { ...to, ...failing }, 'both').due(1), { name: 'StoreUnavailable' })
+  },
+)
+
+void t.test(
+  'a record of the other store that this version cannot read is neither executed nor overwritten',
+  async (t) => {
+    const { from, to, on } = pairOf()
+    const id = newId()
+    const strange = bytesOf('in_progress', newToken())
+    strange[2] = 9
+    await to.put(id, strange, SPANS)
+    await t.rejects(async () => on('both').get(id), { name: 'CorruptRecord' })
+    await from.put(id, bytesOf('unknown', newToken()), SPANS)
+    const due = { due: async () => [id] }
+    t.same(
+      await migrating({ ...from, due: async () => [] }, { ...to, ...due }, 'both').due(1),
+      [id],
+      'the sweeper tells of it',
+    )
+    const claim = { id, token: newToken() }
+    const { version } = (await recordIn(from, id)) as { version: number }
+    const mirrored = await on('mirror').swap(id, { version }, bytesOf('unknown', claim.token), SPANS, false)
+    t.ok(mirrored.done, 'a mirror goes on without')
+  },
+)
+
+void t.test('a record that others keep writing is left for later', async (t) => {
+  const { from, to } = pairOf()
+  const claim = await claimed(from)
+  await to.put(claim.id, bytesOf('failed_retryable', newToken()), SPANS)
+  const refusing: Partial<Store> = { remove: async () => false }
+  await t.rejects(migrating(from, { ...to, ...refusing }, 'new').get(claim.id), { name: 'RecordLocked' })
+  const other = await claimed(from)
+  await settled(from, other, 'completed')
+  const version = (await recordIn(from, other.id))?.version as number
+  await to.put(other.id, bytesOf('completed', newToken()), SPANS)
+  await t.rejects(migrating(from, { ...to, ...refusing }, 'both').remove(other.id, version), {
+    name: 'RecordLocked',
+  })
+})
+
+void t.test('a mirror goes on while the new store is down, but not over a bug', async (t) => {
+  const all = { put: down, swap: down, renew: down, get: down, remove: down }
+  const { on, from } = pairOf({ to: { ...all, history: { append: down, read: down } } })
+  const mirror = on('mirror')
+  const claim = await claimed(mirror)
+  t.same(await mirror.renew([{ ...claim, dueIn: 1000, dropIn: 1000 }]), [true])
+  t.ok((await settled(mirror, claim, 'completed')).done)
+  t.ok(await mirror.history.append(claim.id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '' }]))
+  t.match(await mirror.history.read(claim.id), [{ tag: 'a' }])
+  t.ok(await mirror.remove(claim.id, (await recordIn(from, claim.id))?.version as number))
+  const broken = pairOf({ to: { put: bug } }).on('mirror')
+  await t.rejects(async () => broken.put(newId(), bytesOf('in_progress', newToken()), SPANS), {
+    name: 'TypeError',
+  })
+})
+
+void t.test(
+  'a decision of phase new that frees a key is not undone by what the old store says',
+  async (t) => {
+    const { from, on } = pairOf()
+    const claim = await claimed(from)
+    await settled(from, claim, 'unknown')
+    const { bytes } = await on('new').get(claim.id)
+    const { version } = decodeRecord(bytes as Buffer)
+    const swap = await on('new').swap(
+      claim.id,
+      { version },
+      bytesOf('failed_retryable', claim.token),
+      SPANS,
+      false,
+    )
+    t.ok(swap.done)
+    t.equal((await recordIn(on('new'), claim.id))?.state, 'failed_retryable')
+    const only = await claimed(on('new'))
+    t.ok((await settled(on('new'), only, 'failed_retryable')).done)
+    t.equal(await recordIn(from, only.id), null)
+  },
+)
+
+void t.test('lists show each record once, and no mark of the migration', async (t) => {
+  const { from, to, on } = pairOf()
+  const [one, two] = [await claimed(from), await claimed(to)]
+  const three = await claimed(on('both'))
+  await to.put(markOf('both'), bytesOf('failed_retryable', newToken()), SPANS)
+  await from.put(markOf('both'), bytesOf('failed_retryable', newToken()), SPANS)
+  const ids: string[] = []
+  for (let cursor: string | null = null; ; ) {
+    const page: Page = await on('both').list('all', cursor, 1)
+    ids.push(...page.ids)
+    if (page.next === null) break
+    cursor = page.next
+  }
+  t.same(ids.toSorted(), [one.id, two.id, three.id].toSorted())
+  t.same((await on('mirror').list('all', null, 10)).ids.toSorted(), [one.id, three.id].toSorted())
+  await t.rejects(on('both').list('all', 'x', 1), RangeError)
+})
+
+void t.test('it promises what the weaker store does, and a mirror what the old one does', async (t) => {
+  const told = (durable: boolean | null, evicts: boolean | null): Partial<Store> => ({
+    traits: async () => ({
+      durable,
+      evicts,
+      forgets: evicts ? 'lost' : null,
+      hasIdentity: true,
+      findings: ['why'],
+    }),
+  })
+  const both = async (from: Partial<Store>, to: Partial<Store>, phase: Phase) =>
+    pairOf({ from, to }).on(phase).traits()
+  t.match(await both(told(true, false), told(false, true), 'mirror'), {
+    durable: true,
+    evicts: false,
+    findings: ['moved from: why', 'moved to: why'],
+    topology: 'migration from memory to memory, phase mirror',
+  })
+  t.match(await both(told(true, false), told(false, true), 'both'), {
+    durable: false,
+    evicts: true,
+    forgets: 'lost',
+    hasIdentity: true,
+  })
+  t.match(await both(told(null, null), told(true, false), 'new'), {
+    durable: null,
+    evicts: null,
+    forgets: null,
+  })
+  t.match(await both(told(true, false), told(true, false), 'new'), { durable: true, evicts: false })
+})
+
+void t.test('its time is that of the store that leads; both must answer where both decide', async (t) => {
+  const { on } = pairOf()
+  t.equal(await on('mirror').ping(), NOW)
+  t.equal(await on('new').ping(), NOW - HOUR)
+  await t.rejects(
+    pairOf({ to: { ping: down } })
+      .on('both')
+      .ping(),
+    { name: 'StoreUnavailable' },
+  )
+})
+
+void t.test('both: whatever goes while it is looked at, nothing is claimed in one store alone', async (t) => {
+  const { clock, from, to, on } = pairOf()
+  // Found, and gone a moment later.
+  const first = await claimed(from)
+  let asked = 0
+  const going: Partial<Store> = {
+    get: async (id) => (asked++ === 0 ? { now: clock.now, bytes: null } : from.get(id)),
+    put: async (id, bytes, spans) => {
+      if (asked > 0) return from.put(id, bytes, spans)
+      const reply = await from.put(id, bytes, spans)
+      await from.remove(id, (await recordIn(from, id))?.version as number)
+      return reply
+    },
+  }
+  const taken = await migrating({ ...from, ...going }, to, 'both').put(
+    first.id,
+    bytesOf('in_progress', newToken()),
+    SPANS,
+  )
+  t.ok(taken.done, 'it is claimed anew')
+  t.equal((await recordIn(to, first.id))?.state, 'in_progress')
+
+  // The old store forgets the claim that the new one refuses, and the new one what it had.
+  const second = await claimed(to)
+  const forgetting: Partial<Store> = {
+    swap: async () => ({ done: false, now: clock.now, bytes: null }),
+    get: async () => ({ now: clock.now, bytes: null }),
+  }
+  const refused = migrating({ ...from, ...forgetting }, { ...to, get: forgetting.get as never }, 'both')
+  await t.rejects(async () => refused.put(second.id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: true,
+  })
+
+  // An outcome that neither knows.
+  const swap = await on('both').swap(
+    newId(),
+    { token: newToken(), states: ['in_progress'] },
+    bytesOf('completed', newToken()),
+    SPANS,
+    false,
+  )
+  t.match(swap, { done: false, bytes: null })
+  const others = { token: newToken(), states: ['in_progress'] } as const
+  const stale = await on('both').swap(first.id, others, bytesOf('completed', others.token), SPANS, false)
+  t.ok(!stale.done && stale.bytes !== null)
+
+  // Its first try was late.
+  const twice: Partial<Store> = {
+    put: async (id, bytes, spans) => {
+      await to.put(id, Buffer.from(bytes), spans)
+      return to.put(id, bytes, spans)
+    },
+  }
+  const late = await migrating(from, { ...to, ...twice }, 'both').put(
+    newId(),
+    bytesOf('in_progress', newToken()),
+    SPANS,
+  )
+  t.ok(late.done)
+})
+
+void t.test('new: an outcome of an attempt that only the old store knows', async (t) => {
+  const { from, on } = pairOf()
+  const claim = await claimed(from)
+  t.ok((await settled(on('new'), claim, 'completed')).done)
+  t.equal((await recordIn(on('new'), claim.id))?.state, 'completed')
+})
+
+void t.test('both: a claim that is written again after a failover is never given up', async (t) => {
+  const bytes = (token: Buffer) => bytesOf('in_progress', token, { fence: 7, createdAt: NOW })
+  const claimAnew = async (store: Store, id: RecordId) =>
+    (await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done
+  for (const [lost, when] of [
+    [['from'], 'the other store is away'],
+    [['from', 'to'], 'the other store is in its own grace'],
+  ] as const) {
+    const { from, to, on } = pairOf()
+    const { id, token } = await claimed(on('both'))
+    const stores = { from, to }
+    for (const side of lost) {
+      const there = await recordIn(stores[side], id)
+      await stores[side].remove(id, there?.version ?? 0)
+    }
+    const inGrace: Store['put'] = (at, bytes, spans, entry) =>
+      entry === 'again' ? to.put(at, bytes, spans, entry) : Promise.reject(new InGrace(NOW, NOW, 1))
+    const hampered = migrating(
+      from,
+      { ...to, ...(lost.length === 1 ? { put: down, get: down } : { put: inGrace }) },
+      'both',
+    )
+    await Promise.resolve(hampered.put(id, bytes(token), SPANS, 'again')).catch(() => {})
+    t.match(await recordIn(from, id), { state: 'in_progress', token }, when)
+    t.notOk(await claimAnew(on('both'), id), 'another one does not get it')
+    t.match(await on('both').put(id, bytes(token), SPANS, 'again'), { done: false })
+    for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'in_progress', token })
+  }
+})
+
+void t.test('both: a claim that only one store has is written to the other in its grace', async (t) => {
+  const { from, to, on } = pairOf()
+  const { id, token } = await claimed(on('both'))
+  await to.remove(id, (await recordIn(to, id))?.version ?? 0)
+  const put: Store['put'] = (at, bytes, spans, entry) =>
+    entry === 'again' ? to.put(at, bytes, spans, entry) : Promise.reject(new InGrace(NOW, NOW, 1))
+  const own = bytesOf('in_progress', token, { fence: 7, createdAt: NOW })
+  t.match(await migrating(from, { ...to, put }, 'both').put(id, own, SPANS, 'again'), { done: false })
+  t.match(await recordIn(to, id), { state: 'in_progress', token })
+})

@@ -1,0 +1,92 @@
+import t from 'tap'
+import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.ts'
+import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+
+t.setTimeout(300_000)
+
+const NONE = NO_POSTGRES || NO_PGBOUNCER
+if (NONE) t.plan(0, NONE)
+else await tests()
+
+async function tests(): Promise<void> {
+  const server = await PostgresServer.start('fsync=off')
+  t.teardown(() => server[Symbol.asyncDispose]())
+  // Fewer than one proxy has.
+  const pooler = await PgBouncer.start(server, 3)
+  t.teardown(() => pooler[Symbol.asyncDispose]())
+  let skew = 0
+  const open = (service = 'pay', timeoutMs = 5000, onEvent = (_kind: string, _detail: string) => {}) =>
+    openPostgresStore({ url: pooler.url, service, timeoutMs, onEvent, skew: () => skew })
+
+  registerContract(t, 'postgres through PgBouncer in transaction mode', async () => {
+    const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
+    await server.sql(
+      'TRUNCATE idempotency.records, idempotency.unresolved, idempotency.notes, idempotency.buckets, idempotency.waits',
+    )
+    return {
+      register,
+      peer,
+      other,
+      tellsPeers: false,
+      advance: (ms) => void (skew += ms),
+      [Symbol.asyncDispose]: async () =>
+        void (await Promise.all([register.close(), peer.close(), other.close()])),
+    }
+  })
+
+  void t.test('100 claims of one key by three proxies, over three connections: one gets it', async (t) => {
+    const stores = await Promise.all([open(), open(), open()])
+    t.teardown(() => Promise.all(stores.map((store) => store.close())))
+    for (let round = 0; round < 5; round++) {
+      const id = newId()
+      const replies = await Promise.all(
+        Array.from({ length: 99 }, (_, n) =>
+          (stores[n % 3] as PostgresStore).put(id, bytesOf('in_progress', newToken()), SPANS),
+        ),
+      )
+      t.equal(replies.filter(({ done }) => done).length, 1)
+    }
+    const [[used] = []] = await server.sql(
+      "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
+    )
+    t.ok(Number(used) <= 3, `${used}`)
+  })
+
+  void t.test('a server connection that ends in the middle: what was claimed is claimed once', async (t) => {
+    const [one, two] = await Promise.all([open(), open()])
+    t.teardown(() => Promise.all([one.close(), two.close()]))
+    for (let round = 0; round < 10; round++) {
+      const id = newId()
+      const claims = [one, two, one, two].map((store) =>
+        store.put(id, bytesOf('in_progress', newToken()), SPANS),
+      )
+      const settled = Promise.allSettled(claims)
+      await server.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
+      )
+      const done = (await settled).filter((reply) => reply.status === 'fulfilled' && reply.value.done)
+      t.ok(done.length <= 1, `${done.length}`)
+      await until(() =>
+        Promise.all([one.ping(), two.ping()]).then(
+          () => true,
+          () => false,
+        ),
+      )
+    }
+  })
+
+  void t.test('LISTEN does not work through it, which is said once', async (t) => {
+    const events: string[] = []
+    const store = await open('pay', 300, (kind, detail) => void events.push(`${kind} ${detail}`))
+    t.teardown(() => store.close())
+    for (let n = 0; n < 2; n++) {
+      await store.watch(newId(), () => {})
+      await until(() => events.length > 1)
+    }
+    t.match(events, [/^connected/, /^error notifications do not arrive/])
+    t.same(await server.sql('SELECT FROM idempotency.waits'), [])
+  })
+}

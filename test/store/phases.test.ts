@@ -1,0 +1,217 @@
+import t from 'tap'
+import type { Phase } from '../../src/core/copies.ts'
+import { memoryStore } from '../../src/store/memory.ts'
+import { enteredBy, inPhase, isMarked, PhaseConflict, Presence } from '../../src/store/phases.ts'
+import { OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+
+const MARKED_FOR = 15_000
+const SURE_FOR = 10_000
+
+/** Two stores whose clock is that of the replicas. */
+function world() {
+  const clock = { now: 1_795_000_000_000 }
+  const store = (): Store => memoryStore({ clock: () => clock.now, maxBytes: 1024 * 1024 })
+  const sides = { from: store(), to: store() }
+  const said: (string | null)[] = []
+  const presence = (phase: Phase, over: Partial<typeof sides> = {}) =>
+    new Presence(
+      { ...sides, ...over },
+      { phase, replica: `a:${phase}`, say: (why) => void said.push(why), clock: () => clock.now },
+    )
+  return { clock, sides, said, presence }
+}
+
+function failing(store: Store, fails: () => boolean): Store {
+  const down = async (): Promise<never> => {
+    throw new StoreUnavailable('down', false)
+  }
+  return {
+    ...store,
+    put: (...args) => (fails() ? down() : store.put(...args)),
+    swap: (...args) => (fails() ? down() : store.swap(...args)),
+    get: (id) => (fails() ? down() : store.get(id)),
+  }
+}
+
+for (const [one, other] of [
+  ['mirror', 'new'],
+  ['new', 'mirror'],
+] as const)
+  void t.test(
+    `W09 a replica in phase ${other} refuses to start while one in phase ${one} is alive`,
+    async (t) => {
+      const { clock, sides, said, presence } = world()
+      const first = presence(one)
+      await first.enter()
+      t.teardown(() => first.stop())
+      t.equal(first.refusal, null)
+      const second = presence(other)
+      await t.rejects(second.enter(), { name: 'PhaseConflict', message: new RegExp(`phase ${one} is alive`) })
+      t.type(new PhaseConflict(''), Error)
+      t.match(second.refusal, /all replicas go through phase both/)
+      t.equal(await isMarked(sides.from, other), false, 'it has frightened nobody')
+      const between = presence('both')
+      await between.enter()
+      t.teardown(() => between.stop())
+      t.equal(between.refusal, null, 'neighbours run beside each other')
+      t.same(said.slice(-1), [null])
+
+      clock.now += MARKED_FOR
+      await second.renew()
+      t.equal(second.refusal, null, 'the mark has run out')
+      // The first was paused.
+      t.match(first.refusal, /two phases from .* is not known/)
+      await first.renew()
+      t.match(first.refusal, new RegExp(`phase ${other} is alive`))
+      t.equal(await isMarked(sides.from, one), false)
+    },
+  )
+
+void t.test('W09 of two that start at the same moment at least one refuses', async (t) => {
+  const { sides, presence } = world()
+  const [one, other] = [presence('mirror'), presence('new')]
+  await Promise.allSettled([one.enter(), other.enter()])
+  await Promise.all([one.stop(), other.stop()])
+  t.ok([one, other].some(({ refusal }) => refusal !== null))
+  t.ok((await isMarked(sides.from, 'mirror')) || (await isMarked(sides.from, 'new')))
+})
+
+void t.test('a mark that appears later stops a replica that was sure', async (t) => {
+  const { presence } = world()
+  const [one, other] = [presence('mirror'), presence('new')]
+  await one.renew()
+  t.equal(one.refusal, null)
+  // As if the store had lost the other mark for a moment.
+  const { sides } = world()
+  const lost = presence('new', { from: sides.from })
+  await lost.renew()
+  const seeing = presence('mirror', { from: sides.from })
+  await seeing.renew()
+  t.match(seeing.refusal, /phase new is alive/)
+  await other.stop()
+})
+
+void t.test('one store under two names is none to move to', async (t) => {
+  const { sides, presence } = world()
+  await t.rejects(presence('both', { to: sides.from }).enter(), {
+    name: 'PhaseConflict',
+    message: /the same store/,
+  })
+})
+
+void t.test(
+  'while a store is down a replica waits for its phase; a mirror does without the new store',
+  async (t) => {
+    const { sides, said, presence } = world()
+    let down = true
+    const to = failing(sides.to, () => down)
+    const mirror = presence('mirror', { to })
+    await mirror.renew()
+    t.equal(mirror.refusal, null)
+    const both = presence('both', { to })
+    await both.enter()
+    t.match(both.refusal, /is not known/)
+    t.match(said.at(-1), /down/)
+    await until(async () => said.some((why) => why?.includes('cannot be announced') === true))
+    down = false
+    await until(async () => both.refusal === null)
+    await both.stop()
+    const from = { ...sides.from, limits: { take: async () => Promise.reject(new TypeError('a bug')) } }
+    await t.rejects(presence('both', { from }).enter(), { name: 'TypeError' })
+  },
+)
+
+void t.test('a mark says who entered the phase, and is renewed by any of them', async (t) => {
+  const { clock, sides, presence } = world()
+  t.equal(await enteredBy(sides.from, 'both'), null)
+  const both = presence('both')
+  await both.renew()
+  t.match(await enteredBy(sides.from, 'both'), [{ tag: 'a:both', text: 'entered' }])
+  clock.now += SURE_FOR - 1
+  t.equal(both.refusal, null)
+  await both.renew()
+  clock.now += MARKED_FOR - 1
+  t.ok(await isMarked(sides.to, 'both'))
+  t.match(both.refusal, /not known/)
+  clock.now += 1
+  t.equal(await isMarked(sides.to, 'both'), false)
+})
+
+void t.test('its clock is monotonic by itself', async (t) => {
+  const { sides } = world()
+  const presence = new Presence(sides, { phase: 'both', replica: 'a', say: () => {} })
+  await presence.renew()
+  t.equal(presence.refusal, null)
+})
+
+void t.test('a mark that comes and goes is told', async (t) => {
+  const { sides, presence } = world()
+  const from: Store = {
+    ...sides.from,
+    put: async (_id, bytes) => ({ done: false, now: 0, bytes }),
+  }
+  await t.rejects(presence('both', { from }).renew(), /comes and goes/)
+})
+
+void t.test(
+  'out of its phase a replica claims nothing, renews nothing, and answers what is done',
+  async (t) => {
+    const { sides } = world()
+    const presence: { refusal: string | null } = { refusal: null }
+    const store = inPhase(sides.from, presence)
+    const [done, token] = [newId(), newToken()]
+    await store.put(done, bytesOf('in_progress', token), SPANS)
+    const swapped = await store.swap(
+      done,
+      { token, states: ['in_progress'] },
+      bytesOf('failed_retryable', token),
+      SPANS,
+      false,
+    )
+    t.ok(swapped.done)
+    const version = (await sides.from.get(done)).bytes?.readUIntBE(4, 6) as number
+    presence.refusal = 'why'
+    const refused = { name: 'OutOfPhase', message: 'why', maybeApplied: false }
+    await t.rejects(async () => store.put(newId(), bytesOf('in_progress', newToken()), SPANS), refused)
+    await t.rejects(async () => store.put(done, bytesOf('in_progress', newToken()), SPANS), refused)
+    await t.rejects(
+      async () => store.swap(done, { version }, bytesOf('in_progress', newToken()), SPANS, true),
+      refused,
+    )
+    await t.rejects(store.renew([]), refused)
+    const settled = await store.swap(
+      done,
+      { token, states: ['failed_retryable'] },
+      bytesOf('completed', token),
+      SPANS,
+      false,
+    )
+    t.ok(settled.done, 'outcomes are written as ever')
+    t.match(await store.put(done, bytesOf('in_progress', newToken()), SPANS), { done: false })
+    t.match(
+      await store.put(newId(), bytesOf('completed', newToken()), SPANS),
+      { done: true },
+      'lost ones, too',
+    )
+
+    presence.refusal = null
+    const late = newId()
+    const slow = inPhase(
+      { ...sides.from, put: async (...args) => ((presence.refusal = 'since'), sides.from.put(...args)) },
+      presence,
+    )
+    const error = await Promise.resolve(slow.put(late, bytesOf('in_progress', newToken()), SPANS)).catch(
+      (e: unknown) => e,
+    )
+    t.ok(error instanceof OutOfPhase && error.maybeApplied, 'a claim that was answered too late may be there')
+    presence.refusal = null
+    const met = inPhase(
+      { ...sides.from, swap: async (...args) => ((presence.refusal = 'since'), sides.from.swap(...args)) },
+      presence,
+    )
+    t.match(await met.swap(late, { version: 1 }, bytesOf('in_progress', newToken()), SPANS, true), {
+      done: false,
+    })
+  },
+)

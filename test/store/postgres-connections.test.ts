@@ -1,0 +1,348 @@
+import t, { type Test } from 'tap'
+import type { Millis } from '../../src/core/record.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.ts'
+import { PartlyUnavailable, StoreUnavailable } from '../../src/store/register.ts'
+import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { type Relay, relay } from '../support/relay.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+
+/** docs/postgres.md: 8, 8 more while answers are late, one for a moment, and one for LISTEN. */
+const MOST = 17
+const FAST: Millis = 400
+t.setTimeout(300_000)
+
+const REFUSED = { name: /^StoreUnavailable|RecordLocked$/ }
+const NOT_APPLIED = { ...REFUSED, maybeApplied: false }
+const HANGS = { name: 'StoreUnavailable', maybeApplied: false, message: /does not end the statements/ }
+
+if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
+else tests()
+
+const claim = () => bytesOf('in_progress', newToken())
+const at = ({ port }: Relay) => `postgres://owner@127.0.0.1:${port}/records`
+
+async function open(t: Test, url: string, timeoutMs = FAST) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const register = await openPostgresStore({ url, service: 'pay', timeoutMs, onEvent })
+  t.teardown(() => register.close())
+  return { register, events }
+}
+
+const works = (register: PostgresStore) => () =>
+  register.put(newId(), claim(), SPANS).then(
+    ({ done }) => done,
+    () => false,
+  )
+
+/** With a synchronous standby that is there. */
+async function replicated(t: Test, ...settings: string[]) {
+  const primary = await PostgresServer.start(...settings)
+  t.teardown(() => primary[Symbol.asyncDispose]())
+  const standby = await primary.standby()
+  t.teardown(() => standby[Symbol.asyncDispose]())
+  await primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+  await primary.sql('SELECT pg_reload_conf()')
+  await until(async () => {
+    const rows = await primary.sql("SELECT FROM pg_stat_replication WHERE sync_state = 'sync'")
+    return rows.length === 1
+  })
+  return { primary, standby }
+}
+
+/** The most that the server has had of ours at once, looked at all the while on a connection that stays open. */
+async function counting(t: Test, server: PostgresServer, which = '') {
+  const client = await server.client()
+  const counts = { isOn: true, most: 0, now: 0 }
+  const look = async (): Promise<void> => {
+    while (counts.isOn) {
+      const { rows } = await client.query(
+        `SELECT count(*)::int AS n FROM pg_stat_activity WHERE application_name = 'idempotency-proxy' ${which}`,
+      )
+      counts.now = rows[0].n
+      counts.most = Math.max(counts.most, counts.now)
+    }
+  }
+  const looking = look().catch(() => {})
+  t.teardown(async () => {
+    counts.isOn = false
+    await looking
+    await client.end()
+  })
+  return counts
+}
+
+interface Load {
+  isOn: boolean
+  /** Claims by how they ended; of those that were granted and those in doubt the ids. */
+  readonly granted: ReturnType<typeof newId>[]
+  readonly doubtful: ReturnType<typeof newId>[]
+  refused: number
+  stop(): Promise<void>
+}
+
+/** New keys all the while, more at once than there are connections; their outcomes and leases, too. */
+function load(register: PostgresStore): Load {
+  const self: Load = { isOn: true, granted: [], doubtful: [], refused: 0, stop: async () => {} }
+  const worker = async (): Promise<void> => {
+    while (self.isOn) {
+      const id = newId()
+      const token = newToken()
+      try {
+        const reply = await register.put(id, bytesOf('in_progress', token), SPANS)
+        if (!reply.done) continue
+        self.granted.push(id)
+        await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])
+        const own = { token, states: ['in_progress'] } as const
+        await register.swap(id, own, bytesOf('completed', token), SPANS, false)
+      } catch (error) {
+        if (!(error instanceof StoreUnavailable)) throw error
+        if (error.maybeApplied && !self.granted.includes(id)) self.doubtful.push(id)
+        if (!error.maybeApplied) self.refused++
+        // Those that are refused at once must not take the processor.
+        await new Promise((next) => setTimeout(next, 5))
+      }
+    }
+  }
+  const workers = Array.from({ length: 24 }, worker)
+  self.stop = async () => {
+    self.isOn = false
+    await Promise.all(workers)
+  }
+  return self
+}
+
+async function completed(register: PostgresStore) {
+  const id = newId()
+  const token = newToken()
+  await register.put(id, bytesOf('in_progress', token), SPANS)
+  const own = { token, states: ['in_progress'] } as const
+  await register.swap(id, own, bytesOf('completed', token), SPANS, false)
+  return id
+}
+
+const hangs = (events: readonly string[]) => () => events.some((event) => /does not end/.test(event))
+
+function tests(): void {
+  void t.test(
+    'a synchronous standby that is gone: connections are bounded, what is there is answered, and all goes on when it is back',
+    async (t) => {
+      const { primary, standby } = await replicated(t)
+      const { register, events } = await open(t, primary.url)
+      const there = await completed(register)
+      const counts = await counting(t, primary)
+      const traffic = load(register)
+      await until(() => traffic.granted.length > 100)
+      standby.pause()
+      await until(hangs(events))
+      const { refused } = traffic
+      await until(() => traffic.refused > refused + 500)
+
+      const reply = await register.put(there, claim(), SPANS)
+      t.ok(!reply.done && decodeRecord(reply.bytes).state === 'completed', 'a retry gets its answer')
+      t.ok((await register.get(there)).bytes)
+      t.ok(await register.ping())
+      t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
+      const note = { tag: 'replayed', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
+      t.equal(await register.history.append(there, [note]), true)
+      t.same((await register.list({ beginning: there }, null, 10)).ids, [there])
+      await t.rejects(register.put(newId(), claim(), SPANS), HANGS)
+      const refusal = await register.put(newId(), claim(), SPANS).catch((error) => error)
+      t.ok(refusal instanceof PartlyUnavailable, 'the breaker does not count it')
+      await t.rejects(register.remove(there, 1), HANGS)
+
+      standby.resume()
+      const before = traffic.granted.length
+      await until(() => traffic.granted.length > before + 100)
+      await traffic.stop()
+      t.ok(counts.most <= MOST, `${counts.most} connections`)
+      await until(() => counts.now <= 8)
+      t.equal(events.filter((event) => /nothing is written/.test(event)).length, 1, 'told once')
+      for (const id of traffic.granted) {
+        const again = await register.put(id, claim(), SPANS)
+        if (again.done) t.fail(`${id} was given out twice`)
+      }
+      t.ok(traffic.doubtful.length > 0)
+    },
+  )
+
+  for (const way of ['', 'before PgBouncer '])
+    void t.test(
+      `the network ${way}is cut meanwhile, again and again: what was left behind counts`,
+      {
+        skip: way !== '' && NO_PGBOUNCER,
+      },
+      async (t) => {
+        const { primary, standby } = await replicated(t)
+        const pooler = way === '' ? null : await PgBouncer.start(primary, 40)
+        t.teardown(() => pooler?.[Symbol.asyncDispose]())
+        await using wire = await relay(pooler === null ? primary.port : Number(new URL(pooler.url).port))
+        const { register, events } = await open(t, at(wire))
+        const there = await completed(register)
+        // PgBouncer keeps idle ones for the next client.
+        const counts = await counting(t, primary, pooler === null ? '' : "AND state <> 'idle'")
+        const traffic = load(register)
+        standby.pause()
+        for (let cuts = 0; cuts < 6; cuts++) {
+          const { length } = traffic.doubtful
+          await until(() => traffic.doubtful.length > length || hangs(events)())
+          wire.cut()
+          await until(async () => (await register.get(there).catch(() => null)) !== null)
+        }
+        await until(hangs(events))
+        standby.resume()
+        await until(works(register))
+        await traffic.stop()
+        t.ok(counts.most <= MOST, `${counts.most} connections`)
+        await until(() => counts.now <= 8)
+      },
+    )
+
+  void t.test('a server that tells nothing of itself: what a cut has left behind is forgotten', async (t) => {
+    await using server = await PostgresServer.start('track_activities=off')
+    await using wire = await relay(server.port)
+    const { register } = await open(t, at(wire))
+    for (let cuts = 0; cuts < 20; cuts++) {
+      wire.passReplies = false
+      const lost = Promise.allSettled(Array.from({ length: 6 }, () => register.put(newId(), claim(), SPANS)))
+      await new Promise(setImmediate)
+      wire.cut()
+      await lost
+      wire.passReplies = true
+      await until(works(register))
+    }
+    t.match((await register.traits()).findings, [/track_activities is off/])
+  })
+
+  void t.test('a standby that nobody waits for is told, one that commits wait for is enough', async (t) => {
+    const { primary } = await replicated(t)
+    const { register } = await open(t, primary.url)
+    t.match(await register.traits(), {
+      forgets: null,
+      replication: 'commits wait for * (synchronous_commit on); connected: 1',
+    })
+    await primary.sql('ALTER SYSTEM RESET synchronous_standby_names')
+    await primary.sql('SELECT pg_reload_conf()')
+    await until(async () => (await register.traits()).forgets !== null)
+    t.match(await register.traits(), {
+      forgets: /^The standby is asynchronous .* its promotion loses the last claims/,
+      replication: 'commits wait for no standby; connected: 1',
+    })
+  })
+
+  void t.test('a server that hangs: nothing is piled up behind it', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    await completed(register)
+    const counts = await counting(t, server)
+    const traffic = load(register)
+    await until(() => traffic.granted.length > 20)
+    server.pause()
+    const { refused } = traffic
+    await until(() => traffic.refused > refused + 3000)
+    server.resume()
+    await until(works(register))
+    await traffic.stop()
+    t.ok(counts.most <= MOST, `${counts.most} connections`)
+    await until(() => counts.now <= 8)
+  })
+
+  void t.test(
+    'records that an upstream has locked for minutes take no connections from others',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url)
+      const token = newToken()
+      const ids = Array.from({ length: 30 }, newId)
+      for (const id of ids) await register.put(id, bytesOf('in_progress', token), SPANS)
+      const upstream = await server.client()
+      await upstream.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+      const counts = await counting(t, server)
+      const own = { token, states: ['in_progress'] } as const
+      let tries = 0
+      const settling = ids.map(async (id) => {
+        while (tries < 300) {
+          tries++
+          await t.rejects(register.swap(id, own, bytesOf('completed', token), SPANS, false), REFUSED)
+        }
+      })
+      await until(works(register))
+      await Promise.all(settling)
+      await upstream.query('ROLLBACK')
+      await upstream.end()
+      for (const id of ids)
+        t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+      t.ok(counts.most <= MOST, `${counts.most} connections`)
+      t.notOk(hangs(events)())
+    },
+  )
+
+  void t.test(
+    'reads that hang, too: all is refused, no more is opened, and it goes on by itself',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url)
+      await completed(register)
+      const counts = await counting(t, server)
+      const gate = await server.client()
+      await gate.query('CREATE TABLE public.gate (closed boolean); INSERT INTO public.gate VALUES (true)')
+      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+      BEGIN WHILE (SELECT g.closed FROM public.gate g) LOOP PERFORM pg_sleep(0.05); END LOOP;
+      RETURN trunc(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint + _skew; END $$`)
+      let refused = 0
+      while (refused < 20) {
+        const replies = await Promise.allSettled(Array.from({ length: 8 }, () => register.ping()))
+        refused += replies.filter(
+          (one) =>
+            one.status === 'rejected' && /not connected: PostgreSQL does not end/.test(one.reason.message),
+        ).length
+      }
+      await until(hangs(events))
+      await gate.query('UPDATE public.gate SET closed = false')
+      await until(works(register))
+      t.ok(counts.most <= MOST, `${counts.most} connections`)
+      await until(() => counts.now <= 8)
+      await gate.end()
+    },
+  )
+
+  void t.test(
+    'another server under the name is taken once the one in use has been silent for long, not before',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      await using stranger = await PostgresServer.unrelated()
+      await using wire = await relay(server.port)
+      const { register, events } = await open(t, at(wire), 100)
+      await completed(register)
+      wire.passReplies = false
+      await until(() =>
+        register.ping().then(
+          () => false,
+          (error) => /not connected/.test(error.message),
+        ),
+      )
+      wire.target = stranger.port
+      wire.passReplies = true
+      await until(works(register))
+      t.match(events.at(-2), /another server now/)
+      t.equal((await stranger.sql('SELECT FROM idempotency.records')).length, 1)
+    },
+  )
+
+  void t.test(
+    'the schema is made while the standby is gone: one waits for it, the others do not pile up',
+    async (t) => {
+      const { primary, standby } = await replicated(t)
+      standby.pause()
+      const counts = await counting(t, primary)
+      const { register, events } = await open(t, primary.url)
+      await until(() => events.filter((event) => event.startsWith('error')).length > 1)
+      await t.rejects(register.ping(), NOT_APPLIED)
+      standby.resume()
+      await until(works(register))
+      t.ok(counts.most <= 4, `${counts.most} connections`)
+    },
+  )
+}

@@ -1,0 +1,981 @@
+import { execFileSync } from 'node:child_process'
+import { once } from 'node:events'
+import { chownSync, readFileSync } from 'node:fs'
+import { type AddressInfo, createServer } from 'node:net'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import type { Millis } from '../../src/core/record.ts'
+import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/around.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import { openPostgresStore } from '../../src/store/postgres.ts'
+import { Records } from '../../src/store/records.ts'
+import type { Store } from '../../src/store/register.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { freePort } from '../support/redis.ts'
+import { relay } from '../support/relay.ts'
+import { bytesOf, draft, HOUR, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+
+const FAST: Millis = 400
+const PATIENT: Millis = 10_000
+t.setTimeout(300_000)
+
+const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
+const NOT_APPLIED = { name: /^StoreUnavailable|RecordLocked$/, maybeApplied: false }
+
+if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
+else tests()
+
+const claim = () => bytesOf('in_progress', newToken())
+
+async function open(t: Test, url: string, timeoutMs = PATIENT) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const register = await openPostgresStore({ url, service: 'pay', timeoutMs, onEvent })
+  t.teardown(() => register.close())
+  return { register, events }
+}
+
+const answers = (register: Store) => () =>
+  register.ping().then(
+    () => true,
+    () => false,
+  )
+
+const at = (port: number) => `postgres://owner@127.0.0.1:${port}/records`
+
+async function sourceOf(server: PostgresServer, name: string): Promise<string> {
+  const [[source] = []] = await server.sql(`SELECT prosrc FROM pg_proc WHERE proname = '${name}'
+    AND pronamespace = 'idempotency'::regnamespace`)
+  return String(source)
+}
+
+function tests(): void {
+  void t.test(
+    'down at start: it opens all the same, refuses at once, and connects when PostgreSQL is there',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      await server.stop()
+      const { register, events } = await open(t, server.url)
+      const id = newId()
+      await t.rejects(register.put(id, claim(), SPANS), {
+        ...NOT_APPLIED,
+        message: /not connected: .*ECONNREFUSED/,
+      })
+      await t.rejects(register.traits(), NOT_APPLIED)
+      await server.start()
+      await until(answers(register))
+      t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
+      const told = events.filter((event) => event.startsWith('error'))
+      t.equal(new Set(told).size, told.length, 'the same trouble is told once')
+      t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+      await server.stop()
+      await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
+      t.ok(events.some((event) => event.startsWith('disconnected')))
+    },
+  )
+
+  void t.test(
+    'a PostgreSQL that hangs is bounded by the timeout, and used again when it answers',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url, FAST)
+      await register.put(newId(), claim(), SPANS)
+      const id = newId()
+      server.pause()
+      const begun = performance.now()
+      const late = await Promise.allSettled([
+        register.put(id, claim(), SPANS),
+        register.put(newId(), claim(), SPANS),
+      ])
+      t.ok(performance.now() - begun < 10 * FAST)
+      t.match(late[0], { reason: { ...APPLIED, message: /timed out/ } })
+      t.match(late[1], { reason: { ...NOT_APPLIED, message: /no connection free/ } }, 'it never left')
+      await until(() => events.some((event) => event.startsWith('error')))
+      await t.rejects(register.ping(), { ...NOT_APPLIED, message: /not connected/ }, 'refused at once')
+      server.resume()
+      await until(answers(register))
+      t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
+      t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+    },
+  )
+
+  void t.test('a slow answer is no silence', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url, FAST)
+    for (let n = 0; n < 3; n++) {
+      server.pause()
+      await t.rejects(register.ping(), APPLIED)
+      server.resume()
+      await until(answers(register))
+    }
+    t.same(events, [`connected: 127.0.0.1:${server.port}`])
+  })
+
+  void t.test('a busy event loop is no silent PostgreSQL', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url, FAST)
+    await register.ping()
+    const asked = register.ping()
+    const end = performance.now() + 2 * FAST
+    while (performance.now() < end);
+    t.ok(await asked)
+  })
+
+  void t.test(
+    'killed with statements in flight: they may have been applied, none is sent again; what was acknowledged is there',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url)
+      const kept = newId()
+      t.ok((await register.put(kept, claim(), SPANS)).done)
+      const ids = Array.from({ length: 4 }, newId)
+      server.pause()
+      const pending = Promise.allSettled(ids.map((id) => register.put(id, claim(), SPANS)))
+      await new Promise(setImmediate)
+      await server.kill()
+      const replies = await pending
+      t.match(replies[0], { reason: APPLIED })
+      for (const one of replies) t.match(one, { status: 'rejected', reason: { name: 'StoreUnavailable' } })
+      t.ok(events.some((event) => event.startsWith('disconnected')))
+      await server.start()
+      await until(answers(register))
+      for (const [n, id] of ids.entries()) {
+        const { reason } = replies[n] as PromiseRejectedResult
+        if (!reason.maybeApplied)
+          t.equal((await register.get(id)).bytes, null, 'it was not applied, as it said')
+      }
+      t.ok((await register.get(kept)).bytes)
+    },
+  )
+
+  void t.test('kill -9 under load: nothing acknowledged is lost, no key is given out twice', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    const { register: peer } = await open(t, server.url)
+    for (let round = 0; round < 3; round++) {
+      const claims: { id: ReturnType<typeof newId>; done: number; unknown: number }[] = []
+      const load = { isOn: true }
+      const worker = async (): Promise<void> => {
+        while (load.isOn) {
+          const one = { id: newId(), done: 0, unknown: 0 }
+          claims.push(one)
+          const replies = await Promise.allSettled(
+            [register, peer, register, peer].map((store) => store.put(one.id, claim(), SPANS)),
+          )
+          for (const reply of replies)
+            if (reply.status === 'fulfilled') one.done += reply.value.done ? 1 : 0
+            else if (reply.reason.maybeApplied) one.unknown++
+          if (replies.every(({ status }) => status === 'rejected')) return
+        }
+      }
+      const workers = Array.from({ length: 4 }, worker)
+      await until(() => claims.length > 40)
+      await server.kill()
+      load.isOn = false
+      await Promise.all(workers)
+      await server.start()
+      await until(answers(register))
+      await until(answers(peer))
+      for (const { id, done, unknown } of claims) {
+        if (done > 1) t.fail(`${id} was given out ${done} times`)
+        const again = await register.put(id, claim(), SPANS)
+        if (done === 1 && again.done) t.fail(`${id} was acknowledged, and lost`)
+        if (done + unknown === 0 && !again.done) t.fail(`${id} is there, though nobody may have written it`)
+      }
+      t.ok(claims.some(({ done }) => done === 1))
+    }
+  })
+
+  void t.test(
+    'a reply that is lost: the claim may have been applied, and is recognised by its token',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      await using wire = await relay(server.port)
+      const { register } = await open(t, at(wire.port), FAST)
+      const records = new Records(register)
+      const id = newId()
+      const mine = draft('in_progress', newToken())
+      wire.passReplies = false
+      t.match(await records.claim(id, mine, SPANS), { kind: 'unavailable', error: APPLIED })
+      wire.passReplies = true
+      wire.cut()
+      await until(answers(register))
+      t.match(await records.claim(id, mine, SPANS), { kind: 'claimed', recognised: true })
+      t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'exists' })
+
+      const outcome = draft('completed', mine.token)
+      wire.passReplies = false
+      t.match(await records.settle(id, outcome, SPANS), { kind: 'unavailable', error: APPLIED })
+      wire.passReplies = true
+      wire.cut()
+      await until(answers(register))
+      const settled = await records.settle(id, outcome, SPANS)
+      t.match(settled, { kind: 'refused', record: { state: 'completed' } }, 'it was written, once')
+    },
+  )
+
+  void t.test('a connection that is cut while a claim is on its way', async (t) => {
+    await using server = await PostgresServer.start()
+    await using wire = await relay(server.port)
+    const { register } = await open(t, at(wire.port), PATIENT)
+    const id = newId()
+    wire.passCommands = false
+    const lost = t.rejects(register.put(id, claim(), SPANS), APPLIED)
+    await new Promise(setImmediate)
+    wire.cut()
+    await lost
+    wire.passCommands = true
+    await until(answers(register))
+    t.ok((await register.put(id, claim(), SPANS)).done)
+  })
+
+  void t.test(
+    'a host that is gone without a word: its connections are given up, and new ones used',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      await using wire = await relay(server.port)
+      let cut = 0
+      const { register } = await open(t, at(wire.port), 100)
+      wire.passReplies = false
+      const silent = await Promise.allSettled(Array.from({ length: 20 }, () => register.ping()))
+      t.ok(silent.every(({ status }) => status === 'rejected'))
+      wire.onReply = () => void cut++
+      wire.passReplies = true
+      await until(answers(register))
+      // Those of before answer never; after a while they are closed.
+      await until(async () => {
+        const [[count] = []] = await server.sql(
+          "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
+        )
+        return Number(count) <= 8
+      })
+      t.ok((await register.put(newId(), claim(), SPANS)).done)
+    },
+  )
+
+  void t.test('a reply that belongs to another statement is believed by nobody', async (t) => {
+    await using server = await PostgresServer.start()
+    await using wire = await relay(server.port)
+    const { register } = await open(t, at(wire.port))
+    await register.ping()
+    // The first column, the number of the statement, is text.
+    wire.onReply = (bytes) => {
+      const row = bytes.indexOf(Buffer.from('D', 'latin1'))
+      const length = row < 0 ? 0 : bytes.readUInt32BE(row + 7)
+      if (row >= 0 && length > 0 && length < 10) bytes.write('9'.repeat(length), row + 11)
+    }
+    await t.rejects(register.put(newId(), claim(), SPANS), { ...APPLIED, message: /do not belong/ })
+    wire.onReply = () => {}
+    await until(answers(register))
+  })
+
+  void t.test('a peer that is no PostgreSQL: an error, not the end of the process', async (t) => {
+    for (const says of ['HTTP/1.1 400 Bad Request\r\n\r\n', 'R\0\0\0\x08', 'D\0\0\0\x05\x01']) {
+      const listener = createServer(
+        (socket) => void socket.on('error', () => {}).end(Buffer.from(says, 'latin1')),
+      )
+      listener.listen(0, '127.0.0.1')
+      await once(listener, 'listening')
+      const { register, events } = await open(t, at((listener.address() as AddressInfo).port))
+      await t.rejects(register.ping(), NOT_APPLIED)
+      t.match(events[0], /^error: /)
+      await register.close()
+      listener.close()
+    }
+  })
+
+  void t.test(
+    'a record that another transaction has locked: an honest "not applied"; others go on',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, server.url, 3000)
+      const id = newId()
+      const token = newToken()
+      await register.put(id, bytesOf('in_progress', token), SPANS)
+      const other = await server.client()
+      await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+      const own = { token, states: ['in_progress'] } as const
+      const waiting = Promise.allSettled(
+        Array.from({ length: 6 }, () => register.swap(id, own, bytesOf('completed', token), SPANS, false)),
+      )
+      t.ok((await register.put(newId(), claim(), SPANS)).done, 'claims have connections, too')
+      t.match(await register.put(id, claim(), SPANS), { done: false }, 'reading waits for nobody')
+      for (const one of await waiting) t.match(one, { status: 'rejected', reason: NOT_APPLIED })
+      t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true], 'nor does a renewal')
+      await other.query('ROLLBACK')
+      await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
+      const second = newId()
+      await register.put(second, bytesOf('in_progress', token), SPANS)
+      await t.rejects(register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), {
+        ...NOT_APPLIED,
+        message: /lock timeout/,
+      })
+      t.same(
+        await register.renew([id, second].map((one) => ({ id: one, token, dueIn: HOUR, dropIn: HOUR }))),
+        [false, true],
+        'one does not keep the others',
+      )
+      const [[renewals] = []] = await server.sql(
+        `SELECT renewals FROM idempotency.unresolved WHERE id = '${second}'`,
+      )
+      t.equal(renewals, '1', 'the others of the batch were renewed')
+      await other.end()
+      t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+    },
+  )
+
+  void t.test(
+    'a claim that another has written and not committed is waited for, no longer than there is time',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, server.url, FAST)
+      const { register: patient } = await open(t, server.url)
+      const id = newId()
+      await register.put(id, claim(), SPANS)
+      const other = await server.client()
+      await other.query(`BEGIN; DELETE FROM idempotency.records; INSERT INTO idempotency.records
+      SELECT 1, 1, 1, 1, 1, 9999999999999, 1, 1, '${id.replace(/^./, '0')}', 'pay', decode('${'00'.repeat(16)}', 'hex'), '\\x00', '\\x00'`)
+      const free = id.replace(/^./, '0') as typeof id
+      await t.rejects(register.put(free, claim(), SPANS), { ...NOT_APPLIED, message: /lock timeout/ })
+      const late = patient.put(free, claim(), SPANS)
+      await other.query('COMMIT')
+      t.match(await late, { done: false }, 'it finds what the other has written')
+      await other.end()
+    },
+  )
+
+  void t.test('a claim that has waited for another is not stamped with a time before it', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    const id = newId()
+    const other = await server.client()
+    await other.query(`BEGIN; INSERT INTO idempotency.records
+      SELECT 1, 1, 1, 1, 1, 9999999999999, 1, 1, '${id}', 'pay', decode('${'00'.repeat(16)}', 'hex'), '\\x00', '\\x00'`)
+    const waiting = register.put(id, claim(), { dueIn: 1000, dropIn: HOUR })
+    await until(async () => {
+      const locks = await server.sql("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+      return locks.length > 0
+    })
+    await server.sql('SELECT pg_sleep(0.05)')
+    const at = Number(String(await server.sql('SELECT idempotency.now(0)')))
+    await other.query('ROLLBACK')
+    await other.end()
+    const reply = await waiting
+    const record = decodeRecord((await register.get(id)).bytes as Buffer)
+    t.ok(
+      reply.done && reply.stamp.fence >= at && reply.stamp.createdAt >= at,
+      `${JSON.stringify(reply)} ${at}`,
+    )
+    if (!reply.done) return
+    t.match(record, {
+      ...reply.stamp,
+      updatedAt: reply.stamp.version,
+      leaseUntil: reply.stamp.version + 1000,
+    })
+  })
+
+  for (const isolation of ['repeatable read', 'serializable'])
+    void t.test(`${isolation}: conflicts are tried again, and one of many wins`, async (t) => {
+      await using server = await PostgresServer.start(`default_transaction_isolation=${isolation}`)
+      const { register } = await open(t, server.url)
+      const { register: peer } = await open(t, server.url)
+      t.match((await register.traits()).findings, [
+        new RegExp(`default_transaction_isolation is ${isolation}`),
+      ])
+      for (let n = 0; n < 10; n++) {
+        const id = newId()
+        const race = await Promise.allSettled(
+          Array.from({ length: 12 }, (_, n) => (n % 2 ? register : peer).put(id, claim(), SPANS)),
+        )
+        const replies = race.flatMap((one) => (one.status === 'fulfilled' ? [one.value] : []))
+        for (const one of race) if (one.status === 'rejected') t.match(one.reason, NOT_APPLIED)
+        t.equal(replies.filter(({ done }) => done).length, 1)
+        const { bytes } = await register.get(id)
+        const { token, version } = decodeRecord(bytes as Buffer)
+        const [swaps, [renewed]] = await Promise.all([
+          Promise.allSettled(
+            Array.from({ length: 8 }, (_, n) =>
+              (n % 2 ? register : peer).swap(id, { version }, claim(), SPANS, true),
+            ),
+          ),
+          peer.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]).catch(() => [false]),
+        ])
+        const won = swaps.filter((one) => one.status === 'fulfilled' && one.value.done).length
+        t.ok(won + (renewed ? 1 : 0) <= 1, 'one of the two stands')
+      }
+    })
+
+  void t.test('a deadlock is broken by PostgreSQL: nothing was applied, and it is tried again', async (t) => {
+    await using server = await PostgresServer.start('deadlock_timeout=10ms')
+    const { register } = await open(t, server.url)
+    const id = newId()
+    const token = newToken()
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    const other = await server.client()
+    // The other way round: the lease, then the record.
+    await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
+    const own = { token, states: ['in_progress'] } as const
+    const swap = register.swap(id, own, bytesOf('completed', token), SPANS, false)
+    await until(async () => {
+      const [[waiting] = []] = await server.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+      )
+      return Number(waiting) > 0
+    })
+    const victim = await other.query('SELECT FROM idempotency.records FOR UPDATE').then(
+      () => null,
+      (error: { code: string }) => error.code,
+    )
+    await other.query(victim === null ? 'COMMIT' : 'ROLLBACK')
+    t.ok((await swap).done, 'whoever was the victim')
+    await other.end()
+  })
+
+  void t.test(
+    'a standby is never asked; once promoted it is used, and nothing that was acknowledged is missing',
+    async (t) => {
+      await using primary = await PostgresServer.start()
+      const { register: first } = await open(t, primary.url)
+      const id = newId()
+      const token = newToken()
+      t.ok((await first.put(id, bytesOf('in_progress', token), SPANS)).done)
+      await using standby = await primary.standby()
+      const { register, events } = await open(t, standby.url)
+      for (const operation of [
+        () => register.put(newId(), claim(), SPANS),
+        () => register.get(id),
+        () => register.ping(),
+      ] as (() => Promise<unknown>)[])
+        await t.rejects(operation(), { ...NOT_APPLIED, message: /standby/ })
+      t.match(events, [/^error: the server is a standby/])
+      await until(async () => {
+        const [[behind] = []] = await primary.sql(
+          'SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()',
+        )
+        return behind === '1'
+      })
+      await primary.kill()
+      await standby.promote()
+      await until(answers(register))
+      t.match(await register.put(id, claim(), SPANS), { done: false })
+      const own = { token, states: ['in_progress'] } as const
+      t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+    },
+  )
+
+  void t.test('two primaries at once: the later one is used, and never both', async (t) => {
+    await using old = await PostgresServer.start()
+    await using wire = await relay(old.port)
+    const { register, events } = await open(t, at(wire.port))
+    await Promise.all(Array.from({ length: 20 }, () => register.ping()))
+    await using successor = await old.standby()
+    await using stranger = await PostgresServer.unrelated()
+    await successor.promote()
+    // The old one is still there, and nobody has told it.
+    wire.target = successor.port
+    await until(() => events.some((event) => event.includes('has failed over (timeline 2)')))
+    const used = async (server: PostgresServer) =>
+      (await server.sql("SELECT FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'")).length
+    await until(async () => (await used(old)) === 0)
+    const id = newId()
+    t.ok((await register.put(id, claim(), SPANS)).done)
+    const there = (server: PostgresServer) => server.sql(`SELECT FROM idempotency.records WHERE id = '${id}'`)
+    t.same([(await there(old)).length, (await there(successor)).length], [0, 1])
+
+    wire.target = old.port
+    wire.cut()
+    await until(() => events.at(-1)?.includes('is an old primary: its timeline is 1') ?? false)
+    await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /old primary/ })
+
+    wire.target = stranger.port
+    await until(answers(register))
+    t.equal((await register.get(id)).bytes, null)
+    wire.target = successor.port
+    await until(() => events.at(-1)?.includes('leads to another server') ?? false)
+    t.equal((await register.get(id)).bytes, null, 'the one in use is used on')
+    t.ok((await register.put(newId(), claim(), SPANS)).done)
+    t.equal(await used(successor), 0)
+  })
+
+  void t.test(
+    'a server that becomes a standby under a connection: claims and reads are refused, and the name is asked again',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url)
+      const id = newId()
+      await register.put(id, claim(), SPANS)
+      // What the functions say on a standby, and what a new connection sees of it.
+      await server.sql(
+        'CREATE SCHEMA hot; ALTER ROLE owner SET search_path = hot, pg_catalog; CREATE FUNCTION hot.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS $$ SELECT true $$',
+      )
+      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE plpgsql
+        SET search_path = hot, pg_catalog AS $body$ ${await sourceOf(server, 'start')} $body$`)
+      await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby \(IP001\)/ })
+      await until(() => events.some((event) => event.includes('is a standby')))
+      await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /standby/ })
+      await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby/ })
+      await server.sql('DROP SCHEMA hot CASCADE')
+      await server.sql('ALTER FUNCTION idempotency.start SET search_path = pg_catalog')
+      await until(answers(register))
+      await server.sql('ALTER ROLE owner RESET search_path')
+      t.ok((await register.get(id)).bytes)
+    },
+  )
+
+  void t.test('a read-only database refuses claims; what is there is read', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    await server.sql('ALTER DATABASE records SET default_transaction_read_only = on')
+    const { register: reader, events } = await open(t, server.url)
+    await t.rejects(reader.put(newId(), claim(), SPANS), {
+      name: 'StoreFull',
+      maybeApplied: false,
+      message: /read-only transaction/,
+    })
+    t.ok((await reader.get(id)).bytes)
+    t.same(events, [`connected: 127.0.0.1:${server.port}`], 'its connections are kept')
+  })
+
+  void t.test(
+    'a synchronous standby that does not answer: a claim may have been applied, and is given to nobody else',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, server.url, FAST)
+      await register.ping()
+      await server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+      await server.sql('SELECT pg_reload_conf()')
+      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === 'nobody')
+      const id = newId()
+      const token = newToken()
+      await t.rejects(register.put(id, bytesOf('in_progress', token), SPANS), APPLIED)
+      await t.rejects(register.put(id, claim(), SPANS), NOT_APPLIED, 'another waits for it')
+      t.equal((await register.get(id)).bytes, null, 'nobody sees it before')
+      await server.sql('ALTER SYSTEM RESET synchronous_standby_names')
+      await server.sql('SELECT pg_reload_conf()')
+      await until(async () => (await register.get(id)).bytes !== null)
+      const reply = await register.put(id, claim(), SPANS)
+      t.ok(!reply.done && decodeRecord(reply.bytes).token.equals(token))
+    },
+  )
+
+  void t.test(
+    'a claim that is recognised is on the synchronous standby, too, and a wait for it that is cancelled is no success',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, server.url, FAST)
+      const { register: patient } = await open(t, server.url)
+      const [id, taken] = [newId(), newId()]
+      await register.put(taken, claim(), SPANS)
+      const { version } = decodeRecord((await register.get(taken)).bytes as Buffer)
+      await server.sql("ALTER DATABASE records SET client_min_messages = 'error'")
+      await server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+      await server.sql('SELECT pg_reload_conf()')
+      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === 'nobody')
+      const mine = claim()
+      const put = () => register.put(id, mine, SPANS)
+      const takeOver = () => register.swap(taken, { version }, mine, SPANS, true)
+      for (const lost of [put, takeOver]) await t.rejects(lost(), APPLIED)
+      // What no standby has is there for all to see.
+      await server.kill()
+      await server.start()
+      await until(answers(register))
+      t.match(await register.put(id, claim(), SPANS), { done: false }, 'of another it says nothing new')
+      for (const recognised of [put, takeOver]) await t.rejects(recognised(), APPLIED)
+
+      await until(answers(patient))
+      const cancelled = t.rejects(patient.put(newId(), claim(), SPANS), {
+        ...APPLIED,
+        message: /canceling wait for synchronous replication/,
+      })
+      const waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+      let isOver = false
+      void cancelled.then(() => {
+        isOver = true
+      })
+      await until(async () => {
+        await server.sql(waiting)
+        return isOver
+      })
+      await server.sql('ALTER SYSTEM RESET synchronous_standby_names')
+      await server.sql('SELECT pg_reload_conf()')
+      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === '')
+      // The cancelled waits took their connections along.
+      await until(answers(register))
+      t.match(await put(), { done: false })
+      t.match(await takeOver(), { done: false })
+    },
+  )
+
+  void t.test('a record that is written after nobody had it to lock is not changed unseen', async (t) => {
+    await using server = await PostgresServer.start()
+    const skews: number[] = []
+    const onEvent = () => {}
+    const skew = () => skews.shift() ?? 0
+    const register = await openPostgresStore({
+      url: server.url,
+      service: 'pay',
+      timeoutMs: PATIENT,
+      onEvent,
+      skew,
+    })
+    t.teardown(() => register.close())
+    const { register: peer } = await open(t, server.url)
+    // After its look for a record to lock, whoever comes with a skew of 1 waits for this.
+    await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
+      BEGIN IF _skew = 1 THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; ${(await sourceOf(server, 'now')).replace('BEGIN', '')} $body$`)
+    const gate = await server.client()
+    const other = await server.client()
+    const own = { states: ['in_progress'] } as const
+    type Operation = (id: ReturnType<typeof newId>, token: Buffer) => Promise<boolean>
+    const operations: Record<string, [number[], Operation]> = {
+      swap: [
+        [1],
+        async (id, token) =>
+          (await register.swap(id, { ...own, token }, bytesOf('completed', token), SPANS, false)).done,
+      ],
+      revive: [
+        [0, 1],
+        async (id, token) =>
+          (await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])).every(Boolean),
+      ],
+    }
+    for (const [name, [waits, operation]] of Object.entries(operations))
+      for (const change of [
+        "UPDATE idempotency.records SET version = version + 1, token = '\\x00' WHERE id = ",
+        'DELETE FROM idempotency.records WHERE id = ',
+      ]) {
+        const id = newId()
+        const token = newToken()
+        await gate.query('SELECT pg_advisory_lock(1)')
+        skews.push(...waits)
+        const asked = operation(id, token)
+        await until(async () => {
+          const [[waiting] = []] = await server.sql(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted",
+          )
+          return waiting === '1'
+        })
+        await peer.put(id, bytesOf('in_progress', token), SPANS)
+        await other.query(`BEGIN; ${change} '${id}'`)
+        await gate.query('SELECT pg_advisory_unlock(1)')
+        const early = await Promise.race([asked, new Promise((next) => setTimeout(next, 100, 'waits'))])
+        await other.query('COMMIT')
+        t.equal(await asked, false, `${name}, then ${change}`)
+        t.equal(early, false, 'it waits for nobody')
+        const left = (table: string) => server.sql(`SELECT 1 FROM idempotency.${table} WHERE id = '${id}'`)
+        if (name === 'swap') t.same(await left('unresolved'), [['1']], 'the lease is as it was')
+      }
+    await gate.end()
+    await other.end()
+  })
+
+  void t.test('what others make in another schema has no say', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    for (const [operator, left, right] of [
+      ['*', 'numeric', 'integer'],
+      ['>', 'bigint', 'smallint'],
+      ['=', 'smallint', 'bigint'],
+    ] as const)
+      await server.sql(`CREATE FUNCTION public.evil(${left}, ${right}) RETURNS boolean LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'evil'; END $$;
+        CREATE OPERATOR public.${operator} (LEFTARG = ${left}, RIGHTARG = ${right}, FUNCTION = public.evil)`)
+    const { register: later } = await open(t, server.url)
+    t.match(await later.put(id, claim(), SPANS), { done: false })
+    t.ok((await later.put(newId(), claim(), SPANS)).done)
+    t.same(
+      await server.sql(
+        `SELECT DISTINCT proconfig FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace`,
+      ),
+      [['{"search_path=pg_catalog, pg_temp"}']],
+    )
+  })
+
+  void t.test('bytea_output: a database may have another; what is not in hex is no record', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url)
+    const id = newId()
+    const mine = claim()
+    await register.put(id, mine, SPANS)
+    await server.sql("ALTER DATABASE records SET bytea_output = 'escape'")
+    await using wire = await relay(server.port)
+    const { register: later } = await open(t, at(wire.port))
+    const same = async () => decodeRecord((await later.get(id)).bytes as Buffer).token
+    const { token } = decodeRecord((await register.get(id)).bytes as Buffer)
+    t.same(await same(), token)
+    t.match(await later.put(id, claim(), SPANS), { done: false })
+    t.match(await later.swap(id, { version: 1 }, claim(), SPANS, true), { done: false })
+    wire.onReply = (bytes) => {
+      const column = bytes.indexOf('\\x')
+      if (column >= 0) bytes.write('z', column + 2)
+    }
+    await t.rejects(later.get(id), { name: 'CorruptRecord' })
+    wire.onReply = () => {}
+    await server.sql(
+      "CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE sql AS ''",
+    )
+    await t.rejects(later.get(id), { name: 'CorruptRecord' })
+  })
+
+  void t.test('a table that is locked: reading waits no longer than there is time', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url, FAST)
+    const other = await server.client()
+    await other.query('BEGIN; LOCK TABLE idempotency.records')
+    for (const read of [
+      () => register.get(newId()),
+      () => register.due(1),
+      () => register.list('all', null, 1),
+      () => register.list('unresolved', null, 1),
+    ] as (() => Promise<unknown>)[])
+      await t.rejects(read(), { ...NOT_APPLIED, message: /lock timeout/ })
+    await other.end()
+  })
+
+  void t.test('too many connections for the server: it works with those that it has', async (t) => {
+    await using server = await PostgresServer.start(
+      'max_connections=4',
+      'superuser_reserved_connections=0',
+      'max_wal_senders=0',
+    )
+    const { register, events } = await open(t, server.url)
+    const replies = await Promise.all(Array.from({ length: 40 }, () => register.put(newId(), claim(), SPANS)))
+    t.ok(replies.every(({ done }) => done))
+    await until(() => events.some((event) => /too many clients/.test(event)))
+    t.notOk(events.some((event) => event.startsWith('disconnected')))
+  })
+
+  void t.test('a connection that the server ends: others take over, nothing is reported', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url)
+    const own = "FROM pg_stat_activity WHERE application_name = 'idempotency-proxy' AND state = 'idle'"
+    await until(async () => {
+      await Promise.all(Array.from({ length: 20 }, () => register.ping()))
+      return (await server.sql(`SELECT ${own}`)).length > 1
+    })
+    await server.sql(
+      "SELECT pg_terminate_backend((SELECT min(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'))",
+    )
+    await until(answers(register))
+    t.same(events, [`connected: 127.0.0.1:${server.port}`])
+  })
+
+  void t.test('wrong password, wrong database: an outage, told without the password', async (t) => {
+    await using server = await PostgresServer.start()
+    await server.sql("CREATE ROLE app LOGIN PASSWORD 'p@ss:word/ü'; GRANT CREATE ON DATABASE records TO app")
+    await server.allow('host all app 127.0.0.1/32 scram-sha-256')
+    const url = (password: string, database = 'records') =>
+      `postgres://app:${encodeURIComponent(password)}@127.0.0.1:${server.port}/${database}`
+    const { register } = await open(t, url('p@ss:word/ü'))
+    t.ok((await register.put(newId(), claim(), SPANS)).done)
+    const wrong = await open(t, url('wrong'))
+    await t.rejects(wrong.register.ping(), { ...NOT_APPLIED, message: /password authentication failed/ })
+    const none = await open(t, url(''))
+    await t.rejects(none.register.ping(), NOT_APPLIED)
+    const absent = await open(t, url('p@ss:word/ü', 'absent'))
+    await t.rejects(absent.register.ping(), { ...NOT_APPLIED, message: /"absent" does not exist/ })
+    t.notMatch(JSON.stringify([wrong.events, none.events, absent.events]), /p@ss|secret/)
+  })
+
+  void t.test('TLS: the certificate is verified as sslmode says', async (t) => {
+    using dir = tempDir()
+    const request = 'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
+    const certificate = (name: string, subject: string) => {
+      const files = ['-keyout', join(dir.path, `${name}.key`), '-out', join(dir.path, `${name}.pem`)]
+      const more = ['-subj', `/CN=${subject}`, '-addext', `subjectAltName=${subject}`]
+      execFileSync('openssl', [...request.split(' '), ...more, ...files], { stdio: 'ignore' })
+    }
+    certificate('right', 'IP:127.0.0.1')
+    certificate('other', 'DNS:elsewhere')
+    await using server = await PostgresServer.start()
+    const { uid, gid } = server.user
+    const serve = async (name: string) => {
+      for (const file of [`${name}.key`, `${name}.pem`])
+        if (uid !== undefined && gid !== undefined) chownSync(join(dir.path, file), uid, gid)
+      server.useTls(readFileSync(join(dir.path, `${name}.key`)), readFileSync(join(dir.path, `${name}.pem`)))
+      await server.restart()
+    }
+    const via = async (options: string) => open(t, `${server.url}?${options}`)
+    const ca = (name: string) => `sslrootcert=${encodeURIComponent(join(dir.path, `${name}.pem`))}`
+    const plain = await via('sslmode=require')
+    await t.rejects(plain.register.ping(), { ...NOT_APPLIED, message: /does not support SSL/ })
+    await plain.register.close()
+    await serve('right')
+    for (const works of [
+      'sslmode=disable',
+      'sslmode=require',
+      `sslmode=verify-full&${ca('right')}`,
+      `sslmode=verify-ca&${ca('right')}`,
+    ]) {
+      const { register } = await via(works)
+      t.ok((await register.put(newId(), claim(), SPANS)).done, works)
+      const [[encrypted] = []] = await server.sql('SELECT bool_or(ssl) FROM pg_stat_ssl')
+      t.equal(encrypted, works === 'sslmode=disable' ? 'f' : 't')
+      await register.close()
+    }
+    for (const fails of ['sslmode=verify-full', `sslmode=verify-full&${ca('other')}`])
+      await t.rejects(
+        (await via(fails)).register.ping(),
+        { ...NOT_APPLIED, message: /self-signed certificate/ },
+        fails,
+      )
+    await serve('other')
+    await t.rejects((await via(`sslmode=verify-full&${ca('other')}`)).register.ping(), {
+      ...NOT_APPLIED,
+      message: /altnames/,
+    })
+    t.ok(await (await via(`sslmode=verify-ca&${ca('other')}`)).register.ping())
+    await t.rejects(via('sslmode=verify-ca&sslrootcert=/nowhere.pem'), {
+      message: /store\.url: sslrootcert cannot be read: ENOENT/,
+    })
+  })
+
+  void t.test(
+    'the breaker opens while PostgreSQL hangs, answers at once, and closes by itself',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, server.url, FAST)
+      const states: BreakerState[] = []
+      const onState = (state: BreakerState) => void states.push(state)
+      const breaker = withBreaker(register, {
+        ...BREAKER_DEFAULTS,
+        probeAfter: 20,
+        probeAtMost: 100,
+        onState,
+      })
+      t.teardown(() => breaker.close())
+      server.pause()
+      await Promise.allSettled(Array.from({ length: 5 }, () => breaker.get(newId())))
+      t.equal(states[0], 'open')
+      await t.rejects(breaker.get(newId()), { ...NOT_APPLIED, message: /breaker open/ })
+      server.resume()
+      await until(() => states.at(-1) === 'closed')
+      t.equal((await breaker.get(newId())).bytes, null)
+    },
+  )
+
+  void t.test(
+    'answers that come late: their connections are used again, and those that are too many closed',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register, events } = await open(t, server.url, FAST)
+      await register.ping()
+      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS
+      $$ BEGIN PERFORM pg_sleep(3); RETURN 1; END $$`)
+      for (let wave = 0; wave < 3; wave++)
+        await Promise.allSettled(Array.from({ length: 6 }, () => register.ping()))
+      await server.sql(
+        `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'`,
+      )
+      await until(async () => {
+        const [[count] = []] = await server.sql(
+          "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
+        )
+        return Number(count) <= 8
+      })
+      await until(answers(register))
+      t.notOk(events.some((event) => event.startsWith('disconnected')))
+    },
+  )
+
+  void t.test(
+    'watchers while PostgreSQL is down, while a record is locked, and while the store is closed',
+    async (t) => {
+      await using server = await PostgresServer.start()
+      const { register } = await open(t, `postgres://owner@localhost:${server.port}/records`, FAST)
+      const id = newId()
+      await register.put(id, claim(), SPANS)
+      await server.stop()
+      let told = 0
+      const count = () => void told++
+      const stops = await Promise.all([register.watch(id, count), register.watch(newId(), () => {})])
+      await server.start()
+      await until(() => told > 0)
+      const [[listening = ''] = []] = await server.sql(
+        "SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%'",
+      )
+      const channel = listening?.slice('LISTEN '.length)
+      await server.sql(`NOTIFY ${channel}, 'nonsense'; NOTIFY ${channel}, 'other ${id}'`)
+      for (const stop of stops) stop()
+      const other = await server.client()
+      await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+      const stop = await register.watch(id, count)
+      stop()
+      await other.end()
+      const { register: closing } = await open(t, server.url)
+      const pending = closing.watch(id, count)
+      await closing.close()
+      await pending
+    },
+  )
+
+  void t.test('no variable of the environment has a say in the sessions', async (t) => {
+    await using server = await PostgresServer.start()
+    const variables = {
+      PGOPTIONS: '-c synchronous_commit=off -c default_transaction_isolation=serializable',
+      PGREPLICATION: 'database',
+      PGCLIENT_ENCODING: 'latin1',
+      PGAPPNAME: 'another',
+      PGSSLMODE: 'verify-full',
+      PGSSLNEGOTIATION: 'nonsense',
+      PGHOST: 'nowhere',
+      PGPORT: '1',
+      PGUSER: 'nobody',
+      PGPASSWORD: 'wrong',
+      PGDATABASE: 'none',
+      PGBINARY: '1',
+      PGCONNECT_TIMEOUT: '0',
+    }
+    Object.assign(process.env, variables)
+    const reset = () => Object.keys(variables).forEach((name) => delete process.env[name])
+    t.teardown(reset)
+    const { register } = await open(t, server.url)
+    await register.watch(newId(), () => {})
+    reset()
+    t.match(await register.traits(), { durable: true, evicts: false, findings: [] })
+    const id = newId()
+    const mine = draft('in_progress', newToken(), { path: '/ü€' })
+    t.match(await new Records(register).claim(id, mine, SPANS), { kind: 'claimed' })
+    t.match(await new Records(register).get(id), { record: { path: '/ü€' } })
+    t.same(
+      await server.sql(
+        "SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name ~ 'proxy|another'",
+      ),
+      [['idempotency-proxy']],
+    )
+  })
+
+  void t.test('closed while the connection for LISTEN is being made: it is not left behind', async (t) => {
+    await using server = await PostgresServer.start()
+    await using wire = await relay(server.port)
+    const { register } = await open(t, at(wire.port))
+    await register.ping()
+    wire.passCommands = false
+    const watching = register.watch(newId(), () => {})
+    const closing = register.close()
+    wire.release()
+    await Promise.all([watching, closing])
+    await until(async () => {
+      const left = "SELECT FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'"
+      return (await server.sql(left)).length === 0
+    })
+  })
+
+  void t.test('close ends without PostgreSQL, too', async (t) => {
+    const onEvent = () => {}
+    const url = at(await freePort())
+    const down = await openPostgresStore({ url, service: 'pay', timeoutMs: FAST, onEvent })
+    await down.close()
+    await t.rejects(down.ping(), { ...NOT_APPLIED, message: /closed/ })
+    await using server = await PostgresServer.start()
+    const hanging = await openPostgresStore({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent })
+    server.pause()
+    const pending = Promise.allSettled([hanging.ping(), hanging.ping()])
+    await hanging.close()
+    t.match(await pending, [{ reason: APPLIED }, { reason: NOT_APPLIED }])
+  })
+}

@@ -1,0 +1,81 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { LARGEST_RECENT, RecentWrites } from '../../src/store/recent.ts'
+import { newId } from './fixtures.ts'
+
+const SPANS = { dueIn: 60_000, dropIn: 120_000 }
+const MiB = 1024 ** 2
+
+void t.test('writes are given back as copies, oldest first, with what is left of their spans', async (t) => {
+  let now = 1000.25
+  const recent = new RecentWrites(() => now)
+  t.same(recent.all(), [])
+  const ids = [newId(), newId()] as const
+  const bytes = Buffer.from('first')
+  recent.add(ids[0], bytes, SPANS)
+  bytes.fill(0)
+  now += 500.5
+  recent.add(ids[1], Buffer.alloc(0), SPANS)
+  now += 1000
+  const [first, second] = recent.all()
+  t.match(first, { id: ids[0], bytes: Buffer.from('first') })
+  t.same(first?.left(), { dueIn: 58_499, dropIn: 118_499 })
+  t.match(second, { id: ids[1] })
+  t.match(second?.left(), { dueIn: 59_000 })
+})
+
+void t.test('but none of a record whose retention is over, or that was removed', async (t) => {
+  let now = 0
+  const recent = new RecentWrites(() => now)
+  const [ended, removed, other] = [newId(), newId(), newId()]
+  recent.add(ended, Buffer.from('a'), { dueIn: 1000, dropIn: 2000 })
+  for (const id of [removed, other, removed]) recent.add(id, Buffer.from('b'), SPANS)
+  recent.forget(removed)
+  recent.forget(newId())
+  const all = recent.all()
+  t.same(
+    all.map(({ id }) => id),
+    [ended, other],
+  )
+  now = 1999
+  t.same(all[0]?.left(), { dueIn: -999, dropIn: 1 })
+  now = 2000
+  t.equal(all[0]?.left(), null)
+})
+
+void t.test('for fifteen seconds', async (t) => {
+  let now = 0
+  const recent = new RecentWrites(() => now)
+  recent.add(newId(), Buffer.from('a'), SPANS)
+  now = 10_000
+  recent.add(newId(), Buffer.from('b'), SPANS)
+  now = 15_000
+  t.equal(recent.all().length, 2)
+  now = 15_001
+  t.same(
+    recent.all().map(({ bytes }) => String(bytes)),
+    ['b'],
+  )
+})
+
+void t.test('and at most 16 MiB: the latest', async (t) => {
+  let now = 0
+  const recent = new RecentWrites(() => now)
+  const ids: RecordId[] = []
+  for (let n = 0; n < 600; n++) {
+    now += 1
+    const id = newId()
+    ids.push(id)
+    recent.add(id, Buffer.alloc(LARGEST_RECENT, n), SPANS)
+  }
+  const kept = recent.all()
+  t.ok(kept.length * LARGEST_RECENT <= 16 * MiB && kept.length >= 15 * 15)
+  t.same(
+    kept.map(({ id }) => id),
+    ids.slice(-kept.length),
+  )
+  t.ok(kept.every(({ bytes }, n) => bytes[9] === (600 - kept.length + n) % 256))
+  now += 20_000
+  recent.add(newId(), Buffer.alloc(LARGEST_RECENT), SPANS)
+  t.equal(recent.all().length, 1)
+})

@@ -1,0 +1,598 @@
+import t, { type Test } from 'tap'
+import type { Millis, RecordId } from '../../src/core/record.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { replicationText, type Wait } from '../../src/store/redis-barrier.ts'
+import { replicasIn } from '../../src/store/redis-cluster.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
+import type { PutReply, Store } from '../../src/store/register.ts'
+import { fake, greeting } from '../support/fake-redis.ts'
+import { RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import { relay } from '../support/relay.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+
+t.setTimeout(300_000)
+
+const PATIENT: Millis = 30_000
+const UNREPLICATED = { name: 'Unreplicated', maybeApplied: true }
+
+const claim = (token = newToken()) => bytesOf('in_progress', token)
+
+/** `timeout`: of rounds that replicas answer; nobody waits so long. */
+async function open(
+  t: Test,
+  url: string,
+  wait: Partial<Wait>,
+  service = 'pay',
+  skew: () => Millis = () => 0,
+) {
+  const waited: boolean[] = []
+  const store = await openRedisStore({
+    url,
+    service,
+    timeoutMs: PATIENT,
+    onEvent: () => {},
+    wait: { replicas: 1, disk: 'none', timeout: PATIENT, ...wait },
+    onWaited: (satisfied) => void waited.push(satisfied),
+    skew,
+  })
+  t.teardown(() => store.close())
+  return { store, waited }
+}
+
+/** Further arguments: of the replicas. */
+async function replicated(t: Test, count = 1) {
+  const master = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
+  t.teardown(() => master[Symbol.asyncDispose]())
+  const replicas: RedisServer[] = []
+  for (let n = 0; n < count; n++) replicas.push(await replicaOf(t, master))
+  return { master, replicas, replica: replicas[0] as RedisServer }
+}
+
+async function replicaOf(t: Test, master: RedisServer): Promise<RedisServer> {
+  const before = await connected(master)
+  const replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(master.port)] })
+  t.teardown(() => replica[Symbol.asyncDispose]())
+  await until(async () => (await connected(master)) > before)
+  return replica
+}
+
+/** Its replicas, as `WAIT` counts them. */
+async function connected(master: RedisServer): Promise<number> {
+  return Number(await master.command('WAIT', 9, 1))
+}
+
+/** Somebody waits. */
+async function isBlocked(server: RedisServer): Promise<boolean> {
+  return / flags=b /.test(String(await server.command('CLIENT', 'LIST')))
+}
+
+async function waitsOf(server: RedisServer): Promise<number> {
+  const stats = String(await server.command('INFO', 'commandstats'))
+  return Number(/cmdstat_wait:calls=(\d+)/.exec(stats)?.[1] ?? 0)
+}
+
+const keys = new RedisKeys('pay')
+
+function idIn(shard: number): RecordId {
+  let id = newId()
+  while (keys.shardOf(id) !== shard) id = newId()
+  return id
+}
+
+const claims = (store: Store) => async () => {
+  try {
+    return (await store.put(newId(), claim(), SPANS)).done
+  } catch {
+    return false
+  }
+}
+
+const contract = await replicated(t)
+const [knowsWaitAof] = (await contract.master.command('COMMAND', 'INFO', 'waitaof')) as unknown[]
+/** Redis 7.2 or later, or Valkey: REDIS_SERVER names another one than that of the system. */
+const hasWaitAof = knowsWaitAof !== null
+let skew = 0
+registerContract(t, 'redis with store.wait', async () => {
+  const { url } = contract.master
+  const opened = ['pay', 'pay', 'pay.eu'].map((service) => open(t, url, {}, service, () => skew))
+  const [register, peer, other] = (await Promise.all(opened)).map(({ store }) => store) as [
+    Store,
+    Store,
+    Store,
+  ]
+  await contract.master.command('FLUSHALL')
+  return {
+    register,
+    peer,
+    other,
+    tellsPeers: true,
+    advance: (ms) => void (skew += ms),
+    [Symbol.asyncDispose]: async () =>
+      void (await Promise.all([register.close(), peer.close(), other.close()])),
+  }
+})
+
+void t.test('W05 a claim that no replica has is rejected; nothing else waits for replicas', async (t) => {
+  const { master, replica } = await replicated(t)
+  const patient = await open(t, master.url, {})
+  const { store, waited } = await open(t, master.url, { timeout: 50 })
+  const before = newId()
+  const owner = newToken()
+  t.ok((await patient.store.put(before, claim(owner), SPANS)).done)
+  replica.pause()
+  const id = newId()
+  const token = newToken()
+  await t.rejects(async () => store.put(id, claim(token), SPANS), {
+    ...UNREPLICATED,
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+  t.ok((await store.get(id)).bytes, 'it is there, and has to be withdrawn')
+  await t.rejects(
+    async () => store.put(id, claim(token), SPANS),
+    UNREPLICATED,
+    'asked for again, it waits again',
+  )
+  t.strictSame(waited, [false, false])
+  t.match(await store.put(before, claim(), SPANS), { done: false }, 'somebody else’s is no claim')
+  t.match(await store.swap(before, { version: 1 }, claim(), SPANS, true), { done: false })
+  const failed = { token, states: ['in_progress'] } as const
+  t.ok((await store.swap(id, failed, bytesOf('failed_retryable', token), SPANS, false)).done)
+  const { bytes } = await store.get(id)
+  const version = (bytes as Buffer).readUIntBE(4, 6)
+  const next = newToken()
+  await t.rejects(
+    async () => store.swap(id, { version }, claim(next), SPANS, true),
+    UNREPLICATED,
+    'a takeover waits, too',
+  )
+  await t.rejects(async () => store.swap(id, { version }, claim(next), SPANS, true), UNREPLICATED)
+  const ended = { token: owner, states: ['in_progress'] } as const
+  t.ok((await store.swap(before, ended, bytesOf('completed', owner), SPANS, false)).done)
+  t.equal(waited.length, 4)
+  replica.resume()
+  t.ok(await claims(patient.store)())
+})
+
+void t.test('W05 claims of one moment wait together, and behind one that waits already', async (t) => {
+  const { master, replica } = await replicated(t)
+  const { store, waited } = await open(t, master.url, {})
+  await Promise.all(Array.from({ length: 500 }, async () => store.put(newId(), claim(), SPANS)))
+  t.equal(waited.length, 500)
+  t.ok((await waitsOf(master)) <= 50, 'at least ten for one WAIT')
+  const begun = await waitsOf(master)
+  replica.pause()
+  const first = store.put(newId(), claim(), SPANS)
+  await until(() => isBlocked(master))
+  const others = Promise.all(Array.from({ length: 100 }, async () => store.put(newId(), claim(), SPANS)))
+  await until(async () => Number(await master.command('DBSIZE')) > 600)
+  replica.resume()
+  await first
+  await others
+  t.ok(waited.every(Boolean))
+  t.ok((await waitsOf(master)) - begun <= 20)
+})
+
+void t.test(
+  'replicas: 2 needs two, all needs those that are connected, and one that joins counts',
+  async (t) => {
+    const { master, replica } = await replicated(t)
+    const two = await open(t, master.url, { replicas: 2, timeout: 50 })
+    const all = await open(t, master.url, { replicas: 'all' })
+    await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
+      message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+    })
+    t.ok(await claims(all.store)())
+    const second = await replicaOf(t, master)
+    await until(claims(two.store))
+    // As an acknowledgement of the other one alone would do for one replica.
+    second.pause()
+    const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
+    await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
+    t.equal(all.waited.length, 1)
+    second.resume()
+    t.ok((await waiting).done)
+    await replica.kill()
+    await second.kill()
+    const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
+    await until(async () => String(await master.command('ROLE')).endsWith(','))
+    await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
+      message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+    })
+  },
+)
+
+void t.test('a claim that is recognised after it was written down as silent waits, too', async (t) => {
+  const { master, replica } = await replicated(t)
+  const { store } = await open(t, master.url, {})
+  const hasty = await open(t, master.url, { timeout: 50 })
+  const [id, token] = [newId(), newToken()]
+  t.ok((await store.put(id, claim(token), SPANS)).done)
+  const silent = bytesOf('unknown', token, { leaseExpired: true })
+  t.ok((await store.swap(id, { token, states: ['in_progress'] }, silent, SPANS, false)).done)
+  replica.pause()
+  await t.rejects(async () => hasty.store.put(id, claim(token), SPANS), UNREPLICATED)
+  replica.resume()
+})
+
+void t.test('R06 an acknowledgement of another process is none', async (t) => {
+  const { master } = await replicated(t)
+  const { master: other } = await replicated(t)
+  await using front = await relay(master.port)
+  const { store } = await open(t, `redis://127.0.0.1:${front.port}`, {})
+  front.target = other.port
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /a second connection to 127\.0\.0\.1:\d+ leads to another process than the claims/,
+  })
+  t.equal(await other.command('DBSIZE'), 0, 'nor is it told anything')
+  front.target = master.port
+  t.ok(await claims(store)(), 'the next claim tries again')
+})
+
+void t.test('a second connection that is refused, or that ends, is made again', async (t) => {
+  const { master, replica } = await replicated(t)
+  await using front = await relay(master.port)
+  const { store, waited } = await open(t, `redis://127.0.0.1:${front.port}`, {})
+  front.accept = false
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /^store\.wait is not satisfied: Redis is not connected: /,
+  })
+  front.accept = true
+  t.ok(await claims(store)())
+  replica.pause()
+  const waiting = store.put(newId(), claim(), SPANS) as Promise<PutReply>
+  await until(() => isBlocked(master))
+  await master.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await t.rejects(waiting, UNREPLICATED)
+  replica.resume()
+  await until(claims(store))
+  t.equal(waited.at(-1), true)
+})
+
+void t.test('a user who may not ask which process it is claims nothing', async (t) => {
+  const { master } = await replicated(t)
+  await master.command('ACL', 'SETUSER', 'default', '-info')
+  const { store } = await open(t, master.url, {})
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /Redis refuses: NOPERM .*info/,
+  })
+  await master.command('ACL', 'SETUSER', 'default', '+info')
+  t.ok(await claims(store)())
+})
+
+void t.test(
+  'R06 through Sentinel: a failover that loses a claim loses none that was to be executed',
+  async (t) => {
+    await using group = await SentinelGroup.start()
+    const before = (await group.master()) as RedisServer
+    const replicas = group.servers.filter((server) => server !== before)
+    const patient = await open(t, group.url, {})
+    const { store } = await open(t, group.url, { timeout: 50 })
+    const kept = newId()
+    t.ok((await patient.store.put(kept, claim(), SPANS)).done)
+    // They are cut off: what the master writes now is lost.
+    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', 'nobody')
+    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', 'x')
+    await before.command('CLIENT', 'KILL', 'TYPE', 'replica')
+    const lost = newId()
+    await t.rejects(async () => store.put(lost, claim(), SPANS), UNREPLICATED)
+    await group.impatient()
+    before.pause()
+    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', '')
+    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', '')
+    await until(claims(patient.store))
+    t.ok((await patient.store.get(kept)).bytes)
+    t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
+    before.resume()
+  },
+)
+
+void t.test(
+  'replicas: all through Sentinel counts one that is down, until the Sentinels forget it',
+  async (t) => {
+    await using group = await SentinelGroup.start()
+    const [, first, second] = group.servers
+    const patient = await open(t, group.url, { replicas: 'all' })
+    t.ok(await claims(patient.store)())
+    const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
+    await second?.kill()
+    await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+    })
+    t.match((await store.traits()).findings, [
+      /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
+    ])
+    for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
+    await until(claims(store))
+    await until(async () => (await store.traits()).findings.length === 0)
+    t.match(
+      (await store.traits()).replication,
+      /^claims wait for every replica that is known, up to 50 ms; 1 replica is connected/,
+    )
+    // When they cannot be asked, what they last said counts.
+    const later = await open(t, group.url, { replicas: 'all' })
+    t.ok(await claims(later.store)())
+    for (const sentinel of group.sentinels) await sentinel.kill()
+    const silence = performance.now()
+    await until(async () => {
+      t.ok(await claims(later.store)())
+      return performance.now() - silence > 1100
+    })
+    await first?.kill()
+    await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
+  },
+)
+
+const starting = RedisCluster.start({ replicas: 1 })
+t.teardown(async () => (await starting)[Symbol.asyncDispose]())
+
+void t.test('W06 in a cluster a slot that moves keeps nobody else waiting', async (t) => {
+  const cluster = await starting
+  const { store, waited } = await open(t, cluster.url, {})
+  const shard = 7
+  const slot = await cluster.slotOf(keys.marker(shard))
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find((one) => one !== from) as (typeof cluster.masters)[number]
+  // Its record and its index are at the source: the claim succeeds there, and only the marker is not.
+  const id = idIn(shard)
+  const neighbour = idIn(shard)
+  t.ok((await store.put(neighbour, claim(), SPANS)).done)
+  await from.server.command('DEL', keys.marker(shard))
+  // All that the scripts ask for is at the source.
+  await from.server.command('SET', keys.epoch(id), 'x')
+  const steps = await cluster.move(slot, to)
+  await steps[0]?.()
+  await steps[1]?.()
+  const others: RecordId[] = []
+  while (others.length < 20) {
+    const other = newId()
+    if (keys.shardOf(other) === shard) continue
+    if ((await cluster.ownerOf(await cluster.slotOf(keys.record(other)))) === from) others.push(other)
+  }
+  const token = newToken()
+  const taken = store.swap(neighbour, { version: 1 }, claim(token), SPANS, true)
+  const version = ((await store.get(neighbour)).bytes as Buffer).readUIntBE(4, 6)
+  const [over, ...rest] = await Promise.allSettled([
+    store.swap(neighbour, { version }, claim(token), SPANS, true),
+    ...others.map(async (other) => store.put(other, claim(), SPANS)),
+  ])
+  await taken
+  t.match(over, { status: 'rejected', reason: { ...UNREPLICATED, message: /Redis refuses: ASK / } })
+  t.ok(rest.every(({ status }) => status === 'fulfilled'))
+  t.equal(waited.filter((satisfied) => !satisfied).length, 1)
+  await t.rejects(async () => store.put(id, claim(), SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+  })
+  for (const step of steps.slice(2)) await step()
+  await until(async () => {
+    try {
+      return (await store.put(id, claim(), SPANS)).done
+    } catch {
+      return false
+    }
+  })
+})
+
+void t.test('in a cluster claims wait for the replicas of their own master', async (t) => {
+  const cluster = await starting
+  const patient = await open(t, cluster.url, {})
+  const { store, waited } = await open(t, cluster.url, { timeout: 50 })
+  const all = await open(t, cluster.url, { replicas: 'all' })
+  await Promise.all(Array.from({ length: 300 }, async () => patient.store.put(newId(), claim(), SPANS)))
+  t.ok(patient.waited.every(Boolean))
+  t.ok(await claims(all.store)())
+  const [first] = cluster.masters
+  const replica = cluster.members[cluster.masters.length]
+  replica?.server.pause()
+  const ids = Array.from({ length: 100 }, newId)
+  const owners = await Promise.all(
+    ids.map(async (id) => cluster.ownerOf(await cluster.slotOf(keys.record(id)))),
+  )
+  const results = await Promise.allSettled(ids.map(async (id) => store.put(id, claim(), SPANS)))
+  for (const [n, result] of results.entries())
+    t.equal(result.status, owners[n] === first ? 'rejected' : 'fulfilled')
+  t.ok(waited.includes(true) && waited.includes(false))
+  replica?.server.resume()
+  // One that is down is known all the same.
+  const dead = await open(t, cluster.url, { replicas: 'all', timeout: 50 })
+  await replica?.server.kill()
+  await until(async () => String(await first?.server.command('ROLE')).endsWith(','))
+  const id = ids[owners.indexOf(first as never)] as RecordId
+  await t.rejects(async () => dead.store.put(idIn(keys.shardOf(id)), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+})
+
+/** Takes every claim. `answer`: to what a barrier asks besides. */
+async function fakeMaster(
+  t: Test,
+  answer: (command: string[]) => string,
+  { info = `run_id:${'a'.repeat(40)}`, set = '+OK\r\n' } = {},
+) {
+  const asked: string[] = []
+  const { url } = await fake(
+    t,
+    greeting((command) => {
+      const [name = ''] = command
+      if (name === 'evalsha') return `*6\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:${command.at(-1)}\r\n`
+      if (name === 'info') return `$${info.length + 2}\r\n${info}\r\n\r\n`
+      asked.push(command.join(' '))
+      return name === 'set' ? set : answer(command)
+    }),
+  )
+  return { url, asked }
+}
+
+const counts = (local: number, replicas: number) => `*2\r\n:${local}\r\n:${replicas}\r\n`
+
+void t.test('disks are waited for with WAITAOF', async (t) => {
+  let disks = [1, 2]
+  const master = await fakeMaster(t, ([name]) =>
+    name === 'wait' ? ':3\r\n' : counts(...(disks as [number, number])),
+  )
+  const cases: [Partial<Wait>, question: string, [number, number], string | null][] = [
+    [{ replicas: 'none', disk: 'local' }, 'waitaof 1 0 30000', [1, 0], null],
+    [
+      { replicas: 'none', disk: 'local' },
+      'waitaof 1 0 30000',
+      [0, 2],
+      'the server’s disk did not have it within 30000 ms',
+    ],
+    [{ replicas: 3, disk: 'local' }, 'wait 3 30000|waitaof 1 0 30000', [1, 0], null],
+    [
+      { replicas: 4, disk: 'local' },
+      'wait 4 30000|waitaof 1 0 30000',
+      [1, 0],
+      '3 of 4 replicas had it within 30000 ms',
+    ],
+    [{ replicas: 2, disk: 'replicas' }, 'waitaof 1 2 30000', [1, 2], null],
+    [
+      { replicas: 2, disk: 'replicas' },
+      'waitaof 1 2 30000',
+      [1, 1],
+      '1 of 2 replicas had it within 30000 ms',
+    ],
+    [
+      { replicas: 2, disk: 'replicas' },
+      'waitaof 1 2 30000',
+      [0, 2],
+      'the server’s disk did not have it within 30000 ms',
+    ],
+  ]
+  for (const [wait, question, found, trouble] of cases) {
+    disks = found
+    const { store } = await open(t, master.url, wait)
+    master.asked.length = 0
+    const put = async () => store.put(newId(), claim(), SPANS)
+    if (trouble === null) t.match(await put(), { done: true })
+    else await t.rejects(put, { ...UNREPLICATED, message: `store.wait is not satisfied: ${trouble}` })
+    t.equal(master.asked.slice(1).join('|'), question)
+    t.match(master.asked[0], /^set idempotency:pay:\{[0-9a-f]{2}\}:w 1 PX 60000$/)
+    await store.close()
+  }
+})
+
+void t.test('real disks', { skip: hasWaitAof ? false : 'WAITAOF: Redis 7.2 or later' }, async (t) => {
+  const { master, replica } = await replicated(t)
+  for (const wait of [
+    { replicas: 'none', disk: 'local' },
+    { disk: 'local' },
+    { disk: 'replicas' },
+  ] as const) {
+    const { store } = await open(t, master.url, wait)
+    t.ok(await claims(store)(), replicationText({ replicas: 1, timeout: PATIENT, ...wait }))
+  }
+  const hasty = { timeout: 50 }
+  const both = await open(t, master.url, { disk: 'replicas', ...hasty })
+  const local = await open(t, master.url, { replicas: 'none', disk: 'local', ...hasty })
+  await replica.command('CONFIG', 'SET', 'appendonly', 'no')
+  await t.rejects(async () => both.store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+  await until(claims(local.store))
+  await master.command('CONFIG', 'SET', 'appendonly', 'no')
+  await t.rejects(async () => local.store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /appendonly is disabled/,
+  })
+})
+
+void t.test('nonsense in place of an answer is no acknowledgement', async (t) => {
+  for (const [wait, nonsense] of [
+    [{}, '+OK\r\n'],
+    [{ replicas: 'all' }, ':1\r\n'],
+    [{ disk: 'local' }, ':1\r\n'],
+    [{ disk: 'local' }, '*1\r\n:1\r\n'],
+    [{ replicas: 'all' }, '*1\r\n:1\r\n'],
+    [{ replicas: 'all' }, '*3\r\n$6\r\nmaster\r\n:1\r\n:1\r\n'],
+    [{ replicas: 'all' }, '*3\r\n$5\r\nslave\r\n:1\r\n*0\r\n'],
+  ] as const) {
+    let starts = true
+    const { url } = await fakeMaster(t, ([name]) => {
+      if (name === 'waitaof' && starts) return counts(1, 1)
+      return name === 'wait' && 'replicas' in wait ? ':1\r\n' : nonsense
+    })
+    const { store } = await open(t, url, wait)
+    starts = false
+    await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: /replies do not belong/,
+    })
+  }
+})
+
+void t.test('nor where the process is not named, or the marker is not written', async (t) => {
+  for (const [odd, message] of [
+    [{ info: 'redis_version:7.0.15' }, /leads to another process/],
+    [{ set: ':1\r\n' }, /replies do not belong/],
+  ] as const) {
+    const { url } = await fakeMaster(t, () => ':1\r\n', odd)
+    const { store } = await open(t, url, {})
+    await t.rejects(async () => store.put(newId(), claim(), SPANS), { ...UNREPLICATED, message })
+  }
+  const { url } = await fakeMaster(t, () => ':1\r\n', { set: '-OOM command not allowed\r\n' })
+  const { store } = await open(t, url, {})
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /Redis is full/,
+  })
+  for (const nonsense of ['OK', Buffer.from('x')])
+    t.throws(() => replicasIn(nonsense), /replies do not belong/)
+})
+
+void t.test('a server that cannot wait for disks ends the start in one sentence', async (t) => {
+  const { master } = await replicated(t)
+  if (hasWaitAof) await master.command('CONFIG', 'SET', 'appendonly', 'no')
+  const why = hasWaitAof
+    ? 'appendonly is off on the server; allowed: appendonly yes'
+    : 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
+  await t.rejects(open(t, master.url, { disk: 'local' }), {
+    name: 'StoreUnavailable',
+    message: `store.wait.disk: found local, and ${why}, or disk: none`,
+  })
+  const refusals: [string, string][] = [
+    [
+      'ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.',
+      'store.wait.disk: found replicas, and appendonly is off on the server; allowed: appendonly yes, or disk: none',
+    ],
+    [
+      'NOPERM this user',
+      'store.wait.disk: found replicas, and the server refuses WAITAOF (NOPERM this user); allowed: a user with +waitaof, or disk: none',
+    ],
+  ]
+  for (const [refusal, message] of refusals) {
+    const { url } = await fakeMaster(t, () => `-${refusal}\r\n`)
+    await t.rejects(open(t, url, { disk: 'replicas' }), { message })
+  }
+  const down = await open(t, 'redis://127.0.0.1:1', { disk: 'local' })
+  await t.rejects(async () => down.store.put(newId(), claim(), SPANS), {
+    maybeApplied: false,
+    name: 'StoreUnavailable',
+  })
+  const cluster = await open(t, 'redis+cluster://127.0.0.1:1', { disk: 'local' })
+  t.match(await cluster.store.traits().catch(String), /no node of the cluster answers/)
+})
+
+void t.test('what a store says of waiting', (t) => {
+  const said = (wait: Partial<Wait>) => replicationText({ replicas: 1, disk: 'none', timeout: 100, ...wait })
+  t.equal(said({}), 'claims wait for 1 replica, up to 100 ms')
+  t.equal(
+    said({ replicas: 2, disk: 'local' }),
+    'claims wait for 2 replicas and the server’s disk, up to 100 ms',
+  )
+  t.equal(said({ replicas: 'none', disk: 'local' }), 'claims wait for the server’s disk, up to 100 ms')
+  t.equal(
+    said({ disk: 'replicas' }),
+    'claims wait for the disks of the server and of 1 replica, up to 100 ms',
+  )
+  t.end()
+})

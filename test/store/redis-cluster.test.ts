@@ -1,0 +1,536 @@
+import t, { type Test } from 'tap'
+import type { Millis, RecordId } from '../../src/core/record.ts'
+import { BREAKER_DEFAULTS, withBreaker } from '../../src/store/around.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { Cluster } from '../../src/store/redis-cluster.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
+import type { Store } from '../../src/store/register.ts'
+import { fake, greeting } from '../support/fake-redis.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+
+t.setTimeout(300_000)
+
+const FAST: Millis = 300
+const PATIENT: Millis = 10_000
+const KEYS = new RedisKeys('pay')
+const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
+const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
+const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+
+const claim = () => bytesOf('in_progress', newToken())
+
+async function open(t: Test, url: string, timeoutMs = PATIENT) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const store = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
+  t.teardown(() => store.close())
+  return { store, events }
+}
+
+/** An id of the shard. */
+function idIn(shard: number): RecordId {
+  const bytes = Buffer.from(newId(), 'base64url')
+  bytes[0] = shard
+  return bytes.toString('base64url') as RecordId
+}
+
+const cluster = await RedisCluster.start()
+t.teardown(() => cluster[Symbol.asyncDispose]())
+let skew = 0
+
+registerContract(t, 'redis cluster', async () => {
+  const open = (service = 'pay') =>
+    openRedisStore({ url: cluster.url, service, timeoutMs: PATIENT, onEvent: () => {}, skew: () => skew })
+  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
+  await cluster.command('FLUSHALL')
+  return {
+    register,
+    peer,
+    other,
+    tellsPeers: true,
+    advance: (ms) => void (skew += ms),
+    [Symbol.asyncDispose]: async () =>
+      void (await Promise.all([register.close(), peer.close(), other.close()])),
+  }
+})
+
+void t.test('notes of many records in one turn are kept, whatever their shards', async (t) => {
+  const { store } = await open(t, cluster.url)
+  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
+  for (const id of ids) await store.put(id, claim(), SPANS)
+  const done = await Promise.all(
+    ids.flatMap((id) => [store.history.append(id, [NOTE]), store.history.append(id, [NOTE])]),
+  )
+  t.ok(done.every((one) => one))
+  const kept = await Promise.all(ids.map((id) => store.history.read(id)))
+  t.ok(kept.every((notes) => notes.length === 1 && notes[0]?.count === 2))
+})
+
+void t.test('a value of another type is a corrupt record here, too', async (t) => {
+  const { store } = await open(t, cluster.url)
+  const id = idIn(3)
+  const { server } = await cluster.ownerOf(await cluster.slotOf(KEYS.record(id)))
+  await server.command('RPUSH', KEYS.record(id), 'x')
+  await t.rejects(store.get(id), { name: 'CorruptRecord' })
+})
+
+void t.test('R10 W06 a slot that is moved by hand between any two steps of a request', async (t) => {
+  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
+  const shard = 7
+  const slot = await cluster.slotOf(KEYS.index(idIn(shard)))
+  let told = 0
+  const token = newToken()
+  const own = { token, states: ['in_progress'] } as const
+  type Step = (id: RecordId) => Promise<boolean>
+  const steps: Step[] = [
+    async (id) => (await store.put(id, bytesOf('in_progress', token), SPANS)).done,
+    async (id) => {
+      told = 0
+      await store.watch(id, () => void told++)
+      return true
+    },
+    async (id) => (await store.renew([{ id, token, ...SPANS }]))[0] === true,
+    (id) => store.history.append(id, [NOTE]),
+    async (id) => (await peer.swap(id, own, bytesOf('completed', token), SPANS, false)).done,
+    async (id) => (await store.get(id)).bytes?.[3] === 2,
+  ]
+  /** How often a step of the move kept a step of the request waiting. */
+  let refused = 0
+  for (let gap = 0; gap < steps.length; gap++)
+    for (let moved = 1; moved <= 6; moved++) {
+      // Something else is in the shard, or it is empty.
+      await cluster.command('FLUSHALL')
+      if (moved % 2) await store.put(idIn(shard), claim(), SPANS)
+      const from = await cluster.ownerOf(slot)
+      const to = cluster.masters[(cluster.masters.indexOf(from) + 1) % 3] as typeof from
+      await to.server.command('SCRIPT', 'FLUSH')
+      const id = idIn(shard)
+      for (const step of steps.slice(0, gap)) t.ok(await step(id))
+      const moves = await cluster.move(slot, to)
+      for (const move of moves.slice(0, moved)) await move()
+      const [step, ...rest] = steps.slice(gap) as [Step, ...Step[]]
+      const [first] = await Promise.allSettled([step(id)])
+      if (first.status === 'rejected') {
+        refused++
+        t.match(first.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ }, `${gap} ${moved}`)
+      } else t.ok(first.value, `${gap} ${moved}`)
+      for (const move of moves.slice(moved)) await move()
+      if (first.status === 'rejected') t.ok(await step(id), `${gap} ${moved} again`)
+      for (const step of rest) t.ok(await step(id), `${gap} ${moved}`)
+      if (gap > 0) await until(() => told > 0)
+      t.equal((await cluster.ownerOf(slot)).id, to.id)
+      t.equal(await to.server.command('CLUSTER', 'COUNTKEYSINSLOT', slot), moved % 2 ? 4 : 2)
+    }
+  t.ok(refused > 0, `${refused} of 36`)
+})
+
+void t.test('an index that is on its way is read where it is', async (t) => {
+  const { store } = await open(t, cluster.url)
+  await cluster.command('FLUSHALL')
+  const id = idIn(9)
+  await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
+  const slot = await cluster.slotOf(KEYS.index(id))
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+  for (const move of await cluster.move(slot, to)) {
+    await move()
+    t.same((await store.list('unresolved', null, 10)).ids, [id])
+    const [due] = await Promise.allSettled([store.due(10)])
+    if (due.status === 'fulfilled') t.same(due.value, [id])
+    else t.match(due.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ })
+  }
+  t.same(await store.due(10), [id])
+})
+
+void t.test('watchers are told after their slot has moved, and what they missed on the way', async (t) => {
+  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
+  const id = idIn(11)
+  const slot = await cluster.slotOf(KEYS.index(id))
+  let told = 0
+  const stop = await store.watch(id, () => void told++)
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+  for (const move of await cluster.move(slot, to)) await move()
+  await until(() => told > 0)
+  const seen = told
+  t.ok((await peer.put(id, bytesOf('completed', newToken()), SPANS)).done)
+  await until(() => told > seen)
+  stop()
+  await until(async () => ((await to.server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).length === 0)
+})
+
+void t.test('a list over all servers begins anew when slots have moved, and misses nothing', async (t) => {
+  const { store } = await open(t, cluster.url)
+  await cluster.command('FLUSHALL')
+  const ids = Array.from({ length: 200 }, newId)
+  for (const id of ids) await store.put(id, bytesOf('completed', newToken()), SPANS)
+  const moving = KEYS.shardOf(ids[0] as RecordId)
+  const slot = await cluster.slotOf(KEYS.index(ids[0] as RecordId))
+  const seen = new Set<RecordId>()
+  let cursor: string | null = null
+  let pages = 0
+  do {
+    const page = await store.list('all', cursor, 20)
+    for (const id of page.ids) if (pages >= 5 || KEYS.shardOf(id) !== moving) seen.add(id)
+    cursor = page.next
+    if (++pages !== 5) continue
+    const from = await cluster.ownerOf(slot)
+    const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+    for (const move of await cluster.move(slot, to)) await move()
+  } while (cursor !== null)
+  t.same([...seen].toSorted(), ids.toSorted())
+  const { next } = await store.list('all', null, 10)
+  await t.rejects(store.list('all', String(next).replace(/\..*/, '.9.0'), 10), RangeError)
+})
+
+void t.test('a master that is gone takes nobody else along', async (t) => {
+  await using cluster = await RedisCluster.start({ args: ['--cluster-require-full-coverage', 'no'] })
+  const { store, events } = await open(t, cluster.url, FAST)
+  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
+  const token = newToken()
+  for (const id of ids) await store.put(id, bytesOf('in_progress', token), { dueIn: 0, dropIn: HOUR })
+  const dead = cluster.masters[1] as (typeof cluster.masters)[0]
+  await dead.server.stop()
+  const results = await Promise.allSettled(ids.map((id) => store.get(id)))
+  const lost = ids.filter((_, n) => results[n]?.status === 'rejected')
+  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the one that is gone`)
+  await until(() => events.some((event) => event.startsWith(`error: 127.0.0.1:${dead.server.port}: `)))
+  for (const one of await Promise.allSettled(lost.map((id) => store.get(id))))
+    t.match(one, { reason: { ...NOT_APPLIED, message: /not connected/ } })
+  const there = ids.filter((id) => !lost.includes(id))
+  const states: string[] = []
+  const breaker = withBreaker(store, { ...BREAKER_DEFAULTS, onState: (state) => states.push(state) })
+  for (const one of await Promise.allSettled(lost.map((id) => breaker.get(id))))
+    t.match(one, { reason: NOT_APPLIED })
+  t.ok((await breaker.get(there[0] as RecordId)).bytes)
+  t.same(states, [], 'nor does the breaker open')
+  t.ok(await store.ping())
+  t.same((await store.due(1000)).toSorted(), there.toSorted())
+  const renewed = await store.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: HOUR })))
+  t.same(
+    renewed,
+    ids.map((id) => there.includes(id)),
+  )
+  t.match(await store.traits(), {
+    durable: true,
+    evicts: false,
+    findings: ['1 of 3 masters of the cluster do not answer.'],
+  })
+  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'a list that lacks some would be a lie')
+  await dead.server.start()
+  await until(async () => {
+    const results = await Promise.allSettled(lost.map((id) => store.get(id)))
+    return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
+  })
+  for (const { server } of cluster.masters) await server.stop()
+  await until(async () => (await Promise.allSettled([store.ping()]))[0]?.status === 'rejected')
+  const renewal = { id: newId(), token, ...SPANS }
+  for (const ask of [store.ping, store.traits, () => store.due(10), () => store.renew([renewal])])
+    await t.rejects(async () => void (await ask()), { name: 'StoreUnavailable' })
+  await until(() => events.some((event) => event.startsWith('error: no node of the cluster answers: ')))
+  const late = await open(t, cluster.url, FAST)
+  await t.rejects(late.store.get(newId()), { ...NOT_APPLIED, message: /no node of the cluster answers/ })
+  // Longer than until the second attempt.
+  await new Promise((later) => setTimeout(later, 800))
+  for (const { server } of cluster.masters) await server.start()
+  for (const one of [late.store, store])
+    await until(async () => {
+      const results = await Promise.allSettled(ids.map((id) => one.get(id)))
+      return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
+    })
+})
+
+void t.test('what the servers promise together is the least that one of them does', async (t) => {
+  const { store } = await open(t, cluster.url)
+  t.match(await store.traits(), {
+    durable: true,
+    evicts: false,
+    forgets: /^Claims wait for no replica/,
+    hasIdentity: true,
+    findings: [],
+    replication: 'claims wait for no replica (store.wait); no replica is connected',
+    topology:
+      /^3 masters share 256 shards of records: 127\.0\.0\.1:\d+ has \d+, .*; the largest share is 1\.\d\d times the mean$/,
+  })
+  const [first, second] = cluster.masters.map(({ server }) => server) as [RedisServer, RedisServer]
+  await first.command('CONFIG', 'SET', 'appendonly', 'no')
+  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
+  const { durable, evicts, findings } = await store.traits()
+  t.match({ durable, evicts, findings }, { durable: false, evicts: true })
+  t.match(findings.toSorted(), [
+    new RegExp(
+      `^127.0.0.1:${first.port}: appendonly is off|^127.0.0.1:${second.port}: maxmemory-policy is allkeys-lru`,
+    ),
+    /^127\.0\.0\.1/,
+  ])
+  await first.command('CONFIG', 'SET', 'appendonly', 'yes')
+  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+})
+
+void t.test('at start: no cluster, slots without a node, nobody there: one sentence each', async (t) => {
+  await using alone = await RedisServer.start()
+  await t.rejects(open(t, `redis+cluster://127.0.0.1:${alone.port}`), {
+    ...NOT_APPLIED,
+    message: `store.url: 127.0.0.1:${alone.port}: Redis refuses: ERR This instance has cluster support disabled; allowed: nodes of a cluster that covers all slots`,
+  })
+  await using node = await RedisServer.start({
+    args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())],
+  })
+  await node.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16_000)
+  await t.rejects(open(t, `redis+cluster://127.0.0.1:${node.port}`), {
+    ...NOT_APPLIED,
+    message: `store.url: 127.0.0.1:${node.port}: 383 of 16384 slots belong to no node; allowed: nodes of a cluster that covers all slots`,
+  })
+  const url = `redis+cluster://127.0.0.1:${await freePort()}`
+  const { store, events } = await open(t, url)
+  const message = /no node of the cluster answers: 127\.0\.0\.1:\d+: .*ECONNREFUSED/
+  for (const refused of [
+    async () => store.put(newId(), claim(), SPANS),
+    () => store.ping(),
+    () => store.due(10),
+    () => store.list('unresolved', null, 10),
+    () => store.list('all', null, 10),
+  ])
+    await t.rejects(async () => void (await refused()), { ...NOT_APPLIED, message })
+  const stop = await store.watch(newId(), () => {})
+  stop()
+  t.match(events, [message])
+  await store.close()
+  await t.rejects(store.ping(), { ...NOT_APPLIED, message: /closed/ })
+})
+
+/** Claims as a proxy does: asks again what got no answer, and knows its own claim by its token. */
+async function claimOnce(store: Store, id: RecordId): Promise<boolean> {
+  const token = newToken()
+  for (;;)
+    try {
+      const put = await store.put(id, bytesOf('in_progress', token), SPANS)
+      return put.done || put.bytes.includes(token)
+    } catch {
+      await new Promise((later) => setTimeout(later, 20))
+    }
+}
+
+for (const [how, fail] of [
+  ['killed', (master: RedisServer) => master.kill()],
+  [
+    'replaced by an operator',
+    async (_: RedisServer, replica: RedisServer) => void (await replica.command('CLUSTER', 'FAILOVER')),
+  ],
+] as const)
+  void t.test(`a master is ${how} under load: two replicas of the proxy execute no key twice`, async (t) => {
+    await using cluster = await RedisCluster.start({ replicas: 1, nodeTimeout: 2000 })
+    const stores = [(await open(t, cluster.url, FAST)).store, (await open(t, cluster.url, FAST)).store]
+    const executed = new Map<RecordId, number>()
+    const over = new AbortController()
+    const load = async (): Promise<void> => {
+      while (!over.signal.aborted) {
+        const id = newId()
+        const mine = await Promise.all(stores.map((store) => claimOnce(store, id)))
+        executed.set(id, mine.filter((one) => one).length)
+      }
+    }
+    const loads = Array.from({ length: 8 }, load)
+    await until(() => executed.size > 500)
+    const [master, replica] = [cluster.members[0], cluster.members[3]] as {
+      server: RedisServer
+      id: string
+    }[]
+    await fail(master?.server as RedisServer, replica?.server as RedisServer)
+    await until(async () => String(await replica?.server.command('ROLE')).startsWith('master'))
+    const then = executed.size
+    await until(() => executed.size > then + 500)
+    over.abort()
+    await Promise.all(loads)
+    t.same(
+      [...executed.values()].filter((times) => times > 1),
+      [],
+      `of ${executed.size} keys`,
+    )
+    // Asynchronous replication may lose a claim. Whatever was not lost is not given out again.
+    const [store] = stores as [Store]
+    const claimed = [...executed].filter(([, times]) => times === 1).map(([id]) => id)
+    const lost: RecordId[] = []
+    const again: RecordId[] = []
+    for (const id of claimed) {
+      if ((await store.get(id)).bytes === null) lost.push(id)
+      if (await claimOnce(store, id)) again.push(id)
+    }
+    t.same(again, lost, `${lost.length} of ${claimed.length} claims were lost`)
+    if (how !== 'killed') t.same(lost, [])
+  })
+
+const text = (word: string) => `$${Buffer.byteLength(word)}\r\n${word}\r\n`
+const slots = (...ranges: readonly [first: number, last: number, port: number][]) =>
+  `*${ranges.length}\r\n${ranges
+    .map(([first, last, port]) => `*3\r\n:${first}\r\n:${last}\r\n*3\r\n$-1\r\n:${port}\r\n${text('id')}`)
+    .join('')}`
+
+/** A node that says of the map what `map` says, and leaves the rest to `answer`. It does not say its own name, as behind a proxy. */
+async function fakeNode(
+  t: Test,
+  map: (port: number) => string | null,
+  answer: (command: readonly string[]) => string | null,
+) {
+  const asked: string[] = []
+  const node = await fake(
+    t,
+    greeting((command, socket) => {
+      const { localPort = 0 } = socket
+      if (command[0] === 'cluster') return map(localPort)
+      asked.push(command[0] as string)
+      return answer(command)
+    }),
+  )
+  return { ...node, asked, cluster: node.url.replace('redis:', 'redis+cluster:') }
+}
+
+const whole = (port: number) => slots([0, 16_383, port])
+/** Of a script that reads: its number is its last argument. */
+const found = (command: readonly string[]) => `*3\r\n:1\r\n$-1\r\n:${command.at(-1)}\r\n`
+
+void t.test('a command is redirected three times, and then was not applied', async (t) => {
+  let other = 0
+  const one = await fakeNode(t, whole, () => `-MOVED 1 :${other}\r\n`)
+  const two = await fakeNode(t, whole, () => `-MOVED 1 ?:${one.port}\r\n`)
+  other = two.port
+  const { store } = await open(t, one.cluster)
+  await t.rejects(store.get(newId()), { ...NOT_APPLIED, message: /MOVED/ })
+  t.equal(one.asked.length + two.asked.length, 4)
+})
+
+void t.test('a node whose replies are shifted by one is not believed after ASK either', async (t) => {
+  const shifted = await fakeNode(
+    t,
+    () => null,
+    (command) => (command[0] === 'asking' ? found(command) : '+OK\r\n'),
+  )
+  const node = await fakeNode(t, whole, () => `-ASK 1 127.0.0.1:${shifted.port}\r\n`)
+  const { store } = await open(t, node.cluster)
+  await t.rejects(store.get(newId()), { ...APPLIED, message: /Connection is closed/ })
+})
+
+void t.test('redirects and all, a command takes no longer than its timeout', async (t) => {
+  const hanging = await fakeNode(
+    t,
+    () => null,
+    () => null,
+  )
+  const silent = await fake(t, () => null)
+  for (const [port, result] of [
+    [hanging.port, { ...APPLIED, message: /timed out/ }],
+    [silent.port, { ...NOT_APPLIED, message: /MOVED|ASK|closed/ }],
+    [await freePort(), { ...NOT_APPLIED, message: /not connected/ }],
+  ] as const)
+    for (const kind of ['MOVED', 'ASK']) {
+      const node = await fakeNode(t, whole, () => `-${kind} 1 127.0.0.1:${port}\r\n`)
+      const { store } = await open(t, node.cluster, FAST)
+      await t.rejects(store.get(newId()), result)
+    }
+  t.same(hanging.asked, ['evalsha', 'asking', 'eval'])
+})
+
+void t.test('a node that is cut off from the others is left for what they say', async (t) => {
+  let map = whole
+  const next = await fakeNode(t, whole, (command) =>
+    command[0] === 'ssubscribe' ? `*3\r\n${text('ssubscribe')}${text('x')}:1\r\n` : found(command),
+  )
+  const cutOff = await fakeNode(
+    t,
+    (port) => map(port),
+    () => '-CLUSTERDOWN The cluster is down\r\n',
+  )
+  const { store } = await open(t, cutOff.cluster)
+  await t.rejects(store.get(newId()), { ...NOT_APPLIED, message: /CLUSTERDOWN/ })
+  let told = 0
+  await store.watch(newId(), () => void told++)
+  map = () => whole(next.port)
+  await until(() => told > 0)
+  t.equal((await store.get(newId())).now, 1)
+  t.same(next.asked, ['ssubscribe', 'evalsha'])
+})
+
+void t.test('a node that was taken out of the cluster, and knows of no other, changes nothing', async (t) => {
+  const node = await fakeNode(t, whole, found)
+  const reset = await fakeNode(
+    t,
+    () => '*0\r\n',
+    () => null,
+  )
+  const { store } = await open(t, `${reset.cluster},127.0.0.1:${node.port}`)
+  t.equal((await store.get(newId())).now, 1, 'at start')
+  let map = whole
+  const other = await fakeNode(t, (port) => map(port), found)
+  const { store: later } = await open(t, other.cluster)
+  map = () => '*0\r\n'
+  await t.rejects(later.list('all', null, 10), { ...NOT_APPLIED, message: /not connected/ })
+  await t.rejects(later.traits(), APPLIED, 'the map was read')
+  await until(async () => (await Promise.allSettled([later.get(newId())]))[0]?.status === 'fulfilled')
+})
+
+void t.test('a list that ends while slots move begins anew', async (t) => {
+  let scans = 0
+  // Other slots, the same node: a part of them has come back.
+  const map = (port: number) => (scans === 1 ? slots([0, 1, port], [2, 16_383, port]) : whole(port))
+  const node = await fakeNode(t, map, () => {
+    scans++
+    return `*2\r\n${text('0')}*0\r\n`
+  })
+  const { store } = await open(t, node.cluster)
+  const { ids, next } = await store.list('all', null, 10)
+  t.same(ids, [])
+  t.match(next, /^[0-9a-f]{8}\.0\.0$/)
+  t.match((await store.list('all', next, 10)).next, /^[0-9a-f]{8}\.0\.0$/, 'back again')
+  t.same(await store.list('all', null, 10), { ids: [], next: null })
+})
+
+void t.test('a map that is none is not followed', async (t) => {
+  for (const nonsense of [
+    '+OK',
+    '*1\r\n:1',
+    '*1\r\n*2\r\n:0\r\n:1',
+    '*1\r\n*3\r\n:0\r\n:1\r\n:1',
+    '*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\nh',
+  ]) {
+    const node = await fakeNode(
+      t,
+      () => `${nonsense}\r\n`,
+      () => null,
+    )
+    const { store } = await open(t, node.cluster)
+    await t.rejects(
+      store.ping(),
+      { ...NOT_APPLIED, message: /no node of the cluster answers: .*do not belong/ },
+      nonsense,
+    )
+  }
+})
+
+void t.test('closed before it is open', async (t) => {
+  const node = await fakeNode(t, whole, () => null)
+  const events = {
+    onEvent() {},
+    onReady() {},
+    identifies: false,
+    onMap: () => t.fail('there is nobody to tell'),
+  }
+  const cluster = new Cluster(
+    {
+      kind: 'cluster',
+      hosts: [{ host: '127.0.0.1', port: node.port }],
+      server: { username: '', password: '', db: 0 },
+    },
+    PATIENT,
+    events,
+  )
+  const opening = cluster.open().catch((error: unknown) => error)
+  await cluster.close()
+  await opening
+  await t.rejects(
+    cluster.askAnyone('time', [], () => {}),
+    { message: /closed/ },
+  )
+})

@@ -1,0 +1,387 @@
+import type { Socket } from 'node:net'
+import t, { type Test } from 'tap'
+import type { Millis } from '../../src/core/record.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { redisUrl } from '../../src/store/redis-url.ts'
+import type { Store } from '../../src/store/register.ts'
+import { fake, greeting } from '../support/fake-redis.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import { relay } from '../support/relay.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+
+t.setTimeout(300_000)
+
+const FAST: Millis = 300
+const PATIENT: Millis = 10_000
+const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
+
+const claim = () => bytesOf('in_progress', newToken())
+
+async function open(t: Test, url: string, timeoutMs = PATIENT) {
+  const events: string[] = []
+  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
+  const store = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
+  t.teardown(() => store.close())
+  return { store, events }
+}
+
+const writes = (store: Store) => async () => {
+  try {
+    return (await store.put(newId(), claim(), SPANS)).done
+  } catch {
+    return false
+  }
+}
+
+const group = await SentinelGroup.start()
+t.teardown(() => group[Symbol.asyncDispose]())
+let skew = 0
+
+registerContract(t, 'redis through Sentinel', async () => {
+  const open = (service = 'pay') =>
+    openRedisStore({ url: group.url, service, timeoutMs: PATIENT, onEvent: () => {}, skew: () => skew })
+  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
+  await (await group.master())?.command('FLUSHALL')
+  return {
+    register,
+    peer,
+    other,
+    tellsPeers: true,
+    advance: (ms) => void (skew += ms),
+    [Symbol.asyncDispose]: async () =>
+      void (await Promise.all([register.close(), peer.close(), other.close()])),
+  }
+})
+
+void t.test('an operator’s failover is followed, by operations and by watching', async (t) => {
+  const { store, events } = await open(t, group.url)
+  const peer = (await open(t, group.url)).store
+  const before = await group.master()
+  t.equal(
+    (await store.traits()).topology,
+    `of 3 Sentinels 3 answered; the latest configuration (epoch 0) names 127.0.0.1:${before?.port} as the master "${MASTER}"`,
+  )
+  const id = newId()
+  let told = 0
+  await store.watch(id, () => void told++)
+  t.ok((await store.put(id, claim(), SPANS)).done)
+  await group.failover()
+  await until(async () => {
+    const now = await group.master()
+    return now !== undefined && now !== before
+  })
+  const after = await group.master()
+  await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
+  await until(() => told > 0)
+  t.ok((await store.get(id)).bytes, 'what was replicated is there')
+  const { bytes } = await store.get(id)
+  const seen = told
+  await until(writes(peer))
+  const version = (bytes as Buffer).readUIntBE(4, 6)
+  t.ok((await peer.swap(id, { version }, bytesOf('unknown', newToken()), SPANS, false)).done)
+  await until(() => told > seen)
+})
+
+for (const [what, end] of [
+  ['killed', (server: RedisServer) => server.kill()],
+  ['paused', async (server: RedisServer) => server.pause()],
+] as const)
+  void t.test(`a master that is ${what} is replaced by what the Sentinels promote`, async (t) => {
+    await using group = await SentinelGroup.start()
+    const { store, events } = await open(t, group.url, FAST)
+    const id = newId()
+    t.ok((await store.put(id, claim(), SPANS)).done)
+    const before = (await group.master()) as RedisServer
+    await before.command('WAIT', 2, 0)
+    await group.impatient()
+    await end(before)
+    await until(writes(store))
+    // The other Sentinels hear of it a little later.
+    await until(async () => ![undefined, before].includes(await group.master()))
+    const after = await group.master()
+    t.equal(events.at(-1), `connected: 127.0.0.1:${after?.port}`)
+    t.ok((await store.get(id)).bytes)
+    if (what === 'paused') before.resume()
+    else await before.start()
+    t.ok((await store.get(id)).bytes, 'the old one is not asked')
+  })
+
+void t.test('any Sentinel will do: one that is down and one that hangs are not waited for', async (t) => {
+  await using group = await SentinelGroup.start()
+  await group.sentinels[0]?.stop()
+  group.sentinels[1]?.pause()
+  const { store } = await open(t, group.url)
+  t.ok(await writes(store)())
+  await group.servers[0]?.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await until(writes(store))
+  group.sentinels[1]?.resume()
+})
+
+void t.test('a server that is no master is not talked to, whatever the Sentinels say', async (t) => {
+  await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', '1'] })
+  await using sentinel = await RedisServer.start({
+    sentinel: [`sentinel monitor ${MASTER} 127.0.0.1 ${replica.port} 1`],
+  })
+  const { store, events } = await open(t, `redis+sentinel://127.0.0.1:${sentinel.port}/${MASTER}/0`)
+  await t.rejects(store.get(newId()), {
+    ...NOT_APPLIED,
+    message: new RegExp(`127.0.0.1:${replica.port} is no master but a replica`),
+  })
+  t.notOk(events.some((event) => event.startsWith('connected')))
+  await replica.command('REPLICAOF', 'NO', 'ONE')
+  await until(writes(store))
+})
+
+const CONFIGURATION = '*2\r\n$12\r\nconfig-epoch\r\n$1\r\n0\r\n'
+
+/** A Sentinel whose subscribers hear what the test says, and what it answers to them. */
+async function fakeSentinel(
+  t: Test,
+  master: () => string | null,
+  subscribed = '*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n',
+  configuration = CONFIGURATION,
+) {
+  const subscribers: Socket[] = []
+  const sentinel = await fake(
+    t,
+    greeting(([name, question], socket) => {
+      if (name === 'sentinel') return question === 'master' ? configuration : master()
+      subscribers.push(socket)
+      return subscribed
+    }),
+  )
+  const tell = (text: string): void => {
+    const words = ['message', '+switch-master', text].map((word) => `$${word.length}\r\n${word}\r\n`)
+    for (const socket of subscribers) socket.write(`*3\r\n${words.join('')}`)
+  }
+  const { port } = sentinel
+  return { url: `redis+sentinel://127.0.0.1:${port}/${MASTER}`, port, subscribers, tell }
+}
+
+const hostsOf = (servers: readonly { readonly port: number }[]) =>
+  servers.map(({ port }) => `127.0.0.1:${port}`).join(',')
+
+const addressReply = (port: number) => `*2\r\n$9\r\n127.0.0.1\r\n$${String(port).length}\r\n${port}\r\n`
+
+void t.test('a switch is followed though the old master is there and answers', async (t) => {
+  await using old = await RedisServer.start()
+  await using next = await RedisServer.start()
+  let { port } = old
+  const { url, subscribers, tell } = await fakeSentinel(t, () => addressReply(port))
+  const { store, events } = await open(t, url)
+  await until(() => subscribers.length > 0)
+  tell(`other 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
+  tell(`${MASTER} 127.0.0.1 ${next.port} 127.0.0.1 ${old.port}`)
+  await store.ping()
+  t.equal(events.length, 1, 'another master, and the one that is used already')
+  port = next.port
+  tell(`${MASTER} 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
+  await until(() => events.at(-1) === `connected: 127.0.0.1:${next.port}`)
+  t.ok(await writes(store)())
+  t.equal(await next.command('DBSIZE'), 2)
+  t.equal(await old.command('DBSIZE'), 0)
+})
+
+void t.test('a switch that was missed is found out when a Sentinel is listened to again', async (t) => {
+  await using group = await SentinelGroup.start()
+  const before = (await group.master()) as RedisServer
+  // Nobody makes it a replica: it goes on taking writes.
+  await before.command('ACL', 'SETUSER', 'default', '-multi', '-slaveof', '-replicaof', '-client|kill')
+  const relays = await Promise.all(group.sentinels.map(({ port }) => relay(port)))
+  t.teardown(() => Promise.all(relays.map((one) => one[Symbol.asyncDispose]())))
+  const { store, events } = await open(t, `redis+sentinel://${hostsOf(relays)}/${MASTER}`)
+  for (const one of relays) {
+    one.accept = false
+    one.cut()
+  }
+  await group.impatient()
+  before.pause()
+  // Every one of them has said so.
+  for (const one of group.sentinels)
+    await until(
+      async () => !String(await one.command('SENTINEL', 'MASTER', MASTER)).includes(`,${before.port},`),
+    )
+  before.resume()
+  t.ok(await writes(store)(), 'nobody has told')
+  t.equal(events.length, 1)
+  for (const one of relays) one.accept = true
+  const after = await group.master()
+  await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
+  t.ok(await writes(store)())
+  t.match(await before.command('ROLE'), ['master'], 'the old one would still have taken it')
+})
+
+void t.test('a Sentinel that slept through a failover does not win by answering first', async (t) => {
+  await using old = await RedisServer.start()
+  await using next = await RedisServer.start()
+  const sentinelOf = ({ port }: RedisServer, epoch: number) =>
+    RedisServer.start({
+      sentinel: [
+        `sentinel monitor ${MASTER} 127.0.0.1 ${port} 1`,
+        `sentinel config-epoch ${MASTER} ${epoch}`,
+      ],
+    })
+  await using stale = await sentinelOf(old, 3)
+  await using fresh = await sentinelOf(next, 4)
+  await using first = await relay(stale.port)
+  await using second = await relay(fresh.port)
+  second.holdReplies = true
+  first.onReply = (bytes) => {
+    if (String(bytes).includes(String(old.port))) setImmediate(() => second.release())
+  }
+  const { store, events } = await open(t, `redis+sentinel://${hostsOf([first, second])}/${MASTER}`)
+  t.strictSame(events, [`connected: 127.0.0.1:${next.port}`])
+  t.ok(await writes(store)())
+  t.equal(
+    (await store.traits()).topology,
+    `of 2 Sentinels 2 answered; the latest configuration (epoch 4) names 127.0.0.1:${next.port} as the master "${MASTER}"`,
+  )
+  // It is listened to again, and what it says is old.
+  first.cut()
+  const listens = Promise.withResolvers<void>()
+  first.onReply = (bytes) => void (String(bytes).includes(String(old.port)) && listens.resolve())
+  await listens.promise
+  t.ok(await writes(store)())
+  t.equal(events.length, 1)
+})
+
+void t.test('what a Sentinel says while it is asked counts more than its answer', async (t) => {
+  await using old = await RedisServer.start()
+  await using next = await RedisServer.start()
+  let { port } = old
+  let isLost = false
+  const sentinel = await fakeSentinel(t, () => {
+    const answer = addressReply(port)
+    if (isLost && port === old.port)
+      setImmediate(() => {
+        port = next.port
+        sentinel.tell(`${MASTER} 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
+      })
+    return answer
+  })
+  // The others are waited for meanwhile.
+  const silent = await fakeSentinel(t, () => null)
+  const url = `redis+sentinel://${hostsOf([sentinel, silent])}/${MASTER}`
+  const { store, events } = await open(t, url)
+  await until(() => sentinel.subscribers.length > 0)
+  isLost = true
+  await old.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await until(writes(store))
+  const [before, after] = [old, next].map(({ port }) => `connected: 127.0.0.1:${port}`)
+  t.strictSame(
+    events.filter((event) => event.startsWith('connected')),
+    [before, after],
+  )
+})
+
+void t.test(
+  'Sentinels that answer nonsense name nobody; without news the master is used all the same',
+  async (t) => {
+    const nonsense = ['+OK\r\n', '*1\r\n$1\r\nx\r\n', '*0\r\n']
+    const sentinels = [
+      ...nonsense.map((one) => fakeSentinel(t, () => one)),
+      ...nonsense.map((one) => fakeSentinel(t, () => addressReply(1), undefined, one)),
+    ]
+    for (const { url } of await Promise.all(sentinels)) {
+      const { store } = await open(t, url)
+      await t.rejects(store.ping(), {
+        ...NOT_APPLIED,
+        message: /no Sentinel names the master.*replies do not belong/,
+      })
+    }
+    await using server = await RedisServer.start()
+    for (const refused of ['-NOPERM channel\r\n', '+OK\r\n']) {
+      const { url, subscribers } = await fakeSentinel(t, () => addressReply(server.port), refused)
+      const { store } = await open(t, url)
+      await until(() => subscribers.length > 0)
+      t.ok(await writes(store)())
+    }
+  },
+)
+
+void t.test('what a URL of Sentinels says', async (t) => {
+  const address = { port: 26_379, username: '', password: '', db: 0 }
+  t.strictSame(redisUrl('redis+sentinel://h1,h2:1/a.b-c_d'), {
+    kind: 'sentinel',
+    sentinels: [
+      { ...address, host: 'h1' },
+      { ...address, host: 'h2', port: 1 },
+    ],
+    master: 'a.b-c_d',
+    server: { username: '', password: '', db: 0 },
+  })
+  t.strictSame(
+    redisUrl('rediss+sentinel://u%40:p%2F@[::1]:7,[::2]/m/3?sentinelPassword=x%26y&sentinelUsername=z'),
+    {
+      kind: 'sentinel',
+      sentinels: [
+        { host: '::1', port: 7, username: 'z', password: 'x&y', db: 0, tls: {} },
+        { ...address, host: '::2', username: 'z', password: 'x&y', tls: {} },
+      ],
+      master: 'm',
+      server: { username: 'u@', password: 'p/', db: 3, tls: {} },
+    },
+  )
+})
+
+void t.test('Sentinels that know no such master, or none that answers: one sentence', async (t) => {
+  const wrong = group.url.replace(MASTER, 'paymnets')
+  await t.rejects(open(t, wrong), {
+    ...NOT_APPLIED,
+    message:
+      /^store\.url: no Sentinel of (127\.0\.0\.1:\d+(, )?){3} knows the master "paymnets"; allowed: a name that SENTINEL MASTERS tells$/,
+  })
+  const free = await freePort()
+  const nobody = await open(t, `redis+sentinel://127.0.0.1:${free}/${MASTER}`)
+  await t.rejects(nobody.store.ping(), {
+    ...NOT_APPLIED,
+    message: new RegExp(`no Sentinel names the master "${MASTER}": 127.0.0.1:${free}: .*ECONNREFUSED`),
+  })
+  const six = await open(t, `redis+sentinel://[::1]:${free}/${MASTER}`)
+  await t.rejects(six.store.ping(), { message: new RegExp(`: \\[::1\\]:${free}: `) })
+  const server = group.servers[0] as RedisServer
+  await t.rejects(open(t, `redis+sentinel://127.0.0.1:${server.port}/${MASTER}`), {
+    ...NOT_APPLIED,
+    message: `store.url: no Sentinel at 127.0.0.1:${server.port}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`,
+  })
+  const mixed = await open(t, `redis+sentinel://127.0.0.1:${server.port},127.0.0.1:${free}/${MASTER}`)
+  await t.rejects(mixed.store.ping(), { ...NOT_APPLIED, message: /unknown command 'sentinel'/ })
+  t.equal(mixed.events.length, 1)
+  const [sentinel] = group.sentinels
+  const alone = await open(t, String(sentinel?.url))
+  const { findings } = await alone.store.traits()
+  t.ok(findings.some((finding) => finding.startsWith('The server is a Sentinel, which holds no records')))
+})
+
+void t.test('passwords: of the servers, and of the Sentinels', async (t) => {
+  await using server = await RedisServer.start({ args: ['--requirepass', 'p@ss'] })
+  const monitor = [`sentinel monitor ${MASTER} 127.0.0.1 ${server.port} 1`]
+  await using unguarded = await RedisServer.start({ sentinel: monitor })
+  await using alike = await RedisServer.start({ sentinel: [...monitor, 'requirepass p@ss'] })
+  await using guarded = await RedisServer.start({
+    sentinel: [...monitor, 'requirepass other', 'user eye on >s3n ~* &* +@all'],
+  })
+  const url = ({ port }: RedisServer, credentials: string, query = '') =>
+    `redis+sentinel://${credentials}127.0.0.1:${port}/${MASTER}/0${query}`
+  for (const right of [
+    url(unguarded, ':p%40ss@'),
+    url(unguarded, 'default:p%40ss@'),
+    url(alike, ':p%40ss@'),
+    url(guarded, ':p%40ss@', '?sentinelPassword=other'),
+    url(guarded, 'default:p%40ss@', '?sentinelUsername=eye&sentinelPassword=s3n'),
+  ]) {
+    const { store } = await open(t, right)
+    t.ok(await writes(store)(), right)
+  }
+  for (const [wrong, message] of [
+    [url(unguarded, ''), /NOAUTH/],
+    [url(alike, 'default:p%40ss@'), /no Sentinel names the master.*NOAUTH/],
+    [url(guarded, ':p%40ss@'), /no Sentinel names the master.*WRONGPASS/],
+  ] as const) {
+    const { store, events } = await open(t, wrong)
+    await t.rejects(store.ping(), { ...NOT_APPLIED, message })
+    t.notMatch(JSON.stringify(events), /p@ss|other|s3n/)
+  }
+})

@@ -1,0 +1,116 @@
+import { dirname } from 'node:path'
+import t, { type Test } from 'tap'
+import { openRedisStore } from '../../src/store/redis.ts'
+import type { Store } from '../../src/store/register.ts'
+import { type Certificate, certificate } from '../support/certificates.ts'
+import { RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { SentinelGroup } from '../support/redis-sentinel.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+
+t.setTimeout(120_000)
+
+/** Of every server, of the proxy, and their authority. */
+const own = certificate('IP:127.0.0.1')
+const stranger = certificate('IP:127.0.0.1')
+t.teardown(() => {
+  own[Symbol.dispose]()
+  stranger[Symbol.dispose]()
+})
+const tls = { tls: dirname(own.certFile), mutual: true }
+/** docs/redis.md: what a user of an ACL needs. */
+const RIGHTS = [
+  'on',
+  '>p@ss',
+  '~idempotency:*',
+  '&*',
+  '+@all',
+  '-@dangerous',
+  '+info',
+  '+role',
+  '+cluster|slots',
+  '+asking',
+]
+
+async function open(t: Test, url: string): Promise<Store> {
+  const store = await openRedisStore({ url, service: 'pay', timeoutMs: 5000, grace: 0, onEvent: () => {} })
+  t.teardown(() => store.close())
+  return store
+}
+
+function urlOf(url: string, { certFile, keyFile }: Certificate, more = ''): string {
+  return `${url.replace('://', '://app:p%40ss@')}?cacert=${own.certFile}&cert=${certFile}&key=${keyFile}${more}`
+}
+
+const claim = (store: Store) => Promise.resolve(store.put(newId(), bytesOf('in_progress', newToken()), SPANS))
+
+async function works(t: Test, store: Store): Promise<void> {
+  for (let n = 0; n < 20; n++) t.match(await claim(store), { done: true })
+  const id = newId()
+  const token = newToken()
+  await store.put(id, bytesOf('in_progress', token), SPANS)
+  let told = 0
+  const stop = await store.watch(id, () => void told++)
+  const own = { token, states: ['in_progress'] } as const
+  t.match(await store.swap(id, own, bytesOf('completed', token), SPANS, false), { done: true })
+  await until(() => told > 0)
+  stop()
+}
+
+/** Whoever does not show a certificate of the authority gets nothing; nor does a server get anything that has another. */
+async function refusesOthers(t: Test, url: string): Promise<void> {
+  for (const [wrong, why] of [
+    [urlOf(url, stranger), /./],
+    [url.replace('://', '://app:p%40ss@').concat(`?cacert=${own.certFile}`), /./],
+    [urlOf(url, own).replace(own.certFile, stranger.certFile), /certificate/],
+  ] as const) {
+    const store = await open(t, wrong)
+    await t.rejects(claim(store), { name: 'StoreUnavailable', message: why })
+  }
+}
+
+void t.test('TLS with certificates of clients, and a user of an ACL: one server', async (t) => {
+  await using server = await RedisServer.start(tls)
+  await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
+  await works(t, await open(t, urlOf(server.url, own)))
+  await refusesOthers(t, server.url)
+})
+
+void t.test('TLS with certificates of clients, and a user of an ACL: Sentinel', async (t) => {
+  await using group = await SentinelGroup.start(tls)
+  for (const server of group.servers) await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
+  const sentinelRights = [
+    '+subscribe',
+    '+sentinel|master',
+    '+sentinel|get-master-addr-by-name',
+    '+auth',
+    '+hello',
+  ]
+  for (const sentinel of group.sentinels)
+    await sentinel.command('ACL', 'SETUSER', 'watcher', 'on', '>other', '&*', ...sentinelRights)
+  const more = '&sentinelUsername=watcher&sentinelPassword=other'
+  const store = await open(t, urlOf(group.url, own, more))
+  await works(t, store)
+  await refusesOthers(t, group.url)
+  await group.failover()
+  await until(
+    async () => (await group.master()) === group.servers[1] || (await group.master()) === group.servers[2],
+  )
+  await until(async () => (await claim(store).catch(() => null))?.done === true)
+  await works(t, store)
+})
+
+void t.test('TLS with certificates of clients, and a user of an ACL: a cluster', async (t) => {
+  await using cluster = await RedisCluster.start(tls)
+  for (const { server } of cluster.members) await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
+  await works(t, await open(t, urlOf(cluster.url, own)))
+  await refusesOthers(t, cluster.url)
+})
+
+void t.test('a file that is not there: one sentence at the start', async (t) => {
+  for (const url of ['rediss://h', 'rediss+sentinel://h/m', 'rediss+cluster://h'])
+    await t.rejects(open(t, `${url}?cacert=/nowhere/ca.pem`), {
+      name: 'StoreUnavailable',
+      message: /^store\.url: cacert cannot be read: ENOENT: .*\/nowhere\/ca\.pem/,
+    })
+})

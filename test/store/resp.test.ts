@@ -1,0 +1,185 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { CommandBuffer, headOf, Replies, type Reply, ReplyError } from '../../src/store/resp.ts'
+
+function parsed(...pieces: (string | Buffer)[]): Reply[] {
+  const replies: Reply[] = []
+  const parser = new Replies((reply) => void replies.push(reply))
+  for (const piece of pieces) {
+    const bytes = Buffer.from(piece as string, 'latin1')
+    parser.push(bytes)
+    // The connection reads into the same bytes again.
+    bytes.fill(0xee)
+  }
+  return replies
+}
+
+/** How a server writes it: the specification, read the other way round. */
+function written(reply: Reply): Buffer {
+  if (reply === null) return Buffer.from('$-1\r\n')
+  if (typeof reply === 'number') return Buffer.from(`:${reply}\r\n`)
+  if (typeof reply === 'string') return Buffer.from(`+${reply}\r\n`, 'latin1')
+  if (reply instanceof ReplyError) return Buffer.from(`-${reply.message}\r\n`)
+  if (Buffer.isBuffer(reply))
+    return Buffer.concat([Buffer.from(`$${reply.length}\r\n`), reply, Buffer.from('\r\n')])
+  return Buffer.concat([Buffer.from(`*${reply.length}\r\n`), ...reply.map(written)])
+}
+
+void t.test('each type of reply', async (t) => {
+  t.strictSame(parsed(':0\r\n:-1\r\n:1795000000000\r\n'), [0, -1, 1795000000000])
+  t.strictSame(parsed(':9007199254740991\r\n'), [9007199254740991])
+  t.strictSame(parsed('+OK\r\n+\r\n'), ['OK', ''])
+  t.strictSame(parsed('$0\r\n\r\n$2\r\n\r\n\r\n$-1\r\n*-1\r\n'), [
+    Buffer.alloc(0),
+    Buffer.from('\r\n'),
+    null,
+    null,
+  ])
+  t.strictSame(parsed('*0\r\n*2\r\n*1\r\n:1\r\n*0\r\n'), [[], [[1], []]])
+  t.strictSame(parsed('*3\r\n:0\r\n$-1\r\n-ERR ü\r\n'.replace('ü', '\xc3\xbc')), [
+    [0, null, new ReplyError('ERR ü')],
+  ])
+  t.equal(
+    new ReplyError("ERR unknown command 'AUTH', with args beginning with: 'app' 'secret'").message,
+    "ERR unknown command 'AUTH'",
+  )
+})
+
+const leaf = fc.oneof(
+  fc.constant(null),
+  fc.integer({ min: -(2 ** 31), max: 2 ** 31 }).map((n) => n || 0),
+  fc.constantFrom('OK', 'PONG', ''),
+  fc.uint8Array({ maxLength: 40 }).map((bytes) => Buffer.from(bytes)),
+  fc.constantFrom(0, 1, 4095, 4096, 4097, 70_000).map((length) => Buffer.alloc(length, '\r\n$1')),
+  fc.constant(new ReplyError('ERR because')),
+)
+const { reply } = fc.letrec<{ reply: Reply }>((tie) => ({
+  reply: fc.oneof({ maxDepth: 5 }, leaf, fc.array(tie('reply'), { maxLength: 5 })),
+}))
+
+void t.test('whatever comes, in whatever pieces, is what was sent', async (t) => {
+  fc.assert(
+    fc.property(
+      fc.array(reply, { maxLength: 8 }),
+      fc.infiniteStream(fc.integer({ min: 1, max: 40 })),
+      (sent, sizes) => {
+        const bytes = Buffer.concat(sent.map(written))
+        const pieces: Buffer[] = []
+        for (let at = 0; at < bytes.length; ) {
+          const [{ value: size }] = [sizes.next()]
+          // Small pieces, and some that hold many replies.
+          const end = at + (size > 30 ? size * 1000 : size)
+          pieces.push(bytes.subarray(at, end))
+          at = end
+        }
+        t.strictSame(parsed(...pieces), sent)
+        t.strictSame(parsed(bytes), sent)
+      },
+    ),
+    { numRuns: 200 },
+  )
+})
+
+void t.test('bytes one by one', async (t) => {
+  const sent: Reply[] = [
+    [1, 1795000000000, Buffer.from('a\r\nb')],
+    'OK',
+    new ReplyError('ERR'),
+    null,
+    [[], -12],
+  ]
+  const bytes = Buffer.concat(sent.map(written))
+  t.strictSame(parsed(...Array.from(bytes, (_, at) => bytes.subarray(at, at + 1))), sent)
+})
+
+void t.test('what is no RESP2 ends it at once, and what came before it counts', async (t) => {
+  const nonsense = {
+    'HTTP/1.1 400 Bad Request\r\n': /type 72/,
+    '\r\n': /type 13/,
+    '%1\r\n': /type 37/,
+    ':\r\n': /without digits/,
+    ':-\r\n': /without digits/,
+    ':1x\r\n': /other characters/,
+    [`:${'1'.repeat(20)}\r\n`]: /too many/,
+    ':1\n': /CR LF/,
+    '$-2\r\n': /-2 bytes/,
+    '$536870913\r\n': /536870913 bytes/,
+    '$1\r\nabc': /longer than it said/,
+    '$1\r\na\rc': /longer than it said/,
+    '*-2\r\n': /-2 elements/,
+    '*1048577\r\n': /1048577 elements/,
+    ['*1\r\n'.repeat(9)]: /too deep/,
+    [`+${'x'.repeat(70_000)}`]: /without an end/,
+    [`+${'x'.repeat(70_000)}\r\n`]: /without an end/,
+  }
+  for (const [bytes, message] of Object.entries(nonsense)) {
+    const replies: Reply[] = []
+    const parser = new Replies((reply) => void replies.push(reply))
+    t.throws(() => parser.push(Buffer.from(`:1\r\n${bytes}`, 'latin1')), { name: 'ProtocolError', message })
+    t.strictSame(replies, [1])
+  }
+  const parser = new Replies(() => {})
+  parser.push(Buffer.from(`+${'x'.repeat(40_000)}`))
+  t.throws(() => parser.push(Buffer.from('x'.repeat(40_000))), { message: /without an end/ })
+})
+
+/** A command is an array of bulk strings, as a reply may be. */
+function sent(outgoing: CommandBuffer): string[][] {
+  const commands: string[][] = []
+  const parser = new Replies(
+    (reply) => void commands.push((reply as Buffer[]).map((part) => part.toString('latin1'))),
+  )
+  for (const part of outgoing.take()) parser.push(part)
+  return commands
+}
+
+void t.test('commands arrive as they were meant', async (t) => {
+  const arg = fc.oneof(
+    fc.constantFrom('', 'idempotency:pay:{af}:r:x', 'NX'),
+    fc.integer(),
+    fc.uint8Array({ maxLength: 40 }).map((bytes) => Buffer.from(bytes)),
+    fc.constantFrom(4096, 4097, 65_536, 200_000).map((length) => Buffer.alloc(length, 'ab\r\n')),
+  )
+  fc.assert(
+    fc.property(
+      fc.array(fc.array(arg, { maxLength: 6 }), { maxLength: 40 }),
+      fc.boolean(),
+      (commands, reuses) => {
+        const outgoing = new CommandBuffer()
+        // What was taken is whole while what comes after is added.
+        const first = [...commands]
+        for (let round = 0; round < 2; round++) {
+          for (const args of first) outgoing.add(headOf('evalsha', 'abc'), args)
+          t.strictSame(
+            sent(outgoing),
+            first.map((args) => [
+              'evalsha',
+              'abc',
+              ...args.map((value) => (Buffer.isBuffer(value) ? value.toString('latin1') : String(value))),
+            ]),
+          )
+          if (reuses) outgoing.reuse()
+        }
+      },
+    ),
+    { numRuns: 100 },
+  )
+})
+
+void t.test('large arguments are not copied, and what was taken is not written over', async (t) => {
+  const outgoing = new CommandBuffer()
+  const large = Buffer.alloc(65_536, 1)
+  outgoing.add(headOf('set'), ['a', large])
+  outgoing.add(headOf('get'), ['b'])
+  const taken = outgoing.take()
+  t.equal(taken[1], large)
+  t.equal(taken.length, 3)
+  const before = taken.map((part) => Buffer.from(part))
+  for (let n = 0; n < 3000; n++) outgoing.add(headOf('get'), ['c'.repeat(43)])
+  t.strictSame(taken, before)
+  t.equal(sent(outgoing).length, 3000)
+  t.strictSame(outgoing.take(), [])
+  const huge = 'x'.repeat(100_000)
+  outgoing.add(headOf('eval', huge), [])
+  t.strictSame(sent(outgoing), [['eval', huge]])
+})

@@ -1,0 +1,35 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { Schedule } from '../../src/store/schedule.ts'
+import { NONE } from '../../src/store/slots.ts'
+
+void t.test('the earliest comes first, whatever was moved and taken out before', async (t) => {
+  const slot = fc.oneof(fc.nat(20), fc.nat(2000))
+  const change = fc.record({ slot, time: fc.option(fc.nat(100)) })
+  fc.assert(
+    fc.property(fc.array(change, { maxLength: 200 }), (changes) => {
+      const model = new Map<number, number>()
+      const schedule = new Schedule()
+      for (const { slot, time } of changes)
+        if (time === null) {
+          model.delete(slot)
+          schedule.delete(slot)
+        } else {
+          model.set(slot, time)
+          schedule.set(slot, time)
+        }
+      const sorted = (slots: Iterable<number>) => JSON.stringify([...slots].sort((a, b) => a - b))
+      if (sorted(schedule.slots) !== sorted(model.keys())) return false
+      for (const time of [...model.values()].sort((a, b) => a - b)) {
+        if (schedule.due(time - 1) !== NONE) return false
+        const slot = schedule.due(time)
+        if (model.get(slot) !== time || schedule.timeOf(slot) !== time) return false
+        model.delete(slot)
+        schedule.delete(slot)
+      }
+      return schedule.due(Number.POSITIVE_INFINITY) === NONE
+    }),
+    { numRuns: 1000 },
+  )
+  t.pass()
+})

@@ -1,0 +1,56 @@
+import fc from 'fast-check'
+import t from 'tap'
+import { NONE, Slots } from '../../src/store/slots.ts'
+import { newId } from './fixtures.ts'
+
+void t.test('a name has one slot from when it comes until it goes, as in a Map', async (t) => {
+  // Short and alike, so that one is the beginning of another.
+  const name = fc.string({ unit: fc.constantFrom('a', 'b'), minLength: 1, maxLength: 5 })
+  const change = fc.record({ name, comes: fc.boolean() })
+  fc.assert(
+    fc.property(fc.array(change, { maxLength: 200 }), (changes) => {
+      const model = new Map<string, number>()
+      const slots = new Slots()
+      for (const { name, comes } of changes) {
+        const slot = slots.find(name)
+        if (slot !== (model.get(name) ?? NONE)) return false
+        if (comes && slot === NONE) {
+          const given = slots.add(name)
+          if ([...model.values()].includes(given)) return false
+          model.set(name, given)
+        } else if (!comes && slot !== NONE) {
+          slots.remove(slot)
+          model.delete(name)
+        }
+      }
+      const there = new Map([...slots.from(0)].map((slot) => [slots.nameOf(slot), slot]))
+      return (
+        there.size === model.size &&
+        [...model].every(([name, slot]) => slots.find(name) === slot && there.get(name) === slot)
+      )
+    }),
+    { numRuns: 1000 },
+  )
+  t.pass()
+})
+
+void t.test('it holds thousands, and forgets any of them', async (t) => {
+  const slots = new Slots()
+  const names = Array.from({ length: 5000 }, newId)
+  const given = names.map((name) => slots.add(name))
+  t.equal(new Set(given).size, names.length)
+  for (const [n, slot] of given.entries()) if (n % 3 === 0) slots.remove(slot)
+  for (const [n, name] of names.entries()) {
+    const expected = n % 3 === 0 ? NONE : given[n]
+    if (slots.find(name) !== expected) t.fail(`${name} has another slot`)
+  }
+  t.same(
+    [...slots.from(4000)].map((slot) => slots.nameOf(slot)),
+    names.filter((_, n) => n >= 4000 && n % 3 !== 0),
+  )
+  t.ok((given[0] as number) < names.length && slots.add(newId()) < names.length, 'slots are used again')
+})
+
+void t.test('what is longer than a record id is refused', async (t) => {
+  t.throws(() => new Slots().find('x'.repeat(44)), RangeError)
+})

@@ -1,0 +1,223 @@
+import assert from 'node:assert/strict'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import fc from 'fast-check'
+import t, { type Test } from 'tap'
+import { CREATE_JOURNAL, Journal } from '../../src/store/sqlite-journal.ts'
+import { tempDir } from './fixtures.ts'
+
+/** Three connections to one file, the third for another service. */
+function two(t: Test) {
+  const dir = tempDir()
+  const all = ['pay', 'pay', 'other'].map((service) => {
+    const db = new DatabaseSync(join(dir.path, 'j.db'))
+    db.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF')
+    if (service === 'pay') db.exec(CREATE_JOURNAL.replace('TABLE', 'TABLE IF NOT EXISTS'))
+    return { db, journal: new Journal(db, service, 1024) }
+  })
+  t.teardown(() => {
+    for (const { db } of all) db.close()
+    dir[Symbol.dispose]()
+  })
+  return all as [One, One, One]
+}
+interface One {
+  readonly db: DatabaseSync
+  readonly journal: Journal
+}
+
+function contentsOf(journal: Journal) {
+  return Object.fromEntries([...journal].map(([slot, bytes]) => [journal.idIn(slot), bytes.toString()]))
+}
+
+/** As a move does it. */
+function copy(journal: Journal, wanted: (id: string) => boolean): Float64Array {
+  const places = new Float64Array(10)
+  for (const slot of journal.slots()) {
+    const { id, place } = journal.at(slot) ?? assert.fail()
+    if (wanted(id)) places[slot] = place
+  }
+  return places
+}
+
+function transaction({ db, journal }: One, body: (journal: Journal) => void, end = 'COMMIT'): void {
+  db.exec('BEGIN IMMEDIATE')
+  journal.refresh()
+  body(journal)
+  if (end === 'COMMIT') journal.write()
+  db.exec(end)
+  if (end === 'ROLLBACK') journal.rollback()
+}
+
+void t.test('what one process writes, the other reads; a service reads only its own', async (t) => {
+  const [one, peer, other] = two(t)
+  transaction(one, (journal) => {
+    t.ok(journal.set('a', Buffer.from('first')))
+    t.ok(journal.set('a', Buffer.from('second')))
+    t.ok(journal.set('b', Buffer.from('kept')))
+    t.notOk(journal.set('c', Buffer.alloc(4097)), 'too large')
+  })
+  transaction(other, (journal) => void journal.set('a', Buffer.from('theirs')))
+  transaction(peer, (journal) => {
+    t.same(contentsOf(journal), { a: 'second', b: 'kept' })
+    t.equal(journal.entries, 3)
+    t.equal(journal.size, 2)
+    journal.remove('a')
+    journal.remove('never there')
+  })
+  transaction(one, (journal) => {
+    t.same(contentsOf(journal), { b: 'kept' })
+    t.equal(journal.get('a'), undefined)
+    t.ok(journal.has('b'))
+    t.same(
+      journal.take().map(([id]) => id),
+      ['b'],
+    )
+  })
+  transaction(peer, (journal) => {
+    t.same(contentsOf(journal), {})
+    t.equal(journal.entries, 0)
+  })
+  transaction(other, (journal) => t.same(contentsOf(journal), { a: 'theirs' }))
+})
+
+void t.test('a COMMIT that failed may have been applied: the file says what holds', async (t) => {
+  const [one, peer] = two(t)
+  transaction(one, (journal) => void journal.set('a', Buffer.from('before')))
+  one.db.exec('BEGIN IMMEDIATE')
+  one.journal.refresh()
+  one.journal.set('a', Buffer.from('after'))
+  one.journal.write()
+  one.db.exec('COMMIT')
+  one.journal.rollback()
+  transaction(one, (journal) => t.same(contentsOf(journal), { a: 'after' }))
+
+  one.db.exec('BEGIN IMMEDIATE')
+  one.journal.refresh()
+  one.journal.take()
+  one.db.exec('ROLLBACK')
+  one.journal.rollback()
+  for (const each of [one, peer]) transaction(each, (journal) => t.same(contentsOf(journal), { a: 'after' }))
+})
+
+void t.test('what has changed since it was copied stays when the rest is dropped', async (t) => {
+  const [one, peer] = two(t)
+  transaction(one, (journal) => {
+    for (const id of ['b', 'a', 'gone']) journal.set(id, Buffer.from('first'))
+    t.same(
+      journal.slots().map((slot) => journal.at(slot)?.id),
+      ['a', 'b', 'gone'],
+    )
+    t.ok(journal.length > 15)
+  })
+  let copied: Float64Array = new Float64Array()
+  transaction(one, (journal) => {
+    copied = copy(journal, () => true)
+    t.equal(journal.at(3), null, 'nobody has had that slot')
+  })
+  transaction(peer, (journal) => {
+    journal.set('b', Buffer.from('later'))
+    journal.remove('gone')
+    journal.set('c', Buffer.from('new'))
+  })
+  transaction(one, (journal) => journal.drop(copied), 'ROLLBACK')
+  for (const each of [one, peer])
+    transaction(each, (journal) => t.same(contentsOf(journal), { a: 'first', b: 'later', c: 'new' }))
+  // All was read anew: that it was copied is not known any more.
+  transaction(one, (journal) => journal.drop(copied))
+  transaction(one, (journal) => {
+    t.same(contentsOf(journal), { a: 'first', b: 'later', c: 'new' })
+    copied = copy(journal, (id) => id === 'a')
+  })
+  transaction(one, (journal) => journal.drop(copied))
+  for (const each of [one, peer])
+    transaction(each, (journal) => {
+      t.same(contentsOf(journal), { b: 'later', c: 'new' })
+      t.equal(journal.entries, 2)
+    })
+})
+
+const step = fc.record({
+  who: fc.constantFrom(0, 1),
+  what: fc.array(
+    fc.record({ id: fc.constantFrom('a', 'bb', 'ccc'), length: fc.nat({ max: 4096 }), remove: fc.boolean() }),
+    { maxLength: 20 },
+  ),
+  take: fc.boolean(),
+  drop: fc.boolean(),
+  end: fc.constantFrom('COMMIT', 'COMMIT', 'ROLLBACK'),
+})
+
+void t.test('whatever is written, taken and rolled back, both see what was committed', async (t) => {
+  for (const steps of fc.sample(fc.array(step, { minLength: 4, maxLength: 12 }), 40)) {
+    const all = two(t)
+    let model = new Map<string, string>()
+    for (const { who, what, take, drop, end } of steps) {
+      const after = new Map(model)
+      let copied: Float64Array = new Float64Array()
+      if (drop) transaction(all[who], (journal) => void (copied = copy(journal, (id) => id === 'a')))
+      const isAsCopied = (journal: Journal): boolean =>
+        copy(journal, (id) => id === 'a').some((place, slot) => place !== 0 && place === copied[slot])
+      transaction(
+        all[who],
+        (journal) => {
+          for (const { id, length, remove } of what)
+            if (remove) {
+              journal.remove(id)
+              after.delete(id)
+            } else {
+              const text = String(length).padEnd(length || 1, '.')
+              journal.set(id, Buffer.from(text))
+              after.set(id, text)
+            }
+          if (!take && !drop) return
+          journal.write()
+          if (!take) {
+            if (isAsCopied(journal)) after.delete('a')
+            return journal.drop(copied)
+          }
+          const taken = journal.take().map(([id, bytes]) => [id, bytes.toString()])
+          t.same(Object.fromEntries(taken), Object.fromEntries(after))
+          after.clear()
+        },
+        end,
+      )
+      if (end === 'COMMIT') model = after
+      for (const each of all.slice(0, 2))
+        transaction(each, (journal) => t.same(contentsOf(journal), Object.fromEntries(model)))
+    }
+  }
+})
+
+void t.test('a full file can be emptied', async (t) => {
+  const [one] = two(t)
+  const { db } = one
+  transaction(one, (journal) => {
+    for (let n = 0; n < 100; n++) journal.set(`id ${n}`, Buffer.alloc(3000, 'x'))
+  })
+  const { page_count: pages } = db.prepare('PRAGMA page_count').get() as { page_count: number }
+  db.exec(`PRAGMA max_page_count = ${pages}`)
+  const put = () => transaction(one, (journal) => void journal.set('more', Buffer.alloc(4000)))
+  t.throws(put, { message: /full/ })
+  one.journal.rollback()
+  transaction(one, (journal) => t.equal(journal.take().length, 100))
+  put()
+  transaction(one, (journal) => t.equal(journal.size, 1))
+})
+
+void t.test('a transaction that could not begin changes nothing, also after one that failed', async (t) => {
+  const [one] = two(t)
+  const { db, journal } = one
+  transaction(one, () => void journal.set('a', Buffer.from('kept')))
+  db.exec('BEGIN IMMEDIATE')
+  journal.refresh()
+  journal.set('b', Buffer.from('never committed'))
+  journal.set('b', Buffer.from('nor this'))
+  db.exec('ROLLBACK')
+  journal.rollback()
+  // BEGIN IMMEDIATE of the second try: SQLITE_BUSY.
+  journal.rollback()
+  t.same(contentsOf(journal), { a: 'kept' })
+  t.equal(journal.entries, 1)
+  transaction(one, () => t.same(contentsOf(journal), { a: 'kept' }))
+})

@@ -1,0 +1,320 @@
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { encodeDraft, readStamps } from '../../src/store/codec.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { type Store, StoreUnavailable } from '../../src/store/register.ts'
+import { tiered } from '../../src/store/tiered.ts'
+import { emptyRedis } from '../support/redis.ts'
+import { registerContract } from './contract.ts'
+import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+
+t.setTimeout(120_000)
+
+const redis = await emptyRedis(t)
+const LIFE = 10 * MINUTE
+const secret = Buffer.alloc(0)
+let skew = 0
+const clock = () => Date.now() + skew
+const monotonic = () => performance.now() + skew
+const memory = () => memoryStore({ clock, maxBytes: MEMORY_BYTES })
+
+registerContract(t, 'tiered', async () => {
+  const primary = memory()
+  const cache = () =>
+    openRedisStore({ url: redis.url, service: 'pay~', timeoutMs: 5000, grace: 0, onEvent: () => {} })
+  const options = { life: LIFE, secret, monotonic }
+  const register = tiered(primary, await cache(), options)
+  const peer = tiered(primary, await cache(), options)
+  return {
+    register,
+    peer,
+    other: null,
+    tellsPeers: true,
+    advance: (ms) => void (skew += ms),
+    [Symbol.asyncDispose]: async () => void (await Promise.all([register.close(), peer.close()])),
+  }
+})
+
+interface Tiers {
+  readonly register: Store
+  readonly peer: Store
+  readonly cache: Store
+  /** Operations, in order; `later`: resolves when what is beside the requests is done. */
+  readonly asked: string[]
+  readonly later: () => Promise<void>
+}
+
+/** Two replicas; `ask` may take the place of the cache's answer. */
+function tiersOf(ask: (operation: string, run: () => unknown) => unknown = (_, run) => run()): Tiers {
+  const asked: string[] = []
+  const counted = (name: string, store: Store, through: typeof ask): Store => ({
+    ...store,
+    put: (...args) => {
+      asked.push(`${name} put`)
+      return through('put', () => store.put(...args)) as ReturnType<Store['put']>
+    },
+    swap: (...args) => {
+      asked.push(`${name} swap`)
+      return through('swap', () => store.swap(...args)) as ReturnType<Store['swap']>
+    },
+    get: async (id) => {
+      asked.push(`${name} get`)
+      return through('get', () => store.get(id)) as ReturnType<Store['get']>
+    },
+    remove: async (...args) => {
+      asked.push(`${name} remove`)
+      return through('remove', () => store.remove(...args)) as ReturnType<Store['remove']>
+    },
+  })
+  const [primary, cache] = [memory(), memory()]
+  const make = () =>
+    tiered(
+      counted('primary', primary, (_, run) => run()),
+      counted('cache', cache, ask),
+      { life: LIFE, secret, monotonic },
+    )
+  return {
+    register: make(),
+    peer: make(),
+    cache,
+    asked,
+    later: async () => {
+      for (let n = 0; n < 20; n++) await new Promise((next) => setImmediate(next))
+    },
+  }
+}
+
+const claim = async (store: Store, id: RecordId, token = newToken()) =>
+  store.put(id, bytesOf('in_progress', token), SPANS)
+const BODY = Buffer.from('the first answer')
+async function executed({ register, asked, later }: Tiers, id = newId(), body = BODY): Promise<RecordId> {
+  const token = newToken()
+  await claim(register, id, token)
+  const bytes = encodeDraft(draft('completed', token, { result: response(body) }))
+  await register.swap(id, { token, states: ['in_progress'] }, bytes, SPANS, false)
+  await later()
+  asked.length = 0
+  return id
+}
+async function replayed(t: Test, store: Store, id: RecordId, body = BODY): Promise<void> {
+  const reply = await claim(store, id)
+  t.notOk(reply.done)
+  if (!reply.done) t.ok(reply.bytes.includes(body), 'the answer that was given')
+}
+
+void t.test('a first execution waits for no cache, a retry after it asks nothing else', async (t) => {
+  const tiers = tiersOf()
+  const { register, asked, later } = tiers
+  const [id, token] = [newId(), newToken()]
+  await claim(register, id, token)
+  t.same(asked, ['primary put'])
+  await claim(register, id)
+  t.same(asked, ['primary put', 'primary put'], 'nor does who meets it in progress')
+  const swapped = register.swap(
+    id,
+    { token, states: ['in_progress'] },
+    bytesOf('completed', token),
+    SPANS,
+    false,
+  )
+  t.match(await swapped, { done: true })
+  await later()
+  t.same(asked.slice(2), ['primary swap', 'cache put'])
+  asked.length = 0
+  const there = (await register.get(id)).bytes as Buffer
+  const reply = await claim(register, id)
+  t.ok(!reply.done && reply.bytes.equals(there), 'with the stamps of the primary')
+  t.same(asked, ['primary get', 'cache get'])
+})
+
+void t.test('W10 another replica hears of the primary first, and asks the cache from then on', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  await replayed(t, tiers.peer, id)
+  await tiers.later()
+  t.same(tiers.asked, ['primary put', 'cache put'])
+  await replayed(t, tiers.peer, id)
+  t.same(tiers.asked.slice(2), ['cache get'])
+})
+
+void t.test(
+  'W10 a cache that is flushed, dead or lying is as good as none: the primary decides',
+  async (t) => {
+    let fault: ((reply: { bytes: Buffer | null }) => unknown) | null = null
+    const tiers = tiersOf(async (operation, run) => {
+      const reply = (await run()) as { bytes: Buffer | null }
+      return fault === null || operation !== 'get' ? reply : fault(reply)
+    })
+    const id = await executed(tiers)
+    const otherId = await executed(tiers, newId(), Buffer.from('the answer of somebody else'))
+    const other = (await tiers.cache.get(otherId)).bytes as Buffer
+    const changed = (at: number) => (reply: { bytes: Buffer | null }) => {
+      const bytes = Buffer.from(reply.bytes as Buffer)
+      bytes[at < 0 ? bytes.length + at : at] = Number(bytes[at < 0 ? bytes.length + at : at]) ^ 1
+      return { ...reply, bytes }
+    }
+    for (const lie of [
+      () => ({ now: 0, bytes: null }),
+      () => Promise.reject(new StoreUnavailable('no', false)),
+      () => Promise.reject(new Error('nonsense')),
+      () => ({ now: 0, bytes: other }),
+      () => ({ now: 0, bytes: Buffer.alloc(0) }),
+      () => ({ now: 0, bytes: bytesOf('completed', newToken()) }),
+      changed(-1),
+      changed(60),
+      changed(70),
+      changed(100),
+    ]) {
+      fault = lie
+      tiers.asked.length = 0
+      await replayed(t, tiers.register, id)
+      await tiers.later()
+      t.ok(tiers.asked.includes('primary put'), 'the primary was asked')
+      const absent = newId()
+      t.ok((await claim(tiers.register, absent)).done, 'and an absent key is claimed there')
+    }
+  },
+)
+
+void t.test(
+  'W10 what is removed is absent for all, at the latest when the life of its entry is over',
+  async (t) => {
+    let isAway = false
+    const tiers = tiersOf((_, run) => (isAway ? Promise.reject(new StoreUnavailable('away', true)) : run()))
+    const versionOf = async (id: RecordId) =>
+      readStamps((await tiers.register.get(id)).bytes as Buffer).version
+    const id = await executed(tiers)
+    await replayed(t, tiers.peer, id)
+    await tiers.later()
+    t.ok(await tiers.register.remove(id, await versionOf(id)))
+    t.ok((await claim(tiers.peer, id)).done, 'another replica, too')
+    t.notOk(await tiers.register.remove(id, 1))
+
+    const kept = await executed(tiers)
+    isAway = true
+    t.ok(await tiers.register.remove(kept, await versionOf(kept)))
+    isAway = false
+    t.ok((await claim(tiers.register, kept)).done, 'who removed it knows')
+    const other = await executed(tiers)
+    await replayed(t, tiers.peer, other)
+    await tiers.later()
+    isAway = true
+    await tiers.register.remove(other, await versionOf(other))
+    isAway = false
+    await replayed(t, tiers.peer, other)
+    skew += LIFE
+    t.ok((await claim(tiers.peer, other)).done)
+  },
+)
+
+void t.test(
+  'W10 an entry counts for its life and no longer, whatever the clock of the cache says',
+  async (t) => {
+    const tiers = tiersOf()
+    const id = await executed(tiers)
+    const entry = await tiers.cache.get(id)
+    const stale: Store = { ...tiers.cache, get: async () => entry }
+    const primary = memory()
+    const register = tiered(primary, stale, { life: LIFE, secret, monotonic })
+    const token = newToken()
+    await register.put(id, bytesOf('completed', token), SPANS)
+    await replayed(t, register, id)
+    skew += LIFE
+    const reply = await claim(register, id)
+    t.ok(!reply.done && !reply.bytes.includes(BODY), 'that of the primary')
+    const forged = tiered(primary, stale, { life: LIFE, secret: Buffer.alloc(16, 1), monotonic })
+    await forged.put(id, bytesOf('in_progress', token), SPANS)
+    const other = await claim(forged, id)
+    t.ok(!other.done && !other.bytes.includes(BODY), 'nor does one without the secret')
+  },
+)
+
+void t.test('an entry gives way to a later one, never to an earlier', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  const old = await tiers.register.get(id)
+  await tiers.peer.put(id, bytesOf('in_progress', newToken()), SPANS)
+  await tiers.later()
+  const { version } = readStamps(old.bytes as Buffer)
+  const next = encodeDraft(draft('completed', newToken(), { result: response(Buffer.from('resolved')) }))
+  t.ok((await tiers.register.swap(id, { version }, next, SPANS, false)).done)
+  await tiers.later()
+  await replayed(t, tiers.peer, id, Buffer.from('resolved'))
+  t.equal(tiers.asked.at(-1), 'cache get')
+  const late = tiered(
+    { ...memory(), put: () => ({ done: false, now: clock(), bytes: Buffer.from(old.bytes as Buffer) }) },
+    tiers.cache,
+    { life: LIFE, secret, monotonic },
+  )
+  await claim(late, id)
+  await tiers.later()
+  await replayed(t, tiers.peer, id, Buffer.from('resolved'))
+})
+
+void t.test(
+  'what is not completed any more is dropped; an outcome is for the primary, whatever is cached',
+  async (t) => {
+    const tiers = tiersOf()
+    const id = await executed(tiers)
+    const { version } = readStamps((await tiers.register.get(id)).bytes as Buffer)
+    const token = newToken()
+    const unknown = bytesOf('unknown', token)
+    t.ok((await tiers.register.swap(id, { version }, unknown, SPANS, false)).done)
+    await tiers.later()
+    t.equal((await tiers.cache.get(id)).bytes, null)
+    const again = await executed(tiers)
+    t.match(await tiers.register.put(again, bytesOf('completed', token), SPANS), { done: false })
+    t.match(await tiers.register.put(again, bytesOf('in_progress', token), SPANS, 'again'), { done: false })
+    t.same(tiers.asked, ['primary put', 'primary put'])
+    t.match(await tiers.register.swap(again, { version: 1 }, bytesOf('completed', token), SPANS, false), {
+      done: false,
+    })
+    t.match(await tiers.register.swap(newId(), { version: 1 }, unknown, SPANS, false), { bytes: null })
+  },
+)
+
+void t.test('a cache that hangs holds a bounded number of entries, and the end waits for them', async (t) => {
+  let open = (): void => {}
+  const opened = new Promise<void>((resolve) => void (open = resolve))
+  const tiers = tiersOf((operation, run) => (operation === 'put' ? opened.then(run) : run()))
+  for (let n = 0; n < 100; n++) await tiers.register.put(newId(), bytesOf('completed', newToken()), SPANS)
+  t.equal(tiers.asked.filter((one) => one === 'cache put').length, 64)
+  const closed = tiers.register.close()
+  open()
+  await closed
+})
+
+void t.test('it remembers the last thousands that it saw completed', async (t) => {
+  const tiers = tiersOf()
+  const [first, ...others] = Array.from({ length: 10_001 }, newId) as [RecordId, ...RecordId[]]
+  for (const id of [first, ...others])
+    await tiers.register.put(id, bytesOf('completed', newToken()), { dueIn: HOUR, dropIn: HOUR })
+  await tiers.later()
+  tiers.asked.length = 0
+  await claim(tiers.register, others[5000] as RecordId)
+  t.equal(tiers.asked[0], 'cache get')
+  tiers.asked.length = 0
+  await claim(tiers.register, first)
+  t.equal(tiers.asked[0], 'primary put')
+})
+
+void t.test('it promises what its primary does', async (t) => {
+  const primary = memoryStore({ clock: Date.now, maxBytes: 2 ** 20 })
+  const cache = memoryStore({ clock: Date.now, maxBytes: 2 ** 20 })
+  const told = async (topology?: string) =>
+    tiered(
+      {
+        ...primary,
+        traits: async () => ({
+          ...(await primary.traits()),
+          durable: true,
+          ...(topology ? { topology } : {}),
+        }),
+      },
+      cache,
+      { life: 1000, secret: Buffer.alloc(0) },
+    ).traits()
+  t.match(await told(), { durable: true, topology: 'memory decides, memory answers replays' })
+  t.match(await told('3 masters'), { topology: 'memory decides, memory answers replays; 3 masters' })
+})

@@ -1,0 +1,7 @@
+declare module 'dynalite' {
+  import type { Server } from 'node:http'
+  export default function dynalite(options: {
+    readonly createTableMs: number
+    readonly deleteTableMs: number
+  }): Server
+}

@@ -1,0 +1,289 @@
+import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import {
+  appendFileSync,
+  chownSync,
+  mkdtempSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { promisify } from 'node:util'
+import pg from 'pg'
+import { postgresBinaries } from './postgres-binaries.ts'
+import { freePort } from './redis.ts'
+
+const NOBODY = 'nobody'
+
+const BIN = postgresBinaries()
+const run = promisify(execFile)
+
+/** For tests that need a server: false, or why they are skipped. */
+export const NO_POSTGRES =
+  BIN === null &&
+  'there is no PostgreSQL here: install the package postgresql, or set POSTGRES_BIN to its folder'
+
+interface User {
+  readonly uid?: number
+  readonly gid?: number
+}
+
+/** PostgreSQL refuses to run as root. */
+function userFor(): User {
+  if (process.getuid?.() !== 0) return {}
+  const id = (flag: string) => Number(execFileSync('id', [flag, NOBODY], { encoding: 'utf8' }))
+  return { uid: id('-u'), gid: id('-g') }
+}
+
+let made: string | null = null
+
+/** A new data folder with the database, of which copies are made: that is faster than making it anew for each test. */
+function template(user: User): string {
+  if (made !== null) return made
+  const dir = folderFor(user)
+  process.on('exit', () => rmSync(dir, { recursive: true, force: true }))
+  made = join(dir, 'data')
+  initialise(made, user)
+  return made
+}
+
+function initialise(data: string, user: User): void {
+  const options = { ...user, cwd: dirname(data) }
+  const init = ['-D', data, '-U', 'owner', '-A', 'trust', '-E', 'UTF8', '--no-locale', '--no-sync']
+  execFileSync(join(BIN ?? '', 'initdb'), init, { ...options, stdio: 'ignore' })
+  const single = ['--single', '-D', data, 'postgres']
+  const input = 'CREATE DATABASE records'
+  execFileSync(join(BIN ?? '', 'postgres'), single, {
+    ...options,
+    input,
+    stdio: ['pipe', 'ignore', 'ignore'],
+  })
+}
+
+function folderFor({ uid, gid }: User): string {
+  const dir = mkdtempSync(join(tmpdir(), 'postgres-'))
+  if (uid !== undefined && gid !== undefined) chownSync(dir, uid, gid)
+  return dir
+}
+
+/** A real PostgreSQL on a free port of loopback, with a folder of its own. Durable, as it comes. */
+export class PostgresServer {
+  readonly port: number
+  /** Of the database `records`, as a superuser. */
+  readonly url: string
+  readonly #dir: string
+  readonly #user: User
+  readonly #settings: readonly string[]
+  #process: ChildProcess | null = null
+
+  private constructor(port: number, settings: readonly string[]) {
+    this.port = port
+    this.url = `postgres://owner:secret@127.0.0.1:${port}/records`
+    this.#settings = settings
+    this.#user = userFor()
+    this.#dir = folderFor(this.#user)
+  }
+
+  /** `settings`: as `name=value`. */
+  static async start(...settings: string[]): Promise<PostgresServer> {
+    const server = new PostgresServer(await freePort(), settings)
+    execFileSync('cp', ['-a', template(server.#user), server.data])
+    await server.start()
+    return server
+  }
+
+  /** One with an identity of its own: others are copies of one. */
+  static async unrelated(): Promise<PostgresServer> {
+    const server = new PostgresServer(await freePort(), [])
+    initialise(server.data, server.#user)
+    await server.start()
+    return server
+  }
+
+  /** A copy of the running server; the result puts it in the place of what the server has by then, without a new timeline. */
+  async copy(): Promise<() => Promise<void>> {
+    const copy = join(this.#dir, 'copy')
+    await this.#baseBackup(copy, this.port)
+    return async () => {
+      await this.kill()
+      rmSync(this.data, { recursive: true })
+      renameSync(copy, this.data)
+      await this.start()
+    }
+  }
+
+  /** A hot standby of this one, which it reaches at `port`. */
+  async standby(port = this.port): Promise<PostgresServer> {
+    const server = new PostgresServer(await freePort(), this.#settings)
+    await server.#baseBackup(server.data, port, '-R')
+    await server.start()
+    return server
+  }
+
+  /** With what a server has at `port`, as one that follows it. */
+  async follow(port: number): Promise<void> {
+    await this.kill()
+    rmSync(this.data, { recursive: true, force: true })
+    await this.#baseBackup(this.data, port, '-R')
+    await this.start()
+  }
+
+  async #baseBackup(to: string, port: number, ...more: string[]): Promise<void> {
+    const from = ['-h', '127.0.0.1', '-p', String(port), '-U', 'owner', '-D', to, '-c', 'fast', ...more]
+    await run(join(BIN ?? '', 'pg_basebackup'), from, { ...this.#user, cwd: this.#dir })
+  }
+
+  get data(): string {
+    return join(this.#dir, 'data')
+  }
+
+  get user(): User {
+    return this.#user
+  }
+
+  /** Resolves when it accepts connections. */
+  async start(): Promise<void> {
+    const settings = [
+      `port=${this.port}`,
+      'listen_addresses=127.0.0.1',
+      `unix_socket_directories=${this.#dir}`,
+      'shared_buffers=16MB',
+      'lc_messages=C',
+      ...this.#settings,
+    ]
+    const args = ['-D', this.data, ...settings.flatMap((setting) => ['-c', setting])]
+    const child = spawn(join(BIN ?? '', 'postgres'), args, {
+      ...this.#user,
+      cwd: this.#dir,
+      stdio: ['ignore', 'ignore', 'pipe'],
+    })
+    this.#process = child
+    const end = (): void => void child.kill('SIGQUIT')
+    process.once('exit', end)
+    child.once('exit', () => process.off('exit', end))
+    const said: string[] = []
+    for await (const line of createInterface({ input: child.stderr })) {
+      said.push(line)
+      if (/database system is ready to accept/.test(line)) {
+        child.stderr.resume()
+        return
+      }
+    }
+    throw new Error(`postgres ended with ${child.exitCode}: ${said.join('\n')}`)
+  }
+
+  /** A smart end would wait for the clients. */
+  stop(): Promise<void> {
+    return this.#end('SIGINT')
+  }
+
+  /** All of it, at once. */
+  async kill(): Promise<void> {
+    await this.#end('SIGKILL')
+  }
+
+  async restart(): Promise<void> {
+    await this.stop()
+    await this.start()
+  }
+
+  /** It hangs: connections are accepted by the kernel, nothing answers. */
+  pause(): void {
+    this.#signal('SIGSTOP')
+  }
+
+  resume(): void {
+    this.#signal('SIGCONT')
+  }
+
+  /** A line of `pg_hba.conf`, before all others. */
+  async allow(line: string): Promise<void> {
+    const file = join(this.data, 'pg_hba.conf')
+    writeFileSync(file, `${line}\n${readFileSync(file, 'utf8')}`)
+    await this.sql('SELECT pg_reload_conf()')
+  }
+
+  /** From the next start. */
+  useTls(key: Buffer, certificate: Buffer): void {
+    const { uid, gid } = this.#user
+    for (const [name, bytes] of [
+      ['server.key', key],
+      ['server.crt', certificate],
+    ] as const) {
+      const file = join(this.data, name)
+      writeFileSync(file, bytes, { mode: 0o600 })
+      if (uid !== undefined && gid !== undefined) chownSync(file, uid, gid)
+    }
+    appendFileSync(join(this.data, 'postgresql.conf'), 'ssl = on\n')
+  }
+
+  async promote(): Promise<void> {
+    const args = ['-D', this.data, 'promote', '-w']
+    await run(join(BIN ?? '', 'pg_ctl'), args, { ...this.#user, cwd: this.#dir })
+  }
+
+  /** On a connection of its own. Rows as lists of text. */
+  async sql(text: string, database = 'records'): Promise<(string | null)[][]> {
+    const client = await this.client(database)
+    try {
+      const types = { getTypeParser: () => (value: string) => value }
+      const { rows } = await client.query({ text, rowMode: 'array', types })
+      return rows as (string | null)[][]
+    } finally {
+      await client.end()
+    }
+  }
+
+  async client(database = 'records'): Promise<pg.Client> {
+    const client = new pg.Client({ host: '127.0.0.1', port: this.port, user: 'owner', database })
+    client.on('error', () => {})
+    await client.connect()
+    return client
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.kill()
+    rmSync(this.#dir, { recursive: true, force: true })
+  }
+
+  /** To all its processes, each of which is a group of its own; the one that would make more first. */
+  #signal(signal: NodeJS.Signals): readonly number[] {
+    const pid = this.#process?.pid
+    if (pid === undefined) return []
+    process.kill(pid, 'SIGSTOP')
+    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8')
+      .trim()
+      .split(' ')
+      .filter(Boolean)
+    const all = [...children.map(Number), pid]
+    for (const one of all) process.kill(one, signal)
+    return all
+  }
+
+  async #end(signal: 'SIGINT' | 'SIGKILL'): Promise<void> {
+    const child = this.#process
+    if (child === null) return
+    const exited = once(child, 'exit')
+    if (signal === 'SIGINT') {
+      this.#signal('SIGCONT')
+      child.kill(signal)
+    }
+    const killed = signal === 'SIGKILL' ? this.#signal(signal) : []
+    this.#process = null
+    await exited
+    // Nobody else may have its memory when it starts again.
+    while (killed.some(isAlive)) await new Promise((next) => setTimeout(next, 5))
+  }
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    return readFileSync(`/proc/${pid}/cmdline`, 'utf8') !== ''
+  } catch {
+    return false
+  }
+}

@@ -1,0 +1,78 @@
+import { until } from '../store/fixtures.ts'
+import { type RedisOptions, RedisServer } from './redis.ts'
+
+export const MASTER = 'payments'
+
+export interface SentinelOptions extends Pick<RedisOptions, 'tls' | 'mutual'> {
+  /** Further arguments of the servers, and lines of the Sentinels' configuration. */
+  readonly args?: readonly string[]
+  readonly lines?: readonly string[]
+}
+
+/** A master, two replicas and three Sentinels, which know each other. They replace nothing by themselves before {@link impatient}. */
+export class SentinelGroup implements AsyncDisposable {
+  readonly servers: readonly RedisServer[]
+  readonly sentinels: readonly RedisServer[]
+  readonly url: string
+
+  private constructor(servers: readonly RedisServer[], sentinels: readonly RedisServer[]) {
+    this.servers = servers
+    this.sentinels = sentinels
+    const scheme = sentinels[0]?.url.startsWith('rediss:') ? 'rediss' : 'redis'
+    this.url = `${scheme}+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/${MASTER}`
+  }
+
+  static async start({ args = [], lines = [], ...tls }: SentinelOptions = {}): Promise<SentinelGroup> {
+    const all = ['--repl-diskless-sync-delay', '0', ...args]
+    const master = await RedisServer.start({ args: all, ...tls })
+    const of = ['--replicaof', '127.0.0.1', String(master.port)]
+    const replicas = await Promise.all([0, 1].map(() => RedisServer.start({ args: [...all, ...of], ...tls })))
+    const sentinel = [
+      `sentinel monitor ${MASTER} 127.0.0.1 ${master.port} 2`,
+      `sentinel down-after-milliseconds ${MASTER} 600000`,
+      `sentinel failover-timeout ${MASTER} 5000`,
+      ...lines,
+    ]
+    const sentinels = await Promise.all([0, 1, 2].map(() => RedisServer.start({ sentinel, ...tls })))
+    const group = new SentinelGroup([master, ...replicas], sentinels)
+    await group.#settled()
+    return group
+  }
+
+  /** The server that the Sentinels name, or `undefined` if they do not agree. */
+  async master(): Promise<RedisServer | undefined> {
+    const named = await Promise.all(this.sentinels.map((one) => this.#ask(one, 'get-master-addr-by-name')))
+    const ports = new Set(named.map((address) => Number((address as string[])[1])))
+    return ports.size === 1 ? this.servers.find(({ port }) => ports.has(port)) : undefined
+  }
+
+  /** From now on a master that is silent for half a second is replaced. */
+  async impatient(): Promise<void> {
+    for (const one of this.sentinels)
+      await one.command('SENTINEL', 'SET', MASTER, 'down-after-milliseconds', 500)
+  }
+
+  /** The servers change their roles, as an operator asks for. */
+  async failover(): Promise<void> {
+    await this.sentinels[0]?.command('SENTINEL', 'FAILOVER', MASTER)
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const server of [...this.sentinels, ...this.servers]) await server[Symbol.asyncDispose]()
+  }
+
+  async #ask(sentinel: RedisServer, what: string): Promise<unknown> {
+    return sentinel.command('SENTINEL', what, MASTER)
+  }
+
+  async #settled(): Promise<void> {
+    for (const one of this.sentinels) {
+      await until(async () => ((await this.#ask(one, 'replicas')) as unknown[]).length === 2)
+      await until(async () => ((await this.#ask(one, 'sentinels')) as unknown[]).length === 2)
+    }
+    for (const server of this.servers.slice(1))
+      await until(async () =>
+        String(await server.command('INFO', 'replication')).includes('master_link_status:up'),
+      )
+  }
+}

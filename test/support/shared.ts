@@ -1,0 +1,131 @@
+import type { Test } from 'tap'
+import { PREFIX } from '../../src/store/codec.ts'
+import { onlyRecord, redisSnapshot } from './e2e.ts'
+import { NO_POSTGRES, PostgresServer } from './postgres.ts'
+import { RedisServer } from './redis.ts'
+
+/** Stores that are servers, with those that this machine has. */
+export const SHARED: readonly ('redis' | 'postgres')[] = NO_POSTGRES ? ['redis'] : ['redis', 'postgres']
+export type SharedKind = (typeof SHARED)[number]
+
+/** A record as the store has it. */
+export interface Found {
+  /** As in `STATE`. */
+  readonly state: number
+  readonly fence: number
+  readonly createdAt: number
+  readonly due: number
+}
+
+/** A store that replicas share, seen from outside. */
+export interface SharedServer {
+  readonly kind: SharedKind
+  readonly port: number
+  readonly url: string
+  /** In what is sent to it, for a claim and for an outcome. */
+  readonly wire: { readonly claim: string; readonly outcome: string }
+  /** The same store by way of another port, a relay's. */
+  through(port: number): string
+  start(): Promise<void>
+  stop(): Promise<void>
+  kill(): Promise<void>
+  pause(): void
+  resume(): void
+  clear(): Promise<void>
+  count(): Promise<number>
+  /** The only record. */
+  only(): Promise<Found>
+  /** Every record and every index, but no histories, which arrive late. */
+  snapshot(): Promise<unknown>
+  /** By its own clock. */
+  time(): Promise<number>
+}
+
+/** One of each that this machine has. */
+export async function sharedServers(t: Test): Promise<Record<SharedKind, SharedServer>> {
+  skipped(t)
+  const [redis, postgres] = await Promise.all(SHARED.map((kind) => sharedServer(t, kind)))
+  return { redis, postgres } as Record<SharedKind, SharedServer>
+}
+
+/** Empty before each test. Without PostgreSQL nothing asks for its address. */
+export async function emptyPostgres(t: Test): Promise<{ readonly url: string }> {
+  skipped(t)
+  if (NO_POSTGRES) return { url: '' }
+  const server = await sharedServer(t, 'postgres')
+  t.beforeEach(() => server.clear())
+  return server
+}
+
+function skipped(t: Test): void {
+  if (NO_POSTGRES) void t.test('on PostgreSQL, too', { skip: NO_POSTGRES }, () => {})
+}
+
+export async function sharedServer(t: Test, kind: SharedKind): Promise<SharedServer> {
+  const server = kind === 'redis' ? await RedisServer.start() : await PostgresServer.start()
+  t.teardown(() => server[Symbol.asyncDispose]())
+  const common = {
+    kind,
+    port: server.port,
+    url: server.url,
+    start: () => server.start(),
+    stop: () => server.stop(),
+    kill: () => server.kill(),
+    pause: () => server.pause(),
+    resume: () => server.resume(),
+  }
+  return { ...common, ...(server instanceof RedisServer ? ofRedis(server) : ofPostgres(server)) }
+}
+
+function ofRedis(server: RedisServer) {
+  return {
+    wire: { claim: 'IP\x01\x01', outcome: 'IP\x01\x02' },
+    through: (port: number) => `redis://127.0.0.1:${port}`,
+    clear: async () => void (await server.command('FLUSHALL')),
+    count: async () => (await redisSnapshot(server)).size,
+    only: async () => {
+      const { bytes } = await onlyRecord(server)
+      return {
+        state: bytes.readUInt8(PREFIX.state),
+        fence: bytes.readUIntBE(PREFIX.fence, 6),
+        createdAt: bytes.readUIntBE(PREFIX.createdAt, 6),
+        due: bytes.readUIntBE(PREFIX.due, 6),
+      }
+    },
+    snapshot: () => redisSnapshot(server),
+    time: async () => {
+      const [seconds, micros] = (await server.command('TIME')) as [string, string]
+      return Number(seconds) * 1000 + Number(micros) / 1000
+    },
+  }
+}
+
+function ofPostgres(server: PostgresServer) {
+  return {
+    wire: { claim: 'idempotency.put(', outcome: 'idempotency.swap(' },
+    through: (port: number) => `postgres://owner@127.0.0.1:${port}/records`,
+    clear: () => clearPostgres(server),
+    count: async () =>
+      (await server.sql('SELECT FROM idempotency.stored WHERE drop_at > idempotency.now(0)')).length,
+    only: async () => {
+      const rows = await server.sql('SELECT state, fence, created_at, due FROM idempotency.stored')
+      if (rows.length !== 1) throw new Error(`${rows.length} records where one was expected`)
+      const [state, fence, createdAt, due] = (rows[0] ?? []).map(Number)
+      return { state, fence, createdAt, due } as unknown as Found
+    },
+    snapshot: async () => [
+      await server.sql('SELECT records::text FROM idempotency.records ORDER BY id'),
+      await server.sql('SELECT unresolved::text FROM idempotency.unresolved ORDER BY id'),
+    ],
+    time: async () => {
+      const [[now] = []] = await server.sql('SELECT extract(epoch FROM clock_timestamp()) * 1000')
+      return Number(now)
+    },
+  }
+}
+
+/** Before the first proxy has started there is no schema. */
+async function clearPostgres(server: PostgresServer): Promise<void> {
+  await server.sql(`DO $$ BEGIN IF to_regclass('idempotency.waits') IS NOT NULL THEN
+    TRUNCATE idempotency.records, idempotency.unresolved, idempotency.notes, idempotency.buckets, idempotency.waits; END IF; END $$`)
+}

@@ -1,0 +1,274 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import {
+  closeSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+import { ask, TOKEN } from '../support/admin.ts'
+import { freePort } from '../support/redis.ts'
+import { type Relay, relay } from '../support/relay.ts'
+import type { TormentedStore } from './stores.ts'
+
+export const LEASE = 1000
+
+const CLOCK = new URL('clock.ts', import.meta.url).href
+const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
+
+/** What a process holds at rest. */
+export interface Held {
+  /** Resident memory, in MiB. */
+  readonly memory: number
+  /** Open files, sockets among them. */
+  readonly descriptors: number
+}
+
+/** A replica in a process of its own, with relays of its own before the upstream and the store. */
+export class Replica implements AsyncDisposable {
+  readonly port: number
+  readonly upstream: Relay
+  readonly store: Relay | null
+  readonly #adminUrl: string
+  readonly #dir: string
+  readonly #text: string
+  readonly #env: Readonly<Record<string, string>>
+  #process: ChildProcess | null = null
+  /** One restart at a time. */
+  #restarting: Promise<void> | null = null
+
+  private constructor(
+    ports: { readonly own: number; readonly admin: number },
+    upstream: Relay,
+    store: Relay | null,
+    dir: string,
+    text: string,
+    env: Readonly<Record<string, string>>,
+  ) {
+    this.port = ports.own
+    this.#adminUrl = `http://127.0.0.1:${ports.admin}`
+    this.upstream = upstream
+    this.store = store
+    this.#dir = dir
+    this.#text = text
+    this.#env = {
+      ...env,
+      CLOCK: join(dir, 'clock'),
+      NODE_OPTIONS: `--import=${CLOCK} ${env['NODE_OPTIONS'] ?? ''}`,
+    }
+    this.setClock(0)
+  }
+
+  /** `folder`: for its configuration and log; `disk`: for its spool. */
+  static async start(
+    folder: string,
+    disk: string,
+    store: TormentedStore,
+    upstreamPort: number,
+    env: Readonly<Record<string, string>>,
+  ): Promise<Replica> {
+    const ports = { own: await freePort(), admin: await freePort() }
+    const upstream = await relay(upstreamPort)
+    const before = store.port === null ? null : await relay(store.port)
+    const dir = mkdtempSync(join(folder, 'replica-'))
+    const spool = join(disk, `spool-${ports.own}`)
+    mkdirSync(spool)
+    writeFileSync(join(dir, 'token'), TOKEN)
+    const text = configuration(ports, upstream.port, store, store.url(before?.port ?? null), dir, spool)
+    const replica = new Replica(ports, upstream, before, dir, text, env)
+    await replica.#start()
+    return replica
+  }
+
+  /** The signal, and a new process after the pause. */
+  async restart(signal: 'SIGKILL' | 'SIGTERM', pause: number): Promise<void> {
+    this.#restarting ??= this.#restart(signal, pause).finally(() => {
+      this.#restarting = null
+    })
+    await this.#restarting
+  }
+
+  signal(signal: NodeJS.Signals): void {
+    this.#process?.kill(signal)
+  }
+
+  /** A changed file is taken, a broken one changes nothing. A process that only just starts would end: it is told when it serves. */
+  async reload(how: 'as it was' | 'changed' | 'broken'): Promise<void> {
+    await this.#restarting
+    const text = this.#text.replaceAll('wait: 2s', 'wait: 1s')
+    this.#configure(how === 'as it was' ? this.#text : how === 'changed' ? text : `${text}routes: 1`)
+    this.signal('SIGHUP')
+  }
+
+  /** The replica's wall clock is ahead by so many milliseconds from now on. */
+  setClock(ahead: number): void {
+    const file = join(this.#dir, 'clock')
+    writeFileSync(`${file}.new`, String(ahead))
+    renameSync(`${file}.new`, file)
+  }
+
+  /** Resolves when the store has every outcome, or after half a minute. */
+  async holdsNothing(): Promise<void> {
+    for (let n = 0; n < 300; n++) {
+      if ((await this.metric('idempotency_spooled').catch(() => 1)) === 0) return
+      await wait(100)
+    }
+  }
+
+  /** A sample of /metrics; 0 if there is none. */
+  async metric(sample: string): Promise<number> {
+    const text = await (await fetch(`${this.#adminUrl}/metrics`)).text()
+    const line = text.split('\n').find((one) => one.startsWith(`${sample} `))
+    return line === undefined ? 0 : Number(line.slice(sample.length + 1))
+  }
+
+  /** What an operator tells the proxy about an operation. Refused or unheard: it is told again. */
+  async tell(report: Readonly<Record<string, unknown>>): Promise<void> {
+    await ask({ adminUrl: this.#adminUrl }, '/v1/outcomes', { method: 'POST', body: report }).catch(() => {})
+  }
+
+  held(): Held {
+    const of = `/proc/${this.#process?.pid}`
+    const kilobytes = /VmRSS:\s+(\d+)/.exec(readFileSync(`${of}/status`, 'utf8'))?.[1]
+    return { memory: Math.round(Number(kilobytes) / 1024), descriptors: readdirSync(`${of}/fd`).length }
+  }
+
+  heal(): void {
+    for (const one of [this.upstream, this.store]) {
+      if (one === null) continue
+      Object.assign(one, { accept: true, passReplies: true })
+      one.release()
+    }
+    this.signal('SIGCONT')
+  }
+
+  async ready(): Promise<void> {
+    await this.#restarting
+    await this.#answers()
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#end('SIGKILL')
+    await this.upstream[Symbol.asyncDispose]()
+    await this.store?.[Symbol.asyncDispose]()
+  }
+
+  async #restart(signal: 'SIGKILL' | 'SIGTERM', pause: number): Promise<void> {
+    await this.#end(signal)
+    await wait(pause)
+    await this.#start()
+  }
+
+  async #end(signal: 'SIGKILL' | 'SIGTERM'): Promise<void> {
+    const child = this.#process
+    if (child === null || child.exitCode !== null || child.signalCode !== null) return
+    const exited = once(child, 'exit')
+    child.kill(signal)
+    // A stopped process handles SIGTERM only after it continues.
+    child.kill('SIGCONT')
+    await exited
+  }
+
+  #configure(text: string): void {
+    writeFileSync(join(this.#dir, 'proxy.yaml'), text)
+  }
+
+  async #start(): Promise<void> {
+    this.#configure(this.#text)
+    const log = openSync(join(this.#dir, 'log'), 'a')
+    this.#process = spawn(process.execPath, [CLI, '--config', join(this.#dir, 'proxy.yaml')], {
+      stdio: ['ignore', log, log],
+      env: { ...process.env, NODE_V8_COVERAGE: '', ...this.#env },
+    })
+    closeSync(log)
+    await this.#answers()
+  }
+
+  /** Resolves when the process serves. */
+  async #answers(): Promise<void> {
+    for (;;) {
+      const { exitCode, signalCode } = this.#process as ChildProcess
+      if (exitCode !== null || signalCode !== null)
+        throw new Error(
+          `the proxy ended with ${exitCode ?? signalCode}: ${readFileSync(join(this.#dir, 'log'), 'utf8').slice(-4000)}`,
+        )
+      const ok = await fetch(`${this.#adminUrl}/readyz`).then(
+        (reply) => reply.ok,
+        () => false,
+      )
+      if (ok) return
+      await wait(50)
+    }
+  }
+}
+
+/** Two replicas or more on one store. */
+export class Fleet implements AsyncDisposable {
+  readonly replicas: readonly Replica[]
+  readonly #folder: string
+
+  private constructor(replicas: readonly Replica[], folder: string) {
+    this.replicas = replicas
+    this.#folder = folder
+  }
+
+  static async start(
+    count: number,
+    disk: string,
+    store: TormentedStore,
+    upstreamPort: number,
+    env: Readonly<Record<string, string>>,
+  ): Promise<Fleet> {
+    const folder = mkdtempSync(join(tmpdir(), 'torture-'))
+    const replicas: Replica[] = []
+    for (let n = 0; n < count; n++) replicas.push(await Replica.start(folder, disk, store, upstreamPort, env))
+    return new Fleet(replicas, folder)
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const replica of this.replicas) await replica[Symbol.asyncDispose]()
+    rmSync(this.#folder, { recursive: true, force: true })
+  }
+}
+
+/** `keep` has nobody to ask: what is unknown stays so. */
+function configuration(
+  ports: { readonly own: number; readonly admin: number },
+  upstreamPort: number,
+  { grace }: TormentedStore,
+  storeUrl: string,
+  dir: string,
+  spool: string,
+): string {
+  const route = (name: string, more: string) =>
+    `  - { name: ${name}, match: { methods: [POST], path: /${name} }, lease: ${LEASE}ms, key: { forwardFence: true }${more} }`
+  const reconcile = `, reconcile: {
+      request: { path: "/charges?record={record}" },
+      identity: { /record: "{record}" },
+      completed: [
+        { status: 200, when: { /status: "201" }, json: /answer, response: { status: 201 } },
+        { status: 200, when: { /status: "500" }, json: /answer, response: { status: 500 } } ],
+      notFound: { status: 404 }, every: 500ms, after: 4s, attempts: 100 }`
+  return `listen: 127.0.0.1:${ports.own}
+admin: { listen: "127.0.0.1:${ports.admin}", tokenFile: ${JSON.stringify(join(dir, 'token'))} }
+log: { level: warn, format: json }
+service: torture
+upstream: { url: "http://127.0.0.1:${upstreamPort}", timeout: 3s, connectTimeout: 1s }
+store: { url: "${storeUrl}", spool: ${JSON.stringify(spool)}${grace === undefined ? '' : `, grace: ${grace}`} }
+# Longer than a round on a busy machine, and short enough for a million records to go.
+defaults: { ttl: 1h }
+routes:
+${route('pay', reconcile)}
+${route('wait', `, inFlight: { mode: wait, wait: 2s }${reconcile}`)}
+${route('keep', '')}
+`
+}

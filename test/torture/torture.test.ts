@@ -1,0 +1,60 @@
+import t from 'tap'
+import { NO_POSTGRES } from '../support/postgres.ts'
+import { TORMENTED } from './stores.ts'
+import { planted, type TortureOptions, torture } from './torture.ts'
+
+t.setTimeout(600_000)
+// Most of a failover is waiting.
+t.jobs = 3
+
+const SHORT: Omit<TortureOptions, 'store' | 'seed' | 'goal'> = { replicas: 2, lanes: 12 }
+/** Where each kind of fault comes at least once. */
+const FAULTS = 24
+const EVERYWHERE = ['replica killed', 'replica drained', 'replica paused', 'replica reloaded', 'clock set']
+const OF_STORE: Readonly<Record<string, readonly string[]>> = {
+  redis: ['store killed', 'store full', 'link to the store loses replies'],
+  postgres: ['store killed', 'link to the store loses replies'],
+  sentinel: ['planned failover', 'master killed with its last writes'],
+  cluster: ['slot moved by hand', 'master killed with its last writes'],
+}
+
+for (const store of Object.keys(TORMENTED))
+  void t.test(
+    `${store}: nothing is executed twice, answered wrongly, lost or stuck`,
+    { skip: store === 'postgres' && NO_POSTGRES, buffered: true },
+    async (t) => {
+      const seed = Math.floor(Math.random() * 2 ** 31)
+      t.comment(`seed ${seed}`)
+      const goal = { requests: 1, faults: FAULTS }
+      const { findings, leftOvers, requests, faults, replays } = await torture({
+        ...SHORT,
+        store,
+        seed,
+        goal,
+      })
+      t.comment(`${requests} requests, ${[...faults.values()].reduce((sum, n) => sum + n, 0)} faults`)
+      for (const { what, timeline } of findings) t.comment(`${what}\n${timeline}`)
+      t.strictSame(
+        findings.map(({ what }) => what),
+        [],
+      )
+      t.strictSame(leftOvers, [])
+      t.ok(replays > 0)
+      for (const name of [...EVERYWHERE, ...(OF_STORE[store] ?? [])]) t.ok(faults.has(name), name)
+    },
+  )
+
+void t.test(
+  'it can fail: a mistake that is planted in the proxies is found',
+  { buffered: true },
+  async (t) => {
+    const { findings } = await torture({
+      ...SHORT,
+      store: 'sqlite',
+      seed: 1,
+      goal: { requests: 400, faults: 1 },
+      env: planted('the caller is not part of the record'),
+    })
+    t.ok(findings.length > 0)
+  },
+)

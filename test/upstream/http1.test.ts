@@ -1,0 +1,330 @@
+import type { Socket } from 'node:net'
+import t, { type Test } from 'tap'
+import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
+import type { Carrier, Exchanging, Outgoing, Patience, Transport } from '../../src/upstream/transport.ts'
+import { answering, scriptedPeer } from '../support/exchange.ts'
+import { tcpStub, wholeRequest } from '../support/upstream.ts'
+
+const OK = 'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
+
+async function opened(
+  t: Test,
+  url: string,
+  more: { connections?: number; connectTimeout?: number } = {},
+): Promise<Upstream> {
+  const upstream = await openUpstream({
+    url,
+    connectTimeout: 2000,
+    timeout: 5000,
+    idleTimeout: 5000,
+    connections: 1,
+    tls: { ca: null, cert: null, key: null, servername: null },
+    ...more,
+  })
+  t.teardown(() => upstream.close())
+  return upstream
+}
+
+const GET: Outgoing = { method: 'GET', target: '/', headers: ['Host', 'a'], body: null }
+
+/** One exchange, and what it heard. */
+class Asked implements Exchanging {
+  readonly request: Outgoing
+  readonly patience: Patience
+  carrier: Carrier | null = null
+  text = ''
+  readonly end: Promise<string>
+  readonly #ended: (how: string) => void
+
+  constructor(transport: Transport, request: Partial<Outgoing> = {}, patience: Partial<Patience> = {}) {
+    this.request = { ...GET, ...request }
+    this.patience = { head: 5000, idle: 5000, ...patience }
+    const { promise, resolve } = Promise.withResolvers<string>()
+    this.end = promise
+    this.#ended = resolve
+    transport.send(this)
+  }
+
+  onBegin(carrier: Carrier): boolean {
+    this.carrier = carrier
+    return true
+  }
+
+  onHead(status: number): void {
+    this.text += `${status} `
+  }
+
+  onData(chunk: Buffer): void {
+    this.text += chunk.toString('latin1')
+  }
+
+  onEnd(): void {
+    this.#ended(this.text)
+  }
+
+  onError(error: Error): void {
+    this.#ended(`${this.carrier === null ? 'not sent' : 'broken'}: ${error.message}`)
+  }
+}
+
+const pause = (time = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, time))
+
+void t.test('P01 a request is the same bytes from ours and from undici', async (t) => {
+  const peer = await scriptedPeer((socket, request) => {
+    socket.write(request.startsWith('HEAD') ? 'HTTP/1.1 200 OK\r\n\r\n' : OK)
+  })
+  t.teardown(() => peer[Symbol.asyncDispose]())
+  const upstream = await opened(t, peer.url)
+  const transports = [upstream.client, await upstream.streams()]
+  const lines = [
+    'X-A',
+    '1',
+    'x-a',
+    '2',
+    'Cookie',
+    'a=b',
+    'Host',
+    'b.test:8',
+    'X-Latin',
+    'caf\xe9\t\xff',
+    'x-empty',
+    '',
+  ]
+  for (const method of [
+    'GET',
+    'HEAD',
+    'POST',
+    'PUT',
+    'PATCH',
+    'DELETE',
+    'OPTIONS',
+    'QUERY',
+    'PROPFIND',
+    'M-SEARCH',
+  ])
+    for (const body of [null, Buffer.alloc(0), Buffer.from('caf\xe9 \u20ac\0'), Buffer.alloc(40_000, 'x')])
+      for (const headers of [lines, []])
+        for (const target of ['/', '/%zz?a=b#c', '/caf\xe9'])
+          for (const transport of transports)
+            await new Asked(transport, { method, target, headers, body }).end
+  for (let i = 0; i + 1 < peer.requests.length; i += 2)
+    if (peer.requests[i] !== peer.requests[i + 1]) t.equal(peer.requests[i], peer.requests[i + 1])
+  t.equal(peer.requests.length, 480)
+})
+
+void t.test('U01 what could be read as something else is not sent', async (t) => {
+  await using peer = await answering(OK)
+  const { client } = await opened(t, peer.url)
+  for (const wrong of [
+    { method: 'G T' },
+    { method: '' },
+    { method: 'GET\r\n' },
+    { target: 'http://b/' },
+    { target: '*' },
+    { target: '/a b' },
+    { target: '/\r\nX: 1' },
+    { target: '/\0' },
+    { target: '/\u0161' },
+    { headers: ['', 'a'] },
+    { headers: ['X:', 'a'] },
+    { headers: ['X', 'a\0'] },
+    { headers: ['X', 'a\nb'] },
+    { headers: ['X', '\u0161'] },
+    { headers: ['Host', 'a', 'host', 'b'] },
+    { headers: ['Host', 'a\r\n'] },
+    ...['Connection', 'Content-Length', 'Transfer-Encoding', 'Upgrade', 'Keep-Alive', 'Expect'].map(
+      (name) => ({
+        headers: [name, '1'],
+      }),
+    ),
+  ])
+    t.match(await new Asked(client, wrong).end, /^not sent/, JSON.stringify(wrong))
+  t.equal(peer.requests.length, 0)
+  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(peer.sockets.length, 1, 'the connection was kept for the next one')
+})
+
+void t.test('the order is that of the requests; what is cancelled is never sent', async (t) => {
+  const held: Socket[] = []
+  await using peer = await scriptedPeer((socket) => void held.push(socket))
+  const { client } = await opened(t, peer.url)
+  const asked = ['/1', '/2', '/3'].map((target) => new Asked(client, { target }))
+  while (held.length === 0) await pause()
+  client.cancel(asked[1] as Asked)
+  for (const one of [asked[0], asked[2]]) {
+    while (held.length === 0) await pause()
+    held.shift()?.write(OK)
+    t.equal(await one?.end, '200 ok')
+  }
+  t.same(
+    peer.requests.map((request) => request.split(' ')[1]),
+    ['/1', '/3'],
+  )
+})
+
+void t.test('U07 bytes that nobody asked for end an idle connection', async (t) => {
+  let last: Socket | undefined
+  await using peer = await scriptedPeer((socket) => {
+    last = socket
+    socket.write(OK)
+  })
+  const { client } = await opened(t, peer.url)
+  t.equal(await new Asked(client).end, '200 ok')
+  last?.write('HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil')
+  await pause(20)
+  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(peer.sockets.length, 2)
+})
+
+void t.test('P27 an idle connection ends in time: the server’s, less two seconds, or four', async (t) => {
+  for (const [line, isKept] of [
+    ['Keep-Alive: timeout=2', false],
+    ['Keep-Alive: timeout=5', true],
+    ['X: y', true],
+  ] as const) {
+    await using peer = await answering(`HTTP/1.1 200 OK\r\n${line}\r\nContent-Length: 2\r\n\r\nok`)
+    const { client } = await opened(t, peer.url)
+    for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
+    t.equal(peer.sockets.length, isKept ? 1 : 2, line)
+  }
+  await using peer = await answering(
+    'HTTP/1.1 200 OK\r\nKeep-Alive: timeout=3\r\nContent-Length: 2\r\n\r\nok',
+  )
+  const { client } = await opened(t, peer.url)
+  t.equal(await new Asked(client).end, '200 ok')
+  while (peer.sockets[0]?.closed === false) await pause(50)
+  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(peer.sockets.length, 2)
+})
+
+void t.test(
+  'an answer before the whole request has left: the server gets the rest, and no other request',
+  async (t) => {
+    let read = 0
+    await using peer = await tcpStub((socket, n) => {
+      if (n > 1) return void wholeRequest(socket).then(() => socket.write(OK))
+      socket.once('data', () => {
+        socket.pause()
+        socket.write(OK)
+        setTimeout(() => socket.on('data', (chunk: Buffer) => void (read += chunk.length)).resume(), 100)
+      })
+    })
+    const { client } = await opened(t, peer.url)
+    const size = 16 * 1024 * 1024
+    let taken = 0
+    const onTaken = (): void => void taken++
+    t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size), onTaken }).end, '200 ok')
+    t.equal(taken, 0, 'the socket still holds some of it')
+    t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size >> 8), onTaken }).end, '200 ok')
+    t.equal(taken, 1)
+    t.equal(peer.sockets.length, 2)
+    t.ok(read > size / 2)
+  },
+)
+
+void t.test('the patience between two bytes begins with the head, not with the request', async (t) => {
+  await using peer = await scriptedPeer((socket) => {
+    setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n'), 600)
+    setTimeout(() => socket.write('ok'), 1200)
+  })
+  const { client } = await opened(t, peer.url, { connectTimeout: 800 })
+  t.equal(await new Asked(client, {}, { idle: 1000 }).end, '200 ok')
+})
+
+void t.test('calls for an exchange that is over do not touch the next one', async (t) => {
+  await using peer = await answering(OK)
+  const { client } = await opened(t, peer.url)
+  const first = new Asked(client)
+  t.equal(await first.end, '200 ok')
+  const second = new Asked(client)
+  while (second.carrier === null) await pause()
+  first.carrier?.pause(first)
+  first.carrier?.resume(first)
+  first.carrier?.abort(first, new Error('late'))
+  t.equal(await second.end, '200 ok')
+  t.equal(peer.sockets.length, 1)
+})
+
+void t.test('a bug of who hears ends its exchange, whatever it hears', async (t) => {
+  await using peer = await answering(OK)
+  const { client } = await opened(t, peer.url)
+  for (const event of ['onBegin', 'onHead', 'onData', 'onEnd'] as const) {
+    const { promise, resolve } = Promise.withResolvers<Error>()
+    client.send({
+      request: GET,
+      patience: { head: 5000, idle: 5000 },
+      onBegin: () => true,
+      onHead() {},
+      onData() {},
+      onEnd() {},
+      onError: resolve,
+      [event]: () => {
+        throw new Error(event)
+      },
+    })
+    t.match(await promise, { message: event })
+    t.equal(await new Asked(client).end, '200 ok')
+  }
+})
+
+void t.test('closing breaks off what is on its way, and what waits is not sent', async (t) => {
+  await using peer = await scriptedPeer(() => {})
+  const upstream = await opened(t, peer.url)
+  const asked = [0, 1].map(() => new Asked(upstream.client))
+  while (peer.requests.length === 0) await pause()
+  const closed = upstream.close()
+  t.match(await asked[0]?.end, /^broken/)
+  t.match(await asked[1]?.end, /^not sent/)
+  await closed
+  t.match(await new Asked(upstream.client).end, /^not sent/)
+})
+
+void t.test('whole requests and streams share the connections, and neither starves', async (t) => {
+  const held: Socket[] = []
+  await using peer = await scriptedPeer((socket) => void held.push(socket))
+  const upstream = await opened(t, peer.url, { connections: 2 })
+  const streams = await upstream.streams()
+  const asked = Array.from(
+    { length: 24 },
+    (_, i) => new Asked(i % 3 === 0 ? streams : upstream.client, { target: `/${i}` }),
+  )
+  for (let answered = 0; answered < asked.length; answered++) {
+    while (held.length === 0) await pause(1)
+    // Never more for good: the peer may hear of a new one before an old one's end.
+    while (peer.sockets.filter(({ closed }) => !closed).length > 2) await pause(1)
+    held.shift()?.write(OK)
+  }
+  for (const { end } of asked) t.equal(await end, '200 ok')
+  const at = peer.requests.map((request) => Number(request.split(' ')[1]?.slice(1)))
+  t.ok(at.slice(0, 12).some((i) => i % 3 === 0) && at.slice(0, 12).some((i) => i % 3 > 0), at.join())
+  // Idle connections of one give way to the other.
+  for (let i = 0; i < 4; i++) {
+    const both = [0, 1].map(() => new Asked(i % 2 === 0 ? streams : upstream.client))
+    for (let n = 0; n < 2; n++) {
+      while (held.length === 0) await pause(1)
+      held.shift()?.write(OK)
+    }
+    for (const { end } of both) t.equal(await end, '200 ok')
+  }
+})
+
+void t.test('a place goes to who still needs it, although one before it in line gave up', async (t) => {
+  for (const line of ['', 'Connection: close\r\n']) {
+    const held: Socket[] = []
+    await using peer = await scriptedPeer((socket) => void held.push(socket))
+    const upstream = await opened(t, peer.url)
+    const streams = await upstream.streams()
+    const first = new Asked(upstream.client)
+    while (held.length === 0) await pause(1)
+    const givesUp = new Asked(upstream.client)
+    await pause()
+    const stream = new Asked(streams)
+    await pause()
+    upstream.client.cancel(givesUp)
+    held.shift()?.write(`HTTP/1.1 200 OK\r\nKeep-Alive: timeout=600\r\n${line}Content-Length: 2\r\n\r\nok`)
+    t.equal(await first.end, '200 ok')
+    while (held.length === 0) await pause(1)
+    held.shift()?.write(OK)
+    t.equal(await stream.end, '200 ok')
+  }
+})
