@@ -20,6 +20,7 @@ import {
   type RequestLabels,
   type ShadowSummary,
 } from '../protect/request.ts'
+import { inSteps } from '../runtime/scheduling.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
@@ -255,12 +256,17 @@ export class Shadow {
   }
 
   /** It was executed beside the record's own attempt: merging its outcome keeps later retries safe. */
-  async #beside({ request, hear }: Followed, { id, operation }: Identified, lane: Lane): Promise<void> {
+  async #beside(
+    { request, hear }: Followed,
+    { id, operation, asked }: Identified,
+    lane: Lane,
+  ): Promise<void> {
     const { route } = request
     const { outcome, release } = await hear()
     try {
       if (outcome.kind === 'not_executed') return
       await lane.owner?.settled
+      if (asked.isLong) await inSteps(asked.finish())
       const attempt = { fence: 0, token: this.#ports.newToken(), attempts: 1 }
       const written = await this.#merge({ id, route, operation: operation(), attempt }, outcome)
       if (!written && !this.#givingUp)

@@ -446,6 +446,33 @@ async function besideUnknown(a: Shadowed): Promise<void> {
   t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
 }
 
+void t.test('a duplicate with a long body does not stop the event loop', async (t) => {
+  const a = shadowed(t)
+  const over: Sent = {
+    route: route({ mode: 'shadow', fingerprint: { ...SHADOW.fingerprint, body: 'json' } }),
+    headers: ['Content-Type', 'application/json'],
+    body: `[${'{"b":[1.0,"x"],"a":null},'.repeat(20_000)}1]`,
+  }
+  await a.pass(BROKEN, over)
+  const exchange = new Exchange()
+  const following = a.follow(exchange, over)
+  await until(() => a.verdicts().length === 2)
+  t.same(a.verdicts(), ['upstream_failed', 'unknown'])
+
+  let turns = 0
+  let isOver = false
+  const count = (): void => {
+    turns++
+    if (!isOver) setImmediate(count)
+  }
+  setImmediate(count)
+  exchange.end(a.replica.responded())
+  await following
+  isOver = true
+  t.ok(turns > 10, `${turns} turns of the event loop`)
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
+})
+
 void t.test('a duplicate’s outcome that the store does not take is tried again', async (t) => {
   for (const fault of ['down', 'lost', 'dropped', 'full'] as const)
     for (const at of [0, 1]) {
