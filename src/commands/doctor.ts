@@ -179,6 +179,7 @@ async function gradeChecks(
   const { topology, replication, room } = traits
   return [
     grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank}; the reasons follow`),
+    ...traits.refusals.map((detail) => finding('promises', detail)),
     ...reasons.map((detail) => risk('promises', detail)),
     ...Object.entries({ topology, replication, room }).flatMap(([check, detail]) =>
       detail === undefined ? [] : [fine(check, detail)],

@@ -370,7 +370,8 @@ export class StoreHealth {
       if (nth !== this.#checks) return
       // A store that takes no claims now hands nothing out, either: it is asked again next time.
       this.#isProven = proof === PROVEN
-      const { grade, reasons } = gradingOf(traits, this.#grace, proof)
+      const { grade, reasons: risks } = gradingOf(traits, this.#grace, proof)
+      const reasons = [...traits.refusals, ...risks]
       this.#mayEvict = grade === 'unfit' || traits.evicts !== false
       this.#metrics.set('idempotency_store_grade', this.#labels, GRADES.indexOf(grade))
       const told = [grade, ...reasons].join()

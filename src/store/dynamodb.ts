@@ -473,5 +473,5 @@ function traitsOf(
   if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
     findings.push('Time to live is not on for the attribute e: expired records are never removed.')
   // The last writer wins: the other claim is dropped.
-  return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings }
+  return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
 }

@@ -12,7 +12,7 @@ export type Grade = (typeof GRADES)[number]
 
 export interface Grading {
   readonly grade: Grade
-  /** For people, one sentence each: all that is wrong, what lowers the grade among it. */
+  /** For people, one sentence each: all that is wrong and may be accepted as a risk, what lowers the grade among it. */
   readonly reasons: readonly string[]
 }
 
@@ -29,7 +29,7 @@ export function gradingOf(traits: StoreTraits, grace: Millis, proof: string | nu
 }
 
 /** Of several stores or servers that all have to promise it: the least that one of them promises. */
-export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'findings'> {
+export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'findings' | 'refusals'> {
   const least = (of: 'durable' | 'evicts', worst: boolean) =>
     all.some((one) => one[of] === worst) ? worst : all.some((one) => one[of] === null) ? null : !worst
   return {

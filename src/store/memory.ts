@@ -246,7 +246,14 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
     async traits() {
       const lost =
         'The memory store forgets every record when the process ends, and no other replica sees them.'
-      return { durable: false, evicts: false, forgets: null, hasIdentity: false, findings: [lost] }
+      return {
+        durable: false,
+        evicts: false,
+        forgets: null,
+        hasIdentity: false,
+        findings: [lost],
+        refusals: [],
+      }
     },
 
     async close() {},

@@ -89,10 +89,8 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
       const [old, young] = await Promise.all([from.traits(), to.traits()])
       return {
         ...weakest(terms.asks ? [old, young] : [old]),
-        findings: [
-          ...old.findings.map((finding) => `moved from: ${finding}`),
-          ...young.findings.map((finding) => `moved to: ${finding}`),
-        ],
+        findings: ofBoth(old.findings, young.findings),
+        refusals: ofBoth(old.refusals, young.refusals),
         topology: `migration from ${from.name} to ${to.name}, phase ${phase}`,
       }
     },
@@ -453,6 +451,10 @@ function freed(bytes: Buffer): Buffer {
   const copy = Buffer.from(bytes)
   copy[PREFIX.state] = stateCode('failed_retryable')
   return copy
+}
+
+function ofBoth(old: readonly string[], young: readonly string[]): string[] {
+  return [...old.map((what) => `moved from: ${what}`), ...young.map((what) => `moved to: ${what}`)]
 }
 
 const HALF = 'the claim is in one of the two stores only'

@@ -411,6 +411,7 @@ export function traitsOf(row: Row): StoreTraits {
         : null,
     hasIdentity: true,
     findings,
+    refusals: [],
     replication:
       standbys === ''
         ? `commits wait for no standby; connected: ${replicas}`

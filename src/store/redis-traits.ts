@@ -14,21 +14,28 @@ export function together(
   all: readonly (StoreTraits & { readonly name: string })[],
   down: number,
 ): StoreTraits {
-  const findings = Map.groupBy(
-    all.flatMap(({ name, findings }) => findings.map((finding) => ({ name, finding }))),
-    ({ finding }) => finding,
-  )
+  const unreached = `${down} of ${all.length + down} masters of the cluster do not answer.`
   return {
     ...weakest(all),
-    findings: [
-      ...[...findings].map(([finding, where]) =>
-        where[0]?.name === '' ? finding : `${where.map(({ name }) => name).join(', ')}: ${finding}`,
-      ),
-      ...(down === 0 ? [] : [`${down} of ${all.length + down} masters of the cluster do not answer.`]),
-    ],
+    findings: told('findings', all),
+    refusals: [...told('refusals', all), ...(down === 0 ? [] : [unreached])],
     ...said('replication', all),
     ...said('room', all),
   }
+}
+
+/** What is wrong with servers, once where it is the same. */
+function told(
+  what: 'findings' | 'refusals',
+  all: readonly (StoreTraits & { readonly name: string })[],
+): string[] {
+  const wrong = Map.groupBy(
+    all.flatMap((one) => one[what].map((sentence) => ({ name: one.name, sentence }))),
+    ({ sentence }) => sentence,
+  )
+  return [...wrong].map(([sentence, where]) =>
+    where[0]?.name === '' ? sentence : `${where.map(({ name }) => name).join(', ')}: ${sentence}`,
+  )
 }
 
 /** What servers say, once where it is the same. */
@@ -57,6 +64,7 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
       findings: [
         `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
       ],
+      refusals: [],
     }
   const fields = new Map<string, string | undefined>()
   for (const line of info.split('\r\n')) {
@@ -64,17 +72,18 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
     fields.set(field, value)
   }
   const findings: string[] = []
+  const refusals: string[] = []
   const version = fields.get('redis_version') ?? '?'
   if (Number.parseInt(version, 10) < 7)
-    findings.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
+    refusals.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
   if (fields.get('redis_mode') === 'sentinel')
-    findings.push(
+    refusals.push(
       'The server is a Sentinel, which holds no records: redis+sentinel:// follows the master that it names.',
     )
   if (fields.get('role') === 'slave')
-    findings.push('The server is a read-only replica: no key can be claimed on it.')
+    refusals.push('The server is a read-only replica: no key can be claimed on it.')
   if (fields.get('cluster_enabled') === '1' && !isCluster)
-    findings.push(
+    refusals.push(
       'The server is a node of a cluster: keys of other nodes are refused with MOVED; redis+cluster:// follows them.',
     )
   const aof = fields.get('aof_enabled')
@@ -100,6 +109,7 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
     forgets: forgetting(wait, replicas),
     hasIdentity: fields.has('run_id'),
     findings,
+    refusals,
     replication: `${wait === null ? 'claims wait for no replica (store.wait)' : replicationText(wait)}; ${replicasText(replicas, fields.get('min_slaves_good_slaves'))}`,
     ...(used > 0 ? { room: roomText(used, most) } : {}),
   }

@@ -282,9 +282,9 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       return {
         ...together(
           up.map(({ part, info }, n) => {
-            const { findings, ...traits } = traitsOf(info, servers.isCluster, wait)
+            const { refusals, ...traits } = traitsOf(info, servers.isCluster, wait)
             const why = unable[n] ?? null
-            return { name: part.name, ...traits, findings: why === null ? findings : [...findings, why] }
+            return { name: part.name, ...traits, refusals: why === null ? refusals : [...refusals, why] }
           }),
           told.length - up.length,
         ),

@@ -153,6 +153,8 @@ export interface StoreTraits {
   readonly hasIdentity: boolean
   /** For people, one sentence each: what else is wrong. */
   readonly findings: readonly string[]
+  /** For people, one sentence each: why some or all keys cannot be claimed. No risk, which could be accepted. */
+  readonly refusals: readonly string[]
   /** For people: which servers share the work, and how, where there are several. */
   readonly topology?: string
   /** For people: what claims wait for, and how many replicas there are. */

@@ -131,7 +131,14 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
     limits: { take: (bucket, rate, units) => thread.run('throttle', bucket, rate, units) },
     /** Sees writes of this process only, not what others write to the file. */
     watch: async (id, changed) => watchers.add(id, changed),
-    traits: async () => ({ durable: true, evicts: false, forgets: null, hasIdentity: false, findings: [] }),
+    traits: async () => ({
+      durable: true,
+      evicts: false,
+      forgets: null,
+      hasIdentity: false,
+      findings: [],
+      refusals: [],
+    }),
     close: () => thread.close(),
     set skew(ms: Millis) {
       thread.skew[0] = ms

@@ -153,9 +153,9 @@ void t.test('redis: volatile, evicting, read-only and unreachable', async (t) =>
 
 void t.test('redis: what claims wait for, and whether they would get it', async (t) => {
   await using server = await RedisServer.start()
-  const config = (wait: string) => {
+  const config = (wait: string, more = '') => {
     const file = join(tempDir(t), 'wait.yaml')
-    const store = `store: { url: "${server.url}", wait: ${wait} }`
+    const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
     writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
     return ['--config', file]
   }
@@ -164,6 +164,12 @@ void t.test('redis: what claims wait for, and whether they would get it', async 
   t.match(lonely.findings, [
     'promises: store.wait is not satisfied: 0 of 1 replicas had it within 10 ms: claims are answered 503.',
   ])
+  const accepted = await examine(t, config('{ replicas: 1, timeout: 10ms }', ', acceptRisk: true'))
+  t.strictSame(
+    accepted.findings,
+    lonely.findings,
+    'a risk can be accepted, not that every new key is answered 503',
+  )
   const old = await examine(t, config('{ disk: local }'))
   t.match(old.findings, [
     /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,

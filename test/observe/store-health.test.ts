@@ -19,6 +19,7 @@ const traits = (evicts: boolean | null): StoreTraits => ({
   forgets: null,
   hasIdentity: true,
   findings: [],
+  refusals: [],
 })
 
 /** A store whose answers the test gives, one after the other. */
@@ -103,6 +104,12 @@ void t.test(
     t.same(await again(), ['the store is graded volatile', 'appendonly is off'])
     t.equal(await gradeOf(), '1')
     t.equal(health.mayEvict(), false)
+    now = { refusals: ['claims are answered 503'] }
+    t.same(
+      await again(),
+      ['the store is graded strict', 'claims are answered 503'],
+      'what it keeps is safe, and nobody can use it',
+    )
     now = {}
     t.same(await again(), ['the store is graded strict'])
     handsOut = true

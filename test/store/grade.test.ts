@@ -10,7 +10,14 @@ import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
 
 void t.test('what one store is worth', async (t) => {
-  const sound = { durable: true, evicts: false, forgets: null, hasIdentity: false, findings: [] }
+  const sound = {
+    durable: true,
+    evicts: false,
+    forgets: null,
+    hasIdentity: false,
+    findings: [],
+    refusals: [],
+  }
   const forgets = 'A failover loses the last claims.'
   const cases: [Partial<StoreTraits>, Millis, string | null, Grade][] = [
     [{}, 0, PROVEN, 'strict'],

@@ -322,6 +322,7 @@ void t.test('it promises what the weaker store does, and a mirror what the old o
       forgets: evicts ? 'lost' : null,
       hasIdentity: true,
       findings: ['why'],
+      refusals: ['no'],
     }),
   })
   const both = async (from: Partial<Store>, to: Partial<Store>, phase: Phase) =>
@@ -330,6 +331,7 @@ void t.test('it promises what the weaker store does, and a mirror what the old o
     durable: true,
     evicts: false,
     findings: ['moved from: why', 'moved to: why'],
+    refusals: ['moved from: no', 'moved to: no'],
     topology: 'migration from memory to memory, phase mirror',
   })
   t.match(await both(told(true, false), told(false, true), 'both'), {

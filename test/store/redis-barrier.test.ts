@@ -305,12 +305,12 @@ void t.test(
       ...UNREPLICATED,
       message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
     })
-    t.match((await store.traits()).findings, [
+    t.match((await store.traits()).refusals, [
       /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
     ])
     for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
     await until(claims(store))
-    await until(async () => (await store.traits()).findings.length === 0)
+    await until(async () => (await store.traits()).refusals.length === 0)
     t.match(
       (await store.traits()).replication,
       /^claims wait for every replica that is known, up to 50 ms; 1 replica is connected/,

@@ -217,7 +217,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
   t.match(await store.traits(), {
     durable: true,
     evicts: false,
-    findings: ['1 of 3 masters of the cluster do not answer.'],
+    refusals: ['1 of 3 masters of the cluster do not answer.'],
   })
   await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'a list that lacks some would be a lie')
   await dead.server.start()
@@ -251,6 +251,7 @@ void t.test('what the servers promise together is the least that one of them doe
     forgets: /^Claims wait for no replica/,
     hasIdentity: true,
     findings: [],
+    refusals: [],
     replication: 'claims wait for no replica (store.wait); no replica is connected',
     topology:
       /^3 masters share 256 shards of records: 127\.0\.0\.1:\d+ has \d+, .*; the largest share is 1\.\d\d times the mean$/,

@@ -351,8 +351,8 @@ void t.test('Sentinels that know no such master, or none that answers: one sente
   t.equal(mixed.events.length, 1)
   const [sentinel] = group.sentinels
   const alone = await open(t, String(sentinel?.url))
-  const { findings } = await alone.store.traits()
-  t.ok(findings.some((finding) => finding.startsWith('The server is a Sentinel, which holds no records')))
+  const { refusals } = await alone.store.traits()
+  t.ok(refusals.some((refusal) => refusal.startsWith('The server is a Sentinel, which holds no records')))
 })
 
 void t.test('passwords: of the servers, and of the Sentinels', async (t) => {
