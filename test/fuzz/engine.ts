@@ -5,8 +5,8 @@ import { Random } from '../simulation/scheduler.ts'
 /** What strangers can reach, and what has to hold of whatever they send. */
 export interface Target {
   readonly name: string
-  /** Part of the paths of the files whose coverage guides. */
-  readonly files: RegExp
+  /** How the paths of the files begin, below src/, whose coverage guides. */
+  readonly files: readonly string[]
   readonly seeds: readonly (string | Buffer)[]
   /** What mutations put in. */
   readonly words: readonly string[]
@@ -73,12 +73,12 @@ export function mutated(input: Buffer, other: Buffer, words: readonly string[], 
 /** Says whether a target's code ran where it never ran before: V8's own block coverage. */
 export class Coverage {
   readonly #session = new Session()
-  readonly #files: RegExp
+  readonly #files: readonly string[]
   /** By file: 1 for each character of code that ran. */
   readonly #ran = new Map<string, Uint8Array>()
 
-  constructor(files: RegExp) {
-    this.#files = files
+  constructor(files: Target['files']) {
+    this.#files = files.map((file) => new URL(`../../src/${file}`, import.meta.url).href)
     this.#session.connect()
     this.#session.post('Profiler.enable')
     this.#session.post('Profiler.startPreciseCoverage', { callCount: false, detailed: true })
@@ -97,7 +97,7 @@ export class Coverage {
     this.#session.post('Profiler.takePreciseCoverage', (error, taken) => {
       if (error !== null) throw error
       for (const { url, functions } of taken.result) {
-        if (!this.#files.test(url)) continue
+        if (!this.#files.some((file) => url.startsWith(file))) continue
         for (const { ranges } of functions) if (this.#add(url, ranges, note)) isNew = true
       }
     })

@@ -21,7 +21,7 @@ const tokens = verifier([JWT], { clock: () => NOW })
 /** Only the token itself is believed: no other header, payload or signature. */
 export const jwt: Target = {
   name: 'jwt',
-  files: /src\/credentials/,
+  files: ['credentials/'],
   seeds: [
     GOOD,
     `Bearer ${GOOD}`,
@@ -77,7 +77,7 @@ routes:
 /** A configuration is read, or each error says where it is and what was found. */
 export const config: Target = {
   name: 'config',
-  files: /src\/config/,
+  files: ['config/'],
   seeds: [
     CONFIG,
     'upstream: { url: "unix:/a" }\ndefaults: { ttl: 7d, lease: 30s }\n',
@@ -147,7 +147,7 @@ const described = join(tmpdir(), `fuzz-openapi-${process.pid}.yaml`)
 /** A description is read, or refused with a place. */
 export const openapi: Target = {
   name: 'openapi',
-  files: /src\/describe\/openapi/,
+  files: ['describe/openapi/'],
   seeds: [OPENAPI, '{"openapi":"3.0.3","paths":{}}', 'swagger: "2.0"\n'],
   words: [
     '\n',
@@ -193,7 +193,7 @@ const RECORDS = [
 /** A record is read as it was written, or refused; what was read is written again as it was. */
 export const record: Target = {
   name: 'record',
-  files: /src\/store\/(?:codec|binary)/,
+  files: ['store/codec', 'store/binary'],
   seeds: RECORDS,
   words: ['IP', '\x01', '\0\0', '\xff\xff', '\x05', '\x02', 'key', 'told', '\0\x03key'],
   check(input) {
@@ -220,7 +220,7 @@ const PAYLOADS = [Buffer.from('one'), Buffer.alloc(40, 2), Buffer.from('three')]
 /** Of a damaged file of the spool what is read was written: nothing else, nothing twice as long. */
 export const spool: Target = {
   name: 'spool',
-  files: /src\/store\/(?:spool|outbox)/,
+  files: ['store/spool', 'store/outbox'],
   seeds: [Buffer.concat(PAYLOADS.map((payload, n) => entryFrame(MARKER, n, payload)))],
   words: [MARKER.toString('latin1'), '\0\0\0\0', '\xff\xff\xff\xff', '\x01', '\x02'],
   check(input) {
@@ -251,7 +251,7 @@ function replies(bytes: Buffer, size: number): { readonly heard: Reply[]; readon
 /** In whatever pieces a server's replies come, they are the same ones. */
 export const resp: Target = {
   name: 'resp',
-  files: /src\/store\/resp/,
+  files: ['store/resp'],
   seeds: [
     '+OK\r\n:1\r\n$2\r\nab\r\n*2\r\n$-1\r\n:0\r\n',
     '-ERR x\r\n*0\r\n*-1\r\n',

@@ -19,6 +19,16 @@ for (const target of TARGETS)
     },
   )
 
+void t.test('what guides a target is there', async (t) => {
+  const files = readdirSync(new URL('../../src/', import.meta.url), { recursive: true, encoding: 'utf8' })
+  for (const { name, files: guides } of TARGETS)
+    for (const guide of guides)
+      t.ok(
+        files.some((file) => file.startsWith(guide)),
+        `${name}: ${guide}`,
+      )
+})
+
 void t.test('every corpus has a target', async (t) => {
   const names = new Set(TARGETS.map(({ name }) => `${name}.txt`))
   t.same(
