@@ -29,6 +29,10 @@ const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
 export interface Held {
   /** Resident memory, in MiB. */
   readonly memory: number
+  /** Of that JavaScript's heap in use, garbage included, and all that it has; buffers outside of it. In MiB. */
+  readonly heap: number
+  readonly heapSize: number
+  readonly external: number
   /** Open files, sockets among them. */
   readonly descriptors: number
 }
@@ -136,10 +140,17 @@ export class Replica implements AsyncDisposable {
     await ask({ adminUrl: this.#adminUrl }, '/v1/outcomes', { method: 'POST', body: report }).catch(() => {})
   }
 
-  held(): Held {
+  async held(): Promise<Held> {
     const of = `/proc/${this.#process?.pid}`
     const kilobytes = /VmRSS:\s+(\d+)/.exec(readFileSync(`${of}/status`, 'utf8'))?.[1]
-    return { memory: Math.round(Number(kilobytes) / 1024), descriptors: readdirSync(`${of}/fd`).length }
+    const mebibytes = async (sample: string) => Math.round((await this.metric(sample)) / 2 ** 20)
+    return {
+      memory: Math.round(Number(kilobytes) / 1024),
+      heap: await mebibytes('nodejs_heap_size_used_bytes'),
+      heapSize: await mebibytes('nodejs_heap_size_total_bytes'),
+      external: await mebibytes('nodejs_external_memory_bytes'),
+      descriptors: readdirSync(`${of}/fd`).length,
+    }
   }
 
   heal(): void {

@@ -148,7 +148,8 @@ export async function torture(options: TortureOptions): Promise<TortureResult> {
     for (const name of history.strays)
       findings.push({ what: `${name}: sent after it was judged`, timeline: '' })
     leftOvers.push(...(await leftIn(fleet)))
-    rests.push({ requests: clients.requests, held: fleet.replicas.map((replica) => replica.held()) })
+    const held = await Promise.all(fleet.replicas.map((replica) => replica.held()))
+    rests.push({ requests: clients.requests, held })
     say(`round ${rests.length}: ${JSON.stringify({ ...rests.at(-1), ...figures })}`)
     history.forget()
   }
