@@ -29,7 +29,8 @@ export function checkPolicy(
   policy: RoutePolicy,
   { upstream, store, limits, issuer }: Common,
 ): void {
-  const { lease, ttl, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } = policy
+  const { lease, ttl, ttlBody, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } =
+    policy
   const { derive } = key
   const { jwt } = scope
   // A lease is renewed every third of it, and a renewal may take as long as the store's timeout.
@@ -48,6 +49,8 @@ export function checkPolicy(
       `found a lease of ${formatDuration(lease)}; allowed: at least ${formatDuration(minLease)} (1s, and 1.5 × \`store.timeout\`), or its renewal comes too late`, ['store.timeout']],
     [ttl < upstream.timeout, ['ttl'],
       `found a ttl of ${formatDuration(ttl)}; allowed: at least \`upstream.timeout\` (${timeout}), or a retry of a slow call executes again`, ['upstream.timeout']],
+    [ttlBody !== null && ttlBody > ttl, ['ttl.body', 'ttl'],
+      `found a body of ${formatDuration(ttlBody ?? 0)} with a record of ${formatDuration(ttl)}; allowed: a body of at most the record`],
     [unresolvedTtl < Math.max(ttl, lease), ['unresolvedTtl', 'ttl', 'lease'],
       `found an unresolvedTtl of ${formatDuration(unresolvedTtl)} with a ttl of ${formatDuration(ttl)} and a lease of ${formatDuration(lease)}; allowed: an unresolvedTtl of at least both`],
     [respondWithin !== null && respondWithin >= upstream.timeout, ['respondWithin'],
@@ -129,6 +132,8 @@ function isNormal(path: string): boolean {
 const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boolean, message: string][] = [
   ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
     'found a wait that has no effect; allowed: a wait with `inFlight.mode: wait`'],
+  ['ttl.body', ({ keep }) => keep === 'response',
+    'found a time for bodies, none of which are kept; allowed: ttl.body with `keep: response`'],
   ['scope.jwt', ({ scope }) => scope.jwt !== null,
     'found jwt, but no caller comes from a token; allowed: jwt with a `scope.caller` of jwt:<claim>'],
 ]

@@ -210,7 +210,9 @@ function resolvePolicy(
       callerIsDefault: written.scope?.caller === undefined,
     },
     misuseStatus: misuse.status,
-    ttlFailed: rest.ttlFailed ?? rest.ttl,
+    ttl: rest.ttl.record,
+    ttlFailed: rest.ttlFailed ?? rest.ttl.record,
+    ttlBody: rest.ttl.body,
     outcomes: layers.map((layer) => outcomeTable(layer.outcomes)).reduce(overrideOutcomes),
     excludeHeaders: new Set(replay.excludeHeaders),
     // `checkPolicy` ensures that the path is there.

@@ -176,7 +176,11 @@ export const POLICY = {
   }),
   // These apply to claims and outcomes written from now on.
   lease: row('timeout', '30s', live, 'How long a claim lasts without renewal; renewed after every third of it. At least 1s.'),
-  ttl: row('retention', '24h', live, 'How long a completed record answers retries. At least `upstream.timeout`.'),
+  ttl: group({
+    record: row('retention', '24h', live, 'How long a completed record answers retries. At least `upstream.timeout`. `ttl: 24h` is short for `ttl: { record: 24h }`.'),
+    body: row('retention', unset, live,
+      'How long its response is kept, headers included; afterwards a retry gets the status and `Location` only, as with `keep: outcome`. At most `record`. Default: as long as the record.'),
+  }, { short: true, help: 'How long a completed record answers, and how long its response is kept. `24h` is short for `{ record: 24h }`.' }),
   ttlFailed: row('retention', unset, live, 'The `ttl` of stored responses that are not 2xx. Default: `ttl`.'),
   tombstone: row('tombstone', byProfile('off', { strict: '7d' }), live,
     'How long after `ttl` the key is still refused as expired; `off`: not at all.'),

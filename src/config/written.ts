@@ -38,9 +38,16 @@ export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Reco
   }
 }
 
-export function policyForm({ misuseStatus, excludeHeaders, scope, ...rest }: RoutePolicy): object {
+export function policyForm(policy: RoutePolicy): object {
+  const { misuseStatus, excludeHeaders, scope, ttlBody, ...rest } = policy
   const { callerIsDefault: _, ...ownScope } = scope
-  return { ...rest, scope: ownScope, misuse: { status: misuseStatus }, replay: { excludeHeaders } }
+  return {
+    ...rest,
+    scope: ownScope,
+    ttl: ttlBody === null ? rest.ttl : { record: rest.ttl, body: ttlBody },
+    misuse: { status: misuseStatus },
+    replay: { excludeHeaders },
+  }
 }
 
 /** The row of a property, such as `routes[pay].ttl`; undefined: there is none. */

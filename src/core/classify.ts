@@ -1,8 +1,8 @@
 import { deferralOf } from './chain.ts'
 import { filterLines, firstOf, type RawHeaders } from './headers.ts'
 import type { Action, OutcomeTable, Profile, RoutePolicy } from './policy.ts'
-import type { CompletedResponse, Outcome, StoredResponse } from './record.ts'
-import { withoutBody } from './settle.ts'
+import { type CompletedResponse, type Outcome, type StoredResponse, withoutBody } from './record.ts'
+import { withBody } from './settle.ts'
 
 /** The head of an answer, and its body if it was kept whole. */
 interface Answered {
@@ -56,7 +56,7 @@ export function unknownBecause(reason: string, status: number | null): Outcome {
 export function keptResult(route: RoutePolicy, response: StoredResponse): CompletedResponse {
   return route.keep === 'outcome'
     ? withoutBody(response, 'outcome_only')
-    : { kept: true, response: replayable(route, response) }
+    : withBody(replayable(route, response), route)
 }
 
 /** Drops excluded lines, both before a response is stored and before it is replayed: it may have been stored under another setting. */

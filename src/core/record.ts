@@ -1,3 +1,5 @@
+import { firstOf } from './headers.ts'
+
 /** Milliseconds: an instant of the store's clock (Unix epoch), or a duration where the name ends in `In` or `For`. */
 export type Millis = number
 
@@ -25,11 +27,16 @@ export interface StoredResponse {
 }
 
 /** Why a completed record has no response to replay (contract §6, `idempotency_response_unavailable`). */
-export const NOT_KEPT = ['too_large', 'streamed', 'outcome_only', 'no_room'] as const
+export const NOT_KEPT = ['too_large', 'streamed', 'outcome_only', 'no_room', 'past_ttl'] as const
 export type NotKept = (typeof NOT_KEPT)[number]
 
 export type CompletedResponse =
-  | { readonly kept: true; readonly response: StoredResponse }
+  | {
+      readonly kept: true
+      readonly response: StoredResponse
+      /** How long the record goes on answering once its response is gone (`ttl.body`); absent: both end together. */
+      readonly afterBody?: Millis
+    }
   | {
       readonly kept: false
       readonly why: NotKept
@@ -134,7 +141,7 @@ export type IdempotencyRecord = InProgress | Completed | FailedRetryable | Unkno
 
 /**
  * The record as everybody reads it at `now` (the store's clock): a lapsed lease is `unknown`, a completed record past its retention is
- * `expired` (contract §2). `null`: it no longer exists.
+ * `expired`, and one past its `ttl.body` has no response (contract §2). `null`: it no longer exists.
  */
 export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecord | null {
   if (now >= record.dropAt) return null
@@ -153,7 +160,19 @@ export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecor
     const { expiresAt: _e, result: _r, ...common } = record
     return { ...common, state: 'expired' }
   }
+  if (record.state === 'completed' && record.result.kept) {
+    const { response, afterBody = 0 } = record.result
+    if (now >= record.expiresAt - afterBody) return { ...record, result: withoutBody(response, 'past_ttl') }
+  }
   return record
+}
+
+/** The result of a response that is not kept. */
+export function withoutBody(
+  { status, headers }: { readonly status: number; readonly headers: readonly string[] },
+  why: NotKept,
+): CompletedResponse {
+  return { kept: false, why, status, location: firstOf(headers, 'location') }
 }
 
 /** The schedule of a record that became unknown at `now`. */

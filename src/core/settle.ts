@@ -1,18 +1,19 @@
-import { firstOf } from './headers.ts'
-import type {
-  Attempt,
-  Completed,
-  CompletedResponse,
-  IdempotencyRecord,
-  Millis,
-  NotKept,
-  Operation,
-  Outcome,
-  RecordDraft,
-  RecordId,
-  Spans,
-  State,
-  Unknown,
+import {
+  type Attempt,
+  type Completed,
+  type CompletedResponse,
+  type IdempotencyRecord,
+  type Millis,
+  type Operation,
+  type Outcome,
+  type RecordDraft,
+  type RecordId,
+  readAt,
+  type Spans,
+  type State,
+  type StoredResponse,
+  type Unknown,
+  withoutBody,
 } from './record.ts'
 
 /** The retention settings of a route that a record's life depends on (contract §10). */
@@ -20,6 +21,8 @@ export interface Retention {
   readonly lease: Millis
   readonly ttl: Millis
   readonly ttlFailed: Millis
+  /** How long the response is kept; null: as long as the record answers. */
+  readonly ttlBody: Millis | null
   readonly tombstone: Millis
   readonly unresolvedTtl: Millis
   /** Where unknown records are asked about: how soon for the first time. */
@@ -56,6 +59,7 @@ function dueOf(record: IdempotencyRecord): Millis {
     case 'unknown':
       return record.nextLookAt
     case 'completed':
+      return record.expiresAt
     case 'failed_retryable':
     case 'expired':
       return record.dropAt
@@ -112,7 +116,7 @@ export function stillUnknown(
 export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
   switch (outcome.kind) {
     case 'completed': {
-      const ttl = isSuccess(statusOf(outcome.result)) ? retention.ttl : retention.ttlFailed
+      const ttl = ttlOf(statusOf(outcome.result), retention)
       return { dueIn: ttl, dropIn: ttl + retention.tombstone }
     }
     case 'not_executed':
@@ -122,9 +126,33 @@ export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
   }
 }
 
+type Ttl = Pick<Retention, 'ttl' | 'ttlFailed' | 'ttlBody'>
+
+function ttlOf(status: number, { ttl, ttlFailed }: Pick<Ttl, 'ttl' | 'ttlFailed'>): Millis {
+  return isSuccess(status) ? ttl : ttlFailed
+}
+
+/** The result of a response that is kept, for as long as the route says. */
+export function withBody(response: StoredResponse, retention: Ttl): CompletedResponse {
+  const { ttlBody } = retention
+  const afterBody = ttlBody === null ? 0 : ttlOf(response.status, retention) - ttlBody
+  return afterBody > 0 ? { kept: true, response, afterBody } : { kept: true, response }
+}
+
+/** What takes the response out of a completed record once its time is over; null: there is nothing to take out. */
+export function bodiless(
+  record: IdempotencyRecord,
+  now: Millis,
+): { readonly draft: RecordDraft; readonly spans: Spans } | null {
+  const read = readAt(record, now)
+  if (record.state !== 'completed' || read?.state !== 'completed' || read.result === record.result)
+    return null
+  return { draft: read, spans: remainingSpans(read, now) }
+}
+
 /**
  * For an upstream that ends its attempt itself, in the store's database (contract §9): how long its answer is kept, as in {@link
- * outcomeSpans}, and the largest body to keep; 0: none.
+ * outcomeSpans}, and the largest body to keep; 0: none. Behind these, where it is not kept as long as the answer: how long.
  */
 export function completionTerms(
   route: Retention & {
@@ -132,8 +160,9 @@ export function completionTerms(
     readonly limits: { readonly response: number }
   },
 ): string {
-  const { ttl, ttlFailed, tombstone, keep, limits } = route
-  return [ttl, ttlFailed, tombstone, keep === 'outcome' ? 0 : limits.response].join(' ')
+  const { ttl, ttlFailed, ttlBody, tombstone, keep, limits } = route
+  const terms = [ttl, ttlFailed, tombstone, keep === 'outcome' ? 0 : limits.response]
+  return [...terms, ...(ttlBody === null ? [] : [ttlBody])].join(' ')
 }
 
 export function statusOf(result: CompletedResponse): number {
@@ -275,14 +304,6 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
   return resolution.kind === 'completed'
     ? { ...base, token: NOBODY, state: 'completed', result: resolution.result, lastError: null }
     : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
-}
-
-/** The result of a response whose body is not kept. */
-export function withoutBody(
-  response: { readonly status: number; readonly headers: readonly string[] },
-  why: NotKept,
-): CompletedResponse {
-  return { kept: false, why, status: response.status, location: firstOf(response.headers, 'location') }
 }
 
 /** The same resolution for a store without room for the response; null if it has no response. What is done stays done (contract §3). */

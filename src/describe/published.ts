@@ -49,7 +49,7 @@ function overlap({ match: a }: RoutePolicy, { match: b }: RoutePolicy): boolean 
 
 /** `exceptions`: earlier, unpublished routes take some of its requests. */
 function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string): object {
-  const { match, key, scope, inFlight, ttl, ttlFailed, tombstone } = route
+  const { match, key, scope, inFlight, ttl, ttlFailed, ttlBody, tombstone } = route
   return {
     methods: match.methods,
     path: templateOf(match.path),
@@ -71,6 +71,7 @@ function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string)
     ],
     expires: {
       afterSeconds: seconds(ttl),
+      ...(ttlBody === null ? {} : { responseAfterSeconds: seconds(ttlBody) }),
       ...(ttlFailed === ttl ? {} : { errorsAfterSeconds: seconds(ttlFailed) }),
       ...(tombstone === 0 ? {} : { thenRefusedForSeconds: seconds(tombstone) }),
     },

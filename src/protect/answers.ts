@@ -100,7 +100,8 @@ export function responseUnavailable(
   { status, location, why }: Extract<CompletedResponse, { kept: false }>,
   facts: Omit<Facts, 'outcome'>,
 ): Answer {
-  const detail = `the request was executed and answered ${status}; its response was not kept (${why})`
+  const gone = why === 'past_ttl' ? 'is no longer kept' : `was not kept (${why})`
+  const detail = `the request was executed and answered ${status}; its response ${gone}`
   const more = { instance: id, original: { status, location } }
   return refuse('response_unavailable', 'idempotency_response_unavailable', detail, more, facts)
 }

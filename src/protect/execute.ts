@@ -2,9 +2,15 @@ import { scopeOf } from '../core/chain.ts'
 import { keepsBody, keptResult, outcomeOf, replayable, unknownBecause } from '../core/classify.ts'
 import { RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
 import { shortId } from '../core/identity.ts'
-import { type CompletedResponse, type Millis, type Outcome, type RecordId } from '../core/record.ts'
+import {
+  type CompletedResponse,
+  type Millis,
+  type Outcome,
+  type RecordId,
+  withoutBody,
+} from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { heldRecord, type OutcomeDraft, withoutBody } from '../core/settle.ts'
+import { heldRecord, type OutcomeDraft } from '../core/settle.ts'
 import { free } from '../runtime/body-memory.ts'
 import { shared } from '../runtime/limits.ts'
 import { type Soon, within } from '../runtime/scheduling.ts'

@@ -7,6 +7,7 @@ import {
   type Outcome,
   type RecordId,
   type State,
+  withoutBody,
 } from '../core/record.ts'
 import {
   heldRecord,
@@ -15,7 +16,6 @@ import {
   type PendingOutcome,
   pendingOutcome,
   remainingSpans,
-  withoutBody,
 } from '../core/settle.ts'
 import { after, type Soon, within } from '../runtime/scheduling.ts'
 import type { Kept, Left, Outbox } from '../store/outbox.ts'

@@ -282,7 +282,7 @@ async function askUpstream(
   }
   switch (answer.proof) {
     case 'responded':
-      return settled(readAnswer(policy, route.keep, id, key, answer.response, parameters), answer.release)
+      return settled(readAnswer(policy, route, id, key, answer.response, parameters), answer.release)
     case 'live':
       answer.live.abandon()
       return unusable(`status ${answer.live.status}, which ${WHY_LIVE[answer.why]}`)

@@ -1,6 +1,6 @@
 import { decide } from '../core/decide.ts'
-import type { Millis, Outcome } from '../core/record.ts'
-import { outcomeDraft, outcomeSpans, withoutBody } from '../core/settle.ts'
+import { type Millis, type Outcome, withoutBody } from '../core/record.ts'
+import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import { isExisting } from '../protect/claim.ts'
 import type { Ports } from '../protect/ports.ts'
 import type { Execution } from '../protect/request.ts'

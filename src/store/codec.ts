@@ -1,4 +1,5 @@
 import {
+  type Completed,
   type CompletedResponse,
   type Fingerprint,
   IDENTIFIERS,
@@ -48,6 +49,8 @@ const MAGIC = 0x4950
 export const HEAD_AT = 60
 export const FLAG_LEASE_EXPIRED = 1
 const FLAG_DEAD_LETTERED = 2
+/** Of a completed record: its response ends before it does, which is what `due` says then. */
+const FLAG_BODY_ENDS = 4
 /** Attempts are counted up to here: a client may retry for ever. */
 const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
@@ -123,9 +126,20 @@ export function encodeDraft(draft: RecordDraft): Buffer {
 }
 
 function flagsOf(draft: RecordDraft): number {
+  if (draft.state === 'completed') return afterBodyOf(draft) === 0 ? 0 : FLAG_BODY_ENDS
   if (draft.state !== 'unknown') return 0
   const { leaseExpired, reconciliation } = draft
   return (leaseExpired ? FLAG_LEASE_EXPIRED : 0) | (reconciliation?.deadLettered ? FLAG_DEAD_LETTERED : 0)
+}
+
+function afterBodyOf(draft: RecordDraft): Millis {
+  return draft.state === 'completed' && draft.result.kept ? (draft.result.afterBody ?? 0) : 0
+}
+
+/** The spans for the store to stamp. */
+export function storedSpans(draft: RecordDraft, spans: Spans): Spans {
+  const afterBody = afterBodyOf(draft)
+  return afterBody === 0 ? spans : { ...spans, dueIn: spans.dueIn - afterBody }
 }
 
 /** Fields that the first release did not know, by name: releases skip names they do not know. Only fields with a value are written. */
@@ -139,6 +153,10 @@ function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   // In a completed record: the upstream wrote it.
   if (draft.completion !== undefined && draft.state !== 'completed' && draft.state !== 'expired')
     named.push(['completion', draft.completion])
+  const afterBody = afterBodyOf(draft)
+  if (afterBody > 0) named.push(['after-body', String(afterBody)])
+  if (draft.state === 'completed' && !draft.result.kept && draft.result.why === 'past_ttl')
+    named.push(['after-body', ''])
   const reconciliation = draft.state === 'unknown' ? draft.reconciliation : null
   if (reconciliation === null) return named
   named.push(['since', String(reconciliation.since)])
@@ -199,7 +217,8 @@ function encodeResultHead(w: BinaryWriter, result: CompletedResponse | null): vo
     w.latin1(result.response.reason)
   } else {
     w.u8(RESPONSE_NOT_KEPT)
-    w.u8(NOT_KEPT.indexOf(result.why) + 1)
+    // Releases that know no `ttl.body` read the nearest to it.
+    w.u8(NOT_KEPT.indexOf(result.why === 'past_ttl' ? 'outcome_only' : result.why) + 1)
     w.u16(result.status)
     w.u8(result.location === null ? 0 : 1)
     w.latin1(result.location ?? '')
@@ -265,8 +284,22 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
       return { ...common, state }
     case 'completed':
       if (result === null) throw new CorruptRecord('the stored record is completed and has no result')
-      return { ...common, state, expiresAt: due, result }
+      return { ...common, state, ...endsOf(due, result, named.get('after-body')) }
   }
+}
+
+/** `afterBody`: the extension `after-body`. */
+function endsOf(
+  due: Millis,
+  result: CompletedResponse,
+  afterBody: string | undefined,
+): Pick<Completed, 'expiresAt' | 'result'> {
+  if (afterBody === undefined) return { expiresAt: due, result }
+  if (!result.kept) return { expiresAt: due, result: { ...result, why: 'past_ttl' } }
+  const millis = Number(afterBody)
+  if (!Number.isSafeInteger(millis) || millis <= 0)
+    throw new CorruptRecord('the stored record does not say how long it outlives its response')
+  return { expiresAt: due + millis, result: { ...result, afterBody: millis } }
 }
 
 /** Before the texts of a head: flags, attempts, two digests. */
@@ -362,6 +395,17 @@ export function readStamps(bytes: Buffer): Stamps {
 export function isUnresolved(bytes: Buffer): boolean {
   const code = bytes[PREFIX.state]
   return code === stateCode('in_progress') || code === stateCode('unknown')
+}
+
+/** Where responses that end before their records are filed: behind all instants, so behind all unresolved records. */
+export const BODIES_FROM = 2 ** (8 * U48)
+
+/** The place of the record in the index: the `due` of unresolved ones, that of responses behind them; null: it is not in it. */
+export function placeIn(bytes: Buffer, due: Millis): number | null {
+  if (isUnresolved(bytes)) return due
+  const isFiled =
+    bytes[PREFIX.state] === stateCode('completed') && (Number(bytes[HEAD_AT]) & FLAG_BODY_ENDS) !== 0
+  return isFiled ? BODIES_FROM + due : null
 }
 
 export function isClaim(bytes: Buffer): boolean {

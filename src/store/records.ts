@@ -1,12 +1,13 @@
 import { randomFillSync } from 'node:crypto'
 import { reclaimed, splitDraft } from '../core/copies.ts'
-import type {
-  CompletedResponse,
-  IdempotencyRecord,
-  Millis,
-  RecordDraft,
-  RecordId,
-  Spans,
+import {
+  type CompletedResponse,
+  type IdempotencyRecord,
+  type Millis,
+  type RecordDraft,
+  type RecordId,
+  type Spans,
+  withoutBody,
 } from '../core/record.ts'
 import {
   ACCEPTING,
@@ -15,11 +16,10 @@ import {
   isRecorded,
   remainingSpans,
   stillUnknown,
-  withoutBody,
 } from '../core/settle.ts'
 import { free } from '../runtime/body-memory.ts'
 import { after, type Soon } from '../runtime/scheduling.ts'
-import { decodeRecord, encodeDraft, HEAD_ROOM } from './codec.ts'
+import { decodeRecord, encodeDraft, HEAD_ROOM, storedSpans } from './codec.ts'
 import { LARGEST_RECENT, type RecentWrites } from './recent.ts'
 import {
   type Condition,
@@ -127,7 +127,8 @@ export class Records {
     draft: RecordDraft,
     spans: Spans,
   ): Soon<TakeOverReply> {
-    return this.#answered(this.#register.swap(id, { version }, encodeDraft(draft), spans, true), (reply) => {
+    const taking = this.#register.swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans), true)
+    return this.#answered(taking, (reply) => {
       const { now } = reply
       if (reply.done) return { kind: 'claimed', now, stamp: reply.stamp, recognised: false }
       if (reply.bytes === null) return { kind: 'lost', now, record: null }
@@ -153,7 +154,7 @@ export class Records {
       if (reply.kind !== 'unavailable') free(bytes, HEAD_ROOM)
       return reply
     }
-    return after(this.#swap(id, condition, bytes, spans), (swapped) =>
+    return after(this.#swap(id, condition, bytes, storedSpans(draft, spans)), (swapped) =>
       swapped !== null && settled(swapped).kind !== 'refused'
         ? swapped
         : this.#contest(id, draft, spans, condition, swapped).then((reply) => {
@@ -213,7 +214,7 @@ export class Records {
     isStill: () => boolean,
   ): Promise<ReclaimReply | null> {
     const put = await this.#answered(
-      this.#register.put(id, encodeDraft(own), spans, 'again'),
+      this.#register.put(id, encodeDraft(own), storedSpans(own, spans), 'again'),
       (reply): ReclaimReply | Found =>
         reply.done
           ? { kind: 'written' }
@@ -242,12 +243,13 @@ export class Records {
     first: SettleReply | null,
   ): Promise<SettleReply> {
     let swapped = first
+    const stored = storedSpans(draft, spans)
     // The store may have taken the bytes that it was given.
     const bytes = (): Buffer => encodeDraft(draft)
-    for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), spans)) {
+    for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), stored)) {
       const reply =
         swapped ??
-        (await this.#answered(this.#register.put(id, bytes(), spans, 'again'), (put) =>
+        (await this.#answered(this.#register.put(id, bytes(), stored, 'again'), (put) =>
           written('recovered', put),
         ))
       if (reply.kind !== 'refused' || isOwnClaim) return reply
@@ -272,7 +274,7 @@ export class Records {
 
   /** Replaces the record at exactly this version: a decision by somebody other than the owner. Null: there is none. */
   replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Soon<SettleReply | null> {
-    return this.#swap(id, { version }, encodeDraft(draft), spans)
+    return this.#swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans))
   }
 
   async get(id: RecordId): Promise<GetReply> {

@@ -40,6 +40,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
     lease: 30 * SECOND,
     ttl: 24 * HOUR,
     ttlFailed: 24 * HOUR,
+    ttlBody: null,
     tombstone: 0,
     unresolvedTtl: 30 * DAY,
     respondWithin: null,

@@ -63,6 +63,7 @@ export const ROUTE: RoutePolicy = {
   lease: 30_000,
   ttl: 24 * HOUR,
   ttlFailed: 24 * HOUR,
+  ttlBody: null,
   tombstone: 0,
   unresolvedTtl: 720 * HOUR,
   respondWithin: null,

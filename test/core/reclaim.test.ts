@@ -97,7 +97,7 @@ void t.test('W04 a split is unknown to everybody, under the higher fence', async
 })
 
 void t.test('a record that is written as it is keeps its instants', async (t) => {
-  const due = { in_progress: 3000, unknown: 4000, completed: 9000, failed_retryable: 9000, expired: 9000 }
+  const due = { in_progress: 3000, unknown: 4000, completed: 8000, failed_retryable: 9000, expired: 9000 }
   for (const state of STATES)
     t.same(remainingSpans(found(state, OWN, FENCE), 1000), { dueIn: due[state] - 1000, dropIn: 8000 })
 })

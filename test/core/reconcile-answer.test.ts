@@ -10,6 +10,7 @@ import {
 } from '../../src/core/reconcile/answer.ts'
 import type { RecordId, StoredResponse } from '../../src/core/record.ts'
 import { pathParameters } from '../../src/core/route.ts'
+import { ROUTE } from './fixtures.ts'
 
 const ID = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ' as RecordId
 
@@ -44,7 +45,7 @@ const read = (
   given: StoredResponse,
   more: Partial<ReconcilePolicy> = {},
   key: string | null = 'k1',
-): AnswerMeaning => readAnswer(policy(more), 'response', ID, key, given)
+): AnswerMeaning => readAnswer(policy(more), ROUTE, ID, key, given)
 
 void t.test(
   'a status query: key and record id percent-encoded in the path, as they are in headers',
@@ -234,10 +235,19 @@ void t.test('a status without a body has none, nor its type', async (t) => {
 
 void t.test('`keep: outcome` keeps nothing of the body', async (t) => {
   const completed = form({ response: { status: 201, headers: ['Location', '/p1'] } })
-  t.same(readAnswer(policy({ completed }), 'outcome', ID, 'k1', answer(200, { data: [PAYMENT] })), {
-    kind: 'completed',
-    result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' },
-  })
+  t.same(
+    readAnswer(
+      policy({ completed }),
+      { ...ROUTE, keep: 'outcome' },
+      ID,
+      'k1',
+      answer(200, { data: [PAYMENT] }),
+    ),
+    {
+      kind: 'completed',
+      result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' },
+    },
+  )
 })
 
 void t.test(
@@ -345,7 +355,7 @@ void t.test('a refusal of a proxy in between is not the word of the upstream', a
     t.match(
       readAnswer(
         POLICY,
-        'response',
+        ROUTE,
         ID,
         'k1',
         {
@@ -398,13 +408,7 @@ void t.test('segments of the path, by the names of the route', async (t) => {
   t.equal(buildStatusQuery(named, ID, 'k1'), "cannot be asked: the record's path has no :id")
   const completed = [{ status: 200, when: [], json: '', response: { status: null, headers: [] } }]
   const read = (account: string) =>
-    readAnswer(
-      { ...named, completed },
-      'response',
-      ID,
-      'k1',
-      answer(200, { account }),
-      new Map([['id', '1']]),
-    ).kind
+    readAnswer({ ...named, completed }, ROUTE, ID, 'k1', answer(200, { account }), new Map([['id', '1']]))
+      .kind
   t.same([read('1'), read('2')], ['completed', 'mismatch'])
 })

@@ -43,6 +43,21 @@ t.test('T01 without a tombstone it is gone at its retention', async (t) => {
   t.equal(readAt(record, 5000), null)
 })
 
+t.test('T01 a response ends at its ttl.body, the record that it belongs to later', async (t) => {
+  const headers = ['Location', '/v1/payments/1', 'location', '/second']
+  const response = { status: 201, reason: 'Created', headers, body: Buffer.from('ok'), trailers: [] }
+  const record = completed({ result: { kept: true, response, afterBody: 1000 } })
+  t.equal(readAt(record, 3999), record)
+  for (const now of [4000, 4999])
+    t.strictSame(readAt(record, now), {
+      ...record,
+      result: { kept: false, why: 'past_ttl', status: 201, location: '/v1/payments/1' },
+    })
+  t.match(readAt(record, 5000), { state: 'expired' })
+  t.equal(readAt(record, 9000), null)
+  t.equal(readAt(record, 3999), record, 'a clock that goes back finds it again')
+})
+
 t.test('the other states read as they are until they are dropped', async (t) => {
   for (const record of [
     failedRetryable(),

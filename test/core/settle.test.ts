@@ -3,6 +3,7 @@ import type { CompletedResponse, Outcome, RecordId } from '../../src/core/record
 import {
   ACCEPTING,
   ACCEPTING_UNKNOWN,
+  bodiless,
   claimDraft,
   claimSpans,
   completionTerms,
@@ -19,6 +20,7 @@ import {
   runningRecord,
   statusOf,
   stillUnknown,
+  withBody,
   withoutResponse,
 } from '../../src/core/settle.ts'
 import {
@@ -37,6 +39,7 @@ const RETENTION: Retention = {
   lease: 30,
   ttl: 1000,
   ttlFailed: 200,
+  ttlBody: null,
   tombstone: 0,
   unresolvedTtl: 9000,
   reconcile: null,
@@ -119,6 +122,36 @@ t.test('T02 a stored answer is kept for ttl from completion, ttlFailed if not 2x
         `${status}`,
       )
   }
+})
+
+t.test('T02 a response is kept for ttl.body, as long as that is less than its record', async (t) => {
+  const { result } = completed()
+  const { response } = result as Extract<CompletedResponse, { kept: true }>
+  const keep = (status: number, ttlBody: number | null) =>
+    withBody({ ...response, status }, { ...RETENTION, ttlBody })
+  t.strictSame(keep(201, null), { kept: true, response: { ...response, status: 201 } })
+  t.strictSame(keep(201, 400), { kept: true, response: { ...response, status: 201 }, afterBody: 600 })
+  t.notOk('afterBody' in keep(201, 1000), 'as long as the record')
+  t.match(keep(422, 150), { afterBody: 50 })
+  for (const ttlBody of [200, 400]) t.notOk('afterBody' in keep(422, ttlBody), 'ttlFailed is shorter')
+})
+
+t.test('what takes a response out leaves everything else, and the instants', async (t) => {
+  const { result } = completed()
+  const record = completed({ result: { ...result, afterBody: 1000 } as CompletedResponse })
+  for (const now of [3999, 5000, 9000]) t.equal(bodiless(record, now), null, `nothing to do at ${now}`)
+  const { draft, spans } = bodiless(record, 4500) as NonNullable<ReturnType<typeof bodiless>>
+  t.same(spans, { dueIn: 500, dropIn: 4500 })
+  t.strictSame(draft, {
+    ...record,
+    result: { kept: false, why: 'past_ttl', status: 201, location: null },
+  })
+  for (const other of [completed(), inProgress(), unknown(), failedRetryable(), expired()])
+    t.equal(bodiless(other, 4500), null, other.state)
+  t.equal(
+    bodiless(completed({ result: { kept: false, why: 'too_large', status: 200, location: null } }), 4500),
+    null,
+  )
 })
 
 t.test('T01 a tombstone follows the retention', async (t) => {

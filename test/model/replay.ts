@@ -26,6 +26,7 @@ const RETENTION: Retention = {
   lease: LEASE,
   ttl: TTL,
   ttlFailed: TTL,
+  ttlBody: null,
   tombstone: 0,
   unresolvedTtl: 365 * TTL,
   reconcile: { every: LEASE },

@@ -98,6 +98,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     lease: LEASE,
     ttl: TTL,
     ttlFailed: TTL,
+    ttlBody: null,
     tombstone: defaults.tombstone,
     unresolvedTtl: 30 * TTL,
     ...over,

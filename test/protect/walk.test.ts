@@ -524,6 +524,41 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     t.same(a.said('completed'), ['stored'])
     t.equal(a.bytes.held, 0)
   })
+  await t.test('ttl.body: then the record answers without its response, and is never executed', async (t) => {
+    const a = replica(t)
+    const policy = route({ ttlBody: MINUTE, ttlFailed: SECOND })
+    const made = a.responded(201, 'the secret of the answer') as Extract<Forwarded, { proof: 'responded' }>
+    const headers = ['Location', '/v1/payments/1']
+    a.script.push({ ...made, response: { ...made.response, headers } })
+    await a.get({ route: policy })
+    a.store.now += MINUTE - 1
+    t.match(await a.get({ route: policy }), { status: 201, replayed: true })
+    a.store.now += 1
+    t.match(await refused(t, a, { route: policy }, 'idempotency_response_unavailable'), {
+      status: 409,
+      original: { status: 201, location: '/v1/payments/1' },
+      detail: /^the request was executed and answered 201; its response is no longer kept$/,
+    })
+    t.match(a.trace, { outcome: 'response_unavailable', before: 'completed', after: 'completed' })
+    const longer = { route: route({ ttlBody: HOUR }) }
+    await refused(t, a, longer, 'idempotency_response_unavailable')
+    await refused(t, a, { body: '{"amount":2}', route: policy }, 'idempotency_key_reused')
+    a.store.now += TTL - MINUTE - 1
+    await refused(t, a, { route: policy }, 'idempotency_response_unavailable')
+    t.equal(a.n, 1)
+    a.store.now += 1
+    t.match(await a.get({ route: policy }), { replayed: false })
+    t.equal(a.n, 2)
+
+    a.script.push(a.responded(404))
+    await a.get({ key: 'failed', route: policy })
+    a.store.now += SECOND - 1
+    t.match(
+      await a.get({ key: 'failed', route: policy }),
+      { status: 404, replayed: true },
+      'shorter than ttl.body',
+    )
+  })
   await t.test('a record that cannot be read is an error, never executed, never overwritten', async (t) => {
     const a = replica(t)
     await a.get()

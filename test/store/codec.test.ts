@@ -1,17 +1,26 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { type Fingerprint, NOT_KEPT, type RecordDraft, STATES } from '../../src/core/record.ts'
+import {
+  type CompletedResponse,
+  type Fingerprint,
+  NOT_KEPT,
+  type RecordDraft,
+  STATES,
+} from '../../src/core/record.ts'
 import {
   decodeRecord,
   encodeDraft,
+  HEAD_AT,
   isUnresolved,
   meets,
   nextStamps,
   PREFIX,
+  placeIn,
   prolongLease,
   readStamps,
   stamp,
   stateCode,
+  storedSpans,
 } from '../../src/store/codec.ts'
 import { bytesOf, draft, newToken, response } from './fixtures.ts'
 
@@ -32,6 +41,11 @@ const result = fc.oneof(
   record({
     kept: fc.constant(true as const),
     response: record({ status: u16, reason: latin1, headers: lines, trailers: lines, body }),
+  }),
+  record({
+    kept: fc.constant(true as const),
+    response: record({ status: u16, reason: latin1, headers: lines, trailers: lines, body }),
+    afterBody: fc.integer({ min: 1, max: 2 ** 48 }),
   }),
   record({
     kept: fc.constant(false as const),
@@ -87,6 +101,10 @@ const drafts: fc.Arbitrary<RecordDraft> = fc
   .tuple(common, sent, traced, variant)
   .map(([a, b, c, d]) => ({ ...a, ...b, ...c, ...d }))
 
+function afterBodyOf(written: RecordDraft): number {
+  return written.state === 'completed' && written.result.kept ? (written.result.afterBody ?? 0) : 0
+}
+
 void t.test('what the upstream may end says how; what has ended does not', async (t) => {
   const completion = '1 2 3 4'
   for (const state of STATES) {
@@ -112,7 +130,7 @@ void t.test('a record reads as it was written and stamped', async (t) => {
       const { due, ...times } = s
       const dated = {
         in_progress: { leaseUntil: due },
-        completed: { expiresAt: due },
+        completed: { expiresAt: due + afterBodyOf(written) },
         unknown: { nextLookAt: due },
         failed_retryable: {},
         expired: {},
@@ -162,6 +180,65 @@ void t.test('a record with nothing more to keep has the bytes of the first relea
   )
   t.match(decodeRecord(bytes), { key: null, leaseExpired: true, status: 502, reconciliation: null })
 })
+
+void t.test(
+  'a response that ends before its record: due is its end, a flag and an extension say so',
+  async (t) => {
+    const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
+    const whole = response(Buffer.from('{}'))
+    const plain = bytesOf('completed', token, { result: whole })
+    const result = { ...whole, afterBody: 82_800_000 } as CompletedResponse
+    const bytes = bytesOf('completed', token, { result })
+    t.equal(bytes[HEAD_AT], 4)
+    t.equal(plain[HEAD_AT], 0)
+    const extension = `01${hexOf('after-body')}${hexOf('82800000')}`
+    const at = bytes.toString('hex').indexOf(extension)
+    t.ok(at > 0)
+    const without = `${bytes.toString('hex').slice(0, at)}00${bytes.toString('hex').slice(at + extension.length)}`
+    const before = (text: string): string => text.slice(HEAD_AT * 2 + 2)
+    t.equal(before(without), before(plain.toString('hex')), 'nothing else differs')
+    const there = draft('completed', token, { result })
+    t.same(storedSpans(there, { dueIn: 86_400_000, dropIn: 90_000_000 }), {
+      dueIn: 3_600_000,
+      dropIn: 90_000_000,
+    })
+    const spans = { dueIn: 5, dropIn: 9 }
+    for (const other of [draft('completed', token, { result: whole }), draft('unknown', token)])
+      t.equal(storedSpans(other, spans), spans)
+
+    const gone = { kept: false, why: 'past_ttl', status: 201, location: '/1' } as const
+    const left = bytesOf('completed', token, { result: gone })
+    t.match(decodeRecord(left), { result: gone })
+    const outcome = bytesOf('completed', token, { result: { ...gone, why: 'outcome_only' } })
+    t.equal(left[HEAD_AT], 0)
+    const known = left.toString('hex').replace(`01${hexOf('after-body')}${hexOf('')}`, '00')
+    t.equal(before(known), before(outcome.toString('hex')), 'what releases before this one read')
+  },
+)
+
+void t.test('a record that does not say how long it outlives its response is corrupt', async (t) => {
+  const result = { ...response(), afterBody: 1000 } as CompletedResponse
+  const bytes = bytesOf('completed', newToken(), { result })
+  const at = bytes.indexOf('after-body') + 'after-body'.length + 4
+  for (const wrong of ['1e99', '-100', '0000', '1.50', 'many', '\0\0\0\0']) {
+    bytes.write(wrong, at, 'latin1')
+    t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message: /outlives/ }, wrong)
+  }
+})
+
+void t.test('the place of a record: unresolved ones by due, responses that end behind them', async (t) => {
+  const ends = { ...response(), afterBody: 1 } as CompletedResponse
+  for (const state of ['in_progress', 'unknown'] as const)
+    t.equal(placeIn(bytesOf(state, newToken(), { leaseExpired: true }), 7), 7)
+  t.equal(placeIn(bytesOf('completed', newToken(), { result: ends }), 7), 2 ** 48 + 7)
+  for (const state of ['completed', 'expired', 'failed_retryable'] as const)
+    t.equal(placeIn(bytesOf(state, newToken()), 7), null)
+})
+
+/** A text with its length. */
+function hexOf(text: string): string {
+  return `${text.length.toString(16).padStart(8, '0')}${Buffer.from(text).toString('hex')}`
+}
 
 void t.test('an extension that this version does not know is passed over', async (t) => {
   const bytes = bytesOf('unknown', newToken(), { key: 'k' })

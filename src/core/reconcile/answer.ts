@@ -1,6 +1,6 @@
 import { type LookedUp, lookUp } from '../body/json-lookup.ts'
 import { linesOf } from '../headers.ts'
-import type { AnswerPattern, CompletedPattern, ReconcilePolicy } from '../policy.ts'
+import type { AnswerPattern, CompletedPattern, ReconcilePolicy, RoutePolicy } from '../policy.ts'
 import {
   type CompletedResponse,
   IDENTIFIERS,
@@ -8,9 +8,10 @@ import {
   type Operation,
   type RecordId,
   type StoredResponse,
+  withoutBody,
 } from '../record.ts'
 import { NO_PARAMETERS, type PathParameters } from '../route.ts'
-import { withoutBody } from '../settle.ts'
+import { withBody } from '../settle.ts'
 import { atOnce } from '../steps.ts'
 
 /** A status query to the upstream, as it is sent. */
@@ -114,13 +115,16 @@ const DEFAULTS: readonly (readonly [string, string])[] = [
   ['Cache-Control', 'no-cache'],
 ]
 
+/** What a route keeps of a response, and for how long. */
+type Keeping = Pick<RoutePolicy, 'keep' | 'ttl' | 'ttlFailed' | 'ttlBody'>
+
 /**
  * What an answer says of the record. Order matters: pending comes first; completed counts for this very record alone; "not
  * found" with the same status as a completed form must be told apart by its `when`.
  */
 export function readAnswer(
   policy: ReconcilePolicy,
-  keep: 'response' | 'outcome',
+  route: Keeping,
   id: RecordId,
   key: string | null,
   answer: StoredResponse,
@@ -163,7 +167,7 @@ export function readAnswer(
   const kept = completed.json === '' ? json.text : literalAt(json, completed.json)
   const other = found.find(({ holds }) => !holds)
   if (other === undefined && kept !== null)
-    return { kind: 'completed', result: resultOf(completed, keep, kept, answer) }
+    return { kind: 'completed', result: resultOf(completed, route, kept, answer) }
   // Both fit. "Not found" is believed if no identity is shown, of this record or another.
   if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return absent
   return other !== undefined && other.literal !== null
@@ -180,31 +184,28 @@ function isCached({ headers }: StoredResponse): boolean {
 const BODILESS: ReadonlySet<number> = new Set([204, 205, 304])
 
 function resultOf(
-  { response }: CompletedPattern,
-  keep: 'response' | 'outcome',
+  { response: told }: CompletedPattern,
+  route: Keeping,
   json: string,
   answer: StoredResponse,
 ): CompletedResponse {
-  const status = response.status ?? answer.status
-  const { headers } = response
-  if (keep === 'outcome') return withoutBody({ status, headers }, 'outcome_only')
+  const status = told.status ?? answer.status
+  if (route.keep === 'outcome') return withoutBody({ status, headers: told.headers }, 'outcome_only')
   const bodiless = BODILESS.has(status)
-  const typed = bodiless || linesOf(headers, 'content-type').length > 0
-  const dated = linesOf(headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
-  return {
-    kept: true,
-    response: {
-      status,
-      reason: status === answer.status ? answer.reason : '',
-      headers: [
-        ...(typed ? [] : ['Content-Type', 'application/json']),
-        ...headers,
-        ...dated.flatMap((date) => ['Date', date]),
-      ],
-      body: bodiless ? Buffer.alloc(0) : Buffer.from(json),
-      trailers: [],
-    },
+  const typed = bodiless || linesOf(told.headers, 'content-type').length > 0
+  const dated = linesOf(told.headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
+  const response = {
+    status,
+    reason: status === answer.status ? answer.reason : '',
+    headers: [
+      ...(typed ? [] : ['Content-Type', 'application/json']),
+      ...told.headers,
+      ...dated.flatMap((date) => ['Date', date]),
+    ],
+    body: bodiless ? Buffer.alloc(0) : Buffer.from(json),
+    trailers: [],
   }
+  return withBody(response, route)
 }
 
 /** All that a policy reads in an answer. */
