@@ -1,6 +1,7 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import type { DatabaseSync } from 'node:sqlite'
+import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { Millis } from '../core/record.ts'
 import { unfreed } from '../runtime/body-memory.ts'
@@ -27,6 +28,8 @@ import {
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
+/** Limits how long operations wait for others to join their transaction: what a fast disk takes to commit one. */
+const GATHER_FOR: Millis = 2
 /** Longer than any batch takes to commit; then the worker is terminated. */
 const CLOSE_TIMEOUT: Millis = 5000
 
@@ -188,19 +191,18 @@ interface Call {
 /** The requests of one turn of the event loop. */
 interface Turn {
   readonly calls: readonly Call[]
-  /** From when it was sent. */
+  /** From when the worker had the file. */
   timer?: NodeJS.Timeout
+  isSent: boolean
 }
 
-/** The worker that runs SQLite off the event loop; restarted if it dies. It gets one message per turn of the loop. */
+/** The worker that runs SQLite off the event loop; restarted if it dies. It gets one message at a time. */
 class Thread {
   readonly skew = new Float64Array(new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT))
   readonly #options: SqliteOptions
   /** Of this turn. */
   #asked: Call[] = []
-  /**
-   * Messages of earlier turns, held until the worker has the file. It gets the file, or ends; a slow machine takes long to start a thread.
-   */
+  /** Earlier turns, held until the worker is idle. At first it has to start, which takes long on a slow machine, and gets the file or ends. */
   #waiting: Turn[] = []
   /** Unanswered requests, oldest first; the worker answers in order, and whatever it posts arrives before its exit. */
   #sent: Turn[] = []
@@ -209,6 +211,7 @@ class Thread {
   #held: DatabaseSync | null = null
   #launching: NodeJS.Immediate | undefined
   #respawn: NodeJS.Timeout | undefined
+  #isGathering = false
   #closing = false
 
   constructor(options: SqliteOptions) {
@@ -236,22 +239,46 @@ class Thread {
     const calls = this.#asked
     if (calls.length === 0) return
     this.#asked = []
-    this.#waiting.push({ calls })
-    if (this.#held === null) this.#post()
+    const turn: Turn = { calls, isSent: false }
+    this.#waiting.push(turn)
+    if (this.#held !== null) return
+    this.#startTimer(turn)
+    this.#gather()
+  }
+
+  #startTimer(turn: Turn): void {
+    const { timeoutMs } = this.#options
+    turn.timer = setTimeout(() => {
+      if (!turn.isSent) this.#waiting.splice(this.#waiting.indexOf(turn), 1)
+      const late = new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, turn.isSent)
+      for (const { reject } of turn.calls) reject(late)
+    }, timeoutMs)
+  }
+
+  /**
+   * Sends what waits once the worker is idle and a turn of the event loop brings nothing more: a transaction costs about the same for one
+   * operation as for sixty (docs/adr/0112).
+   */
+  #gather(): void {
+    if (this.#isGathering || this.#sent.length > 0 || this.#waiting.length === 0) return
+    this.#isGathering = true
+    const until = performance.now() + GATHER_FOR
+    const look = (): void => {
+      if (this.#asked.length > 0 && performance.now() < until) return void setImmediate(look)
+      this.#isGathering = false
+      this.#post()
+    }
+    setImmediate(look)
   }
 
   #post(): void {
-    const { timeoutMs } = this.#options
-    for (const turn of this.#waiting.splice(0)) {
-      const { calls } = turn
-      this.#worker?.postMessage(...packRequests(calls.map(({ request }) => request as Request)))
-      for (const call of calls) call.request = null
-      turn.timer = setTimeout(() => {
-        const late = new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, true)
-        for (const { reject } of calls) reject(late)
-      }, timeoutMs)
-      this.#sent.push(turn)
-    }
+    const turns = this.#waiting.splice(0)
+    if (turns.length === 0) return
+    const calls = turns.flatMap((turn) => turn.calls)
+    this.#worker?.postMessage(...packRequests(calls.map(({ request }) => request as Request)))
+    for (const call of calls) call.request = null
+    for (const turn of turns) turn.isSent = true
+    this.#sent.push(...turns)
   }
 
   async close(): Promise<void> {
@@ -262,6 +289,7 @@ class Thread {
     const worker = this.#worker
     if (worker === null) return this.#release()
     this.#send()
+    if (this.#held === null) this.#post()
     const exited = new Promise((done) => worker.once('exit', done))
     // Otherwise once it has the file, after waiting messages.
     if (this.#held === null) worker.postMessage('close')
@@ -322,6 +350,8 @@ class Thread {
   #start(): { readonly worker: Worker; readonly opened: Promise<void> } {
     // TypeScript in development, JavaScript in the package.
     const extension = import.meta.url.slice(-2)
+    // As a flag, in the image's command line, it would override the limit below: the flag is for the main thread, which has its heap.
+    setFlagsFromString('--max-semi-space-size=0')
     const worker = new Worker(new URL(`../store/sqlite-worker.${extension}`, import.meta.url), {
       workerData: this.#workerOptions(),
       // Its objects are short-lived; the bytes that it is sent should be, too.
@@ -340,6 +370,7 @@ class Thread {
       }
       this.#worker = worker
       this.#release()
+      for (const turn of this.#waiting) this.#startTimer(turn)
       this.#post()
       if (this.#closing) worker.postMessage('close')
       resolve()
@@ -394,6 +425,7 @@ class Thread {
         else reject(new StoreUnavailable(result.message, result.maybeApplied))
       }
     }
+    this.#gather()
   }
 }
 

@@ -5,6 +5,7 @@ import { chmodSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } f
 import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
+import { setImmediate as nextTurn } from 'node:timers/promises'
 import workerThreads, { type Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
@@ -497,6 +498,48 @@ void t.test('no answer within the timeout: it may have been applied', async (t) 
     name: 'StoreUnavailable',
     maybeApplied: true,
   })
+})
+
+void t.test('one message at a time: what is asked meanwhile is in the next, together', async (t) => {
+  const { register } = await opened(t)
+  await ready(register)
+  const worker = workers.at(-1) as Worker
+  const events: string[] = []
+  const post = worker.postMessage.bind(worker)
+  worker.postMessage = (...args: Parameters<Worker['postMessage']>) => {
+    events.push('sent')
+    post(...args)
+  }
+  worker.on('message', (message: object) => 'memory' in message && events.push('answered'))
+  const replies: Promise<unknown>[] = []
+  for (let turn = 0; turn < 50; turn++) {
+    replies.push(Promise.resolve(register.put(newId(), bytesOf('in_progress', newToken()), SPANS)))
+    await nextTurn()
+  }
+  await Promise.all(replies)
+  t.same(
+    events,
+    events.map((_, n) => (n % 2 === 0 ? 'sent' : 'answered')),
+  )
+  t.ok(events.length < 50, `${events.length / 2} messages for 50 turns of the event loop`)
+})
+
+void t.test('no answer within the timeout to what has not been sent: it was not applied', async (t) => {
+  const { file, register } = await opened(t, { timeoutMs: 0 })
+  const [worker] = (await once(process, 'worker')) as [Worker]
+  await once(worker, 'message')
+  const large = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
+  const sent = Promise.resolve(register.put(newId(), large, SPANS))
+  const failed = sent.catch((error: Error) => error)
+  const id = newId()
+  while (large.length > 0) await nextTurn()
+  const waits = register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  await t.rejects(async () => waits, { name: 'StoreUnavailable', maybeApplied: false })
+  t.match(await failed, { maybeApplied: true })
+  await register.close()
+  const again = await open(file)
+  t.equal((await again.get(id)).bytes, null)
+  await again.close()
 })
 
 void t.test('a worker that dies: pending operations fail, it is started again', async (t) => {
