@@ -70,6 +70,8 @@ export interface Operation {
   readonly told?: readonly Identifier[]
   /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */
   readonly toldTo?: string
+  /** The route's lease when it was claimed, where a status query may free it: for so long its owner may be silent, whatever a reload says. */
+  readonly lease?: Millis
   /** `traceparent` of the span that executes it, if sampled (docs/tracing.md). */
   readonly span?: string | undefined
   /** The route settings that an upstream needs to end the attempt itself (`completionTerms`). */

@@ -241,7 +241,7 @@ function identified(
     const { fingerprint, rawDigest, recipe } = asked
     const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, key: null, span }
     const sent = identifiersOf(ports, request, id, key, qualifier, read)
-    const told = sent === null ? usual : { ...usual, ...sent }
+    const told = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
     return route.key.forwardFence ? { ...told, completion: completionTerms(route) } : told
   }
   // The data a key is derived from may be older than this request.

@@ -149,6 +149,9 @@ function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
   if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
   if (draft.toldTo !== undefined) named.push(['told-to', draft.toldTo])
+  // Nobody waits for the owner of any other.
+  if (draft.lease !== undefined && (draft.state === 'in_progress' || draft.state === 'unknown'))
+    named.push(['lease', String(draft.lease)])
   if (draft.span !== undefined) named.push(['span', draft.span])
   // In a completed record: the upstream wrote it.
   if (draft.completion !== undefined && draft.state !== 'completed' && draft.state !== 'expired')
@@ -177,10 +180,11 @@ function namedOf(r: BinaryReader, extensions: number): ReadonlyMap<string, strin
 
 function operationOf(
   named: ReadonlyMap<string, string>,
-): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo' | 'span' | 'completion'> {
+): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'> {
   const keySent = named.get('key-sent')
   const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
   const toldTo = named.get('told-to')
+  const lease = named.get('lease')
   const span = named.get('span')
   const completion = named.get('completion')
   return {
@@ -188,6 +192,7 @@ function operationOf(
     ...(keySent === undefined ? {} : { keySent }),
     ...(told.length === 0 ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),
+    ...(lease === undefined ? {} : { lease: Number(lease) }),
     ...(span === undefined ? {} : { span }),
     ...(completion === undefined ? {} : { completion }),
   }

@@ -94,6 +94,15 @@ void t.test('V07 of two attempts that may both have executed, what both told', a
   t.match(identifiersSentByBoth(OPERATION, OPERATION), { route: 'pay', recipe: 'v1' })
 })
 
+void t.test('V08 of two attempts that may both have executed, the longer lease', async (t) => {
+  const lease = (earlier: Partial<Operation>, later: Partial<Operation>) =>
+    identifiersSentByBoth({ ...OPERATION, ...earlier }, { ...OPERATION, ...later }).lease
+  t.equal(lease({ lease: 1000 }, { lease: 3000 }), 3000)
+  t.equal(lease({ lease: 3000 }, { lease: 1000 }), 3000)
+  t.equal(lease({}, { lease: 1000 }), 1000)
+  t.equal(lease({}, {}), undefined)
+})
+
 void t.test('V07 "not found" is believed where the upstream was told all that it is asked by', async (t) => {
   const asking = (path: string, headers: readonly string[] = []) => ({
     request: { method: 'GET', path, headers },

@@ -110,6 +110,24 @@ void t.test('V08 with `after` below the lease, silence has to last for a lease',
   t.match(await stored(store), { state: 'failed_retryable' })
 })
 
+void t.test(
+  'V08 a reload that shortens the lease does not shorten the silence of who claimed before',
+  async (t) => {
+    const store = new Store()
+    const policy = asking({ after: 2 * SECOND })
+    await owner(t, store, policy)
+    const { one, passes } = bystander(t, store, { ...policy, lease: SECOND })
+    notFound(one, 40)
+    await passes(SECOND)
+    store.now += HOUR
+    await passes(LEASE - 3 * SECOND)
+    t.ok(one.asked.length > 1)
+    t.match(await unknownIn(store), { reconciliation: { notFound: 0 } })
+    await passes(LEASE)
+    t.match(await stored(store), { state: 'failed_retryable' })
+  },
+)
+
 void t.test('V08 a step between two status queries does not set them apart', async (t) => {
   const store = new Store()
   const policy = asking({ after: MINUTE, every: 10 * SECOND })

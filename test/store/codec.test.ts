@@ -113,6 +113,13 @@ void t.test('what the upstream may end says how; what has ended does not', async
   }
 })
 
+void t.test('V08 the lease of a claim is kept for as long as its owner may be silent', async (t) => {
+  for (const state of STATES) {
+    const read = decodeRecord(bytesOf(state, newToken(), { lease: 30_000 }))
+    t.equal(read.lease, state === 'in_progress' || state === 'unknown' ? 30_000 : undefined, state)
+  }
+})
+
 void t.test('a record reads as it was written and stamped', async (t) => {
   const stamps = record({
     version: u48,

@@ -39,9 +39,9 @@ export function identifiersSent(
 
 /**
  * What holds for both attempts if either may have executed: one that fell silent, and the one that takes over. Three spellings
- * of one key cannot all be asked for.
+ * of one key cannot all be asked for; the longer lease says when both are silent.
  */
-export function identifiersSentByBoth(earlier: Kept, later: Operation): Operation {
+export function identifiersSentByBoth(earlier: Kept & Pick<Operation, 'lease'>, later: Operation): Operation {
   const { key, keySent, told: _, toldTo, ...operation } = later
   const others = new Set([earlier.keySent, keySent].filter((value) => value !== undefined))
   const told = IDENTIFIERS.filter(
@@ -51,7 +51,9 @@ export function identifiersSentByBoth(earlier: Kept, later: Operation): Operatio
       later.told?.includes(name) &&
       (name !== 'key' || others.size < 2),
   )
-  return { ...operation, ...kept(key, keySent ?? earlier.keySent, told, toldTo) }
+  const leases = [earlier.lease, later.lease].filter((lease) => lease !== undefined)
+  const lease = leases.length === 0 ? {} : { lease: Math.max(...leases) }
+  return { ...operation, ...kept(key, keySent ?? earlier.keySent, told, toldTo), ...lease }
 }
 
 function kept(

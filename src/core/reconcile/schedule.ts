@@ -47,17 +47,19 @@ export interface Waits {
 
 /**
  * `askedAt` is one reading of the store's clock, which may have stepped; `passed` says how much time has certainly passed since
- * an instant of it. Silence counts once it has certainly lasted a `lease`: an owner that lives ends it before.
+ * an instant of it. Silence counts once it has certainly lasted a lease: an owner that lives ends it before. It is the longer one of the
+ * record's own and `leaseInForce`: a record of an earlier release does not say its own.
  */
 export function waitsOf(
   policy: Pick<ReconcilePolicy, 'after' | 'every'>,
-  lease: Millis,
+  leaseInForce: Millis,
   record: Unknown,
   before: Reconciliation,
   askedAt: Millis,
   passed: (since: Millis) => Millis,
 ): Waits {
   const claimed = claimedAt(record, before)
+  const lease = Math.max(leaseInForce, record.lease ?? 0)
   const silent = record.leaseExpired ? lease - passed(before.since - lease) : 0
   const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passed(claimed), silent)
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
