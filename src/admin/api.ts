@@ -100,6 +100,11 @@ const problem = named('Problem', {
   code: Type.String(),
   instance: Type.Optional(record.properties.id),
   record: Type.Optional(Type.Unsafe(reference(record))),
+  version: Type.Optional(
+    Type.Integer({
+      description: 'Of a record that cannot be read; the value of `If-Match` that deletes it.',
+    }),
+  ),
 })
 
 function reference(schema: unknown): { readonly $ref: string } {

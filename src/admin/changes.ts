@@ -9,7 +9,13 @@ import {
   isFieldValue,
   isOwnOnResponses,
 } from '../core/headers.ts'
-import { type IdempotencyRecord, type Outcome, type RecordId, type StoredResponse } from '../core/record.ts'
+import {
+  type IdempotencyRecord,
+  type Millis,
+  type Outcome,
+  type RecordId,
+  type StoredResponse,
+} from '../core/record.ts'
 import { outcomeSpans, type Resolution, resolvedDraft } from '../core/settle.ts'
 import type { Audit, Change } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
@@ -20,7 +26,7 @@ import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { type RecordLookup, subjectMembers } from './lookup.ts'
 import { AdminProblem, invalid, mismatch } from './problems.ts'
-import { etag, notFound, ONE, recordView, responseView, STORED, time } from './records.ts'
+import { etag, notFound, ONE, readRecord, recordView, responseView, STORED, time } from './records.ts'
 import {
   deciderMembers,
   described,
@@ -119,7 +125,7 @@ export interface OwnAttempts {
 }
 
 export interface ChangePorts {
-  readonly records: Pick<Records, 'get' | 'replace'>
+  readonly records: Pick<Records, 'get' | 'prefix' | 'replace'>
   readonly store: Pick<Store, 'remove'>
   readonly subjects: RecordLookup
   readonly waiters: Pick<WaitingRoom, 'tell'>
@@ -319,24 +325,66 @@ async function remove(
   who: Change['who'],
   version: string,
 ): Promise<void> {
-  const found = await decidable(ports, id, version, (view) => {
-    if (view.state !== 'in_progress') return
-    const detail = `its owner's lease lasts until ${view.leaseUntil}: without the record, a retry would execute beside it`
-    throw new AdminProblem('still_running', detail, { instance: id, record: view })
-  })
+  const found = await removable(ports, id, version)
   if (found === null) throw notFound(id)
-  const { stored, view } = found
   const { reason = null } = said
-  const change: Change = { who, what: 'delete', record: id, before: summary(view), after: null, reason }
-  if (await audited(ports.audit, change, () => ports.store.remove(id, stored.version))) {
-    ports.own.decided?.({ id, version: stored.version, written: null })
+  const change: Change = { who, what: 'delete', record: id, before: found.before, after: null, reason }
+  if (await audited(ports.audit, change, () => ports.store.remove(id, found.version))) {
+    ports.own.decided?.({ id, version: found.version, written: null })
     ports.waiters.tell(id, null)
     return
   }
   await withdraw(ports.audit, change, OVERTAKEN)
-  const met = orThrow(await ports.records.get(id))
+  const met = await readRecord(ports.records, id)
   const current = met.record === null ? null : recordView(id, met.record, met.now)
   throw current === null ? notFound(id) : otherVersion(id, current)
+}
+
+/** What is removed, and how the audit log describes it. Null: there is no such record. */
+interface Removable {
+  readonly version: number
+  readonly before: object
+}
+
+async function removable(ports: ChangePorts, id: RecordId, version: string): Promise<Removable | null> {
+  const unread = await removableUnread(ports, id, version)
+  if (unread !== null) return unread
+  const found = await decidable(ports, id, version, (view) => {
+    if (view.state === 'in_progress')
+      throw leased(id, Date.parse(view.leaseUntil as string), { record: view })
+  })
+  return found && { version: found.stored.version, before: summary(found.view) }
+}
+
+/** Of a record that cannot be read, which only its first bytes describe. Null: it can, or there is none. */
+async function removableUnread(
+  { own, records }: ChangePorts,
+  id: RecordId,
+  wanted: string,
+): Promise<Removable | null> {
+  const reply = await records.get(id)
+  if (reply.kind !== 'corrupt') return null
+  const { prefix, now } = orThrow(await records.prefix(id))
+  if (prefix === null) return null
+  const { version, state, leaseUntil } = prefix
+  if (wanted !== etag(prefix)) {
+    const detail = `it is at version ${version} now, and cannot be read: look at it again`
+    throw new AdminProblem('version_mismatch', detail, { instance: id, version })
+  }
+  if (leaseUntil !== null && leaseUntil > now) throw leased(id, leaseUntil, { version })
+  if (own.isRunning(id)) throw running(id, { version })
+  return { version, before: { state, version, unreadable: reply.error.message } }
+}
+
+function leased(id: RecordId, until: Millis, met: Pick<AdminProblem['members'], 'record' | 'version'>) {
+  const detail = `its owner's lease lasts until ${time(until)}: without the record, a retry would execute beside it`
+  return new AdminProblem('still_running', detail, { instance: id, ...met })
+}
+
+function running(id: RecordId, met: Pick<AdminProblem['members'], 'record' | 'version'>): AdminProblem {
+  const detail =
+    'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that'
+  return new AdminProblem('still_running', detail, { instance: id, ...met })
 }
 
 /**
@@ -350,23 +398,17 @@ async function decidable(
   check: (view: RecordView) => void,
 ): Promise<{ readonly stored: IdempotencyRecord; readonly view: RecordView } | null> {
   const isTold = await own.tell(id)
-  const { record: stored, now } = orThrow(await records.get(id))
+  const { record: stored, now } = await readRecord(records, id)
   const view = stored && recordView(id, stored, now)
   if (stored === null || view === null) return null
   if (version !== null && version !== etag(view)) throw otherVersion(id, view)
   check(view)
-  const met = { instance: id, record: view }
-  if (own.isRunning(id))
-    throw new AdminProblem(
-      'still_running',
-      'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that',
-      met,
-    )
+  if (own.isRunning(id)) throw running(id, { record: view })
   if (!isTold)
     throw new AdminProblem(
       'outcome_held',
       'this replica holds what became of it, and writes it as soon as the store takes it: look again then',
-      met,
+      { instance: id, record: view },
     )
   return { stored, view }
 }

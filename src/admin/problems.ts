@@ -29,6 +29,8 @@ interface ProblemMembers {
   readonly instance?: RecordId
   /** The record as it is now. */
   readonly record?: object
+  /** Of a record that cannot be read. */
+  readonly version?: number
 }
 
 /** A refusal, answered as problem+json (RFC 9457). */

@@ -14,7 +14,7 @@ import {
 import { policyNamed } from '../core/route.ts'
 import { NOBODY, statusOf } from '../core/settle.ts'
 import { orThrow, type Records } from '../store/records.ts'
-import { CorruptRecord, type KeptNote, type Listing, type Store } from '../store/register.ts'
+import { CorruptRecord, type KeptNote, type Listing, type Prefix, type Store } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { describeEvent, explainRecord, factsOf } from './explain.ts'
 import { lookup, type RecordLookup } from './lookup.ts'
@@ -134,6 +134,30 @@ export const STORED = [...STORE, 'record_unreadable', 'record_not_found'] as con
 
 export function notFound(id: RecordId): AdminProblem {
   return new AdminProblem('record_not_found', 'no request has made it, or it has expired', { instance: id })
+}
+
+/**
+ * The record and the store's time.
+ * @throws {AdminProblem} if it cannot be read, with the version at which it can be deleted.
+ */
+export async function readRecord(
+  records: Pick<Records, 'get' | 'prefix'>,
+  id: RecordId,
+): Promise<{ readonly record: IdempotencyRecord | null; readonly now: Millis }> {
+  const reply = await records.get(id)
+  if (reply.kind !== 'corrupt') return orThrow(reply)
+  const { prefix, now } = orThrow(await records.prefix(id))
+  if (prefix === null) return { record: null, now }
+  throw unreadable(id, reply.error, prefix)
+}
+
+export function unreadable(id: RecordId, why: CorruptRecord, { version, state }: Prefix): AdminProblem {
+  const told = state === null ? '' : `, whose first bytes say ${state}`
+  return new AdminProblem('record_unreadable', `${why.message}${told}; it is at version ${version}`, {
+    instance: id,
+    version,
+    headers: { etag: etag({ version }) },
+  })
 }
 
 export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Promise<KeptNote[]> {
@@ -285,7 +309,7 @@ export interface RecordPorts {
   readonly config: Config
   /** False: `config` is all defaults, so the routes are unknown. */
   readonly isConfigured?: boolean
-  readonly records: Pick<Records, 'get'>
+  readonly records: Pick<Records, 'get' | 'prefix'>
   readonly store: Pick<Store, 'list' | 'ping' | 'history'>
   readonly subjects: RecordLookup
 }
@@ -293,7 +317,7 @@ export interface RecordPorts {
 export const recordRoutes: AdminRoutes<RecordPorts> = async (app, { ports }) => {
   const full = async (id: RecordId): Promise<FullView | null> => {
     const [{ record, now }, notes] = await Promise.all([
-      ports.records.get(id).then(orThrow),
+      readRecord(ports.records, id),
       notesOf(ports.store, id),
     ])
     const view = record && recordView(id, record, now)

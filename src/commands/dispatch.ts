@@ -17,6 +17,8 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       explains one record: was it executed, how often, and what to do next
   idempotency-proxy resolve ID --completed FILE | --retryable
       resolves a record whose outcome is unknown
+  idempotency-proxy delete ID
+      deletes a record, also one that cannot be read: a retry with its key is executed
   idempotency-proxy report
       counts what was executed, replayed and prevented, and what is unknown
   idempotency-proxy routes from OPENAPI
@@ -47,6 +49,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   list: async () => (await import('./list.ts')).list,
   inspect: async () => (await import('./inspect.ts')).inspect,
   resolve: async () => (await import('./resolve.ts')).resolve,
+  delete: async () => (await import('./delete.ts')).deleteCommand,
   report: async () => (await import('./report.ts')).report,
   routes: async () => (await import('./routes.ts')).routes,
   policy: async () => (await import('./check.ts')).policy,

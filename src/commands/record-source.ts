@@ -2,7 +2,7 @@ import { hostname } from 'node:os'
 import { type AdminPorts, adminApi } from '../admin/api.ts'
 import { adminApp } from '../admin/app.ts'
 import { RecordLookup } from '../admin/lookup.ts'
-import { PROBLEMS, type ProblemCode } from '../admin/problems.ts'
+import { type AdminProblem, PROBLEMS, type ProblemCode } from '../admin/problems.ts'
 import type { Config } from '../config/config.ts'
 import { quote } from '../config/units.ts'
 import type { Millis } from '../core/record.ts'
@@ -15,7 +15,7 @@ import { Exit, finding, type Io, usage } from './command.ts'
 import { plain } from './terminal.ts'
 
 export interface SourceRequest {
-  readonly method: 'GET' | 'POST'
+  readonly method: 'GET' | 'POST' | 'DELETE'
   readonly path: string
   readonly query?: Readonly<Record<string, string>>
   readonly body?: object
@@ -27,8 +27,15 @@ export interface SourceRequest {
 export class SourceRefusal extends Exit {
   readonly problem: ProblemCode | 'unreachable' | 'unexpected'
   readonly detail: string
+  /** Of a record that cannot be read. */
+  readonly version: number | null
 
-  constructor(source: string, problem: SourceRefusal['problem'], detail: string) {
+  constructor(
+    source: string,
+    problem: SourceRefusal['problem'],
+    detail: string,
+    version: number | null = null,
+  ) {
     const { code, message } =
       problem === 'invalid_request'
         ? usage(`${source} does not take that: ${plain(detail)}`)
@@ -36,6 +43,7 @@ export class SourceRefusal extends Exit {
     super(code, message)
     this.problem = problem
     this.detail = detail
+    this.version = version
   }
 }
 
@@ -164,9 +172,9 @@ function bodyOf(source: string, status: number, text: string): unknown {
     throw new SourceRefusal(source, 'unexpected', `status ${status} and no JSON; is it an admin listener?`)
   }
   if (status >= 200 && status < 300) return body
-  const { code, detail = '' } = (body ?? {}) as { readonly code?: string; readonly detail?: string }
+  const { code, detail = '', version } = (body ?? {}) as Partial<AdminProblem['body']>
   if (code !== undefined && Object.hasOwn(PROBLEMS, code))
-    throw new SourceRefusal(source, code as ProblemCode, detail)
+    throw new SourceRefusal(source, code, detail, version)
   throw new SourceRefusal(source, 'unexpected', `status ${status}; is it an admin listener of this version?`)
 }
 

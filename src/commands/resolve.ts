@@ -3,11 +3,10 @@ import { type Resolving, resolutionFault } from '../admin/changes.ts'
 import { counted } from '../admin/explain.ts'
 import type { FullView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
-import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { type Args, type Command, FINE, finding, type Io, usage } from './command.ts'
-import { recordAt } from './inspect.ts'
+import { confirmed, DECIDING_OPTIONS, type Deciding, decidingOf } from './deciding.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
-import { json, osUser, plain } from './terminal.ts'
+import { json, plain } from './terminal.ts'
 
 export const resolve: Command = {
   name: 'resolve',
@@ -24,13 +23,7 @@ export const resolve: Command = {
   options: {
     completed: { value: 'FILE', help: 'it was done; FILE holds the response that retries receive' },
     retryable: { value: null, help: 'it was not done; a retry with the same key is executed' },
-    reason: { value: 'TEXT', help: 'why, for the audit log; required' },
-    by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
-    version: {
-      value: 'N',
-      help: 'only if the record is at this version (default: the current one)',
-    },
-    yes: { value: null, help: 'does not ask for confirmation; required without a terminal' },
+    ...DECIDING_OPTIONS,
     json: { value: null, help: 'for programs: the record as it is then' },
     ...SOURCE_OPTIONS,
   },
@@ -38,38 +31,22 @@ export const resolve: Command = {
 }
 
 async function runResolve(args: Args, io: Io): Promise<number> {
-  const [id = ''] = args.positionals
-  if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) return refusePrefix(id, args, io)
-  if (!RECORD_ID.test(id))
-    throw usage(
-      `resolve needs a whole record id of 43 characters${id === '' ? '' : ', and this is none'}; inspect finds it, from its beginning or from the key`,
-    )
-  const version = args.text('version')
-  if (version !== undefined && !/^\d{1,15}$/.test(version))
-    throw usage(`--version: found ${quote(version)}; allowed: a whole number`)
-  const resolving = resolvingOf(args)
-  if (io.ask === null && !args.has('yes')) throw usage('there is no terminal to confirm at: add --yes')
+  const { id, version, decider } = await decidingOf(args, io, 'resolve')
+  const resolving = resolvingOf(args, decider)
   await using source = await openSource(args, io, true)
   const record = (await source.ask({ method: 'GET', path: `/v1/records/${id}` })) as FullView
   if (record.state !== 'unknown')
     throw finding(`${source.name}: not_unknown: the record is ${record.state}; there is nothing to decide`)
-  if (!args.has('yes') && !(await confirmed(record, resolving, io)))
+  if (!(await confirmed(args, io, linesOf(record, resolving))))
     throw finding('not confirmed: nothing was changed')
   const written = (await source.ask({
     method: 'POST',
     path: `/v1/records/${id}/resolve`,
-    version: version === undefined ? record.version : Number(version),
+    version: version ?? record.version,
     body: resolving,
   })) as RecordView
   io.out(args.has('json') ? json(written) : `${id} is ${written.state} now. ${meaning(resolving)}\n`)
   return FINE
-}
-
-/** A decision takes the whole id; for a prefix, the error names it. */
-async function refusePrefix(prefix: string, args: Args, io: Io): Promise<never> {
-  await using source = await openSource(args, io, true)
-  const found = await recordAt(source, prefix)
-  throw usage(`resolve: give the whole id: ${found.path.slice('/v1/records/'.length)}`)
 }
 
 function meaning({ response }: Resolving): string {
@@ -81,13 +58,10 @@ function meaning({ response }: Resolving): string {
 const FILE = '{"status", "headers", "body" | "bodyBase64"}'
 
 /** The decision, checked as the API would check it before anything is sent. */
-function resolvingOf(args: Args): Resolving {
+function resolvingOf(args: Args, decider: Deciding['decider']): Resolving {
   const file = args.text('completed')
   if ((file !== undefined) === args.has('retryable'))
     throw usage(`found ${file === undefined ? 'neither' : 'both'}; allowed: --completed FILE or --retryable`)
-  const reason = args.text('reason') ?? ''
-  if (reason.trim() === '') throw usage('--reason is needed: the audit log keeps why')
-  const decider = { reason, by: args.text('by') ?? osUser() }
   let resolving: unknown = { outcome: 'retryable', ...decider }
   if (file !== undefined) {
     let response: unknown
@@ -107,7 +81,7 @@ function resolvingOf(args: Args): Resolving {
   throw usage(file === undefined ? detail : `--completed: ${quote(file)}: ${detail}; allowed: ${FILE}`)
 }
 
-async function confirmed(record: FullView, resolving: Resolving, io: Io): Promise<boolean> {
+function linesOf(record: FullView, resolving: Resolving): string[] {
   const { method, path, route, createdAt, attempts, shadowed, lastError } = record
   const shadow =
     shadowed === null || shadowed.duplicates === 0
@@ -118,7 +92,9 @@ async function confirmed(record: FullView, resolving: Resolving, io: Io): Promis
     resolving.response === undefined
       ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'
       : `You say that it WAS executed, and that retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`
-  io.err(`${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, ${sent}\n`)
-  io.err(`unknown${lastError === null ? '' : `: ${plain(lastError)}`}\n${claim}\n`)
-  return (await io.ask?.('Type yes to confirm: '))?.trim() === 'yes'
+  return [
+    `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, ${sent}`,
+    `unknown${lastError === null ? '' : `: ${plain(lastError)}`}`,
+    claim,
+  ]
 }

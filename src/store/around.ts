@@ -39,6 +39,7 @@ export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
     swap: (id, condition, bytes, spans, nextFence) =>
       hook('swap', () => store.swap(id, condition, bytes, spans, nextFence)),
     get: (id) => hook('get', () => store.get(id)),
+    stored: (id) => hook('get', () => store.stored?.(id) ?? store.get(id)),
     renew: (items) => hook('renew', () => store.renew(items)),
     due: (limit) => hook('due', () => store.due(limit)),
     remove: (id, version) => hook('remove', () => store.remove(id, version)),

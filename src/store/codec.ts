@@ -45,7 +45,7 @@ export const PREFIX = {
 } as const
 export const SCHEMA = 1
 /** "IP". */
-const MAGIC = 0x4950
+export const MAGIC = 0x4950
 export const HEAD_AT = 60
 export const FLAG_LEASE_EXPIRED = 1
 const FLAG_DEAD_LETTERED = 2

@@ -1,16 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../core/record.ts'
 import { KeyedMutex, settled } from '../runtime/scheduling.ts'
-import {
-  endsAttempt,
-  isUnresolved,
-  mayRenew,
-  meets,
-  nextStamps,
-  prolongLease,
-  readStamps,
-  SCHEMA,
-} from './codec.ts'
+import { endsAttempt, isUnresolved, mayRenew, meets, nextStamps, prolongLease, readStamps } from './codec.ts'
 import {
   type Answer,
   Client,
@@ -337,6 +328,12 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       return { now: clock.earliest(), bytes }
     },
 
+    async stored(id) {
+      const item = await read(recordKey(id))
+      const now = clock.earliest()
+      return { now, bytes: isThere(item, now) ? headOf(item) : null }
+    },
+
     // A busy one does not keep the others from being renewed.
     renew: (items) => settled(items.map(renewed), false),
 
@@ -347,11 +344,11 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
 
     async remove(id, version) {
       const left = { x: number(0), e: expiry(clock.latest()) }
-      const values = { ':was': number(version), ':schema': number(SCHEMA), ':now': number(clock.earliest()) }
+      const values = { ':was': number(version), ':now': number(clock.earliest()) }
       const written = await write(
         'UpdateItem',
         recordKey(id),
-        update(left, [], REMOVED, 'v = :was AND n = :schema AND x > :now', values),
+        update(left, [], REMOVED, 'v = :was AND x > :now', values),
       )
       if (!('answer' in written)) return false
       watchers.tell(id)

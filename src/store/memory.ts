@@ -11,6 +11,7 @@ import {
   type Stamps,
   stamp,
 } from './codec.ts'
+import { versionOf } from './prefix.ts'
 import { inOrder, pageOf, placeOf, type Store, StoreFull } from './register.ts'
 import { Schedule } from './schedule.ts'
 import { type Bucket, drawFromBucket, fullAt, noted, readNote, Watchers } from './side-ports.ts'
@@ -167,7 +168,7 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
     async remove(id, version) {
       expire()
       const slot = slots.find(id)
-      if (slot === NONE || !meets(head(slot), { version })) return false
+      if (slot === NONE || versionOf(head(slot)) !== version) return false
       forget(slot)
       watchers.tell(id)
       return true

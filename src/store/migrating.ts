@@ -5,6 +5,7 @@ import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from './c
 import { copyHistory, keptOf } from './copying.ts'
 import { weakest } from './grade.ts'
 import { isMark } from './phases.ts'
+import { versionOf } from './prefix.ts'
 import {
   type Condition,
   CorruptRecord,
@@ -184,13 +185,13 @@ class Pair {
   async remove(id: RecordId, version: number): Promise<boolean> {
     if (!this.#terms.asks) {
       const isGone = await this.#lead.remove(id, version)
-      if (isGone) await this.#removeTheirs(id).catch(unlessBug)
+      if (isGone) await this.#removeTheirs(id, true).catch(unlessBug)
       return isGone
     }
     const { bytes } = await this.#latest(id)
-    if (bytes === null || !meets(bytes, { version })) return false
+    if (bytes === null || versionOf(bytes) !== version) return false
     // Whichever is left keeps the key from being executed.
-    await this.#removeTheirs(id)
+    await this.#removeTheirs(id, keptOf(bytes) !== null)
     return this.#lead.remove(id, version)
   }
 
@@ -408,9 +409,15 @@ class Pair {
     throw busy(id)
   }
 
-  async #removeTheirs(id: RecordId): Promise<void> {
+  /** `isRead`: the lead's can be read. Only then is theirs the same; else it stays, unless it cannot be read, either. */
+  async #removeTheirs(id: RecordId, isRead: boolean): Promise<void> {
     const { bytes } = await this.#other.get(id)
-    if (bytes !== null && !(await this.#other.remove(id, readStamps(bytes).version))) throw busy(id)
+    if (bytes === null) return
+    const canBeRead = keptOf(bytes) !== null
+    // Somebody decides about it in that store alone.
+    if (isRead && !canBeRead) throw unreadable(this.#other)
+    if (isRead !== canBeRead) return
+    if (!(await this.#other.remove(id, versionOf(bytes)))) throw busy(id)
   }
 }
 

@@ -41,6 +41,7 @@ export function packed(
         ),
       ),
     get: async (id) => unpacked(id, await store.get(id)),
+    stored: (id) => store.stored?.(id) ?? store.get(id),
     history: sealer === null ? history : sealedHistory(history, sealer),
   }
 }

@@ -20,10 +20,12 @@ import {
 import { free } from '../runtime/body-memory.ts'
 import { after, type Soon } from '../runtime/scheduling.ts'
 import { decodeRecord, encodeDraft, HEAD_ROOM, storedSpans } from './codec.ts'
+import { prefixOf } from './prefix.ts'
 import { LARGEST_RECENT, type RecentWrites } from './recent.ts'
 import {
   type Condition,
   CorruptRecord,
+  type Prefix,
   type PutReply,
   type Register,
   type SealError,
@@ -83,6 +85,9 @@ export type ReclaimReply =
   | StoreTrouble
 export type GetReply =
   | { readonly kind: 'read'; readonly now: Millis; readonly record: IdempotencyRecord | null }
+  | StoreTrouble
+export type PrefixReply =
+  | { readonly kind: 'prefix'; readonly now: Millis; readonly prefix: Prefix | null }
   | StoreTrouble
 
 /**
@@ -282,6 +287,16 @@ export class Records {
       kind: 'read',
       now,
       record: bytes === null ? null : decodeRecord(bytes),
+    }))
+  }
+
+  /** Of a record that cannot be read, as far as the store gives it at all. Null: there is none. */
+  async prefix(id: RecordId): Promise<PrefixReply> {
+    const reading = this.#register.stored?.(id) ?? this.#register.get(id)
+    return this.#answered(reading, ({ now, bytes }) => ({
+      kind: 'prefix',
+      now,
+      prefix: bytes === null ? null : prefixOf(bytes),
     }))
   }
 

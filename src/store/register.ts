@@ -30,6 +30,8 @@ export interface Register {
    */
   swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Soon<SwapReply>
   get(id: RecordId): Promise<GetReply>
+  /** As {@link get}, but not opened, and perhaps without its end. Absent: {@link get} says as much. */
+  stored?(id: RecordId): Promise<GetReply>
   /**
    * Extends leases: of records that are `in_progress` under that token, and of those that are `unknown` under it only because
    * the lease expired, which become `in_progress` again. Stamps: due = now + dueIn, dropAt at least now + dropIn,
@@ -38,7 +40,10 @@ export interface Register {
   renew(items: readonly Renewal[]): Promise<boolean[]>
   /** Ids of unresolved records whose `due` has come, oldest first within one step of the index. */
   due(limit: number): Promise<RecordId[]>
-  /** Removes the record at exactly this version, with its history. False: another version, or none. */
+  /**
+   * Removes the record at exactly this version ({@link file://./prefix.ts}), with its history, although this release may be
+   * unable to read it. False: another version, or none.
+   */
   remove(id: RecordId, version: number): Promise<boolean>
   /**
    * Pages of about `limit` ids: of `all` records or those whose id starts with `beginning`, unordered, each record that
@@ -120,6 +125,14 @@ export interface Page {
   readonly ids: readonly RecordId[]
   /** Null: this is the last page. */
   readonly next: string | null
+}
+/** What the first bytes of a record say, of any schema: the rest may be unreadable, and they may be wrong. */
+export interface Prefix {
+  readonly version: number
+  /** Null: they are those of no record. */
+  readonly state: State | null
+  /** Of an attempt in progress. */
+  readonly leaseUntil: Millis | null
 }
 /** The store is another than before, or has lost its data. */
 export interface NewEpoch {

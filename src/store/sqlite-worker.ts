@@ -14,6 +14,7 @@ import {
   type Stamps,
   stamp,
 } from './codec.ts'
+import { versionOf } from './prefix.ts'
 import { type Condition, inOrder, type Place } from './register.ts'
 import { type Bucket, drawFromBucket, fullAt, noted } from './side-ports.ts'
 import { failureOf, type Message, type WorkerOptions } from './sqlite.ts'
@@ -159,7 +160,8 @@ function serve(db: DatabaseSync): void {
   /** The history of this record, not of an earlier one under the same id. */
   function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
     const there = read(id, at)
-    if (there === null) return null
+    // What is shorter is no record, and has none.
+    if (there === null || there.length < PREFIX.end) return null
     const { createdAt } = readStamps(there)
     const row = selectNotes.get(service, id, createdAt) as { lines: string } | undefined
     return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
@@ -215,7 +217,7 @@ function serve(db: DatabaseSync): void {
     },
     remove(id, version) {
       const there = read(id, now())
-      if (there === null || !meets(there, { version })) return false
+      if (there === null || versionOf(there) !== version) return false
       journal.remove(id)
       erase.run(keyOf(id), service, id)
       eraseNotes.run(service, id)

@@ -1,8 +1,10 @@
+import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { OwnAttempts } from '../../src/admin/changes.ts'
 import { RecordLookup } from '../../src/admin/lookup.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Audit, type AuditLine } from '../../src/observe/audit.ts'
+import { PREFIX } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Register, type Store, StoreUnavailable } from '../../src/store/register.ts'
@@ -28,6 +30,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
   })
   for (const name of ['put', 'get', 'list', 'ping'] as const)
     Object.assign(between, { [name]: register[name].bind(register) })
+  const records = new Records(between)
   const lines: AuditLine[] = []
   const told: RecordId[] = []
   const bugs: unknown[] = []
@@ -38,7 +41,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
     {
       version: '0',
       config,
-      records: new Records(between),
+      records,
       store: between,
       subjects: new RecordLookup(config),
       waiters: { tell: (id) => void told.push(id) },
@@ -51,7 +54,7 @@ async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<Own
     },
     (error) => void bugs.push(error),
   )
-  return { register, ask, lines, told, bugs }
+  return { register, records, ask, lines, told, bugs }
 }
 
 async function unknown(register: Register, id = newId()): Promise<{ id: RecordId; tag: string }> {
@@ -225,6 +228,102 @@ void t.test('a tombstone shows as expired, and can be deleted', async (t) => {
   t.match(shown.body, { state: 'expired', response: null, leaseUntil: null })
   t.equal(codeOf(await ask('POST', `/v1/records/${id}/resolve`, `"${put.now}"`, RETRYABLE)), 'not_unknown')
   t.equal((await ask('DELETE', `/v1/records/${id}`, `"${put.now}"`)).status, 204)
+})
+
+/** Of a later format, which this version cannot read. */
+async function strange(
+  register: Register,
+  state: 'in_progress' | 'completed',
+  dueIn: number,
+): Promise<{ id: RecordId; tag: string }> {
+  const id = newId()
+  const bytes = bytesOf(state, newToken())
+  bytes[PREFIX.schema] = 2
+  const put = await register.put(id, bytes, { dueIn, dropIn: HOUR })
+  return { id, tag: `"${put.now}"` }
+}
+
+void t.test('a record that cannot be read is deleted at its version, if nothing is running', async (t) => {
+  const { register, ask, lines, told } = await world(t, async () => {})
+  const { id, tag } = await strange(register, 'completed', HOUR)
+  const shown = await ask('GET', `/v1/records/${id}`, null)
+  t.match(shown, {
+    status: 500,
+    headers: { etag: tag },
+    body: { instance: id, version: Number(JSON.parse(tag)) },
+  })
+  t.same(lines, [])
+  t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, '"1"')), 'version_mismatch')
+  t.equal((await ask('DELETE', `/v1/records/${id}`, tag, { reason: 'lost', by: 'ann' })).status, 204)
+  t.match(lines, [
+    {
+      what: 'delete',
+      record: id,
+      reason: 'lost',
+      before: { state: 'completed', unreadable: /schema version 2/ },
+    },
+  ])
+  t.same(told, [id])
+  const leased = await strange(register, 'in_progress', HOUR)
+  const refused = await ask('DELETE', `/v1/records/${leased.id}`, leased.tag)
+  t.match(refused.body, {
+    code: 'still_running',
+    version: Number(JSON.parse(leased.tag)),
+    detail: /lease lasts until/,
+  })
+  const lapsed = await strange(register, 'in_progress', 0)
+  t.equal((await ask('DELETE', `/v1/records/${lapsed.id}`, lapsed.tag)).status, 204)
+  const done = await strange(register, 'completed', HOUR)
+  t.equal(
+    codeOf(await ask('POST', `/v1/records/${done.id}/resolve`, done.tag, RETRYABLE)),
+    'record_unreadable',
+  )
+})
+
+void t.test('this replica is still at a record that cannot be read: it is not deleted', async (t) => {
+  const { register, ask, lines } = await world(t, async () => {}, '', { isRunning: () => true })
+  const { id, tag } = await strange(register, 'in_progress', 0)
+  t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, tag)), 'still_running')
+  t.same(lines, [])
+})
+
+void t.test('a record that cannot be read and moves on, or goes, is not deleted', async (t) => {
+  const replaced: Meanwhile = async (register, id) => {
+    await register.remove(id, Number((await register.get(id)).bytes?.readUIntBE(4, 6)))
+    const bytes = bytesOf('completed', newToken())
+    bytes[PREFIX.schema] = 2
+    // Not in the same millisecond, which its version would be.
+    await wait(2)
+    await register.put(id, bytes, SPANS)
+  }
+  const gone: Meanwhile = async (register, id) =>
+    register.remove(id, Number((await register.get(id)).bytes?.readUIntBE(4, 6)))
+  for (const [meanwhile, code] of [
+    [replaced, 'record_unreadable'],
+    [gone, 'record_not_found'],
+  ] as const) {
+    const { register, ask, lines } = await world(t, meanwhile)
+    const { id, tag } = await strange(register, 'completed', HOUR)
+    t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, tag)), code)
+    t.match(
+      lines.map(({ what }) => what),
+      ['delete', 'withdrawn'],
+    )
+  }
+})
+
+void t.test('a record that cannot be read, and goes between two looks, is not there', async (t) => {
+  const { register, ask, records } = await world(t, async () => {})
+  const { id, tag } = await strange(register, 'completed', HOUR)
+  const { get } = records
+  records.get = async (asked) => {
+    const reply = await get.call(records, asked)
+    await register.remove(asked, Number((await register.get(asked)).bytes?.readUIntBE(4, 6)))
+    return reply
+  }
+  t.equal(codeOf(await ask('GET', `/v1/records/${id}`, null)), 'record_not_found')
+  const again = await strange(register, 'completed', HOUR)
+  t.equal(codeOf(await ask('DELETE', `/v1/records/${again.id}`, tag)), 'record_not_found')
 })
 
 void t.test('what was not kept has no size; a lapsed lease says since when', async (t) => {

@@ -153,6 +153,8 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
       ['resolve', ID, '--retryable', '--completed', good, ...by],
       /found both; allowed: --completed FILE or --retryable/,
     ],
+    [['delete', ...by], /delete needs a whole record id of 43 characters/],
+    [['delete', ID, '--yes', ...store], /--reason is needed: the audit log keeps why/],
     [['resolve', ID, '--retryable', '--yes', ...store], /--reason is needed: the audit log keeps why/],
     [['resolve', ID, '--retryable', '--reason', ' ', '--yes', ...store], /--reason is needed/],
     [

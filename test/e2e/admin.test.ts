@@ -573,36 +573,43 @@ void t.test('a history that cannot be read hides neither its record nor the rest
   t.equal((await api('/v1/report')).status, 200)
 })
 
-void t.test('a store that is down is 503, a record that cannot be read is 500 and left alone', async (t) => {
-  const server = await RedisServer.start()
-  t.teardown(() => server[Symbol.asyncDispose]())
-  const { api, unknown } = await world(t, server.url)
-  const key = newKey()
-  const id = await unknown(key)
-  const { version } = recordOf(await api(`/v1/records/${id}`))
-  const [name = ''] = (await server.command('KEYS', `*:r:${id}`)) as string[]
-  await server.command('SETRANGE', name, 2, '\x09')
-  const broken = await server.command('GET', name)
-  const headers = { 'if-match': `"${version}"` }
-  const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break/a' }
-  const body = { outcome: 'retryable' }
-  const every = async () => [
-    await api(`/v1/records/${id}`),
-    await api('/v1/records/lookup', { method: 'POST', body: subject }),
-    await api(`/v1/records/${id}/resolve`, { method: 'POST', headers, body }),
-    await api(`/v1/records/${id}`, { method: 'DELETE', headers }),
-    await api('/v1/outcomes', { method: 'POST', body: { ...subject, ...body } }),
-  ]
-  for (const reply of await every()) t.same([reply.status, reply.code], [500, 'record_unreadable'])
-  t.equal(await server.command('GET', name), broken)
-  const page = await api('/v1/records')
-  t.match(page.json, { records: [], unreadable: [id], next: null })
-  await server.kill()
-  for (const reply of [...(await every()), await api('/v1/records'), await api('/v1/report')]) {
-    t.same([reply.status, reply.code], [503, 'store_unavailable'])
-    t.equal(reply.headers.get('retry-after'), '1')
-  }
-})
+void t.test(
+  'a store that is down is 503; a record that cannot be read is 500, and may be deleted',
+  async (t) => {
+    const server = await RedisServer.start()
+    t.teardown(() => server[Symbol.asyncDispose]())
+    const { api, unknown } = await world(t, server.url)
+    const key = newKey()
+    const id = await unknown(key)
+    const { version } = recordOf(await api(`/v1/records/${id}`))
+    const [name = ''] = (await server.command('KEYS', `*:r:${id}`)) as string[]
+    await server.command('SETRANGE', name, 2, '\x09')
+    const broken = await server.command('GET', name)
+    const headers = { 'if-match': `"${version}"` }
+    const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break/a' }
+    const body = { outcome: 'retryable' }
+    const every = async () => [
+      await api(`/v1/records/${id}`),
+      await api('/v1/records/lookup', { method: 'POST', body: subject }),
+      await api(`/v1/records/${id}/resolve`, { method: 'POST', headers, body }),
+      await api('/v1/outcomes', { method: 'POST', body: { ...subject, ...body } }),
+    ]
+    for (const reply of await every()) t.same([reply.status, reply.code], [500, 'record_unreadable'])
+    t.equal(await server.command('GET', name), broken)
+    const page = await api('/v1/records')
+    t.match(page.json, { records: [], unreadable: [id], next: null })
+    t.equal((await api(`/v1/records/${id}`, { method: 'DELETE', headers })).status, 204)
+    t.equal(await server.command('GET', name), null)
+    await server.command('RPUSH', name, 'no text')
+    const strange = await api(`/v1/records/${id}`, { method: 'DELETE', headers })
+    t.same([strange.status, strange.code], [500, 'record_unreadable'], 'nothing of it can be read')
+    await server.kill()
+    for (const reply of [...(await every()), await api('/v1/records'), await api('/v1/report')]) {
+      t.same([reply.status, reply.code], [503, 'store_unavailable'])
+      t.equal(reply.headers.get('retry-after'), '1')
+    }
+  },
+)
 
 void t.test('every operation with every status that is described was asked for', async (t) => {
   const { api } = await world(t, 'memory:')

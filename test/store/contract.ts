@@ -4,6 +4,7 @@ import type { Test } from 'tap'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
 import { packed } from '../../src/store/packed.ts'
+import { versionOf } from '../../src/store/prefix.ts'
 import type { Store } from '../../src/store/register.ts'
 import { Sealer } from '../../src/store/sealing.ts'
 import {
@@ -461,7 +462,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(record.result.response.headers, result.kept && result.response.headers)
   })
 
-  void test('a record of an unknown schema is given back, never swapped, renewed, removed or overwritten', async (t, {
+  void test('a record of an unknown schema is given back, never swapped, renewed or overwritten, and removed at its version', async (t, {
     register,
     advance,
   }) => {
@@ -480,10 +481,16 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       t.ok(!reply.done && reply.bytes?.equals(before))
     }
     t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: 0 }]), [false])
-    t.equal(await register.remove(id, put.now), false)
     const again = await register.put(id, mine, SPANS)
     t.ok(!again.done && again.bytes.equals(before))
     t.throws(() => decodeRecord(before), { name: 'CorruptRecord' })
+    t.equal(versionOf(before), put.now)
+    t.equal(await register.remove(id, put.now + 1), false)
+    t.ok(before.equals((await register.get(id)).bytes as Buffer))
+    t.equal(await register.remove(id, put.now), true)
+    t.equal((await register.get(id)).bytes, null)
+    t.same((await register.list('unresolved', null, 10)).ids, [])
+    t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
   })
 
   void test('what was given and what was answered can be changed without changing the record', async (t, {

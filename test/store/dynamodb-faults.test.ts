@@ -248,7 +248,12 @@ void t.test(
     await store.put(id, completed(token), SPANS)
     await lose()
     await t.rejects(store.get(id), { name: 'CorruptRecord', message: /lost a part/ })
-    t.match(await new Records(store).claim(id, draft('in_progress', newToken()), SPANS), { kind: 'corrupt' })
+    const records = new Records(store)
+    t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'corrupt' })
+    const left = await records.prefix(id)
+    t.match(left, { kind: 'prefix', prefix: { state: 'completed', leaseUntil: null } })
+    t.ok(left.kind === 'prefix' && (await store.remove(id, left.prefix?.version ?? 0)))
+    t.match(await records.prefix(id), { prefix: null })
   },
 )
 

@@ -1,7 +1,7 @@
 import t from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord, PREFIX } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
 import { markOf } from '../../src/store/phases.ts'
@@ -239,6 +239,31 @@ void t.test(
     const { version } = (await recordIn(from, id)) as { version: number }
     const mirrored = await on('mirror').swap(id, { version }, bytesOf('unknown', claim.token), SPANS, false)
     t.ok(mirrored.done, 'a mirror goes on without')
+  },
+)
+
+void t.test(
+  'what one store cannot read is removed by itself: what the other knows still answers',
+  async (t) => {
+    const { from, to, on } = pairOf()
+    const strange = async (store: Store, id: RecordId) => {
+      const bytes = bytesOf('completed', newToken())
+      bytes[PREFIX.schema] = 9
+      const put = await store.put(id, bytes, SPANS)
+      return put.now
+    }
+    const done = await claimed(to)
+    await settled(to, done, 'completed')
+    t.ok(await on('both').remove(done.id, await strange(from, done.id)))
+    t.equal((await from.get(done.id)).bytes, null)
+    const answer = (await on('both').get(done.id)).bytes
+    t.equal(answer && decodeRecord(answer).state, 'completed')
+    const mirrored = await claimed(from)
+    await strange(to, mirrored.id)
+    const { version } = (await recordIn(from, mirrored.id)) as { version: number }
+    t.ok(await on('mirror').remove(mirrored.id, version))
+    t.ok((await to.get(mirrored.id)).bytes)
+    await t.rejects(async () => on('both').remove(mirrored.id, version), { name: 'CorruptRecord' })
   },
 )
 

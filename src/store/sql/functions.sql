@@ -343,7 +343,7 @@ BEGIN
   PERFORM idempotency.start(_wait);
   SELECT * INTO taken FROM idempotency.take(_service, _id, _skew);
   s := taken.stored;
-  done := taken.is_there AND s.schema = 1 AND s.version = _version;
+  done := taken.is_there AND s.version = _version;
   IF NOT done THEN RETURN; END IF;
   PERFORM idempotency.erase(_service, _id);
   waiting := idempotency.waiting(_service, _id);
@@ -764,7 +764,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 3)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 3;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 4)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 4;
 
 COMMIT;

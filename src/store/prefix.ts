@@ -1,0 +1,29 @@
+import { hash } from 'node:crypto'
+import { STATES } from '../core/record.ts'
+import { readU48 } from './binary.ts'
+import { MAGIC, PREFIX } from './codec.ts'
+import type { Prefix } from './register.ts'
+
+/*
+ * What is known of a record that this release cannot read.
+ */
+
+/**
+ * The version at which `Register.remove` removes a record, of any schema. Of bytes that are no record, it is the beginning of their SHA-1,
+ * which Redis can tell, too.
+ */
+export function versionOf(bytes: Buffer): number {
+  if (hasPrefix(bytes)) return readU48(bytes, PREFIX.version)
+  return readU48(hash('sha1', bytes, 'buffer'), 0)
+}
+
+export function prefixOf(bytes: Buffer): Prefix {
+  const version = versionOf(bytes)
+  const state = hasPrefix(bytes) ? (STATES[bytes.readUInt8(PREFIX.state) - 1] ?? null) : null
+  return { version, state, leaseUntil: state === 'in_progress' ? readU48(bytes, PREFIX.due) : null }
+}
+
+/** It begins as a record of any schema does. */
+function hasPrefix(bytes: Buffer): boolean {
+  return bytes.length >= PREFIX.end && bytes.readUInt16BE(0) === MAGIC
+}
