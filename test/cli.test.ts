@@ -62,7 +62,7 @@ void t.test(
   },
 )
 
-void t.test('--version prints the release of package.json', async (t) => {
+void t.test('--version prints the version of package.json', async (t) => {
   const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'))
   t.strictSame(await run(['--version']), { code: 0, out: `${version}\n`, err: '' })
 })

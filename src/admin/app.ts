@@ -84,10 +84,10 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
       const allow = other.methods.join(', ')
       throw new AdminProblem('method_not_allowed', `allowed: ${allow}`, { headers: { allow } })
     }
-    if (is404) throw new AdminProblem('not_found', notFound ?? 'see /v1/openapi.json for what there is')
+    if (is404) throw new AdminProblem('not_found', notFound ?? 'see /v1/openapi.json for the endpoints')
     // curl -d '' sends a type without a body.
     if (!hasBody(raw)) delete raw.headers['content-type']
-    else if (!isOpen && routeOptions.schema?.body === undefined) throw invalid('a body is not read here')
+    else if (!isOpen && routeOptions.schema?.body === undefined) throw invalid('this endpoint takes no body')
   })
   app.setNotFoundHandler(() => {})
   app.setErrorHandler((error, _request, reply) => {
@@ -109,7 +109,7 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
       try {
         return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(body)) as unknown
       } catch {
-        throw invalid('the body is no JSON in UTF-8')
+        throw invalid('the body is not JSON in UTF-8')
       }
     },
   )
@@ -151,7 +151,7 @@ function problemOf(error: unknown): AdminProblem | null {
     })
   if (statusCode === 415)
     return new AdminProblem('unsupported_media_type', 'send Content-Type: application/json')
-  return statusCode < 500 ? invalid(message ?? 'it cannot be read') : null
+  return statusCode < 500 ? invalid(message ?? 'the request cannot be read') : null
 }
 
 /** TypeBox checks what is sent. A missing header is reported by the endpoint, as a problem of its own. */

@@ -90,19 +90,19 @@ function isStored(name: string): boolean {
 function responseOf({ outcome, response }: Resolving): StoredResponse | null {
   if (outcome === 'retryable') {
     if (response === undefined) return null
-    throw invalid('/response: nothing was done, so there is none; leave it out')
+    throw invalid('/response: not allowed, since nothing was done')
   }
   if (response === undefined)
-    throw invalid('/response: what retries will be answered is needed: {"status", "headers", "body"}')
+    throw invalid('/response: required, since retries will receive it: {"status", "headers", "body"}')
   const { status, headers = [], body = '', bodyBase64 } = response
   if (bodyBase64 !== undefined && response.body !== undefined)
-    throw invalid('/response: body and bodyBase64; one of them is allowed')
+    throw invalid('/response: found body and bodyBase64; allowed: one of them')
   const bytes = bodyBase64 === undefined ? Buffer.from(body) : Buffer.from(bodyBase64, 'base64')
   // Node decodes truncated base64 without complaint, to fewer bytes.
   if (bodyBase64 !== undefined && bytes.toString('base64') !== bodyBase64)
-    throw invalid('/response/bodyBase64: not base64 as RFC 4648 has it, with its padding')
+    throw invalid('/response/bodyBase64: not padded base64 (RFC 4648)')
   if (bytes.length > 0 && [204, 205, 304].includes(status))
-    throw invalid(`/response/body: an answer with status ${status} has none`)
+    throw invalid(`/response/body: a response with status ${status} has none`)
   const wrong = headers.findIndex(
     ([name = '', value = '']) => !isFieldName(name) || !isFieldValue(value) || value !== value.trim(),
   )
@@ -191,7 +191,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       const several = ids.length > 1 ? await storedOf(ports, ids) : []
       if (several.length > 1)
         throw invalid(
-          `/key: ${several.length} records have it, which the route took from different places: ${several.join(', ')}; resolve the one that is meant`,
+          `/key: ${several.length} records have it, since the route reads keys from several places: ${several.join(', ')}; resolve the one you mean`,
         )
       for (const id of ids) {
         const view = await settle(ports, 'outcome', id, body, whoOf(request), null)
@@ -239,7 +239,7 @@ function versionOf({ headers }: FastifyRequest): string {
   if (tag !== undefined) return tag
   throw new AdminProblem(
     'version_required',
-    'send the `version` that is decided about as If-Match: "<version>"',
+    'send If-Match: "<version>" with the `version` that you are deciding about',
   )
 }
 
@@ -368,7 +368,7 @@ async function removableUnread(
   if (prefix === null) return null
   const { version, state, leaseUntil } = prefix
   if (wanted !== etag(prefix)) {
-    const detail = `it is at version ${version} now, and cannot be read: look at it again`
+    const detail = `it is now at version ${version} and cannot be read: look at it again`
     throw new AdminProblem('version_mismatch', detail, { instance: id, version })
   }
   if (leaseUntil !== null && leaseUntil > now) throw leased(id, leaseUntil, { version })
@@ -377,13 +377,13 @@ async function removableUnread(
 }
 
 function leased(id: RecordId, until: Millis, met: Pick<AdminProblem['members'], 'record' | 'version'>) {
-  const detail = `its owner's lease lasts until ${time(until)}: without the record, a retry would execute beside it`
+  const detail = `its owner's lease lasts until ${time(until)}: without the record, a retry would execute at the same time`
   return new AdminProblem('still_running', detail, { instance: id, ...met })
 }
 
 function running(id: RecordId, met: Pick<AdminProblem['members'], 'record' | 'version'>): AdminProblem {
   const detail =
-    'its lease has lapsed, but this replica is still at it, and writes what becomes of it: wait for that'
+    'its lease has lapsed, but this replica is still executing it and will record the outcome: wait for that'
   return new AdminProblem('still_running', detail, { instance: id, ...met })
 }
 
@@ -407,7 +407,7 @@ async function decidable(
   if (!isTold)
     throw new AdminProblem(
       'outcome_held',
-      'this replica holds what became of it, and writes it as soon as the store takes it: look again then',
+      'this replica knows the outcome and will write it as soon as the store accepts it: look again then',
       { instance: id, record: view },
     )
   return { stored, view }
@@ -425,14 +425,14 @@ async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>):
   } catch (error) {
     const isLost = error instanceof StoreUnavailable && error.maybeApplied
     const why = isLost
-      ? 'the store did not answer: whether it was done shows in the record'
+      ? 'the store did not answer: see the record for whether it was changed'
       : 'the store refused'
     await withdraw(audit, change, why)
     throw error
   }
 }
 
-const OVERTAKEN = 'somebody else had written the record by then'
+const OVERTAKEN = 'somebody else had changed the record by then'
 
 /** The change in the audit log was not made. If this line fails, too, no change is hidden: none was made. */
 async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
@@ -444,6 +444,6 @@ function summary({ route, state, version, fence }: RecordView): object {
 }
 
 function otherVersion(id: RecordId, view: RecordView): AdminProblem {
-  const detail = `it is at version ${view.version} now, ${view.state}: look at it again`
+  const detail = `it is now at version ${view.version}, ${view.state}: look at it again`
   return new AdminProblem('version_mismatch', detail, { instance: id, record: view })
 }

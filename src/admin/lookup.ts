@@ -58,8 +58,7 @@ export class RecordLookup {
     if (caller.kind === 'missing') throw invalid(`/caller: ${caller.detail}`)
     const keys = keysOf(route, lookup.key, lines)
     const host = route.scope.host ? normaliseHost(lookup.host ?? null) : null
-    if (route.scope.host && host === null)
-      throw invalid('/host: the route tells hosts apart: the host of the request is needed')
+    if (route.scope.host && host === null) throw invalid('/host: required, since the route has scope.host')
     const namespace = namespaceOf(this.#config)
     const ids = keys.map(({ key, qualifier }) =>
       recordId(namespace, route, caller.parts, method, path, key, qualifier, host),
@@ -75,9 +74,8 @@ export class RecordLookup {
     const method = lookup.method ?? (methods.length === 1 ? methods[0] : undefined)
     const literal = named === undefined || /\/:|\/\*$/.test(named.match.path) ? undefined : named.match.path
     const target = parseTarget(lookup.path ?? literal ?? '')
-    if (method === undefined) throw invalid('/method: it is needed')
-    if (target === null || (lookup.path ?? literal) === undefined)
-      throw invalid('/path: the path of the request is needed')
+    if (method === undefined) throw invalid('/method: required')
+    if (target === null || (lookup.path ?? literal) === undefined) throw invalid('/path: required')
     const route = this.#router.match(method, target)
     if (route === null || !readsKeys(route))
       throw invalid(`/path: no protected route matches ${method} ${target.path}`)
@@ -101,7 +99,7 @@ function callerOf(
     }
     for (const one of [value].flat()) {
       if (!isFieldName(name) || !isFieldValue(String(one)))
-        throw invalid('/caller: not a header line, nor a claim that the route reads')
+        throw invalid('/caller: neither a header line nor a claim that the route reads')
       lines.push(name, String(one))
     }
   }
@@ -118,7 +116,7 @@ function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): 
   // Every syntax accepts an RFC 9651 String, which can hold any key.
   const line = key.startsWith('"') ? key : `"${key.replace(/[\\"]/g, '\\$&')}"`
   const keys: Key[] = []
-  let detail = '/key: the route takes none'
+  let detail = '/key: the route takes no key'
   for (const source of policy.from) {
     if (source.kind !== 'header') {
       keys.push({ key, qualifier: [] })

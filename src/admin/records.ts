@@ -133,7 +133,9 @@ export const STORE = ['store_unavailable'] as const
 export const STORED = [...STORE, 'record_unreadable', 'record_not_found'] as const
 
 export function notFound(id: RecordId): AdminProblem {
-  return new AdminProblem('record_not_found', 'no request has made it, or it has expired', { instance: id })
+  return new AdminProblem('record_not_found', 'no request has created it, or it has expired', {
+    instance: id,
+  })
 }
 
 /**

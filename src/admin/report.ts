@@ -353,7 +353,7 @@ class Sample {
         const rechecked: Verification =
           performance.now() < until
             ? await this.#recheck.ask(id, record)
-            : { kind: 'not_asked', why: 'the report has taken long enough' }
+            : { kind: 'not_asked', why: 'the report ran out of time' }
         const row = this.#table.row(record.route)
         row.sampled++
         row[FIGURE[rechecked.kind]]++

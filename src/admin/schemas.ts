@@ -36,8 +36,8 @@ const recordMembers = {
   }),
   fence: Type.Integer({ description: 'Number of the latest attempt.' }),
   version: Type.Integer({ description: 'Grows with every write; the value of `ETag` and `If-Match`.' }),
-  createdAt: timestamp('Of the first claim.'),
-  updatedAt: timestamp('Of the last write.'),
+  createdAt: timestamp('Time of the first claim.'),
+  updatedAt: timestamp('Time of the last write.'),
   leaseUntil: nullable(
     timestamp('How long the owner may stay silent; in the past where the lease has lapsed.'),
   ),
@@ -45,7 +45,7 @@ const recordMembers = {
   attempts: Type.Integer({ description: 'Number of claims.' }),
   method: Type.String(),
   path: Type.String(),
-  fingerprint: Type.String({ description: 'Of the request, base64url.' }),
+  fingerprint: Type.String({ description: 'Fingerprint of the request, base64url.' }),
   response: nullable(
     described('What retries get. `size` null: executed, but the body was not kept. Credentials read `***`.', {
       status: Type.Integer(),
@@ -56,8 +56,8 @@ const recordMembers = {
   lastError: nullable(Type.String()),
   reconciliation: nullable(
     object({
-      since: timestamp('Since when it is unknown.'),
-      nextLookAt: timestamp('When it is looked at again.'),
+      since: timestamp('When it became unknown.'),
+      nextLookAt: timestamp('When it is checked next.'),
       asked: Type.Integer({ description: 'Number of status queries so far.' }),
       deadLettered: Type.Boolean({
         description: 'All status queries are used up: a person has to decide.',
@@ -76,9 +76,9 @@ const historyEntry = object({
   }),
   text: Type.String({ description: 'The event as a sentence, for people: its wording may change.' }),
   mood: Type.Unsafe<'good' | 'bad' | 'neutral'>({ type: 'string', enum: ['good', 'bad', 'neutral'] }),
-  first: timestamp('Of the first of them.'),
-  last: timestamp('Of the last of them.'),
-  count: Type.Integer({ description: 'How many identical entries in a row.' }),
+  first: timestamp('Time of the first of them.'),
+  last: timestamp('Time of the last of them.'),
+  count: Type.Integer({ description: 'Number of identical entries in a row.' }),
   detail: Type.Record(Type.String(), Type.Unknown(), {
     description:
       'Such as replica, fence, status, upstreamMs, before, after, result, verdict, cause, by, reason.',

@@ -43,8 +43,8 @@ export const policy: Command = {
   name: 'policy',
   usage: [`policy [FILE] ${SERVE_USAGE}`],
   about: [
-    'prints what clients must know of a configuration, by route, as JSON: which operations take a key, how long it counts,',
-    'and what is answered instead. GET /.well-known/idempotency serves the same with wellKnown: true; it holds no secrets.',
+    'prints what clients need to know about a configuration as JSON, by route: which operations take a key, how long it is valid,',
+    'and how retries are answered. GET /.well-known/idempotency serves the same with wellKnown: true; it holds no secrets.',
     'exit 1 and all errors if the configuration has any',
   ],
   takes: 'one file',

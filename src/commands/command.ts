@@ -42,7 +42,7 @@ export const SERVE_OPTIONS = {
   },
   service: {
     value: 'NAME',
-    help: 'what it protects, such as payments; services on one store share no records',
+    help: 'name of the protected service, such as payments; services that share a store share no records',
   },
 } satisfies Options
 export const SERVE_USAGE = Object.entries(SERVE_OPTIONS)

@@ -41,21 +41,24 @@ export const copy: Command = {
   about: [
     'copies the records of a service to another store, on which its proxies then continue (docs/guides/moving-stores.md).',
     'Stop the proxies first: keys that they claim meanwhile are not in the copy, and would be executed again there. It refuses to',
-    'begin while a request is in progress. It can be run again: what is there is compared, and nothing newer is overwritten.',
+    'begin while a request is in progress. It can be run again: existing records are compared, and nothing newer is overwritten.',
     'STORE: the URL of a store, or the configuration file of the proxies that use it.',
     "exit 1 if a record needs a person's decision, if there is no record, or if it ended early",
   ],
   options: {
-    from: { value: 'STORE', help: 'where the records are' },
-    to: { value: 'STORE', help: 'where they go; an empty store is set up' },
-    service: { value: 'NAME', help: 'whose records, such as payments, if no configuration file says it' },
+    from: { value: 'STORE', help: 'store to copy from' },
+    to: { value: 'STORE', help: 'store to copy to; an empty one is set up' },
+    service: {
+      value: 'NAME',
+      help: 'service whose records are copied, such as payments, if no configuration file names it',
+    },
     'completed-only': {
       value: null,
-      help: 'copies only what is final, while proxies still run on --from; to be followed by a copy without it',
+      help: 'copies only final records, while proxies still run on --from; follow it with a copy without this flag',
     },
     rate: { value: 'N/s', help: 'at most N records per s, m, h or d (default: as many as the stores take)' },
     cursor: { value: 'ID', help: 'continues a copy that ended early and printed this' },
-    'dry-run': { value: null, help: 'tells what a copy would do; writes no record' },
+    'dry-run': { value: null, help: 'shows what a copy would do; writes no record' },
     json: { value: null, help: 'for programs: counts by result, and "next", the cursor' },
   },
   run: runCopy,
@@ -122,7 +125,7 @@ function sidesOf(args: Args, io: Io): Pick<Plan, 'from' | 'to'> {
   const given = [args.text('service'), from.config?.service, to.config?.service]
   const [service, other] = new Set(given.filter((name) => name !== undefined))
   if (service === undefined && (isSharedStore(from.url) || isSharedStore(to.url)))
-    throw usage('whose records? Give --service NAME: services may share these stores')
+    throw usage('--service NAME is required: several services may share these stores')
   if (service !== undefined && other !== undefined)
     throw usage(`found the services ${quote(service)} and ${quote(other)}; allowed: one, ${IN_EVERY_ID}`)
   if (from.config !== null && to.config !== null && !haveOneSecret(from.config, to.config))
@@ -130,14 +133,14 @@ function sidesOf(args: Args, io: Io): Pick<Plan, 'from' | 'to'> {
   const missing = from.config?.store.encryption.keys.find((key) => !hasKey(to.config, key))
   if (missing !== undefined)
     throw usage(
-      `the key ${quote(missing.id)} of --from is not in --to (store.encryption.keys); what it has sealed could not be read there`,
+      `the key ${quote(missing.id)} of --from is not in --to (store.encryption.keys); records sealed with it could not be read there`,
     )
   const side = ({ url, config: ofFile }: ReturnType<typeof named>): Side => {
     // Nothing is sent upstream.
     const flags = { upstream: 'http://127.0.0.1', store: url, service }
     const config = ofFile ?? validConfig(null, flags, io.env)
     if (config.store.url === 'memory:')
-      throw usage('found memory:, which its process alone can see; allowed: any other store')
+      throw usage('found memory:, which only its own process can see; allowed: any other store')
     return { config, name: `the store ${shownUrl(config.store.url)}` }
   }
   return { from: side(from), to: side(to) }

@@ -7,7 +7,7 @@ import { osUser } from './terminal.ts'
 
 /** Of a command by which a person decides about a record. */
 export const DECIDING_OPTIONS = {
-  reason: { value: 'TEXT', help: 'why, for the audit log; required' },
+  reason: { value: 'TEXT', help: 'reason for the audit log; required' },
   by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
   version: {
     value: 'N',
@@ -33,7 +33,7 @@ export async function decidingOf(args: Args, io: Io, command: string): Promise<D
   }
   if (!RECORD_ID.test(id))
     throw usage(
-      `${command} needs a whole record id of 43 characters${id === '' ? '' : ', and this is none'}; inspect finds it, from its beginning or from the key`,
+      `${command} needs a whole record id of 43 characters${id === '' ? '' : ', which this is not'}; inspect finds it, from its beginning or from the key`,
     )
   const version = args.text('version')
   if (version !== undefined && !/^\d{1,15}$/.test(version))

@@ -50,7 +50,7 @@ export const doctor: Command = {
   usage: ['doctor [--config FILE] [--store URL] [--service NAME] [--admin URL --token-file FILE]'],
   about: [
     'checks the configuration, the store and its records, the spool, the audit log, and with --admin a running proxy;',
-    'exit 1 if something is wrong. It changes nothing but a record of its own in the store, which it removes.',
+    'exit 1 if something is wrong. It writes nothing but a test record to the store, which it removes.',
   ],
   options: {
     json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
@@ -62,7 +62,9 @@ export const doctor: Command = {
 async function runDoctor(args: Args, io: Io): Promise<number> {
   const own = args.has('config') || args.has('store')
   if (!own && !args.has('admin'))
-    throw usage('where to look? Give --config FILE or --store URL, or --admin URL --token-file FILE, or both')
+    throw usage(
+      'nothing to check: give --config FILE or --store URL, or --admin URL --token-file FILE, or both',
+    )
   if (args.has('token-file') && !args.has('admin')) throw usage('found --token-file without --admin URL')
   if (args.has('service') && !own) throw usage('found --service without --config FILE or --store URL')
   const checked: CheckResult[] = []
@@ -87,7 +89,7 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
 
 function configChecks({ warnings }: Config): CheckResult[] {
   return warnings.length === 0
-    ? [fine('configuration', 'gives up no promise')]
+    ? [fine('configuration', 'gives up no guarantee')]
     : warnings.map((detail) => note('configuration', detail))
 }
 
@@ -122,7 +124,7 @@ async function phaseChecks({ from }: Stores): Promise<CheckResult[]> {
   )
   const detail =
     alive.length === 0 ? 'no replica is alive in any phase' : `alive in phase ${alive.join(' and ')}`
-  return [note('migration', `${detail}; a replica without store.migrate is not seen`)]
+  return [note('migration', `${detail}; replicas without store.migrate are not listed`)]
 }
 
 async function connectionChecks(
@@ -190,7 +192,7 @@ async function gradeChecks(
 }
 
 function graceText(grace: Millis): string {
-  return grace > 0 ? `${grace} ms after each failover nothing new is claimed` : 'store.grace is off'
+  return grace > 0 ? `nothing new is claimed for ${grace} ms after a failover` : 'store.grace is off'
 }
 
 /** A read-only replica and a full disk answer pings, and take no claim. */
@@ -234,11 +236,11 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
   const checked = [(complete ? fine : note)('records', looked)]
   if (count.deadLettered > 0) {
     const dead = counted(count.deadLettered, 'unknown record')
-    checked.push(finding('dead letters', `a person has to decide about ${dead}: list --dead-lettered`))
+    checked.push(finding('dead letters', `a person has to resolve ${dead}: list --dead-lettered`))
   }
   if (count.overdue > 0) {
     const overdue = `${counted(count.overdue, 'unknown record')} overdue by more than ${span(OVERDUE)}`
-    checked.push(finding('sweeping', `${overdue}: does a proxy run on this store?`))
+    checked.push(finding('sweeping', `${overdue}: is a proxy running on this store?`))
   }
   for (const [why, ids] of unreadable)
     checked.push(finding('unreadable', `${counted(ids.length, 'record')} (${some(ids)}): ${why}`))
@@ -280,7 +282,7 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   const directory = store.spool
   if (directory === null)
     return [
-      note('spool', 'store.spool is off: outcomes that the store does not take are lost with the process'),
+      note('spool', 'store.spool is off: outcomes that the store has not accepted are lost with the process'),
     ]
   try {
     await access(directory, constants.R_OK | constants.W_OK | constants.X_OK)
@@ -289,7 +291,7 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
     const owned = found.map(({ payload }) => ownerOf(decodeEntry(payload, service, sealer), service))
     const owners = Map.groupBy(owned, ({ of }) => of)
     const damaged = (await readdir(directory)).filter(isDamagedName).length
-    const kept = `${counted(damaged, 'damaged file')} kept aside in ${directory}: inspect and remove them`
+    const kept = `${counted(damaged, 'damaged file')} set aside in ${directory}: inspect and remove them`
     return [
       ...(found.length === 0 ? [fine('spool', `${directory} is empty`)] : []),
       ...[...owners].map(([of, all]) =>
@@ -298,7 +300,7 @@ async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
       ...(damaged === 0 ? [] : [finding('spool', kept)]),
     ]
   } catch (error) {
-    return [missing('spool', error, `${directory} does not exist yet: a proxy makes it when it starts`)]
+    return [missing('spool', error, `${directory} does not exist yet: a proxy creates it at startup`)]
   }
 }
 
@@ -306,18 +308,18 @@ function ownerOf(decoded: Decoded, service: string): { readonly of: string; read
   if (decoded.kind === 'own')
     return {
       of: '',
-      todo: 'that the store has not taken: a proxy writes them when the store answers; start one if none runs',
+      todo: 'that the store has not accepted: a proxy writes them once the store answers; start one if none is running',
     }
   if (decoded.kind === 'unreadable')
     return { of: 'of another version ', todo: `that this one cannot read (${decoded.error.message})` }
   if (decoded.service === null)
     return {
       of: 'without a service ',
-      todo: 'that no proxy of this version writes: run the version that made them, or remove the files',
+      todo: 'that no proxy of this version will write: run the version that created them, or remove the files',
     }
   return {
     of: `of service ${decoded.service} `,
-    todo: `that ${service} does not write: start a proxy of ${decoded.service} on it, and give each service its own directory`,
+    todo: `that ${service} will not write: start a proxy of ${decoded.service} on it, and give each service its own directory`,
   }
 }
 
@@ -360,7 +362,7 @@ async function proxyChecks(source: RecordSource, origin: string): Promise<CheckR
   return [
     fine('proxy', `${origin} answers`),
     refusal === null
-      ? fine('proxy token', 'opens the admin API')
+      ? fine('proxy token', 'accepted by the admin API')
       : finding('proxy token', `${refusal.problem}: ${refusal.detail}`),
     ready?.status === 200
       ? fine('proxy readiness', 'ready')
@@ -380,7 +382,7 @@ function sampleCheck(line: string): CheckResult | [] {
       return note('proxy version', `${version}; this command is ${VERSION}`)
     }
     case 'idempotency_store_up':
-      return value === 1 ? [] : finding('proxy store', 'the store does not answer it')
+      return value === 1 ? [] : finding('proxy store', 'the store does not answer this proxy')
     case 'idempotency_breaker_state':
       return value === 0 ? [] : finding('proxy store', 'its breaker is open: protected requests are refused')
     case 'idempotency_store_grade':
@@ -388,7 +390,7 @@ function sampleCheck(line: string): CheckResult | [] {
         ? []
         : finding('proxy store', `its store is graded ${GRADES[value] ?? value}, not strict`)
     case 'idempotency_spooled':
-      return value === 0 ? [] : finding('proxy spool', `${value} outcomes wait for the store`)
+      return value === 0 ? [] : finding('proxy spool', `${value} outcomes are waiting to be written`)
     default:
       return []
   }

@@ -10,7 +10,7 @@ export const drain: Command = {
     'Recorded in its audit log.',
   ],
   options: {
-    reason: { value: 'TEXT', help: 'why, for the audit log' },
+    reason: { value: 'TEXT', help: 'reason for the audit log' },
     by: { value: 'NAME', help: 'who, for the audit log (default: the user of this process)' },
     json: { value: null, help: 'for programs: {"draining": true}' },
     ...ADMIN_OPTIONS,

@@ -31,7 +31,7 @@ export const inspect: Command = {
     },
     method: { value: 'M', help: 'method of the request' },
     path: { value: 'P', help: 'path of the request' },
-    host: { value: 'H', help: 'host of the request, if scope.host counts it' },
+    host: { value: 'H', help: 'host of the request, with scope.host: true' },
     route: { value: 'NAME', help: 'instead of --method and --path, if it has one of each' },
     json: { value: null, help: 'for programs: the record as the admin API gives it' },
     ...SOURCE_OPTIONS,
@@ -85,7 +85,7 @@ function callOf(args: Args): SourceRequest | { readonly beginning: string } {
     if (RECORD_ID.test(subject)) return { method: 'GET', path: `/v1/records/${subject}` }
     if (ID_BEGINNING.test(subject) && !UUID.test(subject)) return { beginning: subject }
     throw usage(
-      "found no record id, nor 8 or more characters that one begins with (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route",
+      "found neither a record id nor the first 8 or more characters of one (A-Z a-z 0-9 - _); a key needs --method, --path and --caller 'Authorization: …', or --route",
     )
   }
   const named = args.given(['method', 'path', 'host', 'route'])
@@ -119,7 +119,7 @@ function callerOf(given: readonly string[]): Caller {
     if (line.startsWith('{')) {
       const claims = claimsOf(line)
       if (claims === null)
-        throw usage('--caller: found no JSON object of texts, numbers and booleans, such as {"sub": "u1"}')
+        throw usage('--caller: found no JSON object of strings, numbers and booleans, such as {"sub": "u1"}')
       Object.assign(caller, claims)
       continue
     }

@@ -13,7 +13,7 @@ export const list: Command = {
     'list [--state S,S] [--route NAME] [--age 1h] (--admin URL --token-file FILE | --config FILE | --store URL)',
   ],
   about: [
-    'lists records: only in_progress and unknown, the longest due first; any others, in no order.',
+    'lists records: with only in_progress and unknown, the longest due first; otherwise in no order.',
     'exit 1 if some cannot be read',
   ],
   options: {
@@ -21,7 +21,7 @@ export const list: Command = {
     route: { value: 'NAME', help: 'only this route' },
     age: { value: 'DURATION', help: 'created at least this long ago, such as 90s, 1h, 7d' },
     'dead-lettered': { value: null, help: 'only records that stay unknown until a person decides' },
-    limit: { value: 'N', help: 'about this many at most (default 100)' },
+    limit: { value: 'N', help: 'at most about this many (default 100)' },
     cursor: { value: 'CURSOR', help: 'continues a listing with the same filter' },
     json: { value: null, help: 'for programs: {"records", "unreadable", "next", "now"}' },
     ...SOURCE_OPTIONS,

@@ -5,8 +5,8 @@ export const migrate: Command = {
   name: 'migrate',
   usage: ['migrate --print'],
   about: [
-    'prints the SQL that makes the schema `idempotency` of the PostgreSQL store, in one transaction; where it is there already, it changes',
-    'nothing. A proxy whose role may make it does so itself at its start',
+    'prints the SQL that creates the schema `idempotency` of the PostgreSQL store, in one transaction; if the schema exists, it changes',
+    'nothing. A proxy whose role may create it does so at startup',
   ],
   options: { print: { value: null, help: 'to standard output; nothing is changed' } },
   run: (args, io) => {

@@ -38,7 +38,7 @@ export class SourceRefusal extends Exit {
   ) {
     const { code, message } =
       problem === 'invalid_request'
-        ? usage(`${source} does not take that: ${plain(detail)}`)
+        ? usage(`${source} rejects that: ${plain(detail)}`)
         : finding(`${source}: ${problem}: ${plain(detail)}`)
     super(code, message)
     this.problem = problem
@@ -169,7 +169,7 @@ function bodyOf(source: string, status: number, text: string): unknown {
   try {
     body = text === '' ? null : JSON.parse(text)
   } catch {
-    throw new SourceRefusal(source, 'unexpected', `status ${status} and no JSON; is it an admin listener?`)
+    throw new SourceRefusal(source, 'unexpected', `status ${status} without JSON; is it an admin listener?`)
   }
   if (status >= 200 && status < 300) return body
   const { code, detail = '', version } = (body ?? {}) as Partial<AdminProblem['body']>

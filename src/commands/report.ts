@@ -25,20 +25,20 @@ export const report: Command = {
   about: [
     'counts, by route, what was executed, replayed and prevented, and what is unknown.',
     'Figures of the period come from the records created in it and their histories, as far as they are still kept.',
-    'A running proxy adds what it alone has counted since it started, and what shadow mode has seen.',
+    'A running proxy adds its own counters since it started, and what shadow mode has seen.',
     'With --sample it asks the upstream again; exit 1 if that disagrees.',
     'With --log: what enforce would have done in the period, by the log lines of shadow mode (docs/shadow.md);',
     'exit 1 if there are none.',
   ],
   options: {
-    since: { value: 'DURATION', help: 'how long ago the period begins, such as 90m, 24h, 7d (default 24h)' },
+    since: { value: 'DURATION', help: 'length of the period up to now, such as 90m, 24h, 7d (default 24h)' },
     sample: {
       value: 'N',
       help: 'ask the upstream again about N completed records, 1 to 1000, on routes with `reconcile`',
     },
     log: {
       value: 'FILE',
-      help: 'log of a proxy in JSON lines, - for standard input; each replica once',
+      help: 'log of a proxy in JSON lines, or - for standard input; one per replica',
       repeated: true,
     },
     format: { value: 'F', help: `${Object.keys(FORMATS).join(', ')} (default text)` },

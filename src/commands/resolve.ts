@@ -17,14 +17,14 @@ export const resolve: Command = {
   about: [
     'resolves a record whose outcome is unknown; recorded in the audit log, with who and why.',
     'FILE: JSON {"status": 201, "headers": [["Content-Type", "application/json"]], "body": "{}"}, or "bodyBase64".',
-    'exit 1 if it is not unknown, or somebody else has changed it meanwhile',
+    'exit 1 if it is not unknown, or was changed meanwhile',
   ],
   takes: 'one record id',
   options: {
     completed: { value: 'FILE', help: 'it was done; FILE holds the response that retries receive' },
     retryable: { value: null, help: 'it was not done; a retry with the same key is executed' },
     ...DECIDING_OPTIONS,
-    json: { value: null, help: 'for programs: the record as it is then' },
+    json: { value: null, help: 'for programs: the resulting record' },
     ...SOURCE_OPTIONS,
   },
   run: runResolve,

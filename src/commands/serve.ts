@@ -22,7 +22,7 @@ export const serve: Command = {
   usage: [`[serve] ${SERVE_USAGE}`],
   about: ['serves; flags override the file; with only --upstream it runs on the embedded store'],
   takes: null,
-  options: { ...SERVE_OPTIONS, version: { value: null, help: 'prints the release' } },
+  options: { ...SERVE_OPTIONS, version: { value: null, help: 'prints the version' } },
   run: runServe,
 }
 

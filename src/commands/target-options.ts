@@ -23,7 +23,7 @@ export const SOURCE_OPTIONS: Options = {
   },
   service: {
     value: 'NAME',
-    help: 'whose records on that store, such as payments; required with Redis, PostgreSQL and DynamoDB',
+    help: 'service whose records to read, such as payments; required with Redis, PostgreSQL and DynamoDB',
   },
 }
 
@@ -41,7 +41,7 @@ export async function openSource(args: Args, io: Io, changes = false): Promise<R
   }
   if (args.has('token-file')) throw usage('found --token-file without --admin URL')
   if (!args.has('config') && !args.has('store'))
-    throw usage('where to look? Give --admin URL --token-file FILE, --config FILE, or --store URL')
+    throw usage('no source given: use --admin URL --token-file FILE, --config FILE, or --store URL')
   if (changes && !args.has('config'))
     throw usage(
       'found --store alone; allowed: with --config FILE, or --admin URL, since the routes say what is kept and for how long',
@@ -65,7 +65,7 @@ export function openAdmin(args: Args): RecordSource {
   )
     throw usage(`--admin: found ${quote(found)}; allowed: http://host:port or https://host:port, no path`)
   const file = args.text('token-file')
-  if (file === undefined) throw usage('--admin needs --token-file FILE: the token that it was given')
+  if (file === undefined) throw usage('--admin needs --token-file FILE: the admin token of that proxy')
   const findings = new Findings('--token-file')
   const token = readToken(findings, '', file)
   if (token === null) throw usage(findings.sorted().map(formatConfigError).join('; '))
@@ -76,7 +76,7 @@ export function openAdmin(args: Args): RecordSource {
 export function storeConfig(args: Args, io: Io): Config {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
-    throw usage('whose records? Give --service NAME: services may share this store')
+    throw usage('--service NAME is required: several services may share this store')
   // Nothing is sent upstream.
   const upstream = file === null ? 'http://127.0.0.1' : undefined
   const flags = { upstream, store: args.text('store'), service: args.text('service') }
@@ -84,7 +84,7 @@ export function storeConfig(args: Args, io: Io): Config {
   const { url } = config.store
   if (url === 'memory:')
     throw usage(
-      'the store is memory:, which its process alone can see; allowed: --admin URL --token-file FILE',
+      'the store is memory:, which only its own process can see; allowed: --admin URL --token-file FILE',
     )
   mustExist(url)
   return config
@@ -94,9 +94,7 @@ export function storeConfig(args: Args, io: Io): Config {
 export function mustExist(storeUrl: string): void {
   const path = missingFile(storeUrl)
   if (path !== null)
-    throw finding(
-      `the store ${quote(storeUrl)}: there is no file at ${path}; a proxy makes it when it starts`,
-    )
+    throw finding(`the store ${quote(storeUrl)}: there is no file at ${path}; a proxy creates it at startup`)
 }
 
 /** Where the store's file would be; null: it is there, or the store has none. */

@@ -176,7 +176,7 @@ function parseFlag(text: string): Parsed<boolean> {
 
 const claimValue = byPattern(
   '^(?!none$)[^\\x00-\\x1f\\x7f]+$',
-  'a text other than none, without control characters',
+  'a string other than none, without control characters',
 )
 const filePath = byPattern('^[^\\0]+$', 'the path of a file')
 
@@ -187,7 +187,7 @@ export const SCALARS = {
   answerStatus: whole(200, 599),
   addressOrNone: orWord(address, 'none', null),
   audience: claimValue,
-  audiences: byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a text without control characters, or a list of texts',
+  audiences: byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a string without control characters, or a list of such strings',
     (text) => (text === 'none' ? [] : [text]), noneOrList),
   bucket: orWord(duration(1, MAX_RETENTION), 'none', null),
   caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
@@ -217,7 +217,7 @@ export const SCALARS = {
   jsonPointer: byPattern(`^${POINTER}$`, 'a JSON pointer, such as /sentAt or /items/0/id'),
   jsonPart: byPattern(`^(${POINTER})?$`, 'a JSON pointer, such as /data/0; empty: all of it'),
   jsonText: {
-    ...byTest('a text, a number, true or false', '', (text) => text !== ''),
+    ...byTest('a string, a number, true or false', '', (text) => text !== ''),
     schema: { type: ['string', 'number', 'boolean'], pattern: '^[^\\0]+$' },
   },
   jwksUrl: orWord(jwksUrl, 'none', null),

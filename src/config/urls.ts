@@ -96,14 +96,14 @@ const STORE =
   'memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name'
 const STORE_PATTERN =
   '^(memory:$|sqlite:(?!//|:memory:$).|redis://[^/?#]+(/[0-9]{0,5})?$|rediss://[^/?#]+(/[0-9]{0,5})?(\\?[^#]+)?$|rediss?\\+sentinel://[^/?#]+/[A-Za-z0-9._-]+(/[0-9]{0,5})?(\\?[^#]+)?$|redis\\+cluster://[^/?#]+/?0?$|rediss\\+cluster://[^/?#]+/?0?(\\?[^#]+)?$|postgres(ql)?://[^/?#]+@[^/?#]+/[^/?#]+(\\?[^#]+)?$|dynamodb://[A-Za-z0-9_.-]{3,255}(\\?[^#]+)?$)'
-const PRIMARY = `${STORE}, but not memory:, which forgets`
+const PRIMARY = `${STORE}, but not memory:, which loses its records`
 const CACHE =
   'memory:, redis://host:port/db, redis+sentinel://host:port,host:port/master/db or redis+cluster://host:port,host:port (with TLS rediss)'
 
 const ownStoreUrl: Scalar<string> = byParser(STORE, STORE_PATTERN, (text) => {
   if (text === 'memory:') return parsed(text)
   if (text === 'sqlite::memory:')
-    return refused(text, `${STORE}; memory: is the store that lasts as long as the process`)
+    return refused(text, `${STORE}; memory: is the store that lives as long as the process`)
   if (/^sqlite:(?!\/\/)[^\0]+$/.test(text)) return parsed(text)
   if (/^postgres(?:ql)?:/.test(text)) {
     const wrong = wrongInPostgres(text)
@@ -213,7 +213,7 @@ function wrongInPostgres(text: string): string | null {
   const given = new Map(options)
   const mode = given.get('sslmode') ?? 'disable'
   if (mode === 'require' && given.has('sslrootcert'))
-    return `${STORE}, sslrootcert only with sslmode=verify-ca or verify-full: require looks at no certificate`
+    return `${STORE}, sslrootcert only with sslmode=verify-ca or verify-full: require checks no certificate`
   if (mode === 'verify-ca' && !given.has('sslrootcert'))
     return `${STORE}, sslmode=verify-ca only with sslrootcert: anybody can get a certificate of a public authority`
   if (mode === 'disable' && SSL_FILES.some((name) => given.has(name)))

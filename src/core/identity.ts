@@ -38,8 +38,8 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   if (scope.callerIsDefault) {
     const other = otherCredential(headers)
     if (other !== undefined) {
-      const detail = `the proxy is not set up to tell clients apart by ${other.name}; nothing was executed`
-      const cause = `no Authorization but ${other.name}, and scope.caller is not set: set it to what tells callers apart, such as ${other.source}, or to none where all callers are one`
+      const detail = `the proxy does not identify clients by ${other.name}; nothing was executed`
+      const cause = `no Authorization but ${other.name}, and scope.caller is not set: set it to what identifies callers, such as ${other.source}, or to none if all callers are one`
       return { kind: 'missing', status: 400, detail, cause }
     }
   }
@@ -50,7 +50,7 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   return {
     kind: 'missing',
     status: 401,
-    detail: `the request does not say who calls: ${absent.join(', ')} is missing`,
+    detail: `the request does not identify its caller: ${absent.join(', ')} is missing`,
     cause: null,
   }
 }

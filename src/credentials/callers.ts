@@ -137,10 +137,10 @@ async function judge(verification: Promise<{ readonly payload: JWTPayload }>): P
 
 function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
   if (reason === 'missing') return `the bearer token has no "${claim}"`
-  if (reason === 'invalid') return `"${claim}" of the bearer token is no time`
+  if (reason === 'invalid') return `"${claim}" of the bearer token is not a time`
   if (claim === 'nbf') return 'the bearer token is not valid yet'
   return claim === 'iss'
-    ? 'the bearer token is of another issuer'
+    ? 'the bearer token is from another issuer'
     : 'the bearer token is for another audience'
 }
 
@@ -361,7 +361,7 @@ class RemoteKeys implements KeyRing {
     try {
       return publicKeys(JSON.parse(text) as JSONWebKeySet)
     } catch {
-      throw new FetchFailed('the answer is no JWK Set')
+      throw new FetchFailed('the response is not a JWK Set')
     }
   }
 }

@@ -284,7 +284,7 @@ export class StoreHealth {
       this.#metrics.count('idempotency_store_graces_total', this.#labels)
       this.#log.warn(
         { ...this.#labels, left },
-        'the store is new here, or another than before: claims of a moment ago may be lost, and nothing new is claimed until their owners have written them again (store.grace)',
+        'the store is new or has changed its identity: recent claims may be lost, and nothing new is claimed until their owners have written them again (store.grace)',
       )
     }
     this.#isInGrace = isInGrace
@@ -308,7 +308,7 @@ export class StoreHealth {
     else
       this.#log.error(
         this.#labels,
-        'claims do not reach the replicas (store.wait): they are withdrawn, answered 503',
+        'claims do not reach the replicas (store.wait): they are withdrawn and answered 503',
       )
   }
 
@@ -386,7 +386,7 @@ export class StoreHealth {
       if (this.#logged !== 'down')
         this.#log.error(
           { ...this.#labels, error: (error as Error).message },
-          'the store cannot be asked for its settings',
+          'the settings of the store cannot be read',
         )
       this.#logged = 'down'
       next = CHECK_RETRY

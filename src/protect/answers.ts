@@ -67,7 +67,7 @@ export function answerFromRecord(
       }
     }
     case 'reused': {
-      const detail = `this key was first used for another request: its ${comparedBy(route)} differs, or what else the route compares`
+      const detail = `this key was first used for another request: its ${comparedBy(route)} differs, or something else that the route compares`
       const more = { status: route.misuseStatus, instance: id }
       return refuse('misuse', 'idempotency_key_reused', detail, more, found)
     }
@@ -82,8 +82,8 @@ export function answerFromRecord(
     case 'unknown': {
       const checking = route.reconcile !== null
       const detail = checking
-        ? 'whether the first request was executed is not known yet; retry with the same key, a new key is not safe'
-        : 'whether the first request was executed is not known, and a person has to find out; a new key is not safe, the same key is'
+        ? 'it is not known yet whether the first request was executed; retry with the same key: a new key is not safe'
+        : 'it is not known whether the first request was executed, and a person has to find out; a new key is not safe, the same key is'
       const more = { retryAfter: retryAfterSeconds(existing.lookIn), instance: id, checking }
       return refuse('unknown', 'idempotency_outcome_unknown', detail, more, found)
     }
@@ -127,7 +127,7 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
 
 /** What is known about a request that was sent, for its `detail`. */
 export function sentUnanswered(timedOut: boolean): string {
-  return `the request was sent, and ${timedOut ? 'no whole answer came in time' : 'its answer broke off'}`
+  return `the request was sent, and ${timedOut ? 'no complete response came in time' : 'its response broke off'}`
 }
 
 /** An answer from the proxy itself. */
@@ -152,7 +152,7 @@ export function nobody(facts: Omit<Facts, 'outcome'> = {}): Answer {
 }
 
 export function overloaded({ inFlight }: { readonly inFlight: InFlight }): Answer {
-  const detail = `${inFlight.most} protected requests are in flight, or this client has its share of them`
+  const detail = `${inFlight.most} protected requests are in flight, or this client has used up its share`
   return refuse('overloaded', 'overloaded', detail, { retryAfter: 1 })
 }
 

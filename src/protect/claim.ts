@@ -128,7 +128,7 @@ function answered(
       return refuse('rate_limited', 'rate_limited', 'too many new keys; nothing was executed', more)
     }
     case 'expired': {
-      const detail = 'the issued key has expired: it claims nothing any more'
+      const detail = 'the issued key has expired: it can no longer make a claim'
       return refuse('expired', 'idempotency_key_expired', detail, { status: 412, instance: id })
     }
     case 'corrupt':
@@ -164,7 +164,7 @@ function answered(
       if (own !== null) return answeredHere(ports, id, own)
       if (held && request.clientGone()) return nobody()
       const why = held
-        ? 'the store may have lost claims a moment ago, and too many requests wait to claim anew'
+        ? 'the store may just have lost claims, and too many requests are waiting to make new ones'
         : unreplicated
           ? 'the claim did not reach the replicas that store.wait asks for'
           : 'the store does not answer'
@@ -418,7 +418,7 @@ async function contest(
     await pause(wait)
   }
   // Created only here: capturing a stack costs more than the rest of a claim.
-  error ??= new Error('other claims kept moving the record on')
+  error ??= new Error('other claims kept changing the record')
   return { kind: 'unavailable', error, attempt: { ...latest.attempt, fence: 0 }, lost: losses.any, over }
 }
 
@@ -433,7 +433,7 @@ async function outlast(waiters: Ports['waiters'], request: Claiming, time: Milli
 async function yieldTo(ports: Ports, other: Execution, { execution, version }: Granted): Promise<void> {
   const given = await giveBack(ports.records, version, other)
   ports.observer.trouble(
-    'the store forgot a run of this replica; the retry that claimed its record executes nothing',
+    'the store lost a claim of this replica; the retry that claimed the record executes nothing',
     {
       route: execution.route.name,
       record: shortId(execution.id),
@@ -442,7 +442,7 @@ async function yieldTo(ports: Ports, other: Execution, { execution, version }: G
     },
   )
   if (given) return
-  const reason = 'claimed over a run whose record the store had lost'
+  const reason = 'claimed again after the store had lost the record of a running request'
   await ports.settler.settle(execution, { kind: 'unknown', reason, status: null }, NOTHING_HELD)
 }
 

@@ -207,8 +207,7 @@ async function look(ports: Ports, request: ProtectedRequest): Promise<StatusRepl
   const { key, caller } = head
   if (caller.kind === 'unidentified') return refuseCaller(caller)
   if (key.kind === 'missing') {
-    const detail =
-      'send the key in the header that the route reads; a key in a body cannot be asked about here'
+    const detail = 'send the key in the header that the route reads; a key in a body is not read here'
     return refuse('key_missing', 'idempotency_key_missing', detail)
   }
   const { namespace } = ports

@@ -103,13 +103,13 @@ async function verifyCaller(
     case 'refused':
       return { kind: 'unidentified', detail: verified.detail, cause: null, status: 401 }
     case 'unavailable': {
-      const detail = `who calls cannot be verified now: ${verified.detail}; nothing was executed`
+      const detail = `the caller cannot be verified now: ${verified.detail}; nothing was executed`
       return { kind: 'unidentified', detail, cause: null, status: 503 }
     }
     case 'absent': {
       // A credential of another scheme still identifies somebody: its callers must not share keys with anonymous ones.
       const other = linesOf(headers, 'authorization').some((line) => line.trim() !== '')
-      const detail = 'Authorization carries no bearer token, which is what tells callers apart here'
+      const detail = 'Authorization carries no bearer token, which is needed to identify the caller'
       return other
         ? { kind: 'unidentified', detail, cause: null, status: 401 }
         : asCaller(readCaller(headers, scope, null))
@@ -207,17 +207,17 @@ async function identifyByTime(
   const ownClock = (): Millis | null => (route.onStoreUnavailable === 'bypass' ? Date.now() : null)
   const now = (await ports.store.ping().catch(nullIfUnavailable)) ?? ownClock()
   if (now === null) {
-    const detail = 'the store does not tell the time; nothing was executed for this request'
+    const detail = 'the time of the store is not available; nothing was executed for this request'
     return storeUnavailable(ports, request, null, detail)
   }
   const named = keyAt(now)
   if (firstSentAt !== null && now - firstSentAt > route.ttl) {
-    const detail = `the request was first sent at ${new Date(firstSentAt).toISOString()}, longer ago than this route keeps answers (${route.ttl / 1000} s); nothing was executed now, and whether it was executed then is not known here`
+    const detail = `the request was first sent at ${new Date(firstSentAt).toISOString()}, longer ago than this route keeps responses (${route.ttl / 1000} s); nothing was executed now, and it is not known whether it was executed then`
     const answer = refuse('expired', 'idempotency_key_expired', detail, { status: 412 })
     return named.derived ? { ...answer, proxyHeaders: DERIVED_HEADER } : answer
   }
   const issued = route.key.issuedOnly ? await ports.checkIssued(named.key, now) : 'valid'
-  if (issued === 'forged') return refuseKey('not a key that the issuer of this proxy made')
+  if (issued === 'forged') return refuseKey('not a key issued by this proxy')
   const mayClaim = issued === 'valid'
   const bornAt = route.key.issuedOnly && mayClaim ? issuedAt(named.key) : null
   return identified(ports, request, caller, named, body, read, mayClaim, bornAt ?? firstSentAt)
@@ -286,7 +286,7 @@ function refuseMissing({ route, headers }: ProtectedRequest): Answer {
     return refuse('key_missing', 'idempotency_key_missing', detail)
   }
   const sources = from.map(sourceName).join(', ')
-  const derivable = route.key.derive === null ? '' : ', or what a key can be derived from'
+  const derivable = route.key.derive === null ? '' : ', or the fields that a key is derived from'
   return refuse('key_missing', 'idempotency_key_missing', `send one of: ${sources}${derivable}`)
 }
 
@@ -312,7 +312,7 @@ export async function issueKey(
 ): Promise<(IssuedKey & { readonly kind: 'issued' }) | Problem> {
   const now = await store.ping().catch(nullIfUnavailable)
   if (now !== null) return { kind: 'issued', ...(await issuer.issue(now)) }
-  const detail = 'the store does not tell the time; no key was issued'
+  const detail = 'the time of the store is not available; no key was issued'
   const more = { retryAfter: 1 }
   return {
     kind: 'problem',

@@ -212,7 +212,7 @@ export class Settler {
       case 'recovered':
         if (claimed)
           this.#observer.trouble(
-            'the store had lost a record under way; its outcome was written again',
+            'the store had lost the record of a running request; its outcome was written again',
             described(pending),
           )
         return this.#written(
@@ -315,7 +315,7 @@ export class Settler {
     const end = keeping === null ? 'kept' : await keeping
     held.keeping = null
     if (end !== 'kept')
-      this.#observer.trouble('an outcome is not in the spool; it is held in memory alone', {
+      this.#observer.trouble('an outcome could not be spooled; it is held in memory only', {
         ...described(pending),
         error: end === null ? `the disk did not take it within ${KEEP_AT_MOST} ms` : String(end),
       })

@@ -65,9 +65,9 @@ interface ControlQuery {
 // biome-ignore format: a table
 const FINDINGS = {
   canaryFound: ['error',
-    'the status query of `reconcile` finds a request that never was: what it finds proves nothing'],
+    'the status query of `reconcile` finds a request that never existed: what it finds proves nothing'],
   canaryOpen: ['warn',
-    'the status query of `reconcile` about a request that never was is not answered by `notFound`: no key is freed by it'],
+    'the status query of `reconcile` about a request that never existed is not answered by `notFound`: it frees no key'],
   refuted: ['error',
     'the status query of `reconcile` does not find requests that were completed: its "not found" is not believed'],
   proven: ['info', 'the status query of `reconcile` finds a request that was completed'],

@@ -12,13 +12,13 @@ import { CorruptRecord, type PutReply, type Register, type Stamp, type Store, St
 /** What happened to a record, in words. */
 export const COPIED = {
   copied: 'copied',
-  replaced: 'replaced an earlier state of theirs',
+  replaced: 'replaced an earlier state',
   there: 'already there',
-  newer: 'newer there, left as they are',
+  newer: 'newer there, left unchanged',
   expired: 'expired meanwhile',
   left: 'left out, not completed',
   running: 'in progress, not copied',
-  different: 'different there, left as they are',
+  different: 'different there, left unchanged',
   unreadable: 'unreadable, not copied',
 } as const satisfies Record<string, string>
 export type Copied = keyof typeof COPIED
@@ -159,8 +159,7 @@ async function verify(to: Store, id: RecordId, { bytes, spans }: Ours, { version
   if (there === null || readStamps(there).version !== version) return
   const { updatedAt, due, dropAt } = readStamps(there)
   const inTime = due === updatedAt + spans.dueIn && dropAt === updatedAt + spans.dropIn
-  if (!inTime || !alike(bytes, there))
-    throw new CopyDiffers(`the record ${id} reads back otherwise than written`)
+  if (!inTime || !alike(bytes, there)) throw new CopyDiffers(`the record ${id} does not read back as written`)
 }
 
 /** Equal except for what a store stamps: version, updatedAt, due and dropAt. */

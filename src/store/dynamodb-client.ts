@@ -146,7 +146,7 @@ export class ServerClock implements Clock {
     const bounds = this.#bounds()
     const doubt = bounds.to - bounds.from
     if (doubt <= MAX_DOUBT) return bounds
-    const found = Number.isFinite(doubt) ? `is in doubt by ${doubt} ms` : 'is unknown'
+    const found = Number.isFinite(doubt) ? `is uncertain by ${doubt} ms` : 'is unknown'
     throw new StoreUnavailable(
       `the time of the DynamoDB store ${found}; allowed: ${MAX_DOUBT} ms, by the Date of its replies`,
       false,

@@ -50,7 +50,7 @@ export function wrongWith(table: TableDescription | null): string | null {
   const keys = [table.KeySchema, index?.KeySchema].map((schema) =>
     (schema ?? []).map(({ AttributeName }) => AttributeName).join(),
   )
-  return keys.join(' ') === 'pk,sk u,w' ? null : 'another key or index has the table'
+  return keys.join(' ') === 'pk,sk u,w' ? null : 'it needs another key or index: table'
 }
 
 /** Attributes that a record may lack. */

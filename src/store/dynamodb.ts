@@ -104,7 +104,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     const why = table === undefined ? null : wrongWith(table)
     if (why !== null)
       throw new StoreUnavailable(
-        `cannot use the DynamoDB store: ${why} ${address.table}; docs/dynamodb.md has the command that makes it`,
+        `cannot use the DynamoDB store: ${why} ${address.table}; docs/dynamodb.md has the command that creates it`,
         false,
       )
     if (table !== undefined) clock.latest()
@@ -147,7 +147,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       if ('done' in reply) return reply.done
       found = reply.found
     }
-    throw new StoreUnavailable(`DynamoDB: ${TRIES} other writes of one item came first`, false)
+    throw new StoreUnavailable(`DynamoDB: ${TRIES} other writes of the same item came first`, false)
   }
 
   const recordKey = (id: RecordId): Item => ({ pk: text(prefix + id.slice(0, 2)), sk: text(id) })
@@ -465,10 +465,10 @@ function traitsOf(
   const isUnfit = Replicas.length > 0 && MultiRegionConsistency !== 'STRONG'
   if (isUnfit)
     findings.push(
-      'The table is a global one without MultiRegionConsistency STRONG: two regions can claim one key, and both execute.',
+      'The table is global without MultiRegionConsistency STRONG: two regions can claim the same key, and both execute.',
     )
   if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
-    findings.push('Time to live is not on for the attribute e: expired records are never removed.')
+    findings.push('Time to live is off for the attribute e: expired records are never removed.')
   // The last writer wins: the other claim is dropped.
   return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
 }

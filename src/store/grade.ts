@@ -42,8 +42,8 @@ export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'finding
 
 const GRACE_OFF = 'store.grace is off: keys whose claims are lost in a failover may be executed again.'
 const NO_GRACE =
-  'The store does not say which process it is, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'
-export const PROVEN = 'It took one claim and refused the next of that key.'
+  'The store does not identify its process, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'
+export const PROVEN = 'It accepted one claim of a key and refused the next.'
 /** The record of the proof is gone by then, whatever happens to this process. */
 const PROOF_LIFE: Millis = 5000
 const NOTHING = Buffer.alloc(32)
@@ -61,10 +61,10 @@ export async function disproof(store: Store): Promise<string> {
   const spans = { dueIn: 2 * PROOF_LIFE, dropIn: PROOF_LIFE }
   // Nobody can have claimed this key before, so no grace concerns it.
   const claimed = orThrow(await records.claim(id, first, spans, 'fresh'))
-  if (claimed.kind !== 'claimed') return 'The store says of a key that was made just now that it is taken.'
+  if (claimed.kind !== 'claimed') return 'The store reports a brand-new key as taken.'
   const again = orThrow(await records.claim(id, claimOf(randomBytes(16)), spans, 'fresh'))
   if (again.kind !== 'exists' || !again.record.token.equals(first.token))
-    return 'The store hands out a key that is taken: requests are executed twice.'
+    return 'The store lets two owners claim one key: requests are executed twice.'
   // Else it expires.
   await store.remove(id, claimed.stamp.version)
   return PROVEN

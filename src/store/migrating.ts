@@ -464,10 +464,10 @@ function ofBoth(old: readonly string[], young: readonly string[]): string[] {
   return [...old.map((what) => `moved from: ${what}`), ...young.map((what) => `moved to: ${what}`)]
 }
 
-const HALF = 'the claim is in one of the two stores only'
+const HALF = 'only one of the two stores has the claim'
 
 function busy(id: RecordId): RecordLocked {
-  return new RecordLocked(`others keep writing the record ${id}`)
+  return new RecordLocked(`others keep changing the record ${id}`)
 }
 
 function unreadable({ name }: Store): CorruptRecord {

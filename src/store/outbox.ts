@@ -66,18 +66,18 @@ export class Outbox {
           foreign.bytes += frameBytes(payload.length)
           break
         case 'unreadable':
-          say('an entry of the spool cannot be read by this version; it is left there', {
+          say('this version cannot read an entry of the spool; it is left in place', {
             error: String(decoded.error),
           })
       }
     }
     if (lapsed > 0)
-      say('outcomes in the spool are older than any record of theirs; they are dropped', {
+      say('outcomes in the spool are older than their records can be; they are dropped', {
         outcomes: lapsed,
       })
     if (foreign.bytes > 0)
       say(
-        'the spool holds outcomes that are not of this service; they stay on disk and are never written here: start a proxy of their service on this directory until it has written them, and give each service a directory of its own',
+        'the spool holds outcomes that do not belong to this service; they stay on disk: run a proxy of their service on this directory until it has written them, and give each service its own directory',
         {
           service,
           ...foreign,

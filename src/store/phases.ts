@@ -77,7 +77,7 @@ async function renewMark(store: Store, phase: Phase): Promise<void> {
     const renewed = await store.swap(id, { token: TOKEN, states: [STATE] }, bytes(), spans, false)
     if (renewed.done || (await store.put(id, bytes(), spans, 'again')).done) return
   }
-  throw new RecordLocked(`the mark of phase ${phase} comes and goes`)
+  throw new RecordLocked(`the mark of phase ${phase} keeps changing`)
 }
 
 interface Sides {
@@ -137,7 +137,7 @@ export class Presence {
   /** Why nothing may be claimed now; null: it may. */
   get refusal(): string | null {
     if (this.#clock() < this.#sureUntil) return null
-    return this.#conflict ?? `whether a replica two phases from ${this.#options.phase} is alive is not known`
+    return this.#conflict ?? `cannot tell whether a replica two phases from ${this.#options.phase} is alive`
   }
 
   /** Looks, announces, then looks again: of two replicas that start at once, at least one sees the other. */
@@ -175,7 +175,7 @@ export class Presence {
       return false
     }
     this.#sureUntil = Number.NEGATIVE_INFINITY
-    this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; all replicas go through phase both`
+    this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
     this.#tell(this.#conflict)
     return true
   }

@@ -75,7 +75,7 @@ interface Lane {
 const LOOK = `SELECT $1::bigint, string_agg(split_part(query, ' ', 4), ' ') FROM pg_stat_activity
   WHERE state = 'active' AND starts_with(query, $2)`
 const HANGING =
-  'PostgreSQL does not end the statements that it was sent, as while a synchronous standby is missing'
+  'PostgreSQL does not finish the statements that it was sent, as when a synchronous standby is missing'
 
 /**
  * For each lock. So short that a record that another transaction has locked is an honest "not applied": who queues for a row waits twice, for
@@ -253,9 +253,9 @@ export class Lanes {
     } else if (first === call.number) call.resolve(columns)
     else {
       call.reject(
-        new StoreUnavailable('no answer from PostgreSQL: replies do not belong to their statements', true),
+        new StoreUnavailable('no answer from PostgreSQL: replies do not match their statements', true),
       )
-      this.#drop(lane, 'replies do not belong to their statements')
+      this.#drop(lane, 'replies do not match their statements')
     }
     this.#judge()
     if (this.#inService() > LANES) this.#drop(lane, 'not needed')
@@ -294,10 +294,7 @@ export class Lanes {
   #judge(): void {
     const isHanging = this.#late() >= MOST - LOCAL
     if (isHanging && !this.#isHanging)
-      this.#options.onEvent(
-        'error',
-        `${HANGING}: until it does, what is there is read, and nothing is written`,
-      )
+      this.#options.onEvent('error', `${HANGING}: until it does, records are read but not written`)
     this.#isHanging = isHanging
   }
 
@@ -413,7 +410,7 @@ export class Lanes {
       )
     if (isOther && isInUse)
       throw new Error(
-        'the name leads to another server than the one in use, which still answers: two would give out each key twice',
+        'the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
       )
     this.#identity = identity
     if (known === null || (!isOther && identity.timeline === known.timeline)) return
@@ -422,7 +419,7 @@ export class Lanes {
     this.#options.onEvent(
       'error',
       isOther
-        ? 'PostgreSQL is another server now: connections to the one before, which does not answer, are closed'
+        ? 'PostgreSQL is a different server now: connections to the previous one, which does not answer, are closed'
         : `PostgreSQL has failed over (timeline ${identity.timeline}): connections to the old primary are closed`,
     )
     for (const lane of this.#lanes) {

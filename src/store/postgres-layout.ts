@@ -32,7 +32,7 @@ export function layoutScript(): string {
 export async function prepare(link: Link): Promise<Identity | null> {
   if (!(await isReady(link))) {
     await make(link)
-    if (!(await isReady(link))) throw new Error('the schema idempotency was changed at the same time')
+    if (!(await isReady(link))) throw new Error('the schema idempotency was being changed at the same time')
   }
   await checkRights(link)
   return identityOf(link)
@@ -110,7 +110,7 @@ async function make(link: Link): Promise<void> {
   await link.execute(layoutScript()).catch((error: Error) => {
     throw codeOf(error) === NOT_ALLOWED
       ? new Error(
-          `the schema idempotency is not there or not up to date, and the role of store.url may not change that (${error.message}); \`idempotency-proxy migrate --print\` prints what its owner can run`,
+          `the schema idempotency is missing or outdated, and the role of store.url may not change it (${error.message}); \`idempotency-proxy migrate --print\` prints the SQL for its owner to run`,
         )
       : error
   })

@@ -127,7 +127,7 @@ export class Listener {
     void link.end()
     this.#options.onEvent(
       'error',
-      'notifications do not arrive, nobody is woken: a pooler that shares connections is in between; waiters ask the store instead',
+      'notifications do not arrive: a pooler that shares connections is in between; waiting requests poll the store instead',
     )
   }
 

@@ -382,30 +382,30 @@ export function traitsOf(row: Row): StoreTraits {
   const [commit, fsync, pages, isolation, standbys, activities, connected, live, dead, size, open] = row
   const findings: string[] = []
   if (commit === 'off')
-    findings.push('synchronous_commit is off: a crash of PostgreSQL loses the records of the last moments.')
+    findings.push('synchronous_commit is off: a crash of PostgreSQL loses the latest records.')
   if (fsync === 'off' || pages === 'off')
     findings.push('fsync or full_page_writes is off: a crash of the server can damage or lose records.')
   const replicas = Number(connected)
   const isAsynchronous = standbys === '' && replicas > 0
   if (Number(dead) > Math.max(BLOATED, Number(live)))
     findings.push(
-      `${dead} dead rows lie beside ${live} live ones in idempotency.records: VACUUM does not keep up, or may not remove them.`,
+      `${dead} dead rows and ${live} live ones in idempotency.records: VACUUM does not keep up, or may not remove them.`,
     )
   if (Number(open) > LONG_OPEN)
-    findings.push(`A transaction has been open for ${open} s: VACUUM removes nothing that it may still see.`)
+    findings.push(`A transaction has been open for ${open} s: VACUUM keeps everything that it may still see.`)
   if (isolation !== 'read committed')
     findings.push(
-      `default_transaction_isolation is ${isolation}: operations on one record at once are tried again, where read committed would wait.`,
+      `default_transaction_isolation is ${isolation}: concurrent operations on one record are retried, where read committed would wait.`,
     )
   if (activities === 'off')
     findings.push(
-      'track_activities is off: after connections were cut the proxy cannot tell which of their statements still run, and may have more than 16.',
+      'track_activities is off: after connections were cut the proxy cannot tell which of their statements still run, and may open more than 16.',
     )
   return {
     durable: commit !== 'off' && fsync !== 'off' && pages !== 'off',
     evicts: false,
     forgets: isAsynchronous
-      ? 'The standby is asynchronous (synchronous_standby_names is empty): its promotion loses the last claims.'
+      ? 'The standby is asynchronous (synchronous_standby_names is empty): promoting it loses the latest claims.'
       : standbys !== '' && commit !== 'on' && commit !== 'remote_apply'
         ? `synchronous_commit is ${commit}: a promotion of a standby can lose claims that were acknowledged; allowed: on, remote_apply.`
         : null,

@@ -231,7 +231,7 @@ class Barrier {
     const ids = await Promise.all([this.#server, link].map((one) => one.ask('info', ['server'], runIdOf)))
     if (ids[0] === '' || ids[0] !== ids[1])
       throw new Error(
-        `a second connection to ${nameOf(link.address)} leads to another process than the claims`,
+        `a second connection to ${nameOf(link.address)} reaches a different process from the one that takes the claims`,
       )
   }
 
@@ -306,8 +306,7 @@ function connectedIn(reply: Reply): number {
 
 /** For people. */
 export function replicationText({ replicas, disk, timeout }: Wait): string {
-  const count =
-    replicas === 'all' ? 'every replica that is known' : `${replicas} replica${replicas === 1 ? '' : 's'}`
+  const count = replicas === 'all' ? 'every known replica' : `${replicas} replica${replicas === 1 ? '' : 's'}`
   const whom =
     disk === 'replicas'
       ? `the disks of the server and of ${count}`

@@ -102,7 +102,10 @@ export class Channels {
       if (!(error instanceof Refused)) return connection.reconnect()
       if (this.#options.isMoved(error, id) || this.#refused) return
       this.#refused = true
-      this.#options.onEvent('error', `channels are refused, nobody is woken: ${error.message}`)
+      this.#options.onEvent(
+        'error',
+        `subscribing is refused, so waiting requests poll the store: ${error.message}`,
+      )
     }
   }
 

@@ -272,7 +272,7 @@ export function runIdOf(reply: Reply): string {
 function ofMaster(name: string) {
   return (reply: Reply): void => {
     const [role] = wordsOf(reply)
-    if (role !== 'master') throw new Error(`${name} is no master but a replica (its ROLE is ${role})`)
+    if (role !== 'master') throw new Error(`${name} is a replica, not a master (its ROLE is ${role})`)
   }
 }
 

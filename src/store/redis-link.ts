@@ -269,7 +269,7 @@ export class Link {
   }
 
   #settle(reply: Reply): void {
-    if (this.#count === 0) throw new ProtocolError('a reply that nobody asked for')
+    if (this.#count === 0) throw new ProtocolError('an unexpected reply')
     const pending = this.#shift()
     const isExpired = this.#expired > 0
     if (isExpired) this.#expired--
@@ -341,7 +341,7 @@ function ownReply(number: number | null, reply: Reply): Reply {
 
 /** An earlier reply was lost, or made up. */
 export function mismatch(): ProtocolError {
-  return new ProtocolError('replies do not belong to their commands')
+  return new ProtocolError('replies do not match their commands')
 }
 
 /** The bulk strings of an array, '' for what is none; empty if the reply is no array. */

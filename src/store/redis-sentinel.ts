@@ -57,7 +57,7 @@ export class Sentinels implements Target {
       const why = errors.every(isNoSentinel)
         ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
         : errors.every((one) => one instanceof UnknownMaster)
-          ? `no Sentinel of ${hosts} knows ${named}; allowed: a name that SENTINEL MASTERS tells`
+          ? `no Sentinel of ${hosts} knows ${named}; allowed: a name listed by SENTINEL MASTERS`
           : null
       if (why === null) throw new StoreUnavailable(`no Sentinel names ${named}: ${message}`, false)
       this.misconfigured = new Misconfigured(`store.url: ${why}`)

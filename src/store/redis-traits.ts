@@ -95,13 +95,13 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
   const evicts = policy === null ? null : policy !== 'noeviction'
   if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
   if (evicts)
-    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may vanish before their time.`)
+    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may be evicted before they expire.`)
   const replicas = Number(fields.get('connected_slaves') ?? 0)
   const used = Number(fields.get('used_memory'))
   const most = Number(fields.get('maxmemory'))
   if (most > 0 && used > NEARLY_FULL * most)
     findings.push(
-      `The server uses ${Math.floor((100 * used) / most)} % of maxmemory: when it is full, new keys are answered 503.`,
+      `The server uses ${Math.floor((100 * used) / most)} % of maxmemory: once it is full, new keys are answered 503.`,
     )
   return {
     durable,
@@ -129,7 +129,7 @@ function replicasText(count: number, good: string | undefined): string {
   if (count === 0) return 'no replica is connected'
   const connected = `${count} replica${count === 1 ? ' is' : 's are'} connected`
   return good === undefined
-    ? `${connected}, and min-replicas-to-write is 0: a master that is cut off goes on taking claims`
+    ? `${connected}, and min-replicas-to-write is 0: a master that is cut off keeps accepting claims`
     : connected
 }
 

@@ -109,7 +109,7 @@ export class Spool {
     try {
       await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
       unlock = lockFile(join(directory, LOCK))
-      if (unlock === null) throw new Error('another process uses it, and each needs one of its own')
+      if (unlock === null) throw new Error('another process is using it; each needs its own')
       const spool = new Spool(options, unlock)
       const { segments, number, found } = await readSpool(directory, say)
       spool.#segments = segments
@@ -315,7 +315,7 @@ export async function readSpool(
       if (piece.kind === 'unreadable') {
         segment.damaged ||= !piece.blank
         const where = { file: name.name, at: piece.at, bytes: piece.bytes }
-        say('a part of the spool cannot be read; it is skipped, and kept aside', where)
+        say('a part of the spool cannot be read; it is skipped and set aside', where)
         continue
       }
       const { number } = piece
@@ -351,10 +351,8 @@ async function segmentsIn(directory: string, say: Say): Promise<SegmentName[]> {
     else if (isDamagedName(name)) aside++
     else if (name !== LOCK) others.push(name)
   }
-  if (others.length > 0)
-    say('the spool has files that are not its own; they are left alone', { files: others })
-  if (aside > 0)
-    say('damaged files of the spool are kept aside; look at them, and remove them', { files: aside })
+  if (others.length > 0) say('the spool directory has other files; they are left alone', { files: others })
+  if (aside > 0) say('damaged files of the spool were set aside; inspect and remove them', { files: aside })
   return names.sort((a, b) => a.number - b.number)
 }
 

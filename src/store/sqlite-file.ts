@@ -91,7 +91,7 @@ function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
     if (version > 0 && version < SCHEMA)
       throw new Error(
         version === 1
-          ? 'its records were made before records belonged to a service, and none would be found: move the file away'
+          ? 'its records are from before records belonged to a service and would not be found: move the file away'
           : `it has schema version ${version}, from before the first release; this one reads ${SCHEMA}: move the file away`,
       )
     if (version === 0) db.exec(CREATE)

@@ -78,9 +78,12 @@ void t.test('what cannot be meant is told before anything is opened', async (t) 
     [['--from', file], /copy needs --from STORE and --to STORE/],
     [
       ['--from', file, '--to', redis.url],
-      /whose records\? Give --service NAME: services may share these stores/,
+      /--service NAME is required: several services may share these stores/,
     ],
-    [['--from', redis.url, '--to', file], /whose records\? Give --service NAME/],
+    [
+      ['--from', redis.url, '--to', file],
+      /--service NAME is required: several services may share these stores/,
+    ],
     [
       ['--from', pay, '--to', buy],
       /found the services "pay" and "buy"; allowed: one, since every record id is made with it/,
@@ -92,9 +95,9 @@ void t.test('what cannot be meant is told before anything is opened', async (t) 
     ],
     [
       ['--from', memory, '--to', pay],
-      /found memory:, which its process alone can see; allowed: any other store/,
+      /found memory:, which only its own process can see; allowed: any other store/,
     ],
-    [['--from', file, '--to', 'memory:'], /found memory:, which its process alone can see/],
+    [['--from', file, '--to', 'memory:'], /found memory:, which only its own process can see/],
     [['--from', file, '--to', pay, '--rate', 'fast'], /--rate: found "fast"; allowed: .*per s, m, h or d/],
     [
       ['--from', file, '--to', pay, '--cursor', '12'],
@@ -173,7 +176,7 @@ void t.test('copies all records of one service, again without a change, and says
   const more = await command(['copy', ...ways, '--json'])
   t.equal(more.code, 1)
   t.match(counts(more.out), { copied: 1, there: 598, different: 1, next: null })
-  t.match(more.err, `different there, left as they are: ${first}\n`)
+  t.match(more.err, `different there, left unchanged: ${first}\n`)
   const gone = await store.get(second)
   t.ok(gone.bytes !== null, 'nothing is taken from the source')
 })

@@ -109,7 +109,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       ],
     )
     t.equal(of('grade'), 'strict, 3 of 3')
-    t.equal(of('claims'), 'It took one claim and refused the next of that key.')
+    t.equal(of('claims'), 'It accepted one claim of a key and refused the next.')
     t.equal(of('topology'), '', 'one server has none')
     t.match(of('round trip'), /^median [\d.]+ ms, slowest [\d.]+ ms of 20; store.timeout is 500 ms$/)
     t.match(of('records'), '3 records checked; 1 unknown')
@@ -117,7 +117,7 @@ for (const kind of ['sqlite', 'redis'] as const)
     t.match(of('spool'), /store.spool is off/)
     t.match(of('audit log'), /audit\.log: 1 line, one chain; the last is [0-9a-f]{12}/)
     const text = await command(['doctor', ...where.config])
-    t.match(text.out, /^fine +configuration +gives up no promise\nfine +store +/)
+    t.match(text.out, /^fine +configuration +gives up no guarantee\nfine +store +/)
   })
 
 void t.test('redis: volatile, evicting, read-only and unreachable', async (t) => {
@@ -188,7 +188,7 @@ void t.test('V09 redis: a user who may not run INFO', async (t) => {
   t.match(findings, [
     'grade: volatile, 1 of 3; the reasons follow',
     /promises: Claims wait for no replica/,
-    /promises: The store does not say which process it is, so there is no grace/,
+    /promises: The store does not identify its process, so there is no grace/,
     /promises: .*may not run INFO.* 503: ACL SETUSER <user> \+info grants it, store\.acceptRisk/,
   ])
 })
@@ -237,7 +237,7 @@ void t.test(
     const fresh = await examine(t, ['--config', file])
     t.strictSame(fresh.findings, [])
     t.match(fresh.of('configuration'), /onLeaseExpired retry/)
-    t.match(fresh.of('spool'), /does not exist yet: a proxy makes it/)
+    t.match(fresh.of('spool'), /does not exist yet: a proxy creates it/)
     mkdirSync(spool)
     t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
     const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
@@ -245,13 +245,13 @@ void t.test(
     for (const service of ['default', 'orders', 'default', 'orders', 'orders'])
       await open.append(encodeEntry(outcome(), service, null)).done
     t.match((await examine(t, ['--config', file])).findings, [
-      /spool: 2 outcomes in .* that the store has not taken/,
-      /spool: 3 outcomes of service orders in .* that default does not write: start a proxy of orders on it/,
+      /spool: 2 outcomes in .* that the store has not accepted/,
+      /spool: 3 outcomes of service orders in .* that default will not write: start a proxy of orders on it/,
     ])
     await open.append(Buffer.from([1, 0])).done
     await open.append(Buffer.from('an outcome')).done
     t.match((await examine(t, ['--config', file])).findings.slice(2), [
-      /spool: 1 outcome without a service in .*: run the version that made them, or remove the files/,
+      /spool: 1 outcome without a service in .*: run the version that created them, or remove the files/,
       /spool: 1 outcome of another version in .* that this one cannot read \(the entry has version 97, not 2\)/,
     ])
     await open.close()
@@ -261,7 +261,7 @@ void t.test(
       /spool: 3 outcomes of service orders in /,
       /spool: 1 outcome without a service in /,
       /spool: 1 outcome of another version in /,
-      /spool: 1 damaged file kept aside in .*: inspect and remove them/,
+      /spool: 1 damaged file set aside in .*: inspect and remove them/,
     ])
     rmSync(spool, { recursive: true })
 
@@ -316,10 +316,10 @@ void t.test(
     const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
     const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
     t.match(findings, [
-      /proxy store: the store does not answer it/,
+      /proxy store: the store does not answer this proxy/,
       /proxy store: its breaker is open/,
       /proxy store: its store is graded unfit, not strict/,
-      /proxy spool: 3 outcomes wait for the store/,
+      /proxy spool: 3 outcomes are waiting to be written/,
     ])
     t.match(of('proxy version'), /^0\.0\.9; this command is /)
     other.close()

@@ -172,13 +172,13 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.notMatch(other.err, paid)
       t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
       const wrong = await run('inspect', paid, ...CALLER, '/nowhere', '--route', 'none')
-      t.match(wrong, { code: 2, out: '', err: /does not take that: \/route: there is no route "none"/ })
+      t.match(wrong, { code: 2, out: '', err: /rejects that: \/route: there is no route "none"/ })
 
       const file = join(dir, 'answer.json')
       writeFileSync(file, JSON.stringify({ status: 200, headers: [['X-By', 'hand']], bodyBase64: 'aGk=' }))
       const decide = ['--reason', 'seen in the ledger', '--by', 'ada', '--yes']
       const stale = await run('resolve', id, '--retryable', '--version', '7', ...decide)
-      t.match(stale, { code: 1, out: '', err: /version_mismatch: it is at version \d+ now/ })
+      t.match(stale, { code: 1, out: '', err: /version_mismatch: it is now at version \d+/ })
       t.match(await run('resolve', full.id, '--retryable', ...decide), {
         code: 1,
         out: '',
@@ -368,7 +368,7 @@ void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) =
   t.notMatch((await ask(proxy.adminUrl, wrong)).err, /wrong-token/)
   t.match(await ask(upstream.url, right), {
     code: 1,
-    err: /unexpected: status 201 and no JSON; is it an admin listener\?/,
+    err: /unexpected: status 201 without JSON; is it an admin listener\?/,
   })
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })

@@ -105,16 +105,16 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['list', 'extra', ...store], /list takes no argument, found 1/],
     [['list', '--limit', '0', ...store], /--limit: found "0"; allowed: a whole number from 1/],
     [['list', '--limit', '1', '--limit', '2', ...store], /--limit is given more than once; allowed: once/],
-    [['list'], /where to look\? Give --admin URL --token-file FILE, --config FILE, or --store URL/],
+    [['list'], /no source given: use --admin URL --token-file FILE, --config FILE, or --store URL/],
     [['list', '--admin', 'http://127.0.0.1:1', ...store], /found --admin and --store; allowed: --admin, or/],
     [['list', '--admin', 'http://127.0.0.1:1'], /--admin needs --token-file FILE/],
     [['list', '--token-file', token], /found --token-file without --admin URL/],
     [
       ['inspect', ID, '--store', 'redis://127.0.0.1:1'],
-      /: whose records\? Give --service NAME: services may share this store\n/,
+      /: --service NAME is required: several services may share this store\n/,
     ],
-    [['list', '--config', memory], /memory:, which its process alone can see; allowed: --admin URL/],
-    [['list', '--store', 'memory:'], /memory:, which its process alone can see; allowed: --admin URL/],
+    [['list', '--config', memory], /memory:, which only its own process can see; allowed: --admin URL/],
+    [['list', '--store', 'memory:'], /memory:, which only its own process can see; allowed: --admin URL/],
     ...['127.0.0.1:9464', 'ftp://h', 'http://h/path', 'http://u:p@h', 'http://h?q'].map(
       (url): [string[], RegExp] => [
         ['list', '--admin', url, '--token-file', token],
@@ -133,11 +133,11 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['inspect', 'a', 'b', ...store], /inspect takes one id or key, found 2 arguments/],
     [
       ['inspect', 'my-secret-key!', ...store],
-      /found no record id, nor 8 or more characters that one begins with .* a key needs --method/,
+      /found neither a record id nor the first 8 or more characters of one .* a key needs --method/,
     ],
     [['inspect', 'k', '--caller', 'no line', ...store], /--caller: found neither "Name: value", nor/],
-    [['inspect', 'k', '--caller', '{"sub": [1]}', ...store], /--caller: found no JSON object of texts/],
-    [['inspect', 'k', '--caller', '{', ...store], /--caller: found no JSON object of texts/],
+    [['inspect', 'k', '--caller', '{"sub": [1]}', ...store], /--caller: found no JSON object of strings/],
+    [['inspect', 'k', '--caller', '{', ...store], /--caller: found no JSON object of strings/],
     [
       ['inspect', 'k', '--caller', `@${dir}/none`, ...store],
       /--caller: found a file that cannot be read at ".*none"/,
@@ -145,7 +145,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['resolve', ...by], /resolve needs a whole record id of 43 characters; inspect finds it/],
     [
       ['resolve', 'a-key', ...by],
-      /resolve needs a whole record id of 43 characters, and this is none; inspect finds it/,
+      /resolve needs a whole record id of 43 characters, which this is not; inspect finds it/,
     ],
     [['resolve', ID, ID, ...by], /resolve takes one record id, found 2 arguments/],
     [['resolve', ID, ...by], /found neither; allowed: --completed FILE or --retryable/],
@@ -193,7 +193,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     ],
     [
       ['resolve', ID, '--completed', file('b.json', '{"status":200,"body":"","bodyBase64":""}'), ...by],
-      /b.json": \/response: body and bodyBase64; one of them is allowed/,
+      /b.json": \/response: found body and bodyBase64; allowed: one of them/,
     ],
     [
       ['resolve', ID, '--completed', file('h.json', '{"status":200,"headers":[["a b","c"]]}'), ...by],
@@ -202,7 +202,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [['report', 'x', ...store], /report takes no argument, found 1/],
     [['report', '--format', 'xml', ...store], /--format: found "xml"; allowed: text, json, csv, markdown/],
     [['report', '--format', 'csv', '--json', ...store], /found --json and --format; allowed: one of them/],
-    [['doctor'], /where to look\? Give --config FILE or --store URL, or --admin URL --token-file FILE/],
+    [['doctor'], /nothing to check: give --config FILE or --store URL, or --admin URL --token-file FILE/],
     [['doctor', 'x', ...store], /doctor takes no argument, found 1/],
     [['doctor', '--token-file', token, ...store], /found --token-file without --admin URL/],
     [['drain'], /drain needs the running proxy: --admin URL --token-file FILE/],
@@ -269,7 +269,7 @@ void t.test('a configuration or a store that cannot be used is told and exits 1'
     t.match(told.err, /bad\.yaml:1:1: stor: found .*\n.*bad\.yaml:2:18: upstream.url: found/)
     const lost = await command([name, '--store', `sqlite:${dir}/none.db`])
     t.equal(lost.code, 1, `${name} makes no store`)
-    t.match(lost.err, /there is no file at .*none\.db; a proxy makes it when it starts/)
+    t.match(lost.err, /there is no file at .*none\.db; a proxy creates it at startup/)
   }
   writeFileSync(join(dir, 'other.db'), 'no database, and long enough to be one'.repeat(30))
   t.match(await command(['list', '--store', `sqlite:${dir}/other.db`]), { code: 1, err: /other\.db/ })

@@ -509,7 +509,7 @@ void t.test('tiered: takes a store that decides and a cache, both or none', asyn
     ['url: "tiered://x"', /found "tiered:\/\/x"; allowed: memory:/],
     [
       'url: "tiered:", primary: { url: "memory:" }, cache: { url: "memory:" }',
-      /but not memory:, which forgets/,
+      /but not memory:, which loses its records/,
     ],
     ['url: "tiered:", primary: { url: "tiered:" }, cache: { url: "memory:" }', /found "tiered:"; allowed/],
     ['url: "tiered:", primary: { url: "redis://h" }, cache: { url: "sqlite:a" }', /allowed: memory:, redis:/],

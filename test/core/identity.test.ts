@@ -106,9 +106,9 @@ t.test('S03 the refusal speaks to the client, its cause to the operator', async 
   ] as const) {
     const reading = readCaller([name, 's3cret=s3cret'], SCOPE)
     if (reading.kind !== 'missing') throw new Error(name)
-    t.equal(reading.detail, `the proxy is not set up to tell clients apart by ${name}; nothing was executed`)
+    t.equal(reading.detail, `the proxy does not identify clients by ${name}; nothing was executed`)
     t.notMatch(reading.detail, /scope|caller|route/, 'no advice about the configuration')
-    t.match(reading.cause, `scope.caller is not set: set it to what tells callers apart, such as ${source},`)
+    t.match(reading.cause, `scope.caller is not set: set it to what identifies callers, such as ${source},`)
     t.notMatch(JSON.stringify(reading), /s3cret/)
   }
   t.match(readCaller([], { ...SCOPE, anonymous: 'reject' }), { status: 401, cause: null })

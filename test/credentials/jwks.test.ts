@@ -220,7 +220,7 @@ t.test('a clock that is put back makes a set old, not young', async (t) => {
 })
 
 t.test('an answer that is no JWK Set leaves things as they were', async (t) => {
-  const wrong = unavailable('the answer is no JWK Set')
+  const wrong = unavailable('the response is not a JWK Set')
   const set = JSON.stringify({ keys: [one.jwk] })
   for (const [what, answer, expected] of [
     ['HTML', '<html></html>', wrong],

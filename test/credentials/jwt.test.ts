@@ -85,8 +85,8 @@ t.test('S04 a token says when it counts, within 30 s; one without an end is refu
     [{ nbf: now + 30 }, 'u1'],
     [{ nbf: now + 31 }, early],
     [{ exp: undefined }, 'refused: the bearer token has no "exp"'],
-    [{ exp: String(now + 60) }, 'refused: "exp" of the bearer token is no time'],
-    [{ nbf: null }, 'refused: "nbf" of the bearer token is no time'],
+    [{ exp: String(now + 60) }, 'refused: "exp" of the bearer token is not a time'],
+    [{ nbf: null }, 'refused: "nbf" of the bearer token is not a time'],
   ] as const)
     t.equal(
       await subject(tokens, FILE, await token(rsa, claims as JWTPayload)),
@@ -98,7 +98,7 @@ t.test('S04 a token says when it counts, within 30 s; one without an end is refu
 t.test('S04 issuer and audience count where they are configured', async (t) => {
   const strict = { ...FILE, issuer: 'https://id.example', audience: ['orders', 'payments'] }
   const tokens = verifier([FILE, strict], { clock })
-  const issuer = 'refused: the bearer token is of another issuer'
+  const issuer = 'refused: the bearer token is from another issuer'
   const audience = 'refused: the bearer token is for another audience'
   for (const [iss, aud, expected] of [
     ['https://id.example', 'payments', 'u1'],

@@ -154,10 +154,10 @@ void t.test('what cannot be merged is left alone and told', async (t) => {
     err,
   } = await applied(t, api, 'routes: [ { name: a, match: { path: "/*" }, key: required } ]')
   for (const says of [
-    /api\.yaml:12: POST \/a: the description does not require Idempotency-Key, the route does: mend the parameter/,
+    /api\.yaml:12: POST \/a: the description does not require Idempotency-Key, the route does: fix the parameter/,
     /api\.yaml:12: POST \/a: its 200 is a reference, whose headers are left alone\n/,
     /POST \/a: its 400 is a reference, to which idempotency_key_missing, .* cannot be added\n/,
-    /POST \/a: its 409 has problems of its own; idempotency_key_in_progress, .* come as well\n/,
+    /POST \/a: its 409 describes problems already; the proxy adds idempotency_key_in_progress, .*\n/,
   ])
     t.match(err, says)
   const { responses, parameters } = made.paths['/a'].post

@@ -13,7 +13,10 @@ void t.test('what is no OpenAPI description of YAML or JSON: one line with its p
     ['- a\n', /:1:1: found no mapping/],
     ['openapi: 3.1.0\npaths: {\n  a: [\n', /:4:1: found invalid YAML: .*; allowed: YAML 1\.2 or JSON\n$/],
     ['{"openapi": "3.1.0", "paths": {]', /:1:32: found invalid YAML/],
-    ['# a\nswagger: "2.0"\n', /:2:1: swagger: found "2\.0"; allowed: OpenAPI 3, into which Swagger 2\.0 is/],
+    [
+      '# a\nswagger: "2.0"\n',
+      /:2:1: swagger: found "2\.0"; allowed: OpenAPI 3; many tools convert Swagger 2\.0 into it/,
+    ],
     ['info: {}\n', /:1:1: openapi: found nothing; allowed: 3\.0, 3\.1 or 3\.2\n$/],
     ['info: {}\nopenapi: 4.0.0\n', /:2:1: openapi: found "4\.0\.0"; allowed: 3\.0, 3\.1 or 3\.2\n$/],
     ['openapi: [3]\n', /openapi: found nothing/],
@@ -86,20 +89,20 @@ components:
   t.match(out, /name: "key"\n.*\n {4}key: \{ presence: required, maxLength: 40 \}/)
   t.equal(out.match(/- name:/g)?.length, 2)
   for (const [line, says] of [
-    [17, '$ref #/components/pathItems/Ring leads back to itself'],
+    [17, '$ref #/components/pathItems/Ring points back to itself'],
     [
       18,
-      '$ref ./other.yaml#/paths/~1a leads out of the file and is not followed; bundle the description first',
+      '$ref ./other.yaml#/paths/~1a points outside the file and is not followed; bundle the description first',
     ],
     [
       19,
-      '$ref https://example.com/a.yaml leads out of the file and is not followed; bundle the description first',
+      '$ref https://example.com/a.yaml points outside the file and is not followed; bundle the description first',
     ],
-    [20, '$ref #/components/pathItems/None leads to nothing in this file'],
-    [21, '$ref #nonsense leads to nothing in this file'],
-    [22, '$ref #/%E0%A4%A leads to nothing in this file'],
-    [24, '$ref #/components/parameters/Self leads back to itself'],
-    [24, '$ref p.yaml leads out of the file and is not followed; bundle the description first'],
+    [20, '$ref #/components/pathItems/None points to nothing in this file'],
+    [21, '$ref #nonsense points to nothing in this file'],
+    [22, '$ref #/%E0%A4%A points to nothing in this file'],
+    [24, '$ref #/components/parameters/Self points back to itself'],
+    [24, '$ref p.yaml points outside the file and is not followed; bundle the description first'],
   ] as const)
     t.ok(err.includes(`api.yaml:${line}: ${says}\n`), `${line} ${says}`)
 })
@@ -120,7 +123,7 @@ void t.test('hostile descriptions are refused soon, with a sentence', async (t) 
     ['aliases of aliases', bomb.join('\n'), /Excessive alias count|resource exhaustion/],
     ['merges of merges', merges.join('\n'), /Excessive alias count|openapi: found nothing/],
     ['an alias of itself', 'openapi: 3.1.0\npaths: &p\n  /a: *p\n', /./],
-    ['much YAML', `openapi: 3.1.0\n#${'x'.repeat(9 * 1024 ** 2)}`, /more than 8MiB of what is no JSON/],
+    ['much YAML', `openapi: 3.1.0\n#${'x'.repeat(9 * 1024 ** 2)}`, /more than 8MiB of YAML/],
     [
       'more than any',
       `{"openapi":"${'x'.repeat(33 * 1024 ** 2)}"}`,
@@ -156,7 +159,7 @@ void t.test('names that objects inherit are nothing', async (t) => {
     /name: "toString"\n {4}match: \{ methods: \[POST\], path: "\/constructor" \}\n {4}key: optional/,
   )
   t.match(out, /what identifies callers\? scope\.caller cannot read constructor \(not described\)/)
-  t.match(err, /#\/toString leads to nothing/)
+  t.match(err, /#\/toString points to nothing/)
 })
 
 void t.test('a large description is read in seconds', async (t) => {

@@ -52,5 +52,5 @@ void t.test('doctor says what the table does not promise', async (t) => {
   server.fault = () => null
   const { code, out } = await doctor()
   t.equal(code, 1)
-  t.match(out, /FINDING +promises +Time to live is not on for the attribute e/)
+  t.match(out, /FINDING +promises +Time to live is off for the attribute e/)
 })

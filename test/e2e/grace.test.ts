@@ -44,7 +44,7 @@ void t.test(
     t.ok(statuses[0] === 201 && (statuses[1] === 201 || statuses[1] === 409))
     t.equal(upstream.seen.length, 1)
     await inGrace(a, 0)
-    await a.logged(({ msg }) => String(msg).includes('claims of a moment ago may be lost'))
+    await a.logged(({ msg }) => String(msg).includes('recent claims may be lost'))
     t.match(await send(b, newKey(), FAST), { status: 201 })
   },
 )

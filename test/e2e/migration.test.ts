@@ -216,6 +216,6 @@ void t.test('doctor says which phases have living replicas', async (t) => {
   t.match(out, /topology +migration from sqlite to redis, phase both/)
   t.match(
     out,
-    new RegExp(`migration +alive in phase both \\(entered by [^ ]*:${process.pid}\\); a replica without`),
+    new RegExp(`migration +alive in phase both \\(entered by [^ ]*:${process.pid}\\); replicas without`),
   )
 })

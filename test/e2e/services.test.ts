@@ -210,7 +210,7 @@ void t.test(
         t.match(JSON.parse(out), { id, state: 'unknown' })
       }
       t.match(await inspect('--host', 'c.test'), { code: 1, out: '', err: /record_not_found/ })
-      t.match(await inspect(), { code: 2, out: '', err: /the host of the request is needed/ })
+      t.match(await inspect(), { code: 2, out: '', err: /\/host: required/ })
     }
 
     const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break' }

@@ -164,7 +164,7 @@ void t.test('V01 a renamed service leaves the outcomes of the first one to it', 
   await w.redis.start()
 
   const second = await w.start('service: payments')
-  t.match(await second.logged(({ msg }) => /not of this service/.test(String(msg))), {
+  t.match(await second.logged(({ msg }) => /do not belong to this service/.test(String(msg))), {
     level: 'warn',
     service: 'payments',
     services: { orders: 1 },
@@ -174,7 +174,7 @@ void t.test('V01 a renamed service leaves the outcomes of the first one to it', 
   t.match(await send(second, newKey()), { status: 201, replayed: false })
   const { out, code } = await command(['doctor', '--config', configFile(w.dir, w.yaml('service: payments'))])
   t.equal(code, 1)
-  t.match(out, /1 outcome of service orders in .* that payments does not write: start a proxy of orders/)
+  t.match(out, /1 outcome of service orders in .* that payments will not write: start a proxy of orders/)
   await second.drain()
   await second.exited
   const keys = (await w.redis.command('KEYS', 'idempotency:payments:*:r:*')) as string[]
@@ -194,7 +194,7 @@ void t.test(
     await w.start()
     await t.rejects(proxyProcess(configFile(w.dir, w.yaml())), {
       message: new RegExp(
-        `ended with 1: .*cannot start: store\\.spool: the directory ${w.spool} cannot be used: another process uses it`,
+        `ended with 1: .*cannot start: store\\.spool: the directory ${w.spool} cannot be used: another process is using it`,
       ),
     })
     const file = join(w.dir, 'file')

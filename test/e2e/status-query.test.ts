@@ -268,7 +268,7 @@ void t.test(
   'at the start a canary is asked about: what finds it, and what answers otherwise, is told',
   async (t) => {
     for (const [status, told] of [
-      [200, /finds a request that never was/],
+      [200, /finds a request that never existed/],
       [401, /is not answered by `notFound`/],
     ] as const) {
       const upstream = await ledger(t)

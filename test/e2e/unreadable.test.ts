@@ -179,7 +179,7 @@ for (const kind of ['redis', 'sqlite'] as const)
     t.match(await run(undefined), { code: 2, err: /no terminal to confirm at/ })
     t.match(await run(['yes'], '--version', '1'), {
       code: 1,
-      err: /version_mismatch: it is at version \d+ now/,
+      err: /version_mismatch: it is now at version \d+/,
     })
     t.match(await run(['yes']), { code: 0, out: `${id} is deleted. A retry with its key is executed.\n` })
     t.match(await run(undefined, '--yes'), { code: 1, err: /record_not_found/ })

@@ -142,7 +142,7 @@ void t.test('U01 U04 errors are problems: 502 unreachable, 502 failed, 504', asy
         code: 'upstream_failed',
         status: 502,
         retry,
-        detail: /^the request was sent, and its answer broke off/,
+        detail: /^the request was sent, and its response broke off/,
       })
     t.equal(peer.requests.length, 2, 'nothing is tried again')
   }

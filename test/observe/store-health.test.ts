@@ -117,7 +117,7 @@ void t.test(
     const other = new StoreHealth('memory', metrics, told)
     t.teardown(() => other.stop())
     await other.watch(store, 2000)
-    t.match(lines.slice(-2), ['the store is graded unfit', /hands out a key that is taken/])
+    t.match(lines.slice(-2), ['the store is graded unfit', /lets two owners claim one key/])
     t.equal(await gradeOf(), '0')
     t.equal(other.mayEvict(), true, 'strict is not served')
   },
@@ -179,7 +179,7 @@ void t.test('claims that wait in vain are counted, and told once', async (t) => 
     ['unsatisfied', 2],
   ])
   t.strictSame(lines, [
-    'claims do not reach the replicas (store.wait): they are withdrawn, answered 503',
+    'claims do not reach the replicas (store.wait): they are withdrawn and answered 503',
     'claims reach the replicas again (store.wait)',
   ])
   health.onOperation('put', 1, new Unreplicated('no replica has it'))

@@ -177,7 +177,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     a.store.now += 1
     t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), {
       status: 412,
-      detail: `the request was first sent at ${new Date(a.store.now - TTL - 1).toISOString()}, longer ago than this route keeps answers (86400 s); nothing was executed now, and whether it was executed then is not known here`,
+      detail: `the request was first sent at ${new Date(a.store.now - TTL - 1).toISOString()}, longer ago than this route keeps responses (86400 s); nothing was executed now, and it is not known whether it was executed then`,
     })
     t.match(await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired'), { status: 412 })
     const derive = { json: ['/amount'], form: [], headers: [], bucket: null }

@@ -8,8 +8,8 @@ import { Gate, HOUR, LEASE, type Replica, refused, replica, route, seen } from '
 
 const RETRY = route({ onLeaseExpired: 'retry' })
 const GIVEN_BACK =
-  'the store forgot a run of this replica; the retry that claimed its record executes nothing'
-const WRITTEN_AGAIN = 'the store had lost a record under way; its outcome was written again'
+  'the store lost a claim of this replica; the retry that claimed the record executes nothing'
+const WRITTEN_AGAIN = 'the store had lost the record of a running request; its outcome was written again'
 
 async function bytesOf(a: Replica): Promise<Buffer> {
   const { bytes } = await a.store.inner.get(a.id)

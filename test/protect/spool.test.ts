@@ -364,7 +364,7 @@ void t.test(
     t.intercept(Date, 'now', { value: () => now() + HOUR })
     const b = await spooling(t, store, directory)
     t.equal(b.left, 0)
-    t.same(b.said, ['outcomes in the spool are older than any record of theirs; they are dropped'])
+    t.same(b.said, ['outcomes in the spool are older than their records can be; they are dropped'])
     await b.outbox.close()
     t.same(readdirSync(directory), ['spool.lock'])
   },
@@ -394,7 +394,7 @@ void t.test('a spool that is full: held in memory alone, said, and lost with the
   const a = await spooling(t, store, folder(t), 100)
   const first = await deferred(a.replica, () => a.replica.responded())
   t.equal(first.status, 201)
-  t.ok(a.replica.troubles().includes('an outcome is not in the spool; it is held in memory alone'))
+  t.ok(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
   t.match(await a.replica.get(), { bytes: first.bytes, replayed: true })
   await a.replica.ports.settler.close()
   t.equal(a.replica.troubles().at(-1), 'an outcome could not be stored and is lost')
@@ -408,7 +408,7 @@ void t.test('a spool has room for all that memory may hold', async (t) => {
     a.replica.script.push(() => a.replica.responded(201, 'x'.repeat(MiB / 16)))
     await a.replica.get({ route: BYPASS, key: `k${i}` })
   }
-  t.notOk(a.replica.troubles().includes('an outcome is not in the spool; it is held in memory alone'))
+  t.notOk(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
   const b = await spooling(t, store, remains(t, a.directory))
   t.equal(b.left, 16)
   t.equal(b.replica.bytes.held, MiB)
@@ -426,7 +426,7 @@ void t.test('a disk that hangs does not keep the answer for long', async (t) => 
   t.equal(first.status, 201)
   t.match(a.replica.events.at(-1), [
     'trouble',
-    'an outcome is not in the spool; it is held in memory alone',
+    'an outcome could not be spooled; it is held in memory only',
     { error: 'the disk did not take it within 500 ms' },
   ])
   hang.resolve()

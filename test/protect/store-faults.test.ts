@@ -870,7 +870,9 @@ void t.test(
         t.notOk((await b.get()).bytes?.includes('of the first'))
       } else {
         t.same(a.said('completed'), ['recovered'])
-        t.same(a.troubles(), ['the store had lost a record under way; its outcome was written again'])
+        t.same(a.troubles(), [
+          'the store had lost the record of a running request; its outcome was written again',
+        ])
         t.equal(record?.fence, a.traces[0]?.fence)
         t.match(await b.get(), { bytes: first.bytes, replayed: true })
         t.equal(b.n, 0)

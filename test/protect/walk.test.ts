@@ -697,7 +697,8 @@ void t.test(
       {
         retryAfter: 30,
         checking: false,
-        detail: /is not known, and a person has to find out; a new key is not safe/,
+        detail:
+          /^it is not known whether the first request was executed, and a person has to find out; a new key is not safe/,
       },
       'to the next look',
     )

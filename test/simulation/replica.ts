@@ -34,7 +34,7 @@ const UPSTREAM = 'upstream'
 
 /** What the settler says when an outcome is in memory alone, or on its way to the spool. */
 const HELD = 'the store did not take an outcome; it is held and retried'
-const UNSPOOLED = 'an outcome is not in the spool; it is held in memory alone'
+const UNSPOOLED = 'an outcome could not be spooled; it is held in memory only'
 
 export interface World {
   readonly scheduler: Scheduler

@@ -91,7 +91,7 @@ void t.test('a table that is not there, and one that is another, are one clear s
     KeySchema: [{ AttributeName: 'id', KeyType: 'HASH' }],
   })
   await t.rejects(openDynamoDbStore({ ...settings, url: server.url.replace('records', 'others') }), {
-    message: /^cannot use the DynamoDB store: another key or index has the table others/,
+    message: /^cannot use the DynamoDB store: it needs another key or index: table others/,
   })
   server.fault = on('DescribeTable', { answer: {} })
   await t.rejects(openDynamoDbStore(settings), { message: /another key or index/ })
@@ -328,7 +328,7 @@ void t.test('the time is that of the Date of the replies, within bounds', async 
   clock.saw(9_000_000, 4_998_000, 5_003_000)
   t.throws(() => clock.latest(), {
     name: 'StoreUnavailable',
-    message: /in doubt by 6000 ms; allowed: 5000 ms/,
+    message: /uncertain by 6000 ms; allowed: 5000 ms/,
   })
   // The server is 4000 s ahead: its second began at most 1 s before.
   clock.saw(9_000_000, 5_000_100, 5_000_200)
@@ -458,13 +458,13 @@ void t.test('the command that the documentation gives makes the table', async (t
 
 void t.test('it tells what the table does not promise', async (t) => {
   const store = await opened(t)
-  t.match(await store.traits(), { durable: true, evicts: false, findings: [/^Time to live is not on/] })
+  t.match(await store.traits(), { durable: true, evicts: false, findings: [/^Time to live is off/] })
   const on = { TimeToLiveStatus: 'ENABLED', AttributeName: 'e' }
   for (const [table, ttl, findings] of [
     [{}, on, []],
     [{ Replicas: [] }, on, []],
-    [{ Replicas: [{ RegionName: 'eu-west-1' }] }, on, [/two regions can claim one key/]],
-    [{ Replicas: [{}], MultiRegionConsistency: 'EVENTUAL' }, on, [/two regions can claim one key/]],
+    [{ Replicas: [{ RegionName: 'eu-west-1' }] }, on, [/two regions can claim the same key/]],
+    [{ Replicas: [{}], MultiRegionConsistency: 'EVENTUAL' }, on, [/two regions can claim the same key/]],
     [{ Replicas: [{}], MultiRegionConsistency: 'STRONG' }, on, []],
     [{}, { ...on, AttributeName: 'ttl' }, [/Time to live/]],
     [{}, { ...on, TimeToLiveStatus: 'DISABLING' }, [/Time to live/]],

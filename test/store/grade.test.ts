@@ -40,7 +40,7 @@ void t.test('what one store is worth', async (t) => {
   t.match(gradingOf({ ...sound, forgets, findings: ['more'] }, 2000, 'wrong').reasons, [
     'wrong',
     forgets,
-    /does not say which process it is, so there is no grace/,
+    /does not identify its process, so there is no grace/,
     'more',
   ])
   t.match(gradingOf({ ...sound, forgets, hasIdentity: true }, 0, PROVEN).reasons, [
@@ -95,7 +95,7 @@ void t.test('Redis: replicas, split brains and room are told', async (t) => {
   const sized = (used: number) =>
     traitsOf(info(0, `used_memory:${used * 2 ** 20}\r\nmaxmemory:${100 * 2 ** 20}`), false, null)
   t.match(sized(90), { findings: [], room: '90 MiB of 100 MiB are used' })
-  t.match(sized(95).findings, [/uses 95 % of maxmemory: when it is full, new keys are answered 503/])
+  t.match(sized(95).findings, [/uses 95 % of maxmemory: once it is full, new keys are answered 503/])
 })
 
 void t.test('PostgreSQL: what VACUUM cannot remove is a finding', async (t) => {
@@ -103,7 +103,7 @@ void t.test('PostgreSQL: what VACUUM cannot remove is a finding', async (t) => {
     postgresTraits(['on', 'on', 'on', 'read committed', '', 'on', '0', live, dead, '12', open]).findings
   t.same(row('10', '99999', '3600'), [])
   t.same(row('200000', '150000', null), [])
-  t.match(row('10', '100001', '1'), [/^100001 dead rows lie beside 10 live ones/])
+  t.match(row('10', '100001', '1'), [/^100001 dead rows and 10 live ones/])
   t.match(row('10', '0', '3601'), [/^A transaction has been open for 3601 s/])
 })
 
@@ -115,14 +115,14 @@ void t.test('V09 a store that hands a taken key out is found out', async (t) => 
     ...memory(),
     put: (id, bytes, spans, entry) => memory().put(id, bytes, spans, entry),
   }
-  t.match(await disproof(forgetful), /hands out a key that is taken/)
+  t.match(await disproof(forgetful), /lets two owners claim one key/)
   const other = memory()
   const mixedUp: Store = {
     ...other,
     put: (_id, bytes, spans, entry) => other.put('A'.repeat(43) as never, bytes, spans, entry),
   }
   t.equal(await disproof(mixedUp), PROVEN)
-  t.match(await disproof(mixedUp), /of a key that was made just now that it is taken/)
+  t.match(await disproof(mixedUp), /reports a brand-new key as taken/)
   const refusing: Store = { ...memory(), put: () => Promise.reject(new StoreUnavailable('full', false)) }
   await t.rejects(disproof(refusing), StoreUnavailable)
 })

@@ -103,7 +103,7 @@ void t.test(
     await outbox.close()
     const lying = readdirSync(directory).map((name) => readFileSync(join(directory, name), 'latin1'))
     t.notMatch(lying.join(), /secret/)
-    const unreadable = all.map(() => 'an entry of the spool cannot be read by this version; it is left there')
+    const unreadable = all.map(() => 'this version cannot read an entry of the spool; it is left in place')
     t.strictSame(await reopened(t, directory), { left: [], said: unreadable })
     t.strictSame(await reopened(t, directory, new Sealer([two])), { left: [], said: unreadable })
     t.strictSame(await reopened(t, directory, new Sealer([two, one])), { left: all, said: [] })
@@ -130,7 +130,7 @@ void t.test('what is dropped does not come back, nor what is older than its reco
   await outbox.close()
   t.strictSame(await reopened(t, directory), {
     left: [left],
-    said: ['outcomes in the spool are older than any record of theirs; they are dropped'],
+    said: ['outcomes in the spool are older than their records can be; they are dropped'],
   })
   t.strictSame(await reopened(t, directory), { left: [left], said: [] })
 })
@@ -154,7 +154,7 @@ void t.test('an entry that this version cannot read is told of and left where it
   for (let restart = 0; restart < 2; restart++)
     t.strictSame(await reopened(t, directory), {
       left: [],
-      said: unreadable.map(() => 'an entry of the spool cannot be read by this version; it is left there'),
+      said: unreadable.map(() => 'this version cannot read an entry of the spool; it is left in place'),
     })
   t.equal(readdirSync(directory).length, 2)
 })
@@ -190,7 +190,7 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
   t.strictSame(left, [])
   t.match(said, [
     [
-      /not of this service.*never written here: start a proxy of their service/,
+      /do not belong to this service.*: run a proxy of their service/,
       { service: SERVICE, withoutService: 1, bytes, room: 10_000 },
     ],
   ])

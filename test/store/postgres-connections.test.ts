@@ -15,7 +15,7 @@ t.setTimeout(300_000)
 
 const REFUSED = { name: /^StoreUnavailable|RecordLocked$/ }
 const NOT_APPLIED = { ...REFUSED, maybeApplied: false }
-const HANGS = { name: 'StoreUnavailable', maybeApplied: false, message: /does not end the statements/ }
+const HANGS = { name: 'StoreUnavailable', maybeApplied: false, message: /does not finish the statements/ }
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else tests()
@@ -159,7 +159,7 @@ function tests(): void {
       await traffic.stop()
       t.ok(counts.most <= MOST, `${counts.most} connections`)
       await until(() => counts.now <= 8)
-      t.equal(events.filter((event) => /nothing is written/.test(event)).length, 1, 'told once')
+      t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'told once')
       for (const id of traffic.granted) {
         const again = await register.put(id, claim(), SPANS)
         if (again.done) t.fail(`${id} was given out twice`)
@@ -227,7 +227,7 @@ function tests(): void {
     await primary.sql('SELECT pg_reload_conf()')
     await until(async () => (await register.traits()).forgets !== null)
     t.match(await register.traits(), {
-      forgets: /^The standby is asynchronous .* its promotion loses the last claims/,
+      forgets: /^The standby is asynchronous .* promoting it loses the latest claims/,
       replication: 'commits wait for no standby; connected: 1',
     })
   })

@@ -264,7 +264,7 @@ function tests(): void {
       const length = row < 0 ? 0 : bytes.readUInt32BE(row + 7)
       if (row >= 0 && length > 0 && length < 10) bytes.write('9'.repeat(length), row + 11)
     }
-    await t.rejects(register.put(newId(), claim(), SPANS), { ...APPLIED, message: /do not belong/ })
+    await t.rejects(register.put(newId(), claim(), SPANS), { ...APPLIED, message: /do not match/ })
     wire.onReply = () => {}
     await until(answers(register))
   })
@@ -491,7 +491,7 @@ function tests(): void {
     await until(answers(register))
     t.equal((await register.get(id)).bytes, null)
     wire.target = successor.port
-    await until(() => events.at(-1)?.includes('leads to another server') ?? false)
+    await until(() => events.at(-1)?.includes('leads to a different server') ?? false)
     t.equal((await register.get(id)).bytes, null, 'the one in use is used on')
     t.ok((await register.put(newId(), claim(), SPANS)).done)
     t.equal(await used(successor), 0)

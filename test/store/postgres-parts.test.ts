@@ -101,7 +101,7 @@ void t.test('a server on which there can be no schema', async (t) => {
     message: /PostgreSQL 13 is too old; allowed: 14 or later/,
   })
   await t.rejects(prepare(fake([none, none])), {
-    message: 'the schema idempotency was changed at the same time',
+    message: 'the schema idempotency was being changed at the same time',
   })
   await t.rejects(prepare(fake([none], errorOf('55006'))), { message: 'because' })
   await t.rejects(prepare(fake([[['f', '15', '3', '1']], errorOf('57P01')])), { message: 'because' })

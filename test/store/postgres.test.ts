@@ -321,7 +321,7 @@ async function tests(): Promise<void> {
       const url = own.url.replace('owner:secret', 'app')
       const register = await kept(t, openPostgresStore({ url, service: 'pay', timeoutMs: 5000, onEvent }))
       t.match(events, [
-        'error the schema idempotency is not there or not up to date, and the role of store.url may not change that (the schema belongs to owner, and app is no member of that role)',
+        'error the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and app is no member of that role)',
       ])
       t.same(await own.sql("SELECT FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace"), [])
       await own.sql('ALTER SCHEMA idempotency OWNER TO app')
@@ -370,7 +370,7 @@ async function tests(): Promise<void> {
       const onEvent = (kind: string, detail: string) => void events.push(`${kind} ${detail}`)
       const register = await kept(t, openPostgresStore({ url, service: 'pay', timeoutMs: 5000, onEvent }))
       await t.rejects(register.ping(), { message: /migrate --print/ })
-      t.match(events, [/^error the schema idempotency is not there or not up to date, and the role/])
+      t.match(events, [/^error the schema idempotency is missing or outdated, and the role/])
       await own.sql(layoutScript())
       await until(() => events.some((event) => /may not use the schema/.test(event)))
       const grants = [...layoutScript().matchAll(/^--  ( GRANT [^;]*<role>;)/gms)].map(([, grant = '']) =>

@@ -225,7 +225,8 @@ void t.test('R06 an acknowledgement of another process is none', async (t) => {
   front.target = other.port
   await t.rejects(async () => store.put(newId(), claim(), SPANS), {
     ...UNREPLICATED,
-    message: /a second connection to 127\.0\.0\.1:\d+ leads to another process than the claims/,
+    message:
+      /a second connection to 127\.0\.0\.1:\d+ reaches a different process from the one that takes the claims/,
   })
   t.equal(await other.command('DBSIZE'), 0, 'nor is it told anything')
   front.target = master.port
@@ -313,7 +314,7 @@ void t.test(
     await until(async () => (await store.traits()).refusals.length === 0)
     t.match(
       (await store.traits()).replication,
-      /^claims wait for every replica that is known, up to 50 ms; 1 replica is connected/,
+      /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
     )
     // When they cannot be asked, what they last said counts.
     const later = await open(t, group.url, { replicas: 'all' })
@@ -525,15 +526,15 @@ void t.test('nonsense in place of an answer is no acknowledgement', async (t) =>
     starts = false
     await t.rejects(async () => store.put(newId(), claim(), SPANS), {
       ...UNREPLICATED,
-      message: /replies do not belong/,
+      message: /replies do not match/,
     })
   }
 })
 
 void t.test('nor where the process is not named, or the marker is not written', async (t) => {
   for (const [odd, message] of [
-    [{ info: 'redis_version:7.0.15' }, /leads to another process/],
-    [{ set: ':1\r\n' }, /replies do not belong/],
+    [{ info: 'redis_version:7.0.15' }, /reaches a different process/],
+    [{ set: ':1\r\n' }, /replies do not match/],
   ] as const) {
     const { url } = await fakeMaster(t, () => ':1\r\n', odd)
     const { store } = await open(t, url, {})
@@ -546,7 +547,7 @@ void t.test('nor where the process is not named, or the marker is not written', 
     message: /Redis is full/,
   })
   for (const nonsense of ['OK', Buffer.from('x')])
-    t.throws(() => replicasIn(nonsense), /replies do not belong/)
+    t.throws(() => replicasIn(nonsense), /replies do not match/)
 })
 
 void t.test('a server that cannot wait for disks ends the start in one sentence', async (t) => {

@@ -12,7 +12,7 @@ import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 const FAST: Millis = 300
 const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
 /** What takes several commands may not come to the next. */
-const UNKNOWN = /^no answer from Redis|not connected: (?:replies do not belong|a reply that nobody asked for)/
+const UNKNOWN = /^no answer from Redis|not connected: (?:replies do not match|an unexpected reply)/
 
 const SWAPPED = 'sent after the next'
 /**

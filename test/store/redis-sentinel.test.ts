@@ -127,7 +127,7 @@ void t.test('a server that is no master is not talked to, whatever the Sentinels
   const { store, events } = await open(t, `redis+sentinel://127.0.0.1:${sentinel.port}/${MASTER}/0`)
   await t.rejects(store.get(newId()), {
     ...NOT_APPLIED,
-    message: new RegExp(`127.0.0.1:${replica.port} is no master but a replica`),
+    message: new RegExp(`127.0.0.1:${replica.port} is a replica, not a master`),
   })
   t.notOk(events.some((event) => event.startsWith('connected')))
   await replica.command('REPLICAOF', 'NO', 'ONE')
@@ -288,7 +288,7 @@ void t.test(
       const { store } = await open(t, url)
       await t.rejects(store.ping(), {
         ...NOT_APPLIED,
-        message: /no Sentinel names the master.*replies do not belong/,
+        message: /no Sentinel names the master.*replies do not match/,
       })
     }
     await using server = await RedisServer.start()
@@ -331,7 +331,7 @@ void t.test('Sentinels that know no such master, or none that answers: one sente
   await t.rejects(open(t, wrong), {
     ...NOT_APPLIED,
     message:
-      /^store\.url: no Sentinel of (127\.0\.0\.1:\d+(, )?){3} knows the master "paymnets"; allowed: a name that SENTINEL MASTERS tells$/,
+      /^store\.url: no Sentinel of (127\.0\.0\.1:\d+(, )?){3} knows the master "paymnets"; allowed: a name listed by SENTINEL MASTERS$/,
   })
   const free = await freePort()
   const nobody = await open(t, `redis+sentinel://127.0.0.1:${free}/${MASTER}`)

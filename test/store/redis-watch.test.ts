@@ -221,7 +221,7 @@ void t.test(
       'resetchannels',
     )
     const { register, events } = await open(t, `redis://app:secret@127.0.0.1:${server.port}`)
-    const told = () => events.filter((event) => event.includes('channels are refused'))
+    const told = () => events.filter((event) => event.includes('subscribing is refused'))
     const [id, other] = [newId(), newId()]
     const watchers = [await watch(register, id), await watch(register, other)]
     await end(register, id)

@@ -87,7 +87,7 @@ async function left(t: Test, texts: readonly string[]): Promise<{ directory: str
   return { directory, file: join(directory, segments(directory)[0] as string) }
 }
 
-const CUT = 'a part of the spool cannot be read; it is skipped, and kept aside'
+const CUT = 'a part of the spool cannot be read; it is skipped and set aside'
 
 void t.test('what is kept is found again, in order, until it is dropped', async (t) => {
   const directory = join(folder(t), 'made', 'where', 'missing')
@@ -315,7 +315,7 @@ void t.test(
     t.same(segments(directory), [])
     const { found, said } = await lookInto(directory)
     t.same(found, [])
-    t.same(said, ['damaged files of the spool are kept aside; look at them, and remove them'])
+    t.same(said, ['damaged files of the spool were set aside; inspect and remove them'])
   },
 )
 
@@ -326,7 +326,7 @@ void t.test('files of others are left alone', async (t) => {
     writeFileSync(join(directory, name), 'theirs')
   const { spool, found, said, entries } = await opened(directory)
   t.same(found, ['x'])
-  t.same(said, ['the spool has files that are not its own; they are left alone'])
+  t.same(said, ['the spool directory has other files; they are left alone'])
   spool.drop(entries[0] as Entry)
   await spool.close()
   t.same(readdirSync(directory).sort(), [
@@ -599,7 +599,7 @@ void t.test('one process at a time; the lock of one that was killed is free', as
   const directory = folder(t)
   const { child, enough } = await writer(t, directory)
   await enough
-  const inUse = `the directory ${directory} cannot be used: another process uses it, and each needs one of its own`
+  const inUse = `the directory ${directory} cannot be used: another process is using it; each needs its own`
   await t.rejects(opened(directory), { message: inUse })
   const exited = once(child, 'exit')
   child.kill('SIGKILL')
@@ -608,7 +608,7 @@ void t.test('one process at a time; the lock of one that was killed is free', as
   await t.rejects(opened(directory), { message: inUse }, 'of the same process, too')
   const refused = spawn(process.execPath, [PROGRAM, directory], { stdio: ['ignore', 'ignore', 'pipe'] })
   t.teardown(() => refused.kill('SIGKILL'))
-  t.match(await text(refused.stderr), /another process uses it/, 'which takes the lock from nobody')
+  t.match(await text(refused.stderr), /another process is using it/, 'which takes the lock from nobody')
   await spool.close()
 })
 

@@ -229,7 +229,9 @@ export function draftText(
     '',
     'upstream:',
     '  # DECIDE: where the service listens.',
-    ...servers.slice(0, 5).map((url) => `  # Clients connect to ${url}: the proxy has to take that address.`),
+    ...servers
+      .slice(0, 5)
+      .map((url) => `  # Clients connect to ${url}: the proxy has to take over that address.`),
     `  url: ${JSON.stringify(upstream)}`,
     '',
     'defaults:',

@@ -128,9 +128,9 @@ function followed(description: Description, written: unknown, place: Pointer, re
   const referred = description.follow(written, place)
   if (referred.kind === 'found') return referred
   const why = {
-    external: 'leads out of the file and is not followed; bundle the description first',
-    missing: 'leads to nothing in this file',
-    ring: 'leads back to itself',
+    external: 'points outside the file and is not followed; bundle the description first',
+    missing: 'points to nothing in this file',
+    ring: 'points back to itself',
   }[referred.kind]
   remark(place, `$ref ${referred.ref} ${why}`)
   return null
@@ -217,7 +217,7 @@ function routePathOf(written: string): RoutePath {
   const wider: string[] = []
   // Not OpenAPI, but seen in the wild: a query in a path.
   const [path = ''] = written.split(/[?#]/, 1)
-  if (path !== written) wider.push('what follows ? or # counts for nothing')
+  if (path !== written) wider.push('everything after ? or # is ignored')
   const segments = path.split('/').flatMap((segment) => {
     if (/^\{[^{}]*\}$/.test(segment)) return [`:${identifier(segment)}`]
     if (/[{}*]/.test(segment) || segment.startsWith(':')) {

@@ -92,7 +92,7 @@ function newParameters(
     if (known.required === required) return []
     if (known.own === null)
       say(
-        `the description ${known.required ? 'requires' : 'does not require'} ${known.name}, the route ${required ? 'does' : 'does not'}: mend the parameter that it refers to`,
+        `the description ${known.required ? 'requires' : 'does not require'} ${known.name}, the route ${required ? 'does' : 'does not'}: fix the parameter that it refers to`,
       )
     else
       actions.push({
@@ -113,7 +113,7 @@ function parameterOf(
     name,
     in: place,
     required,
-    description: `Makes it safe to send the request again: with the same key it is not executed a second time, and is answered with the first answer for ${inWords(ttl)}. A new operation needs a new key.`,
+    description: `Makes it safe to retry: a request with the same key is not executed again, but answered with the first response for ${inWords(ttl)}. A new operation needs a new key.`,
     schema: {
       type: 'string',
       // Lengths and pattern are of the bare key; strict syntax puts quotes around it.
@@ -154,7 +154,7 @@ function newResponses(
     if (isReference(response))
       say(`its ${status} is a reference, to which ${codes.join(', ')} cannot be added`)
     else if (Object.hasOwn(objectAt(response, 'content'), PROBLEM))
-      say(`its ${status} has problems of its own; ${codes.join(', ')} come as well`)
+      say(`its ${status} describes problems already; the proxy adds ${codes.join(', ')}`)
     else
       updates[status] = {
         ...updates[status],
@@ -192,7 +192,7 @@ const LATER: ReadonlySet<RefusalCode> = new Set([
 const RETRY_AFTER = {
   headers: {
     'Retry-After': {
-      description: 'Whole seconds, where it is worth to come again.',
+      description: 'Whole seconds to wait before a retry.',
       schema: { type: 'integer', minimum: 1 },
     },
   },
@@ -230,13 +230,13 @@ function inWords(time: Millis): string {
 // biome-ignore format: a table
 const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, schema: object]> = new Map([
   [RESPONSE_HEADER.replayed, ['IdempotentReplayed',
-    'This is the answer to the first request with the key; nothing was executed for this one.', { enum: ['true'] }]],
+    'This is the response to the first request with the key; nothing was executed for this one.', { enum: ['true'] }]],
   [RESPONSE_HEADER.derived, ['IdempotencyKeyDerived',
     'The proxy made the key, since the request had none.', { enum: ['true'] }]],
   [RESPONSE_HEADER.status, ['IdempotencyStatus',
-    'What became of the request.', { enum: ['executed', 'replayed', 'bypassed', 'ignored'] }]],
+    'How the request was handled.', { enum: ['executed', 'replayed', 'bypassed', 'ignored'] }]],
   [RESPONSE_HEADER.expires, ['IdempotencyExpires',
-    'Until when the key is answered with this answer.', { format: 'date-time' }]],
+    'How long the key is answered with this response.', { format: 'date-time' }]],
 ])
 
 /** What the overlay's components are called, so that it overwrites none of the description's. */
@@ -272,7 +272,7 @@ function componentsOf(names: Names, baseUrl: string): object {
     schemas: {
       [names.problem]: {
         type: 'object',
-        description: 'An answer of the proxy in front of the API (RFC 9457).',
+        description: 'A response of the proxy in front of the API (RFC 9457).',
         required: ['type', 'title', 'status', 'detail', 'code', 'retry'],
         properties: {
           type: { ...text, description: `${baseUrl} and the code.` },
@@ -285,10 +285,13 @@ function componentsOf(names: Names, baseUrl: string): object {
             type: 'string',
             enum: ['same-key', 'new-key', 'no'],
             description:
-              'What is safe: to send the same request with the same key again, only with a new key, or not at all.',
+              'How it is safe to send the request again: with the same key, only with a new key, or not at all.',
           },
-          originalStatus: { type: 'integer', description: 'Of a first answer that was not kept.' },
-          location: { ...text, description: 'Of a first answer that was not kept.' },
+          originalStatus: {
+            type: 'integer',
+            description: 'Status of the first response, which was not kept.',
+          },
+          location: { ...text, description: 'Location of the first response, which was not kept.' },
         },
       },
     },

@@ -113,7 +113,7 @@ export function readDescription(file: string): ReadDescription {
   const [swagger, openapi] = [scalarAt(value, 'swagger'), scalarAt(value, 'openapi')]
   if (swagger !== null)
     return failed(
-      `swagger: found ${quote(swagger)}; allowed: OpenAPI 3, into which Swagger 2.0 is converted by many tools`,
+      `swagger: found ${quote(swagger)}; allowed: OpenAPI 3; many tools convert Swagger 2.0 into it`,
       lineOf(['swagger']),
       1,
     )
@@ -166,7 +166,7 @@ function parse(text: string): Parsed {
   if (text.length > YAML_MOST)
     return {
       ok: false,
-      message: `found more than ${formatSize(YAML_MOST)} of what is no JSON; allowed: at most that much YAML, or JSON`,
+      message: `found more than ${formatSize(YAML_MOST)} of YAML; allowed: at most that much, or JSON`,
     }
   if (TOO_NESTED.test(text)) return { ok: false, message: NESTED }
   const lines = new LineCounter()
@@ -195,7 +195,7 @@ function parse(text: string): Parsed {
   }
 }
 
-const NESTED = 'found YAML that is nested too deeply; allowed: a description that people can read'
+const NESTED = 'found YAML that is nested too deeply; allowed: fewer levels'
 
 /** Only errors and remarks need lines, so the node tree is built on demand. */
 function linesOfJson(text: string): (pointer: Pointer) => number {
