@@ -293,14 +293,15 @@ async function settle(
         reason,
       })
       ports.waiters.tell(id, null)
+      const expiresAt = now + (resolution.kind === 'completed' ? spans.dueIn : spans.dropIn)
       return {
         ...view,
         state,
         version: stamp.version,
         updatedAt: time(now),
         leaseUntil: null,
-        expiresAt: time(now + (resolution.kind === 'completed' ? spans.dueIn : spans.dropIn)),
-        response: resolution.kind === 'completed' ? responseView(resolution.result) : null,
+        expiresAt: time(expiresAt),
+        response: resolution.kind === 'completed' ? responseView(resolution.result, expiresAt) : null,
         lastError,
       }
     }

@@ -100,15 +100,18 @@ function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
 
 function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): Sentence[] {
   if (state !== 'completed' || response === null) return []
-  const { status, size } = response
-  const kept = size === null ? 'its body was not kept' : `${counted(size, 'byte is', 'bytes are')} kept`
+  const { status, size, notKept, bodyUntil } = response
+  const gone = notKept === 'past_ttl' ? 'its body is past its ttl.body, and gone' : 'its body was not kept'
+  const kept = size === null ? gone : `${counted(size, 'byte is', 'bytes are')} kept`
   return [
     `The answer was ${status}; ${kept}.`,
     isOpen(route)
       ? `The answer is kept until ${expiresAt}; only mode enforce replays it.`
       : size === null
         ? `Retries are told that it was done until ${expiresAt}.`
-        : `Retries get it until ${expiresAt}.`,
+        : bodyUntil === null
+          ? `Retries get it until ${expiresAt}.`
+          : `Retries get it until ${bodyUntil}, and are told that it was done until ${expiresAt}.`,
   ]
 }
 

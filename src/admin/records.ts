@@ -54,24 +54,25 @@ export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis)
     method,
     path,
     fingerprint: record.fingerprint.toString('base64url'),
-    response: record.state === 'completed' ? responseView(record.result) : null,
+    response: record.state === 'completed' ? responseView(record.result, record.expiresAt) : null,
     lastError,
     reconciliation: reconciliationView(record),
   }
 }
 
-export function responseView(result: CompletedResponse): RecordView['response'] {
+export function responseView(result: CompletedResponse, expiresAt: Millis): RecordView['response'] {
   if (!result.kept) {
     const headers = result.location === null ? [] : [['Location', result.location]]
-    return { status: result.status, headers, size: null }
+    return { status: result.status, headers, size: null, notKept: result.why, bodyUntil: null }
   }
+  const bodyUntil = result.afterBody === undefined ? null : time(expiresAt - result.afterBody)
   const { status, headers: lines, body } = result.response
   const headers: string[][] = []
   for (let n = 0; n + 1 < lines.length; n += 2) {
     const name = lines[n] as string
     headers.push([name, CREDENTIAL.test(name) ? MASK : (lines[n + 1] as string)])
   }
-  return { status, headers, size: body.length }
+  return { status, headers, size: body.length, notKept: null, bodyUntil }
 }
 
 function shadowedView(history: readonly HistoryView[]): FullView['shadowed'] {

@@ -1,5 +1,5 @@
 import { type Static, type TProperties, type TSchemaOptions, Type } from 'typebox'
-import { type RecordId, STATES, type State } from '../core/record.ts'
+import { NOT_KEPT, type NotKept, type RecordId, STATES, type State } from '../core/record.ts'
 
 /* A record as the admin API shows it. */
 
@@ -51,6 +51,16 @@ const recordMembers = {
       status: Type.Integer(),
       headers: headerLines,
       size: nullable(Type.Integer({ description: 'Bytes of the body.' })),
+      notKept: nullable(
+        Type.Unsafe<NotKept>({
+          type: 'string',
+          enum: NOT_KEPT,
+          description: 'Why the body is not kept; null: it is.',
+        }),
+      ),
+      bodyUntil: nullable(
+        timestamp('When the body is given up (`ttl.body`); null: with the record, or it is not kept.'),
+      ),
     }),
   ),
   lastError: nullable(Type.String()),

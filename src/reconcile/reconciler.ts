@@ -3,6 +3,7 @@ import { policiesOf, type Routes } from '../core/route.ts'
 import { StoreClock } from '../core/store-clock.ts'
 import { orThrow, type Records } from '../store/records.ts'
 import { type Register, StoreUnavailable } from '../store/register.ts'
+import { BodyRemover } from './bodies.ts'
 import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { each, Sweeper } from './sweeper.ts'
@@ -14,9 +15,10 @@ export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monoton
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
-/** Everything a process does on its own about unresolved records. */
+/** Everything a process does on its own about records. */
 export class Reconciler {
   readonly #sweeper: Sweeper
+  readonly #bodies: BodyRemover
   readonly #count: UnresolvedCount
   readonly #ports: ReconcilerPorts
 
@@ -28,11 +30,13 @@ export class Reconciler {
       monotonic: () => performance.now(),
       prove: (...asked) => ports.control.prove(...asked),
     })
+    this.#bodies = new BodyRemover(ports)
     this.#count = new UnresolvedCount(ports)
   }
 
   start(config: Routes): void {
     this.#sweeper.start()
+    this.#bodies.start()
     void this.#count.start()
     this.check(config)
   }
@@ -45,11 +49,11 @@ export class Reconciler {
       .catch((error: unknown) => observer.trouble('internal error of the canary', { error: String(error) }))
   }
 
-  /** Starts nothing new; resolves when running status queries have ended. */
-  stop(): Promise<void> {
+  /** Starts nothing new; resolves when running status queries and writes have ended. */
+  async stop(): Promise<void> {
     this.#ports.control.stop()
     this.#count.stop()
-    return this.#sweeper.stop()
+    await Promise.all([this.#bodies.stop(), this.#sweeper.stop()])
   }
 }
 

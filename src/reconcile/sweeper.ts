@@ -182,15 +182,16 @@ export async function each(
   ids: RecordId[],
   isStopped: () => boolean,
   work: (id: RecordId) => Promise<void>,
+  atOnce: number = AT_ONCE,
 ): Promise<void> {
   const worker = async (): Promise<void> => {
     for (let id = ids.pop(); id !== undefined && !isStopped(); id = ids.pop()) await work(id)
   }
-  const ended = await Promise.allSettled(Array.from({ length: AT_ONCE }, worker))
+  const ended = await Promise.allSettled(Array.from({ length: atOnce }, worker))
   for (const one of ended) if (one.status === 'rejected') throw one.reason
 }
 
-function shuffled<T>(items: readonly T[], random: () => number): T[] {
+export function shuffled<T>(items: readonly T[], random: () => number): T[] {
   return items
     .map((item) => ({ item, at: random() }))
     .sort((a, b) => a.at - b.at)

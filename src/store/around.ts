@@ -41,7 +41,7 @@ export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
     get: (id) => hook('get', () => store.get(id)),
     stored: (id) => hook('get', () => store.stored?.(id) ?? store.get(id)),
     renew: (items) => hook('renew', () => store.renew(items)),
-    due: (limit) => hook('due', () => store.due(limit)),
+    due: (limit, of) => hook('due', () => store.due(limit, of)),
     remove: (id, version) => hook('remove', () => store.remove(id, version)),
     list: (which, cursor, limit) => hook('list', () => store.list(which, cursor, limit)),
     ping: () => hook('ping', () => store.ping()),

@@ -17,7 +17,7 @@ import {
 import { unfreed } from '../runtime/body-memory.ts'
 import { BinaryReader, BinaryWriter, readU48, U48, writeU48 } from './binary.ts'
 import { decoded } from './compression.ts'
-import { type Condition, CorruptRecord, SealedRecord } from './register.ts'
+import { type Condition, CorruptRecord, type Due, SealedRecord } from './register.ts'
 
 /*
  * The record format, schema 1. Fixed for good: a change would orphan live records (docs/record-format.md).
@@ -406,11 +406,17 @@ export function isUnresolved(bytes: Buffer): boolean {
 export const BODIES_FROM = 2 ** (8 * U48)
 
 /** The place of the record in the index: the `due` of unresolved ones, that of responses behind them; null: it is not in it. */
-export function placeIn(bytes: Buffer, due: Millis): number | null {
+export function indexPlace(bytes: Buffer, due: Millis): number | null {
   if (isUnresolved(bytes)) return due
   const isFiled =
     bytes[PREFIX.state] === stateCode('completed') && (Number(bytes[HEAD_AT]) & FLAG_BODY_ENDS) !== 0
   return isFiled ? BODIES_FROM + due : null
+}
+
+/** The places of what is due, from the first to the last. */
+export function placesDue(of: Due, now: Millis): { readonly from: number; readonly to: number } {
+  const from = of === 'bodies' ? BODIES_FROM : 0
+  return { from, to: from + now }
 }
 
 export function isClaim(bytes: Buffer): boolean {

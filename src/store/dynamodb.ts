@@ -1,7 +1,17 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../core/record.ts'
 import { KeyedMutex, settled } from '../runtime/scheduling.ts'
-import { endsAttempt, isUnresolved, mayRenew, meets, nextStamps, prolongLease, readStamps } from './codec.ts'
+import {
+  BODIES_FROM,
+  endsAttempt,
+  indexPlace,
+  mayRenew,
+  meets,
+  nextStamps,
+  placesDue,
+  prolongLease,
+  readStamps,
+} from './codec.ts'
 import {
   type Answer,
   Client,
@@ -193,6 +203,11 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     return [item, ...found].map((one) => bytesIn(one, 'p'))
   }
 
+  /** Deletes the chunks of an item that has been replaced. What is left of them expires. */
+  const forget = async (id: RecordId, item: Item): Promise<void> => {
+    await Promise.allSettled(chunkKeys(id, item).map((Key) => client.run('DeleteItem', { Key })))
+  }
+
   /** The payload of `item`, or of what has replaced it by now. */
   const recordOf = async (id: RecordId, item: Item | null): Promise<Buffer | null> =>
     again(item, async (found) => {
@@ -205,8 +220,10 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       return { found: next }
     })
 
-  const indexOf = (id: RecordId, bytes: Buffer, due: Millis): Item =>
-    isUnresolved(bytes) ? { u: text(prefix + partOf(id)), w: text(placeKey({ due, id })) } : {}
+  const indexOf = (id: RecordId, bytes: Buffer, due: Millis): Item => {
+    const place = indexPlace(bytes, due)
+    return place === null ? {} : { u: text(prefix + partOf(id)), w: text(placeKey({ due: place, id })) }
+  }
 
   const renewed = async ({ id, token, dueIn, dropIn }: Renewal): Promise<boolean> =>
     again(await read(recordKey(id)), async (found) => {
@@ -221,17 +238,22 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       return 'answer' in written ? { done: true } : written
     })
 
-  /** From one partition of the index, in order. */
-  const placesIn = async (u: string, range: string, w: string, limit: number): Promise<Place[]> => {
+  /** From one partition of the index, in order: keys from `first` to `last`. */
+  const placesIn = async (u: string, first: string, last: string, limit: number): Promise<Place[]> => {
     const found: Place[] = []
     let from: Item | undefined
     do {
       const { Items = [], LastEvaluatedKey }: Answer = await client.run('Query', {
         IndexName: INDEX,
-        KeyConditionExpression: `u = :u AND ${range}`,
+        KeyConditionExpression: 'u = :u AND w BETWEEN :first AND :last',
         // DynamoDB takes days to remove them.
         FilterExpression: 'x > :now',
-        ...valued({ ':u': text(u), ':w': text(w), ':now': number(clock.earliest()) }),
+        ...valued({
+          ':u': text(u),
+          ':first': text(first),
+          ':last': text(last),
+          ':now': number(clock.earliest()),
+        }),
         ...(from === undefined ? {} : { ExclusiveStartKey: from }),
         Limit: limit,
       })
@@ -240,8 +262,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     } while (from !== undefined && found.length < limit)
     return found
   }
-  const unresolved = async (range: string, w: string, limit: number): Promise<Place[]> => {
-    const parts = Array.from({ length: INDEX_PARTS }, (_, n) => placesIn(`${prefix}${n}`, range, w, limit))
+  const indexed = async (first: string, last: string, limit: number): Promise<Place[]> => {
+    const parts = Array.from({ length: INDEX_PARTS }, (_, n) => placesIn(`${prefix}${n}`, first, last, limit))
     return (await Promise.all(parts)).flat().toSorted(inOrder).slice(0, limit)
   }
 
@@ -313,6 +335,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
         if ('answer' in written) {
           const before = readStamps(headOf(written.answer.Attributes as Item))
           const stamp = stampOf(nextStamps(bytes, before, now, spans, nextFence))
+          await forget(id, written.answer.Attributes as Item)
           return { done: { done: true, now, stamp } }
         }
         const record = await recordOf(id, written.found)
@@ -337,8 +360,9 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     // A busy one does not keep the others from being renewed.
     renew: (items) => settled(items.map(renewed), false),
 
-    async due(limit) {
-      const places = await unresolved('w < :w', instantKey(clock.earliest() + 1), limit)
+    async due(limit, of = 'unresolved') {
+      const { from, to } = placesDue(of, clock.earliest())
+      const places = await indexed(instantKey(from), instantKey(to + 1), limit)
       return places.map(({ id }) => id as RecordId)
     },
 
@@ -352,16 +376,15 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       )
       if (!('answer' in written)) return false
       watchers.tell(id)
-      const keys = chunkKeys(id, written.answer.Attributes as Item)
-      // What is left of them expires.
-      await Promise.allSettled(keys.map((Key) => client.run('DeleteItem', { Key })))
+      await forget(id, written.answer.Attributes as Item)
       return true
     },
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
-        const place = placeKey(placeOf(cursor))
-        return pageOf(await unresolved('w > :w', place, limit), limit)
+        // A blank: after this place, and before any other.
+        const after = `${placeKey(placeOf(cursor))} `
+        return pageOf(await indexed(after, instantKey(BODIES_FROM), limit), limit)
       }
       const values = { ':now': number(clock.earliest()) }
       const input =

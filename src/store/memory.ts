@@ -1,7 +1,8 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import {
+  BODIES_FROM,
   endsAttempt,
-  isUnresolved,
+  indexPlace,
   mayRenew,
   meets,
   nextStamps,
@@ -44,6 +45,8 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
   const histories: number[] = []
   const byDrop = new Schedule()
   const byDue = new Schedule()
+  /** Responses that end before their records. */
+  const byBody = new Schedule()
   const bucketSlots = new Slots()
   const buckets: Bucket[] = []
   const byFull = new Schedule()
@@ -68,6 +71,7 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
   const forget = (slot: number): void => {
     byDrop.delete(slot)
     byDue.delete(slot)
+    byBody.delete(slot)
     used -= slab.length(chainOf(slot)) + ENTRY_BYTES
     slab.free(chainOf(slot))
     if (histories[slot] !== NONE) {
@@ -85,8 +89,10 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
   const full = (): StoreFull => new StoreFull(`the memory store is full (${used} of ${maxBytes} bytes)`)
   const index = (slot: number, bytes: Buffer, { due, dropAt }: Stamps): void => {
     byDrop.set(slot, dropAt)
-    if (isUnresolved(bytes)) byDue.set(slot, due)
-    else byDue.delete(slot)
+    byDue.delete(slot)
+    byBody.delete(slot)
+    const place = indexPlace(bytes, due)
+    if (place !== null) (place < BODIES_FROM ? byDue : byBody).set(slot, due)
   }
   const idOf = (slot: number): RecordId => slots.nameOf(slot) as RecordId
   const historyOf = (slot: number): string[] => {
@@ -154,14 +160,15 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
       })
     },
 
-    async due(limit) {
+    async due(limit, of) {
       const now = expire()
+      const schedule = of === 'bodies' ? byBody : byDue
       const found: number[] = []
-      for (let slot = byDue.due(now); slot !== NONE && found.length < limit; slot = byDue.due(now)) {
-        byDue.delete(slot)
+      for (let slot = schedule.due(now); slot !== NONE && found.length < limit; slot = schedule.due(now)) {
+        schedule.delete(slot)
         found.push(slot)
       }
-      for (const slot of found) byDue.set(slot, byDue.timeOf(slot))
+      for (const slot of found) schedule.set(slot, schedule.timeOf(slot))
       return found.map(idOf)
     },
 

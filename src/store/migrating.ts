@@ -9,6 +9,7 @@ import { versionOf } from './prefix.ts'
 import {
   type Condition,
   CorruptRecord,
+  type Due,
   type Entry,
   type GetReply,
   type Listing,
@@ -67,7 +68,7 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     swap: (id, condition, bytes, spans, nextFence) => pair.swap(id, condition, bytes, spans, nextFence),
     get: (id) => pair.get(id),
     renew: (items) => pair.renew(items),
-    due: (limit) => pair.due(limit),
+    due: (limit, of) => pair.due(limit, of),
     remove: (id, version) => pair.remove(id, version),
     list: (which, cursor, limit) => pair.list(which, cursor, limit),
     ping: () => pair.ping(),
@@ -172,9 +173,9 @@ class Pair {
     }
   }
 
-  /** What only the other has, or has not heard of, is due as well: it is brought to the same state. */
-  async due(limit: number): Promise<RecordId[]> {
-    if (this.#terms.writes !== 'must') return this.#lead.due(limit)
+  /** What only the other has, or has not heard of, is due as well: it is brought to the same state. Its responses end with the move. */
+  async due(limit: number, of?: Due): Promise<RecordId[]> {
+    if (this.#terms.writes !== 'must' || of === 'bodies') return this.#lead.due(limit, of)
     const [own, theirs] = await Promise.all([this.#lead.due(limit), this.#other.due(limit)])
     const known = new Set(own)
     const more = theirs.filter((id) => !known.has(id))

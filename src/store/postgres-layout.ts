@@ -5,7 +5,7 @@ import { StoreUnavailable } from './register.ts'
 /** Of the tables. A database of a later one is left alone. */
 const VERSION = 1
 /** Of the functions. A later one does for this release, too. */
-const REVISION = 4
+const REVISION = 5
 const OLDEST = 14
 const NOT_ALLOWED = '42501'
 /** Tables that the functions write. */

@@ -77,6 +77,7 @@ const RENEW = 'SELECT number, renewed FROM idempotency.renew($1, $2, $3, $4, $5,
 const REVIVE = 'SELECT number, done FROM idempotency.revive($1, $2, $3, $4, $5, $6, $7, $8)'
 const REMOVE = 'SELECT number, done, waiting FROM idempotency.remove($1, $2, $3, $4, $5, $6)'
 const DUE = 'SELECT number, ids FROM idempotency.due($1, $2, $3, $4, $5)'
+const BODIES = 'SELECT number, ids FROM idempotency.bodies($1, $2, $3, $4, $5)'
 const PLACES = 'SELECT number, listed FROM idempotency.places($1, $2, $3, $4, $5, $6, $7)'
 const LIST = 'SELECT number, ids FROM idempotency.list($1, $2, $3, $4, $5, $6, $7)'
 const PING = 'SELECT number, at FROM idempotency.ping($1, $2, $3)'
@@ -213,8 +214,8 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       )
     },
 
-    async due(limit) {
-      const [found] = await lanes.run(DUE, [service, skew(), wait, limit])
+    async due(limit, of) {
+      const [found] = await lanes.run(of === 'bodies' ? BODIES : DUE, [service, skew(), wait, limit])
       return wordsOf(found) as RecordId[]
     },
 

@@ -132,8 +132,8 @@ export class Records {
     draft: RecordDraft,
     spans: Spans,
   ): Soon<TakeOverReply> {
-    const taking = this.#register.swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans), true)
-    return this.#answered(taking, (reply) => {
+    const stored = storedSpans(draft, spans)
+    return this.#answered(this.#register.swap(id, { version }, encodeDraft(draft), stored, true), (reply) => {
       const { now } = reply
       if (reply.done) return { kind: 'claimed', now, stamp: reply.stamp, recognised: false }
       if (reply.bytes === null) return { kind: 'lost', now, record: null }

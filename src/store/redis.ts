@@ -1,7 +1,7 @@
 import { setImmediate as immediately } from 'node:timers/promises'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { isClaim, SMALL_RECORD, stateCode } from './codec.ts'
+import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
 import type { Part, View } from './redis-cluster.ts'
 import { admittingScript, type Connection, script } from './redis-connection.ts'
@@ -12,6 +12,7 @@ import { type ServersOptions, serversOf } from './redis-servers.ts'
 import { together, traitsOf } from './redis-traits.ts'
 import { Misconfigured } from './redis-url.ts'
 import {
+  type Due,
   type Entry,
   type GetReply,
   InGrace,
@@ -119,10 +120,13 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await servers.askAnyone('time', timeOf)) + skew()
   }
   /** What is due by the server's own clock. */
-  const dueAt = async ({ server, shards }: Part, limit: number) => {
+  const dueAt = async ({ server, shards }: Part, limit: number, of: Due) => {
     const now = (await server.ask('time', [], timeOf)) + skew()
+    const { from, to } = placesDue(of, now)
+    // There may be many more responses than are asked for, evenly spread.
+    const most = of === 'bodies' ? Math.ceil((2 * limit) / shards.length) : limit
     const range = (shard: number) => {
-      const args = [keys.indexes[shard] as string, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit]
+      const args = [keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
       return redis.ask('zrangebyscore', args, scored)
     }
     return (await Promise.all(shards.map(range))).flat()
@@ -193,11 +197,11 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
         false,
       ),
 
-    async due(limit) {
+    async due(limit, of = 'unresolved') {
       const parts = await servers.parts()
       const found = (
         await settled(
-          parts.map((part) => dueAt(part, limit)),
+          parts.map((part) => dueAt(part, limit, of)),
           [],
         )
       ).flat()
@@ -367,7 +371,7 @@ async function placesAfter(
   const places: Place[] = []
   // More than once only if more than `limit` share the cursor's instant.
   for (let offset = 0; ; offset += limit) {
-    const range = [index, from.due, '+inf', 'WITHSCORES', 'LIMIT', offset, limit]
+    const range = [index, from.due, `(${BODIES_FROM}`, 'WITHSCORES', 'LIMIT', offset, limit]
     const chunk = await redis.ask('zrangebyscore', range, scored)
     places.push(...chunk.filter((place) => inOrder(place, from) > 0))
     if (places.length >= limit || chunk.length < limit) return places

@@ -7,7 +7,8 @@ import type { Soon } from '../runtime/scheduling.ts'
  * the fixed prefix; the state machine lives in core, once.
  *
  * Every operation is atomic and runs on the store's own clock, which it returns as `now`. A record whose `dropAt` has come
- * does not exist. Records in state `in_progress` or `unknown` are indexed by `due` in the same step.
+ * does not exist. Records in state `in_progress` or `unknown` are indexed by `due` in the same step, and so are responses that end before
+ * their records, behind all of these.
  *
  * Bytes that an operation is given are the store's from then on: it may take their memory, so that they are empty afterwards.
  *
@@ -38,8 +39,11 @@ export interface Register {
    * version + 1. One answer per item.
    */
   renew(items: readonly Renewal[]): Promise<boolean[]>
-  /** Ids of unresolved records whose `due` has come, oldest first within one step of the index. */
-  due(limit: number): Promise<RecordId[]>
+  /**
+   * Ids of records whose `due` has come, oldest first within one step of the index: of unresolved ones; or, as `bodies`, of completed ones
+   * whose response ends before they do (`indexPlace` of {@link file://./codec.ts}).
+   */
+  due(limit: number, of?: Due): Promise<RecordId[]>
   /**
    * Removes the record at exactly this version ({@link file://./prefix.ts}), with its history, although this release may be
    * unable to read it. False: another version, or none.
@@ -119,6 +123,7 @@ export interface Renewal {
   readonly dueIn: Millis
   readonly dropIn: Millis
 }
+export type Due = 'unresolved' | 'bodies'
 /** `beginning`: of the id, at least two characters. */
 export type Listing = 'all' | 'unresolved' | { readonly beginning: string }
 export interface Page {

@@ -1,6 +1,6 @@
 import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
 import { HEAD_ROOM, SMALL_RECORD } from './codec.ts'
-import type { Note, Place, RateLimits, Register, Renewal } from './register.ts'
+import type { Due, Note, Place, RateLimits, Register, Renewal } from './register.ts'
 
 /*
  * Messages between the event loop and SQLite's thread. The cost of a message is its objects, so puts and swaps, which every request needs,
@@ -15,7 +15,8 @@ export type Written = readonly [now: Millis, version: number, fence: number, cre
 export type Found<Bytes extends Uint8Array | null> = readonly [now: Millis, bytes: Bytes]
 
 /** Operations for the thread. Tokens are text: a character for each byte. */
-export interface Operations extends Sync<Pick<Register, 'due' | 'remove' | 'ping'>> {
+export interface Operations extends Sync<Pick<Register, 'remove' | 'ping'>> {
+  due(limit: number, of: Due): RecordId[]
   put(id: RecordId, bytes: Buffer, dueIn: Millis, dropIn: Millis): Written | Found<Buffer>
   /** `of`: the states in which the token's record is replaced; or, whatever the token, the version that is. */
   swap(

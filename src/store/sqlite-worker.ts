@@ -4,11 +4,13 @@ import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_thread
 import type { Millis, RecordId, State } from '../core/record.ts'
 import { readU48 } from './binary.ts'
 import {
-  isUnresolved,
+  BODIES_FROM,
+  indexPlace,
   mayRenew,
   meets,
   nextStamps,
   PREFIX,
+  placesDue,
   prolongLease,
   readStamps,
   type Stamps,
@@ -79,7 +81,7 @@ function serve(db: DatabaseSync): void {
   const isThere = db.prepare('SELECT 1 FROM records WHERE key = ? LIMIT 1')
   const erase = db.prepare('DELETE FROM records WHERE key = ? AND service = ? AND id = ?')
   const overdue = db.prepare(
-    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND due <= ? AND drop_at > ?
+    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND due BETWEEN ? AND ? AND drop_at > ?
      ORDER BY due, id LIMIT ?`,
   )
   // Not records that are in the journal again: their history would be removed, too. Expired records of other services are removed as well:
@@ -94,7 +96,7 @@ function serve(db: DatabaseSync): void {
      ORDER BY key, id LIMIT ?`,
   )
   const selectPlaces = db.prepare(
-    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND (due, id) > (?, ?) AND drop_at > ?
+    `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND (due, id) > (?, ?) AND due < ${BODIES_FROM} AND drop_at > ?
      ORDER BY due, id LIMIT ?`,
   )
   const selectNotes = db.prepare('SELECT lines FROM notes WHERE service = ? AND id = ? AND created_at = ?')
@@ -131,14 +133,15 @@ function serve(db: DatabaseSync): void {
   /** In the table. A lookup first, rather than a unique index: an index of short numbers is a quarter of the size. */
   function keep(id: string, bytes: Buffer, { due, dropAt }: Pick<Stamps, 'due' | 'dropAt'>): void {
     const key = keyOf(id)
-    const row = [isUnresolved(bytes) ? 1 : 0, due, dropAt, bytes, key, service, id] as const
+    const place = indexPlace(bytes, due)
+    const row = [place === null ? 0 : 1, place ?? due, dropAt, bytes, key, service, id] as const
     if (isThere.get(key) === undefined || update.run(...row).changes === 0) insert.run(...row)
   }
 
   /** The first places, in order, among those found in the table by `rows` and those in the journal that are `wanted`. */
   function placesOf(
     rows: (limit: number) => Iterable<unknown>,
-    mayBe: (bytes: Buffer) => boolean,
+    placeOf: (bytes: Buffer, due: Millis) => number | null,
     wanted: (place: Place) => boolean,
     order: (a: Place, b: Place) => number,
     limit: number,
@@ -150,8 +153,9 @@ function serve(db: DatabaseSync): void {
       if (places.length === limit) break
     }
     for (const [slot, bytes] of journal) {
-      if (!mayBe(bytes)) continue
-      const place = { due: readU48(bytes, PREFIX.due), id: journal.idIn(slot) }
+      const due = placeOf(bytes, readU48(bytes, PREFIX.due))
+      if (due === null) continue
+      const place = { due, id: journal.idIn(slot) }
       if (wanted(place) && readU48(bytes, PREFIX.dropAt) > at) places.push(place)
     }
     return places.sort(order).slice(0, limit)
@@ -204,12 +208,13 @@ function serve(db: DatabaseSync): void {
         return true
       })
     },
-    due(limit) {
+    due(limit, of) {
       const at = now()
+      const { from, to } = placesDue(of, at)
       const places = placesOf(
-        (most) => overdue.iterate(service, at, at, most),
-        isUnresolved,
-        ({ due }) => due <= at,
+        (most) => overdue.iterate(service, from, to, at, most),
+        indexPlace,
+        ({ due }) => due >= from && due <= to,
         inOrder,
         limit,
       )
@@ -229,7 +234,7 @@ function serve(db: DatabaseSync): void {
       const from = keyOf(after > beginning ? after : beginning)
       const places = placesOf(
         (most) => selectIds.iterate(from, keyOf(end, '~'), service, after, beginning, end, now(), most),
-        () => true,
+        (_, due) => due,
         ({ id }) => id > after && id >= beginning && id < end,
         (a, b) => (a.id < b.id ? -1 : 1),
         limit,
@@ -239,8 +244,8 @@ function serve(db: DatabaseSync): void {
     unresolved: (after, limit) =>
       placesOf(
         (most) => selectPlaces.iterate(service, after.due, after.id, now(), most),
-        isUnresolved,
-        (place) => inOrder(place, after) > 0,
+        indexPlace,
+        (place) => place.due < BODIES_FROM && inOrder(place, after) > 0,
         inOrder,
         limit,
       ),

@@ -110,7 +110,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
         items.map((item) => ({ ...item, token: textOf(item.token) })),
       ),
 
-    due: (limit) => thread.run('due', limit),
+    due: (limit, of = 'unresolved') => thread.run('due', limit, of),
 
     async remove(id, version) {
       const removed = await thread.run('remove', id, version)

@@ -9,7 +9,7 @@ import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Register, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { load, UPSTREAM } from '../config/support.ts'
-import { bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
+import { response as answer, bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 import { type AdminAnswer, injecting } from '../support/admin.ts'
 
 /** Others who write at the worst moment: called before the change reaches the store. */
@@ -333,7 +333,22 @@ void t.test('what was not kept has no size; a lapsed lease says since when', asy
   const bytes = bytesOf('completed', newToken(), { result })
   await register.put(id, bytes, SPANS)
   t.match((await ask('GET', `/v1/records/${id}`, null)).body, {
-    response: { status: 303, headers: [], size: null },
+    response: { status: 303, headers: [], size: null, notKept: 'too_large', bodyUntil: null },
+  })
+  const ending = newId()
+  const ends = { ...answer(), afterBody: HOUR }
+  const kept = await register.put(ending, bytesOf('completed', newToken(), { result: ends }), SPANS)
+  const bodyUntil = new Date(kept.now + SPANS.dueIn).toISOString()
+  const expiresAt = new Date(kept.now + SPANS.dueIn + HOUR).toISOString()
+  t.match((await ask('GET', `/v1/records/${ending}`, null)).body, {
+    expiresAt,
+    response: { notKept: null, bodyUntil },
+  })
+  const ended = newId()
+  await register.put(ended, bytesOf('completed', newToken(), { result: ends }), { dueIn: 0, dropIn: HOUR })
+  t.match((await ask('GET', `/v1/records/${ended}`, null)).body, {
+    state: 'completed',
+    response: { status: 201, headers: [], size: null, notKept: 'past_ttl', bodyUntil: null },
   })
   const lapsed = newId()
   const put = await register.put(lapsed, bytesOf('in_progress', newToken()), { dueIn: 0, dropIn: HOUR })

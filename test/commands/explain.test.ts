@@ -17,12 +17,14 @@ const RECORD: Unexplained = {
   method: 'POST',
   path: '/pay',
   fingerprint: 'B'.repeat(43),
-  response: { status: 201, headers: [], size: 2 },
+  response: { status: 201, headers: [], size: 2, notKept: null, bodyUntil: null },
   lastError: null,
   reconciliation: null,
   shadowed: null,
   history: [],
 }
+
+const UNKEPT = { status: 201, headers: [], size: null, bodyUntil: null }
 
 type Entry = Unexplained['history'][number]
 
@@ -40,7 +42,15 @@ const claimed = (attempts: number, before: string): Entry => event('claimed', { 
 void t.test('was it executed, and how often: never more certain than the record is', async (t) => {
   const cases: [Partial<Unexplained>, RegExp][] = [
     [{}, /^It was executed once\.\nThe answer was 201; 2 bytes are kept\.\nRetries get it until 2026-01-02/],
-    [{ response: { status: 201, headers: [], size: null } }, /The answer was 201; its body was not kept/],
+    [{ response: { ...UNKEPT, notKept: 'too_large' } }, /The answer was 201; its body was not kept/],
+    [
+      { response: { ...UNKEPT, notKept: 'past_ttl' } },
+      /The answer was 201; its body is past its ttl.body, and gone\.\nRetries are told that it was done until 2026-01-02/,
+    ],
+    [
+      { response: { ...UNKEPT, size: 2, notKept: null, bodyUntil: '2026-01-01T01:00:01.000Z' } },
+      /2 bytes are kept\.\nRetries get it until 2026-01-01T01:00:01.000Z, and are told that it was done until 2026-01-02/,
+    ],
     [{ state: 'expired', response: null }, /^It was executed once\.\nNext:/],
     [
       { attempts: 2, history: [claimed(1, 'absent'), claimed(2, 'failed_retryable')] },

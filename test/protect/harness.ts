@@ -30,6 +30,7 @@ import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
   type Condition,
+  type Due,
   type Entry,
   type GetReply,
   type Listing,
@@ -200,7 +201,7 @@ export class Store {
         ),
       get: (id: RecordId): Promise<GetReply> => call('get', id, () => inner.get(id)),
       renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
-      due: (limit: number) => call('due', null, () => inner.due(limit)),
+      due: (limit: number, of?: Due) => call('due', null, () => inner.due(limit, of)),
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),

@@ -12,6 +12,7 @@ import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import {
   type Condition,
+  type Due,
   type Entry,
   InGrace,
   type Listing,
@@ -174,7 +175,7 @@ export class SimulatedStore {
       },
       get: (id: RecordId) => call('get', id, () => inner.get(id)),
       renew: (items: readonly Renewal[]) => call('renew', items[0]?.id ?? null, () => inner.renew(items)),
-      due: (limit: number) => call('due', null, () => inner.due(limit)),
+      due: (limit: number, of?: Due) => call('due', null, () => inner.due(limit, of)),
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),

@@ -11,11 +11,11 @@ import {
   decodeRecord,
   encodeDraft,
   HEAD_AT,
+  indexPlace,
   isUnresolved,
   meets,
   nextStamps,
   PREFIX,
-  placeIn,
   prolongLease,
   readStamps,
   stamp,
@@ -236,10 +236,10 @@ void t.test('a record that does not say how long it outlives its response is cor
 void t.test('the place of a record: unresolved ones by due, responses that end behind them', async (t) => {
   const ends = { ...response(), afterBody: 1 } as CompletedResponse
   for (const state of ['in_progress', 'unknown'] as const)
-    t.equal(placeIn(bytesOf(state, newToken(), { leaseExpired: true }), 7), 7)
-  t.equal(placeIn(bytesOf('completed', newToken(), { result: ends }), 7), 2 ** 48 + 7)
+    t.equal(indexPlace(bytesOf(state, newToken(), { leaseExpired: true }), 7), 7)
+  t.equal(indexPlace(bytesOf('completed', newToken(), { result: ends }), 7), 2 ** 48 + 7)
   for (const state of ['completed', 'expired', 'failed_retryable'] as const)
-    t.equal(placeIn(bytesOf(state, newToken()), 7), null)
+    t.equal(indexPlace(bytesOf(state, newToken()), 7), null)
 })
 
 /** A text with its length. */

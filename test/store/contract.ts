@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import fc from 'fast-check'
 import type { Test } from 'tap'
-import { newReconciliation, type RecordId } from '../../src/core/record.ts'
+import { type CompletedResponse, newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
 import { packed } from '../../src/store/packed.ts'
 import { versionOf } from '../../src/store/prefix.ts'
@@ -423,6 +423,54 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(await register.due(10), [])
     advance(MINUTE)
     t.same(await register.due(10), [swapped])
+  })
+
+  void test('due, bodies: responses that end before their records, once they have', async (t, {
+    register,
+    peer,
+    other,
+    advance,
+  }) => {
+    const token = newToken()
+    const ends = { result: { ...response(), afterBody: HOUR } as CompletedResponse }
+    const spans = (n: number) => ({ dueIn: n * HOUR, dropIn: 24 * HOUR })
+    const ids: RecordId[] = []
+    for (let n = 1; n <= 4; n++) {
+      const id = newId()
+      ids.push(id)
+      const claim = { token, states: ['in_progress'] } as const
+      if (n % 2) await register.put(id, bytesOf('completed', token, ends), spans(n))
+      else {
+        await register.put(id, bytesOf('in_progress', token), SPANS)
+        t.match(await peer.swap(id, claim, bytesOf('completed', token, ends), spans(n), false), {
+          done: true,
+        })
+      }
+    }
+    await register.put(newId(), bytesOf('completed', token), spans(1))
+    const unknown = newId()
+    await register.put(unknown, bytesOf('unknown', token), spans(2))
+    t.same(await register.due(10, 'bodies'), [])
+    advance(3 * HOUR)
+    t.same((await peer.due(10, 'bodies')).toSorted(), ids.slice(0, 3).toSorted())
+    t.same(await other?.due(10, 'bodies'), other === null ? undefined : [])
+    t.equal((await register.due(1, 'bodies')).length, 1)
+    t.same(await register.due(10), [unknown], 'apart from the unresolved ones')
+    t.same((await register.list('unresolved', null, 10)).ids, [unknown])
+    t.same(await register.renew([{ id: ids[0] as RecordId, token, ...SPANS }]), [false])
+
+    const versionOf = async (id: RecordId) => readStamps((await register.get(id)).bytes as Buffer).version
+    const [taken, removed, kept] = ids as [RecordId, RecordId, RecordId]
+    const gone = { result: { kept: false, why: 'past_ttl', status: 201, location: null } } as const
+    const condition = { version: await versionOf(taken) }
+    t.match(await register.swap(taken, condition, bytesOf('completed', token, gone), spans(20), false), {
+      done: true,
+    })
+    t.ok(await peer.remove(removed, await versionOf(removed)))
+    t.same(await register.due(10, 'bodies'), [kept])
+    advance(21 * HOUR)
+    t.same(await register.due(10, 'bodies'), [], 'none of what has expired')
+    t.same(await register.due(10), [])
   })
 
   void test('remove takes one version only; a record made anew has a greater version and fence', async (t, {

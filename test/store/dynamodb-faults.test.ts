@@ -204,8 +204,14 @@ void t.test(
     const { version } = readStamps((await store.get(id)).bytes as Buffer)
     const kept = await chunks()
     t.equal(kept.length, orphans.length + 6)
-    t.ok(await store.remove(id, version))
-    t.equal((await chunks()).length, kept.length - 3, 'its own go with it')
+    const short = () =>
+      bytesOf('completed', token, { result: { kept: false, why: 'past_ttl', status: 200, location: null } })
+    t.ok((await store.swap(id, { version }, short(), SPANS, false)).done)
+    t.equal((await chunks()).length, kept.length - 3, 'its own go with it, when it is replaced')
+    t.ok((await store.swap(id, { version: version + 1 }, completed(token), SPANS, false)).done)
+    t.equal((await chunks()).length, kept.length)
+    t.ok(await store.remove(id, version + 2))
+    t.equal((await chunks()).length, kept.length - 3, 'and when it is removed')
     for (const item of await items()) t.ok(Number(item.e?.N) * 1000 > Date.now(), 'the others expire')
   },
 )

@@ -5,7 +5,7 @@ import t, { type Test } from 'tap'
 import { HOP_BY_HOP, RESPONSE_HEADER } from '../../src/core/headers.ts'
 import type { Completed, CompletedResponse, RecordDraft, RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
-import { decodeRecord, encodeDraft, PREFIX } from '../../src/store/codec.ts'
+import { decodeRecord, encodeDraft, indexPlace, PREFIX } from '../../src/store/codec.ts'
 import { packed } from '../../src/store/packed.ts'
 import { openPostgresStore } from '../../src/store/postgres.ts'
 import { Records } from '../../src/store/records.ts'
@@ -127,6 +127,54 @@ async function tests(): Promise<void> {
       t.equal(record.expiresAt - record.updatedAt, HOUR)
       t.equal(record.dropAt - record.updatedAt, HOUR + MINUTE)
       t.ok(record.version > (before?.version ?? Number.NaN), 'renewals count as writes')
+    }
+  })
+
+  void t.test('ttl.body: the response ends before the record, and is taken out as any other', async (t) => {
+    const app = await upstream(t)
+    const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
+    const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
+    for (const more of [{}, told]) {
+      const claimed = await claim({ ...ends, ...more })
+      t.equal(await complete(app, claimed), true)
+      const { bytes } = await register.get(claimed.id)
+      if (bytes === null) throw new Error('no record')
+      const record = decodeRecord(bytes) as Completed
+      t.strictSame(record.result, { ...result(), afterBody: HOUR - 5 * MINUTE })
+      t.same([record.expiresAt, record.dropAt], [record.updatedAt + HOUR, record.updatedAt + HOUR + MINUTE])
+      t.equal(indexPlace(bytes, 7), 2 ** 48 + 7)
+      t.match(record, { key: 'key' in more ? more.key : null, completion: ends.completion })
+      t.equal(await complete(app, claimed), false, 'a repeat finds its own')
+      t.match(await failureOf(complete(app, claimed, 201, HEADERS, Buffer.from('other'))), { code: 'IP002' })
+      // What the owner does with what it then writes itself files the response in the index.
+      const own = draft('completed', claimed.token, { fence: claimed.fence, result: result() })
+      t.match(await records.settle(claimed.id, own, SPANS), {
+        kind: 'refused',
+        record: { state: 'completed' },
+      })
+      const places = await server.sql(
+        `SELECT state, due FROM idempotency.unresolved WHERE id = '${claimed.id}'`,
+      )
+      t.same(places, [['2', String(2 ** 48 + record.updatedAt + 5 * MINUTE)]])
+      t.match(await records.settle(claimed.id, own, SPANS), { kind: 'refused' })
+      t.equal((await server.sql(`SELECT 1 FROM idempotency.unresolved WHERE id = '${claimed.id}'`)).length, 1)
+    }
+    // Its owner dies after the commit: whoever sweeps files it.
+    const orphan = await claim(ends)
+    await complete(app, orphan)
+    await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${orphan.id}'`)
+    t.notOk((await register.due(1000)).includes(orphan.id))
+    t.match(await server.sql(`SELECT state FROM idempotency.unresolved WHERE id = '${orphan.id}'`), [['2']])
+    // As long as the record of a refusal, and not kept at all: nothing ends before.
+    for (const [status, body] of [
+      [404, ALL_BYTES],
+      [201, Buffer.alloc(1001)],
+    ] as const) {
+      const claimed = await claim(ends)
+      await complete(app, claimed, status, HEADERS, body)
+      const { bytes } = await register.get(claimed.id)
+      t.equal(indexPlace(bytes as Buffer, 7), null)
+      t.notOk('afterBody' in (decodeRecord(bytes as Buffer) as Completed).result)
     }
   })
 

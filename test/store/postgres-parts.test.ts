@@ -72,7 +72,7 @@ void t.test(
 )
 
 void t.test('which server it is, where it tells', async (t) => {
-  const ready: Row[][] = [[['f', '15', '3', '1']], [['1', '4']], [[null, null]]]
+  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '5']], [[null, null]]]
   const wal = '0000000A0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]])), { system: '7153', timeline: 10 })
   for (const silent of [errorOf('0A000'), errorOf('42501'), [['7153', null]], []])

@@ -142,7 +142,8 @@ function facts(record) {
 /** @param {FullView} record */
 function response({ response: kept }) {
   if (kept === null) return byId('response').replaceChildren()
-  const body = kept.size === null ? 'its body was not kept' : `with a body of ${size(kept.size)}`
+  const gone = kept.notKept === 'past_ttl' ? 'its body is gone (ttl.body)' : 'its body was not kept'
+  const body = kept.size === null ? gone : `with a body of ${size(kept.size)}`
   const lines = kept.headers.map(([name = '', value = '']) =>
     make('li', {}, make('b', {}, name), `: ${value}`),
   )

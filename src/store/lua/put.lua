@@ -42,6 +42,9 @@ end
 local state = bytes:byte(4)
 if state == 1 or state == 4 then
   redis.call('ZADD', KEYS[2], due, ARGV[1])
+elseif state == 2 and (bytes:byte(61) or 0) % 8 > 3 then
+  -- Its response ends before it: behind all instants.
+  redis.call('ZADD', KEYS[2], string.format('%.0f', 281474976710656 + due), ARGV[1])
 elseif old then
   redis.call('ZREM', KEYS[2], ARGV[1])
 end

@@ -38,6 +38,9 @@ redis.call('SET', KEYS[1], value, 'PX', math.max(1, ARGV[4]))
 local state = bytes:byte(4)
 if state == 1 or state == 4 then
   redis.call('ZADD', KEYS[2], due, ARGV[1])
+elseif state == 2 and (bytes:byte(61) or 0) % 8 > 3 then
+  -- Its response ends before it: behind all instants.
+  redis.call('ZADD', KEYS[2], string.format('%.0f', 281474976710656 + due), ARGV[1])
 else
   redis.call('ZREM', KEYS[2], ARGV[1])
 end

@@ -22,18 +22,27 @@ CREATE OR REPLACE FUNCTION idempotency.waiting(_service text, _id text) RETURNS 
   SELECT coalesce(string_agg(w.channel, ' '), '') FROM idempotency.waits w WHERE w.id = _id AND w.service = _service;
 $$;
 
--- Files a record that is in progress or unknown; takes others out.
+-- Behind all instants: where responses that end before their records are filed.
+CREATE OR REPLACE FUNCTION idempotency.bodies_from() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT 281474976710656::bigint;
+$$;
+
+-- Files a record that is in progress or unknown, and the response that ends before its record; takes others out.
+DROP FUNCTION IF EXISTS idempotency.file(text, text, smallint, bytea, bigint, bigint);
 CREATE OR REPLACE FUNCTION idempotency.file(
-  _service text, _id text, _state smallint, _token bytea, _due bigint, _drop_at bigint
+  _service text, _id text, _state smallint, _token bytea, _due bigint, _drop_at bigint, _head bytea
 ) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  place bigint := CASE WHEN _state IN (1, 4) THEN _due
+    WHEN _state = 2 AND length(_head) > 4 AND get_byte(_head, 4) & 4 > 0 THEN idempotency.bodies_from() + _due END;
 BEGIN
-  IF _state NOT IN (1, 4) THEN
+  IF place IS NULL THEN
     DELETE FROM idempotency.unresolved u WHERE u.id = _id AND u.service = _service;
     RETURN;
   END IF;
   INSERT INTO idempotency.unresolved AS u (id, service, state, token, due, drop_at, renewals)
-  VALUES (_id, _service, _state, _token, _due, _drop_at, 0)
-  ON CONFLICT (id, service) DO UPDATE SET state = _state, token = _token, due = _due, drop_at = _drop_at, renewals = 0;
+  VALUES (_id, _service, _state, _token, place, _drop_at, 0)
+  ON CONFLICT (id, service) DO UPDATE SET state = _state, token = _token, due = place, drop_at = _drop_at, renewals = 0;
 END $$;
 
 -- The record, which nobody else changes any more in this transaction; no row if there is none, or its time has come. The order of locks is
@@ -58,10 +67,12 @@ END $$;
 -- Takes out the lease of a record that idempotency.complete has finished, which is locked. The version keeps its renewals.
 CREATE OR REPLACE FUNCTION idempotency.fold(_service text, _id text) RETURNS void LANGUAGE sql AS $$
   WITH gone AS (
-    DELETE FROM idempotency.unresolved u WHERE u.id = _id AND u.service = _service RETURNING u.token, u.renewals
+    DELETE FROM idempotency.unresolved u WHERE u.id = _id AND u.service = _service AND u.due < idempotency.bodies_from() RETURNING u.token, u.renewals
   )
   UPDATE idempotency.records r SET version = r.version + gone.renewals FROM gone
   WHERE r.id = _id AND r.service = _service AND r.token = gone.token AND gone.renewals > 0;
+  SELECT idempotency.file(r.service, r.id, r.state, r.token, r.due, r.drop_at, r.head) FROM idempotency.records r
+  WHERE r.id = _id AND r.service = _service;
 $$;
 
 -- Removes a record whose time has come. False: it has not, or the record is gone, or somebody has its lease and this does not wait.
@@ -202,7 +213,7 @@ BEGIN
             due = at + _due_in, drop_at = at + _drop_in
           WHERE r.id = _id AND r.service = _service;
         END IF;
-        PERFORM idempotency.file(_service, _id, _state, _token, at + _due_in, at + _drop_in);
+        PERFORM idempotency.file(_service, _id, _state, _token, at + _due_in, at + _drop_in, _head);
         done := true;
         version := at;
         waiting := CASE _state WHEN 1 THEN '' ELSE idempotency.waiting(_service, _id) END;
@@ -274,7 +285,7 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the record that was read is not the one that is there' USING ERRCODE = 'serialization_failure';
   END IF;
-  PERFORM idempotency.file(_service, _id, _state, _token, at + _due_in, at + _drop_in);
+  PERFORM idempotency.file(_service, _id, _state, _token, at + _due_in, at + _drop_in, _head);
   waiting := CASE _state WHEN 1 THEN '' ELSE idempotency.waiting(_service, _id) END;
 END $$;
 
@@ -328,7 +339,7 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the record that was read is not the one that is there' USING ERRCODE = 'serialization_failure';
   END IF;
-  PERFORM idempotency.file(_service, _id, 1::smallint, _token, s.due, s.drop_at);
+  PERFORM idempotency.file(_service, _id, 1::smallint, _token, s.due, s.drop_at, s.head);
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.remove(
@@ -377,6 +388,24 @@ BEGIN
   ) d;
 END $$;
 
+-- Of records whose response has ended before they do.
+CREATE OR REPLACE FUNCTION idempotency.bodies(
+  _number bigint, _service text, _skew bigint, _wait integer, _limit integer, OUT number bigint, OUT ids text
+) LANGUAGE plpgsql AS $$
+DECLARE
+  at bigint := idempotency.now(_skew);
+BEGIN
+  number := _number;
+  PERFORM idempotency.start(_wait);
+  SELECT coalesce(string_agg(d.id, ' ' ORDER BY d.due, d.id), '') INTO ids FROM (
+    SELECT u.id, u.due FROM idempotency.unresolved u
+    JOIN idempotency.records r ON r.id = u.id AND r.service = u.service AND r.token = u.token
+    WHERE u.service = _service AND u.due BETWEEN idempotency.bodies_from() AND idempotency.bodies_from() + at
+      AND u.drop_at > at AND r.schema = 1 AND r.state = 2
+    ORDER BY u.due, u.id LIMIT _limit
+  ) d;
+END $$;
+
 -- "due id", oldest first.
 CREATE OR REPLACE FUNCTION idempotency.places(
   _number bigint, _service text, _skew bigint, _wait integer, _after_due bigint, _after_id text, _limit integer, OUT number bigint, OUT listed text
@@ -389,7 +418,8 @@ BEGIN
   SELECT coalesce(string_agg(d.due || ' ' || d.id, ',' ORDER BY d.due, d.id), '') INTO listed FROM (
     SELECT u.id, u.due FROM idempotency.unresolved u
     JOIN idempotency.records r ON r.id = u.id AND r.service = u.service AND r.token = u.token
-    WHERE u.service = _service AND (u.due, u.id) > (_after_due, _after_id) AND u.drop_at > at AND r.state IN (1, 4)
+    WHERE u.service = _service AND (u.due, u.id) > (_after_due, _after_id) AND u.due < idempotency.bodies_from()
+      AND u.drop_at > at AND r.state IN (1, 4)
     ORDER BY u.due, u.id LIMIT _limit
   ) d;
 END $$;
@@ -653,12 +683,16 @@ DECLARE
   dropped_at bigint;
   error_at integer;
   extensions_at integer;
+  extensions integer := 0;
   result_at integer;
   name_end integer;
   value_end integer;
   -- The extension `completion` of the record, and so that of a route that has told its upstream of the record.
   terms bigint[];
   ttl bigint;
+  -- How long the record answers after its response (`ttl.body`).
+  after_body bigint := 0;
+  is_kept boolean;
   place text;
   _head bytea;
   _payload bytea := '';
@@ -703,10 +737,13 @@ BEGIN
   FOR n IN 1 .. get_byte(r.head, extensions_at) LOOP
     name_end := idempotency.text_end(r.head, result_at);
     value_end := idempotency.text_end(r.head, name_end);
+    -- Of an earlier call, and the last one.
+    EXIT WHEN substr(r.head, result_at + 5, name_end - result_at - 4) = convert_to('after-body', 'UTF8');
     IF substr(r.head, result_at + 5, name_end - result_at - 4) = convert_to('completion', 'UTF8') THEN
       terms := string_to_array(convert_from(substr(r.head, name_end + 5, value_end - name_end - 4), 'UTF8'), ' ')::bigint[];
     END IF;
     result_at := value_end;
+    extensions := n;
   END LOOP;
   IF terms IS NULL AND r.state <> 2 THEN
     RAISE EXCEPTION 'the route of the record does not let its upstream end it: key.forwardFence is off, or an earlier release has claimed it'
@@ -720,9 +757,16 @@ BEGIN
   IF NOT EXISTS (SELECT FROM unnest(lines) WITH ORDINALITY AS l (text, n) WHERE l.n % 2 = 1 AND lower(l.text) = 'date') THEN
     lines := lines || ARRAY['Date', to_char(timestamp 'epoch' + (at / 1000) * interval '1 second', 'Dy, DD Mon YYYY HH24:MI:SS "GMT"')];
   END IF;
-  _head := decode('00', 'hex') || substr(r.head, 6, error_at - 5) || int4send(0) || int2send(0::smallint)
-    || substr(r.head, extensions_at + 1, result_at - extensions_at);
-  IF octet_length(_body) <= terms[4] AND terms[4] > 0 THEN
+  ttl := CASE WHEN complete.status BETWEEN 200 AND 299 THEN terms[1] ELSE terms[2] END;
+  is_kept := octet_length(_body) <= terms[4] AND terms[4] > 0;
+  IF is_kept AND terms[5] < ttl THEN
+    after_body := ttl - terms[5];
+  END IF;
+  _head := decode(CASE WHEN after_body > 0 THEN '04' ELSE '00' END, 'hex') || substr(r.head, 6, error_at - 5) || int4send(0) || int2send(0::smallint)
+    || set_byte(decode('00', 'hex'), 0, extensions + CASE WHEN after_body > 0 THEN 1 ELSE 0 END)
+    || substr(r.head, extensions_at + 2, result_at - extensions_at - 1)
+    || CASE WHEN after_body > 0 THEN idempotency.framed('after-body') || idempotency.framed(after_body::text) ELSE ''::bytea END;
+  IF is_kept THEN
     _head := _head || decode('010000', 'hex') || int2send(complete.status::smallint) || idempotency.framed(idempotency.reason(complete.status));
     _payload := int4send(cardinality(lines)) || (SELECT string_agg(idempotency.framed(l.text), ''::bytea ORDER BY l.n) FROM unnest(lines) WITH ORDINALITY AS l (text, n))
       || int4send(0) || int4send(octet_length(_body)) || _body;
@@ -743,9 +787,8 @@ BEGIN
     RAISE EXCEPTION 'the attempt % has another answer already: roll back', complete.fence USING ERRCODE = 'IP002',
       DETAIL = 'The record is completed, by another call of this function or by somebody else.';
   END IF;
-  ttl := CASE WHEN complete.status BETWEEN 200 AND 299 THEN terms[1] ELSE terms[2] END;
   UPDATE idempotency.records x
-  SET state = 2, version = r.version + 1, updated_at = at, due = at + ttl, drop_at = at + ttl + terms[3], head = _head, payload = _payload
+  SET state = 2, version = r.version + 1, updated_at = at, due = at + ttl - after_body, drop_at = at + ttl + terms[3], head = _head, payload = _payload
   WHERE x.id = r.id AND x.service = r.service AND x.version = r.version;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the record that was read is not the one that is there' USING ERRCODE = 'serialization_failure';
@@ -764,7 +807,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 4)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 4;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 5)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 5;
 
 COMMIT;
