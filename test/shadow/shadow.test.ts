@@ -316,6 +316,14 @@ void t.test('a retry of what was answered is a replay, however far the store is 
   t.same(a.verdicts().sort(), ['first', 'misuse', 'replay_same'])
 })
 
+void t.test('V07 the upstream is told no record in shadow mode, and the record says so', async (t) => {
+  const a = shadowed(t)
+  t.equal(await a.pass(BROKEN), 'upstream_failed')
+  const record = await a.replica.store.read(a.replica.id)
+  t.equal(record?.state, 'unknown')
+  t.equal(record?.told, undefined, 'or its "not found" would free what may have been executed')
+})
+
 void t.test('what enforce would refuse before it claims is told, and leaves no record', async (t) => {
   const strict = route({ mode: 'shadow', profile: 'strict' })
   const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }

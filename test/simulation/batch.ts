@@ -1,5 +1,5 @@
 import { performance } from 'node:perf_hooks'
-import { type Result, simulate } from './run.ts'
+import { type Result, settingsText, simulate } from './run.ts'
 
 export interface Batch {
   readonly runs: number
@@ -71,16 +71,10 @@ function inMacrotask<T>(work: () => T): Promise<T> {
 export async function timeline(seed: number): Promise<string> {
   const { lines, broken, scenario } = await inMacrotask(() => simulate(seed, true))
   const about = broken?.about ?? null
-  const { policy, replicas, hasSpool, weather } = scenario
+  const { first, replicas, hasSpool, weather } = scenario
   const rules = [
     `${replicas} replica(s)`,
-    `lease ${policy.lease} ms`,
-    `inFlight ${policy.inFlight.mode}`,
-    `onLeaseExpired ${policy.onLeaseExpired}`,
-    `onStoreUnavailable ${policy.onStoreUnavailable}`,
-    `reconcile ${policy.reconcile === null ? 'off' : 'on'}`,
-    `keep ${policy.keep}`,
-    `respondWithin ${policy.respondWithin}`,
+    settingsText(first),
     `spool ${hasSpool ? 'on' : 'off'}`,
     ...Object.entries(weather).flatMap(([what, share]) =>
       share > 0 ? [`${what} ${(100 * share).toFixed(1)} %`] : [],

@@ -1,7 +1,8 @@
+import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { IdempotencyRecord, RecordId, StoredResponse } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import type { Seen } from '../protect/harness.ts'
-import type { Scenario, Wish } from './scenario.ts'
+import { policiesOf, type Scenario, type Wish } from './scenario.ts'
 import type { Scheduler } from './scheduler.ts'
 
 export interface Broken {
@@ -31,6 +32,12 @@ interface Known {
   readonly claimants: Map<string, object>
   /** Requests of which a byte has left. */
   sent: number
+  /** Those that shadow mode forwarded without a claim. */
+  shadowed: number
+  /** Processes that have seen to its end what the upstream did for one of these, and that it was something. */
+  readonly observedBy: Set<object>
+  /** Why nothing may be executed for it any more; null: it may. */
+  standing: string | null
   /** Processes that hold an outcome in memory alone because the store did not take it. */
   readonly deferredBy: Set<object>
   /** Of these, those whose disk did not take it in time, and who said so: it dies with them (docs/proof.md, assumption 5). */
@@ -57,10 +64,21 @@ export class Judge {
   readonly #scenario: Scenario
   readonly #known = new Map<string, Known>()
   readonly #names = new Map<RecordId, string>()
+  readonly #policies: readonly RoutePolicy[]
 
   constructor(scheduler: Scheduler, scenario: Scenario) {
     this.#scheduler = scheduler
     this.#scenario = scenario
+    this.#policies = policiesOf(scenario)
+  }
+
+  /** Whether it was allowed at any time: a request keeps the route that it came under. */
+  #some(allowed: (policy: RoutePolicy) => boolean): boolean {
+    return this.#policies.some(allowed)
+  }
+
+  get #mayBypass(): boolean {
+    return this.#some(({ onStoreUnavailable }) => onStoreUnavailable === 'bypass')
   }
 
   wrong(what: string, about: string | null): void {
@@ -83,6 +101,9 @@ export class Judge {
         claimedAt: 0,
         claimants: new Map(),
         sent: 0,
+        shadowed: 0,
+        observedBy: new Set(),
+        standing: null,
         deferredBy: new Set(),
         unspooledBy: new Set(),
         promised: null,
@@ -116,13 +137,35 @@ export class Judge {
 
   /** Executed without a claim. */
   bypassed(name: string): void {
-    if (this.#scenario.policy.onStoreUnavailable !== 'bypass') this.wrong('executed without a claim', name)
+    if (!this.#mayBypass) this.wrong('executed without a claim', name)
     this.permit(name, 'onStoreUnavailable: bypass')
   }
 
-  executed(wish: Wish, response: StoredResponse): void {
+  /** Forwarded in shadow mode, without a claim, and executed. */
+  shadowed(name: string): void {
+    if (!this.#some(({ mode }) => mode === 'shadow')) this.wrong('executed without a claim', name)
+    this.of(name).shadowed++
+    this.permit(name, 'mode: shadow')
+  }
+
+  /** The route protects, and nothing that shadow mode has seen is on its way to the store any more: it is honoured from now on. */
+  enforced(isSure: (by: object) => boolean): void {
+    const isFreed = this.#scenario.incidents.some(
+      (one) => one.kind === 'operator' && one.says === 'retryable',
+    )
+    if (isFreed || this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')) return
+    for (const known of this.#known.values()) {
+      // Another payload is told to use another key, and what it did is nobody's to keep.
+      if (known.payloads.size > 1 || known.hasForgotten || known.hasGoneBack) continue
+      if ([...known.observedBy].some(isSure)) known.standing = 'shadow mode saw it done'
+    }
+  }
+
+  /** `isShadowed`: forwarded by shadow mode, perhaps long before it arrived. */
+  executed(wish: Wish, response: StoredResponse, isShadowed: boolean): void {
     const name = nameOf(wish)
-    const { executed, permits } = this.of(name)
+    const { executed, permits, standing } = this.of(name)
+    if (standing !== null && !isShadowed) this.wrong(`executed again although ${standing}`, name)
     executed.push({ payload: wish.payload, bytes: bytesOf(response) })
     if (executed.length > 1 + permits)
       this.wrong(`executed ${executed.length} times, allowed are ${1 + permits}`, name)
@@ -145,7 +188,10 @@ export class Judge {
 
   unreplicated(id: RecordId, fence: number): void {
     const name = this.nameOf(id)
-    if (name !== null) this.of(name).unreplicated.add(fence)
+    if (name === null) return
+    const { hasForgotten, hasGoneBack, unreplicated } = this.of(name)
+    // Late news of a claim that is gone: another one may have its fence.
+    if (!hasForgotten && !hasGoneBack) unreplicated.add(fence)
   }
 
   /** A request leaves for the upstream under that fence. */
@@ -180,7 +226,8 @@ export class Judge {
     const isLapsed =
       last.state === 'in_progress' ? now >= last.leaseUntil : last.state === 'unknown' && last.leaseExpired
     const isClaimedOver = next.state === 'in_progress' && !next.token.equals(last.token)
-    const mayRetry = isClaimedOver && isLapsed && this.#scenario.policy.onLeaseExpired === 'retry'
+    const mayRetry =
+      isClaimedOver && isLapsed && this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')
     if (mayRetry) this.permit(name, 'onLeaseExpired: retry')
     // From then on another attempt's record may stand in for one that was lost.
     if (known.hasForgotten || known.hasGoneBack) return
@@ -190,8 +237,7 @@ export class Judge {
     // A process that meets a run of its own gives it back the record that it has just claimed, or the outcome of that run.
     const claimant = known.claimants.get(last.token.toString('hex'))
     const mayYield =
-      this.#scenario.policy.onStoreUnavailable === 'bypass' ||
-      (by === claimant && by === known.claimants.get(next.token.toString('hex')))
+      this.#mayBypass || (by === claimant && by === known.claimants.get(next.token.toString('hex')))
     if (mayYield || known.permits > 0) return
     if (last.state === 'in_progress' && !isLapsed) this.#isOwners(last, next, name)
     if (!isClaimedOver) return
@@ -219,8 +265,8 @@ export class Judge {
       this.wrong('an answer was stored that nobody gave', name)
   }
 
-  /** A client got an answer. `by`: the process that gave it. */
-  answered(wish: Wish, seen: Seen, by: object): void {
+  /** A client got an answer. `by`: the process that gave it. `isOwn`: that of its own request, whatever there is in the store. */
+  answered(wish: Wish, seen: Seen, by: object, isOwn: boolean): void {
     const name = nameOf(wish)
     const known = this.of(name)
     const { bytes, replayed, code } = seen
@@ -231,16 +277,20 @@ export class Judge {
     if (bytes === null) return
     const isExecuted = known.executed.some((one) => one.bytes === bytes && one.payload === wish.payload)
     // Of two payloads under one key a status query may find either, where the store has lost the first or an execution had no claim.
-    const isAmbiguous = known.hasForgotten || this.#scenario.policy.onStoreUnavailable === 'bypass'
+    const isAmbiguous = known.hasForgotten || known.shadowed > 0 || this.#mayBypass
     if (known.payloads.size > 1 && isAmbiguous) return
     const isDecided = known.decided.has(bytes) && (payloadOf(bytes) ?? wish.payload) === wish.payload
     if (replayed ? !isExecuted && !isDecided : !isExecuted && !isDecided && !isRefusal(bytes))
       this.wrong(`answered with ${bytes}, which is not the answer to "${wish.payload}"`, name)
-    if (isExecuted && isStored(bytes)) known.promised ??= { by, bytes }
+    if (isExecuted && isStored(bytes) && !isOwn) known.promised ??= { by, bytes }
   }
 
   /** Nothing can go wrong any more, and everything had time: what must hold now. */
-  end(read: (id: RecordId) => IdempotencyRecord | null, isAlive: (by: object) => boolean): void {
+  end(
+    read: (id: RecordId) => IdempotencyRecord | null,
+    isAlive: (by: object) => boolean,
+    inForce: RoutePolicy,
+  ): void {
     for (const [id, name] of this.#names) {
       const known = this.of(name)
       const record = read(id)
@@ -251,7 +301,7 @@ export class Judge {
       const { state } = record
       if (state === 'in_progress') this.wrong('it stays in progress', name)
       if (state === 'failed_retryable') this.wrong('it stays free although it was asked for', name)
-      if (state === 'unknown' && this.#scenario.policy.reconcile !== null)
+      if (state === 'unknown' && this.canBeAsked(record, inForce))
         this.wrong('it stays unknown although the upstream can be asked', name)
       if (state === 'unknown' && known.sent === 0 && !known.hasForgotten && !this.#hasDeaths())
         this.wrong('it stays unknown although nothing was ever sent and nobody died', name)
@@ -269,6 +319,12 @@ export class Judge {
     }
   }
 
+  /** Whether the upstream can be asked about it: by the route of its name, about what it was told. Shadow mode tells it nothing. */
+  canBeAsked({ route, told }: Pick<IdempotencyRecord, 'route' | 'told'>, inForce: RoutePolicy): boolean {
+    const isTold = told?.includes('record') === true || !this.#some(({ mode }) => mode === 'shadow')
+    return inForce.reconcile !== null && route === inForce.name && isTold
+  }
+
   #steps(): boolean {
     return this.#scenario.incidents.some(({ kind }) => kind === 'store clock')
   }
@@ -279,8 +335,8 @@ export class Judge {
   }
 
   #keepsAll(): boolean {
-    const { policy, weather } = this.#scenario
-    return policy.keep === 'response' && weather.full === 0 && weather.odd === 0
+    const { weather } = this.#scenario
+    return this.#policies.every(({ keep }) => keep === 'response') && weather.full === 0 && weather.odd === 0
   }
 }
 

@@ -9,6 +9,7 @@ import {
   type Answer,
   type Execution,
   type Observer,
+  type Problem,
   type ProtectedRequest,
 } from '../../src/protect/request.ts'
 import { Settler } from '../../src/protect/settler.ts'
@@ -18,12 +19,14 @@ import { Reconciler } from '../../src/reconcile/reconciler.ts'
 import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex } from '../../src/runtime/scheduling.ts'
+import { Shadow } from '../../src/shadow/shadow.ts'
 import { decodeEntry, encodeEntry, type Left, type Outbox } from '../../src/store/outbox.ts'
 import { KEPT_FOR, RecentWrites } from '../../src/store/recent.ts'
 import { Records } from '../../src/store/records.ts'
+import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import { Bytes } from '../protect/harness.ts'
-import type { Judge } from './judge.ts'
-import { DRAIN, GRACE, QUERY_TIMEOUT, STORE_TIMEOUT, type Wish } from './scenario.ts'
+import { type Judge, nameOf } from './judge.ts'
+import { DRAIN, GRACE, QUERY_TIMEOUT, type Settings, STORE_TIMEOUT, type Wish } from './scenario.ts'
 import type { Owner, Scheduler } from './scheduler.ts'
 import type { SimulatedStore } from './store.ts'
 import type { SimulatedUpstream } from './upstream.ts'
@@ -35,13 +38,16 @@ const UPSTREAM = 'upstream'
 /** What the settler says when an outcome is in memory alone, or on its way to the spool. */
 const HELD = 'the store did not take an outcome; it is held and retried'
 const UNSPOOLED = 'an outcome could not be spooled; it is held in memory only'
+/** What shadow mode says when it gives up. */
+const UNMERGED = 'what forwarded duplicates did could not be recorded'
 
 export interface World {
   readonly scheduler: Scheduler
   readonly judge: Judge
   readonly store: SimulatedStore
   readonly upstream: SimulatedUpstream
-  readonly policy: RoutePolicy
+  /** The configuration file as it is now. */
+  readonly file: () => Settings
   readonly mayFailOver: boolean
 }
 
@@ -61,6 +67,10 @@ export class Replica implements Owner {
   readonly #budget = new Budget(2 ** 26)
   #ports: Ports | null = null
   #reconciler: Reconciler | null = null
+  #shadow: Shadow | null = null
+  /** Shadow mode has given up on an outcome. */
+  hasGivenUp = false
+  settings: Settings
   /** Requests that have no answer yet. */
   #unanswered = 0
   /** It takes no more than what comes before `drain.delay` is over. */
@@ -77,16 +87,30 @@ export class Replica implements Owner {
     this.began = random.between(0, 1_000_000)
     this.#world = world
     this.#disk = disk
+    this.settings = world.file()
+  }
+
+  /** As reload.ts does it. */
+  reload(settings: Settings): void {
+    this.settings = settings
+    const { inFlight, waiters } = this.#ports as Ports
+    this.#reconciler?.check(routesOf(settings))
+    inFlight.resize(settings.inFlight)
+    waiters.resize(settings.waiters)
   }
 
   start(): void {
-    const { scheduler, judge, store: shared, upstream: reached, policy } = this.#world
+    const { scheduler, judge, store: shared, upstream: reached } = this.#world
+    const { settings } = this
     const store = shared.wire(this)
     const recent = this.#world.mayFailOver ? new RecentWrites(() => performance.now()) : null
     const records = new Records(store, () => {}, recent)
     const forward = reached.forward(this, this.bytes)
     const nothing = (): void => {}
-    const policyOf = (name: string): RoutePolicy | null => (name === policy.name ? policy : null)
+    const policyOf = (name: string): RoutePolicy | null => {
+      const { policy } = this.settings
+      return name === policy.name ? policy : null
+    }
     const control = new Control({
       forward,
       policyOf,
@@ -112,6 +136,7 @@ export class Replica implements Owner {
         scheduler.tell(this.name, message, about)
         if (about !== null && message === HELD) judge.of(about).deferredBy.add(this)
         if (about !== null && message === UNSPOOLED) judge.of(about).unspooledBy.add(this)
+        if (message === UNMERGED) this.hasGivenUp = true
         if (message.startsWith('internal error')) judge.wrong(`${message}: ${String(detail['error'])}`, null)
       },
     }
@@ -122,7 +147,7 @@ export class Replica implements Owner {
     )
     if (this.#disk !== null)
       settler.restore(leftOn(this.#disk), (bytes) => this.#budget.hold(bytes) ?? nothing)
-    const waiters = new WaitingRoom(records, store, 1000)
+    const waiters = new WaitingRoom(records, store, settings.waiters)
     const running = new RecordMap<Execution>()
     this.#ports = {
       records,
@@ -136,7 +161,7 @@ export class Replica implements Owner {
       verifyToken: async () => ({ kind: 'absent' }),
       checkIssued: async () => 'valid',
       running,
-      inFlight: new InFlight(1000, 1),
+      inFlight: new InFlight(settings.inFlight, 1),
       observer,
       latency: new Latency(),
       budget: this.#budget,
@@ -147,6 +172,7 @@ export class Replica implements Owner {
       pause,
       newToken: () => scheduler.random.bytes(16),
     }
+    this.#shadow = new Shadow(this.#ports, nothing)
     const reconciler = new Reconciler({
       forward,
       policyOf,
@@ -192,19 +218,25 @@ export class Replica implements Owner {
       looking()
       setInterval(looking, GRACE / 4)
     }
-    reconciler.start({ routes: [policy], defaults: { ...policy, name: 'default', reconcile: null } } as never)
+    reconciler.start(routesOf(settings))
   }
 
   /** Holds an outcome that the store has not taken, or still waits for one. */
   get isBusy(): boolean {
     const ports = this.#ports
-    return ports !== null && (ports.settler.size > 0 || ports.inFlight.count > 0)
+    return ports !== null && ports.settler.size + ports.inFlight.count + (this.#shadow?.size ?? 0) > 0
   }
 
   /** What it has not let go of although nothing is left to do; null: nothing. */
   leak(): string | null {
     const { leases, waiters, budget } = this.#ports as Ports
-    const held = { leases: leases.size, waiters: waiters.size, budget: budget.held, bytes: this.bytes.held }
+    const held = {
+      leases: leases.size,
+      waiters: waiters.size,
+      budget: budget.held,
+      bytes: this.bytes.held,
+      observed: this.#shadow?.size,
+    }
     const left = Object.entries(held).filter(([, count]) => count !== 0)
     return left.length === 0 ? null : left.map(([what, count]) => `${count} ${what}`).join(', ')
   }
@@ -213,7 +245,8 @@ export class Replica implements Owner {
     wish: Wish,
     client: { readonly isGone: () => boolean; onGone(left: () => void): () => void },
   ): Promise<Answer> {
-    const { policy, judge } = this.#world
+    const { judge } = this.#world
+    const { policy } = this.settings
     const headers = ['Idempotency-Key', wish.key, 'Authorization', wish.caller]
     const progress = newProgress()
     const request: ProtectedRequest = {
@@ -227,7 +260,7 @@ export class Replica implements Owner {
       traceId: null,
       span: undefined,
       readBody: () => {
-        const body = Buffer.from(JSON.stringify({ caller: wish.caller, payload: wish.payload }))
+        const body = bodyOf(wish)
         return { kind: 'body', body, release: this.bytes.take(body.length) }
       },
       host: null,
@@ -241,9 +274,64 @@ export class Replica implements Owner {
       onGone: client.onGone,
     }
     this.#unanswered++
+    if (policy.mode === 'shadow') return this.#pass(wish, request).finally(() => this.#unanswered--)
     const answer = guard(this.#ports as Ports, request).finally(() => this.#unanswered--)
     // Its walk has gone as far as the store.
     if (progress.id !== null) judge.isSentAs(progress.id, wish)
+    return answer
+  }
+
+  /** Forwarded and observed, as http/protected.ts does it: the client has what the upstream answers to this request. */
+  async #pass(wish: Wish, request: ProtectedRequest): Promise<Answer> {
+    const { judge, scheduler, upstream } = this.#world
+    const shadow = this.#shadow as Shadow
+    const known = judge.of(nameOf(wish))
+    known.payloads.add(wish.payload)
+    const { promise: ended, resolve } = Promise.withResolvers<Forwarded>()
+    let over = !shadow.enter(request)
+    const tap: TappedExchange = {
+      ended,
+      get over() {
+        return over
+      },
+      ignore: () => void hear({ proof: 'unknown', reason: 'ignored', timedOut: false, status: null }),
+    }
+    /** Whether it is observed. */
+    const hear = (result: Forwarded): boolean => {
+      if (over) return false
+      over = result.proof !== 'live'
+      resolve(result)
+      return true
+    }
+    if (!over) {
+      scheduler.after(0, this, 'shadow mode observes', () => {
+        void shadow.observe({ ...request, clientGone: () => false, onGone: () => () => {} }, tap)
+      })
+      // It has gone as far as the store by then.
+      scheduler.after(0.01, this, 'shadow mode asks', () => {
+        const { id } = request.progress
+        if (id !== null) judge.isSentAs(id, wish)
+      })
+    }
+    const { method, target, route } = request
+    const result = await upstream.forward(
+      this,
+      this.bytes,
+    )({
+      method,
+      target,
+      headers: request.upstreamHeaders(null),
+      body: bodyOf(wish),
+      responseLimit: route.limits.response,
+    })
+    const answer = passed(result)
+    const isObserved = hear(result)
+    if (!isObserved && result.proof === 'responded') result.release()
+    if (result.proof === 'live')
+      void result.live.done.then(() => {
+        over = true
+      })
+    if (isObserved && mayBeDone(result)) known.observedBy.add(this)
     return answer
   }
 
@@ -261,7 +349,7 @@ export class Replica implements Owner {
       waiters,
       running,
       inFlight,
-      shadow: { size: 0, close() {} },
+      shadow: this.#shadow,
       reconciler: this.#reconciler,
       data: {
         get unanswered() {
@@ -295,6 +383,48 @@ export class Replica implements Owner {
   #about(short: unknown): string | null {
     for (const [id, name] of this.#world.judge.names) if (id.startsWith(String(short))) return name
     return null
+  }
+}
+
+function routesOf({ policy }: Settings): Parameters<Reconciler['start']>[0] {
+  return { routes: [policy], defaults: { ...policy, name: 'default', reconcile: null } } as never
+}
+
+function bodyOf({ caller, payload }: Wish): Buffer {
+  return Buffer.from(JSON.stringify({ caller, payload }))
+}
+
+/** Whether the upstream may have done it, by what it answered, or did not. */
+function mayBeDone(result: Forwarded): boolean {
+  if (result.proof !== 'responded') return result.proof !== 'not_sent'
+  return result.response.status !== 429 && result.declaredOutcome === null
+}
+
+/** What the client of a request hears that is not protected. */
+function passed(result: Forwarded): Answer {
+  const facts = { outcome: null }
+  switch (result.proof) {
+    case 'responded':
+      return {
+        kind: 'response',
+        response: result.response,
+        replayed: false,
+        proxyHeaders: [],
+        release() {},
+        facts,
+      }
+    case 'live':
+      return { kind: 'live', live: result.live, proxyHeaders: [], facts }
+    case 'not_sent':
+    case 'unknown': {
+      const code = result.proof === 'not_sent' ? 'upstream_unreachable' : 'upstream_failed'
+      return {
+        kind: 'problem',
+        refusal: { status: 502, code } as Problem['refusal'],
+        proxyHeaders: [],
+        facts,
+      }
+    }
   }
 }
 

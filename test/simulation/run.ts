@@ -12,7 +12,10 @@ import {
   type Incident,
   LEASE,
   PATIENCE,
+  policiesOf,
+  type Reload,
   type Scenario,
+  type Settings,
   scenarioOf,
   type Wish,
 } from './scenario.ts'
@@ -46,6 +49,8 @@ class Simulation {
   readonly #world: World
   readonly #replicas: Replica[] = []
   readonly #disks: (Disk | null)[]
+  /** What the configuration file says now. */
+  #file: Settings
   /** Requests under way, of clients that are still there. */
   readonly #open = new Set<Exchange>()
   #clients = 0
@@ -56,15 +61,17 @@ class Simulation {
   constructor(seed: number, scheduler: Scheduler) {
     this.#seed = seed
     this.#scheduler = scheduler
-    const scenario = scenarioOf(scheduler.random, new Random(~seed))
+    const scenario = scenarioOf(scheduler.random, new Random(~seed), new Random(seed ^ 0x5bd1e995))
     this.#scenario = scenario
+    this.#file = scenario.first
+    const isAsked = policiesOf(scenario).some(({ reconcile }) => reconcile !== null)
     const judge = new Judge(scheduler, scenario)
     this.#world = {
       scheduler,
       judge,
       store: new SimulatedStore(scheduler, judge, scenario.weather),
-      upstream: new SimulatedUpstream(scheduler, judge, scenario.weather, scenario.policy.reconcile !== null),
-      policy: scenario.policy,
+      upstream: new SimulatedUpstream(scheduler, judge, scenario.weather, isAsked ? scenario.arrival : null),
+      file: () => this.#file,
       mayFailOver: scenario.incidents.some(({ kind }) => kind === 'failover'),
     }
     this.#disks = Array.from({ length: scenario.replicas }, () => (scenario.hasSpool ? new Set() : null))
@@ -85,6 +92,8 @@ class Simulation {
     store.onGraceOver = () => this.#graceIsOver()
     for (const incident of incidents)
       this.#scheduler.after(incident.at, WORLD, incident.kind, () => this.#befall(incident))
+    for (const reload of this.#scenario.reloads)
+      if (reload.at !== null) this.#scheduler.after(reload.at, WORLD, 'a reload', () => this.#reload(reload))
     this.#keepSnapshots()
     this.#scheduler.after(HEALED, WORLD, 'all is well', () => this.#heal())
     const { judge } = this.#world
@@ -113,6 +122,18 @@ class Simulation {
     const replica = new Replica(`replica ${n + 1}`, this.#world, this.#disks[n] ?? null)
     this.#replicas[n] = replica
     this.#scheduler.after(0, replica, 'a replica starts', () => replica.start())
+  }
+
+  #reload({ to, lags }: Reload): void {
+    this.#scheduler.tell('world', `THE FILE CHANGES: ${settingsText(to)}`)
+    this.#file = to
+    for (const [n, lag] of lags.entries()) {
+      const replica = this.#replicas[n] as Replica
+      this.#scheduler.after(lag, replica, 'reloads', () => {
+        this.#scheduler.tell(replica.name, 'reads the file again')
+        replica.reload(this.#file)
+      })
+    }
   }
 
   /** What a client does until it has an answer that it takes for the end of it. */
@@ -144,13 +165,14 @@ class Simulation {
       void replica.send(wish, exchange).then(
         (answer) => {
           const what = seen(answer)
+          const isOwn = answer.facts.outcome === null
           what.live?.drain()
           if (answer.kind === 'none' || exchange.isOver) return
           this.#scheduler.after(random.between(0.1, 2), WORLD, 'an answer comes', () => {
             if (exchange.isOver) return
             exchange.isOver = true
             this.#open.delete(exchange)
-            this.#hear(wish, what, tries, replica, to)
+            this.#hear(wish, what, tries, replica, to, isOwn)
           })
         },
         (bug: unknown) =>
@@ -159,7 +181,7 @@ class Simulation {
     })
   }
 
-  #hear(wish: Wish, what: Seen, tries: number, by: Replica, to: Replica | null): void {
+  #hear(wish: Wish, what: Seen, tries: number, by: Replica, to: Replica | null, isOwn: boolean): void {
     const { random } = this.#scheduler
     const { judge } = this.#world
     this.#answers++
@@ -170,8 +192,8 @@ class Simulation {
       `hears from ${by.name}: ${word}${replayed ? ', replayed' : ''}`,
       nameOf(wish),
     )
-    judge.answered(wish, what, by)
-    if (to === null ? this.#isEnough(what, tries) : this.#isFinal(what)) {
+    judge.answered(wish, what, by, isOwn)
+    if (to === null ? this.#isEnough(what, tries) : this.#isFinal(wish, what)) {
       this.#clients--
       return
     }
@@ -189,8 +211,9 @@ class Simulation {
   }
 
   /** What the record says when nothing goes wrong any more. */
-  #isFinal({ code, status }: Seen): boolean {
-    if (code === 'idempotency_outcome_unknown') return this.#scenario.policy.reconcile === null
+  #isFinal(wish: Wish, { code, status }: Seen): boolean {
+    if (code === 'idempotency_outcome_unknown')
+      return ![...this.#world.judge.names].some(([id, name]) => name === nameOf(wish) && this.#canBeAsked(id))
     if (code === null) return status !== 503 && status !== 429
     return code === 'idempotency_key_reused' || code === 'idempotency_response_unavailable'
   }
@@ -289,7 +312,10 @@ class Simulation {
       if (name === null) continue
       const owners = [...judge.of(name).claimants.values()] as Replica[]
       const hasSaidAll = (one: Replica): boolean => !one.isDead && one.hasReclaimedSince === since
-      if (!owners.every(hasSaidAll) || this.#scenario.policy.onStoreUnavailable === 'bypass')
+      if (
+        !owners.every(hasSaidAll) ||
+        policiesOf(this.#scenario).some((policy) => policy.onStoreUnavailable === 'bypass')
+      )
         judge.forgot(name)
     }
   }
@@ -312,7 +338,7 @@ class Simulation {
 
   /** Once the store can be asked: as `resolve` does it, over a record that reads as unknown. */
   async #decide(id: RecordId, says: 'completed' | 'retryable'): Promise<void> {
-    const { store, judge, policy } = this.#world
+    const { store, judge } = this.#world
     const name = judge.nameOf(id) as string
     const records = new Records(store.wire(WORLD))
     const found = await records.get(id)
@@ -325,7 +351,12 @@ class Simulation {
         : ({ kind: 'not_executed', reason: 'an operator says so' } as const)
     // Whatever the reply will be: it may be applied without one.
     if (says === 'retryable') judge.permit(name, 'an operator says: retryable')
-    await records.replace(id, read.version, resolvedDraft(read, outcome), outcomeSpans(outcome, policy))
+    await records.replace(
+      id,
+      read.version,
+      resolvedDraft(read, outcome),
+      outcomeSpans(outcome, this.#file.policy),
+    )
   }
 
   #heal(): void {
@@ -335,21 +366,30 @@ class Simulation {
     store.weather = CALM
     upstream.weather = CALM
     store.isDown = false
-    this.#whenQuiet(() => this.#audit())
+    this.#whenQuiet(() => {
+      const last = this.#scenario.reloads.at(-1)
+      if (last?.at === null) this.#reload(last)
+      this.#whenQuiet(() => this.#audit())
+    })
   }
 
   /** Every replica is asked for everything once more. */
   #audit(): void {
     this.#scheduler.tell('world', 'everything is asked for once more, everywhere')
+    this.#world.judge.enforced((by) => this.#replicas.includes(by as Replica) && !(by as Replica).hasGivenUp)
     const wishes = new Map(this.#scenario.wishes.map((wish) => [`${nameOf(wish)} ${wish.payload}`, wish]))
     for (const wish of wishes.values())
       for (const replica of this.#replicas) {
         this.#clients++
         this.#ask(wish, 0, replica)
       }
-    this.#whenQuiet(() => {
-      this.#isOver = true
-    })
+    this.#whenQuiet(() => this.#end(20))
+  }
+
+  /** What is held for a status query under way is let go of soon: it is looked at a few times. */
+  #end(looks: number): void {
+    if (looks === 0 || this.#replicas.every((one) => one.leak() === null)) this.#isOver = true
+    else this.#scheduler.after(250, WORLD, 'another look', () => this.#end(looks - 1))
   }
 
   #whenQuiet(act: () => void): void {
@@ -357,7 +397,15 @@ class Simulation {
       const isQuiet =
         this.#clients === 0 &&
         this.#world.store.writesUnderWay === 0 &&
-        !this.#replicas.some((one) => one.isDead || one.isDraining || one.isBusy) &&
+        !this.#replicas.some(
+          (one) =>
+            one.isDead ||
+            one.isDraining ||
+            one.isBusy ||
+            one.settings !== this.#file ||
+            // What it is about to do is not known yet.
+            one.stalledUntil > this.#scheduler.now,
+        ) &&
         !this.#isMoving()
       if (isQuiet) act()
       else this.#whenQuiet(act)
@@ -370,9 +418,15 @@ class Simulation {
     for (const [id] of judge.names) {
       const record = store.read(id)
       if (record?.state === 'in_progress') return true
-      if (record?.state === 'unknown' && this.#scenario.policy.reconcile !== null) return true
+      if (record?.state === 'unknown' && this.#canBeAsked(id)) return true
     }
     return false
+  }
+
+  #canBeAsked(id: RecordId): boolean {
+    const { store, judge } = this.#world
+    const record = store.read(id)
+    return record !== null && judge.canBeAsked(record, this.#file.policy)
   }
 
   #waiting(): string | null {
@@ -386,6 +440,7 @@ class Simulation {
     judge.end(
       (id) => store.read(id),
       (by) => this.#replicas.includes(by as Replica),
+      this.#file.policy,
     )
     for (const replica of this.#replicas) {
       const leak = replica.leak()
@@ -401,6 +456,22 @@ class Simulation {
           this.#snapshots.set(incident, this.#world.store.snapshot()),
         )
   }
+}
+
+/** What a change of the file changes. */
+export function settingsText({ policy, inFlight, waiters }: Settings): string {
+  return [
+    `mode ${policy.mode}`,
+    `route ${policy.name}`,
+    `lease ${policy.lease} ms`,
+    `inFlight ${policy.inFlight.mode}`,
+    `onLeaseExpired ${policy.onLeaseExpired}`,
+    `onStoreUnavailable ${policy.onStoreUnavailable}`,
+    `reconcile ${policy.reconcile === null ? 'off' : `after ${policy.reconcile.after} ms`}`,
+    `keep ${policy.keep}`,
+    `respondWithin ${policy.respondWithin}`,
+    `limits ${inFlight} and ${waiters}`,
+  ].join(', ')
 }
 
 /** The answer that an operator enters. */

@@ -11,13 +11,10 @@ export const UPSTREAM_TIMEOUT: Millis = 6_000
 export const QUERY_TIMEOUT: Millis = 1_000
 /** `reconcile.after`: as long as the whole exchange may take, which is the default. */
 export const AFTER: Millis = 6_000
-/**
- * What `reconcile` assumes of the network, and the simulation keeps to where it is on: a request reaches the upstream within so much of
- * its claim, or of its first byte, or never. Of `after`, one second is what the proxy's clocks may be wrong by (core/store-clock.ts),
- * the rest is for clocks that run at different speeds; of a lease, a third is left after the last first byte.
- */
-export const ARRIVES_AFTER_CLAIM: Millis = AFTER - 1_600
-export const ARRIVES_AFTER_BEGIN: Millis = 0.8 * (LEASE / 3)
+/** Shorter: then only the lease keeps a late first byte from leaving. */
+const SOON_AFTER: Millis = 2_600
+/** Of `after`, one second is what the proxy's clocks may be wrong by (core/store-clock.ts), the rest is for clocks of different speeds. */
+const UNSURE: Millis = 1_600
 /** Faults happen until then. */
 export const HEALED: Millis = 9_000
 /** `store.grace`. */
@@ -43,6 +40,7 @@ export interface Weather {
   /** Messages that take up to seconds. */
   readonly slow: number
   /** Exchanges with the upstream. */
+  readonly slowConnections: number
   readonly broken: number
   readonly unreachable: number
   /** Answers other than a plain success. */
@@ -59,6 +57,7 @@ export const CALM: Weather = {
   refused: 0,
   full: 0,
   slow: 0,
+  slowConnections: 0,
   broken: 0,
   unreachable: 0,
   odd: 0,
@@ -80,19 +79,51 @@ export type Incident =
   | { readonly kind: 'drain'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'operator'; readonly at: Millis; readonly says: 'completed' | 'retryable' }
 
+/** A configuration file. */
+export interface Settings {
+  readonly policy: RoutePolicy
+  /** `limits.inFlight` and `limits.waiters`. */
+  readonly inFlight: number
+  readonly waiters: number
+}
+
+/**
+ * What `reconcile` assumes of the network, and the simulation keeps to where it is on: a request reaches the upstream within so much of
+ * its claim, or of its first byte, or never. Of a lease a third is left after the last first byte.
+ */
+export interface Arrival {
+  readonly afterClaim: Millis
+  readonly afterBegin: Millis
+}
+
+/** A replaced configuration file: each replica reads it a while later, or is started with it. */
+export interface Reload {
+  /** Null: once nothing goes wrong any more. */
+  readonly at: Millis | null
+  readonly lags: readonly Millis[]
+  readonly to: Settings
+}
+
 export interface Scenario {
   readonly replicas: number
-  readonly policy: RoutePolicy
+  readonly first: Settings
+  readonly reloads: readonly Reload[]
+  readonly arrival: Arrival
   readonly wishes: readonly (Wish & { readonly at: Millis })[]
   readonly weather: Weather
   readonly incidents: readonly Incident[]
   readonly hasSpool: boolean
 }
 
-/** What is tried under one seed. `more`: draws for what was added later, so that seeds without it stay the same runs. */
-export function scenarioOf(random: Random, more: Random): Scenario {
+/** All that is in force at one time or another. */
+export function policiesOf({ first, reloads }: Pick<Scenario, 'first' | 'reloads'>): RoutePolicy[] {
+  return [first, ...reloads.map(({ to }) => to)].map(({ policy }) => policy)
+}
+
+/** What is tried under one seed. `more`, `latest`: draws for what was added later, so that seeds without it stay the same runs. */
+export function scenarioOf(random: Random, more: Random, latest: Random): Scenario {
   const replicas = random.pick([1, 2, 2, 3])
-  const policy = policyOf(random)
+  const usual = policyOf(random)
   const bad = random.pick([0.01, 0.05, 0.15, 0.3])
   const share = (least: number, most: number): number =>
     random.chance(0.6) ? random.between(least, most) : 0
@@ -101,6 +132,7 @@ export function scenarioOf(random: Random, more: Random): Scenario {
     refused: share(0, bad / 2),
     full: random.chance(0.1) ? share(0, bad) : 0,
     slow: share(0, bad),
+    slowConnections: 0,
     broken: share(0, 2 * bad),
     unreachable: share(0, bad),
     odd: share(0, 0.4),
@@ -109,13 +141,115 @@ export function scenarioOf(random: Random, more: Random): Scenario {
     unreplicated: more.chance(0.15) ? more.between(0.05, 0.4) : 0,
   }
   const wishes = wishesOf(random)
+  const incidents = withMore(incidentsOf(random, replicas), more, replicas)
+  const hasSpool = random.chance(0.4)
+  if (usual.reconcile !== null && replicas > 1 && latest.chance(0.04))
+    return { replicas, ...waiting(usual, latest, replicas), wishes, hasSpool }
+  const settings = settingsOf(usual, latest, replicas)
+  return { replicas, ...settings, arrival: arrivalOf(settings), wishes, weather, incidents, hasSpool }
+}
+
+function arrivalOf(settings: Pick<Scenario, 'first' | 'reloads'>): Arrival {
+  const policies = policiesOf(settings)
+  const lease = Math.min(...policies.map((one) => one.lease))
+  const after = Math.min(...policies.map(({ reconcile }) => reconcile?.after ?? AFTER))
+  return { afterClaim: after - UNSURE, afterBegin: 0.8 * (lease / 3) }
+}
+
+/**
+ * What chance hardly brings together: a request waits for its connection while its key is asked about. Under a long lease, beyond which the
+ * store's clock steps, by somebody who has read of a short one; or while its process stands still for longer than its lease.
+ */
+function waiting(
+  { reconcile, ...usual }: RoutePolicy,
+  random: Random,
+  replicas: number,
+): Pick<Scenario, 'first' | 'reloads' | 'arrival' | 'weather' | 'incidents'> {
+  const most = { inFlight: 1000, waiters: 1000 }
+  const asking = reconcile === null ? null : { ...reconcile, after: SOON_AFTER, every: 300 }
+  const short: Settings = { ...most, policy: { ...usual, reconcile: asking, lease: 1_000 } }
+  const long: Settings = { ...most, policy: { ...short.policy, lease: 8 * LEASE } }
+  const lags = Array.from({ length: replicas }, () => random.between(0, 1_000))
+  const isReloaded = random.chance(0.5)
+  const settings = isReloaded
+    ? { first: long, reloads: [{ at: random.between(20, 500), lags, to: short }] }
+    : { first: short, reloads: [] }
+  const at = random.between(100, 1_500)
+  const incident: Incident = isReloaded
+    ? { kind: 'store clock', at, by: random.between(8 * LEASE, 13 * LEASE) }
+    : { kind: 'stall', at, replica: random.whole(replicas), time: random.between(3_500, 5_500) }
+  const weather = {
+    ...CALM,
+    slow: random.between(0, 0.05),
+    slowConnections: random.between(0.3, 0.8),
+  }
+  return { ...settings, arrival: arrivalOf(settings), weather, incidents: [incident] }
+}
+
+/** The file that replicas start with, and those that replace it. */
+function settingsOf(
+  usual: RoutePolicy,
+  random: Random,
+  replicas: number,
+): Pick<Scenario, 'first' | 'reloads'> {
+  const most = { inFlight: 1000, waiters: 1000 }
+  const hasShort = random.chance(0.15) && usual.reconcile !== null
+  const reconcile = hasShort ? { ...usual.reconcile, after: SOON_AFTER } : usual.reconcile
+  const policy = { ...usual, reconcile, lease: random.chance(0.1) ? 4 * LEASE : LEASE }
+  const lags = (): Millis[] => Array.from({ length: replicas }, () => random.between(0, 1_000))
+  const mayReload = random.chance(0.25)
+  if (random.chance(0.1)) {
+    // What shadow mode has seen is honoured from the moment that its records are written: or it is known what there should be.
+    const at = random.chance(0.5) ? null : random.between(500, HEALED - 2_000)
+    return {
+      first: { ...most, policy: { ...policy, mode: 'shadow' } },
+      reloads: [{ at, lags: lags(), to: { ...most, policy } }],
+    }
+  }
+  const first = { ...most, policy }
+  if (!mayReload) return { first, reloads: [] }
+  const to = changed(first, random)
+  const reload = { at: random.between(500, HEALED - 3_000), lags: lags(), to }
+  const again = random.chance(0.3)
+    ? [
+        {
+          at: reload.at + random.between(10, 1_900),
+          lags: lags(),
+          to: random.chance(0.5) ? first : changed(to, random),
+        },
+      ]
+    : []
+  return { first, reloads: [reload, ...again] }
+}
+
+/** Changes that a reload takes. */
+function changed({ policy, inFlight, waiters }: Settings, random: Random): Settings {
+  const or = <T>(now: T, ...others: readonly T[]): T => (random.chance(0.4) ? random.pick(others) : now)
+  const { limits, reconcile } = policy
   return {
-    replicas,
-    policy,
-    wishes,
-    weather,
-    incidents: withMore(incidentsOf(random, replicas), more, replicas),
-    hasSpool: random.chance(0.4),
+    inFlight: or(inFlight, 2, 1000),
+    waiters: or(waiters, 1, 1000),
+    policy: {
+      ...policy,
+      name: random.chance(0.1) ? `${policy.name}-2` : policy.name,
+      lease: or(policy.lease, 1_000, 2_000, LEASE, 4 * LEASE),
+      ttl: or(policy.ttl, policy.ttl / 2, policy.ttl * 2),
+      unresolvedTtl: or(policy.unresolvedTtl, policy.unresolvedTtl * 2),
+      inFlight: or(
+        policy.inFlight,
+        { ...policy.inFlight, mode: 'wait', wait: 2_000 },
+        { ...policy.inFlight, mode: 'reject' },
+      ),
+      onLeaseExpired: random.chance(0.1) ? 'retry' : policy.onLeaseExpired,
+      onStoreUnavailable: random.chance(0.07) ? 'bypass' : policy.onStoreUnavailable,
+      respondWithin: or(policy.respondWithin, 700, null),
+      keep: or(policy.keep, 'outcome', 'response'),
+      reconcile:
+        reconcile === null || random.chance(0.1)
+          ? null
+          : { ...reconcile, every: or(reconcile.every, 300, 2_000) },
+      limits: { ...limits, newKeys: or(limits.newKeys, null, { count: 100, per: 1_000 }) },
+    },
   }
 }
 

@@ -3,15 +3,7 @@ import type { Millis, StoredResponse } from '../../src/core/record.ts'
 import type { Forward, Forwarded, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
 import type { Bytes } from '../protect/harness.ts'
 import { type Judge, nameOf } from './judge.ts'
-import {
-  ARRIVES_AFTER_BEGIN,
-  ARRIVES_AFTER_CLAIM,
-  CALM,
-  QUERY_TIMEOUT,
-  UPSTREAM_TIMEOUT,
-  type Weather,
-  type Wish,
-} from './scenario.ts'
+import { type Arrival, CALM, QUERY_TIMEOUT, UPSTREAM_TIMEOUT, type Weather, type Wish } from './scenario.ts'
 import { type Owner, type Scheduler, WORLD } from './scheduler.ts'
 
 /** What it does with a request, and what it says. */
@@ -67,11 +59,11 @@ export class SimulatedUpstream {
   readonly #ledger: Entry[] = []
   #answers = 0
 
-  readonly #isAsked: boolean
+  readonly #arrival: Arrival | null
 
-  /** `isAsked`: by status queries, of which one may free a key. */
-  constructor(scheduler: Scheduler, judge: Judge, weather: Weather, isAsked: boolean) {
-    this.#isAsked = isAsked
+  /** `arrival`: what holds of requests where it is asked by status queries, of which one may free a key; null: it is not. */
+  constructor(scheduler: Scheduler, judge: Judge, weather: Weather, arrival: Arrival | null) {
+    this.#arrival = arrival
     this.#scheduler = scheduler
     this.#judge = judge
     this.weather = weather
@@ -126,7 +118,11 @@ export class SimulatedUpstream {
         true,
       )
       const isUnreachable = random.chance(weather.unreachable)
-      this.#scheduler.after(this.#latency(UPSTREAM_TIMEOUT), by, 'connects', () => {
+      const isSlow = weather.slowConnections > 0 && random.chance(weather.slowConnections)
+      const connecting = isSlow
+        ? random.between(UPSTREAM_TIMEOUT / 2, UPSTREAM_TIMEOUT)
+        : this.#latency(UPSTREAM_TIMEOUT)
+      this.#scheduler.after(connecting, by, 'connects', () => {
         if (isOver) return
         if (isUnreachable) {
           tell('the upstream cannot be reached')
@@ -145,9 +141,15 @@ export class SimulatedUpstream {
           ? random.pick(['lost', 'reset', 'reset at once', 'silent'] as const)
           : 'whole'
         const travel =
-          fate === 'reset at once' ? random.between(10, this.#isAsked ? 5_000 : 20_000) : this.#latency(1_500)
-        const latest = Math.max(known.claimedAt + ARRIVES_AFTER_CLAIM, now + ARRIVES_AFTER_BEGIN)
-        const isLost = fate === 'lost' || (this.#isAsked && now + travel > latest)
+          fate === 'reset at once'
+            ? random.between(10, this.#arrival === null ? 20_000 : 5_000)
+            : this.#latency(1_500)
+        const { afterClaim, afterBegin } = this.#arrival ?? {
+          afterClaim: Number.POSITIVE_INFINITY,
+          afterBegin: 0,
+        }
+        const latest = Math.max(known.claimedAt + afterClaim, now + afterBegin)
+        const isLost = fate === 'lost' || now + travel > latest
         if (isLost || fate === 'reset at once')
           this.#scheduler.after(random.between(0, 100), by, 'reset', () => unknown('reset'))
         if (isLost) return
@@ -185,9 +187,10 @@ export class SimulatedUpstream {
       name,
     )
     if (!isDone) return response
+    if (fence === null) this.#judge.shadowed(name)
     if (fence === '0') this.#judge.bypassed(name)
     this.#ledger.push({ record: valueOf(request.headers, 'idempotency-record') as string, payment })
-    this.#judge.executed(wish, response)
+    this.#judge.executed(wish, response, fence === null)
     return response
   }
 
