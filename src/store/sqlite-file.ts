@@ -62,14 +62,14 @@ export interface FileOptions {
 
 /**
  * Opens the file as {@link openFile} does, and waits for other processes that keep it locked as long as its operations would, many times
- * over. `blocks`: SQLite may wait for them itself, and hold up this thread.
+ * over.
  * @throws that says why it cannot be used: locked, no database, somebody else's.
  */
-export async function openPatiently(options: FileOptions, blocks: boolean): Promise<DatabaseSync> {
+export async function openPatiently(options: FileOptions): Promise<DatabaseSync> {
   const until = performance.now() + OPEN_TRIES * (OPEN_PAUSE + options.busyMs)
   for (;;) {
     try {
-      return openFile(blocks ? options : { ...options, busyMs: 0 })
+      return openFile(options)
     } catch (error) {
       if (codeOf(error) !== BUSY || performance.now() > until) throw error
     }

@@ -478,7 +478,7 @@ function post(message: Message): void {
   port.postMessage(message)
 }
 
-openPatiently(options, true).then(
+openPatiently(options).then(
   (db) => {
     serve(db)
     post({ opened: true })

@@ -1,6 +1,5 @@
 import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
-import type { DatabaseSync } from 'node:sqlite'
 import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { Millis } from '../core/record.ts'
@@ -16,7 +15,7 @@ import {
   type SwapReply,
 } from './register.ts'
 import { readNote, Watchers } from './side-ports.ts'
-import { BUSY, codeOf, type FileOptions, openPatiently } from './sqlite-file.ts'
+import { BUSY, codeOf, type FileOptions } from './sqlite-file.ts'
 import {
   type Answered,
   type Operations,
@@ -191,8 +190,7 @@ interface Call {
 /** The requests of one turn of the event loop. */
 interface Turn {
   readonly calls: readonly Call[]
-  /** From when the worker had the file. */
-  timer?: NodeJS.Timeout
+  readonly timer: NodeJS.Timeout
   isSent: boolean
 }
 
@@ -202,14 +200,11 @@ class Thread {
   readonly #options: SqliteOptions
   /** Of this turn. */
   #asked: Call[] = []
-  /** Earlier turns, held until the worker is idle. At first it has to start, which takes long on a slow machine, and gets the file or ends. */
+  /** Earlier turns, held until the worker is idle. */
   #waiting: Turn[] = []
   /** Unanswered requests, oldest first; the worker answers in order, and whatever it posts arrives before its exit. */
   #sent: Turn[] = []
   #worker: Worker | null = null
-  /** The file, opened at the start, until the first worker has it. */
-  #held: DatabaseSync | null = null
-  #launching: NodeJS.Immediate | undefined
   #respawn: NodeJS.Timeout | undefined
   #isGathering = false
   #closing = false
@@ -228,7 +223,7 @@ class Thread {
   /** `read`, which must not throw, converts the result into the reply. */
   ask<Reply>(request: Request, read: (result: unknown) => Reply): Promise<Reply> {
     return new Promise((resolve, reject) => {
-      if ((this.#worker ?? this.#held) === null || this.#closing)
+      if (this.#worker === null || this.#closing)
         return reject(new StoreUnavailable(`the store ${this.#options.path} is not open`, false))
       const call: Call = { request, answer: (result) => resolve(read(result)), reject }
       if (this.#asked.push(call) === 1) setImmediate(() => this.#send())
@@ -239,20 +234,15 @@ class Thread {
     const calls = this.#asked
     if (calls.length === 0) return
     this.#asked = []
-    const turn: Turn = { calls, isSent: false }
-    this.#waiting.push(turn)
-    if (this.#held !== null) return
-    this.#startTimer(turn)
-    this.#gather()
-  }
-
-  #startTimer(turn: Turn): void {
     const { timeoutMs } = this.#options
-    turn.timer = setTimeout(() => {
+    const timer = setTimeout(() => {
       if (!turn.isSent) this.#waiting.splice(this.#waiting.indexOf(turn), 1)
       const late = new StoreUnavailable(`SQLite did not answer in ${timeoutMs} ms`, turn.isSent)
-      for (const { reject } of turn.calls) reject(late)
+      for (const { reject } of calls) reject(late)
     }, timeoutMs)
+    const turn: Turn = { calls, timer, isSent: false }
+    this.#waiting.push(turn)
+    this.#gather()
   }
 
   /**
@@ -284,51 +274,15 @@ class Thread {
   async close(): Promise<void> {
     this.#closing = true
     clearTimeout(this.#respawn)
-    clearImmediate(this.#launching)
-    if (this.#worker === null && this.#asked.length > 0) this.#launch()
     const worker = this.#worker
-    if (worker === null) return this.#release()
+    if (worker === null) return
     this.#send()
-    if (this.#held === null) this.#post()
+    this.#post()
     const exited = new Promise((done) => worker.once('exit', done))
-    // Otherwise once it has the file, after waiting messages.
-    if (this.#held === null) worker.postMessage('close')
+    worker.postMessage('close')
     const force = setTimeout(() => void worker.terminate(), CLOSE_TIMEOUT)
     await exited
     clearTimeout(force)
-  }
-
-  /**
-   * Opens the file here, to report at once what is wrong with it. The worker takes longer to start than everything else, so it starts
-   * later.
-   */
-  async open(): Promise<void> {
-    try {
-      this.#held = await openPatiently(this.#workerOptions(), false)
-    } catch (error) {
-      throw new StoreUnavailable(
-        `cannot open the store ${this.#options.path}: ${(error as Error).message}`,
-        false,
-      )
-    }
-    this.#launching = setImmediate(() => this.#launch())
-  }
-
-  #launch(): void {
-    try {
-      const { worker, opened } = this.#start()
-      this.#worker = worker
-      // Its end says why.
-      opened.catch(() => {})
-    } catch (error) {
-      this.#lost((error as Error).message)
-      this.#release()
-    }
-  }
-
-  #release(): void {
-    this.#held?.close()
-    this.#held = null
   }
 
   #workerOptions(): WorkerOptions {
@@ -344,21 +298,30 @@ class Thread {
   }
 
   /**
-   * `opened` resolves when the worker has opened the file.
-   * @throws if there can be no more threads.
+   * Starts the worker, and resolves when it has opened the file.
+   *
+   * @throws {StoreUnavailable} that says why it cannot.
    */
-  #start(): { readonly worker: Worker; readonly opened: Promise<void> } {
+  async open(): Promise<void> {
+    const failed = (reason: string) =>
+      new StoreUnavailable(`cannot open the store ${this.#options.path}: ${reason}`, false)
     // TypeScript in development, JavaScript in the package.
     const extension = import.meta.url.slice(-2)
-    // As a flag, in the image's command line, it would override the limit below: the flag is for the main thread, which has its heap.
+    // The image's command line has this flag for the main thread; it would override the limit below.
     setFlagsFromString('--max-semi-space-size=0')
-    const worker = new Worker(new URL(`../store/sqlite-worker.${extension}`, import.meta.url), {
-      workerData: this.#workerOptions(),
-      // Its objects are short-lived; the bytes that it is sent should be, too.
-      resourceLimits: { maxYoungGenerationSizeMb: 3 },
-      // node:sqlite warns in earlier releases of Node 24.
-      execArgv: ['--disable-warning=ExperimentalWarning'],
-    })
+    let worker: Worker
+    try {
+      worker = new Worker(new URL(`../store/sqlite-worker.${extension}`, import.meta.url), {
+        workerData: this.#workerOptions(),
+        // Its objects are short-lived; the bytes that it is sent should be, too.
+        resourceLimits: { maxYoungGenerationSizeMb: 3 },
+        // node:sqlite warns in earlier releases of Node 24.
+        execArgv: ['--disable-warning=ExperimentalWarning'],
+      })
+    } catch (error) {
+      // The system has no more threads.
+      throw failed((error as Error).message)
+    }
     const { promise: opened, resolve, reject } = Promise.withResolvers<void>()
     let why = 'its thread ended'
     worker.on('message', (message: Message) => {
@@ -369,9 +332,6 @@ class Thread {
         return
       }
       this.#worker = worker
-      this.#release()
-      for (const turn of this.#waiting) this.#startTimer(turn)
-      this.#post()
       if (this.#closing) worker.postMessage('close')
       resolve()
     })
@@ -379,11 +339,10 @@ class Thread {
       why = (error as Error).message
     })
     worker.on('exit', () => {
-      reject(new StoreUnavailable(`cannot open the store ${this.#options.path}: ${why}`, false))
+      reject(failed(why))
       if (this.#worker === worker) this.#lost(why)
-      this.#release()
     })
-    return { worker, opened }
+    return opened
   }
 
   #lost(why: string): void {
@@ -403,8 +362,7 @@ class Thread {
 
   #restart(wait: Millis): void {
     this.#respawn = setTimeout(() => {
-      const started = async (): Promise<void> => this.#start().opened
-      started().then(
+      this.open().then(
         () => this.#options.onEvent('connected', this.#options.path),
         (error: Error) => {
           this.#options.onEvent('error', error.message)

@@ -462,37 +462,8 @@ void t.test('a file that another process keeps locked: an answer in time, nothin
   t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
-void t.test(
-  'what is asked before the thread has the file waits for it, longer than the timeout',
-  async (t) => {
-    const { file, register } = await opened(t, { timeoutMs: 400 })
-    const other = new DatabaseSync(file)
-    other.exec('BEGIN IMMEDIATE')
-    const putting = register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
-    await new Promise((late) => setTimeout(late, 600))
-    other.close()
-    t.ok((await putting).done)
-  },
-)
-
-void t.test('a file that is gone before the thread has it: nothing of what was asked is done', async (t) => {
-  const events: string[] = []
-  const { file, register } = await opened(t, { onEvent: (kind) => events.push(kind) })
-  rmSync(file)
-  mkdirSync(file)
-  await t.rejects(register.ping(), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-    message: /unable to open/,
-  })
-  t.same(events, ['disconnected'])
-})
-
 void t.test('no answer within the timeout: it may have been applied', async (t) => {
   const { register } = await opened(t, { timeoutMs: 0 })
-  const [worker] = (await once(process, 'worker')) as [Worker]
-  // It has the file.
-  await once(worker, 'message')
   const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
   await t.rejects(async () => register.put(newId(), bytes, SPANS), {
     name: 'StoreUnavailable',
@@ -525,21 +496,18 @@ void t.test('one message at a time: what is asked meanwhile is in the next, toge
 })
 
 void t.test('no answer within the timeout to what has not been sent: it was not applied', async (t) => {
-  const { file, register } = await opened(t, { timeoutMs: 0 })
-  const [worker] = (await once(process, 'worker')) as [Worker]
-  await once(worker, 'message')
-  const large = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
-  const sent = Promise.resolve(register.put(newId(), large, SPANS))
-  const failed = sent.catch((error: Error) => error)
-  const id = newId()
-  while (large.length > 0) await nextTurn()
-  const waits = register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  await t.rejects(async () => waits, { name: 'StoreUnavailable', maybeApplied: false })
-  t.match(await failed, { maybeApplied: true })
-  await register.close()
-  const again = await open(file)
-  t.equal((await again.get(id)).bytes, null)
-  await again.close()
+  const { register } = await opened(t, { timeoutMs: 100 })
+  const worker = workers.at(-1) as Worker
+  const { promise: sent, resolve } = Promise.withResolvers<void>()
+  const post = worker.postMessage
+  // It is lost, and so never answered.
+  worker.postMessage = () => resolve()
+  const put = async (): Promise<unknown> => register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  const first = t.rejects(put(), { name: 'StoreUnavailable', maybeApplied: true })
+  await sent
+  await t.rejects(put(), { name: 'StoreUnavailable', maybeApplied: false })
+  await first
+  worker.postMessage = post
 })
 
 void t.test('a worker that dies: pending operations fail, it is started again', async (t) => {
@@ -570,7 +538,7 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
 })
 
-void t.test('a thread that cannot be made is tried again', async (t) => {
+void t.test('a thread that cannot be made: the store does not open; a restart is tried again', async (t) => {
   const { Worker: Real } = workerThreads
   const replaced = (by: typeof Real): void => {
     workerThreads.Worker = by
@@ -578,23 +546,23 @@ void t.test('a thread that cannot be made is tried again', async (t) => {
   }
   t.teardown(() => replaced(Real))
   let refused = 0
-  replaced(
-    class extends Real {
-      constructor(...args: ConstructorParameters<typeof Real>) {
-        if (++refused <= 2) throw new Error('no more threads')
-        super(...args)
-      }
-    },
-  )
+  class Refused extends Real {
+    constructor(...args: ConstructorParameters<typeof Real>) {
+      if (++refused <= 2) throw new Error('no more threads')
+      super(...args)
+    }
+  }
   const events: string[] = []
-  const { register } = await opened(t, { onEvent: (kind, detail) => events.push(`${kind} ${detail}`) })
-  await t.rejects(register.ping(), {
+  const { file, register } = await opened(t, { onEvent: (kind, detail) => events.push(`${kind} ${detail}`) })
+  replaced(Refused)
+  await t.rejects(open(file), {
     name: 'StoreUnavailable',
     maybeApplied: false,
-    message: /no more threads/,
+    message: `cannot open the store ${file}: no more threads`,
   })
+  void workers.at(-1)?.terminate()
   await until(() => events.length === 3)
-  t.match(events, ['disconnected no more threads', 'error no more threads', /^connected/])
+  t.match(events, [/^disconnected/, /^error .*no more threads/, /^connected/])
   t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
@@ -683,6 +651,7 @@ void t.test('a record whose older version expires in the table keeps its history
 
 void t.test('what expires of another service goes once its own processes do not remove it', async (t) => {
   const { file, register } = await opened(t)
+  await register.ping()
   const other = await open(file, { service: 'pay.eu' })
   await other.put(newId(), bytesOf('completed', newToken()), SPANS)
   await other.close()
