@@ -35,7 +35,7 @@ import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
 import { asOne, hasGrace, nameOf, openStores } from './store/open.ts'
 import { type Left, Outbox } from './store/outbox.ts'
-import { inPhase, Presence } from './store/phases.ts'
+import { inPhase, Lookout, Presence } from './store/phases.ts'
 import { KEPT_FOR, RecentWrites } from './store/recent.ts'
 import { Records, tokens } from './store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
@@ -261,14 +261,14 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   }
 }
 
-/** During a migration between stores, this replica claims only while it is sure of its phase. */
+/** It claims only while it is sure of its phase in a migration between stores, or that none has gone past it. */
 async function openInPhase(
   config: Config,
   health: StoreHealth,
   onNewEpoch: (epoch: NewEpoch) => void,
   metrics: Metrics,
   log: Logger,
-): Promise<{ readonly store: Store; readonly presence: Presence | null }> {
+): Promise<{ readonly store: Store; readonly presence: Presence | Lookout | null }> {
   const { migrate } = config.store
   const hooks = ({ onEvent, onBreaker, onOperation, onPruned, onHeld, onWaited }: StoreHealth) => ({
     onEvent,
@@ -282,7 +282,17 @@ async function openInPhase(
   const ofOld = migrate && hooks(new StoreHealth(`from_${nameOf(migrate.from)}`, metrics, log))
   const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
   const store = asOne({ to, from }, config)
-  if (migrate === null || from === null) return { store, presence: null }
+  if (migrate === null || from === null) {
+    // Nobody else sees its records.
+    if (config.store.url === 'memory:') return { store, presence: null }
+    const lookout = new Lookout(store, {
+      say: (why) =>
+        why === null
+          ? log.info('migration: this replica may claim again')
+          : log.error({ why }, 'migration: nothing is claimed'),
+    })
+    return { store: inPhase(store, lookout), presence: lookout }
+  }
   const { phase } = migrate
   const replica = `${hostname()}:${process.pid}`
   const say = (why: string | null): void =>

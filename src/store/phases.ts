@@ -2,10 +2,17 @@ import { hash } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { PHASES, type Phase } from '../core/copies.ts'
 import type { Fingerprint, Millis, RecordDraft, RecordId } from '../core/record.ts'
-import type { Soon } from '../runtime/scheduling.ts'
-import { encodeDraft, isClaim, PREFIX, stateCode } from './codec.ts'
+import { after, type Soon } from '../runtime/scheduling.ts'
+import { decodeRecord, encodeDraft, isClaim, PREFIX, stateCode } from './codec.ts'
 import { areTheSame } from './copying.ts'
-import { type KeptNote, OutOfPhase, RecordLocked, type Store, StoreUnavailable } from './register.ts'
+import {
+  CorruptRecord,
+  type KeptNote,
+  OutOfPhase,
+  RecordLocked,
+  type Store,
+  StoreUnavailable,
+} from './register.ts'
 
 /*
  * Which phases of a migration have living replicas: each has a mark in both stores, a record that expires unless renewed (docs/adr/0101).
@@ -17,6 +24,9 @@ const MARKED_FOR: Millis = 15_000
 const SURE_FOR: Millis = 10_000
 const RENEW_EVERY: Millis = 3_000
 const RETRY_EVERY: Millis = 500
+
+/** Of a migration: the store that records come from, or go to. */
+type Side = 'from' | 'to'
 
 /** Different stores would decide: each would execute what the other has claimed. */
 const APART: Readonly<Record<Phase, Phase | null>> = { mirror: 'new', both: null, new: 'mirror' }
@@ -41,7 +51,7 @@ export function isMark(id: RecordId): boolean {
 const TOKEN = Buffer.alloc(16, 'mark')
 const STATE = 'failed_retryable'
 
-function markDraft(phase: Phase): RecordDraft {
+function markDraft(phase: Phase, side: Side): RecordDraft {
   const none = Buffer.alloc(32)
   return {
     state: STATE,
@@ -51,7 +61,7 @@ function markDraft(phase: Phase): RecordDraft {
     createdAt: 0,
     route: 'migration',
     method: 'MARK',
-    path: `/${phase}`,
+    path: `/${phase}/${side}`,
     fingerprint: none as Fingerprint,
     rawDigest: none,
     recipe: '',
@@ -69,13 +79,21 @@ export async function enteredBy(store: Store, phase: Phase): Promise<readonly Ke
   return (await isMarked(store, phase)) ? store.history.read(markOf(phase)) : null
 }
 
-async function renewMark(store: Store, phase: Phase): Promise<void> {
+/** Which of the two stores of a migration this is, where a replica in that phase is alive. Null: none is. */
+async function markedAs(store: Pick<Store, 'get'>, phase: Phase): Promise<Side | null> {
+  const { bytes } = await store.get(markOf(phase))
+  return bytes === null ? null : decodeRecord(bytes).path.endsWith('/from') ? 'from' : 'to'
+}
+
+/** True: there was none. */
+async function renewMark(store: Store, phase: Phase, side: Side): Promise<boolean> {
   const id = markOf(phase)
   const spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
   for (let round = 0; round < 3; round++) {
-    const bytes = (): Buffer => encodeDraft(markDraft(phase))
+    const bytes = (): Buffer => encodeDraft(markDraft(phase, side))
     const renewed = await store.swap(id, { token: TOKEN, states: [STATE] }, bytes(), spans, false)
-    if (renewed.done || (await store.put(id, bytes(), spans, 'again')).done) return
+    if (renewed.done) return false
+    if ((await store.put(id, bytes(), spans, 'again')).done) return true
   }
   throw new RecordLocked(`the mark of phase ${phase} keeps changing`)
 }
@@ -93,26 +111,40 @@ interface PhaseOptions {
   readonly say: (why: string | null) => void
   /** Monotonic. */
   readonly clock?: () => Millis
+  /** Waits by that clock. */
+  readonly pause?: (time: Millis) => Promise<unknown>
+}
+
+/** What keeps a replica from claiming. */
+export interface PhaseGuard {
+  /** Null: nothing, by what was seen a moment ago. */
+  readonly refusal: string | null
+  /** Looks again. @throws {StoreUnavailable} while there is a refusal. */
+  ensure(): Promise<void>
 }
 
 /**
  * Announces that this replica is alive in its phase, and makes sure that nobody two phases away is. While it is not sure, it claims
  * nothing; outcomes are written as usual.
  */
-export class Presence {
+export class Presence implements PhaseGuard {
   readonly #sides: Sides
   readonly #options: PhaseOptions
   readonly #clock: () => Millis
+  readonly #pause: (time: Millis) => Promise<unknown>
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
   #sureUntil = Number.NEGATIVE_INFINITY
   #conflict: string | null = null
   #said: string | null | undefined = undefined
+  /** From when on no replica without `store.migrate` claims any more that has not seen the mark. */
+  #seenFrom: Millis | null = null
 
   constructor(sides: Sides, options: PhaseOptions) {
     this.#sides = sides
     this.#options = options
     this.#clock = options.clock ?? (() => performance.now())
+    this.#pause = options.pause ?? wait
   }
 
   /**
@@ -126,6 +158,10 @@ export class Presence {
       if (await areTheSame(from, to))
         throw new PhaseConflict('store.url and store.migrate.from are the same store')
       await this.renew()
+      while (this.#conflict === null && this.#seenFrom !== null) {
+        await this.#pause(RETRY_EVERY)
+        await this.renew()
+      }
       if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
     } catch (error) {
       if (!(error instanceof StoreUnavailable)) throw error
@@ -148,11 +184,12 @@ export class Presence {
     const isNew = this.#clock() >= this.#sureUntil
     // A replica that was unsure for a while must not stop those that were not.
     if (isNew && (await this.#findConflict())) return
-    await renewMark(from, phase)
-    const theirs = renewMark(to, phase)
+    const isFirst = await renewMark(from, phase, 'from')
+    const theirs = renewMark(to, phase, 'to')
     // In phase `mirror`, the new store may be missing.
     await (phase === 'mirror' ? theirs.catch(() => {}) : theirs)
     if (await this.#findConflict()) return
+    if (isNew && !(await this.#isSeen(isFirst))) return
     this.#sureUntil = began + SURE_FOR
     this.#tell(null)
     if (isNew) {
@@ -161,9 +198,31 @@ export class Presence {
     }
   }
 
+  async ensure(): Promise<void> {
+    const { refusal } = this
+    if (refusal !== null) throw new OutOfPhase(refusal, false)
+  }
+
   async stop(): Promise<void> {
     this.#stopping.abort()
     await this.#running
+  }
+
+  /** In phase `new`, whoever claims in the old store alone has to have stopped. */
+  async #isSeen(isFirst: boolean): Promise<boolean> {
+    const { phase } = this.#options
+    if (phase !== 'new') return true
+    if (isFirst || this.#seenFrom === null) this.#seenFrom = this.#clock() + SURE_FOR
+    // Whoever has entered has waited, and the mark has been there since.
+    const isEntered = !isFirst && (await this.#sides.from.history.read(markOf(phase))).length > 0
+    if (isEntered || this.#clock() >= this.#seenFrom) {
+      this.#seenFrom = null
+      return true
+    }
+    this.#tell(
+      `phase new begins: for ${SURE_FOR / 1000} s it waits for replicas without store.migrate to see that`,
+    )
+    return false
   }
 
   async #findConflict(): Promise<boolean> {
@@ -201,43 +260,133 @@ export class Presence {
   }
 }
 
-/** Wraps `store`: nothing is claimed and no lease renewed while `presence` forbids it. */
-export function inPhase(store: Store, presence: Pick<Presence, 'refusal'>): Store {
-  const guarded = async <Reply>(
-    write: () => Soon<Reply>,
-    isMade: (reply: Reply) => boolean,
-  ): Promise<Reply> => {
-    const before = presence.refusal
-    if (before !== null) throw new OutOfPhase(before, false)
-    const reply = await write()
-    // The reply may have come late, after this process was paused.
-    const after = isMade(reply) ? presence.refusal : null
-    if (after !== null) throw new OutOfPhase(after, true)
-    return reply
+/** By which side of a migration a store is, the phases in which another store would decide, or hold what this one lacks. */
+const NOT_ALONE: Readonly<Record<Side, readonly Phase[]>> = { from: ['new'], to: ['mirror', 'both'] }
+
+/**
+ * For a replica without `store.migrate`: whether its store decides alone. It announces nothing; a replica that enters phase `new` waits
+ * until those that have not looked since claim nothing.
+ */
+export class Lookout implements PhaseGuard {
+  readonly #store: Pick<Store, 'get'>
+  readonly #say: (why: string | null) => void
+  readonly #clock: () => Millis
+  readonly #stopping = new AbortController()
+  #running: Promise<void> = Promise.resolve()
+  #looking: Promise<void> | null = null
+  #sureUntil = Number.NEGATIVE_INFINITY
+  #conflict: string | null = null
+
+  constructor(
+    store: Pick<Store, 'get'>,
+    { say, clock = () => performance.now() }: Pick<PhaseOptions, 'say' | 'clock'>,
+  ) {
+    this.#store = store
+    this.#say = say
+    this.#clock = clock
   }
+
+  /**
+   * Looks, and goes on looking, also while the store does not answer.
+   *
+   * @throws {PhaseConflict} if it must not start.
+   */
+  async enter(): Promise<void> {
+    await this.#look().catch(unlessBug)
+    if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
+    this.#running = this.#keepOn()
+  }
+
+  get refusal(): string | null {
+    if (this.#clock() < this.#sureUntil) return null
+    return this.#conflict ?? 'cannot tell whether a migration has gone past this replica'
+  }
+
+  async ensure(): Promise<void> {
+    await this.#look()
+    if (this.#conflict !== null) throw new OutOfPhase(this.#conflict, false)
+  }
+
+  async stop(): Promise<void> {
+    this.#stopping.abort()
+    await this.#running
+  }
+
+  /** Once for all who ask meanwhile. */
+  #look(): Promise<void> {
+    this.#looking ??= this.#lookOnce().finally(() => {
+      this.#looking = null
+    })
+    return this.#looking
+  }
+
+  async #lookOnce(): Promise<void> {
+    const began = this.#clock()
+    const sides = await Promise.all(PHASES.map(async (phase) => markedAs(this.#store, phase)))
+    const apart = PHASES.find((phase, n) => NOT_ALONE[sides[n] ?? 'to'].includes(phase) && sides[n] !== null)
+    this.#sureUntil = apart === undefined ? began + SURE_FOR : Number.NEGATIVE_INFINITY
+    const before = this.#conflict
+    this.#conflict = apart === undefined ? null : conflictOf(apart)
+    if (this.#conflict !== before) this.#say(this.#conflict)
+  }
+
+  async #keepOn(): Promise<void> {
+    const { signal } = this.#stopping
+    while (!signal.aborted) {
+      await wait(RENEW_EVERY, undefined, { signal, ref: false }).catch(() => {})
+      if (!signal.aborted) await this.#look().catch(unlessBug)
+    }
+  }
+}
+
+/** It is looked for again. */
+function unlessBug(error: unknown): void {
+  if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
+}
+
+function conflictOf(phase: Phase): string {
+  const why =
+    phase === 'new'
+      ? 'it moves the records of this store to another, which decides alone'
+      : 'this store does not have all records yet'
+  return `a replica in phase ${phase} of a migration (store.migrate) is alive, or was ${MARKED_FOR / 1000} s ago: ${why}; a replica without store.migrate must not run beside it`
+}
+
+/** Wraps `store`: nothing is claimed and no lease renewed while `presence` forbids it. */
+export function inPhase(store: Store, presence: PhaseGuard): Store {
+  const guarded = <Reply>(write: () => Soon<Reply>, isMade: (reply: Reply) => boolean): Soon<Reply> => {
+    const written = (): Soon<Reply> =>
+      after(write(), (reply) => {
+        if (presence.refusal === null || !isMade(reply)) return reply
+        // It may have come late, after this process was paused.
+        return presence.ensure().then(
+          () => reply,
+          (error: Error) => Promise.reject(new OutOfPhase(error.message, true)),
+        )
+      })
+    return presence.refusal === null ? written() : presence.ensure().then(written)
+  }
+  const put = (...args: Parameters<Store['put']>) => guarded(() => store.put(...args), isAny)
   return {
     ...store,
-    put: async (id, bytes, spans, entry) => {
+    put: (id, bytes, spans, entry) => {
       if (!isClaim(bytes)) return store.put(id, bytes, spans, entry)
-      if (presence.refusal !== null) {
-        // Completed records are answered as usual.
-        const { now, bytes: there } = await store.get(id)
+      if (presence.refusal === null) return put(id, bytes, spans, entry)
+      // Completed records are answered as usual.
+      return store.get(id).then(({ now, bytes: there }) => {
         if (there !== null && there[PREFIX.state] === stateCode('completed'))
           return { done: false, now, bytes: there }
-      }
-      return guarded(
-        () => store.put(id, bytes, spans, entry),
-        () => true,
-      )
+        return put(id, bytes, spans, entry)
+      })
     },
     swap: (id, condition, bytes, spans, nextFence) => {
       const write = () => store.swap(id, condition, bytes, spans, nextFence)
       return nextFence && isClaim(bytes) ? guarded(write, ({ done }) => done) : write()
     },
-    renew: (items) =>
-      guarded(
-        () => store.renew(items),
-        () => true,
-      ),
+    renew: async (items) => guarded(() => store.renew(items), isAny),
   }
+}
+
+function isAny(): boolean {
+  return true
 }

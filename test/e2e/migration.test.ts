@@ -6,7 +6,7 @@ import type { Phase } from '../../src/core/copies.ts'
 import { command } from '../support/commands.ts'
 import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -173,20 +173,91 @@ for (const [from, to] of [
     },
   )
 
-void t.test('W09 without phase both a key is executed twice: the test above can fail', async (t) => {
-  await redis.command('FLUSHALL')
-  const upstream = await countingUpstream(t)
-  const old = `sqlite:${tempDir(t)}/old.db`
-  const head = `service: pay\nupstream: { url: "${upstream.url}" }\n`
-  await using first = await proxyInProcess(`${head}store: { url: "${old}" }\n`)
-  await using second = await proxyInProcess(
-    `${head}store: { url: "${redis.url}", migrate: { from: "${old}", phase: new } }\n`,
-  )
-  const key = newKey()
-  t.equal((await send(second, key)).status, 201)
-  t.equal((await send(first, key)).status, 201)
-  t.equal(upstream.executions.get(key), 2)
-})
+void t.test(
+  'W09 before the copy is whole the new store alone executes twice: the test above can fail',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const upstream = await countingUpstream(t)
+    const old = `sqlite:${tempDir(t)}/old.db`
+    const head = `service: pay\nupstream: { url: "${upstream.url}" }\n`
+    const key = newKey()
+    await using first = await proxyInProcess(`${head}store: { url: "${old}" }\n`)
+    t.equal((await send(first, key)).status, 201)
+    await using second = await proxyInProcess(`${head}store: { url: "${redis.url}" }\n`)
+    t.equal((await send(second, key)).status, 201)
+    t.equal(upstream.executions.get(key), 2)
+  },
+)
+
+void t.test(
+  'W10 a replica that was forgotten on the old store claims nothing once phase new begins',
+  async (t) => {
+    await redis.command('FLUSHALL')
+    const dir = tempDir(t)
+    const upstream = await countingUpstream(t)
+    const young = `sqlite:${dir}/new.db`
+    const yaml = (store: string) =>
+      `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { timeout: 5s, ${store} }\ndefaults: { lease: 8s }\n`
+    const fileOf = (name: string, store: string) => {
+      const file = join(dir, `${name}.yaml`)
+      writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml(store)}`)
+      return file
+    }
+    const plain = fileOf('plain', `grace: off, url: "${redis.url}"`)
+    const forgotten = await proxyProcess(plain)
+    t.teardown(() => forgotten[Symbol.asyncDispose]())
+    const paused = await proxyProcess(plain)
+    t.teardown(() => paused[Symbol.asyncDispose]())
+    const answered = newKey()
+    t.equal((await send(forgotten, answered)).status, 201)
+
+    // Under way in one that is stopped: the claim may be sent when it goes on.
+    paused.kill('SIGSTOP')
+    const late = newKey()
+    const waiting = send(paused, late).catch(() => null)
+    const began = performance.now()
+    const serves = new AbortController()
+    const keys: string[] = []
+    const load = (async () => {
+      // The same keys at both, as soon as the new one serves.
+      while (!serves.signal.aborted) {
+        const key = newKey()
+        await send(forgotten, key)
+        keys.push(key)
+        await wait(25)
+      }
+    })()
+    const young1 = await proxyProcess(
+      fileOf('new', `grace: off, url: "${young}", migrate: { from: "${redis.url}", phase: new }`),
+    )
+    t.teardown(() => young1[Symbol.asyncDispose]())
+    serves.abort()
+    await load
+    t.ok(performance.now() - began >= 10_000, 'its clients do not wait: it serves once it may claim')
+    t.ok(keys.length > 50, `${keys.length} keys`)
+    t.match(await send(forgotten, newKey()), { status: 503, code: 'idempotency_store_unavailable' })
+    await forgotten.logged(({ why }) => String(why).includes('a replica without store.migrate must not run'))
+    t.match(await send(forgotten, answered), { status: 201, replayed: true }, 'what is done is replayed')
+
+    t.equal((await send(young1, late)).status, 201)
+    paused.kill('SIGCONT')
+    await waiting
+    t.match(await send(paused, late), { status: 503 })
+    for (const key of [...keys.slice(-10), answered]) {
+      await send(young1, key)
+      await send(forgotten, key)
+    }
+    const twice = [...upstream.executions].filter(([, times]) => times !== 1)
+    t.strictSame(twice, [], 'each was executed once')
+    t.equal(upstream.executions.get(late), 1)
+
+    // One that starts on the old store, such as after a crash.
+    const restarted = await proxyProcess(plain).catch((error: Error) => error)
+    t.match(restarted, { message: /a replica without store.migrate must not run beside it/ })
+    await using beside = await proxyInProcess(yaml(`url: "${young}"`))
+    t.match(await send(beside, late), { replayed: true }, 'on the new store alone it may')
+  },
+)
 
 void t.test('mirror: what the Redis that is left has lost is written again', async (t) => {
   await redis.command('FLUSHALL')

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { enteredBy, inPhase, isMarked, PhaseConflict, Presence } from '../../src/store/phases.ts'
+import { enteredBy, inPhase, isMarked, Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
@@ -17,9 +17,17 @@ function world() {
   const presence = (phase: Phase, over: Partial<typeof sides> = {}) =>
     new Presence(
       { ...sides, ...over },
-      { phase, replica: `a:${phase}`, say: (why) => void said.push(why), clock: () => clock.now },
+      {
+        phase,
+        replica: `a:${phase}`,
+        say: (why) => void said.push(why),
+        clock: () => clock.now,
+        pause: async (time) => void (clock.now += time),
+      },
     )
-  return { clock, sides, said, presence }
+  const lookout = (on: Pick<Store, 'get'>) =>
+    new Lookout(on, { say: (why) => void said.push(why), clock: () => clock.now })
+  return { clock, sides, said, presence, lookout }
 }
 
 function failing(store: Store, fails: () => boolean): Store {
@@ -55,10 +63,17 @@ for (const [one, other] of [
       await between.enter()
       t.teardown(() => between.stop())
       t.equal(between.refusal, null, 'neighbours run beside each other')
+      await between.ensure()
+      await t.rejects(second.ensure(), { name: 'OutOfPhase', maybeApplied: false })
       t.same(said.slice(-1), [null])
 
       clock.now += MARKED_FOR
       await second.renew()
+      if (other === 'new') {
+        t.match(second.refusal, /cannot tell/, 'it waits until all can have seen it')
+        clock.now += SURE_FOR
+        await second.renew()
+      }
       t.equal(second.refusal, null, 'the mark has run out')
       // The first was paused.
       t.match(first.refusal, /cannot tell whether a replica two phases from .* is alive/)
@@ -158,7 +173,12 @@ void t.test(
   'out of its phase a replica claims nothing, renews nothing, and answers what is done',
   async (t) => {
     const { sides } = world()
-    const presence: { refusal: string | null } = { refusal: null }
+    const presence = {
+      refusal: null as string | null,
+      ensure: async (): Promise<void> => {
+        if (presence.refusal !== null) throw new OutOfPhase(presence.refusal, false)
+      },
+    }
     const store = inPhase(sides.from, presence)
     const [done, token] = [newId(), newToken()]
     await store.put(done, bytesOf('in_progress', token), SPANS)
@@ -215,3 +235,132 @@ void t.test(
     })
   },
 )
+
+void t.test(
+  'W10 who claims in the old store alone has stopped before the first replica in phase new claims',
+  async (t) => {
+    const { clock, sides, said, presence, lookout } = world()
+    const plain = lookout(sides.from)
+    t.match(plain.refusal, /cannot tell/, 'it has not looked yet')
+    await plain.enter()
+    t.teardown(() => plain.stop())
+    t.equal(plain.refusal, null)
+    const looked = clock.now
+    const first = presence('new')
+    await first.renew()
+    t.match(first.refusal, /cannot tell/)
+    t.match(said.at(-1), /phase new begins: for 10 s it waits/)
+    clock.now = looked + SURE_FOR - 1
+    await first.renew()
+    t.equal(plain.refusal, null, 'paused, it still relies on what it saw')
+    t.match(first.refusal, /cannot tell/)
+    clock.now = looked + SURE_FOR
+    t.match(plain.refusal, /cannot tell/)
+    await first.renew()
+    t.equal(first.refusal, null)
+    await t.rejects(plain.ensure(), {
+      name: 'OutOfPhase',
+      message: /moves the records of this store to another/,
+    })
+    t.match(plain.refusal, /a replica without store.migrate must not run beside it/)
+    t.match(said.at(-1), /moves the records/)
+    await t.rejects(lookout(sides.from).enter(), { name: 'PhaseConflict', message: /phase new .* is alive/ })
+
+    const second = presence('new')
+    const before = clock.now
+    await second.enter()
+    t.teardown(() => second.stop())
+    t.equal(clock.now, before, 'the first has waited for all of them')
+    t.equal(second.refusal, null)
+    await lookout(sides.to).enter()
+
+    clock.now += MARKED_FOR
+    await plain.ensure()
+    t.equal(plain.refusal, null, 'nobody is in phase new any more')
+    t.equal(said.at(-1), null)
+    const entering = presence('new')
+    await entering.enter()
+    t.teardown(() => entering.stop())
+    t.ok(clock.now >= before + MARKED_FOR + SURE_FOR, 'so the next one waits again')
+    t.equal(entering.refusal, null)
+  },
+)
+
+void t.test('W10 a new store that lacks records is used by no replica without store.migrate', async (t) => {
+  for (const phase of ['mirror', 'both'] as const) {
+    const { sides, presence, lookout } = world()
+    const replica = presence(phase)
+    await replica.enter()
+    t.teardown(() => replica.stop())
+    await t.rejects(lookout(sides.to).enter(), { message: /this store does not have all records yet/ })
+    const old = lookout(sides.from)
+    await old.enter()
+    t.equal(old.refusal, null, 'the old one decides')
+    await old.stop()
+  }
+})
+
+void t.test(
+  'W10 while its store is down a replica does not know, and asks once for all its claims',
+  async (t) => {
+    const { clock, sides, lookout } = world()
+    let down = true
+    let asked = 0
+    const store = failing(sides.from, () => down)
+    const plain = lookout({ get: (id) => (asked++, store.get(id)) })
+    await plain.enter()
+    t.teardown(() => plain.stop())
+    const guarded = inPhase(store, plain)
+    const claim = async () => guarded.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+    await t.rejects(claim(), { name: 'StoreUnavailable' }, 'a route that bypasses may go on')
+    down = false
+    asked = 0
+    await Promise.all([plain.ensure(), plain.ensure()])
+    t.equal(asked, 3)
+    t.match(await claim(), { done: true })
+    t.equal(asked, 3)
+    clock.now += SURE_FOR
+    t.match(await claim(), { done: true })
+    t.equal(asked, 6)
+    const broken = lookout({ get: async () => Promise.reject(new TypeError('a bug')) })
+    await t.rejects(broken.enter(), { name: 'TypeError' })
+    const damaged = lookout({ get: async () => ({ now: 0, bytes: Buffer.from('no record') }) })
+    await damaged.enter()
+    t.teardown(() => damaged.stop())
+    t.match(damaged.refusal, /cannot tell/)
+    await t.rejects(damaged.ensure(), { name: 'CorruptRecord' })
+  },
+)
+
+void t.test('W10 a reply that comes late counts only if nothing has begun meanwhile', async (t) => {
+  const { clock, sides, presence, lookout } = world()
+  const plain = lookout(sides.from)
+  await plain.enter()
+  t.teardown(() => plain.stop())
+  let meanwhile = async (): Promise<void> => {}
+  const slow: Store = {
+    ...sides.from,
+    put: async (...args) => {
+      const reply = await sides.from.put(...args)
+      clock.now += SURE_FOR
+      await meanwhile()
+      return reply
+    },
+  }
+  const claim = async () => inPhase(slow, plain).put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  t.match(await claim(), { done: true })
+  meanwhile = async () => presence('new').renew()
+  await t.rejects(claim(), { name: 'OutOfPhase', maybeApplied: true })
+})
+
+void t.test('W10 it goes on looking, by its own clock', async (t) => {
+  const { sides } = world()
+  const plain = new Lookout(sides.from, { say: () => {} })
+  await plain.enter()
+  t.equal(plain.refusal, null)
+  let asked = 0
+  const looking = new Lookout({ get: async (id) => (asked++, sides.from.get(id)) }, { say: () => {} })
+  await looking.enter()
+  await until(async () => asked > 3)
+  await Promise.all([plain.stop(), looking.stop()])
+})
