@@ -9,6 +9,8 @@ import { type RedisOptions as ClientOptions, Redis } from 'ioredis'
 import type { Test } from 'tap'
 
 export interface RedisOptions {
+  /** Default: any free one. */
+  readonly port?: number
   /** Further arguments of `redis-server`. */
   readonly args?: readonly string[]
   /** Folder with `cert.pem` and `key.pem`; the port then accepts TLS only. */
@@ -75,7 +77,7 @@ export class RedisServer {
   }
 
   static async start(options: RedisOptions = {}): Promise<RedisServer> {
-    const server = new RedisServer(await freePort(), options)
+    const server = new RedisServer(options.port ?? (await freePort()), options)
     await server.start()
     return server
   }
