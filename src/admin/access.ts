@@ -2,10 +2,10 @@ import type { InForce } from '../config/config.ts'
 import { Audit, type AuditSink } from '../observe/audit.ts'
 import type { AdminPorts } from './api.ts'
 
-/** Who may use the API, and what it works on. The application itself is made by its first request. */
+/** Who may use the API, and what it works on. The application itself is created by its first request. */
 export interface AdminAccess {
   readonly token: string
-  /** What `Host` may name, without a port, lower case. */
+  /** Names allowed in `Host`, without a port, in lower case. */
   readonly hosts: readonly string[]
   readonly ports: Omit<AdminPorts, 'subjects'>
 }
@@ -17,7 +17,7 @@ export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
 
 /**
  * Null: no token or no listener, so no API.
- * @throws where the audit log cannot be opened.
+ * @throws {Error} if the audit log cannot be opened.
  */
 export async function openAdmin(
   inForce: InForce,

@@ -36,7 +36,7 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** Served without a token; everything else is behind it. */
     readonly isOpen?: true
-    /** Problems beside those that every endpoint has; for the OpenAPI document. */
+    /** Problems besides those that every endpoint has; for the OpenAPI document. */
     readonly refuses?: readonly ProblemCode[]
     /** A success carries an `ETag`. */
     readonly hasETag?: true
@@ -115,7 +115,7 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
   )
   app.setReplySerializer((body) => `${JSON.stringify(body)}\n`)
   app.setValidatorCompiler(validator)
-  // The schema does not filter replies; their types hold them to it.
+  // The schema does not filter replies; their types enforce it.
   app.setSerializerCompiler(() => JSON.stringify)
   app.addHook('onSend', async (_request, reply) => {
     // JSON has no charset parameter (RFC 8259 §11), which Fastify adds.

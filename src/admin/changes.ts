@@ -86,7 +86,7 @@ function isStored(name: string): boolean {
   return name !== 'content-length' && name !== 'trailer' && !isOwnOnResponses(name)
 }
 
-/** What retries will be answered; null: the record becomes retryable. */
+/** The response that retries will get; null: the record becomes retryable. */
 function responseOf({ outcome, response }: Resolving): StoredResponse | null {
   if (outcome === 'retryable') {
     if (response === undefined) return null
@@ -114,13 +114,13 @@ function responseOf({ outcome, response }: Resolving): StoredResponse | null {
   return { status, reason: STATUS_CODES[status] ?? '', headers: kept, body: bytes, trailers: [] }
 }
 
-/** What this process knows of a record beyond the store. */
+/** What this process knows about a record beyond the store. */
 export interface OwnAttempts {
   /** Whether this replica is executing it. */
   readonly isRunning: (id: RecordId) => boolean
   /** Writes the outcome that this replica holds, if any. False: the store refuses it. */
   readonly tell: (id: RecordId) => Promise<boolean>
-  /** Remembers a decision that a failover may take back. Left out: nobody is there when that happens. */
+  /** Remembers a decision that a failover may take back. Absent: there is no running process to see one. */
   readonly decided?: Reclaimer['decided']
 }
 
@@ -248,7 +248,7 @@ async function storedOf({ records }: ChangePorts, ids: readonly RecordId[]): Pro
   return ids.filter((_, n) => found[n]?.record != null)
 }
 
-/** How often a report is retried when others write to the record at the same time. */
+/** How often a report is retried while others change the record. */
 const MAX_ROUNDS = 5
 
 /** `version`: the one that an operator decided about; null: a report. Returns null if there is no such record. */
@@ -357,7 +357,7 @@ async function removable(ports: ChangePorts, id: RecordId, version: string): Pro
   return found && { version: found.stored.version, before: summary(found.view) }
 }
 
-/** Of a record that cannot be read, which only its first bytes describe. Null: it can, or there is none. */
+/** Describes an unreadable record by its first bytes. Null: it is readable, or there is none. */
 async function removableUnread(
   { own, records }: ChangePorts,
   id: RecordId,
@@ -435,7 +435,7 @@ async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>):
 
 const OVERTAKEN = 'somebody else had changed the record by then'
 
-/** The change in the audit log was not made. If this line fails, too, no change is hidden: none was made. */
+/** Records that an audited change was not made. If this line fails as well, no change is hidden: none was made. */
 async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
   await audit.write({ ...change, what: 'withdrawn', reason: why }).catch(() => {})
 }

@@ -124,7 +124,7 @@ function earlier({ attempts, history }: Unexplained): Sentence {
     : 'Every earlier attempt counted as not executed; the history says why.'
 }
 
-/** An attempt that reported its outcome after it had been taken for not executed, or after a decision. */
+/** An attempt that reported its outcome after it had been recorded as not executed, or after a decision. */
 function late({ attempts, history }: Unexplained): Sentence {
   if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return false
   return attempts === 1

@@ -29,7 +29,7 @@ interface ProblemMembers {
   readonly instance?: RecordId
   /** The record as it is now. */
   readonly record?: object
-  /** Of a record that cannot be read. */
+  /** The version of a record that cannot be read. */
   readonly version?: number
 }
 

@@ -106,8 +106,8 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
 const TOLD: ReadonlySet<string> = new Set(['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
 
 /**
- * What happened to a record, oldest first. The usual first execution is not written down: the record, completed by the owner of its
- * only attempt, says it itself (docs/adr/0073).
+ * What happened to a record, oldest first. The usual first execution has no entry: it follows from the record, completed by the owner of
+ * its only attempt (docs/adr/0073).
  */
 function historyOf(record: IdempotencyRecord, notes: readonly KeptNote[]): HistoryView[] {
   const told = notes.flatMap(historyView)
@@ -126,7 +126,7 @@ export function time(at: Millis): string {
   return new Date(at).toISOString()
 }
 
-/* Looking at one. */
+/* One record. */
 
 /** Only ids: `/v1/records/lookup` is another endpoint. */
 export const ONE = '/v1/records/:id([A-Za-z0-9_-]{43})'
@@ -172,7 +172,7 @@ export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Prom
   }
 }
 
-/* Looking at many. */
+/* Many records. */
 
 /** Records held at once: each may carry a body of several MiB. */
 const AT_ONCE = 8

@@ -25,7 +25,7 @@ import { shownUrl } from './record-source.ts'
 import { missingFile, mustExist } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
 
-/** Records under way at once: SQLite makes one transaction of them. */
+/** Records copied concurrently: SQLite puts them into one transaction. */
 const LANES = 32
 /** No client waits for these operations. */
 const TIMEOUT: Millis = 10_000
@@ -106,14 +106,14 @@ function planOf(args: Args, io: Io): Plan {
   return { from, to: mode.writes ? to : standIn(to), mode, rate: rate.value, cursor }
 }
 
-/** Opening a file that is not there would make it: an empty store does for what would become of it. */
+/** Opening a missing file would create it; a dry run compares with an empty store instead. */
 function standIn(to: Side): Side {
   const { name, config } = to
   if (missingFile(config.store.url) === null) return to
   return { name, config: { ...config, store: { ...config.store, url: 'memory:' } } }
 }
 
-/** Of one service, with the same record ids. */
+/** Two stores of one service, with the same record ids. */
 function sidesOf(args: Args, io: Io): Pick<Plan, 'from' | 'to'> {
   const named = (flag: 'from' | 'to') => {
     const text = args.text(flag)
@@ -152,7 +152,7 @@ function haveOneSecret({ store: a }: Config, { store: b }: Config): boolean {
   return Buffer.compare(a.secret ?? Buffer.alloc(0), b.secret ?? Buffer.alloc(0)) === 0
 }
 
-/** A URL says nothing of keys. */
+/** The URL of a store does not name its encryption keys. */
 function hasKey(config: Config | null, { id, key }: SealingKey): boolean {
   return config?.store.encryption.keys.some((own) => own.id === id && own.key.equals(key)) !== false
 }
@@ -160,18 +160,18 @@ function hasKey(config: Config | null, { id, key }: SealingKey): boolean {
 interface Opened {
   readonly side: Side
   readonly store: Store
-  /** Its connection was lost, and made anew: it may have been restarted, and be without what it had. */
+  /** Its connection was lost and reopened: the server may have restarted without its data. */
   readonly wasLost: () => boolean
 }
 
 interface Stores extends AsyncDisposable {
   readonly from: Opened
   readonly to: Opened
-  /** In which store it went wrong. Other errors are bugs, and are thrown. */
+  /** Says in which store it failed. Other errors are bugs and propagate. */
   readonly trouble: (error: unknown) => { readonly why: string; readonly isOfTarget: boolean }
 }
 
-/** @throws {Exit} where a copy must not begin */
+/** @throws {Exit} if a copy must not begin */
 async function openStores(plan: Plan): Promise<Stores> {
   await using opened = new AsyncDisposableStack()
   const sides = new WeakMap<Error, Side>()
@@ -195,7 +195,8 @@ async function openStores(plan: Plan): Promise<Stores> {
     }
     // No client waits for what it does.
     const timeout = Math.max(settings.timeout, TIMEOUT)
-    // What is compressed or sealed stays so. Nothing is executed, so nothing waits for replicas. Of a migration it is the one store alone.
+    // Compressed and sealed records are copied as they are. Nothing is executed, so nothing waits for replicas. During a migration, it is
+    // one store by itself.
     const asItIs = {
       encryption: { keys: [] },
       compression: 'off',
@@ -234,9 +235,9 @@ type Tally = Record<Copied, number>
 
 interface Run {
   readonly tally: Tally
-  /** Why the copy is of no use yet; null: it is whole. */
+  /** Why the copy is unusable; null: it is complete. */
   readonly why: string | null
-  /** Where it can go on; null: nowhere but at the beginning. */
+  /** Where it can continue; null: only at the beginning. */
   readonly next: string | null
 }
 
@@ -248,7 +249,7 @@ async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): P
   io.err(`${mode.writes ? 'copying' : 'comparing'} from ${plain(from.name)} to ${plain(to.name)}\n`)
   let next = plan.cursor
   let progress: Progress | null = null
-  /** What was copied may be gone with a target that was lost. */
+  /** What was copied may be lost if the target's connection was. */
   const early = (why: string, mayGoOn = !stores.to.wasLost()): Run => ({
     tally,
     why: `${why}; run it again`,
@@ -257,7 +258,7 @@ async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): P
   try {
     const beganAt = await source.ping()
     progress = new Progress(io, io.columns === null ? null : await count(source, next, stop))
-    /** Written in the source since the copy began. */
+    /** Changes in the source since the copy began. */
     let written = 0
     const one = async (id: RecordId): Promise<void> => {
       if (isMark(id)) return
@@ -270,7 +271,7 @@ async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): P
     for (;;) {
       const page: Page = await source.list('all', next, PAGE)
       await inLanes(page.ids, pace, one)
-      // Another Redis, also the same one after a restart, goes through its records in another order.
+      // A different Redis, even the same one after a restart, scans its records in another order.
       const lost = [stores.to, ...(isPlace(page.next ?? next) ? [] : [stores.from])]
       for (const { side, wasLost } of lost)
         if (wasLost()) return early(`${side.name}: the connection was lost meanwhile`)
@@ -311,7 +312,7 @@ async function count(source: Store, from: string | null, stop: AbortSignal): Pro
   return records
 }
 
-/** Ends with the first failure, when nothing is under way any more. */
+/** Ends at the first failure, once no record is in progress any more. */
 async function inLanes(
   ids: readonly RecordId[],
   pace: () => Promise<boolean>,
@@ -335,7 +336,7 @@ function pacer(rate: Rate | null, stop: AbortSignal): () => Promise<boolean> {
   return async () => {
     if (rate !== null) {
       const now = performance.now()
-      // What a late timer has cost is made up for, what slow stores have is not.
+      // Late timers are made up for, slow stores are not.
       nextAt = Math.max(nextAt, now - MADE_UP) + rate.per / rate.count
       if (nextAt - now >= 1) await wait(nextAt - now, undefined, { signal: stop }).catch(() => {})
     }

@@ -5,7 +5,7 @@ import { recordAt } from './inspect.ts'
 import { openSource } from './target-options.ts'
 import { osUser } from './terminal.ts'
 
-/** Of a command by which a person decides about a record. */
+/** Options of a command by which a person decides about a record. */
 export const DECIDING_OPTIONS = {
   reason: { value: 'TEXT', help: 'reason for the audit log; required' },
   by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
@@ -18,12 +18,12 @@ export const DECIDING_OPTIONS = {
 
 export interface Deciding {
   readonly id: string
-  /** Null: the one that is read. */
+  /** Null: the version that is read. */
   readonly version: number | null
   readonly decider: { readonly reason: string; readonly by: string }
 }
 
-/** @throws {Exit} for a wrong use; the beginning of an id is answered with the whole one. */
+/** @throws {Exit} on wrong usage; the beginning of an id is answered with the whole id. */
 export async function decidingOf(args: Args, io: Io, command: string): Promise<Deciding> {
   const [id = ''] = args.positionals
   if (ID_BEGINNING.test(id) && !RECORD_ID.test(id)) {
@@ -48,7 +48,7 @@ export async function decidingOf(args: Args, io: Io, command: string): Promise<D
   }
 }
 
-/** Shows what is known of the record and what the decision means. */
+/** Shows what is known about the record and what the decision means. */
 export async function confirmed(args: Args, io: Io, lines: readonly string[]): Promise<boolean> {
   if (args.has('yes')) return true
   io.err(lines.map((line) => `${line}\n`).join(''))

@@ -56,7 +56,7 @@ async function foundAt(source: RecordSource, path: string): Promise<Found> {
   }
 }
 
-/** What a person says by deleting the record. */
+/** What a person asserts by deleting the record. */
 const MEANING: Readonly<Record<State, string>> = {
   in_progress: 'Its request is running.',
   completed: 'It WAS executed. A retry executes it a second time.',

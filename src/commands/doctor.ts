@@ -22,12 +22,12 @@ import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
 
 const PINGS = 20
-/** Largest tolerable difference: tokens and issued keys are judged by this clock. */
+/** Largest tolerable difference: tokens and issued keys are checked by this clock. */
 const CLOCKS_APART: Millis = 30_000
-/** An unknown record that was due this long ago has been missed. */
+/** An unknown record that has been due for this long was missed. */
 const OVERDUE: Millis = 600_000
 const SHOWN = 5
-/** By then a line that was being written to the audit log is complete. */
+/** By then, a line that was being written to the audit log is complete. */
 const WRITTEN_BY: Millis = 250
 const PROXY_TIMEOUT: Millis = 10_000
 
@@ -141,7 +141,7 @@ async function connectionChecks(
       const wall = Date.now()
       const now = await store.ping()
       took.push(performance.now() - asked)
-      // The store's clock was read at some time between command and reply.
+      // The store read its clock at some time between command and reply.
       const here = (wall + Date.now()) / 2
       if (n === 0 || Math.abs(now - here) < Math.abs(apart)) apart = now - here
     }
@@ -164,14 +164,14 @@ async function connectionChecks(
   }
 }
 
-/** The grade with its reasons, and what it is made of (contract §9). */
+/** The grade with its reasons, and what it is based on (contract §9). */
 async function gradeChecks(
   store: Store,
   { to, from }: Stores,
   { acceptRisk, grace }: Config['store'],
 ): Promise<CheckResult[]> {
   const traits = await store.traits()
-  // Of two that a migration moves between, each by itself: a claim on both as one would have to enter its phase.
+  // During a migration, each store by itself: a claim on both as one would have to enter its phase.
   const proofs = await Promise.all((from === null ? [to] : [to, from]).map(proofOf))
   const found = proofs.map(({ detail, proof }) => (proof === PROVEN ? fine : finding)('claims', detail))
   const wrong = proofs.find(({ proof }) => proof !== null && proof !== PROVEN)
@@ -195,7 +195,7 @@ function graceText(grace: Millis): string {
   return grace > 0 ? `nothing new is claimed for ${grace} ms after a failover` : 'store.grace is off'
 }
 
-/** A read-only replica and a full disk answer pings, and take no claim. */
+/** A read-only replica or a full disk answers pings but accepts no claim. */
 async function proofOf(store: Store): Promise<{ readonly detail: string; readonly proof: string | null }> {
   try {
     const proof = await disproof(store)
@@ -210,7 +210,7 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
   const indexed = new Set<RecordId>()
   await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
   const unresolved = new Map<RecordId, number>()
-  /** By why. */
+  /** By reason. */
   const unreadable = new Map<string, RecordId[]>()
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
   const { complete } = await scanRecords(store, 'all', async (id) => {
@@ -277,7 +277,7 @@ async function lostOf(
   return lost
 }
 
-/** Outcomes in the spool, which the store has not taken yet. Read only. */
+/** Outcomes in the spool that the store has not accepted yet. Read only. */
 async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
   const directory = store.spool
   if (directory === null)

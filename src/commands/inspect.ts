@@ -60,7 +60,7 @@ function isBuilt(args: Args): boolean {
   return args.has('store') && !args.has('config')
 }
 
-/** One wrong word names another record. */
+/** One wrong word names a different record. */
 function hint(args: Args): string {
   const lines = [
     'A missing record proves nothing: the key, the caller, the method and the path must be those of the request, byte for byte.',

@@ -5,7 +5,7 @@ const DRAW_EVERY: Millis = 100
 const TELL_EVERY: Millis = 10_000
 const BAR = 30
 
-/** How far a long command is, on standard error: a bar on a terminal, otherwise a line now and then. */
+/** Shows the progress of a long command on standard error: a bar on a terminal, otherwise a line now and then. */
 export class Progress {
   readonly #io: Io
   /** Null: unknown. */
@@ -32,7 +32,7 @@ export class Progress {
     this.#io.err(this.#io.columns === null ? `${line}\n` : `\r${line}\x1b[K\n`)
   }
 
-  /** The last picture stays. */
+  /** Leaves the last picture on the screen. */
   end(): void {
     if (this.#io.columns === null) return
     this.#draw()

@@ -27,7 +27,7 @@ export interface SourceRequest {
 export class SourceRefusal extends Exit {
   readonly problem: ProblemCode | 'unreachable' | 'unexpected'
   readonly detail: string
-  /** Of a record that cannot be read. */
+  /** The version of a record that cannot be read. */
   readonly version: number | null
 
   constructor(

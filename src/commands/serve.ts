@@ -27,15 +27,16 @@ export const serve: Command = {
 }
 
 /**
- * Without it, a burst at the start makes V8 allocate every later request in the old generation: one start of three was slow for
- * good (docs/adr/0017). With it, V8 refuses the compiled code of Node's own modules, which was made without: a thread starts in 50 ms
- * instead of 25. So it is set once everything has started.
+ * Without it, a burst at startup makes V8 allocate every later request in the old generation: one start in three stayed slow
+ * (docs/adr/0017). With it, V8 rejects the code cache of Node's own modules, and a thread starts in 50 ms instead of 25. So it is set once
+ * everything has started.
  */
 const NO_PRETENURING = '--no-allocation-site-pretenuring'
 
 /**
- * Lets the heap double before all of it is collected. Bodies, which lie outside of it and are freed at once, count as if they were to
- * be collected: else 64 requests of 64 KiB at a time would do (docs/adr/0087). Not beside SQLite, whose thread holds them, too.
+ * Lets the heap double before a full collection. Bodies lie outside the heap and are freed at once, but V8 counts them as garbage to
+ * collect: otherwise 64 concurrent requests of 64 KiB would trigger one (docs/adr/0087). Not with SQLite, whose thread holds the bodies as
+ * well.
  */
 const FEWER_COLLECTIONS = '--heap-growing-percent=100'
 
@@ -73,7 +74,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   // Before the start, so that a signal during it also drains.
   process.on('SIGTERM', stop)
   process.on('SIGINT', stop)
-  // By default SIGHUP ends the process.
+  // By default, SIGHUP ends the process.
   process.on('SIGHUP', () => reload())
   let proxy: Awaited<ReturnType<typeof start>>
   try {

@@ -82,7 +82,7 @@ function plainly(rule: Reload): ReloadRule {
   return typeof rule === 'string' ? rule : rule.effect
 }
 
-/** Routes are compared by name. What becomes of the requests of added and removed ones: {@link movedChanges}. */
+/** Routes are compared by name. For the requests of added and removed ones, see {@link movedChanges}. */
 function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
   const gone = before.filter(({ name }) => find(after, name) === undefined)

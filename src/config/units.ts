@@ -27,7 +27,7 @@ export interface Scalar<T> {
   }
   readonly allowed: string
   readonly parse: (text: string) => Parsed<T>
-  /** The shortest text or value that {@link parse} reads as this one. Without it: the value itself. */
+  /** The shortest text or value that {@link parse} reads as this one. Absent: the value itself. */
   print?(this: void, value: T): unknown
 }
 
@@ -60,7 +60,7 @@ export function byTest(allowed: string, pattern: string, test: (text: string) =>
   return byReader(allowed, pattern, (text) => (test(text) ? text : null))
 }
 
-/** Of a measure with units, such as `30s` or `64KiB`; a plain `0` needs no unit. */
+/** A scalar with units, such as `30s` or `64KiB`; a plain `0` needs no unit. */
 function measure(kind: string, example: string, factors: Readonly<Record<string, number>>) {
   const names = Object.keys(factors)
   const suffix = `(${names.join('|')})`

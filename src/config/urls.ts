@@ -165,7 +165,7 @@ function wrongInSeveral(text: string): string | null {
 /** As `redis-cli` calls them. */
 const TLS_FILES = ['cacert', 'cert', 'key']
 
-/** Of the options of a Redis: its own, and where it has TLS, the files for that. */
+/** Checks the options of a Redis: its own, and with TLS the files for it. */
 function wrongInTls(text: string, options: URLSearchParams, own: readonly string[]): string | null {
   const known = text.startsWith('rediss') ? [...own, ...TLS_FILES] : own
   const given = [...options]

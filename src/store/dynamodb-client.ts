@@ -12,7 +12,7 @@ const REMEMBERED = 100
 const PREPARE_TIMEOUT: Millis = 5000
 /** No connection, so nothing was sent. */
 const NOT_SENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH']
-/** One partition is busy, or another write to the same item is in progress: other records are served. */
+/** One partition is busy, or another write to the same item is in progress: other records are still served. */
 const BUSY = [
   'ProvisionedThroughputExceededException',
   'RequestLimitExceeded',
@@ -28,7 +28,7 @@ export type Input = Readonly<Record<string, unknown>>
 /** The fields read from all answers. */
 export interface Answer {
   readonly Item?: Item
-  /** As the item was. */
+  /** The item before the write. */
   readonly Attributes?: Item
   readonly Items?: readonly Item[]
   readonly LastEvaluatedKey?: Item
@@ -78,7 +78,7 @@ interface SdkError extends Error {
 
 /** The condition of a write did not hold. */
 export class Refused extends Error {
-  /** The item that was there, if the server returned it. */
+  /** The existing item, if the server returned it. */
   readonly item: Item | null
   constructor(item: Item | null) {
     super('the condition does not hold')
@@ -86,7 +86,7 @@ export class Refused extends Error {
   }
 }
 
-/** There is no such table. */
+/** The table does not exist. */
 export class NoTable extends StoreUnavailable {}
 
 /** An estimate of the store's clock, between two bounds. */
@@ -107,8 +107,8 @@ interface Bounds {
 const UNBOUNDED: Bounds = { from: Number.NEGATIVE_INFINITY, to: Number.POSITIVE_INFINITY }
 
 /**
- * Expressions have no clock: it is estimated from the `Date` of the replies, which tells seconds. Between replies it goes on by a clock
- * that nobody sets: a record written by a wrong time may be gone at once.
+ * Expressions have no clock: it is estimated from the `Date` of the replies, which counts seconds. Between replies it advances by a
+ * monotonic clock: a record written with a wrong time may vanish at once.
  */
 export class ServerClock implements Clock {
   readonly #local: () => Millis
@@ -125,7 +125,7 @@ export class ServerClock implements Clock {
     if (Number.isNaN(one.from)) return
     this.#since = both(this.#since, one)
     const { from, to } = this.#bounds()
-    // The server's clock was set, or this machine slept: what was known before is worth nothing.
+    // The server's clock was set, or this machine slept: earlier estimates are worthless.
     if (from > to) [this.#before, this.#since] = [one, one]
     if (++this.#seen % REMEMBERED === 0) [this.#before, this.#since] = [this.#since, UNBOUNDED]
   }
@@ -160,7 +160,7 @@ function both(a: Bounds, b: Bounds): Bounds {
 
 export interface ClientOptions {
   readonly table: string
-  /** `region`, `endpoint`: the SDK finds those that are missing, in `AWS_REGION` or a profile. */
+  /** `region`, `endpoint`: if absent, the SDK looks in `AWS_REGION` or a profile. */
   readonly where: Readonly<Record<string, string>>
   readonly timeoutMs: Millis
   readonly clock: Clock
@@ -174,7 +174,7 @@ export class Client {
   readonly #client: SdkClient
   #isUp = false
 
-  /** @throws {StoreUnavailable} if the SDK is not there. */
+  /** @throws {StoreUnavailable} if the SDK is not installed. */
   static async load(options: ClientOptions): Promise<Client> {
     const sdk: Sdk = await import(SDK).catch((cause: Error) => {
       const message = `cannot use the DynamoDB store: the package ${SDK} is not installed beside the proxy; npm install ${SDK}@3 (${cause.message})`
@@ -194,7 +194,7 @@ export class Client {
       clock.saw(Date.parse(String(exchanged.response.headers['date'])), sent, performance.now())
       return exchanged
     }
-    // Directly around the connection: errors are not parsed yet, and credentials are already there.
+    // Directly around the connection: errors are not parsed yet, and credentials are already resolved.
     this.#client.middlewareStack.add(observed, { step: 'deserialize', priority: 'low' })
   }
 
@@ -249,7 +249,7 @@ export class Client {
     if (BUSY.includes(error.name)) return new PartlyUnavailable(message, false, cause)
     if (error.name === 'ResourceNotFoundException') return new NoTable(message, false, cause)
     const isUnsent = NOT_SENT.includes(error.code ?? '') || error.name === 'CredentialsProviderError'
-    // A truncated answer with status 200 is one, too.
+    // Also a truncated answer with status 200.
     const isDenied = status !== undefined && status >= 400 && status < 500
     return new StoreUnavailable(message, !isUnsent && !isDenied, cause)
   }

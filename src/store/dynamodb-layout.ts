@@ -43,7 +43,7 @@ export function tableDefinition(table: string): Input {
   }
 }
 
-/** Null: it is the table that {@link tableDefinition} makes. */
+/** Null: the table has the keys and the index of {@link tableDefinition}. */
 export function wrongWith(table: TableDescription | null): string | null {
   if (table === null) return 'there is no table'
   const index = table.GlobalSecondaryIndexes?.find(({ IndexName }) => IndexName === INDEX)
@@ -63,7 +63,7 @@ export const number = (value: number): Value => ({ N: String(value) })
 export const binary = (B: Buffer): Value => ({ B })
 export const valued = (values: Item): Input => ({ ExpressionAttributeValues: values })
 
-/** `UpdateItem` that sets these attributes, computes others, and takes away those of `optional` that are not set. */
+/** An `UpdateItem` that sets these attributes, computes others, and removes those of `optional` that are not set. */
 export function update(
   set: Item,
   computed: readonly string[],
@@ -84,7 +84,7 @@ export function update(
 
 export function expected(condition: Condition): string {
   if ('version' in condition) return 'v = :was'
-  // None: an empty list is no expression.
+  // `:none`, because an empty list is invalid.
   return `o = :owner AND s IN (${[':none', ...condition.states.map((_, n) => `:s${n}`)].join(', ')})`
 }
 
@@ -171,7 +171,7 @@ export function numberIn(item: Item, name: string): number {
   return read
 }
 
-/** Empty: there is none. */
+/** Empty if absent. */
 export function textIn(item: Item, name: string): string {
   const value = item[name]
   return value !== undefined && 'S' in value ? value.S : ''
@@ -200,7 +200,7 @@ export function partOf(id: string): number {
   return id.charCodeAt(0) % INDEX_PARTS
 }
 
-/** Sorted as a number is. */
+/** Sorts as a number does. */
 export function instantKey(at: Millis): string {
   return String(at).padStart(16, '0')
 }
@@ -218,7 +218,7 @@ export function cursorOf(key: Item): string {
   return Buffer.from(`${textIn(key, 'pk')} ${textIn(key, 'sk')}`).toString('base64url')
 }
 
-/** @throws {RangeError} for a cursor that {@link cursorOf} did not make. */
+/** @throws {RangeError} if {@link cursorOf} did not make the cursor. */
 export function keyOf(cursor: string): Item {
   const [pk = '', sk = '', ...more] = Buffer.from(cursor, 'base64url').toString().split(' ')
   const key = { pk: text(pk), sk: text(sk) }

@@ -76,17 +76,17 @@ import { drawFromBucket, noted, readNote, Watchers } from './side-ports.ts'
 
 /** A refused claim is charged by the size of the existing record. */
 const INLINE = 700
-/** An item takes 400 KB. */
+/** An item holds at most 400 KB. */
 const CHUNK = 390 * 1024
-/** Retries of a write, each lost to another writer of the same item. */
+/** Attempts at a write, each lost to another writer of the same item. */
 const TRIES = 100
 
 export interface DynamoDbOptions extends Pick<ClientOptions, 'timeoutMs' | 'onEvent'> {
   /** `dynamodb://table?region=…&endpoint=…` */
   readonly url: string
-  /** Records of other services in the same table are never seen. */
+  /** Records of other services in the same table are invisible. */
   readonly service: string
-  /** The store's clock, which tests move. */
+  /** The store's clock, which tests shift. */
   readonly clock?: Clock
 }
 
@@ -97,8 +97,8 @@ function addressOf(url: string) {
 }
 
 /**
- * Resolves after the first attempt to look at the table, whatever its outcome: the process starts without DynamoDB, too.
- * @throws {StoreUnavailable} if only a person can help: there is no SDK, no such table, or its clock is not to be told.
+ * Resolves after the first attempt to look at the table, whatever its outcome: the process also starts without DynamoDB.
+ * @throws {StoreUnavailable} if only a person can help: no SDK, no such table, or an uncertain clock.
  */
 export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store> {
   const { service, onEvent } = options
@@ -172,8 +172,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       : Array.from({ length: numberIn(item, 'k') }, (_, n) => chunkKey(id, textIn(item, 'q'), n))
 
   /**
-   * Attributes of a payload. Long payloads are first written as chunks, under a name that no record has had, so nobody else's record can
-   * point to them.
+   * Attributes of a payload. Long payloads are first written as chunks, under a name that no record has had, so no other record can point
+   * to them.
    */
   const keep = async (id: RecordId, payload: Buffer, dropIn: Millis): Promise<Item> => {
     if (payload.length === 0) return {}
@@ -189,13 +189,13 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
         }),
       )
     } catch (error) {
-      // Of the record itself nothing has been written.
+      // Nothing of the record itself has been written.
       throw new StoreUnavailable((error as Error).message, false, { cause: error })
     }
     return { q: text(name), k: number(count) }
   }
 
-  /** Null: chunks of it are gone. */
+  /** Null: some of its chunks are gone. */
   const payloadOf = async (id: RecordId, item: Item): Promise<Uint8Array[] | null> => {
     const chunks = await Promise.all(chunkKeys(id, item).map(read))
     const found = chunks.filter((chunk) => chunk !== null)
@@ -274,7 +274,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const { fields, payload } = partsOf(bytes)
       const kept = await keep(id, payload, spans.dropIn)
       const reply = await again<PutReply>(null, async (dead) => {
-        // Something of an expired or removed record may be left: whatever the clocks say, this one comes after it.
+        // Remains of an expired or removed record may exist: whatever the clocks say, this record comes after it.
         const least = dead === null ? 0 : Math.max(numberIn(dead, 'v'), numberIn(dead, 'f')) + 1
         const now = Math.max(clock.latest(), least)
         const stamps = nextStamps(bytes, null, now, spans, false)
@@ -293,7 +293,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
           ...valued({
             ':now': number(clock.earliest()),
             ':v': number(now),
-            // A given fence is that of an attempt that was made.
+            // A given fence belongs to an attempt that was made.
             ':least': number(stamps.fence === now ? now : Number.MAX_SAFE_INTEGER),
           }),
         })
@@ -312,7 +312,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const reply = await again<SwapReply>(null, async (found) => {
         const now = clock.latest()
         const there = { ':now': number(clock.earliest()) }
-        // Found: it meets the condition, but its fence is less than the one that is given.
+        // Found: it meets the condition, but its fence is below the given one.
         const old = found === null ? null : readStamps(headOf(found))
         const next = nextStamps(bytes, old, now, spans, nextFence)
         const set = { ...fields, ...kept, ...stamped(next), ...indexOf(id, bytes, next.due) }
@@ -357,7 +357,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       return { now, bytes: isThere(item, now) ? headOf(item) : null }
     },
 
-    // A busy one does not keep the others from being renewed.
+    // A busy item must not keep the others from being renewed.
     renew: (items) => settled(items.map(renewed), false),
 
     async due(limit, of = 'unresolved') {
@@ -492,6 +492,6 @@ function traitsOf(
     )
   if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
     findings.push('Time to live is off for the attribute e: expired records are never removed.')
-  // The last writer wins: the other claim is dropped.
+  // The last writer wins: the other claim is lost.
   return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
 }

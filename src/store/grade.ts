@@ -4,8 +4,8 @@ import { nullIfUnavailable, orThrow, Records } from './records.ts'
 import type { Store, StoreTraits } from './register.ts'
 
 /**
- * Values of `idempotency_store_grade` (contract §13). `unfit`: it may drop records before their time, or hand a key out twice. `volatile`: the loss
- * of one server or process is enough. `unknown`: it does not say. `strict`: two have to be lost together.
+ * Values of `idempotency_store_grade` (contract §13). `unfit`: it may drop records early, or let two owners claim a key. `volatile`: the
+ * loss of one server or process is enough to lose claims. `unknown`: the store does not say. `strict`: two have to be lost together.
  */
 export const GRADES = ['unfit', 'volatile', 'unknown', 'strict'] as const
 export type Grade = (typeof GRADES)[number]
@@ -16,7 +16,7 @@ export interface Grading {
   readonly reasons: readonly string[]
 }
 
-/** `grace`: 0 is off. `proof`: what {@link disproof} found; null: it could not be asked. */
+/** `grace`: 0 means off. `proof`: the result of {@link disproof}; null: it could not run. */
 export function gradingOf(traits: StoreTraits, grace: Millis, proof: string | null): Grading {
   const { evicts, durable, findings, hasIdentity } = traits
   const forgets = hasIdentity && grace > 0 ? null : traits.forgets
@@ -28,7 +28,7 @@ export function gradingOf(traits: StoreTraits, grace: Millis, proof: string | nu
   return { grade: evicts === false && durable === true ? 'strict' : 'unknown', reasons }
 }
 
-/** Of several stores or servers that all have to promise it: the least that one of them promises. */
+/** For several stores or servers that all have to keep the promise: the weakest promise of any. */
 export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'findings' | 'refusals'> {
   const least = (of: 'durable' | 'evicts', worst: boolean) =>
     all.some((one) => one[of] === worst) ? worst : all.some((one) => one[of] === null) ? null : !worst
@@ -44,12 +44,13 @@ const GRACE_OFF = 'store.grace is off: keys whose claims are lost in a failover 
 const NO_GRACE =
   'The store does not identify its process, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'
 export const PROVEN = 'It accepted one claim of a key and refused the next.'
-/** The record of the proof is gone by then, whatever happens to this process. */
+/** The test record is gone by then, whatever happens to this process. */
 const PROOF_LIFE: Millis = 5000
 const NOTHING = Buffer.alloc(32)
 
 /**
- * Proves that the store hands a key out once (contract §9): claims a key of its own, claims it again, expects to be refused, and removes it.
+ * Proves that the store lets a key be claimed once (contract §9): claims a key of its own, claims it again, expects a refusal, and removes
+ * it.
  * @returns {@link PROVEN}, or what the store did wrong
  * @throws {StoreUnavailable} as every operation does: nothing is proven.
  */
@@ -59,18 +60,18 @@ export async function disproof(store: Store): Promise<string> {
   const first = claimOf(randomBytes(16))
   // The sweeper never finds it due.
   const spans = { dueIn: 2 * PROOF_LIFE, dropIn: PROOF_LIFE }
-  // Nobody can have claimed this key before, so no grace concerns it.
+  // Nobody can have claimed this key before, so no grace applies.
   const claimed = orThrow(await records.claim(id, first, spans, 'fresh'))
   if (claimed.kind !== 'claimed') return 'The store reports a brand-new key as taken.'
   const again = orThrow(await records.claim(id, claimOf(randomBytes(16)), spans, 'fresh'))
   if (again.kind !== 'exists' || !again.record.token.equals(first.token))
     return 'The store lets two owners claim one key: requests are executed twice.'
-  // Else it expires.
+  // Otherwise it expires.
   await store.remove(id, claimed.stamp.version)
   return PROVEN
 }
 
-/** For {@link gradingOf}: the store takes no claims now. */
+/** For {@link gradingOf}: the store accepts no claims now. */
 export const unproven = nullIfUnavailable
 
 function claimOf(token: Buffer): RecordDraft {

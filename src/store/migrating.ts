@@ -25,11 +25,11 @@ import {
 
 interface Terms {
   readonly lead: 'from' | 'to'
-  /** The other store is asked, too, about what the lead does not know to be done. */
+  /** The other store is also asked about anything that the lead does not know to be done. */
   readonly asks: boolean
   /**
-   * `must`: a claim that the other does not take is none, and an outcome is written again until both have it. `never`: but for what
-   * would go on holding a key that was freed.
+   * `must`: a claim that the other store does not accept is no claim, and an outcome is rewritten until both have it. `never`: written only
+   * to release a key that would otherwise stay held.
    */
   readonly writes: 'try' | 'must' | 'never'
 }
@@ -40,23 +40,23 @@ const TERMS: Readonly<Record<Phase, Terms>> = {
   new: { lead: 'to', asks: true, writes: 'never' },
 }
 
-/** Tries to write what others keep writing. */
+/** Attempts at a write while others keep changing the record. */
 const ROUNDS = 8
 
-/** A record as it is to be, without the stamps that a store makes anew. */
+/** A record to be written, without the stamps that a store assigns. */
 interface Given {
   readonly bytes: Buffer
   readonly spans: Spans
 }
 
-/** The lead's record, which says as much as the other's; undefined: that one was not asked. */
+/** The lead's record, which says at least as much as the other's; undefined: the other was not asked. */
 interface Latest extends GetReply {
   readonly theirs: Buffer | null | undefined
 }
 
 /**
- * Two stores as one, while a fleet moves from one to the other (docs/adr/0101). Versions, instants and `now` are the lead's; fence,
- * token and `createdAt` are the same in both.
+ * Two stores as one, while a fleet moves from one to the other (docs/adr/0101). Versions, instants and `now` are the lead's; fence, token
+ * and `createdAt` are the same in both.
  */
 export function migrating(from: Store, to: Store, phase: Phase): Store {
   const terms = TERMS[phase]
@@ -83,9 +83,9 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
         return notes.length > 0 || !terms.asks ? notes : other.history.read(id)
       },
     },
-    // The rates begin anew with another lead.
+    // The rates start over when the lead changes.
     limits: lead.limits,
-    // What the other alone is told of is found by polling.
+    // Changes that only the other store is told of are found by polling.
     watch: (id, changed) => lead.watch(id, changed),
     async traits() {
       const [old, young] = await Promise.all([from.traits(), to.traits()])
@@ -111,7 +111,7 @@ class Pair {
     this.#terms = terms
   }
 
-  /** In a grace of either nothing is `fresh`: the one store says nothing about the other's failover. */
+  /** In a grace of either store nothing is `fresh`: one store knows nothing of the other's failover. */
   async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: Entry): Promise<PutReply> {
     const { asks, writes } = this.#terms
     const entry = asked === 'again' ? asked : 'claim'
@@ -122,7 +122,7 @@ class Pair {
     const reply = await this.#lead.put(id, Buffer.from(bytes), spans, entry)
     if (reply.done) {
       const { version } = reply.stamp
-      // Not removed: a first try of the same claim that is still under way must find something.
+      // Not removed: an earlier try of the same claim that is still under way must find something.
       const undo = async (found: Given | null): Promise<void> => {
         const isFree = found !== null && keptOf(found.bytes)?.state === 'failed_retryable'
         const instead = isFree ? found : { bytes: freed(bytes), spans: { ...spans, dueIn: spans.dropIn } }
@@ -191,7 +191,7 @@ class Pair {
     }
     const { bytes } = await this.#latest(id)
     if (bytes === null || versionOf(bytes) !== version) return false
-    // Whichever is left keeps the key from being executed.
+    // Whichever one remains keeps the key from being executed.
     await this.#removeTheirs(id, keptOf(bytes) !== null)
     return this.#lead.remove(id, version)
   }
@@ -228,7 +228,7 @@ class Pair {
     if (reply.done) return this.#written(id, reply, { bytes, spans }, null)
     const there = reply.bytes === null ? null : keptOf(reply.bytes)
     if (there?.token.equals(condition.token) && reply.bytes !== null) {
-      // An earlier try whose reply was lost, or the upstream itself: the other hears of it now.
+      // An earlier try whose reply was lost, or the upstream itself: the other store hears of it now.
       await this.#tell(id, given(reply.bytes, reply.now))
       return reply
     }
@@ -264,7 +264,7 @@ class Pair {
     return this.#written(id, reply, { bytes, spans }, { seen: theirs, undo })
   }
 
-  /** The lead has it. `claim`: what the other had when it was looked at, and how the lead's is taken back. */
+  /** The lead has it. `claim`: what the other had when it was read, and how to take back the lead's. */
   async #written<Reply extends { readonly done: true; readonly now: Millis; readonly stamp: Stamp }>(
     id: RecordId,
     reply: Reply,
@@ -283,7 +283,7 @@ class Pair {
     try {
       found = await this.#claimTheirs(id, { bytes: stamped, spans }, seen, 'claim')
     } catch (error) {
-      // It may be there all the same: whoever asks again finds it under its token.
+      // It may exist all the same: a later claim finds it under its token.
       if (!(error instanceof StoreUnavailable) || error.maybeApplied) throw error
       await undo(null).catch(lost)
       throw error
@@ -295,7 +295,7 @@ class Pair {
     return { done: false, now, bytes: there }
   }
 
-  /** Claims in the other store exactly what was seen there. Null: it did; else what is there instead. */
+  /** Claims in the other store exactly what was seen there. Null: done; else what is there instead. */
   async #claimTheirs(
     id: RecordId,
     { bytes, spans }: Given,
@@ -307,7 +307,7 @@ class Pair {
       const { version } = readStamps(seen)
       reply = await this.#other.swap(id, { version }, Buffer.from(bytes), spans, false)
     } else {
-      // A swap would keep the life of what it replaces.
+      // A swap would keep the lifetime of the record it replaces.
       if (seen !== null) await this.#other.remove(id, readStamps(seen).version)
       reply = await this.#other.put(id, Buffer.from(bytes), spans, entry)
     }
@@ -317,8 +317,8 @@ class Pair {
   }
 
   /**
-   * Whether what the lead has is the very claim that is asked for, once more. The other may lack it: it is claimed there, too.
-   * @throws {StoreUnavailable} if the other does not take it: it is to be withdrawn under its token.
+   * Whether the lead's record is the very claim being made, repeated. The other store may lack it: then it is claimed there, too.
+   * @throws {StoreUnavailable} if the other store does not accept it: it is to be withdrawn under its token.
    */
   async #isOwnClaim(id: RecordId, found: Buffer, { bytes, spans }: Given, entry: Entry): Promise<boolean> {
     if (this.#terms.writes !== 'must' || !isClaim(bytes) || !isSame(found, bytes)) return false
@@ -331,11 +331,11 @@ class Pair {
     throw new StoreUnavailable(HALF, true)
   }
 
-  /** Writes to the other what the lead decided. */
+  /** Writes the lead's decision to the other store. */
   async #tell(id: RecordId, record: Given): Promise<void> {
     switch (this.#terms.writes) {
       case 'never': {
-        // What it says there would go on holding a key that is free.
+        // The other store's record would keep holding a key that is free.
         if (record.bytes[PREFIX.state] !== stateCode('failed_retryable')) return
         const { bytes: theirs } = await this.#other.get(id)
         return theirs === null ? undefined : this.#advance(this.#other, id, record, follows)
@@ -347,7 +347,7 @@ class Pair {
     }
   }
 
-  /** The lead's record, once it says as much as the other's. */
+  /** The lead's record, once it says at least as much as the other's. */
   async #latest(id: RecordId): Promise<Latest> {
     for (let round = 0; round < ROUNDS; round++) {
       const asking = this.#other.get(id)
@@ -367,13 +367,13 @@ class Pair {
     throw busy(id)
   }
 
-  /** What the lead refused a write with, or what the other knows better. */
+  /** What the lead refused a write with, or what the other store knows better. */
   async #following(id: RecordId, found: { readonly now: Millis; readonly bytes: Buffer }): Promise<GetReply> {
     const there = keptOf(found.bytes)
     return this.#terms.asks && there !== null && !isDone(there) ? this.get(id) : found
   }
 
-  /** Brings both stores to the same state; whether the record is due then. */
+  /** Brings both stores to the same state; returns whether the record is due then. */
   async #level(id: RecordId): Promise<boolean> {
     try {
       const { bytes, now } = await this.#latest(id)
@@ -381,13 +381,13 @@ class Pair {
       await this.#tell(id, given(bytes, now))
       return isUnresolved(bytes) && readStamps(bytes).due <= now
     } catch (error) {
-      // Whoever sweeps tells of it.
+      // The sweeper reports it.
       if (error instanceof CorruptRecord) return true
       throw error
     }
   }
 
-  /** Writes the record over none, or over one that it `succeeds`. */
+  /** Writes the record where there is none, or over one that it `succeeds`. */
   async #advance(
     store: Store,
     id: RecordId,
@@ -422,7 +422,7 @@ class Pair {
   }
 }
 
-/** As {@link isAhead}; and whatever the lead says of the same attempt is its latest word. */
+/** As {@link isAhead}; for the same attempt, the lead always has the latest word. */
 function follows(ours: Kept, there: Kept): boolean {
   return isAhead(ours, there) || (ours.token.equals(there.token) && !isDone(there))
 }
@@ -431,13 +431,13 @@ function isDone({ state }: Kept): boolean {
   return state === 'completed' || state === 'expired'
 }
 
-/** The claim of the same attempt. */
+/** A claim of the same attempt. */
 function isSame(found: Buffer, { buffer, byteOffset }: Buffer): boolean {
   const token = Buffer.from(buffer, byteOffset + PREFIX.token, PREFIX.createdAt - PREFIX.token)
   return meets(found, { token, states: ['in_progress'] })
 }
 
-/** As another store is to have it: what was left is left. */
+/** As the other store is to have it, with the time that is left. */
 function given(bytes: Buffer, now: Millis): Given {
   const { due, dropAt } = readStamps(bytes)
   return { bytes, spans: { dueIn: due - now, dropIn: dropAt - now } }
@@ -447,7 +447,7 @@ function withoutMarks({ ids, next }: Page): Page {
   return { ids: ids.filter((id) => !isMark(id)), next }
 }
 
-/** A copy whose fence is not below `fence`: a store would raise it, and what is sealed is bound to it. */
+/** A copy whose fence is at least `fence`: a store would raise a lower one, and what is sealed is bound to its fence. */
 function atLeast(bytes: Buffer, fence: number): Buffer {
   const copy = Buffer.from(bytes)
   writeU48(copy, Math.max(readStamps(bytes).fence, fence), PREFIX.fence)
@@ -475,13 +475,13 @@ function unreadable({ name }: Store): CorruptRecord {
   return new CorruptRecord(`the store ${name} has a record that this version cannot read`)
 }
 
-/** Whether it was taken back is not known. */
+/** Whether it was taken back is unknown. */
 function lost(error: unknown): never {
   if (!(error instanceof StoreUnavailable)) throw error
   throw new StoreUnavailable(error.message, true, { cause: error })
 }
 
-/** For what is done as well as it can be. */
+/** For best-effort work. */
 function unlessBug(error: unknown): void {
   if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
 }

@@ -2,29 +2,29 @@ import type { Millis } from '../core/record.ts'
 import type { Row } from './postgres-link.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
 
-/** Looks in one grace: a proxy must have noticed a failover, and written its claims again, before others may claim. */
+/** Looks per grace: a proxy must notice a failover and rewrite its claims before others may claim. */
 const LOOKS = 4
 
 export interface EpochOptions {
   readonly grace: Millis
-  /** Asks the server how long claims are still held, and since when it is what it is. */
+  /** Asks the server how long new claims are still held back, and when it took on its present identity. */
   readonly look: (seen: Millis) => Promise<Row>
-  /** A look was not answered: the server may have been replaced while nobody heard its connections end. */
+  /** A look got no answer: the server may have been replaced without its connections being seen to end. */
   readonly onSilence: () => void
   readonly onNew: (epoch: NewEpoch) => void
-  /** How long claims are still held: 0 almost always. */
+  /** How long new claims are still held back; almost always 0. */
   readonly onHeld: (left: Millis) => void
 }
 
 /**
- * Notices that the server is another than before, or has lost its data: the grace begins with the first look at it, and this proxy has to
- * write again what it claimed (docs/adr/0108).
+ * Notices that the server has changed or lost its data: the grace begins with the first look at it, and this proxy has to write its claims
+ * again (docs/adr/0108).
  */
 export class Epoch {
   readonly #options: EpochOptions
   readonly #timer: NodeJS.Timeout
   #seen: Millis = 0
-  /** Looks under way, one after another: one may still be at the server before. */
+  /** Looks in progress, one after another: one may still be asking the previous server. */
   #looks = 0
   #last: Promise<void> = Promise.resolve()
 
@@ -33,7 +33,7 @@ export class Epoch {
     this.#timer = setInterval(() => this.#looks === 0 && void this.look(), options.grace / LOOKS).unref()
   }
 
-  /** Since when, as far as is known here, the server is what it is; 0: not looked at yet. */
+  /** When the server took on its present identity, as far as is known here; 0: not looked at yet. */
   get seen(): Millis {
     return this.#seen
   }

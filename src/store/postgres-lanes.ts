@@ -17,36 +17,39 @@ import type { PostgresAddress } from './postgres-url.ts'
 import { reconnectDelay } from './reconnect.ts'
 import { PartlyUnavailable, StoreUnavailable } from './register.ts'
 
-/** Connections that take statements. */
+/** Connections for statements. */
 const LANES = 8
-/** Of these so many are for outcomes and leases alone: claims that wait for each other must not keep them. */
+/** How many of them are reserved for outcomes and leases: claims waiting for each other must not occupy all. */
 const RESERVED = 2
-/** Connections at most: more than {@link LANES} while answers are late. Each holds one on the server, which others need, too. */
+/** Maximum connections, beyond {@link LANES} only while answers are late. Each takes one of the server's, which others need as well. */
 const MOST = 16
-/** Of these so many are for statements that wait for no standby alone: commits that hang must not keep them. */
+/** How many of them are reserved for statements that wait for no standby: hanging commits must not occupy all. */
 const LOCAL = 2
-/** How often the server is asked what it is still at, while answers are late. */
+/** How often the server is asked what it is executing while answers are late. */
 const LOOK_EVERY: Millis = 1000
-/** For an attempt to connect that is not answered, doubled up to this: a server that hangs goes through all of them once it is back. */
+/**
+ * Upper bound of the timeout for connecting, which doubles with each attempt: a server that hangs works through all attempts once it is
+ * back.
+ */
 const CONNECT_TIMEOUT_MOST: Millis = 16_000
-/** A connection is opened anew so often: the name may lead to another server than those that are open. */
+/** How often a connection is reopened: the name may lead to another server by now. */
 const RECHECK: Millis = 10_000
-/** Another server is taken if the one in use has been silent for so many timeouts. */
+/** A different server is accepted once the one in use has been silent for this many timeouts. */
 const PATIENCE = 10
-/** For a look at the schema, and to make it: replicas that start together wait for each other. */
+/** For checking and creating the schema: replicas that start together wait for each other. */
 const PREPARE_TIMEOUT: Millis = 5000
-/** Of a statement that another transaction got in the way of. */
+/** Attempts at a statement that conflicts with another transaction. */
 const TRIES = 4
 
 export interface LanesOptions {
   readonly address: PostgresAddress
   readonly timeoutMs: Millis
-  /** Whoever connects later than the grace after a failover has lost its claims; 0, or left out: there is none. */
+  /** A proxy that connects later than the grace after a failover has lost its claims; 0 or absent: no grace. */
   readonly grace?: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 }
 
-/** `urgent`: outcomes and leases, which go first. `local`: reads, and what commits without waiting for a standby. */
+/** `urgent`: outcomes and leases, which go first. `local`: reads, and whatever commits without waiting for a standby. */
 type Kind = 'urgent' | 'plain' | 'local'
 
 interface Call {
@@ -59,7 +62,7 @@ interface Call {
   readonly resolve: (row: Row) => void
   readonly reject: (error: Error) => void
   tries: number
-  /** Null: nothing of it has left. */
+  /** Null: nothing has been sent. */
   lane: Lane | null
 }
 
@@ -67,40 +70,40 @@ interface Lane {
   readonly link: Link
   readonly number: string
   call: Call | null
-  /** Since when its answer is late. */
+  /** When its answer became late. */
   lateAt: Millis | null
 }
 
-/** Which statements of this process the server is at, by the numbers of their connections. */
+/** The statements of this process that the server is executing, by the numbers of their connections. */
 const LOOK = `SELECT $1::bigint, string_agg(split_part(query, ' ', 4), ' ') FROM pg_stat_activity
   WHERE state = 'active' AND starts_with(query, $2)`
 const HANGING =
   'PostgreSQL does not finish the statements that it was sent, as when a synchronous standby is missing'
 
 /**
- * For each lock. So short that a record that another transaction has locked is an honest "not applied": who queues for a row waits twice, for
- * its turn and then for the transaction. 0 would be without end.
+ * Lock timeout. Short, so that a record locked by another transaction is an honest "not applied": a statement queuing for a row waits
+ * twice, for its turn and then for the transaction. 0 would be no limit.
  */
 export function lockWait(timeoutMs: Millis): Millis {
   return Math.max(1, Math.floor(timeoutMs / 4))
 }
 
 /**
- * Statements on connections that are opened as they are needed. Each is a transaction of its own, sent once, on a connection that has none
- * in flight. What does not leave in time, or does not find a connection, was not applied; what was sent and not answered may have been.
- * Statements are never cancelled: where a commit waits for a standby, that makes it a success that the standby does not have. Nor does it
- * end with its connection. So a connection whose answer is late stays open unless the server says that it is not at that statement, and one
- * that is lost counts until the server says so.
+ * Statements on connections that are opened as needed. Each is a transaction of its own, sent once, on a connection that has none in
+ * flight. A statement that is not sent in time, or finds no connection, was not applied; one that was sent and not answered may have been.
+ * Statements are never cancelled: cancelling a commit that waits for a standby makes it succeed without the standby. A statement does not
+ * end with its connection either. So a connection whose answer is late stays open unless the server says that it is not executing the
+ * statement, and a lost connection counts until the server says so.
  */
 export class Lanes {
   readonly #options: LanesOptions
   readonly #prepare: (link: Link) => Promise<Identity | null>
   readonly #onUp: () => void
   readonly #lanes = new Set<Lane>()
-  /** Numbers of connections that are lost, whose statements may still run. */
+  /** Numbers of lost connections whose statements may still run. */
   readonly #abandoned = new Set<string>()
   readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
-  /** How statements begin; behind it the number of the connection. */
+  /** Prefix of every statement; the number of the connection follows. */
   readonly #comment = `/* idempotency-proxy ${randomBytes(6).toString('hex')} `
   #connections = 0
   #isConnecting = false
@@ -111,10 +114,10 @@ export class Lanes {
   #isUp = false
   /** Why there is no connection. */
   #trouble = 'connecting'
-  /** Nothing is sent whose commit could hang, too. */
+  /** Only statements whose commit cannot hang are sent. */
   #isHanging = false
   #numbers = 0
-  /** Of the server that is used. */
+  /** Identity of the server in use. */
   #identity: Identity | null = null
   #recheck: NodeJS.Timeout | undefined
   #look: NodeJS.Timeout | undefined
@@ -128,7 +131,7 @@ export class Lanes {
     this.#onUp = onUp
   }
 
-  /** Resolves after the first attempt: the process starts without PostgreSQL, too. Rejects if only a person can help. */
+  /** Resolves after the first attempt: the process also starts without PostgreSQL. Rejects if only a person can help. */
   async open(): Promise<void> {
     this.#recheck = setInterval(() => void this.#replaceOldest(), RECHECK).unref()
     try {
@@ -140,8 +143,8 @@ export class Lanes {
   }
 
   /**
-   * `text` gets a number before `args` and gives it back in the first column of its only row, of which the others are returned.
-   * {@link PartlyUnavailable}: not now, but what is `local`.
+   * `text` gets a number before `args` and returns it in the first column of its only row; the other columns are returned.
+   * @throws {PartlyUnavailable} only `local` statements are possible now.
    */
   run(text: string, args: readonly Arg[], kind: Kind = 'plain'): Promise<Row> {
     if (!this.#isUp) return Promise.reject(this.#notConnected())
@@ -155,7 +158,7 @@ export class Lanes {
         number,
         kind,
         expiresAt: performance.now() + timeoutMs,
-        // Behind what has come meanwhile: a busy event loop is no silent PostgreSQL.
+        // After everything that has arrived meanwhile: a busy event loop is not a silent PostgreSQL.
         timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
         resolve,
         reject,
@@ -167,7 +170,7 @@ export class Lanes {
     })
   }
 
-  /** Opens a connection anew, which tells where the name leads now. */
+  /** Reopens a connection, which shows where the name leads now. */
   recheck(): void {
     if (!this.#isConnecting && this.#retry === undefined && !this.#isClosed)
       void this.#connect().catch(ignore)
@@ -245,7 +248,7 @@ export class Lanes {
     if (error !== null) {
       const refused = refusal(error)
       call.reject(refused)
-      // Nothing more is sent where it is in doubt what became of the last.
+      // Nothing more is sent on a connection whose last statement has an uncertain outcome.
       if (refused.maybeApplied) {
         if (this.#lanes.has(lane)) this.#abandon(lane.number)
         this.#drop(lane, error.message)
@@ -280,7 +283,7 @@ export class Lanes {
     return [...this.#lanes].filter(({ lateAt }) => lateAt === null).length
   }
 
-  /** Statements that nobody has answered in time. */
+  /** Statements that were not answered in time. */
   #late(): number {
     return this.#abandoned.size + this.#lanes.size - this.#inService()
   }
@@ -310,13 +313,13 @@ export class Lanes {
     ).unref()
   }
 
-  /** Lets go of connections whose answers were lost on the way, and forgets what was abandoned and has ended. */
+  /** Drops connections whose answers were lost on the way, and forgets abandoned statements that have ended. */
   async #lookBy(ask: (args: readonly string[]) => Promise<Row>): Promise<void> {
     const abandoned = [...this.#abandoned]
     const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
     const calls = late.map(({ call }) => call)
     const [found] = await ask([this.#comment])
-    // Null: not even this one, so the server tells nothing (track_activities). What is gone for good must not count for ever.
+    // Null: not even this statement, so the server reports nothing (track_activities). What is gone must not count forever.
     const running = found?.split(' ')
     for (const number of abandoned) if (!running?.includes(number)) this.#abandoned.delete(number)
     for (const [n, lane] of late.entries())
@@ -331,7 +334,7 @@ export class Lanes {
   #grow(): void {
     if (this.#isConnecting || this.#retry !== undefined || this.#isClosed) return
     const inService = this.#inService()
-    // One more, if none answers: it may find that the others never will.
+    // One more if none answers: it may find out that the others never will.
     if (inService === 0 || (inService < LANES && this.#lanes.size + this.#abandoned.size < MOST))
       void this.#connect().catch(ignore)
   }
@@ -396,8 +399,8 @@ export class Lanes {
   }
 
   /**
-   * Two servers at once would each give out every key. After a promotion the later timeline is the right one; an old primary that is still there
-   * does not know. Another server altogether is taken where none is in use.
+   * With two servers, each key could be claimed twice. After a promotion the later timeline is the right one; an old primary that is still
+   * up does not know. An unrelated server is accepted only while none is in use.
    */
   #recognise(identity: Identity): void {
     const known = this.#identity
@@ -440,7 +443,7 @@ export class Lanes {
 
   #failed(error: Error): void {
     const message = reasonOf(error)
-    // Every attempt to reconnect fails alike: once is enough.
+    // All attempts to reconnect fail alike: one report is enough.
     if (message !== this.#trouble && !this.#isClosed) this.#options.onEvent('error', message)
     this.#trouble = message
     this.#later()
@@ -471,7 +474,7 @@ export class Lanes {
     if (!this.#isConnecting && this.#retry === undefined) this.#later()
   }
 
-  /** It is a standby now: the name may lead to its primary. */
+  /** It has become a standby: the name may lead to its primary. */
   #leave(why: string): void {
     for (const lane of this.#lanes) if (lane.call === null) this.#drop(lane, why)
   }

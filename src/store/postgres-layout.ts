@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import { codeOf, type Link, type Row } from './postgres-link.ts'
 import { StoreUnavailable } from './register.ts'
 
-/** Of the tables. A database of a later one is left alone. */
+/** Version of the tables. A database with a later one is left alone. */
 const VERSION = 1
 /** Of the functions. A later one does for this release, too. */
 const REVISION = 5
@@ -11,14 +11,14 @@ const NOT_ALLOWED = '42501'
 /** Tables that the functions write. */
 const WRITTEN = ['records', 'unresolved', 'notes', 'buckets', 'waits', 'pruning', 'epochs', 'graces']
 
-/** Nobody but a person can help: the process does not start on it. */
+/** Only a person can help: the process does not start with it. */
 export class Unusable extends StoreUnavailable {
   constructor(why: string) {
     super(`cannot use the PostgreSQL store: ${why}`, false)
   }
 }
 
-/** What makes the schema, in one transaction; where it is there already, it changes nothing. */
+/** SQL that creates the schema in one transaction; changes nothing if it exists. */
 export function layoutScript(): string {
   return ['tables', 'functions']
     .map((name) => readFileSync(new URL(`../store/sql/${name}.sql`, import.meta.url), 'utf8'))
@@ -26,8 +26,8 @@ export function layoutScript(): string {
 }
 
 /**
- * Makes the schema if there is none, and says which server it is. Nothing is written to a database that is another program's or a later release's.
- * @throws {Unusable}, or an error that may pass: the server is a standby, the role has no right.
+ * Creates the schema if there is none, and identifies the server. Writes nothing to a database of another program or of a later release.
+ * @throws {Unusable}, or an error that may pass: the server is a standby, the role lacks a right.
  */
 export async function prepare(link: Link): Promise<Identity | null> {
   if (!(await isReady(link))) {
@@ -38,13 +38,13 @@ export async function prepare(link: Link): Promise<Identity | null> {
   return identityOf(link)
 }
 
-/** Which life of which server it is: each promotion begins a new timeline. */
+/** Which life of which server: each promotion begins a new timeline. */
 export interface Identity {
   readonly system: string
   readonly timeline: number
 }
 
-/** Null: it does not tell. */
+/** Null: unknown. */
 async function identityOf(link: Link): Promise<Identity | null> {
   const [[system, file] = []] = await link
     .ask('SELECT system_identifier, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()')
@@ -52,7 +52,7 @@ async function identityOf(link: Link): Promise<Identity | null> {
   return system == null || file == null ? null : { system, timeline: Number.parseInt(file.slice(0, 8), 16) }
 }
 
-/** The functions have the rights of whoever calls them: what is missing is told at once, not by the first request that needs it. */
+/** The functions run with the rights of their caller: missing ones are reported at startup, not by the first request that needs them. */
 async function checkRights(link: Link): Promise<void> {
   const [[tables, functions] = []] = await link.ask(
     `SELECT (

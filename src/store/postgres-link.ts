@@ -6,7 +6,7 @@ import { RecordLocked, StoreFull, StoreUnavailable } from './register.ts'
 
 export const CONNECT_TIMEOUT: Millis = 2000
 const KEEP_ALIVE: Millis = 10_000
-/** How long to wait for a server that does not say goodbye. */
+/** How long to wait for a server that does not close the connection. */
 const DISCONNECT_TIMEOUT: Millis = 250
 const APPLICATION = 'idempotency-proxy'
 
@@ -14,47 +14,50 @@ export type Arg = string | number | boolean | Buffer | null | readonly (string |
 /** Columns are text, whatever their type; null is NULL. */
 export type Row = readonly (string | null)[]
 
-/** What PostgreSQL itself answered, with its SQLSTATE. */
+/** An error reported by PostgreSQL itself, with its SQLSTATE. */
 export interface PostgresError extends Error {
   readonly code: string
 }
 
 const AS_TEXT = { getTypeParser: () => (text: string) => text }
 
-/** The parts of the client that its types leave out. */
+/** Parts of the client that its types omit. */
 interface Inner {
   readonly connectionParameters: { options?: string; replication?: string }
   readonly connection: { attachListeners(stream: Socket): void; readonly stream: Socket }
 }
 
 export interface LinkOptions {
-  /** Before each statement: the server shows it to whoever asks what it is at. */
+  /** Prefix of each statement: the server shows it in pg_stat_activity. */
   readonly comment: string
-  /** For connecting. */
+  /** Timeout for connecting. */
   readonly timeoutMs: Millis
 }
 
-/** One connection, for one statement at a time: no reply can be taken for another's, and what fails fails alone. */
+/** One connection with one statement at a time: no reply can be mistaken for another's, and a failure concerns one statement. */
 export class Link {
   readonly #client: Client
   readonly #comment: string
   readonly #ended: Promise<void>
   #isOver = false
-  /** What was asked last has committed without the standby that it was to wait for. */
+  /** The last statement has committed without the standby that it should have waited for. */
   #unreplicated: Error | null = null
 
-  /** Rejects if there is no connection in time. `onEnd`: it is over, whoever ended it; after what was asked of it has failed. */
+  /**
+   * Rejects if there is no connection in time. `onEnd`: the connection has ended, for whatever reason; called after its statement has
+   * failed.
+   */
   static async open(
     address: PostgresAddress,
     onEnd: (why: string) => void,
     { comment, timeoutMs }: LinkOptions = { comment: '', timeoutMs: CONNECT_TIMEOUT },
   ): Promise<Link> {
-    // Loaded for those who use it.
+    // Loaded on first use.
     const { default: pg } = await import('pg')
     const { tls, password, ...where } = address
     const client = new pg.Client({
       ...where,
-      // A function: else an empty one is looked for in the environment and in files.
+      // A function, since an empty password would be looked up in the environment and in files.
       password: () => password,
       ssl: tls ?? false,
       client_encoding: 'utf8',
@@ -64,7 +67,7 @@ export class Link {
       keepAlive: true,
       keepAliveInitialDelayMillis: KEEP_ALIVE,
     })
-    // Of PGOPTIONS and PGREPLICATION: store.url says all there is to say.
+    // Overrides PGOPTIONS and PGREPLICATION: only store.url counts.
     const { connectionParameters } = client as unknown as Inner
     delete connectionParameters.options
     delete connectionParameters.replication
@@ -84,7 +87,7 @@ export class Link {
     survivingNonsense(client)
     let why = 'the connection ended'
     client.on('notice', ({ routine, message }) => {
-      // The one field that is in English everywhere.
+      // The one field that is always in English.
       if (routine === 'SyncRepWaitForLSN') this.#unreplicated = new Error(message)
     })
     client.on('error', (error) => {
@@ -104,7 +107,7 @@ export class Link {
     return this.#isOver
   }
 
-  /** @param done has the rows, or why there are none. Never throws. */
+  /** @param done gets the rows, or the error. Must not throw. */
   query(text: string, args: readonly Arg[], done: (error: Error | null, rows: readonly Row[]) => void): void {
     this.#unreplicated = null
     const statement = {
@@ -114,7 +117,7 @@ export class Link {
       types: AS_TEXT,
     }
     this.#client.query<(string | null)[]>(statement, (error: Error | null, result) =>
-      // In an error there is no result, whatever the types say.
+      // After an error there is no result, whatever the types say.
       done(error ?? this.#unreplicated, error === null ? result.rows : []),
     )
   }
@@ -125,7 +128,7 @@ export class Link {
     )
   }
 
-  /** Several statements at once, without arguments. */
+  /** Runs several statements at once, without arguments. */
   async execute(script: string): Promise<void> {
     await this.#client.query(this.#comment + script)
   }
@@ -134,7 +137,7 @@ export class Link {
     this.#client.on('notification', ({ payload }: Notification) => heard(String(payload)))
   }
 
-  /** Says goodbye, if nothing is asked of it; resolves when it is over. */
+  /** Closes the connection once its statement is done; resolves when it has ended. */
   async end(): Promise<void> {
     this.#client.end(() => {})
     const force = this.destroyAfter(DISCONNECT_TIMEOUT)
@@ -155,7 +158,7 @@ export class Link {
 /** For failures that their connection reports. */
 export function ignore(): void {}
 
-/** What cannot be read ends the connection; left to the client it would end the process. */
+/** An unreadable reply ends the connection; if left to the client, it would end the process. */
 function survivingNonsense(client: Client): void {
   const { connection } = client as unknown as Inner
   const attach = connection.attachListeners.bind(connection)
@@ -176,23 +179,23 @@ function survivingNonsense(client: Client): void {
 }
 
 /**
- * Classes of SQLSTATE that prove that the transaction was rolled back. Of others, such as those of a shutdown (57P01), of a pooler whose
- * server has gone (08) or of an I/O error (58), nobody knows.
+ * SQLSTATE classes that prove that the transaction was rolled back. Others prove nothing, such as a shutdown (57P01), a pooler whose server
+ * has gone (08) or an I/O error (58).
  */
 const ROLLED_BACK = /^(?:0A|2[1-8]|3[89DF]|40(?!003)|42|5[345]|57014|P0|IP001)/
-/** The disk is full; or the primary takes no more writes, as managed ones do before it is. */
+/** The disk is full, or the primary is read-only, as managed ones become just before. */
 const FULL = ['53100', '25006']
-/** Another transaction has what this one needs, an upstream's perhaps, which has not yet committed. */
+/** Another transaction, perhaps an upstream's, holds a lock that this one needs. */
 const LOCKED = '55P03'
-/** Of the functions' own. */
+/** Errors raised by the functions. */
 export const STANDBY = 'IP001'
 
-/** Nothing was applied, and the same may succeed at once. */
+/** Nothing was applied, and a retry may succeed at once. */
 export function isWorthAnother(error: Error): boolean {
   return /^40(?:001|P01)$/.test(codeOf(error))
 }
 
-/** That of several addresses has a code and no message. */
+/** An AggregateError for several addresses has a code and no message. */
 export function reasonOf(error: Error): string {
   return error.message || codeOf(error)
 }
@@ -203,7 +206,7 @@ export function codeOf(error: Error): string {
 
 export function refusal(error: Error): StoreUnavailable {
   const code = codeOf(error)
-  // Of Node's own errors, `code` is a name.
+  // In Node's own errors, `code` is a name.
   if (!/^[0-9A-Z]{5}$/.test(code))
     return new StoreUnavailable(`no answer from PostgreSQL: ${error.message}`, true)
   if (code === LOCKED) return new RecordLocked(`PostgreSQL refuses: ${error.message} (${code})`)

@@ -11,9 +11,9 @@ const TELL = 'SELECT idempotency.tell($1, $2, $3)'
 const HELLO = 'hello'
 
 /**
- * Watching by LISTEN, on a connection of its own that is opened for the first watcher and stays, and by rows that say who waits for what:
- * a write notifies only those. What this process writes it tells its own watchers itself. A message is sent to oneself first: through a
- * pooler that shares connections (PgBouncer in transaction mode) none arrives, and then nobody is told that anybody waits.
+ * Watching by LISTEN, on a separate connection that is opened for the first watcher and stays, and by rows that say who is waiting for
+ * what: a write notifies only those. This process tells its own watchers of its writes itself. It first sends a message to itself: through
+ * a pooler that shares connections (PgBouncer in transaction mode) none arrives, and then no rows are written.
  */
 export class Listener {
   readonly #options: LanesOptions & { readonly service: string }
@@ -21,7 +21,7 @@ export class Listener {
   readonly #skew: () => Millis
   readonly #channel = `idempotency_${randomBytes(8).toString('hex')}`
   readonly #subscriptions: Subscriptions
-  /** Rows on their way out. */
+  /** Rows not yet written. */
   readonly #leaving = new Map<RecordId, Promise<unknown>>()
   #link: Link | null = null
   #isHeard = false
@@ -53,7 +53,7 @@ export class Listener {
     if (others.length > 0) this.#send(others, id).catch(ignore)
   }
 
-  /** It may be another server now, and it may have forgotten who waits. */
+  /** The server may have been replaced, and may have forgotten who is waiting. */
   resubscribe(): void {
     this.#link?.destroy()
   }
@@ -110,7 +110,7 @@ export class Listener {
       }
       link.onNotification((message) => this.#hear(message))
       await link.ask(`LISTEN ${this.#channel}`)
-      // By then it was sent long ago, or could not be, which ends the connection.
+      // By then it was sent long ago, or could not be sent, which ends the connection.
       this.#retry = setTimeout(() => this.#giveUp(link), 2 * this.#options.timeoutMs)
       await this.#send([this.#channel], HELLO)
     } catch {
@@ -121,7 +121,7 @@ export class Listener {
     }
   }
 
-  /** The connection stands, and nothing comes. */
+  /** The connection is up, but nothing arrives. */
   #giveUp(link: Link): void {
     this.#isDeaf = true
     void link.end()

@@ -12,7 +12,7 @@ export interface PostgresAddress {
 }
 
 /**
- * What a valid `store.url` says (`config/urls.ts`), as libpq reads it.
+ * A valid `store.url` (`config/urls.ts`), read as libpq reads it.
  * @throws {StoreUnavailable} if a certificate cannot be read.
  */
 export function postgresAddress(url: string): PostgresAddress {
@@ -32,7 +32,7 @@ function tlsOf(options: URLSearchParams): ConnectionOptions | null {
   if (mode === 'disable') return null
   return {
     rejectUnauthorized: mode.startsWith('verify-'),
-    // verify-ca: whoever has a certificate of that authority.
+    // verify-ca: accepts any certificate of that authority.
     ...(mode === 'verify-ca' ? { checkServerIdentity: () => undefined } : {}),
     ...tlsFiles(options, { ca: 'sslrootcert', cert: 'sslcert', key: 'sslkey' }),
   }

@@ -25,35 +25,35 @@ import {
 } from './register.ts'
 import { readNote } from './side-ports.ts'
 
-/** Each replica asks; once in this time one of them does it. */
+/** Every replica asks; per interval, one of them does the work. */
 const PRUNE_EVERY: Millis = 1000
-/** 8 MB: a look at them takes milliseconds. */
+/** 8 MB, which take milliseconds to check. */
 const PRUNE_PAGES = 1000
-/** Bounds how long a removal takes. */
+/** Bounds the duration of a removal. */
 const PRUNE_ROWS = 500
 
 export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
   /** `postgres://user:password@host:port/database?sslmode=…` */
   readonly url: string
-  /** As `store.grace`; 0: off. */
+  /** `store.grace`; 0: off. */
   readonly grace?: Millis
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
   readonly onHeld?: ((left: Millis) => void) | undefined
-  /** Records of other services in the same database are never seen. */
+  /** Records of other services in the same database are invisible. */
   readonly service: string
-  /** This process removed expired records. */
+  /** Called when this process has removed expired records. */
   readonly onPruned?: ((records: number) => void) | undefined
-  /** Added to the server's time. Tests travel with it; 0 otherwise. */
+  /** Added to the server's time, for tests that travel in time; otherwise 0. */
   readonly skew?: () => Millis
 }
 
-/** It never answers at once. */
+/** It never answers synchronously. */
 export interface PostgresStore extends Store {
   put(...args: Parameters<Store['put']>): Promise<PutReply>
   swap(...args: Parameters<Store['swap']>): Promise<SwapReply>
 }
 
-/** What {@link bytesOf} makes a record of. */
+/** The columns that {@link bytesOf} makes a record of. */
 const STORED = [
   'version',
   'fence',
@@ -95,8 +95,8 @@ const SETTINGS = [
   'track_activities',
 ]
 /**
- * Settings; standbys that are connected; rows of records that live and that VACUUM has to remove; how many MiB they took at the last VACUUM;
- * for how many seconds the oldest transaction that its role may see has been open. No table is locked.
+ * Settings; connected standbys; live rows of records, and dead ones that VACUUM has to remove; their size in MiB at the last VACUUM; age in
+ * seconds of the oldest transaction visible to the role. Locks no table.
  */
 const TRAITS = `SELECT $1::bigint, ${SETTINGS.map((name) => `current_setting('${name}')`).join(', ')},
   (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'), s.n_live_tup, s.n_dead_tup,
@@ -105,8 +105,8 @@ const TRAITS = `SELECT $1::bigint, ${SETTINGS.map((name) => `current_setting('${
 FROM pg_stat_user_tables s WHERE s.schemaname = 'idempotency' AND s.relname = 'records'`
 
 /**
- * Resolves after the first attempt to connect, whatever its outcome: the process starts without PostgreSQL, too.
- * @throws {StoreUnavailable} if only a person can help: a schema of a later release, a certificate that is not there.
+ * Resolves after the first attempt to connect, whatever its outcome: the process also starts without PostgreSQL.
+ * @throws {StoreUnavailable} if only a person can help: a schema of a later release, a missing certificate.
  */
 export async function openPostgresStore(options: PostgresOptions): Promise<PostgresStore> {
   const { service, timeoutMs, onPruned, grace = 0 } = options
@@ -137,7 +137,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       pruned = Number(removed)
       if (pruned > 0) onPruned?.(pruned)
     } catch {
-      // Tried again next time; operations report what is wrong.
+      // Retried next time; operations report what is wrong.
     }
     if (!isClosed) timer = setTimeout(() => void prune(), pruned >= PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
   }
@@ -161,7 +161,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       try {
         row = await lanes.run(PUT, args)
       } catch (error) {
-        // Nothing is written at present; what is there is answered. Not its own, of a lost reply: the standby perhaps has not got it.
+        // Nothing is written at present; existing records answer. Not this claim's own, whose reply was lost: the standby may not have it.
         const { now, bytes: found } = error instanceof PartlyUnavailable ? await get(id) : NOTHING
         if (found === null || tokenOf(found).equals(token)) throw error
         return { done: false, now, bytes: found }
@@ -181,7 +181,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       const args = [service, id, skew(), wait, ...expected(condition), ...record, ...held]
       const row = await lanes.run(SWAP, args, 'urgent')
       const reply = writeReply(row)
-      // Null: no attempt was ended. Not by this swap, either, where the upstream had done so itself.
+      // Null: no attempt was ended, nor by this swap if the upstream had already done so itself.
       const waiting = row[WAITING]
       if (waiting != null && (!reply.done || state !== IN_PROGRESS)) listener.tell(id, waiting)
       return reply
@@ -199,7 +199,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       ]
       const [renewed] = await lanes.run(RENEW, [service, skew(), wait, ...columns], 'urgent')
       const done = new Set(wordsOf(renewed))
-      // One that somebody has locked does not take the others their renewal.
+      // A locked record must not keep the others from being renewed.
       return settled(
         items.map(async ({ id, token, dueIn, dropIn }) => {
           if (done.has(id)) return true
@@ -286,7 +286,7 @@ function places(count: number): string {
 }
 
 const IN_PROGRESS = stateCode('in_progress')
-/** Of {@link WRITTEN}, without its number: where what was found begins, and what comes before it. */
+/** Columns of {@link WRITTEN}, without its number: where the found record begins, and what precedes it. */
 const FOUND = 8
 const WAITING = 5
 
@@ -308,7 +308,7 @@ function tokenOf(bytes: Buffer): Buffer {
   return bytes.subarray(PREFIX.token, PREFIX.createdAt)
 }
 
-/** What the columns take of a record; the store stamps the rest. */
+/** The columns of a record that the caller sets; the store stamps the rest. */
 function partsOf(bytes: Buffer) {
   const headEnd =
     bytes.length < PREFIX.end + 4 ? bytes.length : PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
@@ -326,13 +326,13 @@ function partsOf(bytes: Buffer) {
 /** `\\x` and 16 bytes. */
 const TOKEN_LENGTH = 34
 
-/** The record that was put together of these columns. */
+/** The record assembled from these columns. */
 function bytesOf(stored: Row): Buffer | null {
   const [version, fence, createdAt, updatedAt, due, dropAt, schema, state, token, head, payload] = stored
   if (version === null) return null
   if (token?.length !== TOKEN_LENGTH)
     throw new CorruptRecord('the token of the stored record has another length')
-  // As `\x6162…`.
+  // Parses `\x6162…`.
   const isHex = token.startsWith('\\x') && `${head}`.startsWith('\\x') && `${payload}`.startsWith('\\x')
   const rest = `${token.slice(2)}${`${head}`.slice(2)}${`${payload}`.slice(2)}`
   const bytes = Buffer.allocUnsafe(PREFIX.end - 16 + rest.length / 2)
@@ -364,7 +364,7 @@ function wordsOf(text: string | null | undefined): string[] {
   return text ? text.split(' ') : []
 }
 
-/** Of `due id,due id`. */
+/** Parses `due id,due id`. */
 function placesOf(text: string): Place[] {
   if (text === '') return []
   return text.split(',').map((place) => {
@@ -373,7 +373,7 @@ function placesOf(text: string): Place[] {
   })
 }
 
-/** Dead rows beyond these, and beyond the live ones, are what VACUUM cannot keep up with. */
+/** More dead rows than these, and than live ones, mean that VACUUM cannot keep up. */
 const BLOATED = 100_000
 /** Seconds. */
 const LONG_OPEN = 3600

@@ -1,10 +1,12 @@
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 
-/** How long an acknowledged write may be lost: longer than replicas lag that may be promoted (`min-replicas-max-lag` is 10 s). */
+/**
+ * How long an acknowledged write may still be lost: longer than the lag of replicas that may be promoted (`min-replicas-max-lag` is 10 s).
+ */
 export const KEPT_FOR: Millis = 15_000
 const CHUNK = 1024 * 1024
 const CHUNKS = 16
-/** Of larger ones only the head is worth the room. */
+/** For larger records, only the head is worth the memory. */
 export const LARGEST_RECENT = 64 * 1024
 const ID_BYTES = 43
 /** The length, three instants, the id. */
@@ -16,7 +18,7 @@ const FORGOTTEN = 0
 export interface RecentWrite {
   readonly id: RecordId
   readonly bytes: Buffer
-  /** What is left of its spans now; null: its retention is over, and its key may be another request's. */
+  /** What remains of its spans; null: its retention is over, and its key may belong to another request. */
   readonly left: () => Spans | null
 }
 
@@ -28,8 +30,8 @@ interface Chunk {
 }
 
 /**
- * What was written lately, at most 16 MiB: the latest. Kept as bytes outside V8's heap: every outcome passes through here, and lives on
- * for many collections (docs/adr/0017).
+ * The most recent writes, at most 16 MiB. Kept as bytes outside V8's heap: every outcome passes through here and would survive many
+ * collections (docs/adr/0017).
  */
 export class RecentWrites {
   readonly #clock: () => Millis
@@ -56,7 +58,7 @@ export class RecentWrites {
     chunk.at = now
   }
 
-  /** Oldest first: copies, since chunks are written anew. */
+  /** Oldest first; copies, since chunks are reused. */
   all(): RecentWrite[] {
     const now = this.#clock()
     const found: RecentWrite[] = []
@@ -76,7 +78,7 @@ export class RecentWrites {
     return found
   }
 
-  /** The record was removed: what was written of it is never written again. */
+  /** The record was removed: it is never written again. */
   forget(id: RecordId): void {
     for (const { bytes, to } of this.#writes())
       if (bytes.toString('latin1', to.id, to.bytes) === id) bytes[to.id] = FORGOTTEN
@@ -92,7 +94,7 @@ export class RecentWrites {
       }
   }
 
-  /** An empty one: the oldest where there are enough, or nobody needs it. */
+  /** An empty chunk: the oldest if there are enough, or if nobody needs it. */
   #next(now: Millis): Chunk {
     const [oldest] = this.#chunks
     const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || now - oldest.at > KEPT_FOR)

@@ -36,7 +36,7 @@ import {
   type SwapReply,
 } from './register.ts'
 
-/** Others may move a record on meanwhile. */
+/** Others may change a record meanwhile. */
 const MAX_RECLAIMS = 5
 
 type Kept = Extract<RecordDraft, { state: 'completed' }> & {
@@ -49,16 +49,16 @@ interface Found {
   readonly record: IdempotencyRecord
 }
 
-/** The store cannot be reached, has no room (`full`), or did not answer in time. */
+/** The store is unreachable, has no room (`full`), or did not answer in time. */
 export interface Unavailable {
   readonly kind: 'unavailable'
   readonly full: boolean
   readonly error: StoreUnavailable
 }
-/** `corrupt`: the record that is there cannot be decoded; it is left as it is. */
+/** `corrupt`: the existing record cannot be decoded; it is left unchanged. */
 export type StoreTrouble = Unavailable | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
-/** `recognised`: the record is this very attempt's own, written by a claim whose reply was lost (contract §3.4). */
+/** `recognised`: the record is this very attempt's own, from a claim whose reply was lost (contract §3.4). */
 interface Claimed {
   readonly kind: 'claimed'
   readonly now: Millis
@@ -78,7 +78,7 @@ export type SettleReply =
   | { readonly kind: 'recovered'; readonly now: Millis; readonly stamp: Stamp }
   | { readonly kind: 'refused'; readonly now: Millis; readonly record: IdempotencyRecord }
   | StoreTrouble
-/** `kept`: nothing was lost. `split`: somebody else has claimed the key; `found` is what the record was. */
+/** `kept`: nothing was lost. `split`: another owner has claimed the key; `found` is its record. */
 export type ReclaimReply =
   | { readonly kind: 'written' | 'kept' }
   | { readonly kind: 'split'; readonly own: RecordDraft; readonly found: IdempotencyRecord }
@@ -91,15 +91,15 @@ export type PrefixReply =
   | StoreTrouble
 
 /**
- * Records instead of bytes: what the guard speaks with a store. Says what is stored; how it reads at `now` (`readAt`) is
- * for the caller. Trouble with the store is a value; {@link orThrow} is for callers whose own edge handles exceptions.
+ * Records instead of bytes: the guard's view of a store. It returns what is stored; interpreting it at `now` (`readAt`) is up to the
+ * caller. Store trouble is a value; {@link orThrow} is for callers that handle exceptions at their own edge.
  */
 export class Records {
   readonly #register: Register
   readonly #onSealError: (reason: SealError) => void
   readonly #recent: RecentWrites | null
 
-  /** `onSealError`: a record did not open. `recent`: where outcomes are remembered, if the store may lose them. */
+  /** `onSealError`: a record could not be opened. `recent`: remembers outcomes, if the store may lose them. */
   constructor(
     register: Register,
     onSealError: (reason: SealError) => void = () => {},
@@ -110,7 +110,7 @@ export class Records {
     this.#recent = recent
   }
 
-  /** Creates the record for `draft`'s attempt, or returns the one that is there. One round trip. */
+  /** Creates the record for `draft`'s attempt, or returns the existing one. One round trip. */
   claim(
     id: RecordId,
     draft: RecordDraft,
@@ -125,7 +125,7 @@ export class Records {
     })
   }
 
-  /** Claims an existing record for a new attempt, if it is still as in `from`. */
+  /** Claims an existing record for a new attempt if it is still as in `from`. */
   takeOver(
     id: RecordId,
     { version }: IdempotencyRecord,
@@ -143,9 +143,8 @@ export class Records {
   }
 
   /**
-   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` if the record was gone, or belonged to an earlier
-   * attempt that the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what was found out about a
-   * record that is unknown already.
+   * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` if the record was gone, or belonged to an earlier attempt that
+   * the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what has been found out about an unknown record.
    */
   settle(id: RecordId, draft: RecordDraft, spans: Spans): Soon<SettleReply> {
     const recent = this.#recent
@@ -155,7 +154,7 @@ export class Records {
     const settled = (reply: SettleReply): SettleReply => {
       if (recent !== null && reply.kind !== 'refused' && isNewest(reply, draft))
         this.#remember(recent, id, draft, spans, bytes)
-      // The store has answered, so all of them have left.
+      // The store has answered, so all of them have been sent.
       if (reply.kind !== 'unavailable') free(bytes, HEAD_ROOM)
       return reply
     }
@@ -170,7 +169,7 @@ export class Records {
     )
   }
 
-  /** Of a large one that it was done: there is no room for more. */
+  /** Of a large one, only that it was done: there is no room for more. */
   #remember(recent: RecentWrites, id: RecordId, draft: RecordDraft, spans: Spans, bytes: Buffer): void {
     if (bytes.length <= LARGEST_RECENT) return recent.add(id, bytes, spans)
     // Nothing else is large.
@@ -178,7 +177,7 @@ export class Records {
     recent.add(id, encodeDraft({ ...(draft as Kept), result }), spans)
   }
 
-  /** The outcomes that were written lately, oldest first, each with what writes it again. */
+  /** Recent outcomes, oldest first, each with a function that writes it again. */
   recent(): { readonly id: RecordId; readonly again: () => Promise<ReclaimReply> }[] {
     const writes = this.#recent?.all() ?? []
     return writes.map(({ id, bytes, left }) => ({
@@ -190,14 +189,14 @@ export class Records {
     }))
   }
 
-  /** The record was removed: {@link recent} no longer has its outcomes. */
+  /** The record was removed: {@link recent} drops its outcomes. */
   forget(id: RecordId): void {
     this.#recent?.forget(id)
   }
 
   /**
-   * Writes again what a failover may have taken from the store, under its own fence, or finds that it need not. A record that somebody
-   * else has claimed meanwhile becomes unknown, unless it is final or `isStill` says that it is not this process's any more.
+   * Writes again what a failover may have taken from the store, under its own fence, or finds that it need not. A record that another owner
+   * has claimed meanwhile becomes unknown, unless it is final or `isStill` says that it no longer belongs to this process.
    */
   async reclaim(
     id: RecordId,
@@ -211,7 +210,7 @@ export class Records {
     return reply ?? { kind: 'kept' }
   }
 
-  /** Null: the record was moved on meanwhile. */
+  /** Null: the record has changed meanwhile. */
   async #reclaimOnce(
     id: RecordId,
     own: RecordDraft,
@@ -239,7 +238,7 @@ export class Records {
     return split === null ? { kind: 'written' } : { kind: 'split', own, found: record }
   }
 
-  /** Goes on where the record was gone or another than expected. */
+  /** Continues if the record was gone or different from what was expected. */
   async #contest(
     id: RecordId,
     draft: RecordDraft,
@@ -249,7 +248,7 @@ export class Records {
   ): Promise<SettleReply> {
     let swapped = first
     const stored = storedSpans(draft, spans)
-    // The store may have taken the bytes that it was given.
+    // The store may have applied the bytes that it was sent.
     const bytes = (): Buffer => encodeDraft(draft)
     for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), stored)) {
       const reply =
@@ -272,12 +271,12 @@ export class Records {
         if (isOwnClaim) continue
         return reply
       }
-      // Else the sweeper, or a person, was faster.
+      // Otherwise the sweeper or a person was faster.
       if (replaced !== null && replaced.kind !== 'refused') return replaced
     }
   }
 
-  /** Replaces the record at exactly this version: a decision by somebody other than the owner. Null: there is none. */
+  /** Replaces the record at exactly this version: a decision by somebody other than its owner. Null: there is none. */
   replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Soon<SettleReply | null> {
     return this.#swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans))
   }
@@ -306,7 +305,7 @@ export class Records {
     )
   }
 
-  /** What `read` makes of the store's reply; other errors than the store's are bugs and go on. */
+  /** Applies `read` to the store's reply; errors that are not the store's are bugs and propagate. */
   #answered<Reply, Value>(reply: Soon<Reply>, read: (reply: Reply) => Value): Soon<Value | StoreTrouble> {
     const readable = (replied: Reply): Value | StoreTrouble => {
       try {
@@ -327,7 +326,7 @@ export class Records {
   }
 }
 
-/** @throws what the trouble is, {@link StoreUnavailable} or {@link CorruptRecord}. */
+/** @throws {StoreUnavailable} or {@link CorruptRecord}, as the reply says. */
 export function orThrow<Reply extends { readonly kind: string } | null>(
   reply: Reply,
 ): Exclude<Reply, StoreTrouble> {
@@ -350,8 +349,8 @@ function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply |
 }
 
 /**
- * The outcome is written; or refused although no later attempt is known: an earlier try of it was written, whose reply was lost, or
- * somebody else has ended the attempt, or the store has just gone back to before it.
+ * The outcome is written; or refused although no later attempt is known: an earlier try of it was written and its reply lost, somebody else
+ * has ended the attempt, or the store has just gone back to before it.
  */
 function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
   if (reply.kind !== 'refused') return reply.kind === 'written' || reply.kind === 'recovered'
@@ -359,7 +358,7 @@ function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
   return isRecorded(record, draft) || (record.fence <= draft.fence && record.createdAt === draft.createdAt)
 }
 
-/** The attempt's own claim; also one that was written down as silent before its owner heard of it: nobody else could end it. */
+/** The attempt's own claim; also one that was recorded as lapsed before its owner heard of it: nobody else could have ended it. */
 function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): Claimed | null {
   const isHeld = record.state === 'in_progress' || (record.state === 'unknown' && record.leaseExpired)
   if (!isHeld || !record.token.equals(draft.token)) return null
@@ -368,10 +367,10 @@ function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): 
 }
 
 const TOKEN_BYTES = 16
-/** Drawn at once: a draw from the system costs as much as twenty tokens (docs/internals/performance.md). */
+/** Drawn in blocks: one draw from the system costs as much as twenty tokens (docs/internals/performance.md). */
 const TOKENS_DRAWN = 256
 
-/** Owners' tokens: 16 random bytes, other ones with every call. */
+/** Owners' tokens: 16 random bytes, different with every call. */
 export function tokens(): () => Buffer {
   const drawn = Buffer.alloc(TOKENS_DRAWN * TOKEN_BYTES)
   let at = drawn.length
@@ -381,7 +380,7 @@ export function tokens(): () => Buffer {
       at = 0
     }
     at += TOKEN_BYTES
-    // A copy: the block is drawn anew while tokens of it are in use.
+    // A copy: the block is redrawn while its tokens are in use.
     return Buffer.from(drawn.subarray(at - TOKEN_BYTES, at))
   }
 }

@@ -27,18 +27,18 @@ export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: str
 export interface Target {
   /** Asked before each attempt. */
   find(): Address | Promise<Address>
-  /** A replica is of no use: its "absent" may be a lie. */
+  /** A replica is useless: its "absent" may be wrong. */
   readonly isMaster?: boolean
 }
 
 export interface ConnectionEvents {
   readonly onEvent: OnEvent
-  /** Commands are taken. */
+  /** Ready for commands. */
   readonly onReady: () => void
   /** An attempt has failed, or the connection has ended. */
   readonly onLost?: () => void
   readonly onMessage?: LinkEvents['onMessage']
-  /** Its links get to know which process they reach, for scripts that `admit`. */
+  /** Its links ask which process they reach, for scripts that `admit`. */
   readonly identifies?: boolean
 }
 
@@ -46,7 +46,7 @@ export function script(name: string, header = ''): Script {
   return scriptOf(header + sourceOf(name), false)
 }
 
-/** A script that hands out executions, or tells whether any are handed out. */
+/** A script that grants claims, or that says whether any are granted. */
 export function admittingScript(name: string, header = ''): Script {
   return scriptOf(header + sourceOf('epoch') + sourceOf(name), true)
 }
@@ -59,15 +59,15 @@ function scriptOf(source: string, admits: boolean): Script {
   return { source, admits, head: headOf('evalsha', createHash('sha1').update(source).digest('hex')) }
 }
 
-/** For commands and scripts: the link that there is, or soon the next one. No command is sent on a second link. */
+/** For commands and scripts: the current link, or soon the next one. No command is sent on a second link. */
 export class Connection {
   readonly #target: Target
   readonly #timeoutMs: Millis
   readonly #events: ConnectionEvents
   #link: Link | null = null
-  /** The same once it has been greeted: before that no command may use it. */
+  /** The same link after the greeting: before it, no command may use the link. */
   #ready: Link | null = null
-  /** Why the last link failed, until there is one that is ready. */
+  /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
   #isTrying = false
@@ -82,7 +82,7 @@ export class Connection {
     this.#events = events
   }
 
-  /** Resolves after the first attempt, whatever its outcome: the process starts without Redis, too. */
+  /** Resolves after the first attempt, whatever its outcome: the process also starts without Redis. */
   open(): Promise<void> {
     return this.#connect()
   }
@@ -93,7 +93,7 @@ export class Connection {
     await this.#link?.end()
   }
 
-  /** The server may be another one by now. What is in flight may have been applied. */
+  /** The server may have been replaced. Commands in flight may have been applied. */
   reconnect(): void {
     this.#link?.destroy()
   }
@@ -144,7 +144,7 @@ export class Connection {
             attempted()
           },
           (error: Error) => {
-            // A link that has ended has said why, or nothing ever has.
+            // A link that has ended has said why, or there never was one.
             if (link.isOpen || this.#trouble === null) this.#fail(error.message)
             link.destroy()
           },
@@ -179,12 +179,12 @@ export class Connection {
   }
 
   #fail(message: string): void {
-    // Every attempt to reconnect fails alike: once is enough.
+    // All attempts to reconnect fail alike: one report is enough.
     if (message !== this.#trouble) this.#events.onEvent('error', message)
     this.#trouble = message
   }
 
-  /** Rejects if the link is of no use: not this user, not this database, or the server is still loading its data. */
+  /** Rejects if the link is useless: wrong user, wrong database, or the server is still loading its data. */
   async #greet(link: Link, address: Address): Promise<void> {
     const { username, password, db } = address
     const steps: Promise<unknown>[] = []
@@ -210,7 +210,7 @@ export class Connection {
   }
 }
 
-/** What each server said that gave no answer. */
+/** The errors of servers that gave no answer. */
 export class Unanswered extends Error {
   readonly errors: readonly Error[]
 
@@ -221,8 +221,7 @@ export class Unanswered extends Error {
 }
 
 /**
- * Asks several servers at once, each over a connection of its own. Resolves with all answers that have come within `others`
- * of the first.
+ * Asks several servers at once, each on its own connection. Resolves with all answers that arrive within `others` of the first.
  * @throws {Unanswered} if there was none.
  */
 export async function askAll<T>(
@@ -246,24 +245,24 @@ export async function askAll<T>(
         throw new Unanswered(addresses, error.errors as Error[])
       })
       .then(() => within(others, Promise.allSettled(asked)))
-      // Behind what has come meanwhile: a busy event loop is no silent server.
+      // After everything that has arrived meanwhile: a busy event loop is not a silent server.
       .then(() => immediately())
       .then(() => [...answers])
       .finally(() => {
-        // Not waited for: one of them may hang.
+        // Not awaited: one of them may hang.
         for (const connection of connections) void connection.close()
       })
   )
 }
 
-/** Reads the one reply that a command has if it is done. */
+/** The one reply to a command that succeeded. */
 export function exactly(expected: string) {
   return (reply: Reply): void => {
     if (reply !== expected) throw mismatch()
   }
 }
 
-/** Of the process: another one after each start. '': it does not say. */
+/** Identifies the process: different after each start. '': the server does not say. */
 export function runIdOf(reply: Reply): string {
   if (!Buffer.isBuffer(reply)) throw mismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''

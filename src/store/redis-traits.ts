@@ -6,10 +6,10 @@ import type { StoreTraits } from './register.ts'
 const UNTOLD = 'routes with profile strict answer 503'
 const ACCEPT = 'store.acceptRisk: true accepts the risk'
 const MIB = 1024 ** 2
-/** Of `maxmemory`: from here on somebody has to do something before new keys are refused. */
+/** Share of `maxmemory` from which somebody has to act before new keys are refused. */
 const NEARLY_FULL = 0.9
 
-/** Of several servers, the least that one of them promises. `down`: how many others do not answer. */
+/** For several servers: the weakest promise of any. `down`: how many others do not answer. */
 export function together(
   all: readonly (StoreTraits & { readonly name: string })[],
   down: number,
@@ -24,7 +24,7 @@ export function together(
   }
 }
 
-/** What is wrong with servers, once where it is the same. */
+/** Findings of several servers; equal ones once. */
 function told(
   what: 'findings' | 'refusals',
   all: readonly (StoreTraits & { readonly name: string })[],
@@ -38,7 +38,7 @@ function told(
   )
 }
 
-/** What servers say, once where it is the same. */
+/** Descriptions of several servers; equal ones once. */
 function said(
   what: 'replication' | 'room',
   all: readonly (StoreTraits & { readonly name: string })[],
@@ -53,7 +53,7 @@ function said(
   return each.length === 0 ? {} : { [what]: each.join('; ') }
 }
 
-/** `info`: the reply of `INFO`; null if it was denied. */
+/** `info`: the reply to `INFO`; null if it was denied. */
 export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | null): StoreTraits {
   if (info === null)
     return {
@@ -119,7 +119,7 @@ function forgetting(wait: Wait | null, connected: number): string | null {
   if (wait === null)
     return 'Claims wait for no replica (store.wait): a failover, or a crash of the host, loses the last ones.'
   if (wait.replicas === 'all') return null
-  // The master's disk does not help the replica that takes its place.
+  // The master's disk does not help the replica that replaces it.
   const count = wait.replicas === 'none' ? 0 : wait.replicas
   if (connected <= count) return null
   return `Claims wait for ${count} of ${connected} replicas (store.wait): a failover to another one loses the last ones.`

@@ -30,7 +30,7 @@ import { readNote } from './side-ports.ts'
 
 const PUT = admittingScript('put')
 const SWAP = admittingScript('swap')
-/** The same for records without a body: the outcome of what was executed is written to a full store, too. */
+/** The same for records without a body: the outcome of an execution is written even to a full store. */
 const SWAP_SMALL = admittingScript('swap', '#!lua flags=allow-oom\n')
 const GET = script('get')
 const RENEW = script('renew')
@@ -41,13 +41,13 @@ const NOTE = script('note')
 const NOTES = script('notes')
 
 export interface RedisOptions extends ServersOptions {
-  /** Records of other services on the same server are never seen. */
+  /** Records of other services on the same server are invisible. */
   readonly service: string
-  /** Added to the server's time. Tests travel with it; 0 otherwise. */
+  /** Added to the server's time, for tests that travel in time; otherwise 0. */
   readonly skew?: () => Millis
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
   readonly onHeld?: ((left: Millis) => void) | undefined
-  /** Whom claims wait for; null: nobody. */
+  /** The replicas that claims wait for; null: none. */
   readonly wait?: Wait | null
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
@@ -57,7 +57,7 @@ type Held = [2, now: Millis, since: Millis, left: Millis]
 
 const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
 
-/** Notes that leave together. */
+/** History entries sent together. */
 interface Noting {
   readonly keys: string[]
   readonly args: Arg[]
@@ -66,7 +66,7 @@ interface Noting {
 }
 
 /**
- * Resolves after the first attempt to connect, whatever its outcome: the process starts without Redis, too.
+ * Resolves after the first attempt to connect, whatever its outcome: the process also starts without Redis.
  * @throws {StoreUnavailable} if only a person can help.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
@@ -103,10 +103,10 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           replicasOf: (master) => servers.replicasOf(master),
           onWaited,
         })
-  /** By shard in a cluster, else all in one. */
+  /** By shard in a cluster, otherwise all in one. */
   const noting: (Noting | undefined)[] = []
 
-  /** One command for all notes of a turn of the event loop: every executed request has one. */
+  /** One command for all history entries of a turn of the event loop: every executed request has one. */
   const noteTogether = (group: number): Noting => {
     const noteKeys: string[] = []
     const args: Arg[] = [skew()]
@@ -132,7 +132,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await Promise.all(shards.map(range))).flat()
   }
 
-  /** How the arguments of every script that writes a record begin. */
+  /** The first arguments of every script that writes a record. */
   const writing = (id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): Arg[] => [
     3,
     keys.record(id),
@@ -145,7 +145,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     skew(),
   ]
 
-  /** A claim waits for the replicas, if any are asked for. */
+  /** A claim waits for the replicas, if required. */
   const claiming = <Found extends Buffer | null>(
     id: RecordId,
     bytes: Buffer,
@@ -160,7 +160,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     try {
       await barriers.open(await servers.parts())
     } catch (error) {
-      // Else nobody answers yet.
+      // Otherwise nobody answers yet.
       if (error instanceof Misconfigured) {
         await servers.close()
         throw error
@@ -218,7 +218,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
-        // The first of every shard's index after the cursor, and of these the first.
+        // The first entries after the cursor from every shard's index, and of these the first.
         const from = placeOf(cursor)
         const found = await Promise.all(keys.indexes.map((index) => placesAfter(redis, index, from, limit)))
         return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
@@ -228,12 +228,12 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const look = () => servers.view(which === 'all' ? null : keys.shardOf(beginning))
       const before = await look()
       const place = scanPlaceOf(cursor, before)
-      // SCAN's own guarantee is the port's: what exists throughout comes at least once.
+      // The port's guarantee is SCAN's own: what exists throughout comes at least once.
       const args = [place.cursor, 'MATCH', glob, 'COUNT', limit]
       const [next, found] = await (before.servers[place.server] as Connection).ask('scan', args, scanned)
       const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
       return {
-        // The reply of another SCAN must not lead an operator to another record.
+        // The reply to another SCAN must not lead an operator to another record.
         ids: ids.filter((id) => id.startsWith(beginning)),
         next: cursorOf({ ...place, cursor: next }, await look()),
       }
@@ -275,7 +275,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const told = await Promise.allSettled(
         parts.map(({ server }) => server.ask('info', [], textOf).catch(nullIfDenied)),
       )
-      // A server that is down has nothing to promise: what it held is refused.
+      // A server that is down promises nothing: its keys are refused.
       const up = told.flatMap((one, n) =>
         one.status === 'fulfilled' ? [{ part: parts[n] as Part, info: one.value }] : [],
       )
@@ -338,13 +338,13 @@ function nullIfDenied(error: Error): null {
 
 /** How far a scan of all servers has come. */
 interface ScanPlace {
-  /** Of the {@link View} in which it began: once slots have moved, it begins anew. What comes twice may, and nothing is missed. */
+  /** The {@link View} in which it began: once slots have moved, it starts over. Entries may come twice; none is missed. */
   readonly view: string
   readonly server: number
   readonly cursor: string
 }
 
-/** @throws {RangeError} for a cursor that {@link cursorOf} did not make. */
+/** @throws {RangeError} if {@link cursorOf} did not make the cursor. */
 function scanPlaceOf(text: string | null, { id, servers }: View): ScanPlace {
   const [, view = '', server = 0, cursor] =
     /^(?:([0-9a-f]{8})\.(\d{1,4})\.)?(\d{1,20})$/.exec(text ?? '0') ?? []
@@ -354,7 +354,7 @@ function scanPlaceOf(text: string | null, { id, servers }: View): ScanPlace {
   return { view, server: Number(server), cursor }
 }
 
-/** Null: all has been seen. */
+/** Null: everything has been seen. */
 function cursorOf({ view, server, cursor }: ScanPlace, now: View): string | null {
   if (view !== now.id) return `${now.id}.0.0`
   const next = cursor === '0' ? server + 1 : server
@@ -369,7 +369,7 @@ async function placesAfter(
   limit: number,
 ): Promise<Place[]> {
   const places: Place[] = []
-  // More than once only if more than `limit` share the cursor's instant.
+  // More than once only if more than `limit` entries share the cursor's instant.
   for (let offset = 0; ; offset += limit) {
     const range = [index, from.due, `(${BODIES_FROM}`, 'WITHSCORES', 'LIMIT', offset, limit]
     const chunk = await redis.ask('zrangebyscore', range, scored)
@@ -379,8 +379,8 @@ async function placesAfter(
 }
 
 /*
- * Replies to plain commands: what has another form belongs to another command. Where two have the same, a mistake does no harm: what is
- * in an index is looked at by a script, times are the moment's, and a key is one of a record only if it says so.
+ * Checks replies to plain commands: one of another form belongs to another command. A mix-up of two with the same form does no harm: index
+ * entries are checked by a script, times are current, and a key belongs to a record only if it says so.
  */
 
 function textOf(reply: Reply): string {
@@ -399,7 +399,7 @@ function timeOf(reply: Reply): Millis {
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
 }
 
-/** Pairs of a reply WITHSCORES. */
+/** Pairs in a reply WITHSCORES. */
 function scored(reply: Reply): (Place & { readonly id: RecordId })[] {
   const texts = textsOf(reply)
   if (texts.length % 2 !== 0) throw mismatch()

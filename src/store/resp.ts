@@ -1,20 +1,20 @@
 /*
- * RESP2, Redis' protocol (https://redis.io/docs/latest/develop/reference/protocol-spec/): what a command and its reply are as bytes.
- * A command is an array of bulk strings. Replies come in the order of commands, in pieces of any size.
+ * RESP2, Redis' protocol (https://redis.io/docs/latest/develop/reference/protocol-spec/): commands and replies as bytes. A command is an
+ * array of bulk strings. Replies arrive in the order of the commands, in chunks of any size.
  */
 
-/** Strings must be ASCII: names, ids, numbers. Any other text goes as bytes. */
+/** Strings must be ASCII: names, ids, numbers. Send other text as bytes. */
 export type Arg = string | number | Buffer
 
-/** Integers as numbers, bulk strings as bytes of their own, simple strings as text. */
+/** Integers as numbers, bulk strings as separate buffers, simple strings as text. */
 export type Reply = number | string | Buffer | null | ReplyError | Reply[]
 
-/** A reply of type error. Not thrown: whoever waits for the reply knows what it means. */
+/** An error reply. Not thrown: whoever awaits the reply knows what it means. */
 export class ReplyError {
   readonly message: string
 
   constructor(message: string) {
-    // Redis quotes the arguments of a command that it does not know, the password of AUTH among them.
+    // Redis quotes the arguments of unknown commands, among them the password of AUTH.
     this.message = message.replace(/, with args beginning with.*/s, '')
   }
 }
@@ -28,17 +28,17 @@ const CR = 13
 const LF = 10
 
 const CHUNK = 64 * 1024
-/** Larger arguments are not copied: they leave as they are. */
+/** Larger arguments are not copied but sent as they are. */
 const COPIED = 4096
 
-/** Up to here characters are written one by one: a call of Buffer's costs as much as so many of them. */
+/** Up to this length, strings are written character by character: a call into Buffer costs as much as that many characters. */
 const SHORT = 16
-/** `$` or `*`, the digits of a length and the line's end. */
+/** `$` or `*`, the digits of a length, and the line end. */
 const LONGEST_LENGTH = 20
 const STAR = 0x2a
 const DOLLAR = 0x24
 
-/** The first parts of a command, as they are sent. */
+/** The constant first parts of a command, encoded. */
 export interface Head {
   readonly parts: number
   readonly bytes: Buffer
@@ -49,10 +49,10 @@ export function headOf(...parts: readonly string[]): Head {
   return { parts: parts.length, bytes: Buffer.from(text, 'latin1') }
 }
 
-/** Commands as the bytes that leave together. */
+/** Encodes the commands that are sent together. */
 export class CommandBuffer {
   #chunk = Buffer.allocUnsafeSlow(CHUNK)
-  /** Of the chunk: what is before has been taken. */
+  /** Position in the chunk; what precedes it has been taken. */
   #from = 0
   #at = 0
   #parts: Buffer[] = []
@@ -71,7 +71,7 @@ export class CommandBuffer {
     }
   }
 
-  /** Everything that was added since, as few buffers. They must have been written before {@link reuse}. */
+  /** All bytes added since the last call, as few buffers. They must be written before {@link reuse}. */
   take(): Buffer[] {
     this.#cut()
     const parts = this.#parts
@@ -79,7 +79,7 @@ export class CommandBuffer {
     return parts
   }
 
-  /** What was taken has been written: its place is free. */
+  /** What was taken has been written: its memory is free. */
   reuse(): void {
     this.#from = 0
     this.#at = 0
@@ -98,7 +98,7 @@ export class CommandBuffer {
     this.#chunk[this.#at++] = LF
   }
 
-  /** latin1: one byte per character keeps the lengths true whatever comes. */
+  /** latin1: one byte per character keeps the lengths right for any input. */
   #text(text: string): void {
     this.#room(text.length)
     const [chunk, at] = [this.#chunk, this.#at]
@@ -133,9 +133,9 @@ export class CommandBuffer {
 }
 
 const COLON = 0x3a
-/** A number of so many digits is exact in a double. */
+/** Numbers of up to this many digits are exact in a double. */
 const EXACT_DIGITS = 15
-/** Lines are numbers and messages. */
+/** Lines hold numbers and messages. */
 const LONGEST_LINE = 64 * 1024
 /** Redis' own limits. */
 const LONGEST_BULK = 512 * 1024 * 1024
@@ -143,15 +143,15 @@ const LONGEST_ARRAY = 1024 * 1024
 /** Ours nest once. */
 const DEEPEST_ARRAY = 8
 
-/** Replies out of the bytes that come. Each byte of a bulk string is copied once. */
+/** Parses replies from a byte stream. Each byte of a bulk string is copied once. */
 export class Replies {
   readonly #take: (reply: Reply) => void
-  /** The beginning of a line whose end has not come. */
+  /** The beginning of an incomplete line. */
   #line: Buffer | null = null
-  /** A bulk string of which so much has come, its line end included. */
+  /** An incomplete bulk string; `#filled` counts the line end as well. */
   #bulk: Buffer | null = null
   #filled = 0
-  /** Arrays that are not complete, the outermost first, and how many elements each of them lacks. */
+  /** Incomplete arrays, the outermost first, and how many elements each of them lacks. */
   readonly #arrays: Reply[][] = []
   readonly #lacks: number[] = []
 
@@ -162,7 +162,7 @@ export class Replies {
 
   /**
    * The bytes are not kept.
-   * @throws {ProtocolError} then the rest of this connection is worthless.
+   * @throws {ProtocolError} the rest of this connection is then worthless.
    */
   push(bytes: Buffer): void {
     let chunk = bytes
@@ -185,7 +185,7 @@ export class Replies {
       const end = chunk.indexOf(LF, at + 1)
       if (end < 0 || end - at > LONGEST_LINE) {
         if (chunk.length - at > LONGEST_LINE) throw new ProtocolError('a line without an end')
-        // A copy: the chunk is the connection's.
+        // A copy: the chunk belongs to the connection.
         this.#line = Buffer.from(chunk.subarray(at))
         return
       }
@@ -195,7 +195,9 @@ export class Replies {
     }
   }
 
-  /** A line that is a type and a few digits, as nearly all are. Returns where the chunk goes on: at `from` if it is another. */
+  /**
+   * Reads a line of a type and a few digits, as nearly all are. Returns where the chunk continues; `from` if the line is of another form.
+   */
   #number(chunk: Buffer, from: number): number {
     const type = chunk[from] as number
     if (type !== COLON && type !== DOLLAR && type !== STAR) return from
@@ -212,7 +214,7 @@ export class Replies {
     return at + 2
   }
 
-  /** A line, from its type on, without its end. */
+  /** Reads a line, from its type on, without its end. */
   #read(chunk: Buffer, at: number, end: number): void {
     const type = chunk.readUInt8(at)
     switch (type) {
@@ -229,7 +231,7 @@ export class Replies {
     }
   }
 
-  /** An integer, or the length of what follows. */
+  /** Reads an integer, or the length of what follows. */
   #counted(type: number, number: number): void {
     if (type === COLON) return this.#value(number)
     if (number === -1) return this.#value(null)
@@ -246,7 +248,7 @@ export class Replies {
     this.#lacks.push(number)
   }
 
-  /** Returns where the chunk goes on. */
+  /** Returns where the chunk continues. */
   #fill(bulk: Buffer, chunk: Buffer, from: number): number {
     let at = from
     if (this.#filled < bulk.length) {

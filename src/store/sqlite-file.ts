@@ -40,7 +40,7 @@ const CREATE_BUCKETS = `
   ) STRICT, WITHOUT ROWID;
   CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
 `
-/** Likewise. `created_at` says which record under that id; the trigger lives in the file, so earlier releases clean up, too. */
+/** Likewise. `created_at` identifies the record under that id; the trigger lives in the file, so earlier releases clean up as well. */
 const CREATE_NOTES = `
   CREATE TABLE IF NOT EXISTS notes (
     service TEXT NOT NULL,
@@ -77,9 +77,7 @@ export async function openPatiently(options: FileOptions): Promise<DatabaseSync>
   }
 }
 
-/**
- * Opens the file, and makes it a store if it is new. What it has of a release that cannot be read, or of another program, stays as it is.
- */
+/** Opens the file, and makes it a store if it is new. The file of an unreadable release, or of another program, is left unchanged. */
 function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
   const db = new DatabaseSync(file, { timeout: busyMs })
   try {
@@ -106,7 +104,7 @@ function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
   }
 }
 
-/** A mistyped path must not turn somebody else's database into a store; even a command that only reads would. */
+/** A mistyped path must not turn another program's database into a store; even a command that only reads would. */
 function refuseForeign(db: DatabaseSync): void {
   const { version, objects, records } = db
     .prepare(

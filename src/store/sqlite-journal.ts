@@ -3,12 +3,12 @@ import { SMALL_RECORD } from './codec.ts'
 import { grown, NONE } from './slots.ts'
 
 /*
- * The newest small records of a service, until they are moved to `records` together. All that one transaction writes is one row of
- * `journal`: consecutive entries of an id's length (1 byte), the id, the record's length (4, big-endian; 0: no longer here) and the
- * record. What the rows add up to is kept in memory too. Why: docs/adr/0077-a-journal-before-the-table.md.
+ * The newest small records of a service, until they are moved to `records` together. All writes of one transaction are one row of
+ * `journal`: consecutive entries of an id's length (1 byte), the id, the record's length (4 bytes, big-endian; 0: removed) and the record.
+ * The sum of the rows is also kept in memory. Why: docs/adr/0077-a-journal-before-the-table.md.
  *
- * Every process that has the file open reads what the others add. Rows are never changed, and whoever removes all leaves a later one
- * behind, so row numbers are never used twice: a process whose last row is gone knows that somebody moved the records.
+ * Every process that has the file open reads what the others add. Rows never change, and whoever removes all rows leaves a later one
+ * behind, so row numbers are never reused: a process whose last row is gone knows that another process has moved the records.
  */
 
 export const CREATE_JOURNAL = `
@@ -18,10 +18,10 @@ export const CREATE_JOURNAL = `
     entries BLOB NOT NULL
   ) STRICT;
 `
-/** Of an id and a record. */
+/** Bytes for the lengths of an id and a record. */
 const LENGTHS = 5
 const FIRST_SLOTS = 256
-/** More than arrives before it is normally emptied, so that it need not grow and leave garbage. Unused pages take no memory. */
+/** More than normally arrives before it is emptied, so that it need not grow and leave garbage. Unused pages take no memory. */
 const FIRST_BYTES = 16 * 1024 * 1024
 const NOTHING = Buffer.alloc(0)
 /** Part of an id in {@link Journal.slots}, enough to keep neighbours together. */
@@ -38,7 +38,7 @@ export class Journal {
   readonly #lastOfAll: StatementSync
   readonly #insert: StatementSync
   readonly #clear: StatementSync
-  /** All entries in sequence, in reused memory: anything that lives as long as they do is garbage for long. */
+  /** All entries in sequence, in reused memory: separate buffers would live long enough to become old garbage. */
   #log: Buffer
   #end = 0
   /** Where the entries of this transaction begin. */
@@ -91,12 +91,12 @@ export class Journal {
     return this.#entries
   }
 
-  /** Of all entries. */
+  /** Length of all entries. */
   get length(): number {
     return this.#end
   }
 
-  /** How many records it has. */
+  /** Number of records. */
   get size(): number {
     return this.#slots.size
   }
@@ -116,7 +116,7 @@ export class Journal {
       if (this.#heads[slot] !== NONE) yield [slot, this.#recordIn(slot)]
   }
 
-  /** Of the record in the slot. */
+  /** The id of the record in the slot. */
   idIn(slot: number): string {
     const head = this.#heads[slot] as number
     return this.#log.toString('latin1', head + 1, head + 1 + (this.#log[head] as number))

@@ -43,7 +43,7 @@ const JOURNAL_ENTRIES = 16_000
 const JOURNAL_BYTES = 8 * 1024 * 1024
 /** Records per transaction of a move, some milliseconds: other operations wait no longer than that, unless they pile up. */
 const SLICE = 500
-/** Of an id in {@link keysOf}. */
+/** Part of an id in {@link keysOf}. */
 const KEY_CHARACTERS = 5
 const PRUNE_EVERY: Millis = 1000
 /** Limits how long pruning delays operations. */
@@ -114,7 +114,7 @@ function serve(db: DatabaseSync): void {
      (SELECT service, id FROM buckets WHERE full_at <= ? LIMIT ?)`,
   )
 
-  /** As {@link Journal.get} gives it. */
+  /** As {@link Journal.get} returns it. */
   function read(id: string, at: Millis): Buffer | null {
     const newest = journal.get(id)
     if (newest !== undefined) return readU48(newest, PREFIX.dropAt) > at ? newest : null
@@ -164,7 +164,7 @@ function serve(db: DatabaseSync): void {
   /** The history of this record, not of an earlier one under the same id. */
   function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
     const there = read(id, at)
-    // What is shorter is no record, and has none.
+    // Anything shorter is not a record and has no history.
     if (there === null || there.length < PREFIX.end) return null
     const { createdAt } = readStamps(there)
     const row = selectNotes.get(service, id, createdAt) as { lines: string } | undefined
@@ -176,7 +176,7 @@ function serve(db: DatabaseSync): void {
       const at = now()
       const there = read(id, at)
       if (there !== null) return [at, separate(there)]
-      // A copy: if the transaction fails and it is stamped twice, it would keep the first try's instant.
+      // A copy: if the transaction fails and the record is stamped twice, it would keep the first try's instant.
       const bytes = Buffer.from(given)
       const stamps = nextStamps(bytes, null, at, { dueIn, dropIn }, false)
       stamp(bytes, stamps)
@@ -363,7 +363,7 @@ function serve(db: DatabaseSync): void {
     let next = 0
     let seen = journal.entries
     const slice = (): number => {
-      // Twice what arrived since the last slice, or the journal would grow for as long as a flood lasts.
+      // Twice what has arrived since the last slice, or the journal would grow as long as a flood lasts.
       const most = Math.max(SLICE, 2 * (journal.entries - seen))
       seen = journal.entries
       if (next >= slots.length) journal.drop(places)
@@ -406,7 +406,7 @@ function serve(db: DatabaseSync): void {
   /** Progress of a running move. */
   let step: NodeJS.Immediate | undefined
   let mayMove = true
-  /** The journal's contents at the last sweep. If they are unchanged now, nothing that could share a page may come for long. */
+  /** The journal's contents at the last sweep. If unchanged now, waiting for more records to share a page is pointless. */
   let swept = 0
   let timer = setTimeout(sweep, PRUNE_EVERY).unref()
   port.on('message', (first: Asked | 'close') => {

@@ -35,18 +35,18 @@ const CLOSE_TIMEOUT: Millis = 5000
 export interface SqliteOptions {
   /** Relative to the working directory. */
   readonly path: string
-  /** Records of other services in the file are never seen. */
+  /** Records of other services in the file are invisible. */
   readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-  /** Called when this process removed expired records, as does every other process that has the file open. */
+  /** Called when this process has removed expired records; every process that has the file open does so. */
   readonly onPruned?: ((records: number) => void) | undefined
   /** Maximum size of the file in pages of 4 KiB; without it, the disk is the limit. */
   readonly maxPages?: number
 }
 
 export interface SqliteStore extends Store {
-  /** How far its clock is ahead of the machine's: for tests, which travel in time. */
+  /** Milliseconds by which its clock is ahead of the machine's, for tests that travel in time. */
   skew: Millis
 }
 
@@ -161,7 +161,7 @@ function writtenAs([now, version, fence, createdAt]: Written) {
   return { done: true, now, stamp: { version, fence, createdAt } } as const
 }
 
-/** Stands where the result would. */
+/** Takes the place of the result. */
 export interface Failure {
   readonly message: string
   readonly full: boolean
@@ -182,7 +182,7 @@ export interface WorkerOptions extends FileOptions {
 }
 
 interface Call {
-  /** Null once it is sent, so that its bytes are not kept until the answer. */
+  /** Null once sent, so that its bytes are not kept until the answer. */
   request: Request | null
   readonly answer: (result: unknown) => void
   readonly reject: (error: Error) => void
@@ -198,7 +198,7 @@ interface Turn {
 class Thread {
   readonly skew = new Float64Array(new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT))
   readonly #options: SqliteOptions
-  /** Of this turn. */
+  /** Requests of this turn. */
   #asked: Call[] = []
   /** Earlier turns, held until the worker is idle. */
   #waiting: Turn[] = []

@@ -74,7 +74,7 @@ function nameOf({ id, method, path }: Operation, taken: ReadonlySet<string>): st
 function propertiesOf(description: Description, operation: Operation, shared: CallerHint | null): Properties {
   const { method, template, path, pointer, value } = operation
   const line = description.lineOf(pointer)
-  // JSON without line breaks has one line, which says nothing.
+  // JSON without line breaks has only one line, whose number says nothing.
   const made: Properties = {
     lines: [],
     comments: [`${method} ${template}${line > 1 ? `, line ${line}` : ''}`],

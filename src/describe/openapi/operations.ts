@@ -30,7 +30,7 @@ export interface Operation {
   readonly template: string
   readonly path: RoutePath
   readonly id: string | null
-  /** Its place, behind references. */
+  /** Where it is, behind references. */
   readonly pointer: Pointer
   readonly value: Json
   readonly keys: readonly KeyHeader[]
@@ -123,7 +123,7 @@ interface Located {
   readonly pointer: Pointer
 }
 
-/** Null: the reference leads nowhere; a remark says so. */
+/** Null: the reference points to nothing, as a remark says. */
 function followed(description: Description, written: unknown, place: Pointer, remark: Say): Located | null {
   const referred = description.follow(written, place)
   if (referred.kind === 'found') return referred

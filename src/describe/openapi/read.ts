@@ -40,7 +40,7 @@ export function textOf(value: unknown): string | null {
   return typeof value === 'string' ? value : null
 }
 
-/** Where a `$ref` leads. `external`: to another document, which is not followed. `ring`: back to itself. */
+/** Where a `$ref` points. `external`: to another document, which is not followed. `ring`: back to itself. */
 export type Referred =
   | { readonly kind: 'found'; readonly value: unknown; readonly pointer: Pointer }
   | { readonly kind: 'external' | 'missing' | 'ring'; readonly ref: string }
@@ -48,7 +48,7 @@ export type Referred =
 /** Longest chain of references. */
 const HOPS_MOST = 20
 
-/** An OpenAPI description: its values, and where they stand. */
+/** An OpenAPI description: its values and their lines. */
 export class Description {
   readonly root: Json
   /** Line of the value at a pointer, or of its nearest existing parent; 0: the file is too large to tell. */
@@ -59,7 +59,7 @@ export class Description {
     this.lineOf = lineOf
   }
 
-  /** The value at a place; where that is a reference, the value it leads to. */
+  /** The value at a place; if it is a reference, the value that it points to. */
   follow(value: unknown, pointer: Pointer): Referred {
     let found: { value: unknown; pointer: Pointer } = { value, pointer }
     for (let hop = 0; hop < HOPS_MOST; hop++) {
