@@ -123,7 +123,7 @@ async function completed(register: PostgresStore) {
   return id
 }
 
-const hangs = (events: readonly string[]) => () => events.some((event) => /does not end/.test(event))
+const hangs = (events: readonly string[]) => () => events.some((event) => /does not finish/.test(event))
 
 function tests(): void {
   void t.test(
