@@ -74,8 +74,12 @@ async function fill(store: 'redis' | 'sqlite', url: string, records: number): Pr
 }
 
 /** Writes so many records of these bytes. */
-export async function fillWith(register: Store, bytes: Buffer, records: number): Promise<void> {
-  const spans = { dueIn: DAY, dropIn: DAY }
+export async function fillWith(
+  register: Store,
+  bytes: Buffer,
+  records: number,
+  spans = { dueIn: DAY, dropIn: DAY },
+): Promise<void> {
   for (let n = 0; n < records; n += AT_ONCE) {
     const ids = Array.from({ length: Math.min(AT_ONCE, records - n) }, (_, i) => idOf(n + i))
     await Promise.all(ids.map(async (id) => register.put(id, Buffer.from(bytes), spans)))
