@@ -49,7 +49,10 @@ async function fill(store: Store, shape: Shape): Promise<void> {
   const isAfter = shape === 'after its ttl.body'
   await fillWith(store, bytes, RECORDS, { dueIn: isAfter ? 0 : DAY, dropIn: 2 * DAY })
   if (!isAfter) return
-  const observer = { leaseExpired() {}, reconciled() {}, expiring() {}, trouble: console.error }
+  const trouble = (message: string): void => {
+    throw new Error(message)
+  }
+  const observer = { leaseExpired() {}, reconciled() {}, expiring() {}, trouble }
   const bodies = new BodyRemover({ records: new Records(store), store, observer, random: Math.random })
   const startedAt = performance.now()
   while (await bodies.look());

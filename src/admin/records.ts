@@ -113,7 +113,9 @@ function historyOf(record: IdempotencyRecord, notes: readonly KeptNote[]): Histo
   const told = notes.flatMap(historyView)
   if (record.state !== 'completed' || record.attempts > 1 || record.token.equals(NOBODY)) return told
   if (told.some(({ event }) => TOLD.has(event))) return told
-  const { fence, createdAt: first, updatedAt: last, state: after, result } = record
+  const { fence, createdAt: first, state: after, result } = record
+  // What took the response out was a later write.
+  const last = !result.kept && result.why === 'past_ttl' ? first : record.updatedAt
   const text = JSON.stringify({ fence, status: statusOf(result), before: 'absent', after })
   return [...historyView({ tag: `executed:${fence}`, count: 1, first, last, text }), ...told]
 }

@@ -204,9 +204,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   }
 
   /** Deletes the chunks of an item that has been replaced. What is left of them expires. */
-  const forget = async (id: RecordId, item: Item): Promise<void> => {
-    await Promise.allSettled(chunkKeys(id, item).map((Key) => client.run('DeleteItem', { Key })))
-  }
+  const forget = (id: RecordId, item: Item) =>
+    Promise.allSettled(chunkKeys(id, item).map((Key) => client.run('DeleteItem', { Key })))
 
   /** The payload of `item`, or of what has replaced it by now. */
   const recordOf = async (id: RecordId, item: Item | null): Promise<Buffer | null> =>
@@ -262,8 +261,10 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     } while (from !== undefined && found.length < limit)
     return found
   }
-  const indexed = async (first: string, last: string, limit: number): Promise<Place[]> => {
-    const parts = Array.from({ length: INDEX_PARTS }, (_, n) => placesIn(`${prefix}${n}`, first, last, limit))
+  const indexed = async (first: string, last: string, limit: number, ofEach = limit): Promise<Place[]> => {
+    const parts = Array.from({ length: INDEX_PARTS }, (_, n) =>
+      placesIn(`${prefix}${n}`, first, last, ofEach),
+    )
     return (await Promise.all(parts)).flat().toSorted(inOrder).slice(0, limit)
   }
 
@@ -362,7 +363,9 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
 
     async due(limit, of = 'unresolved') {
       const { from, to } = placesDue(of, clock.earliest())
-      const places = await indexed(instantKey(from), instantKey(to + 1), limit)
+      // There may be many more responses than are asked for, evenly spread, and each is charged.
+      const ofEach = of === 'bodies' ? Math.ceil((2 * limit) / INDEX_PARTS) : limit
+      const places = await indexed(instantKey(from), instantKey(to + 1), limit, ofEach)
       return places.map(({ id }) => id as RecordId)
     },
 

@@ -346,9 +346,16 @@ void t.test('what was not kept has no size; a lapsed lease says since when', asy
   })
   const ended = newId()
   await register.put(ended, bytesOf('completed', newToken(), { result: ends }), { dueIn: 0, dropIn: HOUR })
-  t.match((await ask('GET', `/v1/records/${ended}`, null)).body, {
-    state: 'completed',
-    response: { status: 201, headers: [], size: null, notKept: 'past_ttl', bodyUntil: null },
+  const past = { status: 201, headers: [], size: null, notKept: 'past_ttl', bodyUntil: null }
+  t.match((await ask('GET', `/v1/records/${ended}`, null)).body, { state: 'completed', response: past })
+  const took = newId()
+  const gone = { kept: false, why: 'past_ttl', status: 201, location: null } as const
+  const createdAt = kept.now - HOUR
+  await register.put(took, bytesOf('completed', newToken(), { result: gone, createdAt }), SPANS)
+  const first = new Date(createdAt).toISOString()
+  t.match((await ask('GET', `/v1/records/${took}`, null)).body, {
+    response: past,
+    history: [{ event: 'executed', first, last: first }],
   })
   const lapsed = newId()
   const put = await register.put(lapsed, bytesOf('in_progress', newToken()), { dueIn: 0, dropIn: HOUR })

@@ -156,6 +156,18 @@ routes:
   t.ok(live.includes('routes[pay].outcomes: {} → {"503":"release"}'))
   t.notMatch(live.join('\n'), /top-secret/)
   t.strictSame(refused(after, before), [], 'and back')
+
+  const ends = 'routes: [{ name: pay, match: { path: /pay }, ttl: { body: 90m } }]'
+  t.strictSame(changes(before, ends).map(changeLine), [
+    'routes[pay].ttl: 24h → {"record":"24h","body":"90m"}',
+  ])
+  const later = 'routes: [{ name: pay, match: { path: /pay }, ttl: { body: 2h, record: 3d } }]'
+  t.strictSame(changes(ends, later).map(changeLine), [
+    'routes[pay].ttl.record: 24h → 3d',
+    'routes[pay].ttl.body: 90m → 2h',
+    'routes[pay].ttlFailed: 24h → 3d',
+  ])
+  t.strictSame([...refused(before, ends), ...refused(ends, later), ...refused(later, before)], [])
 })
 
 void t.test('§10 what identifies records is refused, on a route and in defaults', async (t) => {

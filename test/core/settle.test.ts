@@ -180,6 +180,7 @@ t.test(
     const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
     t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
     t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
+    t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
   },
 )
 

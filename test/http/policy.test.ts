@@ -18,7 +18,7 @@ routes:
     key: { from: ["header:paypal-request-id", "json:/id"], presence: required, pattern: "[a-z]+" }
     profile: strict
     scope: { caller: "header:x-secret-caller" }
-    ttl: 7d
+    ttl: { record: 7d, body: 2h }
     ttlFailed: 1h
     inFlight: { mode: wait, wait: 5s, status: 425 }
     statusHeader: true
@@ -80,7 +80,12 @@ void t.test('wellKnown: true tells clients what they have to know, by route, and
       pattern: '^(?:[a-z]+)$',
     },
     uniqueWithin: ['caller', 'method', 'path'],
-    expires: { afterSeconds: 604_800, errorsAfterSeconds: 3600, thenRefusedForSeconds: 604_800 },
+    expires: {
+      afterSeconds: 604_800,
+      responseAfterSeconds: 7200,
+      errorsAfterSeconds: 3600,
+      thenRefusedForSeconds: 604_800,
+    },
     inFlight: { status: 425, waitsSeconds: 5 },
     headers: ['Idempotency-Status', 'Idempotency-Expires'],
   })
