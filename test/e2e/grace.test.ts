@@ -1,15 +1,33 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { adminYaml, ask } from '../support/admin.ts'
 import { newKey, send, until } from '../support/e2e.ts'
+import { NO_POSTGRES } from '../support/postgres.ts'
+import { PostgresPair } from '../support/postgres-pair.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisPair } from '../support/redis-pair.ts'
 import { type HeldUpstream, heldUpstream, replicas, waitersAre } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
-const IN_GRACE = 'idempotency_store_in_grace{store="redis"}'
 const FAST = { path: '/fast' }
+/** A promotion takes its time on a busy machine. */
+t.setTimeout(180_000)
+
+interface Pair extends AsyncDisposable {
+  readonly url: string
+  /** From now on nothing reaches the replica. */
+  lag(): Promise<unknown>
+  /** Of the replica; what it lacks is lost. */
+  promote(): Promise<unknown>
+}
+const PAIRS: Readonly<Record<string, () => Promise<Pair>>> = {
+  redis: () => RedisPair.start(),
+  ...(NO_POSTGRES ? {} : { postgres: () => PostgresPair.start() }),
+}
+if (NO_POSTGRES) void t.test('on PostgreSQL, too', { skip: NO_POSTGRES }, () => {})
 
 interface Two {
   readonly a: TestProxy
@@ -25,7 +43,10 @@ async function two(t: Test, upstream: HeldUpstream, url: string, grace = '2s'): 
 }
 
 async function inGrace(proxy: TestProxy, value: 0): Promise<void> {
-  await until(async () => (await proxy.metric(IN_GRACE)) === value)
+  await until(async () => {
+    const text = await (await fetch(`${proxy.adminUrl}/metrics`)).text()
+    return new RegExp(`^idempotency_store_in_grace\\{.*\\} ${value}$`, 'm').test(text)
+  })
 }
 
 void t.test(
@@ -50,8 +71,8 @@ void t.test(
 )
 
 /** How often keys are executed again whose claims a promotion has lost, while their owner lives. */
-async function executedAgain(t: Test, grace: string): Promise<number> {
-  await using pair = await RedisPair.start()
+async function executedAgain(t: Test, start: () => Promise<Pair>, grace: string): Promise<number> {
+  await using pair = await start()
   const upstream = await heldUpstream(t)
   const { a, b } = await two(t, upstream, pair.url, grace)
   const replicated = newKey()
@@ -81,33 +102,115 @@ async function executedAgain(t: Test, grace: string): Promise<number> {
   return upstream.seen.length - 3
 }
 
-void t.test('W01 R06 a promotion that lost the last claims executes none of them again', async (t) => {
-  t.equal(await executedAgain(t, '2s'), 0)
-})
-
-void t.test('W01 without a grace it executes them again: the test can fail', async (t) => {
-  t.equal(await executedAgain(t, 'off'), 2)
-})
-
-void t.test('W02 a promotion that rolled back a takeover hands it out to nobody else', async (t) => {
-  await using pair = await RedisPair.start()
+/** How often a key is executed whose takeover a promotion has lost, while its owner lives. */
+async function takenOver(t: Test, start: () => Promise<Pair>, grace: string): Promise<number> {
+  await using pair = await start()
   const upstream = await heldUpstream(t)
   await using refusing = await proxyInProcess(
-    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${pair.url}", grace: 2s }\n`,
+    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${pair.url}", grace: ${grace} }\n`,
   )
-  const { a, b } = await two(t, upstream, pair.url)
+  const { a, b } = await two(t, upstream, pair.url, grace)
   const key = newKey()
   t.match(await send(refusing, key), { status: 502 }, 'nothing was sent: the key is free again')
   await pair.lag()
   const first = send(a, key)
   await until(() => upstream.seen.length === 1)
   await pair.promote()
-  t.match(await again(b, key), { status: 409, code: 'idempotency_key_in_progress' })
-  upstream.finish(1)
-  t.match(await first, { status: 201 })
-  t.match(await send(b, key), { status: 201, replayed: true })
-  t.equal(upstream.seen.length, 1)
-})
+  const second = again(b, key)
+  if (grace === 'off') {
+    await until(() => upstream.seen.length === 2)
+    for (const n of [1, 2]) upstream.finish(n)
+    await Promise.all([first, second])
+  } else {
+    t.match(await second, { status: 409, code: 'idempotency_key_in_progress' })
+    upstream.finish(1)
+    t.match(await first, { status: 201 })
+    t.match(await send(b, key), { status: 201, replayed: true })
+  }
+  return upstream.seen.length
+}
+
+const BREAK = { path: '/break' }
+
+/** Two people's decisions that a promotion has lost, and one that is made right after it. */
+async function decisions(t: Test, start: () => Promise<Pair>, grace: string): Promise<void> {
+  await using pair = await start()
+  const upstream = await upstreamStub(({ target }, response) => {
+    if (target === BREAK.path && upstream.seen.length <= 3) return void response.destroy()
+    response.writeHead(201).end('done at last')
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const yaml = `${adminYaml(t)}\nupstream: { url: "${upstream.url}" }\nstore: { url: "${pair.url}", grace: ${grace} }\n`
+  const [a, b] = (await replicas(t, 2, yaml)) as [TestProxy, TestProxy]
+  for (const proxy of [a, b]) await inGrace(proxy, 0)
+  const keys = [newKey(), newKey(), newKey()] as const
+  const ids: string[] = []
+  for (const key of keys) {
+    const { code, body } = await send(a, key, BREAK)
+    t.equal(code, 'upstream_failed')
+    ids.push((JSON.parse(body) as { instance: string }).instance)
+  }
+  const [done, free, later] = ids as [string, string, string]
+  await pair.lag()
+  const resolve = async (proxy: TestProxy, id: string, body: object): Promise<void> => {
+    await until(async () => {
+      const shown = await ask(proxy, `/v1/records/${id}`)
+      const headers = { 'if-match': shown.headers.get('etag') ?? '' }
+      return (await ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })).status === 200
+    })
+  }
+  const completed = { outcome: 'completed', response: { status: 200, body: 'by hand' } }
+  await resolve(a, done, completed)
+  await resolve(a, free, { outcome: 'retryable' })
+  await pair.promote()
+  await resolve(b, later, completed)
+  t.match(
+    await again(b, keys[2], BREAK),
+    { status: 200, replayed: true, body: 'by hand' },
+    'made in the grace',
+  )
+  if (grace === 'off') {
+    for (const key of keys.slice(0, 2))
+      t.match(await again(b, key, BREAK), { status: 409, code: 'idempotency_outcome_unknown' })
+    return
+  }
+  await until(async () => (await again(b, keys[0], BREAK)).replayed)
+  t.match(await again(b, keys[0], BREAK), { status: 200, replayed: true, body: 'by hand' })
+  await until(async () => (await again(b, keys[1], BREAK)).status === 201)
+  t.equal(upstream.seen.length, 4, 'what was freed is executed once, what was done never')
+}
+
+for (const [kind, start] of Object.entries(PAIRS)) {
+  void t.test(
+    `W01 R06 ${kind}: a promotion that lost the last claims executes none of them again`,
+    async (t) => {
+      t.equal(await executedAgain(t, start, '2s'), 0)
+    },
+  )
+
+  void t.test(`W01 ${kind}: without a grace it executes them again: the test can fail`, async (t) => {
+    t.equal(await executedAgain(t, start, 'off'), 2)
+  })
+
+  void t.test(
+    `W02 ${kind}: a promotion that rolled back a takeover hands it out to nobody else`,
+    async (t) => {
+      t.equal(await takenOver(t, start, '2s'), 1)
+    },
+  )
+
+  void t.test(`W02 ${kind}: without a grace it does: the test can fail`, async (t) => {
+    t.equal(await takenOver(t, start, 'off'), 2)
+  })
+
+  void t.test(`W02 ${kind}: a decision that a promotion has lost is written again`, async (t) =>
+    decisions(t, start, '2s'),
+  )
+
+  void t.test(`W02 ${kind}: without a grace it is lost: the test can fail`, async (t) =>
+    decisions(t, start, 'off'),
+  )
+}
 
 void t.test(
   'W01 a flush, and a restart with an older snapshot, lose nothing that a proxy knows',

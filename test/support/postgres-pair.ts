@@ -28,6 +28,12 @@ export class PostgresPair implements AsyncDisposable {
     return new PostgresPair([primary, await primary.standby(replication.port)], [clients, replication])
   }
 
+  /** Likewise, once the standby has everything so far. */
+  async lag(): Promise<void> {
+    await this.#caughtUp()
+    this.cutReplication()
+  }
+
   /** From now on what the primary acknowledges does not reach the standby. */
   cutReplication(): void {
     this.#replication.accept = false
@@ -50,6 +56,10 @@ export class PostgresPair implements AsyncDisposable {
     this.#replication.target = this.#primary.port
     this.#replication.accept = true
     await this.#standby.follow(this.#replication.port)
+    await this.#caughtUp()
+  }
+
+  async #caughtUp(): Promise<void> {
     const [[written = null] = []] = await this.#primary.sql('SELECT pg_current_wal_lsn()')
     await until(async () => {
       const rows = await this.#primary.sql(`SELECT FROM pg_stat_replication WHERE flush_lsn >= '${written}'`)
