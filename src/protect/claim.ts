@@ -68,7 +68,7 @@ type ClaimResult =
 
 /** The part of a request that a claim needs. */
 type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
-  /** Null: the claim never waits. */
+  /** Null, in shadow mode: the claim never waits, and the request is sent whatever becomes of it. */
   readonly onGone: ProtectedRequest['onGone'] | null
 }
 
@@ -145,7 +145,7 @@ function answered(
         return newExecution(id, route, claimed, 0, askedAt, result)
       }
       const held = result.error instanceof InGrace && request.onGone !== null
-      const unreplicated = result.error instanceof Unreplicated
+      const unreplicated = result.error instanceof Unreplicated && request.onGone !== null
       const bypass =
         route.onStoreUnavailable === 'bypass' &&
         !held &&

@@ -408,7 +408,7 @@ void t.test('limits.inFlight is asked for each time: it may change', async (t) =
 })
 
 void t.test('O06 a store that is down is a verdict; the outcome is told when it is back', async (t) => {
-  for (const fault of ['down', 'dropped', 'lost', 'late'] as const) {
+  for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated'] as const) {
     const a = shadowed(t)
     a.replica.store.fault = () => fault
     t.equal(await a.pass(undefined), 'store_unavailable')

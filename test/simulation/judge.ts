@@ -303,7 +303,9 @@ export class Judge {
       if (state === 'failed_retryable') this.wrong('it stays free although it was asked for', name)
       if (state === 'unknown' && this.canBeAsked(record, inForce))
         this.wrong('it stays unknown although the upstream can be asked', name)
-      if (state === 'unknown' && known.sent === 0 && !known.hasForgotten && !this.#hasDeaths())
+      // A failover may bring back a claim that its owner had given up.
+      const isFirst = known.sent === 0 && !known.hasForgotten && !known.hasGoneBack
+      if (state === 'unknown' && isFirst && !this.#hasDeaths())
         this.wrong('it stays unknown although nothing was ever sent and nobody died', name)
       const { promised } = known
       if (promised === null || known.permits > 0 || known.hasForgotten) continue
