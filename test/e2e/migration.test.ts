@@ -8,7 +8,7 @@ import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
-import { upstreamStub } from '../support/upstream.ts'
+import { upstreamStub, valueOf } from '../support/upstream.ts'
 
 t.setTimeout(300_000)
 
@@ -18,8 +18,9 @@ const redis = await emptyRedis(t)
 async function countingUpstream(t: Test) {
   const executions = new Map<string, number>()
   const refused = new Set<string>()
-  const upstream = await upstreamStub(async ({ headers, target }, response) => {
-    const key = String(headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1])
+  const upstream = await upstreamStub(async (seen, response) => {
+    const { target } = seen
+    const key = valueOf(seen, 'idempotency-key')
     if (target === '/busy' && !refused.has(key)) {
       refused.add(key)
       return void response.writeHead(503, { 'Retry-After': '0' }).end()

@@ -5,7 +5,7 @@ import { gate, newKey, type Reply, send, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import { essenceOf, processes, replicas } from '../support/replicas.ts'
-import { type Seen, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import { type Seen, type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
@@ -291,8 +291,4 @@ routes:
     )
     t.same(rows, [])
   })
-}
-
-function valueOf({ headers }: Seen, name: string): string {
-  return String(headers[headers.findIndex((one) => one.toLowerCase() === name) + 1])
 }

@@ -3,6 +3,7 @@ import { newKey, send, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
 import { essenceOf, heldUpstream, processes, replicas } from '../support/replicas.ts'
+import { valueOf } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
@@ -20,8 +21,8 @@ routes:
 /** How often the upstream was asked, by key. */
 function executionsOf(seen: readonly { headers: readonly string[] }[]): Map<string, number> {
   const counts = new Map<string, number>()
-  for (const { headers } of seen) {
-    const key = String(headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1])
+  for (const one of seen) {
+    const key = valueOf(one, 'idempotency-key')
     counts.set(key, (counts.get(key) ?? 0) + 1)
   }
   return counts

@@ -10,7 +10,7 @@ import { Mount } from '../support/mount.ts'
 import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { heldUpstream, refusalOf } from '../support/replicas.ts'
-import { upstreamStub } from '../support/upstream.ts'
+import { upstreamStub, valueOf } from '../support/upstream.ts'
 
 // A hundred reloads under load, and processes that start.
 t.setTimeout(200_000)
@@ -129,8 +129,7 @@ for (const [store, reloads] of [
   void t.test(`O08 ${store}: ${reloads} reloads under load drop nothing and re-scope nothing`, async (t) => {
     const executed = new Map<string, number>()
     const upstream = await upstreamStub((seen, response) => {
-      const at = seen.headers.findIndex((name) => name.toLowerCase() === 'idempotency-key')
-      const key = seen.headers[at + 1] as string
+      const key = valueOf(seen, 'idempotency-key')
       executed.set(key, (executed.get(key) ?? 0) + 1)
       setTimeout(() => response.writeHead(201).end(`done ${key}`), Math.random() * 20)
     })

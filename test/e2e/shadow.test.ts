@@ -8,7 +8,14 @@ import { metricIs, scriptedPeer } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
-import { type Respond, type Seen, tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import {
+  type Respond,
+  type Seen,
+  tcpStub,
+  type UpstreamStub,
+  upstreamStub,
+  valueOf,
+} from '../support/upstream.ts'
 
 t.setTimeout(60_000)
 
@@ -403,8 +410,8 @@ void t.test(
     const open = new Set<string>()
     const makes = ['done', 'refused', 'busy', 'reset', 'slow'] as const
     let n = 0
-    const upstream = await counting(t, async ({ headers }, response, request) => {
-      const key = headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1] as string
+    const upstream = await counting(t, async (seen, response, request) => {
+      const key = valueOf(seen, 'idempotency-key')
       n++
       // Spread evenly, and differently over the requests of one key.
       const make = makes[(n * 7 + Math.floor(n / 3)) % makes.length]

@@ -3,6 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { exportSPKI, generateKeyPair, SignJWT } from 'jose'
 import t, { type Test } from 'tap'
+import { firstOf } from '../../src/core/headers.ts'
 import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { refusalOf } from '../support/replicas.ts'
@@ -55,7 +56,7 @@ void t.test(
   'Stripe-like: 500 is kept, another payload is 400 in an envelope, accounts do not share keys',
   async (t) => {
     const api = await upstream(t, ({ target, headers }, response) => {
-      const account = headers[headers.findIndex((name) => name.toLowerCase() === 'stripe-account') + 1]
+      const account = firstOf(headers, 'stripe-account')
       const status = target === '/v1/broken' ? 500 : 200
       response
         .writeHead(status, { 'Content-Type': 'application/json' })

@@ -1,4 +1,4 @@
-import type { RawHeaders } from '../../src/core/headers.ts'
+import { firstOf } from '../../src/core/headers.ts'
 import type { Millis, StoredResponse } from '../../src/core/record.ts'
 import type { Forward, Forwarded, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
 import type { Bytes } from '../protect/harness.ts'
@@ -88,7 +88,7 @@ export class SimulatedUpstream {
     const wish = wishOf(request)
     const name = nameOf(wish)
     const tell = (what: string): void => this.#scheduler.tell(by.name, what, name)
-    const fence = valueOf(request.headers, 'x-fence')
+    const fence = firstOf(request.headers, 'x-fence')
     const known = this.#judge.of(name)
     return new Promise((resolve) => {
       let isOver = false
@@ -189,7 +189,7 @@ export class SimulatedUpstream {
     if (!isDone) return response
     if (fence === null) this.#judge.shadowed(name)
     if (fence === '0') this.#judge.bypassed(name)
-    this.#ledger.push({ record: valueOf(request.headers, 'idempotency-record') as string, payment })
+    this.#ledger.push({ record: firstOf(request.headers, 'idempotency-record') as string, payment })
     this.#judge.executed(wish, response, fence === null)
     return response
   }
@@ -252,12 +252,7 @@ export class SimulatedUpstream {
   }
 }
 
-function valueOf(headers: RawHeaders, name: string): string | null {
-  const at = headers.findIndex((one, n) => n % 2 === 0 && one.toLowerCase() === name)
-  return at < 0 ? null : (headers[at + 1] as string)
-}
-
 function wishOf({ headers, body }: UpstreamRequest): Wish {
   const { caller, payload } = JSON.parse(body.toString()) as Pick<Wish, 'caller' | 'payload'>
-  return { caller, key: valueOf(headers, 'idempotency-key') as string, payload }
+  return { caller, key: firstOf(headers, 'idempotency-key') as string, payload }
 }

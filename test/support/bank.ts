@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import type { Test } from 'tap'
-import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
+import { type Seen, type UpstreamStub, upstreamStub, valueOf } from './upstream.ts'
 
 /** What the bank knows about a key; status queries are answered from it. */
 export type Fate = 'paid' | 'declined' | 'processing' | 'unheard'
@@ -29,8 +29,7 @@ export async function bank(t: Test): Promise<Bank> {
   }
   const stub = await upstreamStub(async (seen, response, request) => {
     if (seen.method === 'POST') {
-      const at = seen.headers.findIndex((name) => name.toLowerCase() === 'idempotency-key')
-      const key = seen.headers[at + 1] as string
+      const key = valueOf(seen, 'idempotency-key')
       executed.push(key)
       await self.fault(key, response, request)
       return

@@ -2,7 +2,7 @@ import { randomInt } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { newKey, send, until } from './e2e.ts'
 import { proxyInProcess, type TestProxy } from './proxy.ts'
-import { upstreamStub } from './upstream.ts'
+import { upstreamStub, valueOf } from './upstream.ts'
 
 const CLIENTS = 6
 
@@ -28,8 +28,7 @@ export interface Figures {
 async function failovers(start: () => Promise<Pair>, count: number, grace: string): Promise<Figures> {
   const executions = new Map<string, number>()
   await using upstream = await upstreamStub(async (seen, response) => {
-    const at = seen.headers.findIndex((name) => name.toLowerCase() === 'idempotency-key')
-    const key = String(seen.headers[at + 1])
+    const key = valueOf(seen, 'idempotency-key')
     executions.set(key, (executions.get(key) ?? 0) + 1)
     await wait(randomInt(300))
     response.writeHead(201, { 'Content-Type': 'text/plain' }).end(key)

@@ -1,6 +1,7 @@
 import { writeFileSync } from 'node:fs'
 import type { ServerResponse } from 'node:http'
 import type { Test } from 'tap'
+import { firstOf } from '../../src/core/headers.ts'
 import { configFile, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyProcess } from './proxy.ts'
 import { upstreamStub } from './upstream.ts'
@@ -36,10 +37,7 @@ export async function ledger(t: Test): Promise<Ledger> {
     lie: () => false,
   }
   const stub = await upstreamStub((seen, response) => {
-    const told = (name: string): string | null => {
-      const at = seen.headers.findIndex((one, n) => n % 2 === 0 && one.toLowerCase() === name)
-      return at < 0 ? null : (seen.headers[at + 1] as string)
-    }
+    const told = (name: string): string | null => firstOf(seen.headers, name)
     if (seen.method === 'POST') {
       const body = seen.body.toString()
       const entry = {

@@ -7,6 +7,14 @@ import {
   type ServerResponse,
 } from 'node:http'
 import { type AddressInfo, createServer as createTcp, type Socket } from 'node:net'
+import { linesOf, type RawHeaders } from '../../src/core/headers.ts'
+
+/** The value of the only line of this name (lower case). Throws if there is none, or another. */
+export function valueOf({ headers }: { readonly headers: RawHeaders }, name: string): string {
+  const [value, ...more] = linesOf(headers, name)
+  if (value === undefined || more.length > 0) throw new Error(`not one ${name} in ${headers.join(' | ')}`)
+  return value
+}
 
 /** One request as the upstream received it. */
 export interface Seen {
