@@ -296,7 +296,7 @@ function tests(): void {
         const replies = await Promise.allSettled(Array.from({ length: 8 }, () => register.ping()))
         refused += replies.filter(
           (one) =>
-            one.status === 'rejected' && /not connected: PostgreSQL does not end/.test(one.reason.message),
+            one.status === 'rejected' && /not connected: PostgreSQL does not finish/.test(one.reason.message),
         ).length
       }
       await until(hangs(events))
@@ -326,7 +326,7 @@ function tests(): void {
       wire.target = stranger.port
       wire.passReplies = true
       await until(works(register))
-      t.match(events.at(-2), /another server now/)
+      t.match(events.at(-2), /a different server now/)
       t.equal((await stranger.sql('SELECT FROM idempotency.records')).length, 1)
     },
   )
