@@ -7,6 +7,7 @@ import { freePort } from '../test/support/redis.ts'
 import { Child } from './child.ts'
 import type { Cores } from './machine.ts'
 import { findNginx, findNginxLua, nginxCommand } from './nginx.ts'
+import { STORE_CANDIDATES, type StoreAt, type StoreCandidate } from './stores.ts'
 
 export interface World {
   /** A folder for everything that is written. */
@@ -18,8 +19,11 @@ export interface World {
   readonly redisPort: number
   /** Null: there is none, or no candidate needs it. */
   readonly postgres: { readonly url: string } | null
+  /** Those that were asked for. */
+  readonly stores: ReadonlyMap<StoreCandidate, StoreAt | string>
 }
 
+/** Run unless others are named. */
 export const CANDIDATES = [
   'proxy-redis',
   'proxy-sealed',
@@ -32,7 +36,7 @@ export const CANDIDATES = [
   'nginx-lua',
   'node-idempotency',
 ] as const
-export type CandidateName = (typeof CANDIDATES)[number]
+export type CandidateName = (typeof CANDIDATES)[number] | StoreCandidate
 
 export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-redis': '**this proxy**, Redis',
@@ -40,6 +44,11 @@ export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-sqlite': '**this proxy**, SQLite (default)',
   'proxy-memory': '**this proxy**, memory',
   'proxy-postgres': '**this proxy**, PostgreSQL',
+  'proxy-sentinel': '**this proxy**, Redis under three Sentinels',
+  'proxy-cluster': '**this proxy**, Redis Cluster of three masters',
+  'proxy-wait': '**this proxy**, Redis with `store.wait: { replicas: 1 }`',
+  'proxy-dynalite': '**this proxy**, DynamoDB (the emulator dynalite)',
+  'proxy-tiered': '**this proxy**, PostgreSQL behind Redis (`tiered:`)',
   unprotected: 'its own unprotected, buffered POST',
   'http-proxy': 'plain @fastify/http-proxy',
   nginx: 'nginx',
@@ -70,12 +79,21 @@ const STARTERS: Readonly<Record<CandidateName, Starter>> = {
   'proxy-memory': (world, port) => proxy(world, port, 'memory:'),
   'proxy-postgres': (world, port) =>
     world.postgres === null ? String(NO_POSTGRES) : proxy(world, port, world.postgres.url),
+  ...(Object.fromEntries(
+    STORE_CANDIDATES.map((name) => [name, (world: World, port: number) => proxyOn(world, port, name)]),
+  ) as Record<StoreCandidate, Starter>),
   unprotected: (world, port) => server(world, 'unprotected', port, world.upstreamPort),
   'http-proxy': (world, port) => server(world, 'http-proxy', port, world.upstreamPort),
   nginx: (world, port) => nginx(world, port, findNginx(), null),
   'nginx-lua': (world, port) => nginx(world, port, findNginxLua(), world.redisPort),
   'node-idempotency': (world, port) =>
     server(world, 'node-idempotency', port, world.upstreamPort, world.redisPort),
+}
+
+function proxyOn(world: World, port: number, name: StoreCandidate): Command | string {
+  const at = world.stores.get(name) ?? 'it was not asked for'
+  if (typeof at === 'string') return at
+  return proxy(world, port, at.url, at.more === undefined ? '' : `, ${at.more}`)
 }
 
 function server(world: World, name: string, ...args: (string | number)[]) {

@@ -23,8 +23,6 @@ export interface Results {
 }
 
 const DOCUMENT = new URL('../docs/internals/performance.md', import.meta.url)
-const BEGIN = '<!-- bench: begin -->'
-const END = '<!-- bench: end -->'
 
 /** What the rows of a scenario are compared with; a column each. */
 const BASES = [
@@ -161,12 +159,13 @@ export function report(results: Results): string {
 }
 
 /** Puts the result between the markers of docs/internals/performance.md. */
-export function write(text: string): void {
-  const before = readFileSync(DOCUMENT, 'utf8')
-  const begin = before.indexOf(BEGIN)
-  const end = before.indexOf(END)
-  if (begin < 0 || end < begin) throw new Error(`docs/internals/performance.md has no ${BEGIN} … ${END}`)
-  writeFileSync(DOCUMENT, `${before.slice(0, begin + BEGIN.length)}\n\n${text}\n\n${before.slice(end)}`)
+export function write(text: string, section: 'bench' | 'bench stores', file: URL | string = DOCUMENT): void {
+  const [first, last] = [`<!-- ${section}: begin -->`, `<!-- ${section}: end -->`]
+  const before = readFileSync(file, 'utf8')
+  const begin = before.indexOf(first)
+  const end = before.indexOf(last)
+  if (begin < 0 || end < begin) throw new Error(`docs/internals/performance.md has no ${first} … ${last}`)
+  writeFileSync(file, `${before.slice(0, begin + first.length)}\n\n${text}\n\n${before.slice(end)}`)
 }
 
 function cellTable(cells: readonly Cell[]): string {

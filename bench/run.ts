@@ -5,6 +5,8 @@
  *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts
  *                    (tail start records stops costs)
  *   --candidates …   these candidates
+ *   --stores         first executions and replays of this proxy on Redis, PostgreSQL and the stores of stores.ts, nothing else;
+ *                    with --write into the section of its own
  *   --rounds N --seconds S
  *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
  *   --write          puts the result into docs/internals/performance.md
@@ -27,6 +29,7 @@ import { report, write } from './report.ts'
 import { SCENARIOS } from './scenarios.ts'
 import { startUp } from './start.ts'
 import { longestStops } from './stops.ts'
+import { STORE_CANDIDATES, startStores } from './stores.ts'
 import { type Tail, tails } from './tail.ts'
 
 const { values: flags } = parseArgs({
@@ -34,6 +37,7 @@ const { values: flags } = parseArgs({
     quick: { type: 'boolean', default: false },
     only: { type: 'string' },
     candidates: { type: 'string' },
+    stores: { type: 'boolean', default: false },
     rounds: { type: 'string' },
     seconds: { type: 'string' },
     dist: { type: 'string', default: join(ROOT, '.bench/dist') },
@@ -47,7 +51,7 @@ const plan: Plan = {
   warmUp: flags.quick ? 100 : 30_000,
   connections: flags.quick ? 8 : 64,
 }
-const only = flags.only?.split(',') ?? null
+const only = flags.only?.split(',') ?? (flags.stores ? ['first', 'replay'] : null)
 const wants = (id: string): boolean => only === null || only.includes(id)
 const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
@@ -63,9 +67,25 @@ await using upstream = await serve('upstream', [
   fileURLToPath(new URL('servers/upstream.ts', import.meta.url)),
 ])
 await using redis = await serve('redis', [process.env['REDIS_SERVER'] ?? 'redis-server'])
-const wanted = CANDIDATES.filter((name) => flags.candidates?.split(',').includes(name) ?? true)
+const OF_STORES: readonly CandidateName[] = ['proxy-redis', 'proxy-postgres', ...STORE_CANDIDATES]
+const named = flags.candidates?.split(',')
+const wanted = [...CANDIDATES, ...STORE_CANDIDATES].filter(
+  (name) =>
+    named?.includes(name) ??
+    (flags.stores ? OF_STORES : (CANDIDATES as readonly CandidateName[])).includes(name),
+)
 await using postgres = wanted.includes('proxy-postgres') && !NO_POSTGRES ? await PostgresServer.start() : null
-const world: World = { folder, dist, cores, upstreamPort: upstream.port, redisPort: redis.port, postgres }
+await using owner = new AsyncDisposableStack()
+const stores = await startStores(owner, wanted)
+const world: World = {
+  folder,
+  dist,
+  cores,
+  upstreamPort: upstream.port,
+  redisPort: redis.port,
+  postgres,
+  stores,
+}
 
 const cells: Cell[] = []
 const skipped: string[] = []
@@ -94,7 +114,7 @@ const cost = wants('costs') ? await costs(world, wanted, plan) : null
 
 const text = report({ cells, tail, cost, start, records, stops, skipped, cores, plan })
 process.stdout.write(`${text}\n`)
-if (flags.write) write(text)
+if (flags.write) write(text, flags.stores ? 'bench stores' : 'bench')
 
 async function serve(what: 'upstream' | 'redis', command: string[]): Promise<Child> {
   const port = await freePort()

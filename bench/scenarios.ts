@@ -1,6 +1,7 @@
 import { LARGE, SMALL } from './bodies.ts'
 import type { CandidateName } from './candidates.ts'
 import { Client } from './load.ts'
+import { STORE_CANDIDATES } from './stores.ts'
 
 export interface Round {
   readonly candidate: CandidateName
@@ -98,7 +99,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'first',
     title: 'first execution, JSON of 300 bytes',
-    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres', 'unprotected'],
+    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres', ...STORE_CANDIDATES, 'unprotected'],
     status: 201,
     executes: 1,
     request: (round, n) =>
@@ -107,7 +108,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'replay',
     title: 'replay, JSON of 300 bytes',
-    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres'],
+    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres', ...STORE_CANDIDATES],
     status: 201,
     executes: 0,
     ...replay('small', KEYS),

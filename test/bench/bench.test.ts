@@ -52,6 +52,22 @@ t.test('PostgreSQL has its rows, or a sentence where it is missing', async (t) =
       t.match(text, `| ${scenario}, JSON of 300 bytes | **this proxy**, PostgreSQL |`)
 })
 
+t.test('--stores has a row for each store and scenario, and nothing else', async (t) => {
+  const text = await bench('--no-build', '--stores')
+  const titles = [
+    'Redis',
+    'Redis under three Sentinels',
+    'Redis Cluster of three masters',
+    'Redis with `store.wait: { replicas: 1 }`',
+    'DynamoDB (the emulator dynalite)',
+  ]
+  if (!NO_POSTGRES) titles.push('PostgreSQL', 'PostgreSQL behind Redis (`tiered:`)')
+  for (const title of titles)
+    for (const scenario of ['first execution', 'replay'])
+      t.match(text, `| ${scenario}, JSON of 300 bytes | **this proxy**, ${title} |`)
+  t.notMatch(text, /SQLite|pass-through|resident at rest, MB/)
+})
+
 t.test('the slow answers at 70 % of saturation, timed from when each request was due', async (t) => {
   const text = await bench('--no-build', '--only', 'tail', '--candidates', 'proxy-redis')
   for (const scenario of ['first execution', 'replay'])
