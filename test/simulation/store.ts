@@ -219,8 +219,10 @@ export class SimulatedStore {
     return new Promise((resolve, reject) => {
       const later = (delay: Millis, owner: Owner, what: string, act: () => void) =>
         this.#scheduler.after(delay, owner, what, act)
+      // Nobody waits longer for a reply.
+      const soon = (): Millis => Math.min(this.latency(), STORE_TIMEOUT)
       if (this.isDown || random.chance(refused)) {
-        later(this.latency(), by, 'store refuses', () => {
+        later(soon(), by, 'store refuses', () => {
           tell('refused, nothing was applied')
           reject(new StoreUnavailable('the store is down', false))
         })
@@ -228,7 +230,7 @@ export class SimulatedStore {
       }
       const isWrite = op === 'put' || op === 'swap'
       if (isWrite && random.chance(full)) {
-        later(this.latency(), by, 'store is full', () => {
+        later(soon(), by, 'store is full', () => {
           tell('the store is full')
           reject(new StoreFull('the store is full'))
         })
