@@ -157,7 +157,9 @@ export class Judge {
     for (const known of this.#known.values()) {
       // Another payload is told to use another key, and what it did is nobody's to keep.
       if (known.payloads.size > 1 || known.hasForgotten || known.hasGoneBack) continue
-      if ([...known.observedBy].some(isSure)) known.standing = 'shadow mode saw it done'
+      // Without a claim an outcome may find another one's record, which refuses it.
+      const isWritten = (by: object): boolean => isSure(by) && !known.deferredBy.has(by)
+      if ([...known.observedBy].some(isWritten)) known.standing = 'shadow mode saw it done'
     }
   }
 
