@@ -168,13 +168,8 @@ const TLS_FILES = ['cacert', 'cert', 'key']
 /** Checks the options of a Redis: its own, and with TLS the files for it. */
 function wrongInTls(text: string, options: URLSearchParams, own: readonly string[]): string | null {
   const known = text.startsWith('rediss') ? [...own, ...TLS_FILES] : own
-  const given = [...options]
   if (known.length === 0) return text.includes('?') ? 'without a query' : null
-  if (
-    !given.every(
-      ([name, value], n) => known.includes(name) && value !== '' && [...options.keys()].indexOf(name) === n,
-    )
-  )
+  if (!areOptions(options, (name, value) => known.includes(name) && value !== ''))
     return `of the options ${known.join(', ')}, each at most once`
   return options.has('cert') === options.has('key') ? null : 'cert and key only together'
 }
@@ -201,16 +196,11 @@ function wrongInPostgres(text: string): string | null {
   const names = [url.username, url.password, url.pathname.slice(1)]
   if (url.username === '' || !/^\/[^/]+$/.test(url.pathname) || !names.every(isEncoded))
     return `${STORE}, with a user and a database, other characters percent-encoded`
-  const options = [...url.searchParams]
-  if (
-    options.some(([name, value], n) => {
-      const isKnown =
-        name === 'sslmode' ? SSL_MODES.includes(value) : SSL_FILES.includes(name) && value !== ''
-      return !isKnown || options.findIndex(([other]) => other === name) !== n
-    })
-  )
+  const isOption = (name: string, value: string): boolean =>
+    name === 'sslmode' ? SSL_MODES.includes(value) : SSL_FILES.includes(name) && value !== ''
+  if (!areOptions(url.searchParams, isOption))
     return `${STORE}, of the options sslmode (${SSL_MODES.join(', ')}), ${SSL_FILES.join(', ')}, each at most once`
-  const given = new Map(options)
+  const given = new Map(url.searchParams)
   const mode = given.get('sslmode') ?? 'disable'
   if (mode === 'require' && given.has('sslrootcert'))
     return `${STORE}, sslrootcert only with sslmode=verify-ca or verify-full: require checks no certificate`
@@ -238,13 +228,16 @@ const DYNAMODB_OPTIONS = new Map<string, (value: string) => boolean>([
 function wrongInDynamoDb(text: string): string | null {
   const [, query = ''] = /^dynamodb:\/\/[A-Za-z0-9_.-]{3,255}(?:\?([^#]+))?$/.exec(text) ?? [null, null]
   if (query === null) return DYNAMODB
-  const options = [...new URLSearchParams(query)]
-  return options.every(
-    ([name, value], n) =>
-      DYNAMODB_OPTIONS.get(name)?.(value) && options.findIndex(([other]) => other === name) === n,
-  )
+  const isOption = (name: string, value: string): boolean => DYNAMODB_OPTIONS.get(name)?.(value) === true
+  return areOptions(new URLSearchParams(query), isOption)
     ? null
     : `${DYNAMODB}, of the options region, such as eu-central-1, and endpoint, an http:// or https:// origin, each at most once`
+}
+
+/** Whether all of a URL's options are valid, each given at most once. */
+function areOptions(options: URLSearchParams, isValid: (name: string, value: string) => boolean): boolean {
+  const names = [...options.keys()]
+  return [...options].every(([name, value], n) => isValid(name, value) && names.indexOf(name) === n)
 }
 
 function isEncoded(text: string): boolean {

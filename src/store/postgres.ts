@@ -13,6 +13,7 @@ import {
   type Entry,
   type GetReply,
   InGrace,
+  idOfCursor,
   type NewEpoch,
   PartlyUnavailable,
   type Place,
@@ -231,9 +232,12 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
         const [found] = await lanes.run(PLACES, [service, skew(), wait, after.due, after.id, limit], 'local')
         return pageOf(placesOf(found as string), limit)
       }
-      if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
       const beginning = which === 'all' ? '' : which.beginning
-      const [found] = await lanes.run(LIST, [service, skew(), wait, beginning, cursor ?? '', limit], 'local')
+      const [found] = await lanes.run(
+        LIST,
+        [service, skew(), wait, beginning, idOfCursor(cursor), limit],
+        'local',
+      )
       const ids = wordsOf(found) as RecordId[]
       return { ids, next: ids[limit - 1] ?? null }
     },

@@ -262,6 +262,15 @@ export class SealedRecord extends CorruptRecord {
   }
 }
 
+/**
+ * The id after which a listing in the order of ids continues; '': at the first.
+ * @throws {RangeError} if the cursor is not an id.
+ */
+export function idOfCursor(cursor: string | null): string {
+  if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+  return cursor ?? ''
+}
+
 /** Where a record stands among the unresolved ones, which are ordered by `due`, then by id. */
 export interface Place {
   readonly due: Millis

@@ -6,6 +6,7 @@ import type { Millis } from '../core/record.ts'
 import { unfreed } from '../runtime/body-memory.ts'
 import { endsAttempt } from './codec.ts'
 import {
+  idOfCursor,
   type PutReply,
   pageOf,
   placeOf,
@@ -119,8 +120,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') return pageOf(await thread.run('unresolved', placeOf(cursor), limit), limit)
-      if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
-      const ids = await thread.run('list', which === 'all' ? '' : which.beginning, cursor ?? '', limit)
+      const ids = await thread.run('list', which === 'all' ? '' : which.beginning, idOfCursor(cursor), limit)
       return { ids, next: ids[limit - 1] ?? null }
     },
 
