@@ -4,7 +4,7 @@ import { disproof, type Grade, gradingOf, PROVEN } from '../../src/store/grade.t
 import { memoryStore } from '../../src/store/memory.ts'
 import { traitsOf as postgresTraits } from '../../src/store/postgres.ts'
 import type { Wait } from '../../src/store/redis-barrier.ts'
-import { traitsOf } from '../../src/store/redis-traits.ts'
+import { together, traitsOf } from '../../src/store/redis-traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
@@ -85,6 +85,29 @@ void t.test('Redis: who has to be lost together decides, so wait and grace count
   const anonymous = traitsOf(info(1).replace(/run_id.*/, ''), true, null)
   t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin is none')
 })
+
+void t.test(
+  'Redis: of several masters the weakest promise counts, and each finding says where',
+  async (t) => {
+    const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...traitsOf(info(1), true, null) })) as [
+      Master,
+      Master,
+    ]
+    type Master = Parameters<typeof together>[0][number]
+    t.match(together([a, b], 0), { durable: true, findings: [], refusals: [], replication: a.replication })
+    const weak = { ...b, ...traitsOf(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
+    const one = together([a, { ...weak, refusals: ['it is read-only'] }], 1)
+    t.match(one, {
+      durable: false,
+      findings: [/^b:1: appendonly is off/],
+      refusals: ['b:1: it is read-only', '1 of 3 masters of the cluster do not answer.'],
+      replication: /^a:1: .*; b:1: /,
+    })
+    const alone = together([{ ...weak, name: '' }], 0)
+    t.match(alone.findings, [/^appendonly is off/])
+    t.notOk('room' in together([{ name: 'c:1', ...traitsOf(null, true, null) }], 0))
+  },
+)
 
 void t.test('Redis: replicas, split brains and room are told', async (t) => {
   t.match(

@@ -372,6 +372,9 @@ void t.test('a reply of another form than its command has is nobody’s', async 
   await t.rejects(stranger.register.ping(), NOT_APPLIED, 'a greeting that is answered otherwise is none')
   const one = await open(t, await answering(t, { ...greeting, time: ':1\r\n' }))
   await t.rejects(one.register.ping(), APPLIED, 'no array')
+  const place = '*2\r\n$1\r\na\r\n$1\r\n0\r\n'
+  const index = await open(t, await answering(t, { ...greeting, time: place }))
+  await t.rejects(index.register.ping(), APPLIED, 'an id and its time')
   const odd = { ...greeting, time, zrangebyscore: '*1\r\n$1\r\na\r\n' }
   const { register } = await open(t, await answering(t, odd))
   t.equal(await register.ping(), 1000)

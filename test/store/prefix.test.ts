@@ -1,0 +1,55 @@
+import { randomBytes } from 'node:crypto'
+import t from 'tap'
+import { around } from '../../src/store/around.ts'
+import { PREFIX } from '../../src/store/codec.ts'
+import { memoryStore } from '../../src/store/memory.ts'
+import { packed } from '../../src/store/packed.ts'
+import { prefixOf, versionOf } from '../../src/store/prefix.ts'
+import { Records } from '../../src/store/records.ts'
+import { CorruptRecord, type Store } from '../../src/store/register.ts'
+import { Sealer } from '../../src/store/sealing.ts'
+import { bytesOf, newId, newToken, SPANS } from './fixtures.ts'
+
+const NOW = 1_790_000_000_000
+
+function memory(): Store {
+  return memoryStore({ clock: () => NOW, maxBytes: 1e6 })
+}
+
+function sealer(): Sealer {
+  return new Sealer([{ id: 'k1', key: randomBytes(32) }])
+}
+
+void t.test('§11 the first bytes of a record say its version, its state and its lease', async (t) => {
+  const bytes = bytesOf('in_progress', newToken())
+  bytes.writeUIntBE(7, PREFIX.version, 6)
+  bytes.writeUIntBE(NOW, PREFIX.due, 6)
+  t.same(prefixOf(bytes), { version: 7, state: 'in_progress', leaseUntil: NOW })
+  bytes[PREFIX.schema] = 99
+  t.equal(versionOf(bytes), 7, 'whatever its schema')
+  bytes[PREFIX.state] = 99
+  t.same(prefixOf(bytes), { version: 7, state: null, leaseUntil: null }, 'a state that nobody knows')
+})
+
+void t.test('§11 bytes that are no record have the beginning of their SHA-1 as version', async (t) => {
+  const zeros = 0xda39a3ee5e6b
+  t.same(prefixOf(Buffer.alloc(0)), { version: zeros, state: null, leaseUntil: null })
+  t.not(versionOf(Buffer.alloc(60)), versionOf(Buffer.alloc(61)))
+})
+
+void t.test('§11 a record that no key here opens still says its version, behind every wrapper', async (t) => {
+  const store = memory()
+  const id = newId()
+  const put = await packed(store, sealer()).put(id, bytesOf('in_progress', newToken()), SPANS)
+  const other = packed(store, sealer())
+  const wrappedBy = (inner: Store): Store => ({ ...around(inner, (_, run) => run()), close: inner.close })
+  for (const wrapped of [other, wrappedBy(other), packed(wrappedBy(store), sealer())]) {
+    const records = new Records(packed(wrapped, null))
+    t.match(await records.get(id), { kind: 'corrupt', error: CorruptRecord })
+    const read = await records.prefix(id)
+    t.match(read, { kind: 'prefix', prefix: { state: 'in_progress', leaseUntil: NOW + SPANS.dueIn } })
+    if (!put.done || read.kind !== 'prefix') throw new Error('unreachable')
+    t.equal(read.prefix?.version, put.stamp.version)
+    t.match(await records.prefix(newId()), { prefix: null })
+  }
+})
