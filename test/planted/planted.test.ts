@@ -5,7 +5,7 @@ import { FUZZED, PLANTS } from '../simulation/plants.ts'
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 /** Most are caught within a hundred. */
-const RUNS = 20_000
+const RUNS = 40_000
 t.setTimeout(1_200_000)
 
 interface Report {

@@ -260,6 +260,11 @@ void t.test('cluster: its commands divide the slots, once, and a replica takes o
   t.notMatch(await run(), /slots/, 'a second start leaves it as it is')
   const { paid, replayed, upstream } = await proxyOn(t, at(storeUrl(compose)))
   const keys = await Promise.all(Array.from({ length: 8 }, paid))
+  // A replica that has never had its master's data does not take over.
+  await until(async () => {
+    const told = await Promise.all(servers.map(async (server) => server.command('INFO', 'replication')))
+    return told.filter((info) => /role:slave[^]*master_link_status:up/.test(String(info))).length === 3
+  })
   await servers[0]?.kill()
   for (const key of keys) await until(async () => replayed(key))
   const later = await Promise.all(Array.from({ length: 8 }, paid))
