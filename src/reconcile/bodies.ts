@@ -1,11 +1,10 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import { bodiless } from '../core/settle.ts'
 import { orThrow } from '../store/records.ts'
-import { StoreUnavailable } from '../store/register.ts'
 import type { ReconcilePorts } from './ports.ts'
-import { each, shuffled } from './sweeper.ts'
+import { each, Rounds, shuffled } from './rounds.ts'
 
-/** Between looks, ±25 %. What is over is not replayed meanwhile, so its room can wait. */
+/** Between looks. What is over is not replayed meanwhile, so its room can wait. */
 const LOOK_EVERY: Millis = 10_000
 /** The pause while there is more to do. */
 const LOOK_SOON: Millis = 50
@@ -26,23 +25,27 @@ export class BodyRemover {
   readonly #ports: Ports
   /** How many ids the last look left due: the next one reads that many more, to find others. */
   #left = 0
-  #timer: NodeJS.Timeout | null = null
-  #looking: Promise<unknown> = Promise.resolve()
-  #stopped = false
+  readonly #rounds: Rounds
 
   constructor(ports: Ports) {
     this.#ports = ports
+    this.#rounds = new Rounds({
+      round: () => this.look(),
+      every: LOOK_EVERY,
+      soon: LOOK_SOON,
+      most: LOOK_EVERY,
+      trouble: 'internal error while responses were taken out of records',
+      ports,
+    })
   }
 
   start(): void {
-    this.#later(LOOK_EVERY)
+    this.#rounds.start()
   }
 
   /** Starts nothing new; resolves when running work has ended. */
-  async stop(): Promise<void> {
-    this.#stopped = true
-    if (this.#timer !== null) clearTimeout(this.#timer)
-    await this.#looking
+  stop(): Promise<void> {
+    return this.#rounds.stop()
   }
 
   /**
@@ -55,35 +58,15 @@ export class BodyRemover {
     const ids = await store.due(BATCH + this.#left, 'bodies')
     let taken = 0
     await each(
-      // So that replicas meet seldom.
       shuffled(ids, random),
-      () => this.#stopped,
+      AT_ONCE,
+      () => this.#rounds.stopped,
       async (id) => {
         if (await this.#takeOut(id)) taken++
       },
-      AT_ONCE,
     )
     this.#left = Math.min(ids.length - taken, MOST_LEFT)
     return taken > 0
-  }
-
-  #later(pause: Millis): void {
-    if (this.#stopped) return
-    this.#timer = setTimeout(
-      () => {
-        this.#looking = this.look().then(
-          (more) => this.#later(more ? LOOK_SOON : LOOK_EVERY),
-          (error) => {
-            if (!(error instanceof StoreUnavailable))
-              this.#ports.observer.trouble('internal error while responses were taken out of records', {
-                error: String(error),
-              })
-            this.#later(LOOK_EVERY)
-          },
-        )
-      },
-      pause * (0.75 + 0.5 * this.#ports.random()),
-    ).unref()
   }
 
   /** False: it stays as it is, or somebody else was faster. */

@@ -6,7 +6,8 @@ import { type Register, StoreUnavailable } from '../store/register.ts'
 import { BodyRemover } from './bodies.ts'
 import type { Control, Say } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
-import { each, Sweeper } from './sweeper.ts'
+import { each } from './rounds.ts'
+import { Sweeper } from './sweeper.ts'
 
 export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
   readonly store: Pick<Register, 'due' | 'list' | 'ping'>
@@ -60,6 +61,8 @@ export class Reconciler {
 /** Every replica counts, at one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
 const PAGE = 256
+/** Records read concurrently. */
+const AT_ONCE = 16
 /** Beyond this, the count means "at least". */
 const MOST_COUNTED = 5_000
 
@@ -113,6 +116,7 @@ export class UnresolvedCount {
       for (const id of left) seen.add(id)
       await each(
         left,
+        AT_ONCE,
         () => this.#stopped,
         async (id) => {
           const state = await this.#stateOf(id)

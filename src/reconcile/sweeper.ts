@@ -3,8 +3,9 @@ import { type Millis, type RecordId } from '../core/record.ts'
 import { CorruptRecord, RecordLocked, StoreUnavailable } from '../store/register.ts'
 import { ask, inspectDue } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
+import { each, Rounds, shuffled } from './rounds.ts'
 
-/** Between sweeps, ±25 %. */
+/** Between sweeps. */
 const SWEEP_EVERY: Millis = 1_000
 /** The pause while there is more work than one sweep takes. */
 const SWEEP_SOON: Millis = 50
@@ -34,13 +35,19 @@ export class Sweeper {
   #queries = 0
   /** How many ids the last sweep left due: the next one reads that many more, to find others. */
   #left = 0
-  #timer: NodeJS.Timeout | null = null
-  #sweeping: Promise<unknown> = Promise.resolve()
-  #stopped = false
+  readonly #rounds: Rounds
   #idle: (() => void)[] = []
 
   constructor(ports: ReconcilePorts) {
     this.#ports = ports
+    this.#rounds = new Rounds({
+      round: () => this.sweep(),
+      every: SWEEP_EVERY,
+      soon: SWEEP_SOON,
+      most: SWEEP_MOST,
+      trouble: 'internal error of the sweeper',
+      ports,
+    })
   }
 
   /** Status queries queued or under way. */
@@ -49,15 +56,14 @@ export class Sweeper {
   }
 
   start(): void {
-    this.#later(SWEEP_EVERY)
+    this.#rounds.start()
   }
 
   /** Starts nothing new; resolves when all running work has ended. */
   async stop(): Promise<void> {
-    this.#stopped = true
-    if (this.#timer !== null) clearTimeout(this.#timer)
+    const stopped = this.#rounds.stop()
     for (const id of this.#queue.splice(0)) this.#asking.delete(id)
-    await this.#sweeping
+    await stopped
     await this.idle()
   }
 
@@ -77,7 +83,6 @@ export class Sweeper {
     clock.saw(await store.ping(), before, monotonic())
     const limit = BATCH + this.#left
     const ids = await store.due(limit)
-    // Shuffled, so that each replica finds work that no other has started.
     const open = shuffled(
       ids.filter((id) => !this.#asking.has(id)),
       this.#ports.random,
@@ -86,7 +91,8 @@ export class Sweeper {
     let unreadable = 0
     await each(
       open,
-      () => this.#stopped,
+      AT_ONCE,
+      () => this.#rounds.stopped,
       async (id) => {
         const isMoved = await this.#look(id)
         if (isMoved === undefined) unreadable++
@@ -96,23 +102,6 @@ export class Sweeper {
     const left = ids.length - moved - unreadable
     this.#left = Math.min(left, MOST_WAITING) + Math.min(unreadable, MOST_UNREADABLE)
     return ids.length === limit && moved > 0
-  }
-
-  #later(pause: Millis): void {
-    if (this.#stopped) return
-    this.#timer = setTimeout(
-      () => {
-        this.#sweeping = this.sweep().then(
-          (more) => this.#later(more ? SWEEP_SOON : SWEEP_EVERY),
-          (error) => {
-            if (!(error instanceof StoreUnavailable))
-              this.#ports.observer.trouble('internal error of the sweeper', { error: String(error) })
-            this.#later(Math.min(Math.max(pause, SWEEP_EVERY) * 2, SWEEP_MOST))
-          },
-        )
-      },
-      pause * (0.75 + 0.5 * this.#ports.random()),
-    ).unref()
   }
 
   /** True: it is no longer due. Undefined: it cannot be read, and stays due. */
@@ -127,7 +116,7 @@ export class Sweeper {
     }
     if (due === undefined) return undefined
     if (due === null) return !this.#ports.isOwn(id)
-    if (this.#stopped || this.#asking.size >= MOST_WAITING) return false
+    if (this.#rounds.stopped || this.#asking.size >= MOST_WAITING) return false
     this.#asking.add(id)
     this.#queue.push(id)
     if (this.#queries < AT_ONCE) void this.#askOn()
@@ -175,25 +164,4 @@ export class Sweeper {
       return undefined
     }
   }
-}
-
-/** Processes the ids, several at once, until the list is empty. Waits for running work before it throws. */
-export async function each(
-  ids: RecordId[],
-  isStopped: () => boolean,
-  work: (id: RecordId) => Promise<void>,
-  atOnce: number = AT_ONCE,
-): Promise<void> {
-  const worker = async (): Promise<void> => {
-    for (let id = ids.pop(); id !== undefined && !isStopped(); id = ids.pop()) await work(id)
-  }
-  const ended = await Promise.allSettled(Array.from({ length: atOnce }, worker))
-  for (const one of ended) if (one.status === 'rejected') throw one.reason
-}
-
-export function shuffled<T>(items: readonly T[], random: () => number): T[] {
-  return items
-    .map((item) => ({ item, at: random() }))
-    .sort((a, b) => a.at - b.at)
-    .map(({ item }) => item)
 }

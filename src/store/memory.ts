@@ -89,10 +89,12 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
   const full = (): StoreFull => new StoreFull(`the memory store is full (${used} of ${maxBytes} bytes)`)
   const index = (slot: number, bytes: Buffer, { due, dropAt }: Stamps): void => {
     byDrop.set(slot, dropAt)
-    byDue.delete(slot)
-    byBody.delete(slot)
     const place = indexPlace(bytes, due)
-    if (place !== null) (place < BODIES_FROM ? byDue : byBody).set(slot, due)
+    const isBody = place !== null && place >= BODIES_FROM
+    if (place === null || isBody) byDue.delete(slot)
+    else byDue.set(slot, due)
+    if (isBody) byBody.set(slot, due)
+    else byBody.delete(slot)
   }
   const idOf = (slot: number): RecordId => slots.nameOf(slot) as RecordId
   const historyOf = (slot: number): string[] => {

@@ -167,7 +167,12 @@ export class Presence implements PhaseGuard {
       if (!(error instanceof StoreUnavailable)) throw error
       this.#tell(error.message)
     }
-    this.#running = this.#keepOn()
+    const pause = () => (this.refusal === null ? RENEW_EVERY : RETRY_EVERY)
+    this.#running = untilAborted(this.#stopping.signal, pause, () =>
+      this.renew().catch((error: Error) => {
+        if (this.refusal !== null) this.#tell(`its phase cannot be announced: ${error.message}`)
+      }),
+    )
   }
 
   /** Why nothing may be claimed now; null: it may. */
@@ -239,20 +244,6 @@ export class Presence implements PhaseGuard {
     return true
   }
 
-  async #keepOn(): Promise<void> {
-    const { signal } = this.#stopping
-    while (!signal.aborted) {
-      const pause = this.refusal === null ? RENEW_EVERY : RETRY_EVERY
-      await wait(pause, undefined, { signal, ref: false }).catch(() => {})
-      if (signal.aborted) return
-      try {
-        await this.renew()
-      } catch (error) {
-        if (this.refusal !== null) this.#tell(`its phase cannot be announced: ${(error as Error).message}`)
-      }
-    }
-  }
-
   #tell(why: string | null): void {
     if (why === this.#said) return
     this.#said = why
@@ -294,7 +285,8 @@ export class Lookout implements PhaseGuard {
   async enter(): Promise<void> {
     await this.#look().catch(unlessBug)
     if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
-    this.#running = this.#keepOn()
+    const pause = () => RENEW_EVERY
+    this.#running = untilAborted(this.#stopping.signal, pause, () => this.#look().catch(unlessBug))
   }
 
   get refusal(): string | null {
@@ -329,13 +321,17 @@ export class Lookout implements PhaseGuard {
     this.#conflict = apart === undefined ? null : conflictOf(apart)
     if (this.#conflict !== before) this.#say(this.#conflict)
   }
+}
 
-  async #keepOn(): Promise<void> {
-    const { signal } = this.#stopping
-    while (!signal.aborted) {
-      await wait(RENEW_EVERY, undefined, { signal, ref: false }).catch(() => {})
-      if (!signal.aborted) await this.#look().catch(unlessBug)
-    }
+/** Does the work again and again, after a pause each time. The pauses do not keep the process alive. */
+async function untilAborted(
+  signal: AbortSignal,
+  pause: () => Millis,
+  work: () => Promise<void>,
+): Promise<void> {
+  while (!signal.aborted) {
+    await wait(pause(), undefined, { signal, ref: false }).catch(() => {})
+    if (!signal.aborted) await work()
   }
 }
 
