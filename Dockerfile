@@ -56,7 +56,7 @@ RUN set -e; install -d -o 65532 "$NODE_COMPILE_CACHE" /tmp/warm; \
     for store in sqlite:/tmp/warm/records.db redis://127.0.0.1:9/0; do \
       : >/tmp/start.log; \
       setpriv --reuid=65532 --regid=65532 --clear-groups \
-        node --max-semi-space-size=8 --max-old-space-size=512 /app/dist/cli.js \
+        node --min-semi-space-size=8 --max-semi-space-size=8 --max-old-space-size=512 /app/dist/cli.js \
         --listen 127.0.0.1:8080 --service build --store "$store" --upstream http://127.0.0.1:9 >/tmp/start.log 2>&1 & \
       proxy=$!; \
       until grep -q '"msg":"listening"' /tmp/start.log; do \
@@ -76,7 +76,7 @@ STOPSIGNAL SIGTERM
 # Kubernetes does not read this; its probes ask ops.listen.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 CMD ["healthcheck"]
 # A heap that is collected before it has grown to what the machine would allow (docs/internals/performance.md).
-ENTRYPOINT ["node", "--max-semi-space-size=8", "--max-old-space-size=512", "/app/dist/cli.js"]
+ENTRYPOINT ["node", "--min-semi-space-size=8", "--max-semi-space-size=8", "--max-old-space-size=512", "/app/dist/cli.js"]
 # Last, so that a new commit or time makes no other layer anew.
 ARG NODE_IMAGE
 ARG VERSION=0.1.0

@@ -1,6 +1,6 @@
 /**
  * AssemblyScript, compiled by scripts/assembly.ts: src/core/body/json.ts for usual bodies, sixteen bytes at a time (docs/adr/0098).
- * Every name here means what it means there; what is rare is left to it.
+ * All names mean the same as there; it also handles everything rare.
  */
 
 // Addresses in the memory. Each part ends with room for reading and writing sixteen bytes too many.
@@ -11,20 +11,20 @@ const MEMBERS: i32 = 166 * 1024
 const BODY: i32 = 320 * 1024
 const TEXT: i32 = 385 * 1024
 
-/** From the text to what is put aside behind it. */
+/** Distance from the text to the bytes set aside behind it. */
 const SLACK: i32 = 64
-/** A call costs more than a loop over so many bytes. */
+/** Bytes for which a loop is cheaper than a call. */
 const FEW: i32 = 64
 
 const MAX_DEPTH: i32 = 100
 const FRAME: i32 = 16
 
-/** Bytes of a member: where its name is, where it begins and ends in the text. */
+/** Bytes of a member: position of its name, its start and end in the text. */
 const MEMBER: i32 = 12
-/** Objects with more members are put in order elsewhere. */
+/** Objects with more members are sorted elsewhere. */
 const MOST: i32 = 32
 
-/** Of a shape: size of its members, whether they are in order, of which body; then of each member its name, length, rank's member. */
+/** A shape: size of its members, whether they are in order, number of the body; then per member its name, length, n-th member in order. */
 const HEAD: i32 = 12
 const SHAPE: i32 = HEAD + MEMBER * MOST
 const BESIDE: i32 = 4
@@ -44,7 +44,7 @@ const CLOSE_ARRAY: u32 = 0x5d
 const LOWER_E: u32 = 0x65
 const OPEN_OBJECT: u32 = 0x7b
 const CLOSE_OBJECT: u32 = 0x7d
-/** From the byte that opens an object or array to the one that closes it. */
+/** Difference between the bytes that open and close an object or array. */
 const CLOSE: u32 = 2
 /** From here on, UTF-8 and UTF-16 order differently. */
 const DIFFERENT: u32 = 0xee
@@ -52,27 +52,27 @@ const DIFFERENT: u32 = 0xee
 const TRUE: u32 = 0x65757274
 const NULL: u32 = 0x6c6c756e
 const ALSE: u32 = 0x65736c61
-/** Most digits, and the point, of a number that is certainly what ECMAScript prints. */
+/** Maximum digits, with the point, of a number that ECMAScript certainly prints alike. */
 const SURE: i32 = 15
 
 /** Bodies read so far. */
 let body: i32 = 0
-/** From here on the body is not in the text yet. */
+/** The body from here on is not yet in the text. */
 let from: i32 = 0
-/** Where the text ends so far. */
+/** Current end of the text. */
 let out: i32 = 0
 
-/** Where bodies are to be put, of at most 64 KiB. */
+/** Address for bodies of at most 64 KiB. */
 export function bodyAt(): i32 {
   return BODY
 }
 
-/** Where texts are. */
+/** Address of texts. */
 export function textAt(): i32 {
   return TEXT
 }
 
-/** Length of the canonical text; below 0: the body is canonical as it is; 0: it is not of the usual kind. */
+/** Length of the canonical text; below 0: the body is canonical; 0: it is not of the usual kind. */
 export function read(length: i32): i32 {
   const end = BODY + length
   // Ends every loop over the body.
@@ -155,7 +155,7 @@ export function read(length: i32): i32 {
       at = numberEnd(at, byte)
       if (at == 0) return 0
     }
-    // A value has ended, and what ends with it.
+    // A value has ended; so may its parents.
     while (true) {
       if (load<u8>(at) <= SPACE) at = skipSpace(at)
       if (depth == 0) {
@@ -204,7 +204,7 @@ export function read(length: i32): i32 {
   }
 }
 
-/** Leaves out the blanks at `at`, and returns their end. */
+/** Omits the blanks at `at`, and returns their end. */
 function skipSpace(at: i32): i32 {
   let end = at
   while (true) {
@@ -216,7 +216,7 @@ function skipSpace(at: i32): i32 {
   return end
 }
 
-/** The next byte that strings do not have as it is. */
+/** The next byte that strings do not contain unescaped. */
 function plainEnd(start: i32): i32 {
   let at = start
   while (true) {
@@ -231,7 +231,7 @@ function plainEnd(start: i32): i32 {
   }
 }
 
-/** End of a string whose bytes begin at `start`; 0: it has an escape that RFC 8785 may write otherwise. */
+/** End of a string whose bytes begin at `start`; 0: it has an escape that RFC 8785 may write differently. */
 function stringEnd(start: i32): i32 {
   let at = start
   while (true) {
@@ -257,7 +257,7 @@ function stringEnd(start: i32): i32 {
   }
 }
 
-/** End of a number, whose first byte is `byte`; 0: it may be printed otherwise, or is none. */
+/** End of a number whose first byte is `byte`; 0: it may be printed differently, or is not a number. */
 function numberEnd(start: i32, byte: u32): i32 {
   const whole = byte == MINUS ? start + 1 : start
   const isZero = load<u8>(whole) == ZERO
@@ -283,7 +283,7 @@ function digitsEnd(at: i32): i32 {
   return at + ctz(~i8x16.bitmask(i8x16.eq(i8x16.min_u(digits, i8x16.splat(9)), digits)))
 }
 
-/** 1: the name at `one` goes before the name at `other`; 0: it does not; -1: they are the same, or hard to compare. */
+/** 1: the name at `one` goes before the name at `other`; 0: it does not; -1: they are equal, or hard to compare. */
 function isBefore(one: i32, other: i32): i32 {
   for (let n: i32 = 0; ; n += 16) {
     const bytes = v128.load(one + n)
@@ -300,7 +300,7 @@ function isBefore(one: i32, other: i32): i32 {
   }
 }
 
-/** Whether the members from `first` to `top` are in order, as {@link isBefore}. */
+/** Whether the members from `first` to `top` are in order; results as of {@link isBefore}. */
 function areOrdered(first: i32, top: i32): i32 {
   for (let member = first + MEMBER; member < top; member += MEMBER) {
     const ordered = isBefore(load<i32>(member - MEMBER), load<i32>(member))
@@ -309,7 +309,7 @@ function areOrdered(first: i32, top: i32): i32 {
   return 1
 }
 
-/** Puts the object's members in order; false: they are too many, or hard to compare. */
+/** Sorts the object's members; false: they are too many, or hard to compare. */
 function sort(first: i32, size: i32): bool {
   if (size > MEMBER * MOST) return false
   for (let n: i32 = 0; n < size / MEMBER; n++) {
@@ -333,7 +333,7 @@ function shapeOf(depth: i32, nth: i32): i32 {
   return load<i32>(shape, 8) == body ? shape : ~shape
 }
 
-/** Where the value of a member begins if its name, at `name`, is that of the shape; else 0. */
+/** Where a member's value begins if its name, at `name`, matches the shape; else 0. */
 function knownEnd(shape: i32, nth: i32, name: i32): i32 {
   if (nth >= load<i32>(shape)) return 0
   const known = load<i32>(shape + HEAD + nth)
@@ -345,7 +345,7 @@ function knownEnd(shape: i32, nth: i32, name: i32): i32 {
   return differing << (32 - (length - n)) == 0 ? name + length : 0
 }
 
-/** Remembers an object that has been read, and ordered if it was not. */
+/** Remembers the shape of an object that was read, and sorted if needed. */
 function keepShape(shape: i32, first: i32, size: i32, isOrdered: i32): void {
   store<i32>(shape, 0)
   store<i32>(shape, body, 8)
@@ -363,7 +363,7 @@ function keepShape(shape: i32, first: i32, size: i32, isOrdered: i32): void {
   store<i32>(shape, isOrdered, 4)
 }
 
-/** The body up to `at` is in the text. */
+/** Adds the body up to `at` to the text. */
 function keep(at: i32): void {
   copy(out, from, at - from)
   out += at - from
@@ -381,7 +381,7 @@ function copy(to: i32, start: i32, length: i32): void {
   else for (let n: i32 = 0; n < length; n += 16) v128.store(to + n, v128.load(start + n))
 }
 
-/** Puts the members of an object that ends at `at` in their order, with commas between them. `opened`: {@link from} when it began. */
+/** Puts the members of an object that ends at `at` in order, separated by commas. `opened`: {@link from} at its beginning. */
 function rearrange(first: i32, size: i32, opened: i32, at: i32): void {
   const begin = load<i32>(first, 4)
   let shift = from - out

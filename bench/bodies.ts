@@ -1,4 +1,4 @@
-/** A payment of exactly `size` bytes of JSON: members of all kinds, filled up with lines of an order. */
+/** A payment of exactly `size` bytes of JSON: members of all kinds, padded with lines of an order. */
 function payment(size: number): string {
   const line = (n: number): object => ({
     sku: `sku-${n}`,
@@ -20,12 +20,12 @@ function payment(size: number): string {
 }
 
 export const SMALL = payment(300)
-/** The most whose canonical form `fingerprint.body: auto` takes. */
+/** The largest body that `fingerprint.body: auto` canonicalises. */
 export const LARGE = payment(64 * 1024)
 
 const MIB = 1024 * 1024
 
-/** As many of them as there is room for. */
+/** As many of them as fit. */
 function filled(part: (n: number) => string, size = MIB, [open, close] = '[]'): string {
   const parts: string[] = []
   let left = size - 2
@@ -49,12 +49,12 @@ const order = {
 export interface MibRequest {
   readonly path: string
   readonly type: string
-  /** Some have the key in the body; the others in the header line. */
+  /** Some have the key in the body, the others in the header line. */
   readonly keyed: boolean
   readonly body: (key: string) => string
 }
 
-/** As clients send them, and as somebody writes them who wants to keep the proxy busy. */
+/** Bodies of real clients, and of an attacker who wants to keep the proxy busy. */
 export const MIB_REQUESTS: Readonly<Record<string, MibRequest>> = {
   ...shapes({
     'orders, as clients send them': () => filled(() => JSON.stringify(order)),

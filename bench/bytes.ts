@@ -1,7 +1,7 @@
 /**
- * Bytes that a completed record takes in each store (docs/stores.md#sizing): a payment of 300 bytes, answered with 300.
+ * Bytes of a completed record in each store (docs/stores.md#sizing): a payment of 300 bytes, answered with 300.
  *
- *   node --expose-gc bench/bytes.ts [records [store]]     # 10,000 by default; real servers, which it starts
+ *   node --expose-gc bench/bytes.ts [records [store]]     # 10,000 by default; starts real servers
  */
 import { mkdtempSync, rmSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -35,7 +35,7 @@ const small = {
   result: { kept: false, why: 'outcome_only', status: 201, location: null },
 } as const
 const ending = { ...FINISHED, result: { ...FINISHED.result, afterBody: DAY } as CompletedResponse }
-/** `after`: the response is taken out before it is measured. */
+/** `after`: removes the response before measuring. */
 const shapes = {
   whole: encodeDraft(FINISHED),
   outcome: encodeDraft(small),
@@ -119,7 +119,7 @@ async function memory(shape: Shape): Promise<Measured> {
   const before = used()
   await fill(store, shape)
   const bytes = (used() - before) / RECORDS
-  // It is not collected before.
+  // Keeps it alive until here.
   await store.get(idOf(0))
   return { store: 'memory', bytes, how: 'heapUsed and external after a collection' }
 }

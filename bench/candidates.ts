@@ -10,20 +10,20 @@ import { findNginx, findNginxLua, nginxCommand } from './nginx.ts'
 import { STORE_CANDIDATES, type StoreAt, type StoreCandidate } from './stores.ts'
 
 export interface World {
-  /** A folder for everything that is written. */
+  /** Folder for all output. */
   readonly folder: string
   /** The built JavaScript. */
   readonly dist: string
   readonly cores: Cores
   readonly upstreamPort: number
   readonly redisPort: number
-  /** Null: there is none, or no candidate needs it. */
+  /** Null: not available, or no candidate needs it. */
   readonly postgres: { readonly url: string } | null
-  /** Those that were asked for. */
+  /** The requested ones. */
   readonly stores: ReadonlyMap<StoreCandidate, StoreAt | string>
 }
 
-/** Run unless others are named. */
+/** The default candidates. */
 export const CANDIDATES = [
   'proxy-redis',
   'proxy-sealed',
@@ -60,7 +60,7 @@ interface Command {
   readonly command: readonly string[]
   readonly cwd: string
 }
-/** The command that serves on `port`; a string says why it cannot be had here. */
+/** The command that serves on `port`; a string says why it is unavailable here. */
 type Starter = (world: World, port: number) => Command | string
 
 const STARTERS: Readonly<Record<CandidateName, Starter>> = {
@@ -91,7 +91,7 @@ const STARTERS: Readonly<Record<CandidateName, Starter>> = {
 }
 
 function proxyOn(world: World, port: number, name: StoreCandidate): Command | string {
-  const at = world.stores.get(name) ?? 'it was not asked for'
+  const at = world.stores.get(name) ?? 'it was not requested'
   if (typeof at === 'string') return at
   return proxy(world, port, at.url, at.more === undefined ? '' : `, ${at.more}`)
 }
@@ -109,9 +109,9 @@ function nginx(world: World, port: number, found: ReturnType<typeof findNginx>, 
 }
 
 /**
- * The proxy as the image starts it, defaults and all, but for a store timeout that a busy machine does not reach, which
- * changes nothing of what a request costs. Only the memory store, whose 64 MiB would be full of day-old
- * records after some seconds, has another route, which keeps its answers for three.
+ * The proxy as the image starts it, with all defaults except a store timeout that a busy machine does not reach; this does not
+ * change the cost of a request. Only the memory store, whose 64 MiB would fill up within seconds, has another route, which keeps
+ * its answers for three seconds.
  */
 function proxy(world: World, port: number, store: string, more = '') {
   const file = join(world.folder, `proxy-${port}.yaml`)
@@ -137,7 +137,7 @@ ${short ? `  - ${route('short', '/v1/short')}, ttl: 3s }` : ''}
   return { command: proxyCommand(world.dist, ['--config', file]), cwd: world.folder }
 }
 
-/** The image's entry point with the built JavaScript here in the place of the image's. */
+/** The image's entry point, with the JavaScript built here. */
 export function proxyCommand(dist: string, args: readonly string[]): string[] {
   const dockerfile = readFileSync(new URL('../Dockerfile', import.meta.url), 'utf8')
   const [, entry] = [...dockerfile.matchAll(/^ENTRYPOINT (\[.*\])$/gm)].at(-1) ?? []
@@ -147,7 +147,7 @@ export function proxyCommand(dist: string, args: readonly string[]): string[] {
   return [process.execPath, ...rest.map((word) => word.replace('/app/dist', dist)), ...args]
 }
 
-/** Starts a candidate, with these flags of Node besides its own; a string says why it is left out. */
+/** Starts a candidate, with additional Node flags; a string says why it is left out. */
 export async function startCandidate(
   world: World,
   name: CandidateName,
@@ -158,7 +158,7 @@ export async function startCandidate(
   return typeof how === 'string' ? how : await spawn(world, port, how, nodeFlags)
 }
 
-/** The proxy on a store of its own, with these flags of Node besides those of the image. */
+/** The proxy on a store of its own, with Node flags in addition to the image's. */
 export async function startProxy(
   world: World,
   store: string,

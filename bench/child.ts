@@ -3,10 +3,10 @@ import { once } from 'node:events'
 import { join } from 'node:path'
 import { cpuMicros, listening, processTree, residentMb } from './machine.ts'
 
-/** After that a process that was asked to end is killed. */
+/** Time to end before the process is killed. */
 const END_WITHIN = 3000
 
-/** As the image sets it; its cache of compiled code is for every Node here, filled by the first start. */
+/** The image's setting; all Node processes here share the cache of compiled code, filled by the first start. */
 const ENVIRONMENT = { NODE_ENV: 'production', MALLOC_ARENA_MAX: '1', NODE_OPTIONS: '', NODE_V8_COVERAGE: '' }
 
 const living = new Set<ChildProcess>()
@@ -34,17 +34,17 @@ export class Child implements AsyncDisposable {
       env: { ...process.env, ...ENVIRONMENT, NODE_COMPILE_CACHE: join(cwd, 'compile-cache') },
     })
     living.add(child)
-    let said = ''
+    let errors = ''
     let gone: string | null = null
     child.stderr.on('data', (chunk: Buffer) => {
-      said += chunk.toString()
+      errors += chunk.toString()
     })
     child.once('error', (error) => {
       gone = `${program}: ${error.message}`
     })
     child.once('exit', (code, signal) => {
       living.delete(child)
-      gone = `${command.join(' ')} ended with ${code ?? signal}: ${said}`
+      gone = `${command.join(' ')} ended with ${code ?? signal}: ${errors}`
     })
     await listening(port, () => gone)
     return new Child(port, child)

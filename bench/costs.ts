@@ -12,25 +12,25 @@ import { type Scenario, scenarioOf } from './scenarios.ts'
 const COSTED = ['proxy-redis', 'proxy-sqlite', 'unprotected', 'nginx-lua', 'node-idempotency'] as const
 const PERF = process.env['PERF'] ?? 'perf'
 const ALL = 'raw_syscalls:sys_enter'
-/** Counted by themselves, too; every architecture has them. */
+/** Also counted separately; every architecture has them. */
 const BY_NAME = ['read', 'recvfrom', 'write', 'writev', 'sendto', 'epoll_pwait', 'futex', 'pwrite64', 'fsync']
 
 /** Calls per request, by name. */
 type Calls = ReadonlyMap<string, number>
 
-/** What one request takes that is not time. */
+/** Costs of one request other than time. */
 export interface Cost {
   readonly scenario: Scenario
   readonly candidate: CandidateName
   /** Allocated on V8's heap by the main thread; null: no V8. */
   readonly bytes: number | null
-  /** Of all threads and processes; a string says why they are not known. */
+  /** Of all threads and processes; a string says why they are unknown. */
   readonly systemCalls: Calls | string
-  /** As Redis counts them: a script is one, and so is each command inside it. */
+  /** By Redis's count: a script is one, and so is each command inside it. */
   readonly redisCommands: Calls
 }
 
-/** One candidate after the other, each a process of its own that is warm. */
+/** One candidate after the other, each in its own warm process. */
 export async function costs(world: World, wanted: readonly CandidateName[], plan: Plan): Promise<Cost[]> {
   const found: Cost[] = []
   const redis = new Redis(world.redisPort)
@@ -80,7 +80,7 @@ function perRequest(calls: readonly [string, number][], requests: number): Calls
   return new Map(calls.map(([name, count]) => [name, count / requests]))
 }
 
-/** perf counts in the kernel. strace would slow every call down, and a slow process does more per turn of its event loop. */
+/** perf counts in the kernel. strace would slow down every call, and a slow process does more per turn of its event loop. */
 class SystemCalls {
   readonly #perf: ChildProcess
   readonly #acknowledged: AsyncIterator<string>

@@ -2,9 +2,9 @@ import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import { setTimeout as wait } from 'node:timers/promises'
 
-/** How long a round may take beyond its time until the last answer is in. */
+/** How long the last answers of a round may take. */
 const STRAGGLERS = 15_000
-/** After the last answer: what the candidate still does for it counts, too. */
+/** Pause after the last answer, so that the candidate's remaining work counts, too. */
 const SETTLE = 20
 
 export interface Load {
@@ -12,17 +12,17 @@ export interface Load {
   /** Keep-alive connections, each with one request at a time. */
   readonly connections: number
   readonly milliseconds: number
-  /** It ends earlier after so many requests. */
+  /** Maximum number of requests. */
   readonly most?: number
-  /** The n-th request of the round, whole. */
+  /** The complete n-th request of the round. */
   readonly request: (n: number) => Buffer
-  /** What every answer must have, or the figures mean nothing. */
+  /** Required of every answer, or the figures mean nothing. */
   readonly status: number
   /** CPU time of the candidate so far, in microseconds. */
   readonly cpu: () => number
   /**
-   * So many requests a second, each due at its own time whether or not those before it were answered. Without it every
-   * connection sends its next request as soon as it has its answer.
+   * Requests per second, each due at its own time even if earlier ones are unanswered. Absent: every connection sends its next
+   * request as soon as it has its answer.
    */
   readonly perSecond?: number
 }
@@ -34,11 +34,11 @@ export interface LoadResult {
   /** Milliseconds from when the request was due to the answer's last byte. */
   readonly p50: number
   readonly p99: number
-  /** Of these, what passed before the request was sent: no connection was free, or the generator was late. */
+  /** The part of it before the request was sent: no connection was free, or the generator was late. */
   readonly lateP99: number
 }
 
-/** Sends for the time, waits for the answers under way, and checks each status. */
+/** Sends for that time, waits for outstanding answers, and checks each status. */
 export async function load(options: Load): Promise<LoadResult> {
   const { port, connections, milliseconds, request, status, cpu, most = Number.POSITIVE_INFINITY } = options
   const clients = await Promise.all(Array.from({ length: connections }, () => Client.open(port)))
@@ -83,7 +83,7 @@ export async function load(options: Load): Promise<LoadResult> {
   }
 }
 
-/** Hands out the due times of requests that are evenly spaced, each when it has come. */
+/** Returns the due times of evenly spaced requests, each once it has come. */
 function paced(perSecond: number, startedAt: number): () => number | Promise<number> {
   const waiting: ((dueAt: number) => void)[] = []
   let given = 0
@@ -109,13 +109,13 @@ function at(values: number[], share: number): number {
   return values[Math.floor(values.length * share)] ?? Number.NaN
 }
 
-/** As little HTTP as the answers need: a length or chunks, one answer at a time. */
+/** Minimal HTTP: a length or chunks, one answer at a time. */
 export class Client {
   readonly #socket: Socket
   #answered: ((status: number) => void) | null = null
   #failed: ((error: Error) => void) | null = null
   #status = 0
-  /** Bytes of the answer still to come; -1: the head is not whole; Infinity: chunked. */
+  /** Missing bytes of the answer; -1: the head is incomplete; Infinity: chunked. */
   #missing = -1
   #head = ''
   #tail = ''
@@ -139,7 +139,7 @@ export class Client {
     return this.#head.slice(0, 400)
   }
 
-  /** Sends a whole request; resolves with the answer's status when the answer is whole. */
+  /** Sends a whole request; resolves with the status once the answer is complete. */
   exchange(request: Buffer): Promise<number> {
     return new Promise((resolve, reject) => {
       this.#answered = resolve

@@ -9,33 +9,34 @@ import { setTimeout as wait } from 'node:timers/promises'
 const TICK_MICROS = 10_000
 const READY_WITHIN = 20_000
 
-/** Which core the candidate has to itself, and how to put a command on it. */
+/** The core reserved for the candidate, and how to run a command on it. */
 export interface Cores {
-  /** What the table says of the pinning. */
-  readonly said: string
+  /** The table's remark on pinning. */
+  readonly remark: string
   /** Words before the candidate's command. */
   readonly candidate: readonly string[]
 }
 
-/** Moves this process, and with it what it starts from now on, off the core that is the candidate's alone. */
+/** Moves this process, and those it starts from now on, off the candidate's core. */
 export function pinCores(): Cores {
   const cores = availableParallelism()
-  if (cores < 2) return { said: 'one core only: candidate, load, upstream and Redis share it', candidate: [] }
+  if (cores < 2)
+    return { remark: 'one core only: candidate, load, upstream and Redis share it', candidate: [] }
   if (spawnSync('taskset', ['-V']).status !== 0)
     return {
-      said: '`taskset` (Debian: util-linux) is missing: nothing is pinned, so times vary more',
+      remark: '`taskset` (Debian: util-linux) is missing: nothing is pinned, so times vary more',
       candidate: [],
     }
   const own = cores - 1
   const others = own === 1 ? '0' : `0-${own - 1}`
   spawnSync('taskset', ['-a', '-c', '-p', others, String(process.pid)])
   return {
-    said: `the candidate has core ${own} to itself, load, upstream and Redis are on ${others}`,
+    remark: `the candidate has core ${own} to itself, load, upstream and Redis are on ${others}`,
     candidate: ['taskset', '-c', String(own)],
   }
 }
 
-/** The process and its descendants, as they are now. */
+/** The process and its current descendants. */
 export function processTree(root: number): number[] {
   const childrenOf = new Map<number, number[]>()
   for (const entry of readdirSync('/proc')) {
@@ -52,7 +53,7 @@ export function processTree(root: number): number[] {
   return tree
 }
 
-/** Fields of /proc/<pid>/stat from the state on; null where the process is gone. */
+/** Fields of /proc/<pid>/stat from the state on; null: the process is gone. */
 function statOf(pid: number): string[] | null {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, 'utf8')
@@ -67,7 +68,7 @@ export function cpuMicros(pids: readonly number[]): number {
   return pids.reduce((sum, pid) => sum + (scheduled(pid) ?? ticked(pid)), 0)
 }
 
-/** From the scheduler, to the nanosecond; null where the kernel does not count it. */
+/** From the scheduler, to the nanosecond; null: the kernel does not count it. */
 function scheduled(pid: number): number | null {
   let nanos = 0
   try {
@@ -84,7 +85,7 @@ function ticked(pid: number): number {
   return stat === null ? 0 : (Number(stat[11]) + Number(stat[12])) * TICK_MICROS
 }
 
-/** Resident memory in MB (10^6 bytes): now, or the most so far. */
+/** Resident memory in MB (10^6 bytes): now, or the peak. */
 export function residentMb(pids: readonly number[], which: 'VmRSS' | 'VmHWM'): number {
   let kib = 0
   for (const pid of pids) {
@@ -94,7 +95,7 @@ export function residentMb(pids: readonly number[], which: 'VmRSS' | 'VmHWM'): n
   return (kib * 1024) / 1e6
 }
 
-/** Resolves when something accepts connections on that port of loopback; rejects where the process has ended before. */
+/** Resolves when something accepts connections on that loopback port; rejects if the process ends first. */
 export async function listening(port: number, ended: () => string | null): Promise<void> {
   const deadline = performance.now() + READY_WITHIN
   for (;;) {

@@ -14,15 +14,15 @@ export interface Cell extends LoadResult {
 export interface Plan {
   readonly rounds: number
   readonly milliseconds: number
-  /** The round that does not count: at most so long, and {@link WARM} requests. */
+  /** Limit of the warm-up round, which also ends after {@link WARM} requests. */
   readonly warmUp: number
   readonly most?: number
   readonly connections: number
-  /** Requests a second, paced; without it, as many as the connections take. */
+  /** Requests per second, paced; absent: as many as the connections take. */
   readonly perSecond?: number
 }
 
-/** Measures one scenario: after a round that does not count, the candidates take turns; each figure is the median. */
+/** Measures one scenario: after a warm-up round, the candidates take turns; each figure is the median. */
 export async function measure(
   scenario: Scenario,
   running: ReadonlyMap<CandidateName, Child>,
@@ -32,7 +32,7 @@ export async function measure(
   const present = scenario.candidates.filter((name) => running.has(name))
   const results = new Map<CandidateName, LoadResult[]>(present.map((name) => [name, []]))
   for (let n = 0; n <= plan.rounds; n++) {
-    // Each begins once, so that nobody always follows the same neighbour.
+    // Each begins once, so that no candidate always follows the same one.
     const turn = n % present.length
     for (const candidate of [...present.slice(turn), ...present.slice(0, turn)]) {
       const child = running.get(candidate) as Child
@@ -58,7 +58,7 @@ export async function measure(
   })
 }
 
-/** By then V8 has made machine code of the whole path. */
+/** By then V8 has compiled the whole path. */
 export const WARM = 40_000
 
 export function warmUpOf(plan: Plan, scenario: Scenario): Plan {
@@ -68,7 +68,7 @@ export function warmUpOf(plan: Plan, scenario: Scenario): Plan {
 let rounds = 0
 const started = Date.now().toString(36)
 
-/** One round; `around` runs the load itself, without what is prepared for it. */
+/** One round; `around` runs only the load, not its preparation. */
 export async function once(
   scenario: Scenario,
   candidate: CandidateName,

@@ -17,7 +17,7 @@ export function findNginx(): NginxFound | string {
   return { modules: /--modules-path=(\S+)/.exec(stderr)?.[1] ?? '/usr/lib/nginx/modules' }
 }
 
-/** The same with Lua, its Redis client and its JSON. */
+/** The same with Lua, and its Redis client and JSON modules. */
 export function findNginxLua(): NginxFound | string {
   const found = findNginx()
   if (typeof found === 'string') return `${found}, with libnginx-mod-http-lua lua-nginx-redis lua-cjson`

@@ -15,7 +15,7 @@ import { once, type Plan } from './measure.ts'
 import { scenarioOf } from './scenarios.ts'
 
 const DAY = 86_400_000
-/** Puts under way at a time while a store is filled. */
+/** Concurrent puts while filling a store. */
 const AT_ONCE = 2000
 
 export interface LiveRecords {
@@ -25,7 +25,7 @@ export interface LiveRecords {
   readonly replay: LoadResult
 }
 
-/** The same proxy twice, on a store that holds few records and on one that holds many, taking turns. */
+/** The same proxy on a store with few records and on one with many, in turns. */
 export async function liveRecords(world: World, quick: boolean, plan: Plan): Promise<LiveRecords[]> {
   const sizes = quick ? [100, 1000] : [1000, 1_000_000]
   const found: LiveRecords[] = []
@@ -62,7 +62,7 @@ async function newRedis(world: World, stack: AsyncDisposableStack): Promise<stri
   return `redis://127.0.0.1:${port}`
 }
 
-/** Writes finished records, as the proxy itself would. */
+/** Writes finished records like the proxy. */
 async function fill(store: 'redis' | 'sqlite', url: string, records: number): Promise<void> {
   const options = { service: 'bench', timeoutMs: 60_000, onEvent: () => {} }
   const register: Store =
@@ -73,7 +73,7 @@ async function fill(store: 'redis' | 'sqlite', url: string, records: number): Pr
   await register.close()
 }
 
-/** Writes so many records of these bytes. */
+/** Writes that many records of these bytes. */
 export async function fillWith(
   register: Store,
   bytes: Buffer,

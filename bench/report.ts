@@ -16,7 +16,7 @@ export interface Results {
   readonly start: readonly StartUp[] | null
   readonly records: readonly LiveRecords[] | null
   readonly stops: readonly Stop[] | null
-  /** Why candidates are left out. */
+  /** Why candidates are missing. */
   readonly skipped: readonly string[]
   readonly cores: Cores
   readonly plan: Plan
@@ -24,7 +24,7 @@ export interface Results {
 
 const DOCUMENT = new URL('../docs/internals/performance.md', import.meta.url)
 
-/** What the rows of a scenario are compared with; a column each. */
+/** The rows that a scenario's rows are compared with, a column each. */
 const BASES = [
   ['÷ nginx + Lua', 'nginx-lua'],
   ['÷ @node-idempotency', 'node-idempotency'],
@@ -137,7 +137,7 @@ const GOALS: readonly Goal[] = [
 export function report(results: Results): string {
   const { cells, tail, cost, start, records, stops, skipped, cores, plan } = results
   const parts = [
-    `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.said}. ` +
+    `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.remark}. ` +
       `${plan.connections} keep-alive connections without a pause, medians of ${plan.rounds} rounds of ` +
       `${plan.milliseconds / 1000} s after a round of up to ${WARM.toLocaleString('en')} requests that does not count, candidates taking turns. CPU is user and system ` +
       'time of the whole process and its children per request; p50 and p99 are mostly the queue that a load without pause makes.',
@@ -229,7 +229,7 @@ function costTable(cost: readonly Cost[]): string {
   )
 }
 
-/** The sum, then what happens in at least every tenth request. */
+/** The sum, then calls made by at least every tenth request. */
 function callsText(calls: ReadonlyMap<string, number>): string {
   if (calls.size === 0) return ''
   const sum = [...calls.values()].reduce((total, count) => total + count, 0)

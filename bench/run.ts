@@ -1,15 +1,15 @@
 /**
- * `npm run bench`: what the proxy costs, beside others that do the same job, in one run. See docs/internals/performance.md.
+ * `npm run bench`: measures the proxy and its alternatives in one run. See docs/internals/performance.md.
  *
- *   --quick          one short round each: does everything work, not how fast it is
+ *   --quick          one short round each: checks that everything works, measures nothing
  *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts
  *                    (tail start records stops costs)
  *   --candidates …   these candidates
- *   --stores         first executions and replays of this proxy on Redis, PostgreSQL and the stores of stores.ts, nothing else;
- *                    with --write into the section of its own
+ *   --stores         only first executions and replays of this proxy on Redis, PostgreSQL and the stores of stores.ts;
+ *                    --write updates their own section
  *   --rounds N --seconds S
- *   --dist FOLDER    where the built JavaScript goes (default .bench/dist); --no-build takes what is there
- *   --write          puts the result into docs/internals/performance.md
+ *   --dist FOLDER    folder of the built JavaScript (default .bench/dist); --no-build uses it as it is
+ *   --write          writes the result into docs/internals/performance.md
  */
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -58,7 +58,7 @@ const say = (text: string): void => void process.stderr.write(`${text}\n`)
 const dist = resolve(flags.dist)
 if (!flags['no-build']) await build(dist)
 const cores = pinCores()
-say(cores.said)
+say(cores.remark)
 const folder = mkdtempSync(join(tmpdir(), 'bench-'))
 process.once('exit', () => rmSync(folder, { recursive: true, force: true }))
 

@@ -7,7 +7,7 @@ export interface Round {
   readonly candidate: CandidateName
   readonly port: number
   readonly upstreamPort: number
-  /** Different in every round, so that keys are. */
+  /** Different in every round, which makes keys differ. */
   readonly name: string
 }
 
@@ -16,17 +16,17 @@ export interface Scenario {
   readonly title: string
   readonly candidates: readonly CandidateName[]
   readonly status: number
-  /** Of what the round sends, the share that reaches the upstream. Checked: a replay that executes is no replay. */
+  /** The share of requests that reaches the upstream. Checked: a replay must not execute. */
   readonly executes: 0 | 1
-  /** Milliseconds that the round which does not count takes at most, where not those of the plan. */
+  /** Limit of the warm-up round in milliseconds, if not the plan's. */
   readonly warmUp?: number
   readonly request: (round: Round, n: number) => Buffer
-  /** What must be there before the round; undone by what it returns. */
+  /** Prepares the round, and returns a function that undoes it. */
   readonly prepare?: (round: Round) => Promise<() => Promise<void>>
 }
 
 const PROTECTING = ['proxy-redis', 'proxy-sqlite', 'proxy-memory', 'nginx-lua', 'node-idempotency'] as const
-/** Finished keys that replays go round in, and running ones that duplicates do. */
+/** Finished keys that replays cycle through, and running ones for duplicates. */
 const KEYS = 500
 const LARGE_KEYS = 100
 const HELD_KEYS = 16
@@ -34,7 +34,7 @@ const HELD_KEYS = 16
 const BODIES = { small: Buffer.from(SMALL), large: Buffer.from(LARGE) }
 type Size = keyof typeof BODIES
 
-/** The head of a request as a payment client sends it. */
+/** The request head of a payment client. */
 function head(line: string, lines: readonly string[]): string {
   return [
     `${line} HTTP/1.1`,
@@ -119,7 +119,7 @@ export const SCENARIOS: readonly Scenario[] = [
     candidates: PROTECTING,
     status: 409,
     executes: 0,
-    // What is held meanwhile must not be held for longer than a round.
+    // The held requests must not outlast the round.
     warmUp: 500,
     request: (round, n) => post('/v1/hold', 'small', keyOf(round, n % HELD_KEYS)),
     async prepare(round) {
@@ -138,7 +138,7 @@ export const SCENARIOS: readonly Scenario[] = [
     id: 'first-large',
     warmUp: 10_000,
     title: 'first execution, JSON of 64 KiB both ways',
-    // The memory store would be full of them in half a second.
+    // They would fill the memory store in half a second.
     candidates: [...PROTECTING.filter((name) => name !== 'proxy-memory'), 'unprotected'],
     status: 201,
     executes: 1,
@@ -161,7 +161,7 @@ export function scenarioOf(id: string): Scenario {
   return found
 }
 
-/** Asks the upstream itself: how many requests it has had, how many it holds; or to let them go. */
+/** Asks the upstream for the number of its requests and held ones, or to release them. */
 export async function control(port: number, what: 'count' | 'held' | 'release'): Promise<number> {
   const reply = await fetch(`http://127.0.0.1:${port}/control/${what}`)
   return Number(await reply.text())

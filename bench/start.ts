@@ -11,13 +11,13 @@ export type StartCandidate = (typeof STORES)[number]
 
 export interface StartUp {
   readonly candidate: StartCandidate
-  /** Milliseconds from the start of the process to the end of the first answer, which came from the upstream. */
+  /** Milliseconds from the start of the process to the end of the first answer from the upstream. */
   readonly firstAnswer: number
   /** The same ÷ that of `node` with a bare HTTP server. */
   readonly toBare: number
   /** Megabytes, two seconds after the first answer. */
   readonly atRest: number
-  /** The most that was ever resident, after first executions of 300 bytes on 64 connections without a pause. */
+  /** Peak resident memory, after first executions of 300 bytes on 64 connections without a pause. */
   readonly saturated: number
   /** The same after 64 KiB both ways on 256 connections. */
   readonly saturatedLarge: number
@@ -25,7 +25,7 @@ export interface StartUp {
 
 const STARTS = 11
 
-/** Starts the proxy on each store anew each time, and `node` beside it, in turns; then fills the proxies up. */
+/** Starts the proxy on each store, and `node` for comparison, in turns; then fills the proxies up. */
 export async function startUp(world: World, quick: boolean): Promise<StartUp[]> {
   const starts = STORES.map((candidate) => ({
     candidate,

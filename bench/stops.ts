@@ -6,9 +6,9 @@ import { median } from './machine.ts'
 import { postOf } from './scenarios.ts'
 
 export interface Stop {
-  /** What the request is. */
+  /** The kind of request. */
   readonly shape: string
-  /** The longest time that the event loop stood still for one request, in milliseconds. */
+  /** The longest stop of the event loop for one request, in milliseconds. */
   readonly milliseconds: number
 }
 

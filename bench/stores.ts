@@ -3,7 +3,7 @@ import { RedisServer } from '../test/support/redis.ts'
 import { RedisCluster } from '../test/support/redis-cluster.ts'
 import { SentinelGroup } from '../test/support/redis-sentinel.ts'
 
-/** Candidates that are this proxy on a store of several servers, or on an emulator: `--stores`. */
+/** This proxy on stores of several servers, or on an emulator: `--stores`. */
 export const STORE_CANDIDATES = [
   'proxy-sentinel',
   'proxy-cluster',
@@ -19,7 +19,7 @@ export interface StoreAt {
   readonly more?: string
 }
 
-/** As the Redis of the other candidates: nothing on disk. */
+/** Like the other candidates' Redis: nothing on disk. */
 const VOLATILE = ['--appendonly', 'no']
 
 const STARTERS: Readonly<Record<StoreCandidate, (owner: AsyncDisposableStack) => Promise<StoreAt | string>>> =
@@ -36,7 +36,7 @@ const STARTERS: Readonly<Record<StoreCandidate, (owner: AsyncDisposableStack) =>
       return { url, more: 'wait: { replicas: 1, timeout: 2s }' }
     },
     'proxy-dynalite': async (owner) => {
-      // In this process, which makes the load: what it does is slow, what the proxy costs is not affected.
+      // In this process, which also makes the load: slow, but without effect on the proxy's cost.
       const { DynamoDbServer } = await import('../test/support/dynamodb.ts')
       return { url: owner.use(await DynamoDbServer.start()).url }
     },
@@ -48,7 +48,7 @@ const STARTERS: Readonly<Record<StoreCandidate, (owner: AsyncDisposableStack) =>
     },
   }
 
-/** Starts what these candidates need; `owner` ends it. A string says why one cannot be had here. */
+/** Starts the servers of these candidates; `owner` ends them. A string says why one is unavailable here. */
 export async function startStores(
   owner: AsyncDisposableStack,
   wanted: readonly string[],

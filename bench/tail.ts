@@ -5,19 +5,19 @@ import { median } from './machine.ts'
 import { measure, once, type Plan } from './measure.ts'
 import { SCENARIOS, type Scenario } from './scenarios.ts'
 
-/** Of what a candidate can do at most. */
+/** Share of a candidate's maximum rate. */
 const SHARE = 0.7
 const TAIL = ['proxy-redis', 'nginx-lua'] as const
 
 export interface Tail {
   readonly scenario: Scenario
   readonly candidate: CandidateName
-  /** Requests a second when every connection is always busy. */
+  /** Requests per second when every connection is always busy. */
   readonly saturation: number
   /** Milliseconds at {@link SHARE} of it, from the moment at which each request was due. */
   readonly p50: number
   readonly p99: number
-  /** The part of it that passed before the request was sent. */
+  /** The part of it before the request was sent. */
   readonly lateP99: number
 }
 

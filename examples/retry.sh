@@ -1,16 +1,16 @@
 #!/bin/sh
-# Creates one charge, however often it has to ask: one key, made once, and the same request under it until there is an
-# answer.
+# Creates one charge, however many tries it takes: one key, made once, and the same request under it until a response
+# arrives.
 #
 #   sh examples/retry.sh AMOUNT [KEY]
 #
 # URL     where to send it             http://127.0.0.1:8080/v1/charges
-# TRIES   how often at most            6
-# PAUSE   seconds between two tries,   1
-#         where the answer names none
+# TRIES   maximum number of tries      6
+# PAUSE   seconds between two tries    1
+#         without Retry-After
 #
-# Prints the charge and ends with 0; with 1 where it was refused; with 2 where it is still not known whether it was made:
-# then call it again with the same KEY, which is on standard error.
+# Prints the charge and exits 0; exits 1 if it was refused, and 2 if it is still not known whether it was made: then run it
+# again with the same KEY, which is on standard error.
 set -eu
 amount=$1
 key=${2:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
@@ -21,14 +21,14 @@ answer=$(mktemp -d)
 trap 'rm -rf "$answer"' EXIT
 echo "Idempotency-Key: $key" >&2
 
-# A head that breaks off is an answer without a body to curl. It is whole where it ends with its empty line.
+# curl takes truncated headers for a response without a body. They are complete if they end with an empty line.
 whole() { [ -s "$answer/head" ] && [ -z "$(tail -n 1 "$answer/head" | tr -d '\r')" ]; }
 
 while [ "$tries" -gt 0 ]; do
   tries=$((tries - 1))
   : >"$answer/head"
   : >"$answer/body"
-  # curl fails, whatever the status was, where the connection did or where a body broke off.
+  # curl fails, whatever the status, if the connection did or the body broke off.
   if status=$(curl --silent --show-error --max-time 60 \
     --output "$answer/body" --dump-header "$answer/head" --write-out '%{http_code}' \
     --header 'Authorization: Bearer sk_test_example' --header "Idempotency-Key: $key" \
@@ -38,7 +38,7 @@ while [ "$tries" -gt 0 ]; do
         cat "$answer/body"
         exit 0
         ;;
-      409 | 429 | 5??) ;; # Still running, not known, or not now: the same again.
+      409 | 429 | 5??) ;; # Still running, unknown, or not now: retry.
       *)
         cat "$answer/body" >&2
         exit 1

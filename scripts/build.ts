@@ -10,8 +10,8 @@ import { rolldown } from 'rolldown'
 export const ROOT = fileURLToPath(new URL('..', import.meta.url))
 
 /**
- * CommonJS: an `import` of a Node module reads all of its exports, and so loads code that nobody uses. `node:http` alone would load the
- * undici inside Node: 13 MB and 40 ms.
+ * CommonJS: an `import` of a Node module reads all of its exports, and so loads unused code. `node:http` alone would load the undici inside
+ * Node: 13 MB and 40 ms.
  */
 const FORMAT = 'cjs'
 
@@ -51,7 +51,7 @@ export async function build(into: string): Promise<void> {
     cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
 }
 
-/** A source with any other character takes two bytes per character in V8. */
+/** With any other character, a source takes two bytes per character in V8. */
 function ascii(code: string): string {
   return code.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`)
 }

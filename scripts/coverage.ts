@@ -20,7 +20,7 @@ for (const [path, measures] of Object.entries(summary)) {
     if (least < 100) {
       failed++
       process.stdout.write(
-        `not covered whole: ${file} ${MEASURES.map((m) => `${m} ${measures[m].pct}`).join(', ')}\n`,
+        `not fully covered: ${file} ${MEASURES.map((m) => `${m} ${measures[m].pct}`).join(', ')}\n`,
       )
     }
   }

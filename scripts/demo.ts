@@ -26,7 +26,7 @@ const USAGE = `Usage: npm run demo [-- --once] [-- --port N]
 const START_LIMIT = 20_000
 /** How long the charge of a client that hung up may take to show in the database. */
 const CHARGE_LIMIT = 3_000
-/** How long a child may take to end by itself before it is killed. */
+/** How long a child may take to end before it is killed. */
 const STOP_LIMIT = 5_000
 
 const { values: flags } = parseArgs({

@@ -3,7 +3,7 @@ import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
 import { helpOf, type Reload, type Row, type Rows } from '../src/config/rows.ts'
 
-/** Writes the generated tables, which stand between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
+/** Writes the generated tables between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
 const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
 if (import.meta.main) writeFileSync(CONFIGURATION, withTables(readFileSync(CONFIGURATION, 'utf8')))
 

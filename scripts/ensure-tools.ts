@@ -18,7 +18,7 @@ interface Need {
   readonly debian: string
   /** Only `verify` needs it, and skips the tests that do. */
   readonly optional?: true
-  /** What is wrong with the tool found; null if it will do. */
+  /** What is wrong with the tool found; null: it is suitable. */
   missing(): string | null
 }
 
@@ -31,7 +31,7 @@ const needs: readonly Need[] = [
     missing() {
       const binary = process.env.REDIS_SERVER ?? 'redis-server'
       const version = output(binary, ['--version'])
-      if (version === null) return `${binary} is not there or does not run`
+      if (version === null) return `${binary} is missing or does not run`
       const major = /v=(\d+)\./.exec(version)?.[1]
       if (major === undefined) return `${binary} does not look like Redis: ${version}`
       return Number(major) >= OLDEST_REDIS ? null : `${binary} is version ${major}`

@@ -23,7 +23,7 @@ const stale = pairs.filter(([source, copy]) => text(join(ROOT, source)) !== text
 
 if (process.argv.includes('--check')) {
   for (const [source] of stale)
-    process.stderr.write(`${source} is not what the chart ships: run node scripts/helm-files.ts\n`)
+    process.stderr.write(`${source} differs from the chart's copy: run node scripts/helm-files.ts\n`)
   process.exitCode = stale.length === 0 ? 0 : 1
 } else
   for (const [source, copy] of stale) {

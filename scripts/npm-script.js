@@ -25,7 +25,7 @@ const npm = npmAbove(shell)
 if (npm !== null) {
   const watch = setInterval(() => {
     if (process.ppid === shell && isRunning(npm)) return
-    // Once: to many programs a second one means that they shall not finish their work.
+    // Once: many programs take a second signal as an order to stop at once.
     clearInterval(watch)
     process.kill(process.pid, 'SIGTERM')
   }, 250).unref()

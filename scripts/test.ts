@@ -50,7 +50,7 @@ function run(program: string, ...args: readonly string[]): void {
   if (status !== 0) failed = true
 }
 
-/** Resolves when the simulations have used up their time, or something broke, which they print. */
+/** Resolves when the simulations have used up their time, or printed a failure. */
 async function simulate(cpuSeconds: number): Promise<void> {
   const processes = availableParallelism()
   const day = Math.floor(Date.now() / 86_400_000)

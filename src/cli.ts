@@ -8,7 +8,7 @@ if (major < 24 || (major === 24 && minor < 13)) {
   process.exit(2)
 }
 
-/** Null if nobody can answer. The prompt goes to standard error, as a program may read standard output. */
+/** Null without a terminal. The prompt goes to standard error, as a program may read standard output. */
 function terminal(): Io['ask'] {
   if (!process.stdin.isTTY || !process.stderr.isTTY) return null
   return async (prompt) => {

@@ -74,7 +74,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const storeHealth = new StoreHealth(nameOf(config.store.url), metrics, log)
   if (config.store.wait !== null) storeHealth.startWaits()
   let reclaimer: Reclaimer | null = null
-  // Before there is one there is nothing to write again.
+  // Before it exists there is nothing to rewrite.
   const onNewEpoch = (epoch: NewEpoch): void => void reclaimer?.begin(epoch)
   const { presence, store: opened } = await openInPhase(config, storeHealth, onNewEpoch, metrics, log)
   const store = tracing?.store(opened) ?? opened
@@ -261,7 +261,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   }
 }
 
-/** It claims only while it is sure of its phase in a migration between stores, or that none has gone past it. */
+/** It claims only while sure of its phase in a migration between stores, or that no migration has gone past it. */
 async function openInPhase(
   config: Config,
   health: StoreHealth,

@@ -1,4 +1,4 @@
-/** Loaded into a candidate with `--import …/allocation.ts?PORT`: says there how many bytes its heap was asked for since it was last asked. */
+/** Loaded into a candidate with `--import …/allocation.ts?PORT`: reports there the bytes allocated since the last request. */
 import { createServer } from 'node:http'
 import { GCProfiler, getHeapStatistics } from 'node:v8'
 
@@ -6,7 +6,7 @@ let profiler = new GCProfiler()
 profiler.start()
 let used = getHeapStatistics().used_heap_size
 
-/** What the heap grew by between collections: nothing else makes it smaller. */
+/** Growth of the heap between collections, which alone make it smaller. */
 function allocated(): number {
   let bytes = 0
   for (const { beforeGC, afterGC } of profiler.stop()?.statistics ?? []) {

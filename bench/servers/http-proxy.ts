@@ -1,4 +1,4 @@
-/** Plain @fastify/http-proxy, as its README starts it: port, upstream's port. */
+/** Plain @fastify/http-proxy, started as in its README: port, upstream's port. */
 import httpProxy from '@fastify/http-proxy'
 import { fastify } from 'fastify'
 

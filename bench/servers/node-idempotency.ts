@@ -1,6 +1,6 @@
 /**
- * @node-idempotency/core with its Redis adapter, in a Fastify that asks the upstream: port, upstream's port, Redis's port.
- * The library has no proxy of its own; this is what its README says, with the call of the upstream as the business logic.
+ * @node-idempotency/core with its Redis adapter, in a Fastify that calls the upstream: port, upstream's port, Redis's port.
+ * The library has no proxy of its own; this follows its README, with the upstream call as the business logic.
  */
 import { Idempotency, IdempotencyError, type IdempotencyResponse } from '@node-idempotency/core'
 import { RedisStorageAdapter } from '@node-idempotency/storage-adapter-redis'

@@ -1,4 +1,4 @@
-/** Loaded into a proxy with `--import …/stops.ts?PORT`: says there how long its event loop stood still since it was last asked. */
+/** Loaded into a proxy with `--import …/stops.ts?PORT`: reports there the longest stop of its event loop since the last request. */
 import { createServer } from 'node:http'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 

@@ -1,6 +1,6 @@
 /**
- * This proxy's own unprotected, buffered POST: its server, its reading, its upstream call, its writer and the two metrics of a
- * passed request, without key, fingerprint, claim and settling. Arguments: port, upstream's port.
+ * This proxy's own unprotected, buffered POST: its server, reading, upstream call, writer and the two metrics of a passed
+ * request, without key, fingerprint, claim and settling. Arguments: port, upstream's port.
  */
 
 import { loadConfig } from '../../src/config/load.ts'

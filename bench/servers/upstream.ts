@@ -1,7 +1,7 @@
 /**
- * The API behind every candidate: as little HTTP as it takes, so that it is never what limits them. Answers POST with 201
- * and everything else with 200: 64 KiB of JSON for paths with "large" in them, 300 bytes for others.
- * `/v1/hold` is answered only when `/control/release` is asked; `/control/count` says how many requests there were so far.
+ * The API behind every candidate: minimal HTTP, so that it is never the bottleneck. Answers POST with 201 and everything else
+ * with 200: 64 KiB of JSON for paths with "large" in them, 300 bytes for others. `/v1/hold` is answered only on
+ * `/control/release`; `/control/count` reports the number of requests so far.
  */
 import { createServer, type Socket } from 'node:net'
 import { LARGE, SMALL } from '../bodies.ts'
@@ -43,7 +43,7 @@ function respond(socket: Socket, line: string): void {
 createServer({ noDelay: true }, (socket) => {
   let head = ''
   let line = ''
-  /** Bytes of the body still to come; -1: the head is not whole. */
+  /** Missing bytes of the body; -1: the head is incomplete. */
   let missing = -1
   socket.on('error', () => {})
   socket.on('close', () => held.delete(socket))

@@ -5,12 +5,12 @@ import { type Ask, rawPost, type Scenario, type Work } from './clients.ts'
 import { IDLE, REQUEST_LIMIT, RESPONSE_LIMIT } from './config.ts'
 
 const BODY = `{"pad":"${'x'.repeat(4000)}"}`
-/** More than the proxy and two sockets take up when nobody reads. */
+/** More than the proxy and two sockets buffer when nobody reads. */
 const MUCH = 16 * RESPONSE_LIMIT
 const SHADOW = '/v1/shadow'
 const RETRY = [201, 'idempotency_key_in_progress'] as const
 
-/** Ends without a word, or with a reset. */
+/** Closes the connection, or resets it. */
 function leave({ random }: Work, socket: Socket): void {
   if (random() < 0.5) socket.destroy()
   else socket.resetAndDestroy()
@@ -21,7 +21,7 @@ function fresh({ next }: Work, more: Partial<Ask> = {}): Ask {
   return { path: '/v1/payments', key: operation, operation, body: BODY, ...more }
 }
 
-/** Reads some of the answer, leaves it, and asks again. */
+/** Leaves in the middle of the answer. */
 const during =
   (act: string, more: Partial<Ask> = {}): Scenario =>
   async (work) => {
@@ -34,7 +34,7 @@ const during =
 
 /** Leaves at each stage of a request in turn. */
 export const ABORTS: readonly Scenario[] = [
-  /** Connected, and nothing said. */
+  /** Connected, nothing sent. */
   async (work) => leave(work, await work.clients.raw()),
   /** In the middle of the head. */
   async (work) => {
@@ -51,7 +51,7 @@ export const ABORTS: readonly Scenario[] = [
     leave(work, socket)
     await work.clients.ask(ask, 201)
   },
-  /** The request is whole, and its sender gone at once. */
+  /** Right after sending the whole request. */
   async (work) => {
     const ask = fresh(work)
     const socket = await work.clients.raw()
@@ -69,7 +69,7 @@ export const ABORTS: readonly Scenario[] = [
     leave(work, socket)
     await work.clients.ask(ask, ...RETRY)
   },
-  /** As a duplicate that is held. */
+  /** While held as a duplicate. */
   async (work) => {
     const ask = fresh(work, { path: '/v1/waiting', act: 'late:60' })
     const first = work.clients.ask(ask, 201)
@@ -90,7 +90,7 @@ export const ABORTS: readonly Scenario[] = [
     await Promise.race([once(socket, 'data'), once(socket, 'close')])
     leave(work, socket)
   },
-  /** Of what is not protected: an upload, a download. */
+  /** During unprotected requests: an upload, a download. */
   async (work) => {
     const ask = { path: '/v1/things', operation: work.next() }
     const socket = await work.clients.raw(rawPost(ask, REQUEST_LIMIT), BODY)
@@ -99,7 +99,7 @@ export const ABORTS: readonly Scenario[] = [
   },
   during(`chunks:${3 * RESPONSE_LIMIT}`, { path: '/v1/unguarded' }),
   during('events:20', { path: '/v1/unguarded' }),
-  /** Of what is watched. */
+  /** During requests in shadow mode. */
   async (work) => {
     work.clients.cutInShadow++
     const socket = await work.clients.raw(rawPost(fresh(work, { path: SHADOW, act: 'late:30' })), BODY)
@@ -107,14 +107,14 @@ export const ABORTS: readonly Scenario[] = [
     leave(work, socket)
   },
   during('events:20', { path: SHADOW }),
-  /** Two requests in one go, and away. */
+  /** After two requests in one write. */
   async (work) => {
     const [one, other] = [fresh(work), fresh(work)]
     const socket = await work.clients.raw(rawPost(one), BODY, rawPost(other), BODY)
     await wait(work.random() * 5)
     leave(work, socket)
   },
-  /** A tunnel that is left open-ended. */
+  /** With a tunnel half open. */
   async (work) => {
     const socket = await work.clients.raw(
       'GET /socket HTTP/1.1\r\nhost: api.test\r\nconnection: upgrade\r\nupgrade: websocket\r\n' +
@@ -125,7 +125,7 @@ export const ABORTS: readonly Scenario[] = [
     await wait(5)
     leave(work, socket)
   },
-  /** Never sends the rest: it is told so, or cut off. */
+  /** Never sends the rest: gets an error, or is cut off. */
   async (work) => {
     const socket = await work.clients.raw(rawPost(fresh(work)), BODY.slice(0, 100))
     socket.resume()

@@ -9,7 +9,7 @@ export interface Ask {
   readonly method?: string
   /** `null`: none. */
   readonly key?: string | null
-  /** The driver's own number of the operation: all its attempts carry the same. */
+  /** The driver's own number of the operation, the same for all its attempts. */
   readonly operation?: string
   /** How the upstream answers (upstream.ts). */
   readonly act?: string
@@ -26,25 +26,25 @@ export interface Reply {
   readonly code: string | null
   readonly replayed: boolean
   readonly text: string
-  /** By an outage, or a machine that stood still: what was expected next need not follow. */
+  /** Explained by an outage, or a machine that stood still: the next expectation need not hold. */
   readonly excused: boolean
 }
 
-/** What a lane of the driver works with. */
+/** The tools of a lane of the driver. */
 export interface Work {
   readonly clients: Clients
-  /** A number between 0 and 1; the same ones in every run. */
+  /** A number between 0 and 1; the same sequence in every run. */
   readonly random: () => number
-  /** A new number for an operation, which serves as its key, too. */
+  /** A new number of an operation, also its key. */
   readonly next: () => string
 }
 
 /** One kind of traffic: some requests that belong together. */
 export type Scenario = (work: Work) => Promise<void>
 
-/** Answers of the proxy that an outage explains, whatever was asked. */
+/** Answers of the proxy that an outage explains for any request. */
 const OUTAGE = new Set(['idempotency_store_unavailable', 'overloaded', 'upstream_unreachable'])
-/** Answers that a machine which stands still for a while explains. */
+/** Answers explained by a machine that stood still for a while. */
 const LATE = new Set([
   'upstream_timeout',
   'upstream_unreachable',
@@ -52,10 +52,10 @@ const LATE = new Set([
   'request_timeout',
   'idempotency_key_in_progress',
 ])
-/** A client that is told to come back does not come at once. */
+/** Pause of a client that is told to retry. */
 const BACK_OFF = 25
 
-/** Everything that is sent to the proxy goes through here, is counted, and its answer is judged. */
+/** Sends all requests to the proxy, counts them, and judges the answers. */
 export class Clients {
   readonly port: number
   readonly #ledger: Ledger
@@ -63,11 +63,11 @@ export class Clients {
   #pool: Pool
   requests = 0
   replays = 0
-  /** Watched requests that were left before their answer. */
+  /** Requests in shadow mode that were left before their answer. */
   cutInShadow = 0
   /** Answers by status and code. */
   readonly answers = new Map<string, number>()
-  /** What was not expected, with how often. */
+  /** Unexpected events, with their counts. */
   readonly wrong = new Map<string, number>()
 
   constructor(port: number, connections: number, ledger: Ledger) {
@@ -77,17 +77,17 @@ export class Clients {
     this.#pool = this.#open()
   }
 
-  /** Sends it; what is answered must be among `expected` (statuses, or codes), or be explained by an outage. */
+  /** Sends it; the answer must be among `expected` (statuses, or codes), or be explained by an outage. */
   async ask(ask: Ask, ...expected: readonly (number | string)[]): Promise<Reply> {
     this.requests++
     const reply = await this.#send(ask)
-    const said = reply.code ?? reply.status
-    this.answers.set(String(said), (this.answers.get(String(said)) ?? 0) + 1)
-    const wanted = expected.includes(said)
-    const excused = !wanted && (OUTAGE.has(String(said)) || LATE.has(String(said)))
+    const result = reply.code ?? reply.status
+    this.answers.set(String(result), (this.answers.get(String(result)) ?? 0) + 1)
+    const wanted = expected.includes(result)
+    const excused = !wanted && (OUTAGE.has(String(result)) || LATE.has(String(result)))
     if (!wanted && !excused)
-      this.blame(`${ask.path}, ${ask.act ?? 'ok'}: answered ${said} instead of ${expected.join(' or ')}`)
-    if (OUTAGE.has(String(said))) await wait(BACK_OFF)
+      this.blame(`${ask.path}, ${ask.act ?? 'ok'}: answered ${result} instead of ${expected.join(' or ')}`)
+    if (OUTAGE.has(String(result))) await wait(BACK_OFF)
     return { ...reply, excused }
   }
 
@@ -95,7 +95,7 @@ export class Clients {
     this.wrong.set(what, (this.wrong.get(what) ?? 0) + 1)
   }
 
-  /** A connection of its own, for what no HTTP client does. Its errors are expected; it is counted as a request. */
+  /** A raw connection, for behaviour of no HTTP client. Its errors are expected; it is counted as a request. */
   async raw(...pieces: readonly (string | Buffer)[]): Promise<Socket> {
     this.requests++
     const socket = connect(this.port, '127.0.0.1')
@@ -160,7 +160,7 @@ function headersOf({ key = null, operation, act, type = 'application/json', body
   }
 }
 
-/** The same request as bytes. `length`: what is announced, where it is not what comes. */
+/** The same request as bytes. `length`: the announced one, if it differs. */
 export function rawPost(ask: Ask, length = Buffer.byteLength(ask.body ?? '')): string {
   const lines = Object.entries(headersOf(ask)).map(([name, value]) => `${name}: ${value}\r\n`)
   const { method = 'POST', path } = ask

@@ -2,11 +2,11 @@ import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-/** `upstream.timeout`, and with it the shortest `ttl` that configuration allows: retention turns over hundreds of times. */
+/** `upstream.timeout`, and so the shortest `ttl` allowed: retention turns over hundreds of times. */
 export const TTL = 2000
-/** Of `strict`, on top of its `ttl`. */
+/** The tombstone of `strict`, after its `ttl`. */
 export const TOMBSTONE = 1000
-/** Of `fading`, whose unresolved records end within the run. */
+/** The retention of `fading`, whose unresolved records end within the run. */
 export const FADING = 3000
 export const IDLE = 1000
 export const REQUEST_LIMIT = 1024 * 1024
@@ -37,7 +37,7 @@ const ROUTES: readonly string[] = [
   'name: ignored, match: { path: /v1/ignored }, key: ignored',
 ]
 
-/** Writes the proxy's configuration; every kind of route, each with the shortest times that are allowed. */
+/** Writes the proxy's configuration: every kind of route, with the shortest times allowed. */
 export function writeConfig(folder: string, { port, adminPort, upstreamPort, redisPort }: Addresses): string {
   writeFileSync(join(folder, 'issuer'), randomBytes(32))
   const file = join(folder, 'soak.yaml')

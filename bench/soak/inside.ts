@@ -1,13 +1,13 @@
 /**
- * Preloaded into the proxy (`--import`, with `--expose-gc`): answers over IPC what only the process itself knows. The channel
- * keeps nothing alive and is counted nowhere.
+ * Preloaded into the proxy (`--import`, with `--expose-gc`): reports over IPC what only the process itself knows. The channel
+ * keeps nothing alive and is not counted.
  */
 import { IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
 import { setImmediate as turn } from 'node:timers/promises'
 import { queryObjects, writeHeapSnapshot } from 'node:v8'
 
-/** What the proxy's process says of itself, after a full collection. */
+/** The proxy process's own figures, after a full collection. */
 export interface Inside {
   readonly heapUsed: number
   /** Outside the heap, `arrayBuffers` included. */
@@ -15,11 +15,11 @@ export interface Inside {
   readonly arrayBuffers: number
   /** What keeps the event loop alive, by kind. */
   readonly resources: Readonly<Record<string, number>>
-  /** Objects that are reachable, by kind: timers that keep nothing alive are among them. */
+  /** Reachable objects by kind, including timers that keep nothing alive. */
   readonly objects: Readonly<Record<string, number>>
 }
 
-/** Collections until what finalizers let go of has gone, too. */
+/** Collections until objects released by finalizers are gone, too. */
 const COLLECTIONS = 4
 
 const timer = setTimeout(() => {}, 0)
@@ -39,7 +39,7 @@ async function tell(snapshot: string | null): Promise<void> {
     ;(globalThis as { gc?: () => void }).gc?.()
   }
   const { heapUsed, external, arrayBuffers } = process.memoryUsage()
-  // To count, V8 collects all that it can and gives pages back: what is resident then varies little.
+  // To count, V8 collects all it can and returns pages, so that resident memory varies little.
   const objects = Object.fromEntries(
     Object.entries(KINDS).map(([kind, made]) => [kind, queryObjects(made, { format: 'count' })]),
   )

@@ -1,12 +1,12 @@
 import { TOMBSTONE, TTL } from './config.ts'
 
-/** What became of one request at the upstream, by its own knowledge. */
+/** What became of one request at the upstream, to the upstream's knowledge. */
 type End = 'open' | 'completed' | 'released' | 'uncertain'
 
 interface Attempt {
   readonly n: number
   readonly record: string | null
-  /** The whole request arrived: the work is taken for done, unless the answer says otherwise. */
+  /** The whole request arrived: the work counts as done, unless the answer says otherwise. */
   whole: boolean
   end: End
   endedAt: number
@@ -17,17 +17,17 @@ interface Operation {
   readonly attempts: Attempt[]
 }
 
-/** Routes that give the promise up by name, or make none. */
+/** Routes without the promise, by setting or by mode. */
 const UNPROMISED = new Set(['/v1/lenient', '/v1/shadow', '/v1/unguarded', '/v1/ignored', '/v1/passed'])
 /** Its unresolved records end within the run. */
 const FADES = '/v1/fading'
-/** Answers by which the upstream says that nothing was done (profile `standard`). */
+/** Answers of the upstream that mean that nothing was done (profile `standard`). */
 const RELEASING = new Set([401, 403, 407, 408, 421, 425, 429])
 const UNCERTAIN = new Set([502, 503, 504])
 
 /**
- * What the driver knows of every operation that it sent, by a number of its own and not by anything that the proxy says:
- * how often the upstream executed it, and whether its record is to be unresolved.
+ * The driver's knowledge of every operation that it sent, by its own numbers and independent of the proxy: how often the
+ * upstream executed it, and whether its record must be unresolved.
  */
 export class Ledger {
   readonly #operations = new Map<string, Operation>()
@@ -48,7 +48,7 @@ export class Ledger {
     return attempt
   }
 
-  /** Its answer is on its way, whole (`status`), or never will be (null). */
+  /** Its answer was sent whole (`status`), or never will be (null). */
   ended(attempt: Attempt, status: number | null, retryAfter: boolean): void {
     if (attempt.end !== 'open') return
     attempt.endedAt = performance.now()
@@ -67,7 +67,7 @@ export class Ledger {
     return this.#attempts
   }
 
-  /** Of those that the upstream executed, and of which the proxy promises that they are executed once. */
+  /** Operations that the upstream executed and that the proxy promises to execute once. */
   get promised(): number {
     return this.#promised().length
   }

@@ -9,7 +9,7 @@ import { listening, residentMb } from '../machine.ts'
 import type { Inside } from './inside.ts'
 
 const END_WITHIN = 20_000
-/** What the observer calls trouble. */
+/** Log lines of the observer's `trouble`. */
 const TROUBLE = '"level":"error"'
 
 const living = new Set<ChildProcess>()
@@ -17,7 +17,7 @@ process.once('exit', () => {
   for (const child of living) child.kill('SIGKILL')
 })
 
-/** The proxy in a process of its own that can be looked into. Its log goes to a file, as it does in service. */
+/** The proxy in an inspectable process of its own. Its log goes to a file, as in service. */
 export class SoakedProxy implements AsyncDisposable {
   readonly port: number
   readonly #adminPort: number
@@ -94,7 +94,7 @@ export class SoakedProxy implements AsyncDisposable {
     return new Map(lines.map((line) => line.split(' ', 2)).map(([name = '', value]) => [name, Number(value)]))
   }
 
-  /** Lines of the log that tell of trouble. */
+  /** Log lines that report trouble. */
   async troubles(): Promise<Record<string, unknown>[]> {
     const found: Record<string, unknown>[] = []
     for await (const line of createInterface({ input: createReadStream(this.#logFile) }))

@@ -2,7 +2,7 @@ import type { Soaked } from './soak.ts'
 import { compare, type Finding, type Sample } from './verdict.ts'
 
 const MIB = 1024 * 1024
-/** Of one kind; the rest is counted. */
+/** Lines per kind; the rest is counted. */
 const EXAMPLES = 5
 
 type Column = readonly [title: string, of: (sample: Sample) => string]
@@ -53,13 +53,13 @@ export function tableRow(sample: Sample): string {
   return line(COLUMNS.map(([, of]) => of(sample)))
 }
 
-/** What was compared, and what is found wrong. */
+/** The comparison, and the findings. */
 export function verdict(samples: readonly Sample[], warmUp: number, findings: readonly Finding[]): string {
   const rows = compare(samples, warmUp).map(({ what, earlier, later, allowed }) =>
     line([what, ...[earlier, later, later - earlier, allowed].map((value) => value.toFixed(0))]),
   )
   const compared = [
-    line(['median of', 'earlier half', 'later half', 'more', 'noise']),
+    line(['median of', 'earlier half', 'later half', 'growth', 'noise']),
     rule(5),
     ...rows,
   ].join('\n')
@@ -68,7 +68,7 @@ export function verdict(samples: readonly Sample[], warmUp: number, findings: re
     : `${compared}\n\n${listed(findings).join('\n')}`
 }
 
-/** The sums, in a sentence each. */
+/** The totals, one sentence each. */
 export function told({
   samples,
   answers,

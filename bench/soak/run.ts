@@ -1,11 +1,11 @@
 /**
- * `npm run soak`: an hour of mixed traffic (100 requests in a second), as fast as this machine takes it, and what it leaves
- * behind. Exit 1 where something has grown, was executed twice or is left unexplained. See docs/internals/soak.md.
+ * `npm run soak`: sends an hour's mixed traffic (at 100 requests per second) as fast as this machine takes it, and checks the
+ * remains. Exit 1 if something has grown, was executed twice or is unexplained. See docs/internals/soak.md.
  *
- *   --quick          a twentieth of it: does everything work
+ *   --quick          a twentieth of it: checks that everything works
  *   --requests N --samples N --warm-up N --lanes N
  *   --snapshots DIR  two heap snapshots to compare, after the warm-up and at the end
- *   --no-build       takes the JavaScript that was built before
+ *   --no-build       uses the JavaScript built before
  */
 import { join, resolve } from 'node:path'
 import { parseArgs } from 'node:util'

@@ -7,7 +7,7 @@ const PADDING = 'x'.repeat(REQUEST_LIMIT)
 const BINARY = Buffer.alloc(REQUEST_LIMIT, 'r')
 const CALLERS = 2000
 
-/** Bytes of a body: most are small, some take more than one read, one in a hundred all that is allowed. */
+/** Bytes of a body: most are small, some take more than one read, one in a hundred is of the maximum size. */
 function size(random: () => number): number {
   const at = random()
   if (at < 0.1) return 0
@@ -16,7 +16,7 @@ function size(random: () => number): number {
   return at < 0.995 ? 64 * 1024 : REQUEST_LIMIT
 }
 
-/** JSON of about that many bytes, at most `limits.request`. */
+/** JSON of about that size, at most `limits.request`. */
 function json(operation: string, bytes: number): string {
   return `{"order":"${operation}","amount":12.5,"pad":"${PADDING.slice(0, Math.max(0, bytes - 80))}"}`
 }
@@ -26,7 +26,7 @@ function payment({ next, random }: Work, path: string, more: Partial<Ask> = {}):
   return { path, key: operation, operation, body: json(operation, size(random)), ...more }
 }
 
-/** A first execution, and then retries of it. */
+/** A first execution, then retries of it. */
 const retried =
   (path: string, first: readonly (number | string)[], retry: readonly (number | string)[]): Scenario =>
   async (work) => {
@@ -36,7 +36,7 @@ const retried =
     for (let n = excused ? 0 : Math.floor(random() * 3); n > 0; n--) await clients.ask(ask, ...retry)
   }
 
-/** A request that the upstream answers in some way, and one retry of it. */
+/** A request with a given answer of the upstream, and one retry. */
 const answered =
   (
     act: string,
@@ -160,7 +160,7 @@ async function tooLarge(work: Work): Promise<void> {
 
 const UNAVAILABLE = ['idempotency_response_unavailable']
 
-/** Kind of traffic → its share, and what it is. Shares need not add up to anything. */
+/** Kind of traffic → its share and scenario. Shares need not add up to anything. */
 export const MIX: readonly (readonly [share: number, Scenario])[] = [
   [240, retried('/v1/payments', [201], [201])],
   [120, passed],

@@ -15,7 +15,7 @@ import type { Finding, Sample } from './verdict.ts'
 
 export interface Plan {
   readonly requests: number
-  /** Quiet points, with the one at the end. */
+  /** Quiet points, including the one at the end. */
   readonly samples: number
   /** Scenarios at a time. */
   readonly lanes: number
@@ -28,30 +28,30 @@ export interface Plan {
 
 export interface Soaked {
   readonly samples: readonly Sample[]
-  /** Of the traffic; what has grown is for verdict.ts to say. */
+  /** Findings about the traffic; verdict.ts judges growth. */
   readonly findings: readonly Finding[]
   readonly answers: ReadonlyMap<string, number>
   readonly replays: number
   /** Operations that the upstream executed and that the proxy promises to execute once. */
   readonly promised: number
   readonly unresolved: number
-  /** Records that are left of watched requests whose client did not wait. */
+  /** Remaining records of requests in shadow mode whose client did not wait. */
   readonly watched: number
-  /** Records that are left for want of an outcome that the proxy gave up. */
+  /** Remaining records whose outcome the proxy gave up. */
   readonly lost: number
   readonly seconds: number
 }
 
-/** Until everything that retention keeps, and every idle connection, is gone. */
+/** After this, all retained records and idle connections are gone. */
 const QUIET = Math.max(TTL + TOMBSTONE, FADING) + 500
-/** A gauge that is not 0 by then will not be. */
+/** A gauge that is not 0 by then never will be. */
 const QUIET_WITHIN = 20_000
 const GAUGES = ['in_flight', 'waiters', 'buffered_bytes', 'spooled'].map((name) => `idempotency_${name}`)
 /** Requests while the upstream refuses connections. */
 const REFUSED = 20
 const SEED = 12
 
-/** Drives the traffic, looks at quiet points, and judges the answers, and what is left at the end. */
+/** Drives the traffic, samples quiet points, and judges the answers and the remaining records. */
 export async function soak(plan: Plan): Promise<Soaked> {
   const startedAt = performance.now()
   const folder = mkdtempSync(join(tmpdir(), 'soak-'))
@@ -118,7 +118,7 @@ export async function soak(plan: Plan): Promise<Soaked> {
   }
 }
 
-/** Keeps all lanes busy until so many requests have been sent. */
+/** Keeps all lanes busy until that many requests have been sent. */
 async function drive(work: Work, lanes: number, until: number): Promise<void> {
   const lane = async (): Promise<void> => {
     while (work.clients.requests < until) await pick(work.random())(work)
@@ -144,7 +144,7 @@ async function disturb(n: number, redis: RedisServer, clients: Clients, until: n
   await DISTURBANCES[n % DISTURBANCES.length]?.(redis)
 }
 
-/** Nothing listens at the upstream for a while: nothing is executed, and the same keys execute later. */
+/** The upstream does not listen for a while: nothing is executed, and the same keys execute later. */
 async function refuse({ clients, next }: Work, upstream: SoakUpstream): Promise<void> {
   // What departed clients left running comes to its end.
   await wait(500)
@@ -168,7 +168,7 @@ async function look(
   snapshot: string | null,
 ): Promise<Sample> {
   const deadline = performance.now() + QUIET_WITHIN
-  // What was written last has its retention before it.
+  // The latest records still have their whole retention left.
   while (Object.values(await gaugesOf(proxy)).some((value) => value !== 0) && performance.now() < deadline)
     await wait(200)
   await wait(QUIET)

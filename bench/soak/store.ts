@@ -17,9 +17,9 @@ for n = 0, 255 do
 end
 return {entries, orphans}`
 
-/** `expected` is the driver's to say. */
+/** The driver adds `expected`. */
 export async function storeFigures(redis: RedisServer): Promise<Omit<Sample['store'], 'expected'>> {
-  // Looked at, expired keys go; Redis by itself leaves some of them for a while.
+  // Reading expired keys removes them; otherwise Redis leaves some for a while.
   const keys = await recordKeys(redis)
   const [indexed = 0, orphans = 0] = (await redis.command('EVAL', COUNT, 0)) as number[]
   const field = async (section: string, name: string): Promise<number> =>
@@ -31,7 +31,7 @@ export async function storeFigures(redis: RedisServer): Promise<Omit<Sample['sto
     records: keys.size,
     memory: await field('memory', 'used_memory'),
     channels: channels.length,
-    // Without the one that asks.
+    // Without this one.
     clients: (await field('clients', 'connected_clients')) - 1,
   }
 }
@@ -43,7 +43,7 @@ export interface LeftOver {
   readonly why: string | null
 }
 
-/** Every record that is there. */
+/** All existing records. */
 export async function leftOvers(redis: RedisServer): Promise<LeftOver[]> {
   const keys = await recordKeys(redis)
   const client = new Redis(redis.port, '127.0.0.1')
@@ -72,16 +72,16 @@ async function recordKeys(redis: RedisServer): Promise<Set<string>> {
   return found
 }
 
-/** What explains the records that are left: what the driver saw at the upstream, and what the proxy's log gave up. */
+/** Explanations of remaining records: the driver's view of the upstream, and outcomes given up in the proxy's log. */
 export interface Explanations {
   readonly unresolved: ReadonlySet<string>
-  /** First characters of ids whose outcome the proxy says it lost, as the store was away for longer than it is kept. */
+  /** Beginnings of ids whose outcome the proxy reported as lost, since the store was away for longer than it is kept. */
   readonly lost: ReadonlySet<string>
-  /** Watched requests whose client left before their answer. */
+  /** Requests in shadow mode whose client left before the answer. */
   readonly cutInShadow: number
 }
 
-/** Records that nothing explains, and unresolved ones that are missing. */
+/** Unexplained records, and missing unresolved ones. */
 export function unexplained(
   left: readonly LeftOver[],
   { unresolved, lost, cutInShadow }: Explanations,
@@ -101,7 +101,7 @@ export function unexplained(
   ]
 }
 
-/** Takes the store away, as a failure would. */
+/** Takes the store away, like a failure. */
 export const DISTURBANCES: readonly ((redis: RedisServer) => Promise<void>)[] = [
   async (redis) => {
     await redis.kill()

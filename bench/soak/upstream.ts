@@ -9,7 +9,7 @@ const KEEP_ALIVE = 3000
 const CHUNK = Buffer.alloc(64 * 1024, 'u')
 const EVENT = 'data: an event of some length, as they are\n\n'
 
-/** How the upstream answers, said by the client in `X-Act` as `name` or `name:number`. */
+/** How the upstream answers, as the client's `X-Act` says: `name` or `name:number`. */
 type Act = (response: ServerResponse, number: number, request: IncomingMessage) => Promise<void> | void
 
 const status =
@@ -83,7 +83,7 @@ function pour(response: ServerResponse, size: number): void {
   go()
 }
 
-/** The API behind the proxy. It writes down in the ledger what it did. */
+/** The API behind the proxy. It records its work in the ledger. */
 export class SoakUpstream implements AsyncDisposable {
   readonly #ledger: Ledger
   #server: Server
@@ -101,7 +101,7 @@ export class SoakUpstream implements AsyncDisposable {
     this.port = (this.#server.address() as AddressInfo).port
   }
 
-  /** From now on connections are refused. */
+  /** Refuses connections from now on. */
   async refuse(): Promise<void> {
     const closed = once(this.#server, 'close')
     this.#server.close()
@@ -126,18 +126,18 @@ export class SoakUpstream implements AsyncDisposable {
 
   #answer(request: IncomingMessage, response: ServerResponse): void {
     const { headers, url = '' } = request
-    const said = (name: string): string | null => (headers[name] as string | undefined) ?? null
+    const header = (name: string): string | null => (headers[name] as string | undefined) ?? null
     request.on('error', () => {})
     response.on('error', () => {})
-    const [act = 'ok', number] = (said('x-act') ?? 'ok:300').split(':')
-    const operation = said('x-operation')
+    const [act = 'ok', number] = (header('x-act') ?? 'ok:300').split(':')
+    const operation = header('x-operation')
     if (operation === null || url === '/authorize') {
       request.resume()
       request.once('end', () => void ACTS[act]?.(response, Number(number), request))
       return
     }
     const path = url.split('?', 1)[0] as string
-    const attempt = this.#ledger.arrived(operation, path, said('idempotency-record'))
+    const attempt = this.#ledger.arrived(operation, path, header('idempotency-record'))
     response.setHeader('x-execution', `${operation}.${attempt.n}`)
     const retryAfter = (): boolean => response.hasHeader('retry-after')
     response.once('finish', () => this.#ledger.ended(attempt, response.statusCode, retryAfter()))

@@ -1,6 +1,6 @@
 import { median } from '../machine.ts'
 
-/** What was measured at one quiet point. Bytes, or counts. */
+/** Measurements at one quiet point, in bytes or counts. */
 export interface Sample {
   /** Sent so far. */
   readonly requests: number
@@ -18,7 +18,7 @@ export interface Sample {
   readonly gauges: Readonly<Record<string, number>>
   readonly store: {
     readonly records: number
-    /** Unresolved ones, as the driver counted them at the upstream. */
+    /** Unresolved records, according to the driver's count at the upstream. */
     readonly expected: number
     /** Members of the indexes of unresolved records. */
     readonly indexed: number
@@ -35,33 +35,33 @@ export interface Finding {
   readonly detail: string
 }
 
-/** What lies between the halves, from median to median. */
+/** Growth between the medians of the two halves. */
 interface Between {
   readonly requests: number
   readonly records: number
-  /** Operations that the proxy has come to remember (`RegeneratedKeys`), up to its bound. */
+  /** Operations that the proxy now remembers (`RegeneratedKeys`), up to its bound. */
   readonly remembered: number
 }
 
 interface Measure {
   readonly what: string
   readonly of: (sample: Sample) => number
-  /** What the later half may have more than the earlier one. */
+  /** Allowed growth between the halves. */
   readonly allowed: (between: Between) => number
 }
 
 const MIB = 1024 * 1024
-/** docs/internals/soak.md argues these. */
+/** docs/internals/soak.md explains these. */
 const HELD_PER_REQUEST = 2
 const HELD_NOISE = 900_000
 const RESIDENT_PER_REQUEST = 32
 const RESIDENT_NOISE = 16 * MIB
 const STORED_PER_RECORD = 2048
 const STORED_NOISE = MIB
-/** A leak of one in each segment is more between the halves of eight samples or more. */
+/** A leak of one per segment exceeds this between the halves of eight samples or more. */
 const COUNT_NOISE = 2
 
-/** `MOST_OPERATIONS` of src/protect/recent.ts, and what an entry takes: a digest, an id, two maps' worth of slots. */
+/** `MOST_OPERATIONS` of src/protect/recent.ts, and the size of an entry: a digest, an id, slots in two maps. */
 const REMEMBERED_MOST = 10_000
 const REMEMBERED_BYTES = 400
 
@@ -69,7 +69,7 @@ const REMEMBERED_BYTES = 400
 const OBJECT_NOISE = 16
 
 const few = (): number => COUNT_NOISE
-/** What expired since the last sweep, which comes every second or so. */
+/** Records that expired since the last sweep, about a second ago. */
 const UNSWEPT = 16
 
 function measures(samples: readonly Sample[]): Measure[] {
@@ -121,15 +121,15 @@ export interface Judged {
 }
 
 /**
- * Compares the medians of the two halves of what comes after the warm-up, each with as many samples. A slope would lean on
- * single points; a median of half of them does not.
+ * Compares the medians of the two equal halves after the warm-up. A slope would depend on single points; a median of half of
+ * them does not.
  *
- * @throws where fewer than two samples are left.
+ * @throws if fewer than two samples are left.
  */
 export function compare(samples: readonly Sample[], warmUp: number): Judged[] {
   const warm = samples.slice(warmUp)
   const half = warm.length >> 1
-  if (half === 0) throw new Error('two samples after the warm-up are the least that can be compared')
+  if (half === 0) throw new Error('comparing takes at least two samples after the warm-up')
   const earlier = warm.slice(0, half)
   const later = warm.slice(-half)
   const grown = (of: (sample: Sample) => number): number => median(later.map(of)) - median(earlier.map(of))
@@ -149,7 +149,7 @@ export function compare(samples: readonly Sample[], warmUp: number): Judged[] {
   }))
 }
 
-/** What grew more than it may, and what was not at rest at a quiet point. Empty: nothing. */
+/** Figures that grew too much, or were not at rest at a quiet point. */
 export function growth(samples: readonly Sample[], warmUp: number): Finding[] {
   const grew = compare(samples, warmUp)
     .filter(({ earlier, later, allowed }) => later - earlier > allowed)

@@ -1,7 +1,7 @@
 import axios, { type AxiosError, type AxiosInstance, type AxiosResponse } from 'axios'
 import axiosRetry from 'axios-retry'
 
-/** By default it retries a POST where the connection failed, but on no status and not where the answer breaks off. */
+/** By default it retries a POST if the connection failed, but on no status, and not if the response breaks off. */
 export function axiosThrough(proxy: string): AxiosInstance {
   const client = axios.create({ baseURL: proxy, headers: { Authorization: 'Bearer sk_test_example' } })
   axiosRetry(client, {
@@ -15,12 +15,12 @@ export function axiosThrough(proxy: string): AxiosInstance {
 
 function mayBeAskedAgain(error: AxiosError): boolean {
   const { response } = error
-  // No answer, or one whose body broke off: nobody knows what became of it, and the key makes asking safe.
+  // No response, or a truncated one: nobody knows what happened, and the key makes a retry safe.
   if (response === undefined || response.data === undefined) return true
   return [409, 429].includes(response.status) || response.status >= 500
 }
 
-/** One charge for one key, however often it takes. Keep the key with the order, not in this function. */
+/** One charge for one key, however many tries it takes. Keep the key with the order, not in this function. */
 export function createCharge(client: AxiosInstance, key: string, amount: number): Promise<AxiosResponse> {
   const form = new URLSearchParams({ amount: String(amount), currency: 'eur', source: 'tok_visa' })
   return client.post('/v1/charges', form, { headers: { 'Idempotency-Key': key } })

@@ -1,6 +1,6 @@
 import { Stripe } from 'stripe'
 
-/** Stripe's own client before the proxy: host, port and protocol are all that changes. */
+/** Stripe's own client, through the proxy: only host, port and protocol change. */
 export function stripeThrough(proxy: string): Stripe {
   const { hostname, port, protocol } = new URL(proxy)
   return new Stripe('sk_test_example', {
@@ -11,7 +11,7 @@ export function stripeThrough(proxy: string): Stripe {
   })
 }
 
-/** One charge for one key, however often it takes. Keep the key with the order, not in this function. */
+/** One charge for one key, however many tries it takes. Keep the key with the order, not in this function. */
 export async function createCharge(stripe: Stripe, key: string, amount: number) {
   for (let calls = 1; ; calls++) {
     try {
@@ -19,11 +19,11 @@ export async function createCharge(stripe: Stripe, key: string, amount: number) 
         { amount, currency: 'eur', source: 'tok_visa' },
         { idempotencyKey: key },
       )
-      // stripe-node takes any JSON without a member `error` for what it asked for, whatever its status.
+      // Whatever the status, stripe-node takes any JSON without a member `error` for the requested object.
       if (charge.object !== 'charge') throw new Error(`not charged: ${JSON.stringify(charge)}`)
       return charge
     } catch (error) {
-      // An answer that breaks off in its body is the one fault that stripe-node does not retry by itself.
+      // A response that breaks off in its body is the one fault that stripe-node does not retry on its own.
       if (!(error instanceof Stripe.errors.StripeConnectionError) || calls === 3) throw error
     }
   }

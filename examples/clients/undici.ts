@@ -5,11 +5,11 @@ const retrying = new RetryAgent(new Agent(), {
   methods: ['POST'],
   statusCodes: [409, 429, 500, 502, 503, 504],
   maxRetries: 3,
-  // The last answer is handed over, with the proxy's advice in it, instead of an error without it.
+  // Returns the last response, which has the proxy's advice, instead of an error without it.
   throwOnError: false,
 })
 
-/** One charge for one key, however often it takes. Keep the key with the order, not in this function. */
+/** One charge for one key, however many tries it takes. Keep the key with the order, not in this function. */
 export async function createCharge(proxy: string, key: string, amount: number) {
   for (let calls = 1; ; calls++) {
     try {
@@ -25,8 +25,8 @@ export async function createCharge(proxy: string, key: string, amount: number) {
       })
       return { status: statusCode, headers, body: await body.json() }
     } catch (error) {
-      // An answer that breaks off in its body cannot be resumed: the agent would ask for the rest of it with a
-      // `Range`. Ask for the whole again, under the same key.
+      // A response that breaks off in its body cannot be resumed: the agent would request the rest with a
+      // `Range`. Send the whole request again, under the same key.
       if (calls === 3) throw error
     }
   }

@@ -51,7 +51,7 @@ export const STORE: Row = {
     }),
     graph({
       title: 'Outcomes not yet stored',
-      description: 'Held in memory, and on disk with store.spool, until the store takes them. Normally 0.',
+      description: 'Held in memory, and on disk with store.spool, until the store accepts them. Normally 0.',
       unit: 'short',
       width: 8,
       queries: [{ expr: `sum (${of('idempotency_spooled')})`, legend: 'outcomes' }],
@@ -59,7 +59,7 @@ export const STORE: Row = {
     stat({
       title: 'Store guarantees',
       description:
-        'Strict: two have to be lost together before a key is executed twice. Volatile: one is enough. Unfit: records may vanish, or a key is handed out twice.',
+        'Strict: two servers must be lost together before a key is executed twice. Volatile: one is enough. Unfit: records may vanish, or a key may be granted twice.',
       unit: 'none',
       width: 4,
       limits: { yellow: 2, red: 3 },

@@ -4,7 +4,7 @@ import { PROCESS, STORE } from './machinery.ts'
 import { graph, stat } from './panels.ts'
 import { anyOf, increase, of, ofProcess, quantile, rate, shared, some } from './queries.ts'
 
-/** Faults of the proxy, its store and its upstream. Clients' are on the dashboard Safety. */
+/** Faults of the proxy, its store and its upstream. The Safety dashboard has those of clients. */
 const ERRORS = anyOf('error')
 
 const GLANCE: Row = {

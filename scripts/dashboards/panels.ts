@@ -92,7 +92,7 @@ export interface Figure extends Basics {
   readonly limits?: Limits
   /** Names of values. */
   readonly names?: Readonly<Record<string, string>>
-  /** Shows what the legend says instead of the value. */
+  /** Shows the legend instead of the value. */
   readonly name?: true
 }
 

@@ -37,7 +37,7 @@ const PERSON: Row = {
     stat({
       title: 'Outcomes not stored',
       description:
-        'Executed, but the store has not taken the outcome yet. Alert: IdempotencyOutcomesNotStored.',
+        'Executed, but the store has not accepted the outcome yet. Alert: IdempotencyOutcomesNotStored.',
       unit: 'short',
       width: 4,
       limits: { red: 1 },
@@ -168,7 +168,7 @@ const OWNERS: Row = {
     }),
     graph({
       title: 'Deferred outcomes by route',
-      description: 'Not taken by the store at first; written in the background.',
+      description: 'Not accepted by the store at first; written in the background.',
       unit: 'ops',
       width: 8,
       queries: [
@@ -259,7 +259,8 @@ const RETENTION: Row = {
     }),
     graph({
       title: 'Retries after ttl by route',
-      description: 'Refused because of a tombstone. Without tombstones they are executed again, unnoticed.',
+      description:
+        'Refused because of a tombstone. Without tombstones, retries are executed again unnoticed.',
       unit: 'reqps',
       width: 8,
       queries: [

@@ -2,7 +2,7 @@ import type { InForce } from '../config/config.ts'
 import { Audit, type AuditSink } from '../observe/audit.ts'
 import type { AdminPorts } from './api.ts'
 
-/** Who may use the API, and what it works on. The application itself is created by its first request. */
+/** Who may use the API, and its ports. The first request creates the application itself. */
 export interface AdminAccess {
   readonly token: string
   /** Names allowed in `Host`, without a port, in lower case. */

@@ -47,7 +47,7 @@ export interface AppOptions {
   readonly onBug: (error: unknown) => void
   readonly notFound?: string
   /** Throws an {@link AdminProblem} if the request may only use the open paths. */
-  readonly admit?: (request: IncomingMessage) => void
+  readonly authorize?: (request: IncomingMessage) => void
   /** Absent: requests are injected. */
   readonly server?: (listener: RequestListener) => Server
 }
@@ -56,7 +56,7 @@ export interface AppOptions {
 const MAX_BODY = 8 * 1024 ** 2
 
 /** The Fastify application of the listeners and the command line: everything that all routes share. */
-export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminApp {
+export function adminApp({ onBug, notFound, authorize, server }: AppOptions): AdminApp {
   const app: AdminApp = Fastify({
     // On the command line the route's own limit applies.
     bodyLimit: server === undefined ? Number.MAX_SAFE_INTEGER : MAX_BODY,
@@ -79,7 +79,7 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
     const [path = ''] = url.split('?', 1)
     const other = is404 ? [...paths.values()].find(({ pattern }) => pattern.test(path)) : undefined
     const isOpen = other?.isOpen ?? routeOptions.config.isOpen === true
-    if (!isOpen) admit?.(raw)
+    if (!isOpen) authorize?.(raw)
     if (other !== undefined) {
       const allow = other.methods.join(', ')
       throw new AdminProblem('method_not_allowed', `allowed: ${allow}`, { headers: { allow } })
@@ -126,7 +126,7 @@ export function adminApp({ onBug, notFound, admit, server }: AppOptions): AdminA
 }
 
 function unused(): never {
-  throw new Error('TypeBox checks what is sent')
+  throw new Error('TypeBox checks requests')
 }
 
 /** Paths match as sent. Encoded ones and absolute URLs could be read in two ways and match nothing. */
@@ -154,7 +154,7 @@ function problemOf(error: unknown): AdminProblem | null {
   return statusCode < 500 ? invalid(message ?? 'the request cannot be read') : null
 }
 
-/** TypeBox checks what is sent. A missing header is reported by the endpoint, as a problem of its own. */
+/** TypeBox checks requests. The endpoint reports a missing header, as a separate problem. */
 const validator: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   if (httpPart === 'querystring') return (query) => ({ value: readQuery(schema as TObject, query) })
   if (httpPart !== 'body') return (value) => ({ value })
@@ -182,7 +182,7 @@ function readQuery({ properties }: TObject, query: Readonly<Record<string, unkno
   const members = Object.entries(query).map(([name, text]) => {
     if (!Object.hasOwn(properties, name))
       throw invalid(`?${name}: unknown; known are ${Object.keys(properties).join(', ')}`)
-    if (typeof text !== 'string') throw invalid(`?${name}: once at most`)
+    if (typeof text !== 'string') throw invalid(`?${name}: given more than once`)
     const schema = properties[name] as TSchema & Parameter
     const value = parsed(schema.type, text)
     if (!Value.Check(schema, value)) throw invalid(`?${name}: ${wanted(schema)}`)

@@ -308,9 +308,9 @@ async function settle(
     await withdraw(ports.audit, change, OVERTAKEN)
     if (reply === null) return null
     if (version !== null) {
-      const met = recordView(id, reply.record, reply.now)
-      if (met === null) return null
-      throw otherVersion(id, met)
+      const current = recordView(id, reply.record, reply.now)
+      if (current === null) return null
+      throw otherVersion(id, current)
     }
     if (round === MAX_ROUNDS)
       throw new AdminProblem('store_unavailable', 'others keep writing to the record: try again', {
@@ -322,13 +322,13 @@ async function settle(
 async function remove(
   ports: ChangePorts,
   id: RecordId,
-  said: Static<typeof decision>,
+  decided: Static<typeof decision>,
   who: Change['who'],
   version: string,
 ): Promise<void> {
   const found = await removable(ports, id, version)
   if (found === null) throw notFound(id)
-  const { reason = null } = said
+  const { reason = null } = decided
   const change: Change = { who, what: 'delete', record: id, before: found.before, after: null, reason }
   if (await audited(ports.audit, change, () => ports.store.remove(id, found.version))) {
     ports.own.decided?.({ id, version: found.version, written: null })
@@ -336,12 +336,12 @@ async function remove(
     return
   }
   await withdraw(ports.audit, change, OVERTAKEN)
-  const met = await readRecord(ports.records, id)
-  const current = met.record === null ? null : recordView(id, met.record, met.now)
+  const { record, now } = await readRecord(ports.records, id)
+  const current = record && recordView(id, record, now)
   throw current === null ? notFound(id) : otherVersion(id, current)
 }
 
-/** What is removed, and how the audit log describes it. Null: there is no such record. */
+/** The version to remove, and its description in the audit log. */
 interface Removable {
   readonly version: number
   readonly before: object
@@ -369,7 +369,7 @@ async function removableUnread(
   if (prefix === null) return null
   const { version, state, leaseUntil } = prefix
   if (wanted !== etag(prefix)) {
-    const detail = `it is now at version ${version} and cannot be read: look at it again`
+    const detail = `it is now at version ${version} and cannot be read: check it again`
     throw new AdminProblem('version_mismatch', detail, { instance: id, version })
   }
   if (leaseUntil !== null && leaseUntil > now) throw leased(id, leaseUntil, { version })
@@ -384,12 +384,12 @@ function leased(id: RecordId, until: Millis, met: Pick<AdminProblem['members'], 
 
 function running(id: RecordId, met: Pick<AdminProblem['members'], 'record' | 'version'>): AdminProblem {
   const detail =
-    'its lease has lapsed, but this replica is still executing it and will record the outcome: wait for that'
+    'its lease has expired, but this replica is still executing it: wait until the outcome is recorded'
   return new AdminProblem('still_running', detail, { instance: id, ...met })
 }
 
 /**
- * The record, if a person may decide about it: it is at `version`, `check` does not throw, and this replica knows nothing newer.
+ * The record, if a person may decide on it: it is at `version`, `check` does not throw, and this replica knows nothing newer.
  * Null: there is no such record.
  */
 async function decidable(
@@ -408,7 +408,7 @@ async function decidable(
   if (!isTold)
     throw new AdminProblem(
       'outcome_held',
-      'this replica knows the outcome and will write it as soon as the store accepts it: look again then',
+      'this replica knows the outcome and will write it as soon as the store accepts it: try again then',
       { instance: id, record: view },
     )
   return { stored, view }
@@ -426,14 +426,14 @@ async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>):
   } catch (error) {
     const isLost = error instanceof StoreUnavailable && error.maybeApplied
     const why = isLost
-      ? 'the store did not answer: see the record for whether it was changed'
+      ? 'the store did not answer: the record shows whether it was changed'
       : 'the store refused'
     await withdraw(audit, change, why)
     throw error
   }
 }
 
-const OVERTAKEN = 'somebody else had changed the record by then'
+const OVERTAKEN = 'somebody else changed the record first'
 
 /** Records that an audited change was not made. If this line fails as well, no change is hidden: none was made. */
 async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
@@ -445,6 +445,6 @@ function summary({ route, state, version, fence }: RecordView): object {
 }
 
 function otherVersion(id: RecordId, view: RecordView): AdminProblem {
-  const detail = `it is now at version ${view.version}, ${view.state}: look at it again`
+  const detail = `it is now at version ${view.version}, ${view.state}: check it again`
   return new AdminProblem('version_mismatch', detail, { instance: id, record: view })
 }

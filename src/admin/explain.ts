@@ -2,13 +2,12 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { COMPLETION_RESULTS, OTHER_EVENTS, RECONCILE_RESULTS, REQUEST_OUTCOMES } from '../protect/outcomes.ts'
 import type { FullView, HistoryView } from './schemas.ts'
 
-/** The facts that the sentences are made of. */
 export type Unexplained = Omit<FullView, 'explanation' | 'history'> & {
   readonly history: readonly Omit<HistoryView, 'text' | 'mood'>[]
 }
 type Entry = Unexplained['history'][number]
 
-/** The settings of a route, as now in force, that change what a record means. */
+/** The current settings of a route that change the meaning of a record. */
 export type RouteFacts = Pick<RoutePolicy, 'mode' | 'onLeaseExpired'> & { readonly reconciles: boolean }
 
 export function factsOf(route: RoutePolicy | null): RouteFacts | null {
@@ -18,8 +17,8 @@ export function factsOf(route: RoutePolicy | null): RouteFacts | null {
 }
 
 /**
- * A record in sentences, for the operators' page and `inspect`: whether it was executed and how often, and what to do next. Never
- * more certain than the record is: its history is written beside the requests and may lack entries.
+ * Explains a record for the operators' page and `inspect`: whether it was executed and how often, and what to do next. Claims no more than
+ * the record proves: the history is written asynchronously and may lack entries.
  */
 export function explainRecord(record: Unexplained, route: RouteFacts | null): FullView['explanation'] {
   const sentences: Sentence[] = [
@@ -35,7 +34,7 @@ export function explainRecord(record: Unexplained, route: RouteFacts | null): Fu
   }
 }
 
-/** False: it does not apply. */
+/** False: does not apply. */
 type Sentence = string | false
 
 /** In these modes a retry is executed whatever its record says. */
@@ -53,7 +52,7 @@ function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
       return [executed(record, mayBeMore), earlier(record), ...answer(record, route)]
     case 'in_progress':
       return [
-        `It is being executed now: attempt ${attempts}, whose owner has until ${leaseUntil} to renew its lease.`,
+        `It is being executed now (attempt ${attempts}). Its owner must renew the lease by ${leaseUntil}.`,
         earlier(record),
       ]
     case 'failed_retryable': {
@@ -70,7 +69,7 @@ function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
       return [
         `Nobody knows whether it was executed${why}.`,
         mayBeMore
-          ? `It was sent upstream ${sent(record, true)}; each time it may have been done.`
+          ? `It was sent upstream ${sent(record, true)} and may have been done each time.`
           : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
         leaseUntil !== null && `Its owner fell silent; the lease lapsed at ${leaseUntil}.`,
         earlier(record),
@@ -101,7 +100,7 @@ function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
 function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): Sentence[] {
   if (state !== 'completed' || response === null) return []
   const { status, size, notKept, bodyUntil } = response
-  const gone = notKept === 'past_ttl' ? 'its body is past its ttl.body, and gone' : 'its body was not kept'
+  const gone = notKept === 'past_ttl' ? 'its body was dropped after ttl.body' : 'its body was not kept'
   const kept = size === null ? gone : `${counted(size, 'byte is', 'bytes are')} kept`
   return [
     `The answer was ${status}; ${kept}.`,
@@ -128,8 +127,8 @@ function earlier({ attempts, history }: Unexplained): Sentence {
 function late({ attempts, history }: Unexplained): Sentence {
   if (!history.some(({ event, detail }) => event === 'settled' && detail['result'] === 'stale')) return false
   return attempts === 1
-    ? 'Its own outcome came after that and was refused; the history says what its client was answered.'
-    : 'The outcome of an earlier attempt came too late and was refused, so it may have been executed more than once. The history says what its client was answered.'
+    ? 'Its own outcome arrived after that and was refused; the history shows what its client received.'
+    : 'The outcome of an earlier attempt arrived too late and was refused, so it may have been executed more than once. The history shows what its client received.'
 }
 
 function asked({ reconciliation }: Unexplained): Sentence {
@@ -156,7 +155,7 @@ function inShadow({ shadowed }: Unexplained): Sentence[] {
   const { duplicates: more, misuse } = shadowed
   return [
     more === 0
-      ? 'It was forwarded in shadow mode, where duplicates are executed, too; the history has none.'
+      ? 'It was forwarded in shadow mode, which executes duplicates, too; the history shows none.'
       : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode and may have been executed, too; there may be more.`,
     misused(misuse, 'forwarded in shadow mode'),
   ]
@@ -172,13 +171,13 @@ function caveats({ route: name, history }: Unexplained, route: RouteFacts | null
     isOpen(route) &&
       `The route ${name} is in mode ${route?.mode}: retries are executed again and not counted as attempts.`,
     countOf(history, 'bypassed') > 0 &&
-      'A request passed while the store was down (onStoreUnavailable: bypass) and was executed in addition.',
+      'A request was also executed while the store was down (onStoreUnavailable: bypass).',
   ]
 }
 
 function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
   const { state, expiresAt, leaseUntil, shadowed } = record
-  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed, whatever was done.`
+  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed in any case.`
   switch (state) {
     case 'completed':
     case 'expired':
@@ -190,7 +189,7 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
       ]
     case 'in_progress':
       return [
-        `Wait. If its owner is not heard from by ${leaseUntil}, the outcome is unknown.`,
+        `Wait. If its owner has not renewed the lease by ${leaseUntil}, the outcome is unknown.`,
         isOpen(route) && executes,
       ]
     case 'failed_retryable':
@@ -202,7 +201,7 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
         isOpen(route)
           ? executes
           : retryExecutes(record, route)
-            ? 'The route says onLeaseExpired: retry, so the next retry executes it whatever was done.'
+            ? 'The route says onLeaseExpired: retry, so the next retry executes it in any case.'
             : 'Until then retries are refused, and a new key is not safe.',
         `If nobody decides, the record is dropped at ${expiresAt}.`,
       ]
@@ -212,9 +211,9 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
 function whoDecides({ reconciliation }: Unexplained, route: RouteFacts | null): string {
   if (route?.reconciles === false) return 'A person has to decide: this route has no reconcile.'
   if (reconciliation === null && route !== null)
-    return 'The proxy asks the upstream soon; or decide yourself.'
+    return 'The proxy will ask the upstream soon, or you can decide now.'
   if (reconciliation === null || reconciliation.deadLettered) return 'A person has to decide.'
-  return `The proxy asks the upstream again at ${reconciliation.nextLookAt}; or decide yourself.`
+  return `The proxy asks the upstream again at ${reconciliation.nextLookAt}, or you can decide now.`
 }
 
 /** An expired lease on a route that lets a retry take over such records. */

@@ -27,7 +27,7 @@ export const subjectMembers = {
 export const lookup = named('Lookup', subjectMembers)
 export type Lookup = Static<typeof lookup>
 
-/** Finds the records that a request would find, from what it carries (contract §12 `lookup`). */
+/** Finds the records that a request would find, by its key, caller and target (contract §12 `lookup`). */
 export class RecordLookup {
   readonly #config: Config
   readonly #router: Router

@@ -10,6 +10,7 @@ import {
   readAt,
   STATES,
   type State,
+  UNRESOLVED,
 } from '../core/record.ts'
 import { policyNamed } from '../core/route.ts'
 import { NOBODY, statusOf } from '../core/settle.ts'
@@ -94,8 +95,8 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
   const [event = ''] = tag.split(':', 1)
   try {
     const detail = JSON.parse(text) as HistoryView['detail']
-    const said = describeEvent(event, detail)
-    return [{ event, ...said, first: time(first), last: time(last), count, detail }]
+    const described = describeEvent(event, detail)
+    return [{ event, ...described, first: time(first), last: time(last), count, detail }]
   } catch (error) {
     if (error instanceof SyntaxError || error instanceof RangeError) return []
     throw error
@@ -103,21 +104,21 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
 }
 
 /** Events of a record's first execution and its outcome. */
-const TOLD: ReadonlySet<string> = new Set(['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
+const EXECUTION: ReadonlySet<string> = new Set(['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
 
 /**
  * What happened to a record, oldest first. The usual first execution has no entry: it follows from the record, completed by the owner of
  * its only attempt (docs/adr/0073).
  */
 function historyOf(record: IdempotencyRecord, notes: readonly KeptNote[]): HistoryView[] {
-  const told = notes.flatMap(historyView)
-  if (record.state !== 'completed' || record.attempts > 1 || record.token.equals(NOBODY)) return told
-  if (told.some(({ event }) => TOLD.has(event))) return told
+  const entries = notes.flatMap(historyView)
+  if (record.state !== 'completed' || record.attempts > 1 || record.token.equals(NOBODY)) return entries
+  if (entries.some(({ event }) => EXECUTION.has(event))) return entries
   const { fence, createdAt: first, state: after, result } = record
-  // What took the response out was a later write.
+  // The last write removed the response.
   const last = !result.kept && result.why === 'past_ttl' ? first : record.updatedAt
   const text = JSON.stringify({ fence, status: statusOf(result), before: 'absent', after })
-  return [...historyView({ tag: `executed:${fence}`, count: 1, first, last, text }), ...told]
+  return [...historyView({ tag: `executed:${fence}`, count: 1, first, last, text }), ...entries]
 }
 
 export function etag({ version }: Pick<RecordView, 'version'>): string {
@@ -157,8 +158,8 @@ export async function readRecord(
 }
 
 export function unreadable(id: RecordId, why: CorruptRecord, { version, state }: Prefix): AdminProblem {
-  const told = state === null ? '' : `, whose first bytes say ${state}`
-  return new AdminProblem('record_unreadable', `${why.message}${told}; it is at version ${version}`, {
+  const hint = state === null ? '' : `, whose first bytes say ${state}`
+  return new AdminProblem('record_unreadable', `${why.message}${hint}; it is at version ${version}`, {
     instance: id,
     version,
     headers: { etag: etag({ version }) },
@@ -191,7 +192,7 @@ async function inTurns<T>(ids: readonly RecordId[], look: (id: RecordId) => Prom
 const MAX_SCANNED = 50_000
 const SCAN_PAGE = 500
 
-/** Shows every record once; `complete` is false if it stopped before the last. */
+/** Calls `show` once per record; `complete` is false if it stopped before the last. */
 export async function scanRecords(
   store: Pick<Store, 'list'>,
   which: Listing,
@@ -247,9 +248,8 @@ function filterOf({ state, route, age: text = '0', deadLettered }: Static<typeof
 
 function listingOf(id: string | undefined, { states, deadLettered }: Filter): Listing {
   if (id !== undefined) return { beginning: id }
-  const unresolved: readonly State[] = ['in_progress', 'unknown']
   const isIndexed =
-    deadLettered === true || (states !== null && [...states].every((one) => unresolved.includes(one)))
+    deadLettered === true || (states !== null && [...states].every((one) => UNRESOLVED.includes(one)))
   return isIndexed ? 'unresolved' : 'all'
 }
 

@@ -23,7 +23,7 @@ const figures = {
   running: count('Of these: still running.'),
   unknown: count('Of these: the outcome is unknown.'),
   attempts: count(
-    'How often they were sent upstream; of duplicates in shadow mode, those that the histories have.',
+    'How often they were sent upstream, including the duplicates in shadow mode that the histories list.',
   ),
   replayed: count('Retries that got the stored response.'),
   prevented: count('Retries that were not executed, these included.'),
@@ -40,7 +40,7 @@ const unknown = {
   under1d: count('Created less than a day ago.'),
   under7d: count('Created less than seven days ago.'),
   older: count('Older.'),
-  deadLettered: count('Of all of these: dead-lettered, a person has to decide.'),
+  deadLettered: count('Of these: dead-lettered; a person has to decide.'),
 }
 
 const counted = {
@@ -68,18 +68,15 @@ const asked = {
 
 /** What happened, by route. Four tables with four different scopes: never add figures across them. */
 export const reportSchema = named('Report', {
-  since: timestamp('Begin of the period.'),
+  since: timestamp('Start of the period.'),
   now: timestamp('The store’s time.'),
   looked: count('Records read.'),
   complete: Type.Boolean({
     description: 'False: there are more records than one report reads, so the figures are too low.',
   }),
   unreadable: count('Records that this version cannot read.'),
-  period: byRoute(
-    figures,
-    'Of records that were created in the period and are still there, by what they and their histories say.',
-  ),
-  unknown: byRoute(unknown, 'Of records whose outcome is unknown now, whenever they were created, by age.'),
+  period: byRoute(figures, 'From the records created in the period that still exist, and their histories.'),
+  unknown: byRoute(unknown, 'Records whose outcome is unknown now, regardless of the period, by age.'),
   counted: nullable(
     described('Counters of this process since it started; null: no proxy was asked.', {
       since: timestamp('When the process started.'),
@@ -99,7 +96,7 @@ export const reportSchema = named('Report', {
             id: Type.String({ description: 'Record id.' }),
             route,
             verdict: Type.Unsafe<'disagrees' | 'differs'>({ type: 'string', enum: ['disagrees', 'differs'] }),
-            why: Type.String({ description: 'Statuses and JSON pointers; nothing from a body.' }),
+            why: Type.String({ description: 'Statuses and JSON pointers; no content of a body.' }),
           }),
           { description: 'Sampled records that do not agree, worst first.' },
         ),
@@ -148,7 +145,7 @@ const query = object({
       minimum: 1,
       maximum: MAX_SAMPLE,
       description:
-        'Check so many random completed records of the period with the upstream; only on routes with `reconcile`.',
+        'How many random completed records of the period to check with the upstream; only on routes with `reconcile`.',
     }),
   ),
 })

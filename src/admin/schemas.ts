@@ -39,9 +39,9 @@ const recordMembers = {
   createdAt: timestamp('Time of the first claim.'),
   updatedAt: timestamp('Time of the last write.'),
   leaseUntil: nullable(
-    timestamp('How long the owner may stay silent; in the past where the lease has lapsed.'),
+    timestamp('When the lease expires unless the owner renews it; in the past if it has expired.'),
   ),
-  expiresAt: timestamp('When it stops answering retries; of an unresolved one: when the store drops it.'),
+  expiresAt: timestamp('When it stops answering retries or, if unresolved, when the store drops it.'),
   attempts: Type.Integer({ description: 'Number of claims.' }),
   method: Type.String(),
   path: Type.String(),
@@ -59,7 +59,7 @@ const recordMembers = {
         }),
       ),
       bodyUntil: nullable(
-        timestamp('When the body is given up (`ttl.body`); null: with the record, or it is not kept.'),
+        timestamp('When the body is dropped (`ttl.body`); null: with the record, or it is not kept.'),
       ),
     }),
   ),
@@ -129,12 +129,12 @@ export type PageView = Static<typeof recordPage>
 
 export const oneRecord = Type.Object({ id: Type.Unsafe<RecordId>(id) })
 
-const said = { minLength: 1, maxLength: 1000 }
+const remark = { minLength: 1, maxLength: 1000 }
 
 /** Optional members of a decision. */
 export const deciderMembers = {
-  reason: Type.Optional(Type.String({ ...said, description: 'Written to the audit log.' })),
+  reason: Type.Optional(Type.String({ ...remark, description: 'Written to the audit log.' })),
   by: Type.Optional(
-    Type.String({ ...said, description: 'Who decides, unverified; written to the audit log.' }),
+    Type.String({ ...remark, description: 'Who decides, unverified; written to the audit log.' }),
   ),
 }

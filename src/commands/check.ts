@@ -20,7 +20,7 @@ export const check: Command = {
   usage: [`check [FILE] [--against OLD] ${SERVE_USAGE}`],
   about: [
     'checks a configuration (default: the file of --config) as if it were served with these flags;',
-    'exit 1 and all errors, or with --against what a proxy that runs with OLD would need a restart for',
+    'exit 1 with all errors, or with --against all changes for which a proxy that runs with OLD needs a restart',
   ],
   takes: 'one file',
   options: {
@@ -45,7 +45,7 @@ export const policy: Command = {
   about: [
     'prints what clients need to know about a configuration as JSON, by route: which operations take a key, how long it is valid,',
     'and how retries are answered. GET /.well-known/idempotency serves the same with wellKnown: true; it holds no secrets.',
-    'exit 1 and all errors if the configuration has any',
+    'exit 1 with all errors if the configuration is invalid',
   ],
   takes: 'one file',
   options: SERVE_OPTIONS,

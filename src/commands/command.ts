@@ -15,7 +15,7 @@ export interface Io {
   readonly env: Readonly<Record<string, string | undefined>>
   /** Asks the person at the terminal; null: nobody can answer. */
   readonly ask: ((prompt: string) => Promise<string>) | null
-  /** Of the terminal that standard error is; null: it is none. */
+  /** Width of the terminal on standard error; null: no terminal. */
   readonly columns: number | null
 }
 

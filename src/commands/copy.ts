@@ -146,7 +146,7 @@ function sidesOf(args: Args, io: Io): Pick<Plan, 'from' | 'to'> {
   return { from: side(from), to: side(to) }
 }
 
-const IN_EVERY_ID = 'since every record id is made with it'
+const IN_EVERY_ID = 'since every record id depends on it'
 
 function haveOneSecret({ store: a }: Config, { store: b }: Config): boolean {
   return Buffer.compare(a.secret ?? Buffer.alloc(0), b.secret ?? Buffer.alloc(0)) === 0
@@ -296,7 +296,7 @@ async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): P
   }
 }
 
-/** A cursor that leads to the same place at any time. */
+/** A cursor that stays valid: a record id. */
 function isPlace(cursor: string | null): boolean {
   return cursor !== null && RECORD_ID.test(cursor)
 }
@@ -330,13 +330,13 @@ async function inLanes(
   for (const lane of await Promise.allSettled(lanes)) if (lane.status === 'rejected') throw lane.reason
 }
 
-/** Resolves when the next record may begin; false: none may any more. */
+/** Resolves when the next record may begin; false: stop. */
 function pacer(rate: Rate | null, stop: AbortSignal): () => Promise<boolean> {
   let nextAt = performance.now()
   return async () => {
     if (rate !== null) {
       const now = performance.now()
-      // Late timers are made up for, slow stores are not.
+      // Makes up for late timers, not for slow stores.
       nextAt = Math.max(nextAt, now - MADE_UP) + rate.per / rate.count
       if (nextAt - now >= 1) await wait(nextAt - now, undefined, { signal: stop }).catch(() => {})
     }

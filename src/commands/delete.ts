@@ -10,7 +10,7 @@ export const deleteCommand: Command = {
   name: 'delete',
   usage: ['delete ID --reason TEXT (--admin URL --token-file FILE | --config FILE)'],
   about: [
-    'deletes a record, also one that cannot be read: a retry with its key is executed, whatever happened before.',
+    'deletes a record, even an unreadable one: a retry with its key is executed, whatever happened before.',
     'Recorded in the audit log, with who and why.',
     'exit 1 if its request is still running, or somebody else has changed it meanwhile',
   ],
@@ -65,4 +65,4 @@ const MEANING: Readonly<Record<State, string>> = {
   expired: 'It WAS executed, and its answer has expired. A retry executes it a second time.',
 }
 const UNTOLD =
-  'Nobody can tell from it whether it was executed, or still is. If so, a retry executes it a second time.'
+  'It does not show whether it was executed or is still running. If so, a retry executes it a second time.'

@@ -6,7 +6,7 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
   idempotency-proxy [serve] ${SERVE_USAGE}
       serves; flags override the file; with only --upstream it runs on the embedded store
   idempotency-proxy check [FILE]
-      checks a configuration; exit 1 and all errors if there are any
+      checks a configuration; exit 1 with all errors if it is invalid
   idempotency-proxy schema
       prints the configuration's JSON Schema
   idempotency-proxy doctor
@@ -18,7 +18,7 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
   idempotency-proxy resolve ID --completed FILE | --retryable
       resolves a record whose outcome is unknown
   idempotency-proxy delete ID
-      deletes a record, also one that cannot be read: a retry with its key is executed
+      deletes a record, even an unreadable one: a retry with its key is executed
   idempotency-proxy report
       counts what was executed, replayed and prevented, and what is unknown
   idempotency-proxy routes from OPENAPI

@@ -113,7 +113,7 @@ async function storeChecks(config: Config): Promise<CheckResult[]> {
   }
 }
 
-/** Who takes part in a migration between two stores. */
+/** The replicas that take part in a migration between two stores. */
 async function phaseChecks({ from }: Stores): Promise<CheckResult[]> {
   if (from === null) return []
   const marked = await Promise.all(
@@ -137,10 +137,10 @@ async function connectionChecks(
   let apart = 0
   try {
     for (let n = 0; n < PINGS; n++) {
-      const asked = performance.now()
+      const start = performance.now()
       const wall = Date.now()
       const now = await store.ping()
-      took.push(performance.now() - asked)
+      took.push(performance.now() - start)
       // The store read its clock at some time between command and reply.
       const here = (wall + Date.now()) / 2
       if (n === 0 || Math.abs(now - here) < Math.abs(apart)) apart = now - here

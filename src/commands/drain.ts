@@ -23,7 +23,7 @@ async function runDrain(args: Args, io: Io): Promise<number> {
   await using source = openAdmin(args)
   const body = { by: osUser(), ...args.given(['by', 'reason']) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
-  const said = `${source.name} is draining: it fails its readiness and keeps serving\n`
-  io.out(args.has('json') ? json(reply) : said)
+  const text = `${source.name} is draining: it fails its readiness and keeps serving\n`
+  io.out(args.has('json') ? json(reply) : text)
   return FINE
 }

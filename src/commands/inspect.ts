@@ -60,7 +60,7 @@ function isBuilt(args: Args): boolean {
   return args.has('store') && !args.has('config')
 }
 
-/** One wrong word names a different record. */
+/** One wrong value leads to a different record. */
 function hint(args: Args): string {
   const lines = [
     'A missing record proves nothing: the key, the caller, the method and the path must be those of the request, byte for byte.',
@@ -194,17 +194,17 @@ function lines(texts: readonly string[]): string {
 
 function entry({ event, text, first, last, count, detail }: HistoryView): string[] {
   const when = count > 1 && last !== first ? `${first} to ${last}` : first
-  const told = Object.entries(detail).map(
+  const details = Object.entries(detail).map(
     ([name, value]) => `${name}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
   )
-  return [when, event, String(count), text, told.join(' ')]
+  return [when, event, String(count), text, details.join(' ')]
 }
 
 /** Redis does not order ids: a search reads every key, 500,000 per page. */
 const MAX_PAGES = 100
 const SHOWN = 20
 
-/** The request for the one record whose id begins so. @throws {Exit} */
+/** The request for the one record whose id has this beginning. @throws {Exit} */
 export async function recordAt(source: RecordSource, beginning: string): Promise<SourceRequest> {
   const candidates = new Map<string, RecordView | null>()
   let cursor: string | null = null
@@ -222,7 +222,7 @@ export async function recordAt(source: RecordSource, beginning: string): Promise
   const [id, ...others] = candidates.keys()
   if (id === undefined)
     throw finding(
-      // It may be a key, given by mistake: not repeated.
+      // Not repeated: it may be a key, given by mistake.
       `${source.name}: record_not_found: no record id begins with that. A key needs --method, --path and --caller, or --route.`,
     )
   if (others.length === 0) return { method: 'GET', path: `/v1/records/${id}` }

@@ -36,7 +36,7 @@ async function runList(args: Args, io: Io): Promise<number> {
   await using source = await openSource(args, io)
   const page = await pages(source, queryOf(args), Number(limit))
   if (args.has('json')) io.out(json(page))
-  else tell(io, page)
+  else print(io, page)
   return page.unreadable.length === 0 ? FINE : FINDING
 }
 
@@ -66,7 +66,7 @@ async function pages(
 
 const HEAD = ['RECORD', 'STATE', 'ROUTE', 'REQUEST', 'AGE', 'ATTEMPTS', 'ANSWER', 'WHY']
 
-function tell(io: Io, { records, unreadable, next, now }: PageView): void {
+function print(io: Io, { records, unreadable, next, now }: PageView): void {
   if (records.length === 0) io.out('no records\n')
   else io.out(table([HEAD, ...records.map((record) => row(record, Date.parse(now)))]))
   for (const id of unreadable)

@@ -123,7 +123,7 @@ function shadowText({ since, now, first, last, lines, unreadable, shadow }: Shad
         ? [`It begins at ${first}: nothing is known of the time before.`]
         : []),
       ...(unreadable === 0 ? [] : [`${counted(unreadable, 'line')} of shadow mode cannot be read.`]),
-      'Only what was logged is counted: the logs of all replicas, at log.level info or below. Two lines of one request in two files count twice.',
+      'Only logged requests count: use the logs of all replicas, at log.level info or below. Two lines of one request in two files count twice.',
     ],
   }
 }

@@ -17,7 +17,7 @@ export const resolve: Command = {
   about: [
     'resolves a record whose outcome is unknown; recorded in the audit log, with who and why.',
     'FILE: JSON {"status": 201, "headers": [["Content-Type", "application/json"]], "body": "{}"}, or "bodyBase64".',
-    'exit 1 if it is not unknown, or was changed meanwhile',
+    'exit 1 if its outcome is not unknown, or was changed meanwhile',
   ],
   takes: 'one record id',
   options: {

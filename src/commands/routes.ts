@@ -44,7 +44,7 @@ function draft(file: string, args: Args, io: Io): number {
   if (!upstream.ok) throw usage(`--upstream: ${upstream.message}`)
   const description = read(file)
   const operations = operationsOf(description)
-  tell(io, file, operations.remarks)
+  printRemarks(io, file, operations.remarks)
   if (operations.found.length === 0)
     throw finding(`${plain(file)}: found no operation that changes something, of ${operations.all}`)
   const lines = draftText(draftOf(description, operations), nameOf(file), upstream.value, operations.all)
@@ -58,7 +58,7 @@ function overlay(file: string, args: Args, io: Io): number {
   const valid = validConfig(config, servingFlags(args), io.env)
   const description = read(file)
   const made = overlayOf(description, operationsOf(description), valid)
-  tell(io, file, made.remarks)
+  printRemarks(io, file, made.remarks)
   if (made.document === null)
     throw finding(`${plain(file)}: found no operation that ${plain(config)} protects`)
   io.out(made.document)
@@ -72,7 +72,7 @@ function read(file: string): Description {
 }
 
 /** Each remark once: many operations may refer to the same place. */
-function tell(io: Io, file: string, remarks: readonly Remark[]): void {
+function printRemarks(io: Io, file: string, remarks: readonly Remark[]): void {
   const lines = remarks.map(({ line, message }) => `${file}${line > 0 ? `:${line}` : ''}: ${message}`)
   for (const line of new Set(lines)) io.err(`${plain(line)}\n`)
 }

@@ -74,7 +74,7 @@ export function checkPolicy(
     [key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'), ['key.issuedOnly', 'key.from'],
       'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source'],
     [jwt !== null && jwt.jwks === null && jwt.keyFile === null, ['scope.caller', 'scope.jwt'],
-      'found the claim of a token that nothing verifies; allowed: a claim with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
+      'found a claim of a token that is not verified; allowed: a claim with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
     [jwt !== null && jwt.jwks !== null && jwt.keyFile !== null, ['scope.jwt.keyFile', 'scope.jwt.jwks'],
       'found both `jwks` and `keyFile`; allowed: one of them'],
     [(authorizeReplay?.path as string | null | undefined) === null, ['authorizeReplay'],
@@ -139,7 +139,7 @@ const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boole
 ]
 
 /**
- * Nothing is silently ignored (contract §10): a property of a route must have an effect there, and one of `defaults` on some
+ * No property is silently ignored (contract §10): one of a route must have an effect there, and one of `defaults` on some
  * policy that inherits it.
  */
 export function checkUses(findings: Findings, defaults: RoutePolicy, routes: readonly RoutePolicy[]): void {
@@ -157,7 +157,7 @@ export function checkUses(findings: Findings, defaults: RoutePolicy, routes: rea
     }
 }
 
-/** The proxy's own paths take precedence over routes, so a route for just one of them would never match. */
+/** The proxy's own paths take precedence, so a route for just one of them would never match. */
 export function checkOwnPaths(
   findings: Findings,
   status: string | null,
@@ -198,7 +198,7 @@ export function checkFile(findings: Findings, file: Listening): void {
   const { url, tls } = upstream
   const { wait } = store
   const others = store.url.startsWith('postgres')
-    ? 'PostgreSQL, which waits for its standbys by itself (synchronous_standby_names, docs/postgres.md)'
+    ? 'PostgreSQL, which waits for its standbys itself (synchronous_standby_names, docs/postgres.md)'
     : 'a store that has no replicas to wait for'
   const isAlone = wait?.replicas === 'none'
   const all = { listen, 'admin.listen': admin.listen, 'ops.listen': ops.listen }

@@ -29,7 +29,7 @@ interface Derived {
   readonly spelled: ReadonlyMap<string, string>
 }
 
-/** The configuration in force. A reload replaces it as a whole; requests in progress keep the one that they started with. */
+/** The configuration in force. A reload replaces it as a whole; requests in progress keep their own. */
 export interface InForce {
   readonly config: Config
 }
@@ -43,7 +43,7 @@ export type StoreConfig = Omit<FilledFile['store'], 'primary' | 'cache' | 'secre
   readonly encryption: { readonly keys: readonly SealingKey[] }
 }
 
-/** 32 bytes, which seal and open records. */
+/** 32 bytes that seal and open records. */
 export interface SealingKey {
   readonly id: string
   readonly key: Buffer

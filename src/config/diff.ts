@@ -18,7 +18,7 @@ import { fileForm, policyForm, valueText } from './written.ts'
 export interface Change {
   /** Such as `upstream.url` or `routes[pay].ttl`. */
   readonly path: string
-  /** Raw values, secrets included: print them with {@link changeLine} only. Undefined: absent. */
+  /** Raw values, including secrets: print them with {@link changeLine} only. Undefined: absent. */
   readonly was: unknown
   readonly now: unknown
   readonly effect: ReloadRule
@@ -145,7 +145,7 @@ function differences(was: unknown, now: unknown, row: Row | undefined, path = ''
   )
 }
 
-/** A group that is compared as one has the rule of its first property; what has no row takes a restart. */
+/** A group compared as one has the rule of its first property; anything without a row takes a restart. */
 export function ruleOf(row: Row | undefined): Reload {
   return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
 }
@@ -227,8 +227,8 @@ function whyOrphaned(route: RoutePolicy, after: Routes): string | null {
   if (route.mode !== 'enforce' || route.reconcile === null) return null
   const next = policyNamed(after, route.name)
   if (next === null) return 'no route has its name any more'
-  if (next.mode !== 'enforce') return `mode ${next.mode}, in which nobody asks the upstream`
-  if (next.reconcile === null) return 'it has no reconcile any more'
+  if (next.mode !== 'enforce') return `mode ${next.mode}, which sends no status queries`
+  if (next.reconcile === null) return 'it no longer has reconcile'
   if (asksByKey(next.reconcile) && !asksByKey(route.reconcile))
     return 'reconcile asks by {key}, which was not kept before'
   const asksByRecord = next.reconcile.notFound !== null && asksBy(next.reconcile).includes('record')

@@ -21,7 +21,7 @@ function isWithin(path: string, parent: string): boolean {
   return path === parent || path.startsWith(`${parent}.`) || path.startsWith(`${parent}[`)
 }
 
-/** What is wrong with a configuration, and where each of its properties was written. */
+/** The errors of a configuration, and where each of its properties was written. */
 export class Findings {
   readonly #document: Place
   readonly #errors: ConfigError[] = []
@@ -59,7 +59,7 @@ export class Findings {
     if (!unread) this.add(paths.find((path) => this.isWritten(path)) ?? paths[0] ?? '', message)
   }
 
-  /** In file order. What is written once, behind an anchor or in `defaults`, is reported once. */
+  /** In file order. A value written once, behind an anchor or in `defaults`, is reported once. */
   sorted(): ConfigError[] {
     const unique = new Map(this.#errors.map((error) => [formatConfigError(error), error]))
     return [...unique.values()].toSorted((a, b) => a.line - b.line || a.column - b.column)

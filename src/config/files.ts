@@ -10,7 +10,7 @@ export type FileText =
   | { readonly ok: true; readonly text: string }
   | { readonly ok: false; readonly error: ConfigError }
 
-/** The text of a configuration file, or what is wrong with the file. */
+/** The text of a configuration file, or an error. */
 export function readConfigFile(file: string): FileText {
   try {
     return { ok: true, text: new TextDecoder('utf-8', { fatal: true }).decode(readFileSync(file)) }
@@ -84,7 +84,7 @@ export function readSealingKey(findings: Findings, path: string, file: string): 
   return null
 }
 
-/** A bearer token: what a header line can carry. */
+/** A bearer token, limited to characters of header lines. */
 export function readToken(findings: Findings, path: string, file: string): string | null {
   const token = readLine(findings, path, file)?.toString('latin1') ?? null
   if (token === null || /^[!-~]+$/.test(token)) return token
@@ -108,11 +108,11 @@ export function readKeyText(findings: Findings, path: string, file: string): str
 
 /** A file written in place is read after it has been unchanged for this long: half of it may be valid, too. */
 const STILL: Millis = 200
-/** For files without events: network file systems, links to other folders, no watches left. */
+/** Covers files without events: network file systems, links to other folders, no watches left. */
 const POLL: Millis = 2_000
 /**
- * Events of the folder between two polls, more than any replacement of a file causes. After them the folder is left alone until the
- * next poll: whoever writes there all the time, as SQLite does beside a configuration, would otherwise wake the event loop per write.
+ * Events of the folder between two polls, more than any replacement of a file causes. Then the folder is not watched until the next poll:
+ * frequent writes there, such as SQLite's beside a configuration, would otherwise each wake the event loop.
  */
 const MOST_EVENTS = 50
 
@@ -133,14 +133,14 @@ export class FileWatch implements Disposable {
   readonly #options: WatchOptions
   readonly #timer: NodeJS.Timeout
   #watcher: FSWatcher | null = null
-  /** Identity of the folder that is watched: another one may take its name. */
+  /** Identity of the watched folder: another one may take its name. */
   #watched: string | null = null
   #lost = false
   /** Of the folder since the last poll. */
   #events = 0
   /** State of the file when `changed` was last called. */
   #known: string | null
-  #looking = false
+  #checking = false
   #again = false
   #closed = false
 
@@ -150,10 +150,10 @@ export class FileWatch implements Disposable {
     this.#options = options
     // Synchronous, so that no change after a later read is missed.
     this.#known = stateNow(this.#file)
-    void this.#look()
+    void this.#check()
     this.#timer = setInterval(() => {
       this.#events = 0
-      void this.#look()
+      void this.#check()
     }, options.poll ?? POLL).unref()
   }
 
@@ -170,21 +170,21 @@ export class FileWatch implements Disposable {
 
   #happened(): void {
     if (++this.#events > MOST_EVENTS) this.#unwatch()
-    void this.#look()
+    void this.#check()
   }
 
   /** One check at a time; another one that is requested meanwhile follows. */
-  async #look(): Promise<void> {
+  async #check(): Promise<void> {
     this.#again = true
-    if (this.#looking) return
-    this.#looking = true
+    if (this.#checking) return
+    this.#checking = true
     while (this.#again && !this.#closed) {
       this.#again = false
-      // First, so that no change falls between the two.
+      // First, so that no change is missed in between.
       await this.#watchFolder()
       await this.#compare()
     }
-    this.#looking = false
+    this.#checking = false
   }
 
   async #compare(): Promise<void> {
@@ -209,7 +209,7 @@ export class FileWatch implements Disposable {
     this.#unwatch()
     const lost = (error: Error): void => {
       this.#unwatch()
-      // Each look tries again.
+      // Each check tries again.
       if (!this.#lost) this.#options.onLost(error)
       this.#lost = true
     }

@@ -26,9 +26,9 @@ import { defaultsOf, group, overlay, scalarOf } from './rows.ts'
 import { type Effective, warningsOf } from './warnings.ts'
 import { rowAt } from './written.ts'
 
-/** Bytes. Record ids are only kept from being guessed; */
+/** Bytes. Enough to keep record ids from being guessed. */
 const MIN_SECRET = 16
-/** a signature has the strength of its key up to the length of the hash (RFC 2104 §3). */
+/** Bytes. A signature is as strong as its key, up to the length of the hash (RFC 2104 §3). */
 const MIN_SIGNING_SECRET = 32
 
 export interface Input {
@@ -150,7 +150,7 @@ function sealingKeys(store: FileConfig['store'], findings: Findings): SealingKey
   const ids = new Set<string>()
   return (store?.encryption?.keys ?? []).flatMap(({ id, file }, n) => {
     const path = `store.encryption.keys[${n}]`
-    // The reader has reported what is missing.
+    // The reader has reported missing parts.
     if (id === undefined || file === undefined) return []
     if (ids.has(id)) findings.add(`${path}.id`, `found "${id}" twice; allowed: an id of its own for each key`)
     ids.add(id)
@@ -175,7 +175,7 @@ function withKeyText(base: string, layer: PolicyConfig, findings: Findings): Pol
   return { ...layer, scope: { ...layer.scope, jwt: { ...layer.scope?.jwt, keyFile } } }
 }
 
-/** What a profile sets where neither a route nor `defaults` says otherwise, and the default of everything else. */
+/** The values of a profile, which routes and `defaults` override, and the default of everything else. */
 export function profileDefaults(profile: Profile): FilledPolicy {
   const defaults = PROFILES.get(profile) ?? (defaultsOf(POLICY, profile) as FilledPolicy)
   PROFILES.set(profile, defaults)
@@ -229,7 +229,7 @@ function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
 /** Where a setting has two forms, the upper layer's form replaces the other one below. */
 function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyConfig {
   const isSet = (value: readonly unknown[] | string | null | undefined): boolean => (value?.length ?? 0) > 0
-  // A body that is not read as JSON has no use for pointers.
+  // Pointers are useless for a body that is not read as JSON.
   const opaque = !['auto', 'json'].includes(fingerprint?.body ?? 'auto')
   const pointers = {
     ...(opaque || isSet(fingerprint?.only) ? { ignore: [] } : {}),

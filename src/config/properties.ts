@@ -20,8 +20,8 @@ import {
 } from './rows.ts'
 
 /*
- * Every configuration property, one row each: what may be written, the default, the effect of a change on reload, and its purpose. To add
- * a property, add its row and use it; `node scripts/docs.ts` and `idempotency-proxy schema` then write what is derived from the rows.
+ * Every configuration property, one row each: allowed values, default, effect of a change on reload, and purpose. To add a property, add its
+ * row and use it; `node scripts/docs.ts` and `idempotency-proxy schema` then write the derived texts.
  */
 
 const live = 'live'
@@ -106,13 +106,13 @@ const ROUTE_LIMITS = {
     'Maximum rate of new keys per caller, such as `100/m` (s, m, h, d); more are refused with 429. `off`: unlimited.'),
 }
 
-/** What both a route and `defaults` may set. */
+/** Properties of both routes and `defaults`. */
 // biome-ignore format: a table
 export const POLICY = {
   // Records made under `shadow` count under `enforce`; `off` neither makes nor finds any.
   mode: row(['enforce', 'shadow', 'off'], 'enforce', identifiesBy(({ mode }) => mode === 'off'),
     '`shadow` forwards everything and counts what `enforce` would have done; `off` passes everything through unprotected.'),
-  // Only a set of defaults: each value that it changes is compared on its own.
+  // Only a set of defaults: each changed value is compared on its own.
   profile: row(['standard', 'strict', 'lenient', 'stripe'], 'standard', live,
     'Set of defaults for what neither the route nor `defaults` sets.'),
   key: group({
@@ -149,7 +149,7 @@ export const POLICY = {
     path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is part of the scope of a key.'),
     host: row('flag', false, identifies,
       'Makes the requested host part of the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` from a peer in `trustProxy`.'),
-    // A client refused for want of a caller retries with one, under another record id.
+    // A client refused without a caller retries with one, under another record id.
     anonymous: row(['share', 'reject'], byProfile('share', { strict: 'reject' }),
       identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
       'Requests without the caller attribute share one key space, or are refused with 401.'),
@@ -159,17 +159,17 @@ export const POLICY = {
   fingerprint: group({
     body: row(['auto', 'json', 'form', 'multipart', 'raw', 'none'], 'auto', identifies,
       'How request bodies are compared; `auto`: by media type.'),
-    ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to leave out. Cannot be combined with `only`.'),
-    only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare, and nothing else. Cannot be combined with `ignore`.'),
+    ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to exclude from the comparison. Cannot be combined with `only`.'),
+    only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare; everything else is ignored. Cannot be combined with `ignore`.'),
     headers: row(list('headerName'), [], identifies, 'Headers to compare as well.'),
     query: row(['include', 'ignore', 'sorted'], 'include', identifies,
       'Whether the query is compared; `sorted`: regardless of the order of its parameters.'),
   }),
   inFlight: group({
     mode: row(['reject', 'wait'], 'reject', live,
-      'What a retry gets while the first request is still running: an error at once, or the first response when it arrives.'),
+      'Answer to a retry while the first request is still running: an error at once, or the first response when it arrives.'),
     wait: row('wait', '10s', live, 'Maximum time that `mode: wait` holds a retry.'),
-    status: row([409, 423, 425, 429, 202, 503], 409, live, 'Status for a retry that is not held, or no longer.'),
+    status: row([409, 423, 425, 429, 202, 503], 409, live, 'Status for a retry that is not held, or whose wait is over.'),
   }, { short: true, help: 'Retries while the first request is still running.' }),
   misuse: group({
     status: row([400, 409, 422], byProfile(422, { stripe: 400 }), live, 'Status for a key that was used for a different request.'),
@@ -188,9 +188,9 @@ export const POLICY = {
   respondWithin: row('respondWithin', 'none', live,
     'Responds with 504 after this time while the call continues; `none`: waits for the response.'),
   outcomes: row(map(STATUS, STATUSES, ['store', 'release', 'unknown']), unset, live,
-    'What each upstream status becomes, exact ("503") before class ("5xx"). Entries of a route come before those of `defaults`, and these before the profile.'),
+    'Outcome of each upstream status, exact ("503") before class ("5xx"). The entries of a route come first, then those of `defaults`, then the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
-    '`retry`: one retry executes again after the owner of the claim fell silent.'),
+    '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
     '`bypass`: forwards requests unprotected while the store is down.'),
   keep: row(['response', 'outcome'], 'response', live, '`outcome`: the body is not stored; a retry gets the status only.'),
@@ -199,7 +199,7 @@ export const POLICY = {
   }),
   statusHeader: row('flag', false, live, 'Adds `Idempotency-Status` and `Idempotency-Expires` to responses.'),
   authorizeReplay: orOff('none', {
-    path: row('probeTarget', unset, live, "Path that the upstream is asked at, by GET with the caller's headers; required."),
+    path: row('probeTarget', unset, live, "Path of this GET request, which carries the caller's headers; required."),
     cache: row('delay', '0s', live, 'How long a 2xx is cached per caller; 0s: not at all.'),
   }, 'Asks the upstream before a replay whether the caller may still see it.'),
   // Takes effect with the next status query.
@@ -273,22 +273,22 @@ export const PROPERTIES = {
     }),
     timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
     grace: row('graceOrOff', '2s', restart,
-      'How long nothing new is claimed after the store has changed its identity (a failover, a restart, a flush): proxies write their claims again meanwhile, and requests with new keys wait (docs/stores.md). No effect on `memory:`, `sqlite:` and `dynamodb:`.'),
+      'How long the store grants no claims after it has changed its identity (a failover, a restart, a flush): proxies rewrite their claims, and requests with new keys wait (docs/stores.md). No effect on `memory:`, `sqlite:` and `dynamodb:`.'),
     secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids and fingerprints, at least 16 bytes.'),
     encryption: group({
       keys: { ...listOf({
         id: row('sealingKeyId', required, restart, 'Name of the key, stored with each record that it seals; never reuse it for another key.'),
         file: row('filePath', required, restart, 'Key file: 32 random bytes, raw, in hex or in base64.'),
-      }, 'The first key seals records, all of them open records; without `encryption` nothing is sealed (docs/encryption.md).', 1), byDefault: required, reload: restart },
+      }, 'The first key seals records, every key opens them; without `encryption` nothing is sealed (docs/encryption.md).', 1), byDefault: required, reload: restart },
     }),
     compression: row(['off', 'gzip', 'zstd'], 'off', restart,
       'Compression of stored responses of at least 512 bytes, if it makes them smaller (docs/encryption.md#compression).'),
     spool: row('directoryPathOrOff', 'off', restart,
-      'Directory of this process only, where outcomes survive a restart until the store accepts them.'),
+      'Directory, for this process alone, where outcomes survive a restart until the store accepts them.'),
     wait: orOff('off', {
       replicas: row([1, 2, 3, 4, 5, 'all', 'none'], 1, restart, 'How many replicas must have a claim; `all`: every known one, including those that are down.'),
       disk: row(['none', 'local', 'replicas'], 'none', restart, 'Whose disks must also have it: the server’s, or the replicas’ as well (Redis 7.2 or later).'),
-      timeout: row('wait', '100ms', restart, 'Maximum time of a round of waiting; a claim waits for two at most.'),
+      timeout: row('wait', '100ms', restart, 'Maximum time per round; a claim waits for at most two.'),
     }, 'Redis: a claim executes only once replicas or disks have it; otherwise 503 (docs/redis.md#wait-for-replicas).'),
     acceptRisk: row('flag', false, restart, 'Serves `strict` routes on a store that evicts records, or that does not say whether it does.'),
     migrate: orOff('off', {
@@ -316,13 +316,13 @@ export const PROPERTIES = {
     secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
       'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
     ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),
-  }, { help: 'Issues signed keys that expire. Off if left out.' }),
+  }, { help: 'Issues signed keys that expire. Off if omitted.' }),
   status: group({
     path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record. Takes precedence over every route.'),
   }),
   // Computed from the configuration in force, so a reload changes it at once.
   wellKnown: row('flag', false, live,
-    'Serves what clients need to know of each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
+    'Serves what clients need to know about each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
   drain: group({
     delay: row('delay', '0s', restart, 'How long requests are still served after readiness fails.'),
     timeout: row('delay', unset, restart, 'Maximum time for requests in progress to finish. Default: `upstream.timeout` + 5s.'),
@@ -341,7 +341,7 @@ export const PROPERTIES = {
   // Decides whether requests that match no route have records.
   unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
     'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
-  defaults: group(POLICY, { help: 'What every route starts from, and the policy of requests that match no route.' }),
+  defaults: group(POLICY, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
   routes: listOf(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
 }
 

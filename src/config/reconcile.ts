@@ -100,7 +100,7 @@ export function checkReconcile(
     ['identity', written.identity != null && identity.length === 0,
       'found an empty identity; allowed: at least one JSON pointer, or `none`'],
     ['identity', written.identity != null && identity.length > 0 && !isIdentifying,
-      'found an identity that every record has; allowed: {key} or {record} in one of its values, or `none`'],
+      'found an identity that is the same for every record; allowed: {key} or {record} in one of its values, or `none`'],
     ['completed', forms.length === 0 || forms.some(({ status }) => status === undefined),
       'found no status of a completed answer; allowed: `completed.status`'],
     ...(['notFound', 'pending'] as const).map((name) => [name, written[name] != null && written[name].status === undefined,
@@ -111,16 +111,16 @@ export function checkReconcile(
       `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`, isMadeAnew(name),
       `found ${name}, which each response gets anew; allowed: other headers`] as const)),
     ['notFound', isShadowing(notFound, completed),
-      `found status ${notFound?.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that tells them apart`],
+      `found status ${notFound?.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that distinguishes them`],
     ['pending', isShadowing(pending, notFound === null ? completed : [...completed, notFound]),
-      `found status ${pending?.status} for \`pending\` and another answer; allowed: another status, or a \`when\` that tells them apart`],
+      `found status ${pending?.status} for \`pending\` and another answer; allowed: another status, or a \`when\` that distinguishes them`],
     ['attempts', notFound !== null && policy.attempts < 2,
       'found 1 attempt with `notFound`, which counts twice in a row; allowed: at least 2'],
     ['notFound', noProof !== null, noProof ?? ''],
     ['after', notFound !== null && after < timeout && route.profile === 'strict',
-      `found an after of ${formatDuration(after)} with profile strict; allowed: at least \`upstream.timeout\` (${formatDuration(timeout)}), since "not found" before shows nothing, or no \`after\``, 'profile'],
+      `found an after of ${formatDuration(after)} with profile strict; allowed: at least \`upstream.timeout\` (${formatDuration(timeout)}), since an earlier "not found" proves nothing, or no \`after\``, 'profile'],
     ['request', base !== 'defaults' && unknown !== undefined,
-      `found {:${unknown}}, which no segment of \`match.path\` is called; allowed: the names of its segments`, 'match'],
+      `found {:${unknown}}, which names no segment of \`match.path\`; allowed: the names of its segments`, 'match'],
     ['request', decides && identity.length > 0 && asksByKeyAlone(policy) && unnamed.length > 0,
       `found a status query by {key} alone for the paths of ${unnamed[0]}, so one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
     ['notFound', untold !== null, untold ?? '', 'key'],
@@ -159,12 +159,12 @@ function whyNoProof({ status, when }: AnswerPattern): string | null {
     return `found status ${status}, which does not say that nothing was done; allowed: 404, 410, 204, or another 2xx or 4xx with a \`when\` that says so`
   return when.length > 0 || NOTHING.has(status)
     ? null
-    : `found status ${status} without a \`when\`; allowed: 404, 410, 204, or a \`when\` that tells what in the answer says that nothing was done`
+    : `found status ${status} without a \`when\`; allowed: 404, 410, 204, or a \`when\` for the part of the answer that says that nothing was done`
 }
 
 /**
  * Why the upstream cannot know the identifiers of the status query, so that its "not found" proves nothing; null: it can. Whether it
- * was told is checked for each record (core/reconcile/identifiers.ts).
+ * received them is checked for each record (core/reconcile/identifiers.ts).
  */
 function whyUntold(
   policy: ReconcilePolicy,

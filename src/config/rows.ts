@@ -3,26 +3,26 @@ import { SCALARS, type ScalarName, type ScalarValue } from './scalars.ts'
 import type { Scalar } from './units.ts'
 
 /**
- * What a change of a property takes: `live`, in force with the next request; `restart`; or `identifies`, a restart too, since a
- * retry would miss the record of its first request, or find another's.
+ * How a change of a property takes effect: `live`, with the next request; `restart`; or `identifies`, which needs a restart and
+ * care: a retry would miss the record of its first request, or find another's.
  */
 export type ReloadRule = 'live' | 'restart' | 'identifies'
 
 export type Reload =
   | ReloadRule
-  /** Of a route's property; other changes are live. */
+  /** For a route's property; other changes are live. */
   | {
       readonly effect: 'identifies'
       readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
     }
-  /** Of a property outside of routes that is part of the record ids of some of them. */
+  /** For a property outside of routes that is part of some routes' record ids. */
   | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
 
 type Value = string | number | boolean | readonly string[]
 
 /** No default: the value is `null`, or derived from another one. */
 export const unset = null
-/** Must be written wherever its parent is. */
+/** Required if its parent is written. */
 export const required = Symbol('required')
 
 interface ByProfile {
@@ -52,7 +52,7 @@ export interface Row<Written = unknown, Filled = unknown> {
   readonly profiles?: ByProfile['profiles']
   readonly help?: string
   readonly reload?: Reload
-  /** Of a group: compared as one value when a configuration changes. */
+  /** A group compared as one value when a configuration changes. */
   readonly whole?: boolean
   /** Types only. */
   readonly written?: Written
@@ -77,7 +77,7 @@ type ValueOf<F extends Form> = F extends ScalarName
       ? W
       : never
 
-/** `form`: the name of a scalar, a choice of values, or what {@link list} and {@link map} make. */
+/** `form`: the name of a scalar, a choice of values, or the result of {@link list} or {@link map}. */
 export function row<const F extends Form, const D extends Value | ByProfile | typeof unset | typeof required>(
   form: F,
   byDefault: D,

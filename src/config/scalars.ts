@@ -24,7 +24,7 @@ const DAY: Millis = 86_400_000
 /** Node's timers hold 31 bits: a longer one would fire at once. */
 const MAX_TIMER = 24 * DAY
 const MAX_RETENTION = 3650 * DAY
-/** Longer than anybody holds a connection open for a response. */
+/** Longer than any client keeps a connection open for a response. */
 const MAX_WAIT = 3_600_000
 /** Larger ones do not fit into Node's limit for a request head (16 KiB). */
 const MAX_KEY = 8192
@@ -32,7 +32,7 @@ const MAX_KEY = 8192
 const MAX_BODY = 256 * 1024 ** 2
 
 const POINTER = '(/([^~/]|~[01])*)+'
-/** Of form fields and query parameters: characters that every encoder escapes the same way. */
+/** Names of form fields and query parameters, of characters that every encoder escapes the same way. */
 const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
 /** Names of claims are often URLs. */
 const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
@@ -43,7 +43,7 @@ const RESPONSE_LINES = Object.values(RESPONSE_HEADER).join('|').toLowerCase()
 /** Headers of the connection or of this proxy: a client's value does not reach the upstream. */
 const MADE_HERE = `cdn-loop|connection|content-length|expect|forwarded|host|http2-settings|${REQUEST_LINES}|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|via|x-forwarded-.*`
 const SOURCE_MADE_HERE = new RegExp(`^header:(?:${MADE_HERE})$`, 'i')
-/** Headers with a meaning of their own: a key in their place would change what the request says, or who sends it. */
+/** Headers with a meaning of their own: a key in their place would change the meaning of the request, or its caller. */
 const TAKEN = new RegExp(
   `^(?:${MADE_HERE}|accept(?:-.*)?|api-key|authorization|cache-control|ce-.*|content-.*|cookie|date|${RESPONSE_LINES}|if-.*|origin|range|referer|repeatability-first-sent|sec-.*|traceparent|tracestate|user-agent|x-api-key|x-http-method-override|x-real-ip)$`,
   'i',

@@ -1,4 +1,4 @@
-/** The value of a text, or what was found and what is allowed. */
+/** The value of a text, or an error message. */
 export type Parsed<T> =
   | { readonly ok: true; readonly value: T }
   | { readonly ok: false; readonly message: string }

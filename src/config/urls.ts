@@ -10,7 +10,7 @@ export interface Address {
 
 const HOST_NAME = /^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$/
 
-/** Without an expression that Node compiles for 5 to 10 ms, which every start would pay. */
+/** Not a regular expression: compiling it would cost every start 5 to 10 ms. */
 function isIPv6(text: string): boolean {
   if (!/^[\da-f:.]*$/i.test(text)) return isScopedIPv6(text)
   try {
@@ -50,7 +50,7 @@ export const address = byReader(
 
 export const hostName = byTest('the name of a host', '.', isHost)
 
-/** As a `Host` line has it, without the port. */
+/** The form of a `Host` line, without the port. */
 export const hostLine = byReader(
   'the name of a host or its address without a port, IPv6 in brackets',
   '^([^:\\[\\]/]+|\\[[0-9A-Fa-f:.]+\\])$',
@@ -327,7 +327,7 @@ export const queryTarget = byTest(
   },
 )
 
-/** Whether a connection to `host` on this machine reaches the listener, as far as names tell. */
+/** Whether a connection to `host` on this machine reaches the listener, judging by names. */
 export function reaches(host: string, listener: Address): boolean {
   const listening = canonical(listener.host.includes(':') ? `[${listener.host}]` : listener.host)
   const called = canonical(host)

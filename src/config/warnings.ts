@@ -8,7 +8,7 @@ import { entriesOf } from './written.ts'
 
 export interface Effective {
   readonly policy: RoutePolicy
-  /** What the route and `defaults` say outright. */
+  /** The explicit values of the route and `defaults`. */
   readonly written: PolicyConfig
 }
 
@@ -20,7 +20,7 @@ const WAIVERS: readonly [waives: (policy: RoutePolicy, written: PolicyConfig) =>
   [({ profile }) => profile === 'lenient',
     'profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.'],
   [(_, written) => written.onLeaseExpired === 'retry',
-    'onLeaseExpired retry, so a retry executes again once the first attempt has fallen silent, whatever it did.'],
+    'onLeaseExpired retry, so a retry executes again once the first attempt has fallen silent, even if it executed.'],
   [(_, written) => written.onStoreUnavailable === 'bypass',
     'onStoreUnavailable bypass, so nothing is protected while the store is down.'],
   [({ fingerprint }) => fingerprint.body === 'raw',
@@ -74,11 +74,11 @@ const UNMATCHED = 'default'
 
 /** Groups of routes whose status queries are the same. */
 function sameQueries(effective: readonly Effective[]): Effective[][] {
-  const asking = effective.filter(
+  const querying = effective.filter(
     ({ policy }) =>
       policy.name !== UNMATCHED && policy.reconcile !== null && queryByKey(policy.reconcile) !== null,
   )
-  const groups = Map.groupBy(asking, ({ policy }) => queryByKey(policy.reconcile as ReconcilePolicy))
+  const groups = Map.groupBy(querying, ({ policy }) => queryByKey(policy.reconcile as ReconcilePolicy))
   return [...groups.values()].filter((group) => group.length > 1)
 }
 

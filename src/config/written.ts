@@ -88,11 +88,11 @@ function usualTexts(): (string | undefined)[] {
   return [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
 }
 
-/** Made when something is first printed. */
+/** Created on first use. */
 let usual: ReturnType<typeof usualTexts> | null = null
 
 /**
- * A value as a file says it: a duration as the file spells it, else as the row's default does, else in its largest unit.
+ * A value as a file would write it: a duration as the file spells it, else as the row's default does, else in its largest unit.
  * Undefined: not a scalar.
  */
 function printed(value: unknown, row: Row | undefined, name: string, spelled: Config['spelled']): unknown {
@@ -124,7 +124,7 @@ function unfolded(value: unknown, row: Row | undefined): unknown {
   return Object.fromEntries(value.map((one) => [one.pointer, one.value]))
 }
 
-/** By what a file names them: `503`, `5xx`. */
+/** By their names in a file: `503`, `5xx`. */
 export function entriesOf(outcomes: OutcomeTable): [string, Action][] {
   const classes = [...outcomes.class].map(([digit, action]): [string, Action] => [`${digit}xx`, action])
   return [

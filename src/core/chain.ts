@@ -3,14 +3,14 @@ import { essence, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import type { KeyPolicy, RoutePolicy } from './policy.ts'
 
 /**
- * What the refusal of a proxy behind this one means. `free`: it executed nothing, or will recognise the retry, so this proxy frees its key.
- * `uncertain`: it may have executed the request, and may not recognise the retry.
+ * The meaning of a refusal by a proxy behind this one. `free`: it executed nothing, or will recognise the retry, so this proxy frees its
+ * key. `uncertain`: it may have executed the request, and may not recognise the retry.
  */
 export type Deferral = 'free' | 'uncertain'
 
 /** Statuses of the proxy's own responses with `retry: same-key` (contract §6). */
 const OWN_STATUSES: ReadonlySet<number> = new Set([202, 408, 409, 423, 425, 429, 502, 503, 504])
-/** Of these, the ones that may follow an execution. */
+/** Those of them that may follow an execution. */
 const MAY_FOLLOW_EXECUTION: ReadonlySet<number> = new Set([502, 504])
 const LOOP_DETECTED = 508
 
@@ -21,7 +21,7 @@ interface Answer {
   readonly body: Buffer | null
 }
 
-/** The part of a route that tells its records apart. */
+/** The part of a route that distinguishes its records. */
 type Scoped = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
 
 /**
@@ -42,7 +42,7 @@ export function deferralOf(
   // An upstream that accepts work answers 202, too.
   if (status === 202) return facts?.code === 'idempotency_key_in_progress' ? 'free' : null
   if (!MAY_FOLLOW_EXECUTION.has(status) || facts?.code === 'upstream_unreachable') return 'free'
-  // It recognises a retry by its own record, if it tells records apart as this proxy does and receives the key.
+  // It recognises a retry by its own record, if it distinguishes records like this proxy and receives the key.
   const hasRecord = typeof facts?.code === 'string' && typeof facts.record === 'string'
   const isAlike =
     facts?.scope === undefined || facts.scope === scopeOf({ ...route, key: forwarded(route.key) })
@@ -51,8 +51,8 @@ export function deferralOf(
 }
 
 /**
- * A hash of everything by which a route tells its records apart, except the service. Two chained proxies with equal hashes recognise the
- * same retries. If the outer one uses `jwt:sub` and the inner one the whole token, a renewed token is a new request to the inner one.
+ * A hash of everything that distinguishes a route's records, except the service. Two chained proxies with equal hashes recognise the same
+ * retries. If the outer one uses `jwt:sub` and the inner one the whole token, a renewed token is a new request to the inner one.
  */
 export function scopeOf({ name, match, key, scope }: Scoped): string {
   const { jwt: _, anonymous: _a, callerIsDefault: _c, ...counted } = scope
@@ -79,7 +79,7 @@ function keyReaches({ from, forward, derive }: KeyPolicy, headers: RawHeaders): 
   return isInHeader ? forward === 'same' : derive === null
 }
 
-/** What a proxy's own response tells the proxy in front of it. Absent members are undefined. */
+/** Facts in a proxy's own response for the proxy in front of it. Absent members are undefined. */
 export interface ProblemFacts {
   readonly code: unknown
   /** The id of its record. */
@@ -90,7 +90,7 @@ export interface ProblemFacts {
 
 /**
  * The facts of a response: from `Idempotency-Problem`, else from problem+json, which a proxy that sends only
- * `Idempotency-Retry` may send. Null: unreadable, whoever changed it on the way.
+ * `Idempotency-Retry` may send. Null: unreadable, perhaps changed on the way.
  */
 export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemFacts | null {
   const lines = linesOf(headers, 'idempotency-problem')

@@ -12,8 +12,8 @@ interface Answered {
 }
 
 /**
- * What a complete answer means: the upstream's own declaration comes first, then that of a proxy behind this one, then the status (contract
- * §6, §7). `sent`: the header lines of the request.
+ * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status
+ * (contract §6, §7). `sent`: the header lines of the request.
  */
 export function outcomeOf(
   route: RoutePolicy,
@@ -69,7 +69,7 @@ export function keepsBody(outcome: Outcome): boolean {
   return outcome.kind === 'completed' && outcome.result.kept
 }
 
-/** What a profile makes of upstream responses (contract §7). Its other values stand in config/properties.ts. */
+/** A profile's outcomes of upstream responses (contract §7). Its other values are in config/properties.ts. */
 interface ProfileTable {
   readonly outcomes: OutcomeTable
   /** 503 is not in `outcomes`: with `Retry-After` it comes from the upstream, without it may come from a proxy. */
@@ -114,7 +114,7 @@ const TABLES: Readonly<Record<Profile, ProfileTable>> = {
   },
 }
 
-/** What to do with a complete response: the route's own entries decide, exact statuses before classes, then the profile's. */
+/** The action for a complete response: the route's own entries decide, exact statuses before classes, then the profile's. */
 export function classify(
   policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
   status: number,

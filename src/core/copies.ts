@@ -27,8 +27,8 @@ const STANDING = {
  * the same record, or says that nothing was executed where `ours` knows better. `newer`: it has moved on. `different`: neither follows from
  * the other, so both stores were in use; a person decides.
  *
- * If `there` does not let a retry execute, no copy makes it do so: what is done is final, and a held record is replaced only by an answer
- * to the same attempt, or to a later one of the same life.
+ * If `there` does not let a retry execute, a copy never changes that: a completed record is final, and a held one is replaced only by an
+ * answer to the same attempt, or to a later one of the same life.
  */
 export function judgeCopy(ours: Kept, there: Kept): 'replace' | 'newer' | 'different' {
   const sameLife = ours.createdAt === there.createdAt
@@ -38,7 +38,7 @@ export function judgeCopy(ours: Kept, there: Kept): 'replace' | 'newer' | 'diffe
     case 'open':
       if (standing === 'done') return 'replace'
       if (standing === 'open') return there.fence < ours.fence ? 'replace' : 'newer'
-      // Either may be later: there was a decision there, or the owner wrote a last time here.
+      // Either may be later: somebody decided there, or the owner wrote once more here.
       if (sameAttempt) return 'different'
       return sameLife && there.fence > ours.fence ? 'newer' : 'replace'
     case 'held':
@@ -60,29 +60,33 @@ export type Phase = (typeof PHASES)[number]
 const ORDER: Readonly<Partial<Record<State, number>>> = { in_progress: 0, failed_retryable: 1, unknown: 2 }
 
 /**
- * Whether `ours` is ahead of `there`, the record with the same id in the other store of a running migration (docs/adr/0101). Replicas that
- * write to both stores share a deciding store, so within one life a higher fence is a later attempt.
+ * Whether `ours` is ahead of `there`, the record with the same id in the other store of a running migration (docs/adr/0101). Phases `both`
+ * and `new` claim in opposite order, so of two attempts a higher fence is not the later one: one that holds the key is never freed by another.
  *
  * In doubt, the record that lets nobody execute wins; completed records are final.
  */
 export function isAhead(ours: Kept, there: Kept): boolean {
   const [standing, theirs] = [STANDING[ours.state], STANDING[there.state]]
   if (theirs === 'done') return false
-  const isSameAttempt = ours.token.equals(there.token)
-  if (ours.createdAt !== there.createdAt && !isSameAttempt) return standing !== 'open' && theirs === 'open'
-  if (standing === 'done') return true
-  if (isSameAttempt) return (ORDER[ours.state] as number) > (ORDER[there.state] as number)
-  if (ours.fence !== there.fence) return ours.fence > there.fence
-  return standing === 'held' && theirs === 'open'
+  if (ours.token.equals(there.token))
+    return standing === 'done' || (ORDER[ours.state] as number) > (ORDER[there.state] as number)
+  if (theirs === 'open' && standing !== 'open') return true
+  if (ours.createdAt !== there.createdAt) return false
+  return standing === 'done' || (theirs === 'open' && ours.fence > there.fence)
+}
+
+/** Whether `ours` is a later attempt than `there` in a mirror, where nobody claims: within one life, the one with the higher fence. */
+export function isAheadOfMirror(ours: Kept, there: Kept): boolean {
+  return STANDING[there.state] !== 'done' && ours.createdAt === there.createdAt && ours.fence > there.fence
 }
 
 /**
- * What to do with `found` when this process wrote `own` before the store failed over (contract §9). `keep`: it is what was written, or
- * followed from it; `replace`: the store has gone back to an earlier state; `split`: another owner has claimed the key in the meantime.
+ * What to do with `found` when this process wrote `own` before the store failed over (contract §9). `keep`: it is `own`, or a successor;
+ * `replace`: the store has reverted to an earlier state; `split`: another owner has claimed the key in the meantime.
  */
 export function reclaimed(found: IdempotencyRecord, own: RecordDraft): 'keep' | 'replace' | 'split' {
   if (found.token.equals(own.token)) return isBefore(found.state, own.state) ? 'replace' : 'keep'
-  // After an attempt that did nothing, anybody may claim.
+  // After an attempt that did nothing, anyone may claim.
   if (own.state === 'failed_retryable' || own.state === 'expired') return 'keep'
   if (found.createdAt === own.createdAt) {
     if (found.fence < own.fence && ACCEPTING.includes(found.state)) return 'replace'
@@ -108,7 +112,7 @@ export function splitDraft(found: IdempotencyRecord, own: RecordDraft): RecordDr
   return {
     ...record,
     fence: Math.max(found.fence, own.fence),
-    // So that neither owner's outcome decides by itself.
+    // Neither owner's outcome may decide by itself.
     token: NOBODY,
     state: 'unknown',
     leaseExpired: false,

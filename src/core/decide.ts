@@ -22,7 +22,7 @@ export interface RequestDigests {
 }
 
 export type Decision =
-  /** Take the record over: nothing was done, or the route retries after silence. `from` is what the claim must still find. */
+  /** Take the record over: nothing was done, or the route retries after silence. The claim must still find `from`. */
   | { readonly kind: 'take_over'; readonly from: IdempotencyRecord; readonly read: State }
   | {
       readonly kind: 'replay'
@@ -43,7 +43,7 @@ export type Decision =
     }
   | { readonly kind: 'unknown'; readonly lookIn: Millis }
   | { readonly kind: 'expired' }
-  /** Past its retention, without a tombstone: as if it had never existed. */
+  /** Past its retention, without a tombstone: treated as absent. */
   | { readonly kind: 'gone' }
 
 /**
@@ -93,8 +93,8 @@ export function ageOf({ updatedAt }: IdempotencyRecord, now: Millis): Millis {
 }
 
 /**
- * Time until the next scheduled look, never more than was scheduled, whatever the clock did. Once that has passed, only clients' looks
- * remain, at growing intervals.
+ * Time until the next scheduled check, never more than was scheduled, even if the clock changed. Once it has passed, clients ask at growing
+ * intervals.
  */
 export function nextLook({ nextLookAt: at, updatedAt }: Unknown, now: Millis): Millis {
   return at > now ? Math.min(at - now, at - updatedAt) : Math.min(now - at, MOST_BETWEEN_LOOKS)

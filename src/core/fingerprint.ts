@@ -64,7 +64,7 @@ function headersOf(recipe: string): readonly string[] {
 
 const NONE: readonly string[] = []
 
-/** Identifies the operation, whatever its spelling (contract §5). */
+/** Identifies the operation, regardless of its spelling (contract §5). */
 export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy): Fingerprint {
   return shortFingerprint(request, policy) ?? atOnce(fingerprintSteps(request, policy))
 }
@@ -256,7 +256,7 @@ const QUERY: Record<FingerprintPolicy['query'], (query: string) => string> = {
 
 type BodyMode = Exclude<FingerprintPolicy['body'], 'auto' | 'raw' | 'none'>
 
-/** What of a body is hashed. */
+/** The hashed part of a body. */
 type Content = string | Buffer | readonly (string | Buffer)[]
 
 interface BodyContent {
@@ -270,8 +270,8 @@ interface BodyContent {
 }
 
 /**
- * The modes to try before `raw`. A body of another kind than its mode expects is compared as under `auto`: compared as bytes, no retry of a
- * multipart form would equal the first attempt.
+ * The modes to try before `raw`. A body of another kind than its mode expects is compared as under `auto`: as bytes, no retry of a multipart
+ * form would equal the first attempt.
  */
 function modesOf(
   { headers, body }: RequestContent,

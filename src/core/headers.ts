@@ -1,4 +1,4 @@
-/** Header lines as they came: flat name–value list (Node's `rawHeaders`). */
+/** Header lines as received: flat name–value list (Node's `rawHeaders`). */
 export type RawHeaders = readonly string[]
 
 /** A field name (RFC 9110 §5.6.2, `token`), as the source of an expression. */

@@ -14,14 +14,14 @@ export type CallerReading =
       readonly cause: string | null
     }
 
-/** Credentials that tell callers apart but that the default scope ignores (contract §5), and the setting that would use them. */
+/** Credentials that distinguish callers but that the default scope ignores (contract §5), and the setting that would use them. */
 const OTHER_CREDENTIALS = [
   { name: 'cookie', source: 'cookie:<name>' },
   { name: 'x-api-key', source: 'header:x-api-key' },
   { name: 'api-key', source: 'header:api-key' },
 ]
 
-/** What a verified token says; null: the request carries no token. */
+/** Claims of a verified token; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
 
 /** The caller, as the scope defines it. `null` parts are absent attributes. */
@@ -55,7 +55,7 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   }
 }
 
-/** Compared as an application behind CGI reads it: `api_key`, a name from older APIs, identifies callers as `Api-Key` does. */
+/** Compared as an application behind CGI reads it: `api_key`, a name from older APIs, identifies callers like `Api-Key`. */
 function otherCredential(headers: RawHeaders): (typeof OTHER_CREDENTIALS)[number] | undefined {
   return OTHER_CREDENTIALS.find(({ name }) => {
     const lines = filterLines(headers, (sent) => foldedName(sent) === name)
@@ -70,7 +70,7 @@ function attribute(headers: RawHeaders, claims: Claims | null, { kind, name }: C
   return values.join(kind === 'header' ? ', ' : '; ')
 }
 
-/** As JSON: "1" is not 1, and lone surrogates, which a hash cannot tell apart, are escaped. Null: it identifies nobody. */
+/** As JSON: "1" is not 1, and lone surrogates, which would hash alike, are escaped. Null: it identifies nobody. */
 function claim(claims: Claims, name: string): string | null {
   const value = claims[name]
   const counts =
@@ -101,7 +101,7 @@ export function part(value: string | null): string {
   return value === null ? '-' : `${value.length}:${value}`
 }
 
-/** What else distinguishes equal keys: the source of a CloudEvent. Framed into the record id. */
+/** Distinguishes equal keys: the source of a CloudEvent. Framed into the record id. */
 export type KeyQualifier = readonly (string | null)[]
 
 /** Separates the records of one service from all others. */
@@ -127,7 +127,7 @@ export function recordId(
 ): RecordId {
   const { scope } = policy
   let framed = part('record/1') + part(service) + part(String(caller.length)) + frame(caller)
-  // No method is spelt so.
+  // No method has this spelling.
   if (scope.host) framed += part('host') + part(host)
   framed += part(method) + part(scope.path)
   framed += part(scope.path === 'exact' ? path : scope.path === 'route' ? policy.name : null)
@@ -164,7 +164,7 @@ export function digest(framed: string, secret: Buffer | null): string {
     : hmacOf(secret).of(Buffer.from(framed)).toString('base64url')
 }
 
-/** What the request's bearer token proves (contract §5). Details never quote the token. */
+/** The result of verifying the request's bearer token (contract §5). Details never quote the token. */
 export type VerifiedToken =
   | { readonly kind: 'claims'; readonly claims: Readonly<Record<string, unknown>> }
   /** No `Authorization`, or of another scheme. */

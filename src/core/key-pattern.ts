@@ -34,7 +34,7 @@ type Tree =
   | { readonly kind: 'choice'; readonly options: readonly Tree[] }
   | { readonly kind: 'repeat'; readonly of: Tree; readonly least: number; readonly most: number }
 
-/** `(`, with what marks a non-capturing or named group. */
+/** `(`, with the mark of a non-capturing or named group. */
 const GROUP = /\((?:\?(?::|<(?![=!])[^>]*>))?/y
 const ESCAPE = /\\(?:u\{[^}]*\}|u[dD][89abAB]..\\u[dD][c-fC-F]..|u.{4}|x..|c.|[pP]\{[^}]*\}|.)/sy
 const CLASS = /\[(?:\\.|[^\\\]])*\]/sy

@@ -341,7 +341,7 @@ export function readFirstSent(headers: RawHeaders): FirstSent {
 
 const IMF_FIXDATE = /^[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT$/
 
-/** How far the clock of whoever made a key may be ahead of the store's. */
+/** How far a key generator's clock may be ahead of the store's. */
 const DOUBT: Millis = 1000
 /** RFC 9562 §5.7. */
 const UUID_V7 = /^([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/i
@@ -349,7 +349,7 @@ const UUID_V7 = /^([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-
 /**
  * Whether the key was certainly created after the failover, so that no claim of it can have been lost. The earliest evidence counts.
  *
- * @param bornAt the creation time that the request states; null: none; 0: the key itself proves nothing, whatever it looks like.
+ * @param bornAt the creation time that the request states; null: none; 0: the key itself proves nothing, regardless of its form.
  */
 export function isBornSince(
   { now, since }: { readonly now: Millis; readonly since: Millis },

@@ -89,7 +89,7 @@ export interface FingerprintPolicy {
   readonly query: 'include' | 'ignore' | 'sorted'
 }
 
-/** What a duplicate gets while the first request is in flight (contract §6). */
+/** The answer to a duplicate while the first request is in flight (contract §6). */
 export interface InFlightPolicy {
   readonly mode: 'reject' | 'wait'
   /** How long `wait` holds a duplicate. */
@@ -97,27 +97,27 @@ export interface InFlightPolicy {
   readonly status: 409 | 423 | 425 | 429 | 202 | 503
 }
 
-/** Before a replay the upstream is asked whether the caller may still see it (contract §6). */
+/** Asks the upstream before a replay whether the caller may still see it (contract §6). */
 export interface AuthorizeReplayPolicy {
   readonly path: string
   /** How long a 2xx is remembered per caller; 0: not at all. */
   readonly cache: Millis
 }
 
-/** The value at a JSON pointer (RFC 6901): of a string its value, of all else its text. */
+/** The value at a JSON pointer (RFC 6901): the value of a string, the text of anything else. */
 export interface Expected {
   readonly pointer: string
   readonly value: string
 }
 
-/** Answers with one meaning: of that status, and with all that `when` expects. */
+/** Answers with one meaning: of that status, and matching all of `when`. */
 export interface AnswerPattern {
   readonly status: number
   readonly when: readonly Expected[]
 }
 
 export interface CompletedPattern extends AnswerPattern {
-  /** JSON pointer to what is kept of the answer; empty: all of it. */
+  /** JSON pointer to the part of the answer that is kept; empty: all of it. */
   readonly json: string
   readonly response: {
     /** null: that of the answer. */
@@ -127,7 +127,7 @@ export interface CompletedPattern extends AnswerPattern {
   }
 }
 
-/** How the upstream is asked about an unknown record, and what its answers mean (contract §10). */
+/** The status query about an unknown record, and the meaning of its answers (contract §10). */
 export interface ReconcilePolicy {
   /** `{key}` and `{record}` may be in the path (percent-encoded) and in header values, `{:name}` in the path. */
   readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
@@ -170,7 +170,7 @@ export interface RouteLimits {
 
 /** A route's settings, with profile and defaults applied. */
 export interface RoutePolicy extends Retention {
-  /** Metric label; `default` for what no route matches. */
+  /** Metric label; `default` for requests that match no route. */
   readonly name: string
   readonly match: RouteMatch
   readonly mode: 'enforce' | 'shadow' | 'off'

@@ -16,6 +16,8 @@ export const ID_BEGINNING = /^[A-Za-z0-9_-]{8,43}$/
 
 export const STATES = ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const
 export type State = (typeof STATES)[number]
+/** States whose outcome is still to come. */
+export const UNRESOLVED: readonly State[] = ['in_progress', 'unknown']
 
 /** A whole upstream answer as it is replayed. Header and trailer lines are flat name–value lists, as received. */
 export interface StoredResponse {
@@ -70,7 +72,7 @@ export interface Operation {
   readonly told?: readonly Identifier[]
   /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */
   readonly toldTo?: string
-  /** The route's lease when it was claimed, where a status query may free it: for so long its owner may be silent, whatever a reload says. */
+  /** The route's lease at the claim, if a status query may free the record: how long its owner may be silent, even after a reload. */
   readonly lease?: Millis
   /** `traceparent` of the span that executes it, if sampled (docs/tracing.md). */
   readonly span?: string | undefined
@@ -109,7 +111,7 @@ export interface FailedRetryable extends Common {
 }
 /** Progress of reconciling an unknown record (contract §10 `reconcile`). */
 export interface Reconciliation {
-  /** When it became unknown; `updatedAt` moves with every look. */
+  /** When it became unknown; `updatedAt` moves with every check. */
   readonly since: Millis
   /** Status queries asked about it. */
   readonly asked: number
@@ -125,11 +127,11 @@ export interface Reconciliation {
 
 export interface Unknown extends Common {
   readonly state: 'unknown'
-  /** Null until the sweeper has looked. */
+  /** Null until the sweeper has checked it. */
   readonly reconciliation: Reconciliation | null
-  /** The next scheduled look: `Retry-After` counts down to it. */
+  /** The next scheduled check: `Retry-After` counts down to it. */
   readonly nextLookAt: Millis
-  /** The lease lapsed: what `onLeaseExpired: retry` may claim. */
+  /** The lease lapsed: `onLeaseExpired: retry` may claim the record. */
   readonly leaseExpired: boolean
   /** The upstream's status, if its head had arrived. */
   readonly status: number | null
@@ -142,8 +144,8 @@ export interface Expired extends Common {
 export type IdempotencyRecord = InProgress | Completed | FailedRetryable | Unknown | Expired
 
 /**
- * The record as everybody reads it at `now` (the store's clock): a lapsed lease is `unknown`, a completed record past its retention is
- * `expired`, and one past its `ttl.body` has no response (contract §2). `null`: it no longer exists.
+ * The record as read at `now` (the store's clock): a lapsed lease is `unknown`, a completed record past its retention is `expired`, and one
+ * past its `ttl.body` has no response (contract §2). `null`: it no longer exists.
  */
 export function readAt(record: IdempotencyRecord, now: Millis): IdempotencyRecord | null {
   if (now >= record.dropAt) return null
@@ -182,7 +184,7 @@ export function newReconciliation(since: Millis): Reconciliation {
   return { since, asked: 0, notFound: 0, deadLettered: false, reported: false, answer: null }
 }
 
-/** How an attempt ended, by its owner or whoever resolves it. */
+/** How an attempt ended, according to its owner or a resolution. */
 export type Outcome =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_executed'; readonly reason: string }
@@ -207,7 +209,7 @@ export type RecordDraft = Operation &
     | { readonly state: 'expired' }
   )
 
-/** From the store's now: until the lease, the next look or the retention ends, and until the record is dropped. */
+/** From the store's now: until the lease, the next check or the retention ends, and until the record is dropped. */
 export interface Spans {
   readonly dueIn: Millis
   readonly dropIn: Millis

@@ -174,9 +174,9 @@ export function parseTarget(target: string): Target | null {
 const NORMAL = /^(?:\/(?!\.)[A-Za-z0-9\-._~!$&'()*+,;=:@]+)+$/
 
 /**
- * One spelling for every path that a server may take for the same: duplicate slashes, dot segments and a trailing slash
- * go, needless percent-encoding is undone. A backslash is a slash, as the URL standard of browsers and Node reads it. `%2F`
- * (and `%5C`, `%25`) stay data.
+ * One spelling for all paths that a server may treat as the same: removes duplicate slashes, dot segments and a trailing slash,
+ * and undoes needless percent-encoding. A backslash is a slash, as in the URL standard of browsers and Node. `%2F` (and `%5C`,
+ * `%25`) stay data.
  */
 export function normalisePath(rawPath: string): string {
   if (NORMAL.test(rawPath)) return rawPath

@@ -16,7 +16,7 @@ import {
   withoutBody,
 } from './record.ts'
 
-/** The retention settings of a route that a record's life depends on (contract §10). */
+/** The retention settings of a route (contract §10). */
 export interface Retention {
   readonly lease: Millis
   readonly ttl: Millis
@@ -25,13 +25,13 @@ export interface Retention {
   readonly ttlBody: Millis | null
   readonly tombstone: Millis
   readonly unresolvedTtl: Millis
-  /** Where unknown records are asked about: how soon for the first time. */
+  /** When the first status query is sent, if the route has any. */
   readonly reconcile: { readonly every: Millis } | null
 }
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
 export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
-/** The same for an uncertain outcome, which must not overwrite what has been found out about an unknown record. */
+/** The same for an uncertain outcome, which must not overwrite the reconciliation of an unknown record. */
 export const ACCEPTING_UNKNOWN: readonly State[] = ['in_progress', 'failed_retryable']
 
 /** States in which no attempt runs or may have executed. */
@@ -101,7 +101,7 @@ export function outcomeDraft(
   }
 }
 
-/** How an uncertain outcome changes its own record if that is already unknown: it adds the reason and keeps the rest. */
+/** Adds an uncertain outcome to its own, already unknown record: only the reason changes. */
 export function stillUnknown(
   found: Unknown,
   draft: Extract<RecordDraft, { state: 'unknown' }>,
@@ -132,14 +132,14 @@ function ttlOf(status: number, { ttl, ttlFailed }: Pick<Ttl, 'ttl' | 'ttlFailed'
   return isSuccess(status) ? ttl : ttlFailed
 }
 
-/** The result of a response that is kept, for as long as the route says. */
+/** The result of a kept response, for the route's retention. */
 export function withBody(response: StoredResponse, retention: Ttl): CompletedResponse {
   const { ttlBody } = retention
   const afterBody = ttlBody === null ? 0 : ttlOf(response.status, retention) - ttlBody
   return afterBody > 0 ? { kept: true, response, afterBody } : { kept: true, response }
 }
 
-/** What takes the response out of a completed record once its time is over; null: there is nothing to take out. */
+/** Removes the response from a completed record past its time; null: there is nothing to remove. */
 export function bodiless(
   record: IdempotencyRecord,
   now: Millis,
@@ -152,7 +152,7 @@ export function bodiless(
 
 /**
  * For an upstream that ends its attempt itself, in the store's database (contract §9): how long its answer is kept, as in {@link
- * outcomeSpans}, and the largest body to keep; 0: none. Behind these, where it is not kept as long as the answer: how long.
+ * outcomeSpans}, and the largest body to keep (0: none); then, if the body is kept for less time: how long.
  */
 export function completionTerms(
   route: Retention & {
@@ -174,7 +174,7 @@ export function isSuccess(status: number): boolean {
 }
 
 /**
- * Whether the outcome of `draft`'s attempt may overwrite another attempt's record: the store has gone back to an earlier state (restored
+ * Whether the outcome of `draft`'s attempt may overwrite another attempt's record: the store has reverted to an earlier state (restored
  * from a snapshot, or failed over to a lagging replica). Only an answer may end another attempt's claim, since that attempt may be
  * executing; any other outcome only overwrites a record that nobody holds.
  */
@@ -248,7 +248,7 @@ export function pendingOutcome(
   }
 }
 
-/** A record's outcome without the store's stamps; null: its state is no outcome. */
+/** A record's outcome without the store's stamps; null: its state is not an outcome. */
 export function outcomeDraftOf(record: IdempotencyRecord): OutcomeDraft | null {
   switch (record.state) {
     case 'completed': {
@@ -269,7 +269,7 @@ export function outcomeDraftOf(record: IdempotencyRecord): OutcomeDraft | null {
   }
 }
 
-/** What the reconciler, an operator or a report from outside found or decided. */
+/** A decision of the reconciler, an operator or a report from outside. */
 export type Resolution =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_executed'; readonly reason: string }
@@ -306,13 +306,13 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
 }
 
-/** The same resolution for a store without room for the response; null if it has no response. What is done stays done (contract §3). */
+/** The same resolution for a store without room for the response; null if it has no response. Completed stays completed (contract §3). */
 export function withoutResponse(resolution: Resolution): Resolution | null {
   if (resolution.kind !== 'completed' || !resolution.result.kept) return null
   return { kind: 'completed', result: withoutBody(resolution.result.response, 'no_room') }
 }
 
-/** The record as this replica knows it, without asking the store. Its time is 0, so it never expires by itself. */
+/** The record as this replica knows it, without asking the store. Its time is 0, so it never expires. */
 export function heldRecord(draft: OutcomeDraft, expiresAt: Millis | null = null): IdempotencyRecord {
   const record = asRecord(draft, 0)
   return record.state === 'completed' && expiresAt !== null ? { ...record, expiresAt } : record

@@ -1,4 +1,4 @@
-/** Work on a peer's input that pauses at each `yield`, at least about every millisecond, so that others get their turn. */
+/** Work on a peer's input that pauses at each `yield`, about every millisecond, so that other work gets its turn. */
 export type Steps<T> = Generator<undefined, T, undefined>
 
 /** Does all steps in one go. */

@@ -1,6 +1,6 @@
 import type { Millis } from './record.ts'
 
-/** Offsets that differ by less belong to a steady clock: the rest is latency and slow correction. */
+/** Offsets that differ by less are from a steady clock: the difference is latency and slow correction. */
 export const EVEN: Millis = 1_000
 /** Stretches remembered. Anything earlier counts from the oldest. */
 const STRETCHES = 16
@@ -9,19 +9,19 @@ const STRETCHES = 16
 interface Stretch {
   /** When it began, by this replica's own clock. */
   readonly from: Millis
-  /** When the last reading began. Between it and the next stretch the clock may have shown anything. */
+  /** When the last reading began. Between it and the next stretch the clock is unknown. */
   last: Millis
   /** The store's clock minus this replica's, when it began. */
   readonly began: Millis
   /** The same, by the fastest reading. */
   offset: Millis
-  /** The least at any reading: a correction too small for a new stretch may have set it back. */
+  /** The lowest at any reading: a correction too small for a new stretch may have set the clock back. */
   atMost: Millis
 }
 
 /**
- * The store's clock as this replica has seen it, beside its own monotonic clock. One reading of a clock that may step does not show how
- * much time has passed; two clocks that agree do (docs/adr/0042).
+ * The store's clock as observed by this replica, beside its own monotonic clock. A clock that may step does not show how much time has
+ * passed; two clocks that agree do (docs/adr/0042).
  */
 export class StoreClock {
   readonly #stretches: Stretch[] = []
@@ -51,7 +51,7 @@ export class StoreClock {
       const { from, offset, atMost } = this.#stretches[n] as Stretch
       const before = this.#stretches[n - 1]
       const at = instant - Math.min(offset, atMost)
-      // The last time at which it may have read `instant`.
+      // The latest time at which it may have read `instant`.
       if (at >= from) return own - (end === own ? at : Math.min(at, end))
       end = from
       // After the step, before the first reading.

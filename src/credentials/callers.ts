@@ -231,7 +231,7 @@ function fixedKeys(shared: readonly JWK[], secret: readonly JWK[]): KeyRing {
   return { current: held, renewed: held, close: async () => {} }
 }
 
-/** How long a set is used before it is fetched again, and so how long a withdrawn key stays valid. */
+/** How long a set is used before it is fetched again; a withdrawn key stays valid until then. */
 const FRESH: Millis = 600_000
 /** The same while fetches fail. An issuer that cannot publish keys rarely issues tokens, and its tokens rarely live longer. */
 const STALE: Millis = 3_600_000

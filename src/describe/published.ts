@@ -7,7 +7,7 @@ import { isProtected, overlaps, pathPattern, policiesOf } from '../core/route.ts
 
 const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07'
 
-/** The policies that clients may rely on; of unmatched requests, only those with a key. */
+/** The policies that clients may rely on; for unmatched requests, only those with a key. */
 export function publishedPolicy(route: RoutePolicy | null, defaults: RoutePolicy): RoutePolicy | null {
   // Shadow mode protects nobody: clients that relied on it would execute twice.
   if (route === null || !isProtected(route)) return null
@@ -15,8 +15,8 @@ export function publishedPolicy(route: RoutePolicy | null, defaults: RoutePolicy
 }
 
 /**
- * What clients may know: which operations take a key, for how long, and what is answered (the IETF draft requires publishing the
- * expiry). It is public, so it says nothing about upstream, callers or limits.
+ * The public policy: which operations take a key, how long it is valid, and how retries are answered (the IETF draft requires publishing
+ * the expiry). It reveals nothing about upstream, callers or limits.
  */
 export function policyDocument(config: Config): object {
   const { defaults, problems, status, issuer } = config

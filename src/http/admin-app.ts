@@ -23,7 +23,7 @@ export async function apiApp(health: Health, access: AdminAccess | null, options
   const app = adminApp(
     access === null
       ? { ...options, notFound: 'admin.tokenFile is not set' }
-      : { ...options, admit: (request) => admit(access, request) },
+      : { ...options, authorize: (request) => authorize(access, request) },
   )
   serveHealth(app, health)
   if (access !== null) {
@@ -39,7 +39,7 @@ const HEALTH_PATHS = ['/livez', '/startupz', '/readyz', '/metrics']
 const OPEN = { config: { isOpen: true } } as const
 
 function serveHealth(app: AdminApp, health: Health): void {
-  // Any answer shows that the event loop is turning.
+  // Any answer shows that the event loop runs.
   app.get('/livez', OPEN, async () => ({ status: 'ok' }))
   app.get('/startupz', OPEN, async (_request, reply) => {
     const isStarted = health.started()
@@ -85,8 +85,8 @@ const POLICY = [
 ].join('; ')
 
 /**
- * The operators' page (contract §12 `/`). A browser sends no token with its first request, and these files hold no data: they are
- * served to everybody who reaches the listener, and ask the API with the token of whoever opened them.
+ * The operators' page (contract §12 `/`). A browser sends no token with its first request, so these files are served to anyone who
+ * reaches the listener. They hold no data: the script calls the API with the token that its user enters.
  */
 function servePage(app: AdminApp): void {
   for (const [path, name] of Object.entries(PAGE_FILES)) {
@@ -106,14 +106,14 @@ function servePage(app: AdminApp): void {
   }
 }
 
-/* Who may pass. */
+/* Access. */
 
 /**
  * Admits requests with the token, to this host, from no other origin (contract §12).
  *
  * @throws {AdminProblem}
  */
-function admit({ token, hosts }: AdminAccess, request: IncomingMessage): void {
+function authorize({ token, hosts }: AdminAccess, request: IncomingMessage): void {
   if (!bears(request, token))
     throw new AdminProblem('unauthorized', 'send it as Authorization: Bearer <token>', {
       headers: { 'www-authenticate': 'Bearer' },
@@ -141,7 +141,7 @@ function hostOf(request: IncomingMessage): { line: string; name: string } | null
   return line === undefined || name === undefined || more.length > 0 ? null : { line, name }
 }
 
-/** The local address of the connection in the form of a `Host`: unlike a name, nobody else can point it here. */
+/** The local address of the connection in the form of a `Host`: unlike a name, it cannot be pointed here by others. */
 function addressOf({ socket }: IncomingMessage): string {
   const address = unmapped(socket.localAddress ?? '')
   return address.includes(':') ? `[${address}]` : address

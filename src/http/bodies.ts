@@ -5,7 +5,7 @@ import { BodyBuffer, free } from '../runtime/body-memory.ts'
 import { type Budget, type Shares, shareOf } from '../runtime/limits.ts'
 import type { StreamRequest, TrafficRequest } from './request.ts'
 
-/** Shared by all uploads: which transfer gives way, and how much each client holds. */
+/** Shared by all uploads: selects the transfer that gives way, and counts each client's share. */
 export interface Uploads {
   readonly stalled: Stalled
   readonly shares: Shares
@@ -72,7 +72,7 @@ export function readBody(
       const { length } = chunk
       if (size + length > limit) return finish({ kind: 'too_large' })
       if (!hasShare(length) || !budget.take(length)) return finish({ kind: 'no_room' })
-      // This upload was the one to give way.
+      // This upload had to give way.
       if (over) return budget.give(length)
       size += length
       shares.add(slot, length)
@@ -90,7 +90,7 @@ export function readBody(
 }
 
 /** Copies a body while it is being read elsewhere. A stream's own `on('data')` would start it flowing before its reader is attached. */
-export function overhearBody(
+export function observeBody(
   request: TrafficRequest,
   limit: number,
   budget: Budget,
@@ -125,7 +125,7 @@ export function overhearBody(
       }
     }
     const onEnd = (): void => {
-      // Node removes all listeners from a body that nobody reads, and discards it to its end.
+      // Node removes all listeners from an unread body, and discards it to its end.
       if (!stream.listeners('data').includes(onData)) finish({ kind: 'aborted' })
       else finish({ kind: 'body', body: chunks.take(), release: () => budget.give(size) })
     }
@@ -136,7 +136,7 @@ export function overhearBody(
 
 /** How long a transfer may stall when others need its room. */
 const PATIENCE: Millis = 500
-/** Less than this is no progress; otherwise one byte per second would hold a body indefinitely. */
+/** Fewer bytes are no progress; otherwise one byte per second would hold a body indefinitely. */
 const PROGRESS = 4096
 /** Bytes per millisecond (64 KiB/s); if no transfer has stalled, slower ones give way. */
 const CREEPING = 64
@@ -153,8 +153,8 @@ export interface Unfinished {
 }
 
 /**
- * Transfers that hold room in `limits.buffered` for as long as their client likes, until others need it. Then the one stalled longest gives
- * way, or else the slowest below a minimum rate (docs/adr/0044).
+ * Transfers may hold room in `limits.buffered` until others need it. Then the one stalled longest gives way, or else the slowest below a
+ * minimum rate (docs/adr/0044).
  */
 export class Stalled {
   /** In order of last progress. Most bodies arrive with their heads and never get here. */

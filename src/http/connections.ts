@@ -11,7 +11,7 @@ const { Server } = process.getBuiltinModule('node:http')
 
 /** How many requests a connection may send ahead before it is no longer read. */
 const READ_AHEAD = 16
-/** Reading then resumes briefly, since only a reader notices that the client has left, but not beyond this. */
+/** Reading then resumes briefly, since only a read notices that the client has left, but not beyond this. */
 const HOLD: Millis = 1000
 const FAR_AHEAD = 2_500
 /** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
@@ -163,7 +163,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     const connection = response.req.socket
     const state = stateOf(connection)
     this.#answered(connection, state, response)
-    // Its head was sent too early to announce that. If Node has given up what followed it, no timeout would end the connection.
+    // Its head was sent too early to announce that. If Node has discarded what followed, no timeout would end the connection.
     if (!response.shouldKeepAlive && state.answers.length === 0) connection.destroySoon()
   }
 

@@ -23,7 +23,7 @@ export async function answerStatus(
       return
     }
     case 'absent':
-      // A refusal in all but form: the key was never used, so it may be.
+      // Not a refusal: the key was never used, so the client may use it.
       json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: found.id }, [
         RESPONSE_HEADER.retry,
         'same-key',

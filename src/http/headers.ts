@@ -96,8 +96,8 @@ function prefixOf(address: string): string {
 }
 
 /**
- * The host that the client asked for (docs/adr/0036): a trusted proxy may have replaced `Host`. Conflicting lines count together, since
- * nobody knows which one the upstream believes.
+ * The host that the client requested (docs/adr/0036): a trusted proxy may have replaced `Host`. Conflicting lines count together, since it
+ * is unknown which one the upstream believes.
  */
 export function hostOf(headers: RawHeaders, { isTrusted }: Peer): string | null {
   const named = isTrusted ? linesOf(headers, 'x-forwarded-host').map(firstHost) : []
@@ -113,7 +113,7 @@ function firstHost(line: string): string | null {
   return null
 }
 
-/** This proxy's entry in `CDN-Loop` (RFC 8586), by which it recognises a request that comes back (docs/adr/0037). */
+/** This proxy's entry in `CDN-Loop` (RFC 8586), to recognise a request that comes back (docs/adr/0037). */
 export interface LoopMark {
   readonly id: string
   readonly entry: string
@@ -180,7 +180,7 @@ const NOT_FORWARDED: ReadonlySet<string> = new Set([
 ])
 const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-proto', 'x-forwarded-host'])
 
-/** What happens to a request line, by name: `trusted` ones pass if the peer is trusted, `orders` unless the request is protected. */
+/** The treatment of a request line, by name: `trusted` ones pass if the peer is trusted, `orders` unless the request is protected. */
 type Fate = 'kept' | 'dropped' | 'trusted' | 'orders'
 
 /** Number of names cached, none of them long: more names cost only time. */

@@ -1,6 +1,6 @@
 import type { Metrics } from '../observe/metrics.ts'
 
-/** What the open paths report (contract §12). */
+/** State for the open paths (contract §12). */
 export interface Health {
   readonly draining: () => boolean
   readonly started: () => boolean

@@ -38,7 +38,7 @@ export interface PassthroughOptions {
   readonly onFailed: (method: string, cause: string) => void
 }
 
-/** What an unprotected request has besides what Node parsed. */
+/** An unprotected request's settings, in addition to the parsed request. */
 export interface Passage {
   readonly target: string
   readonly lines: readonly string[]
@@ -232,7 +232,7 @@ class PassedExchange implements Exchanging, Streamed {
       breakOff(response)
       return
     }
-    // The refusal of an idle upload stands.
+    // The idle upload was already refused.
     if (response.headersSent) return
     // undici stops reading a body it streams; nobody else reads the rest.
     if (!response.req.isHere) response.shouldKeepAlive = false
@@ -285,11 +285,11 @@ function refusalOf(method: string, error: NodeJS.ErrnoException): Refusal {
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
     return refusal('upstream_unreachable', 'no byte of the request was sent')
   const late = isTimeout(error)
-  const what = sentUnanswered(late)
+  const detail = sentUnanswered(late)
   const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'
   return refusal(
     late ? 'upstream_timeout' : 'upstream_failed',
-    once ? `${what}; it is not protected: sent again, it may be executed again` : what,
+    once ? `${detail}; it is not protected, so a retry may execute it again` : detail,
     once ? { retry: 'no' } : {},
   )
 }

@@ -4,7 +4,7 @@ import { fieldLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts
 import type { Millis } from '../core/record.ts'
 import type { Framing, TrafficRequest, TrafficResponse } from './request.ts'
 
-/** What serves the requests of plain connections. */
+/** Serves the requests of plain connections. */
 export interface PlainHost {
   readonly keepAliveTimeout: Millis
   /** A coarse clock. */
@@ -17,8 +17,8 @@ export interface PlainHost {
 }
 
 /**
- * A connection on which every request so far came whole, in the plainest form, and after the answer before it. The first bytes that differ,
- * and everything after them, go to Node's parser (docs/adr/0076).
+ * A connection on which every request so far arrived whole, in the plainest form, and after the previous answer. The first other bytes, and
+ * everything after them, go to Node's parser (docs/adr/0076).
  */
 export class PlainConnection {
   readonly socket: Socket
@@ -55,8 +55,8 @@ export class PlainConnection {
   }
 
   /**
-   * Also behind an unanswered request: what follows waits for its turn in the host. Not before the stream has asked for more, which it does
-   * in the next tick: it would keep reading where Node has stopped, into a paused parser.
+   * Also behind an unanswered request: the rest waits for its turn in the host. Not before the stream requests more data in the next tick:
+   * it would keep reading, into a paused parser, where Node has stopped.
    */
   #handOver(bytes: Buffer): void {
     this.#others.push(bytes)

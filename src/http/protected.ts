@@ -9,7 +9,7 @@ import { type BodyReading, type ProtectedRequest, type SentAttempt } from '../pr
 import type { Budget } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
-import { overhearBody, readBody, type Uploads } from './bodies.ts'
+import { observeBody, readBody, type Uploads } from './bodies.ts'
 import {
   type Forwarding,
   hostOf,
@@ -119,7 +119,7 @@ export class Asked implements ProtectedRequest {
   get statusLink(): readonly string[] {
     const { statusPath } = this.#options
     const { headers, method, path, route } = this
-    // Without a key in the head there is nothing to ask by, and a key in the query would appear in the link.
+    // Without a key in the head a status request has no key, and a key in the query would appear in the link.
     if (statusPath === null || !carriesKey({ headers, query: '' }, route.key.from)) return []
     return ['Location', `${statusPath}?${new URLSearchParams({ method, path }).toString()}`]
   }
@@ -145,15 +145,15 @@ export class Asked implements ProtectedRequest {
   }
 }
 
-/** What shadow mode observes of a forwarded request. */
-class Overheard extends Asked {
+/** Shadow mode's view of a forwarded request. */
+class ObservedRequest extends Asked {
   body: BodyReading | Promise<BodyReading> = { kind: 'aborted' }
 
   override readBody(): BodyReading | Promise<BodyReading> {
     return this.body
   }
 
-  /** What was sent was sent. */
+  /** A sent request cannot be cancelled. */
   override clientGone(): boolean {
     return false
   }
@@ -173,12 +173,12 @@ export function tapRequest(
   incoming: Incoming,
 ): ExchangeTap | null {
   const { response } = incoming
-  const asked = new Overheard(options, route, incoming)
+  const asked = new ObservedRequest(options, route, incoming)
   if (!shadow.enter(asked)) return null
   const { limits } = route
   const tap = new ExchangeTap({ method: asked.method, responseLimit: limits.response }, budget, options.onBug)
   response.once('close', () => tap.gone())
-  asked.body = overhearBody(response.req, limits.request, budget)
+  asked.body = observeBody(response.req, limits.request, budget)
   setImmediate(() => void shadow.observe(asked, tap))
   return tap
 }

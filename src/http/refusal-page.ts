@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto'
 import type { Refusal, RefusalCode } from '../core/refusal.ts'
 
-/** What a refusal tells a person using a browser. Details for developers and operators are in the problem and the log. */
+/** Refusals in words for people using a browser. The problem and the log have the details for developers and operators. */
 interface Words {
   readonly title: string
   readonly text: string

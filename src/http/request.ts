@@ -10,11 +10,11 @@ export interface TrafficRequest {
   readonly url?: string | undefined
   readonly httpVersion: string
   readonly httpVersionMinor: number
-  /** Flat, as they came. */
+  /** Flat, as received. */
   readonly rawHeaders: string[]
   readonly socket: Socket
   readonly framing: Framing
-  /** All of it has come. */
+  /** It has arrived completely. */
   readonly isHere: boolean
   readonly destroyed: boolean
   /** The body, once; null if it is a stream, in which case the request is a {@link StreamRequest}. */
@@ -103,7 +103,7 @@ export class StreamRequest extends IncomingMessage implements TrafficRequest {
 
   peekBody(): Buffer | null {
     const { length, codings } = this.framing
-    // None is announced (RFC 9112 §6.3).
+    // No body is announced (RFC 9112 §6.3).
     const isEmpty = length === 0 && codings.length === 0
     return isEmpty || this.#way === 'whole' ? this.#body : null
   }

@@ -18,7 +18,7 @@ const ONE_WRITE = 16 * 1024
 /** Writes every protected answer, live or replayed, so that they are identical. */
 export class ResponseWriter {
   readonly #baseUrl: string
-  /** How long a client may read nothing. */
+  /** How long a client may stop reading. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
 

@@ -34,7 +34,7 @@ export interface AuditLine extends Change {
 }
 
 /**
- * Receives each line in addition to the file, if there is one, so that a truncated file differs from the log.
+ * Receives each line in addition to the file, if any, so that a truncated file differs from the log.
  *
  * @throws if there is no file and the line cannot be written: the change is not made.
  */
@@ -128,7 +128,7 @@ interface AuditFile {
 /** The hash after what other processes have added, if that continues the chain. */
 async function catchUp(file: AuditFile, prev: string): Promise<string> {
   const { size, nlink } = await file.handle.stat()
-  // Nobody could read what is written now.
+  // Further lines could not be read by anyone.
   if (nlink === 0) throw new Error('the audit file was removed; restart to begin a new one')
   if (size === file.size) return prev
   const added = Buffer.alloc(Math.max(0, size - file.size))

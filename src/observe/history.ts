@@ -12,7 +12,7 @@ const MAX_RECORDS = 2000
 const MAX_ENTRIES = 20
 /** Concurrent writes to the store. */
 const BATCH = 50
-/** How often lost entries are reported: a store that is down for long takes none of them. */
+/** How often lost entries are reported: while the store is down, all are lost. */
 const REPORT_EVERY: Millis = 60_000
 /** Characters kept of a text from outside, such as a reason. */
 const MAX_TEXT = 200
@@ -38,13 +38,13 @@ export interface HistoryOptions {
   readonly note: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
   /** Name of this process, without blanks. */
   readonly replica: string
-  /** Entries were lost: the store did not take them, or there were too many at once. */
+  /** Entries were lost: the store did not accept them, or there were too many at once. */
   readonly onDropped: (count: number) => void
 }
 
 /**
  * The history of records, stored beside them for people. Off the request path: written in batches, lost if the store fails. A first
- * execution that was claimed, stored and answered between two flushes leaves no entry: its record says it all (docs/adr/0073).
+ * execution that was claimed, stored and answered between two flushes needs no entry: its record suffices (docs/adr/0073).
  */
 export class History {
   readonly #options: HistoryOptions
@@ -172,7 +172,7 @@ export class History {
       const failed = written.filter(({ status }) => status === 'rejected').length
       this.#dropped += failed
       if (failed < batch.length) continue
-      // The store takes nothing: do not wait for it, least of all at shutdown.
+      // The store accepts nothing: do not wait for it, least of all at shutdown.
       this.#dropped += all.length - at - batch.length
       break
     }

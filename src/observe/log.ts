@@ -79,8 +79,8 @@ const RETRY_AFTER: Millis = 100
 const LAST_LINES: Millis = 1000
 
 /**
- * Writes log lines without ever blocking. What cannot be written now (nobody reads the pipe, the disk is full) is kept up to a limit and
- * retried; beyond it, new lines are dropped and counted. The lines of one turn of the event loop are one write.
+ * Writes log lines without ever blocking. Lines that cannot be written now (nobody reads the pipe, the disk is full) are kept up to a limit
+ * and retried; beyond it, new lines are dropped and counted. The lines of one turn of the event loop are one write.
  */
 export class LogOutput {
   readonly #fd: number

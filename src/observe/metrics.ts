@@ -10,7 +10,7 @@ import {
 } from '../protect/outcomes.ts'
 import { Once } from '../runtime/scheduling.ts'
 
-// Each bound costs a series per route (docs/metrics.md): no more than the alerts and dashboards can tell apart.
+// Each bound costs a series per route (docs/metrics.md): only those that alerts and dashboards distinguish.
 /** Requests, including the upstream's work. */
 const DURATIONS = [0.005, 0.025, 0.05, 0.1, 0.25, 1, 2.5, 10, 60]
 /** The proxy's own share; IdempotencyOverheadHigh compares with 0.1. */
@@ -182,7 +182,7 @@ export class Metrics {
     )
   }
 
-  /** What Prometheus is told. */
+  /** The exposition for Prometheus. */
   async exposition(): Promise<{ readonly contentType: string; readonly text: string }> {
     const registry = await this.#registry.get()
     return { contentType: registry.contentType, text: await registry.metrics() }

@@ -127,7 +127,7 @@ function eachMade<Name extends string | null | void, Value>(
   }
 }
 
-/** Turns what happens to unresolved records into metrics, entries in histories, and a log line if something changes or needs a person. */
+/** Turns events of unresolved records into metrics, entries in histories, and a log line if something changes or needs a person. */
 export function reconcileObserver(
   metrics: Metrics,
   log: Logger,
@@ -238,14 +238,14 @@ export class StoreHealth {
   #mayEvict = true
   #isInGrace = false
   #checks = 0
-  /** It has handed out a key of our own once. */
+  /** It has granted a test claim once. */
   #isProven = false
   #grace: Millis = 0
   #timer: NodeJS.Timeout | undefined
   /** The findings logged last; `down`: the store could not be asked. */
   #logged = ''
   #breakerOpen = false
-  /** As claims last found. */
+  /** As last reported by claims. */
   #isReplicating = true
   readonly #times: { [operation in StoreOperation]?: Distribution } = {}
 
@@ -271,7 +271,7 @@ export class StoreHealth {
     this.#metrics.set('idempotency_breaker_state', labels, BREAKER[state])
     // The breaker closes because the store answered.
     if (state === 'closed') this.#setUp(true)
-    // Each probe that fails opens it anew; logged once.
+    // Each failed probe opens it again; logged once.
     if (state === 'open' && !this.#breakerOpen)
       this.#log.error(labels, 'the store does not answer: breaker open')
     if (state === 'closed') this.#log.warn(labels, 'the store answers again: breaker closed')
@@ -301,7 +301,7 @@ export class StoreHealth {
 
   readonly onWaited = (satisfied: boolean): void => {
     this.#countWait(satisfied, 1)
-    // The log line of each request whose claim waited in vain says so.
+    // Each request whose claim waited in vain logs that itself.
     if (satisfied === this.#isReplicating) return
     this.#isReplicating = satisfied
     if (satisfied) this.#log.warn(this.#labels, 'claims reach the replicas again (store.wait)')
@@ -326,7 +326,7 @@ export class StoreHealth {
   }
 
   /**
-   * Makes the store prove itself, asks what it guarantees, warns about what it does not, and grades it (contract §9), now and at intervals.
+   * Tests the store, reads its guarantees, warns about missing ones, and grades it (contract §9), now and at intervals.
    */
   async watch(store: Store, grace: Millis): Promise<void> {
     this.#grace = grace
@@ -334,7 +334,7 @@ export class StoreHealth {
     await this.#check(store)
   }
 
-  /** Also true if the store does not say, or has not been asked yet: `strict` is not promised on a guess. */
+  /** Also true if the store does not report it, or has not been asked yet: `strict` must not rest on a guess. */
   mayEvict(): boolean {
     return this.#mayEvict
   }
@@ -368,19 +368,19 @@ export class StoreHealth {
       const proof = this.#isProven ? PROVEN : await disproof(asked).catch(unproven)
       // Asked before the store came back: another server may have answered.
       if (nth !== this.#checks) return
-      // A store that takes no claims now hands nothing out, either: it is asked again next time.
+      // A store that accepts no claims now grants none, either: it is asked again next time.
       this.#isProven = proof === PROVEN
       const { grade, reasons: risks } = gradingOf(traits, this.#grace, proof)
       const reasons = [...traits.refusals, ...risks]
       this.#mayEvict = grade === 'unfit' || traits.evicts !== false
       this.#metrics.set('idempotency_store_grade', this.#labels, GRADES.indexOf(grade))
-      const told = [grade, ...reasons].join()
-      if (told !== this.#logged) {
+      const summary = [grade, ...reasons].join()
+      if (summary !== this.#logged) {
         const line = grade === 'strict' ? 'info' : 'warn'
         this.#log[line]({ ...this.#labels, grade }, `the store is graded ${grade}`)
         for (const reason of reasons) this.#log.warn(this.#labels, reason)
       }
-      this.#logged = told
+      this.#logged = summary
     } catch (error) {
       if (nth !== this.#checks) return
       if (this.#logged !== 'down')

@@ -56,7 +56,7 @@ export class Tracing {
   readonly #api: typeof OpenTelemetry
   readonly #tracer: Tracer
   readonly #config: Config
-  /** So that it works without the SDK's context manager, too. */
+  /** Works without the SDK's context manager, too. */
   readonly #serving = new AsyncLocalStorage<Serving>()
 
   constructor(api: typeof OpenTelemetry, config: Config, version: string) {

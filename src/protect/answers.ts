@@ -125,7 +125,7 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
   return counted.length === 0 ? 'media type' : `${counted.join(', ')} or media type`
 }
 
-/** What is known about a request that was sent, for its `detail`. */
+/** The `detail` of a request that was sent without a complete response. */
 export function sentUnanswered(timedOut: boolean): string {
   return `the request was sent, and ${timedOut ? 'no complete response came in time' : 'its response broke off'}`
 }

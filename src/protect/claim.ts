@@ -40,7 +40,7 @@ const MAX_ROUNDS = 16
 /** Pauses after a lost connection, before the claim is repeated. */
 const RECONNECT_PAUSES: readonly Millis[] = [50, 100, 200]
 
-/** The record answers; or this request executes; or neither is possible, and the answer says why. */
+/** The record answers, or this request executes, or neither is possible and the answer says why. */
 export type Claim = { readonly kind: 'existing'; readonly existing: Existing } | Execution | Answer
 
 /** The claim came through. */
@@ -48,14 +48,14 @@ interface Granted {
   readonly kind: 'granted'
   readonly execution: Execution
   readonly version: number
-  /** It replaced a record whose lease had lapsed before anybody wrote that down. */
+  /** It replaced a record whose lease had lapsed but was not yet recorded as lapsed. */
   readonly lapsed: boolean
 }
 
-/** What a claim asks for. */
+/** The contents of a claim. */
 type Attempted = Pick<Execution, 'attempt' | 'operation' | 'before'>
 
-/** What the store says of a claim. */
+/** The store's reply to a claim. */
 type ClaimResult =
   | Granted
   | { readonly kind: 'existing'; readonly existing: Existing }
@@ -68,7 +68,7 @@ type ClaimResult =
 
 /** The part of a request that a claim needs. */
 type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
-  /** Null, in shadow mode: the claim never waits, and the request is sent whatever becomes of it. */
+  /** Null in shadow mode: the claim never waits, and the request is sent in any case. */
   readonly onGone: ProtectedRequest['onGone'] | null
 }
 
@@ -83,7 +83,7 @@ export function claim(ports: Ports, request: Claiming, identified: Identified): 
   return ports.settler.flush(id).then((settled) => ask(ports, request, identified, began, settled))
 }
 
-/** The situation when a claim began. `earlier`: what this replica was executing then. */
+/** The situation when a claim began. `earlier`: this replica's execution at that time. */
 interface Began {
   readonly askedAt: Millis
   readonly earlier: Execution | undefined
@@ -105,8 +105,8 @@ function ask(
   const token = ports.newToken()
   if (!settled) return answered(ports, request, identified, began, notAsked(token))
   const looksFirst = route.limits.newKeys !== null || !identified.mayClaim || identified.asked.isLong
-  const asking = (looksFirst ? lookAndClaim : claimRecord)(ports, request, identified, token)
-  return after(asking, (result) => answered(ports, request, identified, began, result))
+  const claiming = (looksFirst ? lookAndClaim : claimRecord)(ports, request, identified, token)
+  return after(claiming, (result) => answered(ports, request, identified, began, result))
 }
 
 /** Acts on the store's answer to a claim. */
@@ -139,7 +139,7 @@ function answered(
       })
       return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
     case 'unavailable': {
-      // Only where it is needed: an operation has a fingerprint, which a long body takes its time for.
+      // Only if needed: computing the fingerprint of a long body takes time.
       const unclaimed = (): Execution => {
         const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
         return newExecution(id, route, claimed, 0, askedAt, result)
@@ -166,7 +166,7 @@ function answered(
       const why = held
         ? 'the store may just have lost claims, and too many requests are waiting to make new ones'
         : unreplicated
-          ? 'the claim did not reach the replicas that store.wait asks for'
+          ? 'the claim did not reach the replicas that store.wait requires'
           : 'the store does not answer'
       const detail = `${why}; nothing was executed for this request`
       // The retry may arrive at once, at another replica.
@@ -177,7 +177,7 @@ function answered(
     case 'granted': {
       const { execution, lapsed } = result
       const { before } = execution
-      // Whatever the store says: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
+      // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
       const other = meet(ports, id) ?? earlier
       const own = other === undefined ? null : existing(runningRecord(other), asked, route)
       if (other !== undefined && own !== null)
@@ -193,7 +193,7 @@ function answered(
   }
 }
 
-/** What only this replica knows is disclosed once it is on disk, as to its own client. */
+/** Facts that only this replica knows are disclosed once they are on disk, just as for its own client. */
 function answeredHere({ settler }: Ports, id: RecordId, existing: Existing): Soon<Claim> {
   return after(settler.onDisk(id), () => ({ kind: 'existing', existing }))
 }
@@ -230,8 +230,8 @@ function begin({ running, observer }: Ports, progress: Progress, execution: Exec
 }
 
 /**
- * For routes where not every key may create a record (contract §4 `issuedOnly`, §10 `newKeys`): looks for a record first, and only if there
- * is none asks whether one may be created. Likewise for a long body: a retry with the same bytes needs no fingerprint.
+ * For routes where not every key may create a record (contract §4 `issuedOnly`, §10 `newKeys`): looks for a record first, and checks the
+ * permission to create one only if there is none. Likewise for a long body: a retry with the same bytes needs no fingerprint.
  */
 function lookAndClaim(
   ports: Ports,
@@ -273,19 +273,19 @@ function lookAndClaim(
     }
     const result = await claimIt()
     if (result.kind !== 'granted' || result.execution.before !== 'absent')
-      // If the store loses it, the caller has one key less, nothing worse.
+      // If the store loses it, the caller merely has one key less.
       void store.limits.take(bucket, newKeys, -1).catch(() => {})
     return result
   })
 }
 
-/** When to ask the store again after a lost reply. */
+/** The pauses before asking the store again after a lost reply. */
 class Losses {
   /** A reply was lost. */
   any = false
   #reconnects = 0
 
-  /** Null: not at all; a second lost reply ends it. A store that cannot be reached is often back in a moment: a connection broke. */
+  /** Null: give up, after a second lost reply. An unreachable store is often back in a moment: a connection broke. */
   pauseAfter(error: StoreUnavailable): Millis | null {
     const { maybeApplied } = error
     if (error instanceof Unreplicated) {
@@ -314,13 +314,13 @@ async function look(
   return look(ports, id, losses)
 }
 
-/** No claim was sent: the store does not accept even the outcomes that this replica has to write first. */
+/** No claim was sent: the store does not even accept the outcomes that this replica must write first. */
 function notAsked(token: Buffer): Unclaimed {
   const error = new StoreUnavailable('the store does not answer', false)
   return { kind: 'unavailable', error, attempt: { fence: 0, token, attempts: 1 }, lost: false, over: null }
 }
 
-/** Claims the record, or says what it found. One round trip if the key is new or finished. */
+/** Claims the record, or reports the existing one. One round trip if the key is new or finished. */
 function claimRecord(
   ports: Ports,
   request: Claiming,
@@ -362,7 +362,7 @@ function granted(
 
 /**
  * Continues a claim that the first reply did not decide: the record may be taken over, others keep changing it, a reply was lost, or the
- * store is in the grace period after a failover. A claim whose reply was lost is repeated once: the store then shows our own token, and the
+ * store is in the grace period after a failover. A claim whose reply was lost is repeated once: if the store then returns our own token, the
  * attempt goes on (contract §3.4).
  */
 async function contest(
@@ -386,7 +386,7 @@ async function contest(
     let reply: ClaimReply | TakeOverReply =
       round === 0 ? first : await records.claim(id, claimDraft(fresh.operation, fresh.attempt), spans, entry)
     if (reply.kind === 'claimed')
-      // Recognised: the previous round had come through after all. Otherwise the record has gone meanwhile.
+      // Recognised: the previous round succeeded after all. Otherwise the record has gone meanwhile.
       return granted(id, route, reply.recognised ? latest : fresh, reply.stamp, askedAt, over)
     if (reply.kind === 'exists') {
       const decision = decide(reply.record, asked, route, reply.now)
@@ -429,7 +429,7 @@ async function outlast(waiters: Ports['waiters'], request: Claiming, time: Milli
   return waiters.outlast(time, (left) => onGone.call(request, left))
 }
 
-/** A claim succeeded over an execution that this replica knows of: gives the record back to that one. */
+/** A claim succeeded while this replica was executing the record: gives the record back to that execution. */
 async function yieldTo(ports: Ports, other: Execution, { execution, version }: Granted): Promise<void> {
   const given = await giveBack(ports.records, version, other)
   ports.observer.trouble(
@@ -447,8 +447,8 @@ async function yieldTo(ports: Ports, other: Execution, { execution, version }: G
 }
 
 /**
- * The store had lost the record, or gone back to an older state: writes it again for the execution, so that retries find its outcome.
- * False: the store did not take it.
+ * The store had lost the record, or reverted to an older state: rewrites it for the execution, so that retries find its outcome.
+ * False: the store did not accept it.
  */
 async function giveBack(records: Records, version: number, execution: Execution): Promise<boolean> {
   const { id, route, operation, attempt, createdAt, ended } = execution
@@ -463,8 +463,8 @@ async function giveBack(records: Records, version: number, execution: Execution)
 }
 
 /**
- * The record by which this replica answers, whatever the store says: an unsettled outcome, or an execution without a claim; if the store
- * cannot be asked (`alone`), any execution.
+ * The record with which this replica answers regardless of the store: an unsettled outcome, or an execution without a claim; if the store
+ * is unreachable (`alone`), any execution.
  */
 function knownHere(
   ports: Ports,

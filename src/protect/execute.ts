@@ -120,7 +120,7 @@ export async function execute(
       const kept = keptResult(route, response)
       const ended = outcomeOf(route, request.headers, response, declaredOutcome, kept)
       let isStored = false
-      // The body has up to two holders: the answer until it is sent, and the outcome until it is written.
+      // Up to two holders: the answer until it is sent, and the outcome until it is written.
       const share = shared(() => {
         result.release()
         // A held outcome may have answered retries.
@@ -143,7 +143,7 @@ export async function execute(
   }
 }
 
-/** Answers with the response that the record already holds, as every later answer will (contract §7). `cause`: why there is no other. */
+/** Answers with the recorded response, like every later answer (contract §7). `cause`: why there is no other. */
 function recordedAnswer(
   { budget }: Pick<Ports, 'budget'>,
   { id, route, attempt: { fence }, before }: Execution,
@@ -190,7 +190,7 @@ export async function answerInTime(
   return refuse('upstream_slow', 'upstream_slow', detail, more, facts)
 }
 
-/** Forwards, unprotected, a request whose body was searched for a key in vain (contract §3.1). */
+/** Forwards, unprotected, a request whose body holds no key (contract §3.1). */
 export async function passOn(
   { forward }: Pick<Ports, 'forward'>,
   request: ProtectedRequest,
@@ -245,23 +245,23 @@ function brokenOff(
   facts: Omit<Facts, 'outcome'>,
 ): Answer {
   const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
-  const what = sentUnanswered(timedOut)
+  const detail = sentUnanswered(timedOut)
   const all = { ...facts, cause: reason }
   return record === null
     ? refuse(
         code,
         code,
-        `${what}; it carried no key: sent again, it may be executed again`,
+        `${detail}; it carried no key, so a retry may execute it again`,
         { retry: 'no' },
         all,
       )
-    : refuse(code, code, `${what}; whether it was executed is not known`, record, all)
+    : refuse(code, code, `${detail}; whether it was executed is not known`, record, all)
 }
 
 /** The `scope` of an execution without a claim; it equals no other. */
 export const UNCLAIMED_SCOPE = 'none'
 
-/** Tells a proxy in front of this one how a retry is recognised here. Without a claim it may not be. */
+/** Tells a proxy in front of this one how this one recognises a retry. Without a claim it may not. */
 function scopeTold({ route, unclaimed }: Execution): string {
   return unclaimed === null ? scopeOf(route) : UNCLAIMED_SCOPE
 }

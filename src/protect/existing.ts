@@ -57,7 +57,7 @@ async function askAndWait(
 
 /**
  * Waits until the record answers, the time is up or the client leaves. If the running attempt did nothing, one of the waiting requests
- * claims anew, once; the others wait for that one (contract §6).
+ * claims once more; the others wait for it (contract §6).
  */
 async function wait(
   ports: Ports,
@@ -79,7 +79,7 @@ async function wait(
     const decision = news.kind === 'corrupt' ? null : decide(news.record, identified.asked, route, news.now)
     if (decision?.kind === 'gone') continue
     if (decision?.kind === 'take_over') {
-      // The attempt that took over did nothing, either.
+      // The takeover did nothing, either.
       if (decision.from.fence !== original) return { kind: 'existing', existing: running }
       if (!seat.room.takesOver(original)) continue
     } else if (decision !== null) {
@@ -100,7 +100,7 @@ async function wait(
 
 /**
  * Asks the upstream, with the caller's own credentials, whether this caller may see the record (contract §6). Null: yes. Runs before any
- * answer from a record, so that a revoked credential reads nothing, not even a state.
+ * answer from a record: a revoked credential reads nothing, not even a state.
  */
 async function authorizeReplay(
   { forward, grants }: Pick<Ports, 'forward' | 'grants'>,
@@ -138,7 +138,7 @@ async function authorizeReplay(
   return null
 }
 
-/** Header fields that say where the request was addressed and how it arrived. */
+/** Header fields with the request's original address and how it arrived. */
 const ADDRESSING: ReadonlySet<string> = new Set([
   'cdn-loop',
   'host',
@@ -172,7 +172,7 @@ async function probe(forward: Forward, path: string, lines: readonly string[]): 
 
 /** The probe ignores response bodies. */
 const RESPONSE_LIMIT = 64 * 1024
-/** What a client learns when it asks for the state instead of retrying: never the stored body (contract §6, `status.path`). */
+/** The reply to a client that asks for the state instead of retrying; it never has the stored body (contract §6, `status.path`). */
 export type StatusReply =
   | {
       readonly kind: 'found'

@@ -18,7 +18,7 @@ import type {
   RequestSummary,
 } from './request.ts'
 
-/** Everything that happens to a protected request: claim → forward → settle (contract §3). */
+/** Handles a protected request: claim → forward → settle (contract §3). */
 export function guard(ports: Ports, request: ProtectedRequest): Promise<Answer> {
   const { inFlight, observer } = ports
   inFlight.count++
@@ -73,7 +73,7 @@ async function walk(ports: Ports, request: ProtectedRequest): Promise<Answer> {
   // Two holders where the upstream call may outlast the walk.
   const hold = route.respondWithin === null ? null : shared(done)
   const release = hold === null ? done : hold()
-  // Only now, so that a client that never sends its body takes no place from others.
+  // Only now: a client that never sends its body must not take a place from others.
   const caller = callerName(head.caller)
   const leave = ports.inFlight.enter(request.client, caller)
   try {
@@ -115,7 +115,7 @@ function isRemembered(
   derived: boolean,
   { key, onStoreUnavailable }: RoutePolicy,
 ): boolean {
-  // Derived later, the key is a different one.
+  // A key derived later would be a different one.
   if (derived && (key.derive as DerivePolicy).bucket !== null) return false
   return scope === null ? onStoreUnavailable !== 'bypass' : scope !== UNCLAIMED_SCOPE
 }

@@ -27,7 +27,7 @@ import { refuse, storeUnavailable } from './answers.ts'
 import type { Ports } from './ports.ts'
 import type { Answer, Problem, ProtectedRequest } from './request.ts'
 
-/** Who calls, or why nobody can say (contract §5). */
+/** The caller, or why it cannot be identified (contract §5). */
 export type Caller =
   | { readonly kind: 'caller'; readonly parts: readonly (string | null)[] }
   | UnidentifiedCaller
@@ -35,7 +35,7 @@ export type Caller =
 interface UnidentifiedCaller {
   readonly kind: 'unidentified'
   readonly detail: string
-  /** For the log; null: the detail says it all. */
+  /** For the log; null: nothing beyond the detail. */
   readonly cause: string | null
   /** 503: the caller may be known in a moment. */
   readonly status: 400 | 401 | 503
@@ -48,7 +48,7 @@ export interface RequestHead {
   readonly key: Exclude<KeyReading, { kind: 'invalid' }>
 }
 
-/** The record that a request refers to, and what it asks for: everything a claim needs. */
+/** The record and the operation of a request: everything a claim needs. */
 export interface Identified {
   readonly kind: 'identified'
   readonly id: RecordId
@@ -241,8 +241,8 @@ function identified(
     const { fingerprint, rawDigest, recipe } = asked
     const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, key: null, span }
     const sent = identifiersOf(ports, request, id, key, qualifier, read)
-    const told = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
-    return route.key.forwardFence ? { ...told, completion: completionTerms(route) } : told
+    const draft = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
+    return route.key.forwardFence ? { ...draft, completion: completionTerms(route) } : draft
   }
   // The data a key is derived from may be older than this request.
   const bornAt = derived ? 0 : toldBirth
@@ -267,7 +267,7 @@ function identifiersOf(
   if (route.scope.host) return null
   const keepsKey = route.reconcile !== null && asksByKey(route.reconcile) && qualifiedBy !== 'ce-source'
   if (!keepsKey && !route.key.forwardFence) return null
-  // Shadow mode forwards the request unchanged. The fence, which the claim assigns, is no identifier.
+  // Shadow mode forwards the request unchanged. The fence, which the claim assigns, is not an identifier.
   const lines = request.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
   const from = route.key.from.filter(({ kind }) => kind !== 'header')
   const inBody = from.length > 0 && readKey(request, { ...route.key, from }, read).kind === 'key'
@@ -295,7 +295,7 @@ export function refuseCaller({ detail, cause, status }: UnidentifiedCaller): Ans
   return refuse('caller_missing', 'idempotency_caller_missing', detail, { status, ...again }, { cause })
 }
 
-/** Issues keys (contract §4, `issuer`). Times are by the store's clock. */
+/** Issues keys (contract §4, `issuer`). Times follow the store's clock. */
 export interface KeyIssuer {
   issue(now: Millis): Promise<IssuedKey>
 }

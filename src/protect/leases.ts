@@ -2,7 +2,7 @@ import type { Millis, RecordId } from '../core/record.ts'
 import { RecordMap } from '../runtime/record-map.ts'
 import type { Renewal } from '../store/register.ts'
 
-/** Three tries before a lease lapses. Configuration rejects leases too short for that. */
+/** Three tries before a lease lapses. Configuration rejects shorter leases. */
 const RENEWALS_PER_LEASE = 3
 /** Finer than the shortest renewal interval that configuration allows (1 s / 3). */
 const TICK: Millis = 100
@@ -14,7 +14,7 @@ interface HeldLease {
   readonly lease: Millis
   readonly dropIn: Millis
   renewAt: Millis
-  /** Until then, no other replica can have treated the owner as silent. Once it has passed, nothing brings it back. */
+  /** Until then, no other replica can have treated the owner as silent. Once passed, it is never extended. */
   sureUntil: Millis
 }
 
@@ -36,9 +36,9 @@ export class Leases {
   }
 
   /**
-   * `dropIn`: how long an unresolved record of the route is kept. `since`: when the claim was asked for, by
-   * `performance.now()`. Returns whether the attempt may still begin: the process may have been paused, and the record decided
-   * about meanwhile (docs/adr/0032).
+   * `dropIn`: how long an unresolved record of the route is kept. `since`: when the claim was sent, by `performance.now()`.
+   * Returns whether the attempt may still begin: the process may have been paused and the record resolved meanwhile
+   * (docs/adr/0032).
    */
   hold(id: RecordId, token: Buffer, lease: Millis, dropIn: Millis, since: Millis): () => boolean {
     const renewAt = since + lease / RENEWALS_PER_LEASE
@@ -76,7 +76,7 @@ export class Leases {
     this.#renewing = true
     try {
       const still = await this.#renew(batch)
-      // Refused: others may decide about the record, or it is gone. Too late: they may have, and the store has gone back since.
+      // Refused: others may decide on the record, or it is gone. Too late: they may have, and the store has reverted since.
       for (const [n, held] of renewed.entries())
         held.sureUntil =
           still[n] === true && now < held.sureUntil ? now + held.lease * SURE : Number.NEGATIVE_INFINITY

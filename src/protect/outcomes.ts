@@ -2,21 +2,21 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { isProtected } from '../core/route.ts'
 
 /*
- * Every outcome that is counted, logged or noted in histories, under its public name (contract §13). Metrics, log, histories, commands, the
- * operators' page, dashboards and documentation take names and wording from these tables.
+ * The public names of all outcomes (contract §13). Metrics, log, histories, commands, the operators' page, dashboards and documentation take
+ * names and wording from these tables.
  */
 
 interface Row {
-  /** For people: an entry in a record's history, and its documentation. */
+  /** For a record's history, and documentation. */
   readonly says: string
   /** How the page shows it. */
   readonly mood?: 'good' | 'bad'
 }
 
 interface RequestRow extends Row {
-  /** `served`: answered by the upstream, now or earlier. `client`, `error`: who has to fix something. */
+  /** `served`: answered by the upstream, now or earlier. `client`, `error`: the side that has to fix something. */
   readonly group: 'served' | 'duplicate' | 'client' | 'error'
-  /** For a request that was not executed again: what it was answered instead. */
+  /** The answer to a retry that was not executed again. */
   readonly retry?: string
   /** Whether a route's settings allow it; if absent, it can happen on every protected route. */
   readonly when?: (policy: RoutePolicy) => boolean
@@ -24,11 +24,11 @@ interface RequestRow extends Row {
 
 interface ShadowRow {
   readonly says: string
-  /** What `enforce` would have done. `prevented`: executed already, and not executed again. */
+  /** What `enforce` would have done. `prevented`: not executed a second time. */
   readonly effect: 'executed' | 'prevented' | 'refused' | 'unjudged'
 }
 
-/** Tables keep their names as a type; their rows are read as what they are declared to be. */
+/** Keeps a table's names as a type, and gives its rows the declared type. */
 type Table<Row> = <Name extends string>(rows: Readonly<Record<Name, Row>>) => Readonly<Record<Name, Row>>
 const requests: Table<RequestRow> = (rows) => rows
 const results: Table<Row> = (rows) => rows
@@ -145,18 +145,18 @@ export const COMPLETION_RESULTS = results({
   too_large: { says: 'Done; the response was too large to keep' },
   stale: { says: 'A late outcome was refused: a newer one stands', mood: 'bad' },
   recovered: { says: 'The record was gone; its outcome was written again', mood: 'good' },
-  deferred: { says: 'The store did not take the outcome; it is held', mood: 'bad' },
+  deferred: { says: 'The store did not accept the outcome; it is held', mood: 'bad' },
 })
 export type CompletionResult = keyof typeof COMPLETION_RESULTS
 
-/** `result` of `idempotency_reconcile_total`: what asking the upstream about an unknown record brought. */
+/** `result` of `idempotency_reconcile_total`: the result of asking the upstream about an unknown record. */
 export const RECONCILE_RESULTS = results({
   scheduled: { says: 'The upstream will be asked' },
   completed: { says: 'The upstream says that it was done', mood: 'good' },
   retryable: { says: 'The upstream says that it was not done', mood: 'good' },
   pending: { says: 'Asked: the upstream has not decided' },
-  failed: { says: 'Asked: no answer that decides', mood: 'bad' },
-  dead_lettered: { says: 'Asked as often as the route allows: a person has to decide', mood: 'bad' },
+  failed: { says: 'Asked: the answer was inconclusive', mood: 'bad' },
+  dead_lettered: { says: 'All status queries are used up: a person has to decide', mood: 'bad' },
 })
 export type ReconcileResult = keyof typeof RECONCILE_RESULTS
 
@@ -198,7 +198,7 @@ export const SHADOW_VERDICTS = verdicts({
   request_too_large: { effect: 'refused', says: 'Body over limits.request: 413' },
   request_aborted: {
     effect: 'unjudged',
-    says: 'Never complete: the client left, or the upstream answered or broke off before it had read the body',
+    says: 'Incomplete: the client left, or the upstream answered or broke off before it had read the body',
   },
   rate_limited: { effect: 'refused', says: 'One new key too many (limits.newKeys): 429' },
   overloaded: {

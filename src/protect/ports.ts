@@ -31,7 +31,7 @@ export interface Ports extends AnswerPorts {
   /** Running attempts; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace
-  /** The store may evict unexpired records and nobody accepted that risk: `strict` routes refuse (contract §9). */
+  /** The store may evict unexpired records and the risk was not accepted: `strict` routes refuse (contract §9). */
   readonly unfitForStrict: () => boolean
   readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<VerifiedToken>
   /** Whether this proxy's issuer made the key. `now` is the store's time. */

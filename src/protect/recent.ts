@@ -2,11 +2,11 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis, RecordId } from '../core/record.ts'
 import type { Execution } from './request.ts'
 
-/* What this replica remembers of recent requests: bounded, lost at a restart, and nothing promised depends on it. */
+/* This replica's memory of recent requests: bounded, lost at a restart. No guarantee depends on it. */
 
 /** Number of a route's latest answers that count: few, so that a change shows soon. */
 const ANSWERS_COUNTED = 16
-/** The quantile that stands for the usual duration: one very slow answer among a few does not make a route slow. */
+/** The quantile taken as the usual duration: one very slow answer among a few does not make a route slow. */
 const USUAL = 0.75
 
 interface RecentAnswers {
@@ -57,8 +57,8 @@ interface Seen {
 }
 
 /**
- * Notices callers that repeat an operation under a new key (contract §13): a client that generates a new key per attempt is not protected,
- * and cannot tell. Only a hint, from this replica's latest operations, by 53 bits each.
+ * Detects callers that repeat an operation under a new key (contract §13): a client that generates a new key per attempt is not protected
+ * and does not notice. Only a hint, from this replica's latest operations, by 53 bits each.
  */
 export class KeyChurn {
   /** Two generations; the older one is dropped as a whole, since deleting single entries costs more than all the rest. */
@@ -86,7 +86,7 @@ export class KeyChurn {
   }
 }
 
-/** FNV-1a, so that callers, which are credentials, are not kept. */
+/** FNV-1a: callers are credentials and must not be kept. */
 function hashOf(text: string): number {
   let hash = 0x811c9dc5
   for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 0x01000193)

@@ -19,7 +19,7 @@ export interface ReclaimerPorts {
   readonly store: Pick<Store, 'remove'>
   readonly settler: Pick<Settler, 'flush'>
   readonly running: RecordMap<Execution>
-  /** After this no reply from the previous server can arrive; what it acknowledged may be lost, too. */
+  /** After this no reply from the previous server can arrive; writes it acknowledged may be lost, too. */
   readonly repliesWithin: Millis
   /** How long decisions are remembered. */
   readonly keptFor: Millis
@@ -40,7 +40,7 @@ export interface DecisionMade {
 type Job = () => Promise<Result>
 
 /**
- * After a failover, rewrites what this process claimed, completed or decided and the store may have lost: during the grace period, while
+ * After a failover, rewrites this process's claims, outcomes and decisions that the store may have lost, during the grace period, while
  * nobody else claims (contract §9). Keeps the fence, and never overwrites anything newer.
  */
 export class Reclaimer {
@@ -55,7 +55,7 @@ export class Reclaimer {
   readonly decided = (decision: DecisionMade): void => {
     const at = performance.now()
     const { keptFor } = this.#ports
-    // Of one record, the last decision stands.
+    // The last decision on a record stands.
     const others = this.#decisions.filter((one) => at - one.at <= keptFor && one.id !== decision.id)
     this.#decisions = [...others.slice(1 - MOST_DECISIONS), { ...decision, at }]
     if (decision.written === null) this.#ports.records.forget(decision.id)
@@ -63,10 +63,10 @@ export class Reclaimer {
 
   /** Resolves when the store has taken everything, or has refused for too long. */
   async begin({ concerns }: NewEpoch): Promise<void> {
-    const first = await this.#pass(concerns)
+    const first = await this.#pass(concerns, false)
     // Whatever the previous server acknowledged during the first pass.
     await pause(this.#ports.repliesWithin)
-    const written = this.#isClosed ? first : first + (await this.#pass(concerns))
+    const written = this.#isClosed ? first : first + (await this.#pass(concerns, true))
     if (written > 0) this.#ports.onWritten(written)
   }
 
@@ -74,9 +74,9 @@ export class Reclaimer {
     this.#isClosed = true
   }
 
-  async #pass(concerns: NewEpoch['concerns']): Promise<number> {
-    // One for all: each takes the next job.
-    const jobs = this.#jobs(concerns).values()
+  async #pass(concerns: NewEpoch['concerns'], isLast: boolean): Promise<number> {
+    // Shared: each worker takes the next job.
+    const jobs = this.#jobs(concerns, isLast).values()
     let written = 0
     const work = async (): Promise<void> => {
       for (const job of jobs) if ((await this.#insist(job)).kind === 'written') written++
@@ -86,13 +86,16 @@ export class Reclaimer {
   }
 
   /** Claims first: part of the rest answers nobody yet. */
-  #jobs(concerns: NewEpoch['concerns']): Job[] {
+  #jobs(concerns: NewEpoch['concerns'], isLast: boolean): Job[] {
     const { running, settler, records } = this.#ports
-    const claims = [...running].map(([, execution]) => execution).filter(({ id }) => concerns(id))
+    const claims = [...running]
+      .map(([, execution]) => execution)
+      .filter(({ id, unclaimed }) => unclaimed === null && concerns(id))
+    const ended = isLast ? claims.filter((execution) => !isHeld(execution)) : []
     const writes = records.recent().filter(({ id }) => concerns(id))
     const decisions = this.#decisions.filter(({ id }) => concerns(id))
     return [
-      ...claims.filter(isHeld).map((execution) => () => this.#claim(execution)),
+      ...claims.filter(isHeld).map((execution) => () => this.#claim(execution, isLast)),
       async () => ((await settler.flush()) ? KEPT : AGAIN),
       // The newest are the likeliest to be lost.
       ...writes.reverse().map(
@@ -101,16 +104,26 @@ export class Reclaimer {
             this.#split(id, await again()),
       ),
       ...decisions.map((decision) => () => this.#decide(decision)),
+      ...ended.map((execution) => () => this.#outcome(execution)),
     ]
   }
 
-  async #claim(execution: Execution): Promise<Result> {
+  async #claim(execution: Execution, isLast: boolean): Promise<Result> {
     const { id, operation, attempt, createdAt, route } = execution
+    const ended = (): Promise<Result> | typeof KEPT => (isLast ? this.#outcome(execution) : KEPT)
     // If it has ended meanwhile, others may have claimed after it.
-    if (!isHeld(execution)) return KEPT
+    if (!isHeld(execution)) return ended()
     const draft: RecordDraft = { ...claimDraft(operation, attempt), createdAt }
     const reply = await this.#ports.records.reclaim(id, draft, claimSpans(route), () => isHeld(execution))
-    return this.#split(id, reply)
+    return reply.kind === 'kept' && !isHeld(execution) ? ended() : this.#split(id, reply)
+  }
+
+  /** Waits for the outcome to be stored: the settler holds it only once its first write has failed. */
+  async #outcome(execution: Execution): Promise<Result> {
+    const { running, settler } = this.#ports
+    const { id } = execution
+    const isUnanswered = running.get(id) === execution
+    return !isUnanswered && (await settler.flush(id)) ? KEPT : AGAIN
   }
 
   #split(id: RecordId, reply: ReclaimReply): ReclaimReply {
@@ -137,7 +150,7 @@ export class Reclaimer {
       if (written === null || written.spans.dropIn <= age) return KEPT
       return records.reclaim(id, written.draft, aged(written.spans, age))
     }
-    // Where the store has gone back, others may have made another state of the same version.
+    // If the store has reverted, others may have written another state with the same version.
     const state = readAt(record, now)?.state
     if (record.version !== version || state === 'in_progress') return KEPT
     if (written === null) return (await store.remove(id, version)) ? WRITTEN : KEPT
@@ -156,7 +169,7 @@ export class Reclaimer {
     return reply
   }
 
-  /** A bug with one record keeps no other from being written. */
+  /** A bug with one record must not keep the others from being written. */
   async #try(job: Job): Promise<Result> {
     try {
       return await job()
@@ -174,9 +187,9 @@ const AGAIN = { kind: 'unavailable' } as const
 
 type Result = ReclaimReply | SettleReply | typeof KEPT | typeof WRITTEN | typeof AGAIN
 
-/** Whether it has a claim and no outcome, so that only the claim protects it. */
-function isHeld({ unclaimed, ended }: Execution): boolean {
-  return unclaimed === null && ended === null
+/** Whether it has no outcome, so that only its claim protects it. */
+function isHeld({ ended }: Execution): boolean {
+  return ended === null
 }
 
 function aged({ dueIn, dropIn }: Spans, age: Millis): Spans {

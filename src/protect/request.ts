@@ -27,7 +27,7 @@ export interface ProtectedRequest {
   /** Normalised; null if the route's scope has no host, or the request names none. */
   readonly host: string | null
   readonly headers: RawHeaders
-  /** The client's IPv4 address, or the /64 of its IPv6 one. */
+  /** The client's IPv4 address, or the /64 of its IPv6 address. */
   readonly client: string
   readonly traceId: string | null
   /** `traceparent` of the request's own span if it is sampled; stored with the record. */
@@ -44,7 +44,7 @@ export interface ProtectedRequest {
   onGone(left: () => void): () => void
 }
 
-/** What the upstream learns about an attempt. */
+/** Facts about an attempt for the upstream. */
 export interface SentAttempt {
   readonly id: RecordId
   readonly key: string
@@ -55,7 +55,7 @@ export type BodyReading =
   | { readonly kind: 'body'; readonly body: Buffer; readonly release: () => void }
   | { readonly kind: 'too_large' | 'timeout' | 'aborted' | 'no_room' }
 
-/** What is written to the client. */
+/** Written to the client. */
 export type Reply =
   | {
       readonly kind: 'response'
@@ -63,7 +63,7 @@ export type Reply =
       readonly replayed: boolean
       /** Header lines that the proxy adds. */
       readonly proxyHeaders: readonly string[]
-      /** Call it once the body has been sent, or never will be: its memory may be freed. */
+      /** Call it once the body has been sent, or never will be: frees its memory. */
       readonly release: () => void
     }
   | { readonly kind: 'live'; readonly live: LiveResponse; readonly proxyHeaders: readonly string[] }
@@ -77,17 +77,17 @@ export interface Problem {
   readonly proxyHeaders: readonly string[]
 }
 
-/** How a protected request was answered, and what its log line and metrics say about that. */
+/** How a protected request was answered, with facts for its log line and metrics. */
 export type Answer = Reply & { readonly facts: Facts }
 
-/** What a step found out, for log and metrics. */
+/** Findings of a step, for log and metrics. */
 export interface Facts {
   /** Null: nobody was answered. */
   readonly outcome: RequestOutcome | null
   readonly before?: State | 'absent' | null
   readonly after?: State | null
   readonly fence?: number | null
-  /** For operators: what the client is not told, such as addresses. */
+  /** For operators only, such as addresses. */
   readonly cause?: string | null
   /** `traceparent` of the execution whose response is replayed, if its record has one. */
   readonly replayOf?: string | null
@@ -109,7 +109,7 @@ export interface Progress {
   upstreamMs: Millis
 }
 
-/** What the log line and the metrics of one protected request are made of. */
+/** The facts for the log line and the metrics of a protected request. */
 export interface RequestSummary
   extends Required<Facts>,
     Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut'>> {
@@ -119,7 +119,7 @@ export interface RequestSummary
   readonly status: number | null
 }
 
-/** What shadow mode reports about a request. */
+/** Shadow mode's report about a request. */
 export interface ShadowSummary extends RequestSummary {
   /** Age of the completed record that a retry found. */
   readonly retryAge: Millis | null

@@ -24,20 +24,20 @@ import { Declined, Unreplicated } from '../store/register.ts'
 import type { CompletionResult } from './outcomes.ts'
 import type { Execution, Observer, Unclaimed } from './request.ts'
 
-/** Pauses between retries of a write that the store did not take. */
+/** Pauses between retries of a write that the store did not accept. */
 const RETRY_FIRST: Millis = 100
 const RETRY_MOST: Millis = 5_000
 /** About 1 KiB each without bodies, which are counted in `limits.buffered`. */
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
 /**
- * How long an answer waits for its outcome to reach the disk: many times what a healthy disk needs, but no longer than a hanging store
+ * How long an answer waits for its outcome to reach the disk: much longer than a healthy disk needs, but no longer than a hanging store
  * would take.
  */
 const KEEP_AT_MOST: Millis = 500
 
 /**
- * Size of a spool that can take everything held: as much as memory may hold, and as much again for entries already written but not yet
+ * Size of a spool that can hold everything: as much as memory may hold, and as much again for entries already written but not yet
  * dropped with their segment.
  */
 export function spoolRoom(buffered: number): number {
@@ -54,11 +54,11 @@ export interface Settled {
   readonly expiresAt: Millis | null
   /** The record that this outcome left, for waiting requests; null: look it up. */
   readonly left: OutcomeDraft | null
-  /** The answer to this attempt that the store already had: it counts, whatever the upstream answered (contract §7). */
+  /** The answer to this attempt that the store already had: it takes precedence over the upstream's (contract §7). */
   readonly recorded: CompletedResponse | null
 }
 
-/** An outcome that the store has not taken yet. */
+/** An outcome that the store has not accepted yet. */
 interface HeldOutcome {
   readonly pending: PendingOutcome
   readonly release: () => void
@@ -66,15 +66,15 @@ interface HeldOutcome {
   readonly giveUpAt: Millis
   /** Its entry on disk; null: held in memory only. */
   readonly kept: Kept | null
-  /** Resolves once it is on disk; null: it is there, or was given up. */
+  /** Resolves once it is on disk; null: it already is, or was given up. */
   keeping: Promise<unknown> | null
   /** The write in progress: one at a time. */
   trying: Promise<Unavailable | null> | null
 }
 
 /**
- * Writes outcomes where §2 accepts them. What the store does not take is held here, and in the spool if there is one: it is retried with
- * the same token for as long as its claim may stay in the store (`unresolvedTtl`), and answers retries meanwhile (contract §2, §7).
+ * Writes outcomes where §2 accepts them. Holds the ones that the store does not accept, here and in the spool if there is one: retries them
+ * with the same token for as long as the claim may stay in the store (`unresolvedTtl`), and answers from them meanwhile (contract §2, §7).
  */
 export class Settler {
   readonly #records: Records
@@ -101,12 +101,12 @@ export class Settler {
     return this.#size >= MAX_HELD
   }
 
-  /** Whether anything of the record is held, a withdrawal too. */
+  /** Whether an outcome or withdrawal of the record is held. */
   holds(id: RecordId): boolean {
     return this.#held.has(id)
   }
 
-  /** The record according to the outcome held here; of several, the one that says most. */
+  /** The record according to the outcome held here; of several, the most informative one. */
   held(id: RecordId): IdempotencyRecord | null {
     const all = this.#held.get(id)
     if (all === undefined) return null
@@ -116,20 +116,20 @@ export class Settler {
     return most === undefined ? null : heldRecord(most.draft)
   }
 
-  /** Waits until nothing a client is told can be lost with this process: what is held of the record is on disk, or given up. */
+  /** Resolves once the record's held outcomes are on disk, or given up: no answer may depend on this process alone. */
   onDisk(id: RecordId): Soon<unknown> {
     const keeping = (this.#held.get(id) ?? []).flatMap((held) => held.keeping ?? [])
     return keeping.length === 0 ? null : Promise.all(keeping)
   }
 
-  /** Takes over what an earlier process left in the spool. `hold` reserves a body's bytes and returns a function that releases them. */
+  /** Takes over an earlier process's outcomes from the spool. `hold` reserves a body's bytes and returns a function that releases them. */
   restore(left: readonly Left[], hold: (bytes: number) => () => void): void {
     for (const { unsettled, kept } of left) this.#add(unsettled, kept, null, hold(bodyBytes(unsettled.draft)))
   }
 
   /**
-   * Writes the outcome now, or holds it; without a claim it is held until the store is back. `release` returns the body's bytes once they
-   * are not needed here any more. Never fails: the client's answer does not depend on it.
+   * Writes the outcome now, or holds it; without a claim, until the store is back. `release` returns the body's bytes once they are no
+   * longer needed here. Never fails: the client's answer does not depend on it.
    */
   settle(execution: Execution, outcome: Outcome, release: () => void): Soon<Settled> {
     const { unclaimed } = execution
@@ -141,7 +141,7 @@ export class Settler {
   }
 
   /**
-   * Frees a claim whose reply was lost, or that has not reached its replicas: writes `failed_retryable` under its token as soon as
+   * Withdraws a claim whose reply was lost, or that has not reached its replicas: writes `failed_retryable` under its token as soon as
    * possible. Resolves once that is written or held.
    */
   withdraw(execution: Execution, { over, error }: Unclaimed): Soon<unknown> {
@@ -150,11 +150,11 @@ export class Settler {
     const outcome: Outcome = { kind: 'not_executed', reason: `the claim was withdrawn: ${why}` }
     const pending = pendingOutcome(execution, outcome, { withdrawn: true, over: over?.version ?? null })
     if (isThere) return this.#writeOrHold(pending, () => {})
-    // Nobody waits for the disk: a claim left in the store lapses by itself.
+    // No need to wait for the disk: a claim left in the store lapses by itself.
     return void this.#hold(pending, error, () => {})
   }
 
-  /** Tries to write everything held, or only this record's outcomes. True: nothing (of it) is held any more. */
+  /** Tries to write all held outcomes, or only this record's. True: none (of it) is held any more. */
   async flush(id?: RecordId): Promise<boolean> {
     if (id !== undefined) return (await this.#flushRecord(id)) === null
     this.#flushing ??= this.#flushAll().finally(() => {
@@ -164,7 +164,7 @@ export class Settler {
     return this.#size === 0
   }
 
-  /** Releases what is held. The spool keeps its entries for the next process. */
+  /** Releases all held outcomes. The spool keeps its entries for the next process. */
   async close(): Promise<void> {
     if (this.#timer !== null) clearTimeout(this.#timer)
     const left = [...this.#held.values()].flat()
@@ -240,13 +240,13 @@ export class Settler {
     const { id, draft, spans, over } = pending
     if (draft.state === 'failed_retryable') {
       if (found.version !== over) return this.#refused(pending, found)
-      // The takeover has not arrived, and must not any more: rewrites the record as it is, under another version.
+      // The takeover has not arrived, and must not succeed any more: rewrites the record unchanged, under another version.
       const moved = await this.#records.replace(id, found.version, found, remainingSpans(found, now))
       if (moved?.kind === 'refused') return await this.#write(pending)
       if (moved?.kind === 'unavailable' || moved?.kind === 'corrupt') return this.#notWritten(pending, moved)
       return this.#written(pending, 'released', found.state, null)
     }
-    // The request was executed, but the record would let a retry execute: it must not.
+    // The request was executed, but the record would still let a retry execute.
     const asked = { ...draft, rawDigestUnder: () => draft.rawDigest }
     if (decide(found, asked, pending, now).kind !== 'take_over') return this.#refused(pending, found)
     const taken = await this.#records.takeOver(id, found, draft, spans)
@@ -259,7 +259,7 @@ export class Settler {
     const { draft } = pending
     if (trouble.kind === 'unavailable') {
       if (!trouble.full || draft.state !== 'completed' || !draft.result.kept) return trouble
-      // What is done stays done: without room for the body, it is recorded without one (contract §3).
+      // Completed stays completed: without room for the body, it is recorded without one (contract §3).
       const result = withoutBody(draft.result.response, 'no_room')
       return this.#write({ ...pending, draft: { ...draft, result } })
     }
@@ -282,7 +282,7 @@ export class Settler {
     return { kind: 'settled', state, expiresAt, left: known ? draft : null, recorded: null }
   }
 
-  /** The store no longer has the attempt, or has it in a state that takes no outcome (contract §2). */
+  /** The store no longer has the attempt, or its state accepts no outcome (contract §2). */
   #refused(pending: PendingOutcome, found: IdempotencyRecord): Settled {
     const { id, draft, claimed } = pending
     if (isRecorded(found, draft)) {
@@ -363,7 +363,7 @@ export class Settler {
     for (const id of this.#held.keys()) {
       const trouble = await this.#flushRecord(id)
       if (trouble === null || trouble.full || trouble.error instanceof Declined) continue
-      // A store that is unreachable will not take the others, either. In case only this one fails, the others go first next time.
+      // An unreachable store will not accept the others, either. If only this one fails, the others go first next time.
       const left = this.#held.get(id)
       this.#held.delete(id)
       if (left !== undefined) this.#held.set(id, left)

@@ -2,17 +2,17 @@ import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Watching } from '../store/register.ts'
 
-/** Pause before the first look at the store; each next one doubles, up to `most`. */
+/** Pause before the first read of the store; each next one doubles, up to `most`. */
 export interface PollIntervals {
   readonly first: Millis
   readonly most: Millis
 }
 
-/** For lost messages, and stores that send none. */
+/** Covers lost messages, and stores that send none. */
 const POLL: PollIntervals = { first: 100, most: 1000 }
 
 export type RecordNews =
-  /** The record as it is now. `now` is the store's time; 0 if this replica itself has just written the record. */
+  /** The current record. `now` is the store's time; 0 if this replica itself has just written the record. */
   | { readonly kind: 'record'; readonly record: IdempotencyRecord; readonly now: Millis }
   | { readonly kind: 'absent' }
   /** It cannot be decoded. */
@@ -28,7 +28,7 @@ export class WaitingRoom {
   #most: number
   readonly #poll: PollIntervals
   readonly #rooms = new Map<RecordId, Room>()
-  /** Dismiss the requests that wait for the store rather than for a record. */
+  /** Functions that dismiss the requests that wait for the store rather than for a record. */
   readonly #dismissals = new Set<() => void>()
   #size = 0
   #draining = false
@@ -44,7 +44,7 @@ export class WaitingRoom {
     return this.#size
   }
 
-  /** Sets a new bound; requests already waiting stay. */
+  /** Sets a new limit; requests already waiting stay. */
   resize(most: number): void {
     this.#most = most
   }
@@ -101,7 +101,7 @@ export class WaitingRoom {
     else room?.tell({ kind: 'record', record, now: 0 })
   }
 
-  /** The proxy stops: requests that wait for attempts on this replica may stay; the others are dismissed. */
+  /** The proxy stops: keeps the requests that wait for attempts on this replica and dismisses the others. */
   drain(): void {
     this.#draining = true
     for (const dismiss of this.#dismissals) dismiss()
@@ -149,7 +149,7 @@ class Room {
     for (const seat of this.seats) seat.dismiss()
   }
 
-  /** The attempt runs elsewhere: watches for other replicas' writes, and looks once for those missed until then. */
+  /** The attempt runs elsewhere: watches for other replicas' writes, and reads the record once in case it missed one. */
   listen(): void {
     if (this.listening) return
     this.listening = true
@@ -197,7 +197,7 @@ class Room {
   async #look(): Promise<void> {
     this.#looking = true
     const reply = await this.#records.get(this.#id).catch(() => ({ kind: 'corrupt' }) as const)
-    // If the store is unavailable, the next look may succeed.
+    // If the store is unavailable, the next read may succeed.
     if (reply.kind === 'corrupt') this.tell({ kind: 'corrupt' })
     else if (reply.kind === 'read') {
       const { record, now } = reply

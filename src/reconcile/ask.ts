@@ -44,20 +44,20 @@ interface Due {
   readonly now: Millis
 }
 
-/** A due record that the upstream is to be asked about. */
+/** A due record for a status query. */
 interface Askable extends Due {
   readonly route: RoutePolicy
   readonly policy: ReconcilePolicy
 }
 
-/** Only a route that protects asks. */
+/** Only protected routes send status queries. */
 export function reconcileOf(route: RoutePolicy | null): ReconcilePolicy | null {
   return route?.mode === 'enforce' ? route.reconcile : null
 }
 
 /**
- * Looks at a record that the index says is due, and makes the changes that need no query: ending a lapsed lease, scheduling a later look.
- * Returns the record if the upstream is to be asked about it, else null.
+ * Checks a record that the index lists as due, and makes the changes that need no query: ending a lapsed lease, scheduling a later check.
+ * Returns the record if the upstream must be asked about it, else null.
  */
 export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<Askable | null> {
   const { record, now } = orThrow(await ports.records.get(id))
@@ -76,7 +76,7 @@ export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<A
   return null
 }
 
-/** Writes down what everybody already reads: the lease lapsed, so the record is unknown (contract §2). */
+/** Records what everybody already reads: the lease lapsed, so the record is unknown (contract §2). */
 async function writeLapsed(
   ports: ReconcilePorts,
   id: RecordId,
@@ -102,7 +102,7 @@ async function writeLapsed(
   if (policy !== null) ports.observer.reconciled(record.route, 'scheduled', id)
 }
 
-/** Random extra share of each pause: records that became unknown together are not looked at together. */
+/** Random extra share of each pause: spreads the checks of records that became unknown together. */
 const JITTER = 0.2
 
 interface Written {
@@ -112,7 +112,7 @@ interface Written {
 }
 
 /**
- * Keeps the record unknown and due again after `pause`, if it is still at its version; null: somebody else was faster. Reports once if the
+ * Keeps the record unknown and due again after `pause`, if its version is unchanged; null: somebody else was faster. Reports once if the
  * record is about to be dropped, except while a status query runs (`undisturbed`).
  */
 async function write(
@@ -128,7 +128,7 @@ async function write(
   const later = Math.round(pause * (1 + JITTER * ports.random()))
   const dueIn = next.reported ? later : Math.min(later, Math.max(reportDue - now, undisturbed))
   const draft = { ...record, reconciliation: next }
-  // Looking does not prolong a record's life.
+  // A check does not prolong a record's life.
   const spans = { dueIn, dropIn: record.dropAt - now }
   const reply = orThrow(await ports.records.replace(id, record.version, draft, spans))
   if (reply?.kind !== 'written') return null
@@ -140,13 +140,13 @@ async function write(
 const MARGIN: Millis = 5_000
 
 /**
- * Asks the upstream about a record, once, and writes what follows from the answer. First it writes a later next look and counts the query:
- * of several replicas one asks, and one that dies meanwhile costs a pause. The answer is written only if the record is unchanged since: an
- * owner or operator who was faster wins.
+ * Asks the upstream about a record once, and writes the result. First it counts the query and postpones the next check, so that only one
+ * replica asks, and one that dies meanwhile costs a pause. It writes the result only if the record is unchanged since: an owner or operator
+ * who was faster wins.
  */
 export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const { id, record, reconciliation: before, route, policy } = due
-  // An upstream that stores the key with its quotes does not find it without them, and vice versa.
+  // An upstream that stores the key with quotes does not find it without them, and vice versa.
   const spellings = record.keySent !== undefined && asksByKey(policy) ? 2 : 1
   const key = before.asked % spellings === 1 ? (record.keySent as string) : record.key
   const about: About = { id, key, parameters: pathParameters(route.match, record.path), route, policy }
@@ -177,7 +177,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
     const step = doubt === null ? first : stepBy({ kind: 'unusable', why: doubt })
     const now = { ...due, record: { ...record, version: taken.version }, now: taken.now }
     if (believed.kind === 'mismatch' && before.answer !== believed.why)
-      ports.observer.trouble('the answer about an unknown record is not that of this record', {
+      ports.observer.trouble('the answer about an unknown record is about another one', {
         ...named(due),
         answer: believed.why,
       })
@@ -192,7 +192,7 @@ function freesKey(step: Step): boolean {
   return step.kind === 'resolved' && step.resolution.kind === 'not_executed'
 }
 
-/** Why "not found" is not believed although the upstream received the identifier it is asked by; null: it is believed. */
+/** Why "not found" is not believed although the upstream received the identifier; null: it is believed. */
 function doubtOf(proof: Proof): string | null {
   switch (proof.kind) {
     case 'refuted':
@@ -253,7 +253,7 @@ export interface About {
   readonly policy: ReconcilePolicy
 }
 
-/** `unaskable`: the record has too little for a status query. */
+/** `unaskable`: the record lacks an identifier for a status query. */
 export type AskResult = StatusQueryResult | { readonly kind: 'unaskable'; readonly why: string }
 
 /** Asks once. The caller must keep nothing of the answer's body. */

@@ -4,7 +4,7 @@ import { orThrow } from '../store/records.ts'
 import type { ReconcilePorts } from './ports.ts'
 import { each, Rounds, shuffled } from './rounds.ts'
 
-/** Between looks. What is over is not replayed meanwhile, so its room can wait. */
+/** Between rounds. Responses past their end are not replayed meanwhile, so their room can wait. */
 const LOOK_EVERY: Millis = 10_000
 /** The pause while there is more to do. */
 const LOOK_SOON: Millis = 50
@@ -12,18 +12,18 @@ const LOOK_SOON: Millis = 50
 const BATCH = 256
 /** Each is read with a body of perhaps several MiB. */
 const AT_ONCE = 8
-/** Records that cannot be changed, such as those sealed with a removed key, are passed over up to this number. */
+/** Skips up to this many records that cannot be changed, such as those sealed with a removed key. */
 const MOST_LEFT = 10_000
 
 type Ports = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 'random'>
 
 /**
- * Takes responses out of records that outlive them (`ttl.body`, docs/adr/0111). Every replica runs one; they share the work by
- * compare-and-set. Nothing but the room depends on it: whoever reads such a record finds no response.
+ * Removes responses from records that outlive them (`ttl.body`, docs/adr/0111). Every replica runs one; they share the work by
+ * compare-and-set. It only frees room: readers of such a record already see no response.
  */
 export class BodyRemover {
   readonly #ports: Ports
-  /** How many ids the last look left due: the next one reads that many more, to find others. */
+  /** How many ids the last round left due: the next one reads that many more, to find others. */
   #left = 0
   readonly #rounds: Rounds
 
@@ -34,7 +34,7 @@ export class BodyRemover {
       every: LOOK_EVERY,
       soon: LOOK_SOON,
       most: LOOK_EVERY,
-      trouble: 'internal error while responses were taken out of records',
+      trouble: 'internal error while removing responses from records',
       ports,
     })
   }
@@ -49,7 +49,7 @@ export class BodyRemover {
   }
 
   /**
-   * Takes out some of what is over. True: there may be more.
+   * Removes some of the responses past their end. True: there may be more.
    *
    * @throws {StoreUnavailable}
    */
@@ -73,7 +73,7 @@ export class BodyRemover {
   async #takeOut(id: RecordId): Promise<boolean> {
     const { records } = this.#ports
     const found = await records.get(id)
-    // Whoever asks for it hears of that.
+    // Readers of the record get the error.
     if (found.kind === 'corrupt') return false
     const { record, now } = orThrow(found)
     const change = record === null ? null : bodiless(record, now)

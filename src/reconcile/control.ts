@@ -17,9 +17,9 @@ import type { ReconcilePorts } from './ports.ts'
 
 /** Completed records remembered per route: one that the upstream still knows is enough. */
 const REMEMBERED = 4
-/** Minimum time between those remembered, so that under load not all are newer than the index that the upstream searches. */
+/** Minimum time between them, so that under load not all are newer than the upstream's search index. */
 const APART: Millis = 15_000
-/** How much of the store to search if this replica remembers none. Records of a page are read concurrently. */
+/** Pages of the store to search if this replica remembers none. Records of a page are read concurrently. */
 const PAGES = 128
 const PAGE = 32
 /** Number of records among which the youngest are chosen: upstreams forget old ones first. */
@@ -49,7 +49,7 @@ export type Say = (
 
 type Known = readonly [RecordId, Completed]
 
-/** The status query of a route in one configuration, and what is known of it. */
+/** The status query of a route in one configuration, with its test results. */
 interface ControlQuery {
   route: RoutePolicy
   readonly policy: ReconcilePolicy
@@ -65,7 +65,7 @@ interface ControlQuery {
 // biome-ignore format: a table
 const FINDINGS = {
   canaryFound: ['error',
-    'the status query of `reconcile` finds a request that never existed: what it finds proves nothing'],
+    'the status query of `reconcile` finds a request that never existed: its answers prove nothing'],
   canaryOpen: ['warn',
     'the status query of `reconcile` about a request that never existed is not answered by `notFound`: it frees no key'],
   refuted: ['error',
@@ -74,8 +74,8 @@ const FINDINGS = {
 } as const
 
 /**
- * Sends status queries with known answers, to judge whether answers can be trusted (docs/adr/0040): about requests that the upstream
- * answered with a success, which it must find, and about one that never existed, the canary, which it must not.
+ * Tests status queries whose answers are known (docs/adr/0040): they must find requests that the upstream answered with a success, and must
+ * not find one that never existed, the canary.
  */
 export class Control {
   readonly #ports: ControlPorts
@@ -92,7 +92,7 @@ export class Control {
     this.#stopped = true
   }
 
-  /** A request of the route was completed on this replica. */
+  /** This replica completed a request of the route. */
   completed(route: string, id: RecordId): void {
     const now = this.#ports.clock()
     const found = this.#remembered.get(route)
@@ -140,7 +140,7 @@ export class Control {
     const asked = known.map((one) => askBoth(this.#ports, query, one, one[1].keySent))
     const proof = proofOf(await Promise.all(asked))
     if (proof.kind === 'proven') query.provenAt = this.#ports.clock()
-    // Only what is new.
+    // Only new ones.
     if (query.reported !== proof.kind && (proof.kind === 'proven' || proof.kind === 'refuted'))
       this.#say(query, proof.kind)
     query.reported = proof.kind
@@ -149,12 +149,12 @@ export class Control {
 
   /** Sends the canary of every new status query. Resolves when all have been answered. */
   async check(routes: readonly RoutePolicy[]): Promise<void> {
-    const asking = routes.flatMap((route) => {
+    const queries = routes.flatMap((route) => {
       const policy = reconcileOf(route)
       return policy === null ? [] : [this.#query(route, policy)]
     })
-    for (const [name, query] of this.#queries) if (!asking.includes(query)) this.#queries.delete(name)
-    await Promise.all(asking.map((query) => this.#check(query)))
+    for (const [name, query] of this.#queries) if (!queries.includes(query)) this.#queries.delete(name)
+    await Promise.all(queries.map((query) => this.#check(query)))
   }
 
   async #check(query: ControlQuery): Promise<void> {
@@ -211,7 +211,7 @@ export class Control {
     return found.flat()
   }
 
-  /** The youngest that the store shows: completed on another replica, or before this process began. */
+  /** The youngest in the store: completed by another replica, or before this process began. */
   async #search(query: ControlQuery): Promise<Known[]> {
     if (this.#ports.clock() - query.searchedAt < SEARCH_AGAIN) return []
     const all: Known[] = []

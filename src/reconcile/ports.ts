@@ -7,9 +7,9 @@ import type { Records } from '../store/records.ts'
 import type { Register } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 
-/** Observes what happens to unresolved records; must not throw. */
+/** Observes unresolved records; must not throw. */
 export interface ReconcileObserver {
-  /** A lapsed lease was written down. */
+  /** A lapsed lease was recorded. */
   leaseExpired(route: string, id: RecordId): void
   reconciled(route: string, result: ReconcileResult, id: RecordId): void
   /** The record will be dropped unresolved at `dropAt`. Called once. */
@@ -20,7 +20,7 @@ export interface ReconcileObserver {
 /** Timeout of a status query. It can be repeated, so it is tighter than `upstream.timeout`. */
 export const STATUS_QUERY_TIMEOUT: Millis = 10_000
 
-/** What the workers on unresolved records need. */
+/** The ports of the workers on unresolved records. */
 export interface ReconcilePorts {
   readonly records: Pick<Records, 'get' | 'replace'>
   readonly store: Pick<Register, 'due' | 'ping'>
@@ -40,7 +40,7 @@ export interface ReconcilePorts {
   readonly observer: ReconcileObserver
   /** 0 to below 1. */
   readonly random: () => number
-  /** What this process has seen of the store's clock, by `monotonic`. */
+  /** This process's observations of the store's clock, by `monotonic`. */
   readonly clock: StoreClock
   readonly monotonic: () => Millis
 }

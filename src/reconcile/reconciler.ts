@@ -16,7 +16,7 @@ export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monoton
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
 }
 
-/** Everything a process does on its own about records. */
+/** A process's background work on records. */
 export class Reconciler {
   readonly #sweeper: Sweeper
   readonly #bodies: BodyRemover
@@ -87,7 +87,7 @@ export class UnresolvedCount {
     this.#ports = ports
   }
 
-  /** Never rejects: a count that fails is no reason to stop serving. */
+  /** Never rejects: a failed count must not stop the proxy. */
   async start(): Promise<void> {
     const { observer } = this.#ports
     try {

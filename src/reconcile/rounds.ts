@@ -9,12 +9,12 @@ export interface RoundsOptions {
   readonly every: Millis
   readonly soon: Millis
   readonly most: Millis
-  /** For the log: a round failed, and not for lack of the store. */
+  /** For the log: a round failed although the store was available. */
   readonly trouble: string
   readonly ports: Pick<ReconcilePorts, 'observer' | 'random'>
 }
 
-/** Work of every replica that comes again and again, at irregular intervals: replicas must not meet each time. */
+/** Repeats work of every replica at irregular intervals, so that replicas do not collide each time. */
 export class Rounds {
   readonly #options: RoundsOptions
   #timer: NodeJS.Timeout | null = null

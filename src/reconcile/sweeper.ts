@@ -15,22 +15,22 @@ const SWEEP_MOST: Millis = 5_000
 const BATCH = 256
 /** Records read, and status queries asked, concurrently. */
 const AT_ONCE = 16
-/** Queued status queries: the rest stays due, and later sweeps find it again. */
+/** Queued status queries: the rest stay due for later sweeps. */
 const MOST_WAITING = 1_024
 /** How many unreadable records are reported, once each. */
 const MOST_REPORTED = 1_000
-/** How many unreadable records a sweep skips: those sealed with a removed key may all be due before the others. */
+/** How many unreadable records a sweep skips: all those sealed with a removed key may be due before the others. */
 const MOST_UNREADABLE = 10_000
 
 /**
- * Works through the store's index of unresolved records: writes down lapsed leases, asks about unknown records if their route says how, and
- * reschedules the rest. Every replica runs one; they share the work by compare-and-set.
+ * Works through the store's index of unresolved records: records lapsed leases, asks about unknown records if their route has `reconcile`,
+ * and reschedules the rest. Every replica runs one; they share the work by compare-and-set.
  */
 export class Sweeper {
   readonly #ports: ReconcilePorts
   readonly #reported = new Set<RecordId>()
   /** Queued or being asked about. */
-  readonly #asking = new Set<RecordId>()
+  readonly #queried = new Set<RecordId>()
   readonly #queue: RecordId[] = []
   #queries = 0
   /** How many ids the last sweep left due: the next one reads that many more, to find others. */
@@ -52,7 +52,7 @@ export class Sweeper {
 
   /** Status queries queued or under way. */
   get asking(): number {
-    return this.#asking.size
+    return this.#queried.size
   }
 
   start(): void {
@@ -62,18 +62,18 @@ export class Sweeper {
   /** Starts nothing new; resolves when all running work has ended. */
   async stop(): Promise<void> {
     const stopped = this.#rounds.stop()
-    for (const id of this.#queue.splice(0)) this.#asking.delete(id)
+    for (const id of this.#queue.splice(0)) this.#queried.delete(id)
     await stopped
     await this.idle()
   }
 
   /** Resolves when no status query is queued or under way. */
   idle(): Promise<void> {
-    return this.#asking.size === 0 ? Promise.resolve() : new Promise((resolve) => this.#idle.push(resolve))
+    return this.#queried.size === 0 ? Promise.resolve() : new Promise((resolve) => this.#idle.push(resolve))
   }
 
   /**
-   * Looks at everything due and starts status queries. True: there may be more to do at once.
+   * Checks all due records and starts status queries. True: there may be more to do at once.
    *
    * @throws {StoreUnavailable}
    */
@@ -84,7 +84,7 @@ export class Sweeper {
     const limit = BATCH + this.#left
     const ids = await store.due(limit)
     const open = shuffled(
-      ids.filter((id) => !this.#asking.has(id)),
+      ids.filter((id) => !this.#queried.has(id)),
       this.#ports.random,
     )
     let moved = 0
@@ -116,8 +116,8 @@ export class Sweeper {
     }
     if (due === undefined) return undefined
     if (due === null) return !this.#ports.isOwn(id)
-    if (this.#rounds.stopped || this.#asking.size >= MOST_WAITING) return false
-    this.#asking.add(id)
+    if (this.#rounds.stopped || this.#queried.size >= MOST_WAITING) return false
+    this.#queried.add(id)
     this.#queue.push(id)
     if (this.#queries < AT_ONCE) void this.#askOn()
     return false
@@ -138,10 +138,10 @@ export class Sweeper {
       } catch {
         // The store is down; the record stays due.
       }
-      this.#asking.delete(asked)
+      this.#queried.delete(asked)
     }
     this.#queries--
-    if (this.#asking.size === 0) for (const resolve of this.#idle.splice(0)) resolve()
+    if (this.#queried.size === 0) for (const resolve of this.#idle.splice(0)) resolve()
   }
 
   /** Reads a record that must not hold up the others if it is unreadable; undefined if it is. */

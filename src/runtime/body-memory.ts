@@ -2,8 +2,8 @@
 const LEAST = 4096
 
 /**
- * Frees a buffer that is no longer used and owns its memory, apart from at most `spare` unused bytes at the end. Left to V8, memory outside
- * its heap triggers a full collection every 10 to 16 MB (docs/adr/0078). A view that is used after all is empty; it never shows other data.
+ * Frees an unused buffer that owns its memory, apart from at most `spare` unused bytes at the end. Left to V8, memory outside its heap
+ * triggers a full collection every 10 to 16 MB (docs/adr/0078). A view used after all is empty; it never shows other data.
  *
  * Never free bytes that were given to a socket until the other end has answered: the kernel may not have taken them yet.
  */
@@ -50,7 +50,7 @@ export class BodyBuffer {
     this.#used = piece.copy(this.#block, 0, copied)
   }
 
-  /** Returns everything so far and lets go of it. */
+  /** Returns everything so far and releases it. */
   take(): Buffer {
     const blocks = [...this.#blocks, this.#block]
     const last = this.#block.subarray(0, this.#used)

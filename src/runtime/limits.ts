@@ -4,7 +4,7 @@ export class Budget {
   #held = 0
   readonly #makeRoom: () => boolean
 
-  /** `makeRoom` makes a holder that can do without release some; it returns false if there is none. */
+  /** `makeRoom` makes a dispensable holder release some; it returns false if there is none. */
   constructor(most: number, makeRoom: () => boolean = () => false) {
     this.#most = most
     this.#makeRoom = makeRoom
@@ -61,7 +61,7 @@ export function shared(release: () => void): () => () => void {
 /** Holders in the same slot share one share: rare, and harmless unless others need the room. */
 const SLOTS = 4096
 
-/** Smaller bounds are not divided: whoever sets `limits.inFlight: 10` expects ten. */
+/** Smaller bounds are not divided: `limits.inFlight: 10` must allow ten. */
 const LEAST_DIVIDED = 64
 
 /** How much of a bound one holder may have; a sixteenth is left to others. */
@@ -69,7 +69,7 @@ export function shareOf(most: number): number {
   return most < LEAST_DIVIDED ? most : most - Math.ceil(most / 16)
 }
 
-/** How much each holder has of something bounded, in fixed slots, so that nothing is allocated per request (docs/adr/0017). */
+/** Each holder's part of a bounded resource, in fixed slots, so that nothing is allocated per request (docs/adr/0017). */
 export class Shares {
   readonly #held = new Float64Array(SLOTS)
   readonly #salt: number
@@ -79,7 +79,7 @@ export class Shares {
     this.#salt = salt
   }
 
-  /** `kind`: a character that tells holders with equal names apart. */
+  /** `kind`: a character that distinguishes holders of equal names. */
   slotOf(holder: string, kind = ''): number {
     // FNV-1a
     let hash = this.#salt

@@ -2,7 +2,7 @@ import type { RecordId } from '../core/record.ts'
 
 /** One entry per slot at the default `limits.inFlight`. */
 const SLOTS = 2048
-/** A copy of it is made faster than another one. */
+/** Copying it is faster than building another one. */
 const EMPTY: readonly null[] = Array.from({ length: SLOTS }, () => null)
 
 interface Entry<V> {
@@ -12,8 +12,8 @@ interface Entry<V> {
 }
 
 /**
- * Values by record id, for entries that live as long as a request. A `Map` reallocates its table every so often, and whatever a table in
- * the old generation refers to survives until the next full collection: a third of all requests, with everything they refer to
+ * Values by record id, for entries that live as long as a request. A `Map` reallocates its table from time to time, and objects referenced
+ * by a dead table in the old generation survive until the next full collection: a third of all requests, with everything they reference
  * (docs/adr/0017). This table is never reallocated.
  */
 export class RecordMap<V> {

@@ -47,8 +47,8 @@ export class Once<T> {
 let last: Promise<unknown> = Promise.resolve()
 
 /**
- * Runs long work one step per turn of the event loop, one piece of work after the other: however much is queued, it blocks the loop no
- * longer than a single step.
+ * Runs long work one step per turn of the event loop, one piece of work after the other: even a long queue blocks the loop no longer than a
+ * single step.
  */
 export function inSteps<T>(steps: Steps<T>): Promise<T> {
   const before = last
@@ -89,7 +89,7 @@ export class Batch<Item> {
   }
 }
 
-/** The results; `otherwise` for a failure, unless all have failed: one must not take the others their answers. */
+/** The results, with `otherwise` for a failure unless all have failed: one failure must not hide the other answers. */
 export async function settled<T>(promises: readonly Promise<T>[], otherwise: T): Promise<T[]> {
   const results = await Promise.allSettled(promises)
   const failed = results.filter((result) => result.status === 'rejected')

@@ -14,15 +14,15 @@ const TRIES = 12
 const RETRY_MOST: Millis = 5000
 
 type MergePorts = Pick<Ports, 'records' | 'settler' | 'waiters' | 'pause'>
-/** An outcome that keeps a later execution from happening. */
+/** An outcome that prevents a later execution. */
 export type ObservedOutcome = Extract<Outcome, { kind: 'completed' | 'unknown' }>
 /** An execution that ran beside the record's owner. */
 export type Beside = Pick<Execution, 'id' | 'route' | 'operation' | 'attempt'>
 
 /**
- * In shadow mode, merges the outcome of an execution beside the record's owner into the record. It waits for the owner's own outcome first.
- * Then the stronger fact wins: an execution over none and over "not executed", a completed one over "unknown". So no retry is let through
- * just because the owner did nothing.
+ * In shadow mode, merges the outcome of an execution beside the record's owner into the record, after the owner's own outcome. The stronger
+ * fact wins: an execution over none and over "not executed", a completed one over "unknown". So no retry is let through just because the
+ * owner did nothing.
  *
  * False: given up, because the store did not answer or `stopped` returned true.
  */
@@ -45,7 +45,7 @@ export async function mergeOutcome(
       continue
     }
     if (++failures === TRIES) return false
-    // What is done stays done: without room for the body it is recorded without one.
+    // Completed stays completed: without room for the body it is recorded without one.
     if (result.full && outcome.kind === 'completed' && outcome.result.kept)
       outcome = { kind: 'completed', result: withoutBody(outcome.result.response, 'no_room') }
     await ports.pause(Math.min(LOOK_FIRST * 2 ** failures, RETRY_MOST))

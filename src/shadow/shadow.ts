@@ -25,7 +25,7 @@ import type { TappedExchange } from '../upstream/port.ts'
 import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
 
-/** Shadow mode adds outcomes only below this many unsettled ones: the settler's room belongs to protected routes. */
+/** Shadow mode adds outcomes only below this many unsettled ones: the settler's room is for protected routes. */
 const HELD_MOST = 1000
 
 /** Fields of a log line besides the verdict. */
@@ -66,8 +66,8 @@ type Next =
   | { readonly kind: 'decided'; readonly verdict: ShadowVerdict; readonly facts: ShadowFacts }
 
 /**
- * Shadow mode (contract §10). Requests are forwarded anyway; beside them, the steps of the walk (readHead, identify, claim, finish) find
- * out what `enforce` would have done. No request or response waits for that, and its errors reach no client. The records are real: a route
+ * Shadow mode (contract §10). All requests are forwarded; in parallel, the steps of the walk (readHead, identify, claim, finish) determine
+ * what `enforce` would have done. No request or response waits for that, and its errors reach no client. The records are real: a route
  * that switches to `enforce` honours them.
  */
 export class Shadow {
@@ -91,10 +91,10 @@ export class Shadow {
     return this.#size
   }
 
-  /** Takes one of `limits.inFlight` places, which {@link observe} returns. False: none is free, and the verdict says so. */
+  /** Takes one of `limits.inFlight` places, which {@link observe} releases. False: none is free, as the verdict then says. */
   enter(request: RequestLabels): boolean {
     if (this.#size >= this.#ports.inFlight.most) {
-      this.#tell(request, 'overloaded', {})
+      this.#report(request, 'overloaded', {})
       return false
     }
     this.#size++
@@ -105,15 +105,15 @@ export class Shadow {
   async observe(request: ProtectedRequest, upstream: TappedExchange): Promise<void> {
     const { route, progress } = request
     const body = Promise.resolve(request.readBody())
-    let told = false
+    let isReported = false
     let observed: Promise<Observed> | null = null
     const followed: Followed = {
       request,
       upstream,
       hear: () => (observed ??= observeExchange(request, upstream)),
       tell: (verdict, facts) => {
-        if (!told) this.#tell(request, verdict, facts)
-        told = true
+        if (!isReported) this.#report(request, verdict, facts)
+        isReported = true
       },
     }
     try {
@@ -139,7 +139,7 @@ export class Shadow {
     this.#closed = true
   }
 
-  #tell(request: RequestLabels, verdict: ShadowVerdict, facts: ShadowFacts): void {
+  #report(request: RequestLabels, verdict: ShadowVerdict, facts: ShadowFacts): void {
     const { retryAge = null, regenerated = false, ...rest } = facts
     this.#onVerdict({ ...summarize(request, rest, null), retryAge, regenerated }, verdict)
   }
@@ -255,7 +255,7 @@ export class Shadow {
     tell(failed ?? (before === 'absent' ? 'first' : 'retry'), { ...facts, after, cause })
   }
 
-  /** It was executed beside the record's own attempt: merging its outcome keeps later retries safe. */
+  /** Executed beside the record's own attempt: merging its outcome keeps later retries safe. */
   async #beside(
     { request, hear }: Followed,
     { id, operation, asked }: Identified,
@@ -270,7 +270,7 @@ export class Shadow {
       const attempt = { fence: 0, token: this.#ports.newToken(), attempts: 1 }
       const written = await this.#merge({ id, route, operation: operation(), attempt }, outcome)
       if (!written && !this.#givingUp)
-        this.#ports.observer.trouble('what forwarded duplicates did could not be recorded', {
+        this.#ports.observer.trouble('the outcomes of forwarded duplicates could not be recorded', {
           route: route.name,
           record: shortId(id),
         })
@@ -281,7 +281,7 @@ export class Shadow {
     }
   }
 
-  /** False: given up. A store that hangs must not occupy all places, or requests would be reported as `overloaded`. */
+  /** False: given up. A hanging store must not occupy all places, or requests would be reported as `overloaded`. */
   async #merge(beside: Beside, outcome: ObservedOutcome): Promise<boolean> {
     if (this.#merging >= this.#ports.inFlight.most / 2) return false
     this.#merging++

@@ -9,7 +9,7 @@ import {
   Unreplicated,
 } from './register.ts'
 
-/** Operations as metrics and spans name them. `watch` is none: it never fails and says nothing about the store. */
+/** Operations by their names in metrics and spans. Without `watch`, which never fails and says nothing about the store. */
 export type StoreOperation =
   | 'put'
   | 'swap'
@@ -25,8 +25,8 @@ export type StoreOperation =
   | 'traits'
 
 /**
- * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run`, if it is one, and returns that same
- * promise: wrapping it would cost the request a turn of the microtask queue.
+ * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run` and returns that same promise: wrapping it
+ * would cost the request a turn of the microtask queue.
  */
 export type Hook = <Reply extends Soon<unknown>>(operation: StoreOperation, run: () => Reply) => Reply
 
@@ -75,10 +75,10 @@ export type OnOperation = (operation: StoreOperation, time: Millis, error: unkno
 /** Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. */
 export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 5000 } as const
 
-/** Refusals that a healthy store gives. */
+/** Refusals of a healthy store. */
 const ANSWERS = [StoreFull, Declined, PartlyUnavailable, Unreplicated] as const
 
-/** Refused while the breaker is open, but not counted: what people look at must not cut the store off from traffic. */
+/** Refused while the breaker is open, but not counted: operators' reads must not open it for traffic. */
 const NOT_COUNTED: readonly StoreOperation[] = ['list', 'note', 'notes']
 
 /** Fails fast while the store is down, and probes it in the background until it is back. */
@@ -96,7 +96,7 @@ class Breaker {
   readonly #options: BreakerOptions
   #state: BreakerState = 'closed'
   #failures = 0
-  /** How often it has opened: an operation that began before that says nothing about now. */
+  /** How often it has opened: operations that began before the latest opening do not count. */
   #openings = 0
   #timer: NodeJS.Timeout | undefined
   #closed = false

@@ -103,7 +103,7 @@ export class BinaryWriter {
   }
 }
 
-/** @throws {CorruptRecord} if there are fewer bytes than asked for. */
+/** @throws {CorruptRecord} if there are fewer bytes than requested. */
 export class BinaryReader {
   readonly #buffer: Buffer
   #at: number
@@ -162,7 +162,7 @@ export class BinaryReader {
   skip(): void {
     this.#pass(this.u32())
   }
-  /** All that is left. */
+  /** The rest. */
   rest(): Buffer {
     return this.take(this.#buffer.length - this.#at)
   }

@@ -49,9 +49,9 @@ export const MAGIC = 0x4950
 export const HEAD_AT = 60
 export const FLAG_LEASE_EXPIRED = 1
 const FLAG_DEAD_LETTERED = 2
-/** Of a completed record: its response ends before it does, which is what `due` says then. */
+/** A completed record whose response ends before it does, at `due`. */
 const FLAG_BODY_ENDS = 4
-/** Attempts are counted up to here: a client may retry for ever. */
+/** Attempts are counted up to here: a client may retry forever. */
 const MAX_ATTEMPTS = 0xffff
 const RESPONSE_NONE = 0
 const RESPONSE_KEPT = 1
@@ -59,7 +59,7 @@ const RESPONSE_NOT_KEPT = 2
 
 /** Shorter heads belong to sealed records: a plain one has two digests and five text lengths. */
 const LEAST_HEAD = 91
-/** What a sealed record's head holds after the flags. It ends with the key's id (sealing.ts). */
+/** A sealed record's head after the flags. It ends with the key's id (sealing.ts). */
 export const SEALED = { version: 1, state: 2, fence: 3, nonce: 9, keyId: 21 } as const
 const SEALING = 1
 const KEY_ID = /^[A-Za-z0-9]{1,32}$/
@@ -78,7 +78,7 @@ export function stateCode(state: State): number {
   return STATES.indexOf(state) + 1
 }
 
-/** Most records need less than this besides a body. */
+/** Most records need less than this, bodies aside. */
 export const HEAD_ROOM = 2048
 /** The same for records without a sizeable body. */
 const SMALL_HEAD_ROOM = 512
@@ -142,14 +142,14 @@ export function storedSpans(draft: RecordDraft, spans: Spans): Spans {
   return afterBody === 0 ? spans : { ...spans, dueIn: spans.dueIn - afterBody }
 }
 
-/** Fields that the first release did not know, by name: releases skip names they do not know. Only fields with a value are written. */
+/** Fields newer than the first release, by name: releases skip names they do not know. Only fields with a value are written. */
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.key !== null) named.push(['key', draft.key])
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
   if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
   if (draft.toldTo !== undefined) named.push(['told-to', draft.toldTo])
-  // Nobody waits for the owner of any other.
+  // Nobody waits for the owner of a record in any other state.
   if (draft.lease !== undefined && (draft.state === 'in_progress' || draft.state === 'unknown'))
     named.push(['lease', String(draft.lease)])
   if (draft.span !== undefined) named.push(['span', draft.span])
@@ -178,13 +178,19 @@ function namedOf(r: BinaryReader, extensions: number): ReadonlyMap<string, strin
   return named
 }
 
+function numberIn(named: ReadonlyMap<string, string>, name: string): number | undefined {
+  const text = named.get(name)
+  if (text === undefined || /^\d{1,15}$/.test(text)) return text === undefined ? text : Number(text)
+  throw new CorruptRecord(`the stored record has ${name} ${JSON.stringify(text)}; allowed: digits`)
+}
+
 function operationOf(
   named: ReadonlyMap<string, string>,
 ): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'> {
   const keySent = named.get('key-sent')
   const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
   const toldTo = named.get('told-to')
-  const lease = named.get('lease')
+  const lease = numberIn(named, 'lease')
   const span = named.get('span')
   const completion = named.get('completion')
   return {
@@ -192,19 +198,19 @@ function operationOf(
     ...(keySent === undefined ? {} : { keySent }),
     ...(told.length === 0 ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),
-    ...(lease === undefined ? {} : { lease: Number(lease) }),
+    ...(lease === undefined ? {} : { lease }),
     ...(span === undefined ? {} : { span }),
     ...(completion === undefined ? {} : { completion }),
   }
 }
 
 function reconciliationOf(named: ReadonlyMap<string, string>, deadLettered: boolean): Reconciliation | null {
-  const since = named.get('since')
+  const since = numberIn(named, 'since')
   if (since === undefined) return null
   return {
-    ...newReconciliation(Number(since)),
-    asked: Number(named.get('asked') ?? 0),
-    notFound: Number(named.get('not-found') ?? 0),
+    ...newReconciliation(since),
+    asked: numberIn(named, 'asked') ?? 0,
+    notFound: numberIn(named, 'not-found') ?? 0,
     deadLettered,
     reported: named.has('reported'),
     answer: named.get('answer') ?? null,
@@ -307,12 +313,11 @@ function endsOf(
   return { expiresAt: due + millis, result: { ...result, afterBody: millis } }
 }
 
-/** Before the texts of a head: flags, attempts, two digests. */
+/** Bytes before the texts of a head: flags, attempts, two digests. */
 const FIXED = 67
 
 /**
- * For a record that keeps its response: the positions of its payload's coding and of the payload. Null: it keeps none, or is no record of
- * this schema.
+ * The positions of a kept response's coding and of its payload. Null: the record keeps no response, or is not of this schema.
  *
  * @throws {CorruptRecord} if it is cut off.
  */
@@ -402,10 +407,10 @@ export function isUnresolved(bytes: Buffer): boolean {
   return code === stateCode('in_progress') || code === stateCode('unknown')
 }
 
-/** Where responses that end before their records are filed: behind all instants, so behind all unresolved records. */
+/** Offset of responses that end before their records: past all instants, so behind all unresolved records. */
 export const BODIES_FROM = 2 ** (8 * U48)
 
-/** The place of the record in the index: the `due` of unresolved ones, that of responses behind them; null: it is not in it. */
+/** The record's place in the index: its `due` if unresolved; after these, the end of a response that ends first; null: none. */
 export function indexPlace(bytes: Buffer, due: Millis): number | null {
   if (isUnresolved(bytes)) return due
   const isFiled =
@@ -450,7 +455,7 @@ export function mayRenew(bytes: Buffer, token: Buffer): boolean {
   return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
 }
 
-/** Up to this size a record has no body to speak of. A full store still accepts it in a swap, so that no executed outcome is lost. */
+/** Records up to this size have no body to speak of. A full store still accepts them in a swap, so that no outcome is lost. */
 export const SMALL_RECORD = 4096
 
 /** Stamps `bytes` as `Register.put` (`old` null) and `Register.swap` define. For stores that stamp in JavaScript. */

@@ -19,11 +19,11 @@ export type Compression = (typeof CODINGS)[number]
 
 /** Bytes; smaller bodies are not worth the time. */
 const LEAST_BODY = 512
-/** Bytes; larger payloads stay as they are, so nothing larger is ever decoded, whatever the configuration says by then. */
+/** Bytes; larger payloads are not compressed, so nothing larger is ever decoded, even under a later configuration. */
 const MOST = 16 * 1024 ** 2
 /** Bytes; up to this size it takes less time than the thread pool would. */
 const AT_ONCE = 16 * 1024
-/** What it must shrink to. */
+/** Share that it must shrink to. */
 const WORTHWHILE = 0.9
 const LENGTH_BYTES = 4
 /** Level 1 for both: most of the gain for the least time. gzip includes a checksum anyway. */
@@ -75,7 +75,7 @@ interface Inflated {
 /**
  * Restores the payload given to {@link coded}.
  *
- * @throws {CorruptRecord} if it is not such a payload. Never creates more than it announces, nor more than the maximum.
+ * @throws {CorruptRecord} if it is not such a payload. Never decodes more than the announced length, nor more than the maximum.
  */
 export function decoded(bytes: Buffer, coding: number): Buffer {
   const code = bytes.subarray(LENGTH_BYTES)

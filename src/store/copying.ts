@@ -9,7 +9,7 @@ import { CorruptRecord, type PutReply, type Register, type Stamp, type Store, St
  * kept, and so is the time left until due and drop; version, updatedAt and all instants are the other store's.
  */
 
-/** What happened to a record, in words. */
+/** Results of a copy, in words. */
 export const COPIED = {
   copied: 'copied',
   replaced: 'replaced an earlier state',
@@ -24,7 +24,7 @@ export const COPIED = {
 export type Copied = keyof typeof COPIED
 
 export interface CopyMode {
-  /** Excludes whatever else may change in the source during the copy. */
+  /** Excludes other changes in the source during the copy. */
   readonly completedOnly: boolean
   /** False: reports what a copy would do, and writes nothing. */
   readonly writes: boolean
@@ -44,7 +44,7 @@ export class CopyDiffers extends Error {
 /**
  * Copies one record with its history, unless `to` has one that {@link judgeCopy} keeps, and reads it back.
  *
- * @throws {CopyDiffers}, or whatever the stores throw.
+ * @throws {CopyDiffers}, or the stores' errors.
  */
 export async function copyRecord(from: Store, to: Store, id: RecordId, mode: CopyMode): Promise<CopyReply> {
   const { now, bytes } = await read(from, id)
@@ -79,7 +79,7 @@ export async function findRunning(
   }
 }
 
-/** Whether two URLs lead to the same store: a rate limit used up through one is used up through the other. Leaves nothing behind. */
+/** Whether two URLs lead to the same store: then a rate limit used up through one is used up through the other. Leaves no trace. */
 export async function areTheSame(from: Store, to: Store): Promise<boolean> {
   const bucket = randomBytes(32).toString('base64url')
   const once = { count: 1, per: 60_000 }
@@ -89,7 +89,7 @@ export async function areTheSame(from: Store, to: Store): Promise<boolean> {
     wait = await from.limits.take(bucket, once, 1)
     if (wait === 0) await from.limits.take(bucket, once, -1)
   } catch (error) {
-    // It may be being left because it is full.
+    // A full store may be the reason for the move.
     if (!(error instanceof StoreFull)) throw error
     wait = 0
   }
@@ -182,7 +182,7 @@ export async function copyHistory(from: Store, to: Store, id: RecordId, now: Mil
 
 const NO_RECORD = Buffer.alloc(0)
 
-/** A record that the store itself cannot read counts as unreadable. */
+/** A record that its store cannot read counts as unreadable. */
 async function read(
   store: Register,
   id: RecordId,

@@ -6,7 +6,7 @@ import { PartlyUnavailable, StoreUnavailable } from './register.ts'
 const SDK: string = '@aws-sdk/client-dynamodb'
 /** The store's clock has a resolution of one second: an uncertainty of that plus network latency is normal. */
 const MAX_DOUBT: Millis = 5000
-/** After this many replies, older ones say nothing about the clocks any more. */
+/** Only the latest replies say something about the clocks. */
 const REMEMBERED = 100
 /** Covers the first connection and the provider of credentials. */
 const PREPARE_TIMEOUT: Millis = 5000
@@ -107,8 +107,8 @@ interface Bounds {
 const UNBOUNDED: Bounds = { from: Number.NEGATIVE_INFINITY, to: Number.POSITIVE_INFINITY }
 
 /**
- * Expressions have no clock: it is estimated from the `Date` of the replies, which counts seconds. Between replies it advances by a
- * monotonic clock: a record written with a wrong time may vanish at once.
+ * Expressions have no clock, so it is estimated from the `Date` of the replies, which counts seconds, and advances monotonically in
+ * between: a record written with a wrong time could vanish at once.
  */
 export class ServerClock implements Clock {
   readonly #local: () => Millis
@@ -160,7 +160,7 @@ function both(a: Bounds, b: Bounds): Bounds {
 
 export interface ClientOptions {
   readonly table: string
-  /** `region`, `endpoint`: if absent, the SDK looks in `AWS_REGION` or a profile. */
+  /** Without `region` or `endpoint`, the SDK uses `AWS_REGION` or a profile. */
   readonly where: Readonly<Record<string, string>>
   readonly timeoutMs: Millis
   readonly clock: Clock
@@ -194,7 +194,7 @@ export class Client {
       clock.saw(Date.parse(String(exchanged.response.headers['date'])), sent, performance.now())
       return exchanged
     }
-    // Directly around the connection: errors are not parsed yet, and credentials are already resolved.
+    // Closest to the connection: credentials are already resolved, errors not yet parsed.
     this.#client.middlewareStack.add(observed, { step: 'deserialize', priority: 'low' })
   }
 

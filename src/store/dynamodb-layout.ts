@@ -13,13 +13,13 @@ import { type Bucket, fullAt } from './side-ports.ts'
  *   chunk   pk service/id/name/number                   sk chunk   p bytes
  *   bucket  pk service/name                             sk bucket  a at  t debt  r count
  *
- * and has e, when DynamoDB may remove it. A record whose x has come does not exist; what is left of a removed one has x 0.
+ * and has e, when DynamoDB may remove it. A record whose x has come does not exist; remains of a removed one have x 0.
  * Names of one letter: each write is charged by the size of the item, names included, in steps of 1 KB.
  */
 export const INDEX = 'unresolved'
 /** Number of index partitions, so that no single one takes all writes. */
 export const INDEX_PARTS = 16
-/** By then nobody reads what is removed, however wrong a clock is. */
+/** By then nobody reads the item any more, however wrong a clock is. */
 const KEPT_LONGER: Millis = 3_600_000
 
 /** The table's definition, as `CreateTable` takes it. */
@@ -55,7 +55,7 @@ export function wrongWith(table: TableDescription | null): string | null {
 
 /** Attributes that a record may lack. */
 export const OPTIONAL = ['b', 'p', 'q', 'k', 'u', 'w']
-/** Everything except the key, and the numbers that a later record must exceed. */
+/** Everything except the key and the numbers that a later record must exceed. */
 export const REMOVED = [...OPTIONAL, 'c', 'm', 'd', 'n', 's', 'o', 'h']
 
 export const text = (S: string): Value => ({ S })

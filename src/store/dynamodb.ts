@@ -78,15 +78,15 @@ import { drawFromBucket, noted, readNote, Watchers } from './side-ports.ts'
 const INLINE = 700
 /** An item holds at most 400 KB. */
 const CHUNK = 390 * 1024
-/** Attempts at a write, each lost to another writer of the same item. */
+/** Attempts at a write while other writers of the item win. */
 const TRIES = 100
 
 export interface DynamoDbOptions extends Pick<ClientOptions, 'timeoutMs' | 'onEvent'> {
   /** `dynamodb://table?region=…&endpoint=…` */
   readonly url: string
-  /** Records of other services in the same table are invisible. */
+  /** Hides the records of other services in the table. */
   readonly service: string
-  /** The store's clock, which tests shift. */
+  /** Lets tests shift the store's clock. */
   readonly clock?: Clock
 }
 
@@ -97,8 +97,8 @@ function addressOf(url: string) {
 }
 
 /**
- * Resolves after the first attempt to look at the table, whatever its outcome: the process also starts without DynamoDB.
- * @throws {StoreUnavailable} if only a person can help: no SDK, no such table, or an uncertain clock.
+ * Resolves after the first attempt to describe the table, whatever its outcome: the process also starts without DynamoDB.
+ * @throws {StoreUnavailable} if only a person can fix the cause: no SDK, no such table, or an uncertain clock.
  */
 export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store> {
   const { service, onEvent } = options
@@ -146,7 +146,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     }
   }
 
-  /** Repeats the change on whatever is found until no other writer intervenes. `change` returns null if the item no longer needs it. */
+  /** Repeats the change on the current item until no other writer intervenes. `change` returns null if the item no longer needs it. */
   const again = async <Done>(
     first: Item | null,
     change: (found: Item | null) => Promise<{ readonly done: Done } | { readonly found: Item | null }>,
@@ -172,8 +172,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       : Array.from({ length: numberIn(item, 'k') }, (_, n) => chunkKey(id, textIn(item, 'q'), n))
 
   /**
-   * Attributes of a payload. Long payloads are first written as chunks, under a name that no record has had, so no other record can point
-   * to them.
+   * Attributes of a payload. Long payloads are first written as chunks, under a new name, so that no other record can point to them.
    */
   const keep = async (id: RecordId, payload: Buffer, dropIn: Millis): Promise<Item> => {
     if (payload.length === 0) return {}
@@ -203,11 +202,11 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     return [item, ...found].map((one) => bytesIn(one, 'p'))
   }
 
-  /** Deletes the chunks of an item that has been replaced. What is left of them expires. */
+  /** Deletes the chunks of a replaced item. Any left over expire. */
   const forget = (id: RecordId, item: Item) =>
     Promise.allSettled(chunkKeys(id, item).map((Key) => client.run('DeleteItem', { Key })))
 
-  /** The payload of `item`, or of what has replaced it by now. */
+  /** The payload of `item`, or of the item that has replaced it. */
   const recordOf = async (id: RecordId, item: Item | null): Promise<Buffer | null> =>
     again(item, async (found) => {
       if (!isThere(found, clock.earliest())) return { done: null }
@@ -275,7 +274,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const { fields, payload } = partsOf(bytes)
       const kept = await keep(id, payload, spans.dropIn)
       const reply = await again<PutReply>(null, async (dead) => {
-        // Remains of an expired or removed record may exist: whatever the clocks say, this record comes after it.
+        // Remains of an expired or removed record may exist: regardless of the clocks, this record comes after it.
         const least = dead === null ? 0 : Math.max(numberIn(dead, 'v'), numberIn(dead, 'f')) + 1
         const now = Math.max(clock.latest(), least)
         const stamps = nextStamps(bytes, null, now, spans, false)
@@ -299,8 +298,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
           }),
         })
         if ('answer' in written) return { done: { done: true, now, stamp: stampOf(stamps) } }
-        const there = await recordOf(id, written.found)
-        if (there !== null) return { done: { done: false, now: clock.earliest(), bytes: there } }
+        const existing = await recordOf(id, written.found)
+        if (existing !== null) return { done: { done: false, now: clock.earliest(), bytes: existing } }
         return { found: written.found }
       })
       if (reply.done && endsAttempt(bytes)) watchers.tell(id)
@@ -312,7 +311,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const kept = await keep(id, payload, spans.dropIn)
       const reply = await again<SwapReply>(null, async (found) => {
         const now = clock.latest()
-        const there = { ':now': number(clock.earliest()) }
+        const time = { ':now': number(clock.earliest()) }
         // Found: it meets the condition, but its fence is below the given one.
         const old = found === null ? null : readStamps(headOf(found))
         const next = nextStamps(bytes, old, now, spans, nextFence)
@@ -326,10 +325,10 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
                 ['v = v + :one', 'f = f + :step'],
                 OPTIONAL,
                 `${expected(condition)} AND n = :schema AND x > :now AND f >= :least`,
-                { ...there, ...expectedValues(condition), ...counting(bytes, nextFence) },
+                { ...time, ...expectedValues(condition), ...counting(bytes, nextFence) },
               )
             : update({ ...set, ...numbered(next) }, [], OPTIONAL, 'v = :was AND x > :now', {
-                ...there,
+                ...time,
                 ':was': number(old.version),
               }),
         )
@@ -363,7 +362,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
 
     async due(limit, of = 'unresolved') {
       const { from, to } = placesDue(of, clock.earliest())
-      // There may be many more responses than are asked for, evenly spread, and each is charged.
+      // There may be many more responses than requested, evenly spread, and each is charged.
       const ofEach = of === 'bodies' ? Math.ceil((2 * limit) / INDEX_PARTS) : limit
       const places = await indexed(instantKey(from), instantKey(to + 1), limit, ofEach)
       return places.map(({ id }) => id as RecordId)
@@ -450,8 +449,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
         turns.run(name, async () => {
           const Key = bucketKey(name)
           return again(await read(Key), async (found) => {
-            const there = found === null ? null : bucketOf(found)
-            const { wait, bucket } = drawFromBucket(there, clock.earliest(), rate, units)
+            const existing = found === null ? null : bucketOf(found)
+            const { wait, bucket } = drawFromBucket(existing, clock.earliest(), rate, units)
             if (wait > 0 || (bucket === null && found === null)) return { done: wait }
             const condition =
               found === null

@@ -12,7 +12,7 @@ export type Grade = (typeof GRADES)[number]
 
 export interface Grading {
   readonly grade: Grade
-  /** For people, one sentence each: all that is wrong and may be accepted as a risk, what lowers the grade among it. */
+  /** For people, one sentence each: all risks that may be accepted, including those that lower the grade. */
   readonly reasons: readonly string[]
 }
 
@@ -28,7 +28,7 @@ export function gradingOf(traits: StoreTraits, grace: Millis, proof: string | nu
   return { grade: evicts === false && durable === true ? 'strict' : 'unknown', reasons }
 }
 
-/** For several stores or servers that all have to keep the promise: the weakest promise of any. */
+/** The weakest promises of several stores or servers that all have to keep them. */
 export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'findings' | 'refusals'> {
   const least = (of: 'durable' | 'evicts', worst: boolean) =>
     all.some((one) => one[of] === worst) ? worst : all.some((one) => one[of] === null) ? null : !worst
@@ -44,13 +44,12 @@ const GRACE_OFF = 'store.grace is off: keys whose claims are lost in a failover 
 const NO_GRACE =
   'The store does not identify its process, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'
 export const PROVEN = 'It accepted one claim of a key and refused the next.'
-/** The test record is gone by then, whatever happens to this process. */
+/** By then the test record expires, even if this process dies. */
 const PROOF_LIFE: Millis = 5000
 const NOTHING = Buffer.alloc(32)
 
 /**
- * Proves that the store lets a key be claimed once (contract §9): claims a key of its own, claims it again, expects a refusal, and removes
- * it.
+ * Proves that the store grants one claim per key (contract §9): claims a test key, claims it again, expects a refusal, and removes it.
  * @returns {@link PROVEN}, or what the store did wrong
  * @throws {StoreUnavailable} as every operation does: nothing is proven.
  */

@@ -19,9 +19,9 @@ import { type Bucket, drawFromBucket, fullAt, noted, readNote, Watchers } from '
 import { Slab } from './slab.ts'
 import { NONE, Slots } from './slots.ts'
 
-/** Together with the default `limits.buffered` of the same size, it keeps a process well within 200 MB. */
+/** With the default `limits.buffered` of the same size, a process stays well within 200 MB. */
 export const MEMORY_BYTES = 64 * 1024 * 1024
-/** Overhead of an entry: key, objects, heap slots. A rough measurement; it limits the number of small records. */
+/** Overhead of an entry: key, objects, heap slots. Roughly measured; it limits the number of small records. */
 const ENTRY_BYTES = 512
 /** Overhead of a line of history. */
 const LINE_BYTES = 32
@@ -112,8 +112,8 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
 
     put(id, bytes, spans) {
       const now = expire()
-      const there = slots.find(id)
-      if (there !== NONE) return { done: false, now, bytes: read(there) }
+      const existing = slots.find(id)
+      if (existing !== NONE) return { done: false, now, bytes: read(existing) }
       if (isFull(bytes.length + ENTRY_BYTES)) return Promise.reject(full())
       const stamps = nextStamps(bytes, null, now, spans, false)
       const slot = slots.add(id)
@@ -130,15 +130,15 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
       const now = expire()
       const slot = slots.find(id)
       if (slot === NONE) return { done: false, now, bytes: null }
-      const there = head(slot)
-      if (!meets(there, condition)) return { done: false, now, bytes: read(slot) }
+      const existing = head(slot)
+      if (!meets(existing, condition)) return { done: false, now, bytes: read(slot) }
       const growth = bytes.length - slab.length(chainOf(slot))
       if (growth > 0 && bytes.length > SMALL_RECORD && isFull(growth)) return Promise.reject(full())
-      const stamps = nextStamps(bytes, readStamps(there), now, spans, nextFence)
+      const stamps = nextStamps(bytes, readStamps(existing), now, spans, nextFence)
       slab.write(bytes, chainOf(slot))
       used += growth
       // It continues where the previous one ended.
-      stamp(there, stamps)
+      stamp(existing, stamps)
       index(slot, bytes, stamps)
       if (endsAttempt(bytes)) watchers.tell(id)
       return writtenAs(now, stamps)
@@ -155,9 +155,9 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
       return items.map(({ id, token, ...spans }) => {
         const slot = slots.find(id)
         if (slot === NONE) return false
-        const there = head(slot)
-        if (!mayRenew(there, token)) return false
-        index(slot, there, prolongLease(there, now, spans))
+        const existing = head(slot)
+        if (!mayRenew(existing, token)) return false
+        index(slot, existing, prolongLease(existing, now, spans))
         return true
       })
     },
@@ -194,7 +194,7 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
       if (cursor !== null && !/^\d{1,16}$/.test(cursor)) throw new RangeError('not a cursor of this store')
       const beginning = which === 'all' ? '' : which.beginning
       const ids: RecordId[] = []
-      // A record keeps its slot for as long as it is there.
+      // A record keeps its slot while it exists.
       for (const slot of slots.from(Number(cursor))) {
         const id = idOf(slot)
         if (id.startsWith(beginning) && ids.push(id) === limit) return { ids, next: String(slot + 1) }
@@ -229,22 +229,22 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
       /** Buckets count, too; a full one is removed. */
       async take(id, rate, units) {
         const now = expire()
-        const there = bucketSlots.find(id)
+        const existing = bucketSlots.find(id)
         const { wait, bucket } = drawFromBucket(
-          there === NONE ? null : (buckets[there] as Bucket),
+          existing === NONE ? null : (buckets[existing] as Bucket),
           now,
           rate,
           units,
         )
         if (bucket === null) {
-          if (there !== NONE) release(there)
+          if (existing !== NONE) release(existing)
           return wait
         }
-        if (there === NONE) {
+        if (existing === NONE) {
           if (isFull(ENTRY_BYTES)) throw full()
           used += ENTRY_BYTES
         }
-        const slot = there === NONE ? bucketSlots.add(id) : there
+        const slot = existing === NONE ? bucketSlots.add(id) : existing
         buckets[slot] = bucket
         byFull.set(slot, fullAt(bucket))
         return wait

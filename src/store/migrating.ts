@@ -1,4 +1,5 @@
-import { isAhead, type Kept, type Phase } from '../core/copies.ts'
+import { randomFillSync } from 'node:crypto'
+import { isAhead, isAheadOfMirror, type Kept, type Phase } from '../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { writeU48 } from './binary.ts'
 import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from './codec.ts'
@@ -25,11 +26,11 @@ import {
 
 interface Terms {
   readonly lead: 'from' | 'to'
-  /** The other store is also asked about anything that the lead does not know to be done. */
+  /** Also asks the other store about records that the lead does not have as completed. */
   readonly asks: boolean
   /**
-   * `must`: a claim that the other store does not accept is no claim, and an outcome is rewritten until both have it. `never`: written only
-   * to release a key that would otherwise stay held.
+   * `must`: a claim needs the other store's acceptance, and an outcome is rewritten until both have it. `never`: written only to release a
+   * key that would otherwise stay held.
    */
   readonly writes: 'try' | 'must' | 'never'
 }
@@ -49,7 +50,7 @@ interface Given {
   readonly spans: Spans
 }
 
-/** The lead's record, which says at least as much as the other's; undefined: the other was not asked. */
+/** The lead's record, at least as recent as the other's; undefined: the other was not asked. */
 interface Latest extends GetReply {
   readonly theirs: Buffer | null | undefined
 }
@@ -85,7 +86,7 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     },
     // The rates start over when the lead changes.
     limits: lead.limits,
-    // Changes that only the other store is told of are found by polling.
+    // Polling finds changes that only the other store was told of.
     watch: (id, changed) => lead.watch(id, changed),
     async traits() {
       const [old, young] = await Promise.all([from.traits(), to.traits()])
@@ -116,26 +117,26 @@ class Pair {
     const { asks, writes } = this.#terms
     const entry = asked === 'again' ? asked : 'claim'
     if (asks && writes === 'never') {
-      const { bytes: there, now } = await this.#latest(id)
-      if (there !== null) return { done: false, now, bytes: there }
+      const { bytes: existing, now } = await this.#latest(id)
+      if (existing !== null) return { done: false, now, bytes: existing }
     }
     const reply = await this.#lead.put(id, Buffer.from(bytes), spans, entry)
     if (reply.done) {
       const { version } = reply.stamp
-      // Not removed: an earlier try of the same claim that is still under way must find something.
+      // Not removed: a delayed earlier try of the same claim must find a record.
       const undo = async (found: Given | null): Promise<void> => {
         const isFree = found !== null && keptOf(found.bytes)?.state === 'failed_retryable'
-        const instead = isFree ? found : { bytes: freed(bytes), spans: { ...spans, dueIn: spans.dropIn } }
-        const copy = atLeast(instead.bytes, reply.stamp.fence)
-        await this.#lead.swap(id, { version }, copy, instead.spans, false)
+        const free = isFree ? found : { bytes: freed(bytes), spans: { ...spans, dueIn: spans.dropIn } }
+        const copy = atLeast(free.bytes, reply.stamp.fence + (isFree ? 0 : 1))
+        await this.#lead.swap(id, { version }, copy, free.spans, false)
       }
-      // What is written again is being executed: it is not taken back.
+      // A rewritten claim is being executed: it is not taken back.
       const isNew = isClaim(bytes) && entry === 'claim'
       return this.#written(id, reply, { bytes, spans }, isNew ? { seen: null, undo } : null)
     }
     if (await this.#isOwnClaim(id, reply.bytes, { bytes, spans }, entry)) return reply
-    const { bytes: there, now } = await this.#following(id, reply)
-    return there === null ? this.put(id, bytes, spans, entry) : { done: false, now, bytes: there }
+    const { bytes: existing, now } = await this.#following(id, reply)
+    return existing === null ? this.put(id, bytes, spans, entry) : { done: false, now, bytes: existing }
   }
 
   async swap(
@@ -173,7 +174,7 @@ class Pair {
     }
   }
 
-  /** What only the other has, or has not heard of, is due as well: it is brought to the same state. Its responses end with the move. */
+  /** Records due only in the other store are due as well: both stores get the same state. The other's responses end with the move. */
   async due(limit: number, of?: Due): Promise<RecordId[]> {
     if (this.#terms.writes !== 'must' || of === 'bodies') return this.#lead.due(limit, of)
     const [own, theirs] = await Promise.all([this.#lead.due(limit), this.#other.due(limit)])
@@ -226,9 +227,9 @@ class Pair {
   ): Promise<SwapReply> {
     const reply = await this.#lead.swap(id, condition, Buffer.from(bytes), spans, nextFence)
     if (reply.done) return this.#written(id, reply, { bytes, spans }, null)
-    const there = reply.bytes === null ? null : keptOf(reply.bytes)
-    if (there?.token.equals(condition.token) && reply.bytes !== null) {
-      // An earlier try whose reply was lost, or the upstream itself: the other store hears of it now.
+    const existing = reply.bytes === null ? null : keptOf(reply.bytes)
+    if (existing?.token.equals(condition.token) && reply.bytes !== null) {
+      // An earlier try whose reply was lost, or the upstream itself: tell the other store now.
       await this.#tell(id, given(reply.bytes, reply.now))
       return reply
     }
@@ -264,7 +265,7 @@ class Pair {
     return this.#written(id, reply, { bytes, spans }, { seen: theirs, undo })
   }
 
-  /** The lead has it. `claim`: what the other had when it was read, and how to take back the lead's. */
+  /** The lead has the claim. `claim`: what the other had when it was read, and how to take back the lead's. */
   async #written<Reply extends { readonly done: true; readonly now: Millis; readonly stamp: Stamp }>(
     id: RecordId,
     reply: Reply,
@@ -283,19 +284,19 @@ class Pair {
     try {
       found = await this.#claimTheirs(id, { bytes: stamped, spans }, seen, 'claim')
     } catch (error) {
-      // It may exist all the same: a later claim finds it under its token.
+      // It may exist after all: a later claim finds it under its token.
       if (!(error instanceof StoreUnavailable) || error.maybeApplied) throw error
       await undo(null).catch(lost)
       throw error
     }
     if (found === null) return reply
     await undo(found).catch(lost)
-    const { bytes: there, now } = await this.#latest(id)
-    if (there === null || isSame(there, bytes)) throw new StoreUnavailable(HALF, true)
-    return { done: false, now, bytes: there }
+    const { bytes: existing, now } = await this.#latest(id)
+    if (existing === null || isSame(existing, bytes)) throw new StoreUnavailable(HALF, true)
+    return { done: false, now, bytes: existing }
   }
 
-  /** Claims in the other store exactly what was seen there. Null: done; else what is there instead. */
+  /** Claims in the other store if its record is still as seen. Null: done; else its current record. */
   async #claimTheirs(
     id: RecordId,
     { bytes, spans }: Given,
@@ -317,15 +318,15 @@ class Pair {
   }
 
   /**
-   * Whether the lead's record is the very claim being made, repeated. The other store may lack it: then it is claimed there, too.
-   * @throws {StoreUnavailable} if the other store does not accept it: it is to be withdrawn under its token.
+   * Whether the lead's record is this same claim, repeated. If the other store lacks it, it is claimed there, too.
+   * @throws {StoreUnavailable} if the other store does not accept it: it must be withdrawn under its token.
    */
   async #isOwnClaim(id: RecordId, found: Buffer, { bytes, spans }: Given, entry: Entry): Promise<boolean> {
     if (this.#terms.writes !== 'must' || !isClaim(bytes) || !isSame(found, bytes)) return false
     const { bytes: seen } = await this.#other.get(id)
     if (seen !== null && isSame(seen, bytes)) return true
-    const there = seen === null ? null : keptOf(seen)
-    const mayClaim = seen === null || (there !== null && isAhead(keptOf(found) as Kept, there))
+    const before = seen === null ? null : keptOf(seen)
+    const mayClaim = seen === null || (before !== null && isAhead(keptOf(found) as Kept, before))
     /* c8 ignore next: only generated interleavings meet both answers (test/protect/migrating.test.ts) */
     if (mayClaim && (await this.#claimTheirs(id, { bytes: found, spans }, seen, entry)) === null) return true
     throw new StoreUnavailable(HALF, true)
@@ -341,36 +342,36 @@ class Pair {
         return theirs === null ? undefined : this.#advance(this.#other, id, record, follows)
       }
       case 'try':
-        return this.#advance(this.#other, id, record, follows).catch(unlessBug)
+        return this.#advance(this.#other, id, record, followsInMirror).catch(unlessBug)
       case 'must':
         return this.#advance(this.#other, id, record, follows)
     }
   }
 
-  /** The lead's record, once it says at least as much as the other's. */
+  /** The lead's record, once it is at least as recent as the other's. */
   async #latest(id: RecordId): Promise<Latest> {
     for (let round = 0; round < ROUNDS; round++) {
-      const asking = this.#other.get(id)
+      const other = this.#other.get(id)
       // The lead may be enough.
-      asking.catch(() => {})
+      other.catch(() => {})
       const own = await this.#lead.get(id)
-      const there = own.bytes === null ? null : keptOf(own.bytes)
-      if (own.bytes !== null && (there === null || isDone(there))) return { ...own, theirs: undefined }
-      const { bytes: theirs, now } = await asking
+      const lead = own.bytes === null ? null : keptOf(own.bytes)
+      if (own.bytes !== null && (lead === null || isDone(lead))) return { ...own, theirs: undefined }
+      const { bytes: theirs, now } = await other
       if (theirs === null) return { ...own, theirs }
       const ahead = keptOf(theirs)
       if (ahead === null) throw unreadable(this.#other)
-      if (there !== null && !isAhead(ahead, there)) return { ...own, theirs }
+      if (lead !== null && !isAhead(ahead, lead)) return { ...own, theirs }
       await this.#advance(this.#lead, id, given(theirs, now), isAhead)
       await copyHistory(this.#other, this.#lead, id, now)
     }
     throw busy(id)
   }
 
-  /** What the lead refused a write with, or what the other store knows better. */
+  /** The record with which the lead refused a write, or the other store's more recent one. */
   async #following(id: RecordId, found: { readonly now: Millis; readonly bytes: Buffer }): Promise<GetReply> {
-    const there = keptOf(found.bytes)
-    return this.#terms.asks && there !== null && !isDone(there) ? this.get(id) : found
+    const existing = keptOf(found.bytes)
+    return this.#terms.asks && existing !== null && !isDone(existing) ? this.get(id) : found
   }
 
   /** Brings both stores to the same state; returns whether the record is due then. */
@@ -392,39 +393,43 @@ class Pair {
     store: Store,
     id: RecordId,
     { bytes, spans }: Given,
-    succeeds: (ours: Kept, there: Kept) => boolean,
+    succeeds: (ours: Kept, theirs: Kept) => boolean,
   ): Promise<void> {
     const ours = keptOf(bytes) as Kept
     for (let round = 0; round < ROUNDS; round++) {
       const reply = await store.put(id, Buffer.from(bytes), spans, 'again')
       if (reply.done) return
-      const there = keptOf(reply.bytes)
-      if (there === null) throw unreadable(store)
-      if (!succeeds(ours, there)) return
+      const theirs = keptOf(reply.bytes)
+      if (theirs === null) throw unreadable(store)
+      if (!succeeds(ours, theirs)) return
       const { version } = readStamps(reply.bytes)
-      if (there.createdAt === ours.createdAt) {
-        const copy = atLeast(bytes, there.fence)
+      if (theirs.createdAt === ours.createdAt) {
+        const copy = atLeast(bytes, theirs.fence)
         if ((await store.swap(id, { version }, copy, spans, false)).done) return
       } else await store.remove(id, version)
     }
     throw busy(id)
   }
 
-  /** `isRead`: the lead's can be read. Only then is theirs the same; else it stays, unless it cannot be read, either. */
+  /** `isRead`: the lead's can be read. Only then is the other's the same; else it stays, unless it cannot be read, either. */
   async #removeTheirs(id: RecordId, isRead: boolean): Promise<void> {
     const { bytes } = await this.#other.get(id)
     if (bytes === null) return
     const canBeRead = keptOf(bytes) !== null
-    // Somebody decides about it in that store alone.
+    // A person decides about it in that store.
     if (isRead && !canBeRead) throw unreadable(this.#other)
     if (isRead !== canBeRead) return
     if (!(await this.#other.remove(id, versionOf(bytes)))) throw busy(id)
   }
 }
 
-/** As {@link isAhead}; for the same attempt, the lead always has the latest word. */
-function follows(ours: Kept, there: Kept): boolean {
-  return isAhead(ours, there) || (ours.token.equals(there.token) && !isDone(there))
+/** Like {@link isAhead}, but for the same attempt the lead wins. */
+function follows(ours: Kept, theirs: Kept): boolean {
+  return isAhead(ours, theirs) || (ours.token.equals(theirs.token) && !isDone(theirs))
+}
+
+function followsInMirror(ours: Kept, theirs: Kept): boolean {
+  return isAheadOfMirror(ours, theirs) || follows(ours, theirs)
 }
 
 function isDone({ state }: Kept): boolean {
@@ -437,7 +442,7 @@ function isSame(found: Buffer, { buffer, byteOffset }: Buffer): boolean {
   return meets(found, { token, states: ['in_progress'] })
 }
 
-/** As the other store is to have it, with the time that is left. */
+/** The record for the other store, with the time that is left. */
 function given(bytes: Buffer, now: Millis): Given {
   const { due, dropAt } = readStamps(bytes)
   return { bytes, spans: { dueIn: due - now, dropIn: dropAt - now } }
@@ -447,17 +452,18 @@ function withoutMarks({ ids, next }: Page): Page {
   return { ids: ids.filter((id) => !isMark(id)), next }
 }
 
-/** A copy whose fence is at least `fence`: a store would raise a lower one, and what is sealed is bound to its fence. */
+/** A copy whose fence is at least `fence`: a store would raise a lower one, but sealed bytes are bound to their fence. */
 function atLeast(bytes: Buffer, fence: number): Buffer {
   const copy = Buffer.from(bytes)
   writeU48(copy, Math.max(readStamps(bytes).fence, fence), PREFIX.fence)
   return copy
 }
 
-/** The claim as withdrawn. */
+/** The claim as withdrawn, under nobody's token: its attempt may claim again, and of one attempt a later state would win. */
 function freed(bytes: Buffer): Buffer {
   const copy = Buffer.from(bytes)
   copy[PREFIX.state] = stateCode('failed_retryable')
+  randomFillSync(copy, PREFIX.token, PREFIX.createdAt - PREFIX.token)
   return copy
 }
 

@@ -14,13 +14,13 @@ export interface StoreHooks {
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
   readonly onBreaker: (state: BreakerState) => void
   readonly onOperation?: OnOperation
-  /** The store is another than before, or lost its data: what was written lately may have to be written again. */
+  /** The store was replaced, or lost its data: recent writes may have to be repeated. */
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
-  /** How much longer the store hands nothing out; reported continuously. */
+  /** How much longer the store grants no claims; reported continuously. */
   readonly onHeld?: ((left: Millis) => void) | undefined
   /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
   readonly onPruned?: ((records: number) => void) | undefined
-  /** A claim has waited for replicas (`store.wait`); not `satisfied`: in vain. */
+  /** A claim has waited for replicas (`store.wait`); `satisfied`: with success. */
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
@@ -28,7 +28,7 @@ export interface StoreHooks {
 const CACHE_TIMEOUT: Millis = 100
 /** Other replicas do not remove entries from this one's memory. */
 const OWN_LIFE: Millis = 5000
-/** They do remove entries from a shared cache, unless it is unreachable just then. */
+/** They do remove entries from a shared cache, unless they cannot reach it. */
 const SHARED_LIFE: Millis = 60_000
 const NO_SECRET = Buffer.alloc(0)
 
@@ -46,7 +46,7 @@ interface Row {
   readonly hasGrace?: true
 }
 
-/** Loaded on demand: its client takes a tenth of the start. */
+/** Loaded on demand: its client takes a tenth of the startup time. */
 const openRedis: Opener = async (
   { service, store: { url, timeout, grace, wait } },
   { onEvent, onNewEpoch, onHeld, onWaited },
@@ -83,7 +83,7 @@ const openPostgres: Opener = async (
   })
 }
 
-/** Whoever has to write its claims again may first have to hear that it cannot: twice. */
+/** A proxy that must rewrite its claims may first be refused: twice. */
 function graceFor(grace: Millis, timeout: Millis): Millis {
   return grace === 0 ? 0 : Math.max(grace, 2 * timeout)
 }
@@ -130,9 +130,9 @@ export interface Stores {
 }
 
 /**
- * The store that `store.url` names, and that of `store.migrate`, each behind a circuit breaker, its records compressed and sealed as
- * configured. `ofOld`: hooks for the latter.
- * @throws {StoreUnavailable} if an embedded store cannot be used, or only a person can help. One over the network may come up later.
+ * The stores of `store.url` and `store.migrate`, each behind a circuit breaker, its records compressed and sealed as configured. `ofOld`:
+ * hooks for the latter.
+ * @throws {StoreUnavailable} if an embedded store cannot be used, or only a person can fix the cause. A remote one may come up later.
  */
 export async function openStores(
   config: StoreOf,
@@ -161,7 +161,7 @@ export async function openStore(config: StoreOf, hooks: StoreHooks): Promise<Sto
   return asOne(await openStores(observing, hooks), observing)
 }
 
-/** For whoever hands nothing out: it must not begin a grace, or say who the store is. */
+/** For processes that grant no claims: they must not begin a grace, or record the store's identity. */
 export function asObserver<C extends StoreOf>(config: C): C {
   return { ...config, store: { ...config.store, grace: 0 } }
 }
@@ -204,7 +204,7 @@ async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   return store
 }
 
-/** Its health is not monitored: what the cache does not answer, the primary does. */
+/** The cache's health is not monitored: the primary answers in its place. */
 async function openCache({ service, store }: StoreOf, url: string, { onEvent }: StoreHooks): Promise<Store> {
   const settings = { ...store, url, timeout: Math.min(store.timeout, CACHE_TIMEOUT), grace: 0, wait: null }
   const hooks: StoreHooks = {
@@ -215,7 +215,7 @@ async function openCache({ service, store }: StoreOf, url: string, { onEvent }: 
   return openPlain({ service: `${service}~`, store: settings }, hooks)
 }
 
-/** Whether what was written lately may have to be written again. */
+/** Whether recent writes may have to be repeated. */
 export function hasGrace({ grace, url, migrate }: Config['store']): boolean {
   return grace > 0 && [url, migrate?.from ?? url].some((one) => STORES[schemeOf(one)]?.hasGrace)
 }

@@ -24,7 +24,7 @@ export interface Left {
   readonly kept: Kept
 }
 
-/** The spool in terms of outcomes instead of bytes, as the guard uses it. */
+/** The guard's view of the spool: outcomes instead of bytes. */
 export class Outbox {
   readonly #spool: Spool
   readonly #service: string
@@ -40,7 +40,7 @@ export class Outbox {
    * Opens the spool and returns the outcomes that an earlier process of the service left. Those that have outlived their record are
    * dropped; entries of other services, or unreadable to this version, stay.
    *
-   * @throws as {@link Spool.open}.
+   * @throws like {@link Spool.open}.
    */
   static async open(options: OutboxOptions): Promise<{ outbox: Outbox; left: readonly Left[] }> {
     const { service, sealer, say } = options
@@ -104,7 +104,7 @@ export class Outbox {
 /*
  * An entry of the spool, version 2 (docs/record-format.md): version (1), length of the service's name (1), the name, flags (1),
  * record id (32), version that a lost claim expected (6), spans (6, 6), how long it is of use (6), when it was made (6), then the
- * record as the store would get it, sealed if it would be. The name comes first, so that any version can leave it to its service.
+ * record as for the store, including sealing. The name comes first, so that any version can leave it to its service.
  */
 const VERSION = 2
 /** From before services had keys of their own. */

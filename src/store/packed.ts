@@ -7,7 +7,7 @@ import { coded, codingOf, decodedSoon, mayShrink } from './compression.ts'
 import type { GetReply, Note, Store, WriteReply } from './register.ts'
 import type { Sealer } from './sealing.ts'
 
-/** Wraps `store`: records are compressed and then sealed, histories are sealed. Returns what it was given, with the store's stamps. */
+/** Wraps `store`: compresses and then seals records, and seals histories. Returns records as they were given, with the store's stamps. */
 export function packed(
   store: Store,
   sealer: Sealer | null,
@@ -73,7 +73,7 @@ function rejecting<Reply>(ask: () => Soon<Reply>): Soon<Reply> {
   }
 }
 
-/** Compresses the record's response, if there is one and it gains by it. */
+/** Compresses the record's response, if there is one and it pays off. */
 function compressed(bytes: Buffer, coding: number): Soon<Buffer> {
   const kept = keptIn(bytes)
   if (kept === null) return bytes

@@ -15,20 +15,21 @@ import {
 } from './register.ts'
 
 /*
- * Which phases of a migration have living replicas: each has a mark in both stores, a record that expires unless renewed (docs/adr/0101).
+ * Tracks which phases of a migration have living replicas. Each phase has a mark in both stores: a record that expires unless renewed
+ * (docs/adr/0101).
  */
 
 /** How long a mark outlives its last renewal. */
 const MARKED_FOR: Millis = 15_000
-/** How long a replica relies on its own mark: any claim sent by then has arrived while the mark was there. */
+/** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
 const SURE_FOR: Millis = 10_000
 const RENEW_EVERY: Millis = 3_000
 const RETRY_EVERY: Millis = 500
 
-/** Of a migration: the store that records come from, or go to. */
+/** The store of a migration that records come from, or go to. */
 type Side = 'from' | 'to'
 
-/** Different stores would decide: each would execute what the other has claimed. */
+/** Different stores would decide, and each would execute what the other has claimed. */
 const APART: Readonly<Record<Phase, Phase | null>> = { mirror: 'new', both: null, new: 'mirror' }
 
 /** A replica two phases away is alive. */
@@ -79,7 +80,7 @@ export async function enteredBy(store: Store, phase: Phase): Promise<readonly Ke
   return (await isMarked(store, phase)) ? store.history.read(markOf(phase)) : null
 }
 
-/** Which of the two stores of a migration this is, where a replica in that phase is alive. Null: none is. */
+/** Which of the two stores of a migration this is, if a replica in that phase is alive. Null: none is. */
 async function markedAs(store: Pick<Store, 'get'>, phase: Phase): Promise<Side | null> {
   const { bytes } = await store.get(markOf(phase))
   return bytes === null ? null : decodeRecord(bytes).path.endsWith('/from') ? 'from' : 'to'
@@ -115,17 +116,17 @@ interface PhaseOptions {
   readonly pause?: (time: Millis) => Promise<unknown>
 }
 
-/** What keeps a replica from claiming. */
+/** Decides whether a replica may claim. */
 export interface PhaseGuard {
-  /** Null: nothing, by what was seen a moment ago. */
+  /** Why it may not claim, as of the latest check; null: it may. */
   readonly refusal: string | null
-  /** Looks again. @throws {StoreUnavailable} while there is a refusal. */
+  /** Checks again. @throws {StoreUnavailable} while there is a refusal. */
   ensure(): Promise<void>
 }
 
 /**
- * Announces that this replica is alive in its phase, and makes sure that nobody two phases away is. While it is not sure, it claims
- * nothing; outcomes are written as usual.
+ * Announces that this replica is alive in its phase, and makes sure that no replica two phases away is. Until it is sure, it claims
+ * nothing; it writes outcomes as usual.
  */
 export class Presence implements PhaseGuard {
   readonly #sides: Sides
@@ -136,8 +137,8 @@ export class Presence implements PhaseGuard {
   #running: Promise<void> = Promise.resolve()
   #sureUntil = Number.NEGATIVE_INFINITY
   #conflict: string | null = null
-  #said: string | null | undefined = undefined
-  /** From when on no replica without `store.migrate` claims any more that has not seen the mark. */
+  #reported: string | null | undefined = undefined
+  /** By then, every replica without `store.migrate` that still claims has seen the mark. */
   #seenFrom: Millis | null = null
 
   constructor(sides: Sides, options: PhaseOptions) {
@@ -165,12 +166,12 @@ export class Presence implements PhaseGuard {
       if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
     } catch (error) {
       if (!(error instanceof StoreUnavailable)) throw error
-      this.#tell(error.message)
+      this.#report(error.message)
     }
     const pause = () => (this.refusal === null ? RENEW_EVERY : RETRY_EVERY)
     this.#running = untilAborted(this.#stopping.signal, pause, () =>
       this.renew().catch((error: Error) => {
-        if (this.refusal !== null) this.#tell(`its phase cannot be announced: ${error.message}`)
+        if (this.refusal !== null) this.#report(`its phase cannot be announced: ${error.message}`)
       }),
     )
   }
@@ -181,7 +182,7 @@ export class Presence implements PhaseGuard {
     return this.#conflict ?? `cannot tell whether a replica two phases from ${this.#options.phase} is alive`
   }
 
-  /** Looks, announces, then looks again: of two replicas that start at once, at least one sees the other. */
+  /** Checks, announces, then checks again: of two replicas that start at once, at least one sees the other. */
   async renew(): Promise<void> {
     const { phase, replica } = this.#options
     const { from, to } = this.#sides
@@ -196,7 +197,7 @@ export class Presence implements PhaseGuard {
     if (await this.#findConflict()) return
     if (isNew && !(await this.#isSeen(isFirst))) return
     this.#sureUntil = began + SURE_FOR
-    this.#tell(null)
+    this.#report(null)
     if (isNew) {
       const note = { tag: replica, count: 1, firstAgo: 0, lastAgo: 0, text: 'entered' }
       await from.history.append(markOf(phase), [note]).catch(() => {})
@@ -213,18 +214,18 @@ export class Presence implements PhaseGuard {
     await this.#running
   }
 
-  /** In phase `new`, whoever claims in the old store alone has to have stopped. */
+  /** Before phase `new` begins, replicas that claim in the old store alone must have stopped. */
   async #isSeen(isFirst: boolean): Promise<boolean> {
     const { phase } = this.#options
     if (phase !== 'new') return true
     if (isFirst || this.#seenFrom === null) this.#seenFrom = this.#clock() + SURE_FOR
-    // Whoever has entered has waited, and the mark has been there since.
+    // The replica that created the mark has waited, and the mark has existed since.
     const isEntered = !isFirst && (await this.#sides.from.history.read(markOf(phase))).length > 0
     if (isEntered || this.#clock() >= this.#seenFrom) {
       this.#seenFrom = null
       return true
     }
-    this.#tell(
+    this.#report(
       `phase new begins: for ${SURE_FOR / 1000} s it waits for replicas without store.migrate to see that`,
     )
     return false
@@ -240,23 +241,23 @@ export class Presence implements PhaseGuard {
     }
     this.#sureUntil = Number.NEGATIVE_INFINITY
     this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
-    this.#tell(this.#conflict)
+    this.#report(this.#conflict)
     return true
   }
 
-  #tell(why: string | null): void {
-    if (why === this.#said) return
-    this.#said = why
+  #report(why: string | null): void {
+    if (why === this.#reported) return
+    this.#reported = why
     this.#options.say(why)
   }
 }
 
-/** By which side of a migration a store is, the phases in which another store would decide, or hold what this one lacks. */
+/** By side of a migration: the phases in which another store decides, or has records that this one lacks. */
 const NOT_ALONE: Readonly<Record<Side, readonly Phase[]>> = { from: ['new'], to: ['mirror', 'both'] }
 
 /**
- * For a replica without `store.migrate`: whether its store decides alone. It announces nothing; a replica that enters phase `new` waits
- * until those that have not looked since claim nothing.
+ * For a replica without `store.migrate`: checks that its store decides alone. It announces nothing; a replica that enters phase `new` waits
+ * until all replicas that have not checked since have stopped claiming.
  */
 export class Lookout implements PhaseGuard {
   readonly #store: Pick<Store, 'get'>
@@ -278,7 +279,7 @@ export class Lookout implements PhaseGuard {
   }
 
   /**
-   * Looks, and goes on looking, also while the store does not answer.
+   * Checks, and keeps checking, even while the store does not answer.
    *
    * @throws {PhaseConflict} if it must not start.
    */
@@ -304,7 +305,7 @@ export class Lookout implements PhaseGuard {
     await this.#running
   }
 
-  /** Once for all who ask meanwhile. */
+  /** One check for all concurrent callers. */
   #look(): Promise<void> {
     this.#looking ??= this.#lookOnce().finally(() => {
       this.#looking = null
@@ -323,7 +324,7 @@ export class Lookout implements PhaseGuard {
   }
 }
 
-/** Does the work again and again, after a pause each time. The pauses do not keep the process alive. */
+/** Repeats the work, with a pause each time. The pauses do not keep the process alive. */
 async function untilAborted(
   signal: AbortSignal,
   pause: () => Millis,

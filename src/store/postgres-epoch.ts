@@ -2,14 +2,14 @@ import type { Millis } from '../core/record.ts'
 import type { Row } from './postgres-link.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
 
-/** Looks per grace: a proxy must notice a failover and rewrite its claims before others may claim. */
-const LOOKS = 4
+/** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
+const CHECKS = 4
 
 export interface EpochOptions {
   readonly grace: Millis
-  /** Asks the server how long new claims are still held back, and when it took on its present identity. */
+  /** Asks the server how long new claims are still held back, and since when it has its present identity. */
   readonly look: (seen: Millis) => Promise<Row>
-  /** A look got no answer: the server may have been replaced without its connections being seen to end. */
+  /** A check got no answer: the server may have been replaced without its connections closing. */
   readonly onSilence: () => void
   readonly onNew: (epoch: NewEpoch) => void
   /** How long new claims are still held back; almost always 0. */
@@ -17,23 +17,23 @@ export interface EpochOptions {
 }
 
 /**
- * Notices that the server has changed or lost its data: the grace begins with the first look at it, and this proxy has to write its claims
- * again (docs/adr/0108).
+ * Detects a server that was replaced or lost its data: the first check of it starts the grace period, and this proxy must rewrite its
+ * claims (docs/adr/0108).
  */
 export class Epoch {
   readonly #options: EpochOptions
   readonly #timer: NodeJS.Timeout
   #seen: Millis = 0
-  /** Looks in progress, one after another: one may still be asking the previous server. */
+  /** Checks in progress: one may still be asking the previous server. */
   #looks = 0
   #last: Promise<void> = Promise.resolve()
 
   constructor(options: EpochOptions) {
     this.#options = options
-    this.#timer = setInterval(() => this.#looks === 0 && void this.look(), options.grace / LOOKS).unref()
+    this.#timer = setInterval(() => this.#looks === 0 && void this.look(), options.grace / CHECKS).unref()
   }
 
-  /** When the server took on its present identity, as far as is known here; 0: not looked at yet. */
+  /** Since when the server has its present identity, as far as known; 0: not checked yet. */
   get seen(): Millis {
     return this.#seen
   }

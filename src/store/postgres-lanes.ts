@@ -21,18 +21,18 @@ import { PartlyUnavailable, StoreUnavailable } from './register.ts'
 const LANES = 8
 /** How many of them are reserved for outcomes and leases: claims waiting for each other must not occupy all. */
 const RESERVED = 2
-/** Maximum connections, beyond {@link LANES} only while answers are late. Each takes one of the server's, which others need as well. */
+/** Maximum connections; more than {@link LANES} only while answers are late, since other clients need the server's connections, too. */
 const MOST = 16
 /** How many of them are reserved for statements that wait for no standby: hanging commits must not occupy all. */
 const LOCAL = 2
-/** How often the server is asked what it is executing while answers are late. */
+/** How often to ask the server which statements it is executing, while answers are late. */
 const LOOK_EVERY: Millis = 1000
 /**
  * Upper bound of the timeout for connecting, which doubles with each attempt: a server that hangs works through all attempts once it is
  * back.
  */
 const CONNECT_TIMEOUT_MOST: Millis = 16_000
-/** How often a connection is reopened: the name may lead to another server by now. */
+/** How often a connection is reopened: the name may lead to another server. */
 const RECHECK: Millis = 10_000
 /** A different server is accepted once the one in use has been silent for this many timeouts. */
 const PATIENCE = 10
@@ -81,16 +81,16 @@ const HANGING =
   'PostgreSQL does not finish the statements that it was sent, as when a synchronous standby is missing'
 
 /**
- * Lock timeout. Short, so that a record locked by another transaction is an honest "not applied": a statement queuing for a row waits
- * twice, for its turn and then for the transaction. 0 would be no limit.
+ * Lock timeout, short enough to report a locked record as "not applied": a statement queuing for a row waits twice, for its turn and then
+ * for the transaction. 0 would mean no limit.
  */
 export function lockWait(timeoutMs: Millis): Millis {
   return Math.max(1, Math.floor(timeoutMs / 4))
 }
 
 /**
- * Statements on connections that are opened as needed. Each is a transaction of its own, sent once, on a connection that has none in
- * flight. A statement that is not sent in time, or finds no connection, was not applied; one that was sent and not answered may have been.
+ * Runs statements on connections opened as needed. Each is its own transaction, sent once, on a connection with none in flight. A
+ * statement not sent in time, or without a connection, was not applied; one sent and not answered may have been.
  * Statements are never cancelled: cancelling a commit that waits for a standby makes it succeed without the standby. A statement does not
  * end with its connection either. So a connection whose answer is late stays open unless the server says that it is not executing the
  * statement, and a lost connection counts until the server says so.
@@ -114,7 +114,7 @@ export class Lanes {
   #isUp = false
   /** Why there is no connection. */
   #trouble = 'connecting'
-  /** Only statements whose commit cannot hang are sent. */
+  /** Sends only statements whose commit cannot hang. */
   #isHanging = false
   #numbers = 0
   /** Identity of the server in use. */
@@ -131,7 +131,7 @@ export class Lanes {
     this.#onUp = onUp
   }
 
-  /** Resolves after the first attempt: the process also starts without PostgreSQL. Rejects if only a person can help. */
+  /** Resolves after the first attempt: the process also starts without PostgreSQL. Rejects if only a person can fix the cause. */
   async open(): Promise<void> {
     this.#recheck = setInterval(() => void this.#replaceOldest(), RECHECK).unref()
     try {
@@ -158,7 +158,7 @@ export class Lanes {
         number,
         kind,
         expiresAt: performance.now() + timeoutMs,
-        // After everything that has arrived meanwhile: a busy event loop is not a silent PostgreSQL.
+        // Only after pending input was read: a busy event loop does not mean a silent PostgreSQL.
         timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
         resolve,
         reject,
@@ -170,7 +170,7 @@ export class Lanes {
     })
   }
 
-  /** Reopens a connection, which shows where the name leads now. */
+  /** Reopens a connection to see where the name leads now. */
   recheck(): void {
     if (!this.#isConnecting && this.#retry === undefined && !this.#isClosed)
       void this.#connect().catch(ignore)
@@ -319,7 +319,7 @@ export class Lanes {
     const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
     const calls = late.map(({ call }) => call)
     const [found] = await ask([this.#comment])
-    // Null: not even this statement, so the server reports nothing (track_activities). What is gone must not count forever.
+    // Null: not even this statement, so the server reports nothing (track_activities). Lost connections must not count forever.
     const running = found?.split(' ')
     for (const number of abandoned) if (!running?.includes(number)) this.#abandoned.delete(number)
     for (const [n, lane] of late.entries())
@@ -399,7 +399,7 @@ export class Lanes {
   }
 
   /**
-   * With two servers, each key could be claimed twice. After a promotion the later timeline is the right one; an old primary that is still
+   * With two servers, each key could be claimed twice. After a promotion the later timeline wins; an old primary that is still
    * up does not know. An unrelated server is accepted only while none is in use.
    */
   #recognise(identity: Identity): void {

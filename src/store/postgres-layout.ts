@@ -4,14 +4,14 @@ import { StoreUnavailable } from './register.ts'
 
 /** Version of the tables. A database with a later one is left alone. */
 const VERSION = 1
-/** Of the functions. A later one does for this release, too. */
+/** Version of the functions. This release can also use a later one. */
 const REVISION = 5
 const OLDEST = 14
 const NOT_ALLOWED = '42501'
 /** Tables that the functions write. */
 const WRITTEN = ['records', 'unresolved', 'notes', 'buckets', 'waits', 'pruning', 'epochs', 'graces']
 
-/** Only a person can help: the process does not start with it. */
+/** Only a person can fix this, so the process does not start. */
 export class Unusable extends StoreUnavailable {
   constructor(why: string) {
     super(`cannot use the PostgreSQL store: ${why}`, false)
@@ -38,7 +38,7 @@ export async function prepare(link: Link): Promise<Identity | null> {
   return identityOf(link)
 }
 
-/** Which life of which server: each promotion begins a new timeline. */
+/** Identifies a server and its timeline; each promotion begins a new one. */
 export interface Identity {
   readonly system: string
   readonly timeline: number

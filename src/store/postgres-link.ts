@@ -34,7 +34,7 @@ export interface LinkOptions {
   readonly timeoutMs: Millis
 }
 
-/** One connection with one statement at a time: no reply can be mistaken for another's, and a failure concerns one statement. */
+/** One connection with one statement at a time: replies cannot be mixed up, and a failure affects one statement. */
 export class Link {
   readonly #client: Client
   readonly #comment: string
@@ -44,8 +44,7 @@ export class Link {
   #unreplicated: Error | null = null
 
   /**
-   * Rejects if there is no connection in time. `onEnd`: the connection has ended, for whatever reason; called after its statement has
-   * failed.
+   * Rejects if there is no connection in time. `onEnd`: the connection has ended for any reason; called after its statement has failed.
    */
   static async open(
     address: PostgresAddress,
@@ -117,7 +116,7 @@ export class Link {
       types: AS_TEXT,
     }
     this.#client.query<(string | null)[]>(statement, (error: Error | null, result) =>
-      // After an error there is no result, whatever the types say.
+      // After an error there is no result, despite the types.
       done(error ?? this.#unreplicated, error === null ? result.rows : []),
     )
   }
@@ -155,7 +154,7 @@ export class Link {
   }
 }
 
-/** For failures that their connection reports. */
+/** The connection reports such failures itself. */
 export function ignore(): void {}
 
 /** An unreadable reply ends the connection; if left to the client, it would end the process. */
@@ -179,8 +178,8 @@ function survivingNonsense(client: Client): void {
 }
 
 /**
- * SQLSTATE classes that prove that the transaction was rolled back. Others prove nothing, such as a shutdown (57P01), a pooler whose server
- * has gone (08) or an I/O error (58).
+ * SQLSTATE classes that prove a rollback. Others prove nothing, such as a shutdown (57P01), a pooler whose server is gone (08) or an I/O
+ * error (58).
  */
 const ROLLED_BACK = /^(?:0A|2[1-8]|3[89DF]|40(?!003)|42|5[345]|57014|P0|IP001)/
 /** The disk is full, or the primary is read-only, as managed ones become just before. */

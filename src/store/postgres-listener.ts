@@ -11,9 +11,9 @@ const TELL = 'SELECT idempotency.tell($1, $2, $3)'
 const HELLO = 'hello'
 
 /**
- * Watching by LISTEN, on a separate connection that is opened for the first watcher and stays, and by rows that say who is waiting for
- * what: a write notifies only those. This process tells its own watchers of its writes itself. It first sends a message to itself: through
- * a pooler that shares connections (PgBouncer in transaction mode) none arrives, and then no rows are written.
+ * Watches records by LISTEN on a separate connection, opened for the first watcher and then kept. Rows list who waits for which record, so
+ * that a write notifies only those; this process notifies its own watchers directly. It first sends a message to itself: a pooler that
+ * shares connections (PgBouncer in transaction mode) does not deliver it, and then no rows are written.
  */
 export class Listener {
   readonly #options: LanesOptions & { readonly service: string }
@@ -41,12 +41,12 @@ export class Listener {
     })
   }
 
-  /** As {@link Subscriptions.watch}. */
+  /** See {@link Subscriptions.watch}. */
   watch(id: RecordId, changed: () => void): Promise<() => void> {
     return this.#subscriptions.watch(id, changed)
   }
 
-  /** An attempt of the record was ended here. `waiting`: the channels of those who wait, one word each. */
+  /** This process ended an attempt of the record. `waiting`: the channels of the replicas that wait, separated by blanks. */
   tell(id: RecordId, waiting: string): void {
     this.#subscriptions.tell(id)
     const others = waiting.split(' ').filter((channel) => channel !== '' && channel !== this.#channel)
@@ -110,11 +110,11 @@ export class Listener {
       }
       link.onNotification((message) => this.#hear(message))
       await link.ask(`LISTEN ${this.#channel}`)
-      // By then it was sent long ago, or could not be sent, which ends the connection.
+      // By then it was sent long ago, or sending failed and ended the connection.
       this.#retry = setTimeout(() => this.#giveUp(link), 2 * this.#options.timeoutMs)
       await this.#send([this.#channel], HELLO)
     } catch {
-      // The connections for statements report it.
+      // The connections for statements report the same.
       this.#link?.destroy()
     } finally {
       this.#isConnecting = false

@@ -32,7 +32,7 @@ function tlsOf(options: URLSearchParams): ConnectionOptions | null {
   if (mode === 'disable') return null
   return {
     rejectUnauthorized: mode.startsWith('verify-'),
-    // verify-ca: accepts any certificate of that authority.
+    // verify-ca accepts any certificate of that authority.
     ...(mode === 'verify-ca' ? { checkServerIdentity: () => undefined } : {}),
     ...tlsFiles(options, { ca: 'sslrootcert', cert: 'sslcert', key: 'sslkey' }),
   }

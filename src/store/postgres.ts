@@ -26,9 +26,9 @@ import {
 } from './register.ts'
 import { readNote } from './side-ports.ts'
 
-/** Every replica asks; per interval, one of them does the work. */
+/** Every replica tries; one per interval does the work. */
 const PRUNE_EVERY: Millis = 1000
-/** 8 MB, which take milliseconds to check. */
+/** 8 MB: checked within milliseconds. */
 const PRUNE_PAGES = 1000
 /** Bounds the duration of a removal. */
 const PRUNE_ROWS = 500
@@ -40,7 +40,7 @@ export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
   readonly grace?: Millis
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
   readonly onHeld?: ((left: Millis) => void) | undefined
-  /** Records of other services in the same database are invisible. */
+  /** Hides the records of other services in the database. */
   readonly service: string
   /** Called when this process has removed expired records. */
   readonly onPruned?: ((records: number) => void) | undefined
@@ -48,7 +48,7 @@ export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
   readonly skew?: () => Millis
 }
 
-/** It never answers synchronously. */
+/** Never answers synchronously. */
 export interface PostgresStore extends Store {
   put(...args: Parameters<Store['put']>): Promise<PutReply>
   swap(...args: Parameters<Store['swap']>): Promise<SwapReply>
@@ -138,7 +138,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       pruned = Number(removed)
       if (pruned > 0) onPruned?.(pruned)
     } catch {
-      // Retried next time; operations report what is wrong.
+      // Retried next time; operations report the error.
     }
     if (!isClosed) timer = setTimeout(() => void prune(), pruned >= PRUNE_ROWS ? 0 : PRUNE_EVERY).unref()
   }
@@ -162,7 +162,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       try {
         row = await lanes.run(PUT, args)
       } catch (error) {
-        // Nothing is written at present; existing records answer. Not this claim's own, whose reply was lost: the standby may not have it.
+        // No writes at present, but existing records answer, except this claim's own from a lost reply: the standby may not have it.
         const { now, bytes: found } = error instanceof PartlyUnavailable ? await get(id) : NOTHING
         if (found === null || tokenOf(found).equals(token)) throw error
         return { done: false, now, bytes: found }
@@ -290,7 +290,7 @@ function places(count: number): string {
 }
 
 const IN_PROGRESS = stateCode('in_progress')
-/** Columns of {@link WRITTEN}, without its number: where the found record begins, and what precedes it. */
+/** Where the found record's columns begin in {@link WRITTEN}, not counting its number. */
 const FOUND = 8
 const WAITING = 5
 
@@ -377,7 +377,7 @@ function placesOf(text: string): Place[] {
   })
 }
 
-/** More dead rows than these, and than live ones, mean that VACUUM cannot keep up. */
+/** With more dead rows than this, and more than live ones, VACUUM cannot keep up. */
 const BLOATED = 100_000
 /** Seconds. */
 const LONG_OPEN = 3600

@@ -5,12 +5,12 @@ import { MAGIC, PREFIX } from './codec.ts'
 import type { Prefix } from './register.ts'
 
 /*
- * What is known of a record that this release cannot read.
+ * Facts about a record that this release cannot read.
  */
 
 /**
- * The version at which `Register.remove` removes a record, of any schema. Of bytes that are no record, it is the beginning of their SHA-1,
- * which Redis can tell, too.
+ * The version at which `Register.remove` removes a record of any schema. For other bytes it is the beginning of their SHA-1, which Redis
+ * can compute, too.
  */
 export function versionOf(bytes: Buffer): number {
   if (hasPrefix(bytes)) return readU48(bytes, PREFIX.version)
@@ -23,7 +23,7 @@ export function prefixOf(bytes: Buffer): Prefix {
   return { version, state, leaseUntil: state === 'in_progress' ? readU48(bytes, PREFIX.due) : null }
 }
 
-/** It begins as a record of any schema does. */
+/** It begins like a record of any schema. */
 function hasPrefix(bytes: Buffer): boolean {
   return bytes.length >= PREFIX.end && bytes.readUInt16BE(0) === MAGIC
 }

@@ -18,7 +18,7 @@ const FORGOTTEN = 0
 export interface RecentWrite {
   readonly id: RecordId
   readonly bytes: Buffer
-  /** What remains of its spans; null: its retention is over, and its key may belong to another request. */
+  /** The rest of its spans; null: its retention is over, and its key may belong to another request. */
   readonly left: () => Spans | null
 }
 
@@ -30,8 +30,8 @@ interface Chunk {
 }
 
 /**
- * The most recent writes, at most 16 MiB. Kept as bytes outside V8's heap: every outcome passes through here and would survive many
- * collections (docs/adr/0017).
+ * The most recent writes, at most 16 MiB, as bytes outside V8's heap: every outcome passes through here and would survive many collections
+ * (docs/adr/0017).
  */
 export class RecentWrites {
   readonly #clock: () => Millis
@@ -94,7 +94,7 @@ export class RecentWrites {
       }
   }
 
-  /** An empty chunk: the oldest if there are enough, or if nobody needs it. */
+  /** An empty chunk: the oldest if there are enough, or if it is no longer needed. */
   #next(now: Millis): Chunk {
     const [oldest] = this.#chunks
     const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || now - oldest.at > KEPT_FOR)

@@ -1,8 +1,8 @@
 import type { Millis } from '../core/record.ts'
 
-/** Short enough to serve traffic again soon after the server is back, long enough not to hammer a dead host. */
+/** Short enough to resume traffic soon after the server is back, long enough not to hammer a dead host. */
 const FROM: Millis = 50
-/** Whoever comes later than the grace after a failover has lost its claims: the shortest is a second. */
+/** A proxy that reconnects later than the grace after a failover has lost its claims; the shortest grace is a second. */
 const TO: Millis = 500
 
 /** Before the nth attempt in a row. */

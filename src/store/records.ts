@@ -58,7 +58,7 @@ export interface Unavailable {
 /** `corrupt`: the existing record cannot be decoded; it is left unchanged. */
 export type StoreTrouble = Unavailable | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
 
-/** `recognised`: the record is this very attempt's own, from a claim whose reply was lost (contract §3.4). */
+/** `recognised`: the record is this attempt's own, from a claim whose reply was lost (contract §3.4). */
 interface Claimed {
   readonly kind: 'claimed'
   readonly now: Millis
@@ -91,8 +91,8 @@ export type PrefixReply =
   | StoreTrouble
 
 /**
- * Records instead of bytes: the guard's view of a store. It returns what is stored; interpreting it at `now` (`readAt`) is up to the
- * caller. Store trouble is a value; {@link orThrow} is for callers that handle exceptions at their own edge.
+ * The guard's view of a store: records instead of bytes. It returns records as stored; callers interpret them at `now` (`readAt`). Store
+ * errors are values; {@link orThrow} is for callers that prefer exceptions.
  */
 export class Records {
   readonly #register: Register
@@ -144,7 +144,7 @@ export class Records {
 
   /**
    * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` if the record was gone, or belonged to an earlier attempt that
-   * the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what has been found out about an unknown record.
+   * the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what reconciliation has found out so far.
    */
   settle(id: RecordId, draft: RecordDraft, spans: Spans): Soon<SettleReply> {
     const recent = this.#recent
@@ -154,7 +154,7 @@ export class Records {
     const settled = (reply: SettleReply): SettleReply => {
       if (recent !== null && reply.kind !== 'refused' && isNewest(reply, draft))
         this.#remember(recent, id, draft, spans, bytes)
-      // The store has answered, so all of them have been sent.
+      // The store has answered, so all bytes were sent.
       if (reply.kind !== 'unavailable') free(bytes, HEAD_ROOM)
       return reply
     }
@@ -169,10 +169,10 @@ export class Records {
     )
   }
 
-  /** Of a large one, only that it was done: there is no room for more. */
+  /** A large outcome is remembered without its body, for lack of room. */
   #remember(recent: RecentWrites, id: RecordId, draft: RecordDraft, spans: Spans, bytes: Buffer): void {
     if (bytes.length <= LARGEST_RECENT) return recent.add(id, bytes, spans)
-    // Nothing else is large.
+    // Only completed records are large.
     const result = withoutBody((draft as Kept).result.response, 'no_room')
     recent.add(id, encodeDraft({ ...(draft as Kept), result }), spans)
   }
@@ -195,8 +195,8 @@ export class Records {
   }
 
   /**
-   * Writes again what a failover may have taken from the store, under its own fence, or finds that it need not. A record that another owner
-   * has claimed meanwhile becomes unknown, unless it is final or `isStill` says that it no longer belongs to this process.
+   * Rewrites a record that a failover may have lost, under its own fence, if needed. A record that another owner has claimed meanwhile
+   * becomes unknown, unless it is final or `isStill` says that it no longer belongs to this process.
    */
   async reclaim(
     id: RecordId,
@@ -248,7 +248,7 @@ export class Records {
   ): Promise<SettleReply> {
     let swapped = first
     const stored = storedSpans(draft, spans)
-    // The store may have applied the bytes that it was sent.
+    // The store may have applied the bytes.
     const bytes = (): Buffer => encodeDraft(draft)
     for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), stored)) {
       const reply =
@@ -266,7 +266,7 @@ export class Records {
         replaced = await this.replace(id, record.version, draft, spans)
         if (replaced?.kind === 'written') return { ...replaced, kind: 'recovered' }
       } else {
-        // The attempt's own claim, long given up, may arrive between swap and put: then the swap succeeds after all.
+        // The attempt's own delayed claim may arrive between swap and put: then the swap succeeds after all.
         isOwnClaim = recognise(record, draft, now) !== null
         if (isOwnClaim) continue
         return reply
@@ -276,7 +276,7 @@ export class Records {
     }
   }
 
-  /** Replaces the record at exactly this version: a decision by somebody other than its owner. Null: there is none. */
+  /** Replaces the record at exactly this version: the decision of somebody other than its owner. Null: there is none. */
   replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Soon<SettleReply | null> {
     return this.#swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans))
   }
@@ -289,7 +289,7 @@ export class Records {
     }))
   }
 
-  /** Of a record that cannot be read, as far as the store gives it at all. Null: there is none. */
+  /** The prefix of an unreadable record. Null: there is none. */
   async prefix(id: RecordId): Promise<PrefixReply> {
     const reading = this.#register.stored?.(id) ?? this.#register.get(id)
     return this.#answered(reading, ({ now, bytes }) => ({
@@ -349,8 +349,8 @@ function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply |
 }
 
 /**
- * The outcome is written; or refused although no later attempt is known: an earlier try of it was written and its reply lost, somebody else
- * has ended the attempt, or the store has just gone back to before it.
+ * The outcome was written; or refused although no later attempt is known: an earlier write of it lost its reply, somebody else ended the
+ * attempt, or the store just went back to before it.
  */
 function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
   if (reply.kind !== 'refused') return reply.kind === 'written' || reply.kind === 'recovered'
@@ -358,7 +358,7 @@ function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
   return isRecorded(record, draft) || (record.fence <= draft.fence && record.createdAt === draft.createdAt)
 }
 
-/** The attempt's own claim; also one that was recorded as lapsed before its owner heard of it: nobody else could have ended it. */
+/** The attempt's own claim, even if recorded as lapsed before its owner learned of the claim: nobody else could have ended it. */
 function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): Claimed | null {
   const isHeld = record.state === 'in_progress' || (record.state === 'unknown' && record.leaseExpired)
   if (!isHeld || !record.token.equals(draft.token)) return null
@@ -367,7 +367,7 @@ function recognise(record: IdempotencyRecord, draft: RecordDraft, now: Millis): 
 }
 
 const TOKEN_BYTES = 16
-/** Drawn in blocks: one draw from the system costs as much as twenty tokens (docs/internals/performance.md). */
+/** Drawn in blocks: one system call costs as much as twenty tokens (docs/internals/performance.md). */
 const TOKENS_DRAWN = 256
 
 /** Owners' tokens: 16 random bytes, different with every call. */

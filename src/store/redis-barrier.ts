@@ -12,7 +12,7 @@ import type { Reply } from './resp.ts'
 
 /** How long the known number of replicas is trusted. */
 const KNOWN_FOR: Millis = 1000
-/** Nobody reads a marker. */
+/** Markers are never read. */
 const MARKER_LIFE: Millis = 60_000
 
 export type Wait = NonNullable<StoreConfig['wait']>
@@ -20,18 +20,18 @@ export type Wait = NonNullable<StoreConfig['wait']>
 export interface BarrierOptions {
   readonly wait: Wait
   readonly timeoutMs: Millis
-  /** A key of the shard, of any value. */
+  /** A key in the shard; its value does not matter. */
   readonly markerOf: (shard: number) => string
-  /** How many replicas are known to those who may promote one, including those that are down. Asked over a connection to the master. */
+  /** Number of replicas that may be promoted, including those that are down. */
   readonly replicasOf: (master: Connection) => Promise<number>
-  /** Called when a claim has reached what `store.wait` demands, or has not and is withdrawn. */
+  /** Called when a claim has satisfied `store.wait`, or has not and is withdrawn. */
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
 /**
- * Claims that wait until replicas, or disks, have them (contract §9). A claim waits for the next round that begins after its reply: over
- * a second connection to the same process a marker is written, and `WAIT`ed for. The marker is younger in the stream of replication than
- * the claims, so whoever has it has them: one round for all claims of a moment (ADR 93).
+ * Makes claims wait until replicas, or disks, have them (contract §9). Each round writes a marker over a second connection to the same
+ * process and `WAIT`s for it. The marker follows the claims in the replication stream, so a replica that has the marker has the claims:
+ * one round covers all claims whose replies came before it (ADR 93).
  */
 export class Barriers {
   readonly #options: BarrierOptions
@@ -41,7 +41,7 @@ export class Barriers {
     this.#options = options
   }
 
-  /** @throws {Misconfigured} if a server that answers cannot do it: only a person can help. */
+  /** @throws {Misconfigured} if a server cannot do it. */
   async open(parts: readonly Part[]): Promise<void> {
     const { disk } = this.#options.wait
     if (disk === 'none') return
@@ -59,8 +59,8 @@ export class Barriers {
   }
 
   /**
-   * Runs the write of a claim, whose reply `read` understands, and waits where it has written the claim, or finds that it is there.
-   * @throws {Unreplicated} if it is not where it has to be.
+   * Runs the write of a claim and, if the store now holds this claim, waits for its replication. `read` converts the reply.
+   * @throws {Unreplicated} if it was not replicated in time.
    */
   async claim<Found extends Buffer | null>(
     shard: number,
@@ -80,7 +80,7 @@ export class Barriers {
     return reply
   }
 
-  /** For people: why claims at this master are refused; null: they are accepted. */
+  /** Why this master refuses claims, for people; null: it accepts them. */
   async check({ server, shards }: Part): Promise<string | null> {
     try {
       const link = await server.ask('time', [], (_time, by) => by)
@@ -127,9 +127,8 @@ interface Waiting {
 interface Reached {
   /** Replicas that have the marker. */
   readonly replicas: number
-  /** So many have to. */
   readonly needed: number
-  /** Whether the server's own disk has it, if that is demanded. */
+  /** Whether the server's own disk has it, if required. */
   readonly disk: boolean
 }
 
@@ -145,7 +144,7 @@ class Barrier {
   #replicas: number
   #known: { readonly count: number; readonly until: Millis } | null = null
 
-  /** `onLost`: called when it can no longer be used. */
+  /** `onLost`: called when this barrier can no longer be used. */
   constructor(link: Link, options: BarrierOptions, onLost: () => void) {
     const { wait, timeoutMs } = options
     this.#link = link
@@ -197,7 +196,7 @@ class Barrier {
       const { replicas, needed, disk } = await this.#reach(shard)
       this.#replicas = needed
       if (replicas < needed) {
-        // A replica unknown until now: it was not waited for.
+        // A newly found replica, which this round did not wait for.
         if (needed > before) return claims
         throw new Error(`${replicas} of ${needed} replicas had it within ${timeout} ms`)
       }
@@ -207,7 +206,7 @@ class Barrier {
     } catch (error) {
       const { message } = error as Error
       const unreplicated = new Unreplicated(`store.wait is not satisfied: ${message}`)
-      // Only that slot is being moved to another server.
+      // The slot is moving to another server; only its claims fail.
       const isOfShard = error instanceof MarkerRefused
       const [refused, others] = isOfShard
         ? [claims.filter((one) => one.shard === shard), claims.filter((one) => one.shard !== shard)]
@@ -239,38 +238,38 @@ class Barrier {
     const { wait, markerOf } = this.#options
     const server = this.#server
     const waitsForAll = wait.replicas === 'all'
-    const asked = this.#replicas
+    const requested = this.#replicas
     const onDisks = wait.disk === 'replicas'
     const [, inMemory, [local, remote], connected, known] = await Promise.all([
       // If the marker was refused, the rest says nothing about the claims.
       server.ask('set', [markerOf(shard), '1', 'PX', MARKER_LIFE], exactly('OK')).catch((error: unknown) => {
         throw error instanceof Refused ? new MarkerRefused(error.message) : error
       }),
-      asked === 0 || onDisks ? asked : server.ask('wait', [asked, wait.timeout], countIn),
+      requested === 0 || onDisks ? requested : server.ask('wait', [requested, wait.timeout], countIn),
       wait.disk === 'none'
         ? ([1, 0] as const)
-        : server.ask('waitaof', [1, onDisks ? asked : 0, wait.timeout], countsIn),
+        : server.ask('waitaof', [1, onDisks ? requested : 0, wait.timeout], countsIn),
       waitsForAll ? server.ask('role', [], connectedIn) : 0,
       waitsForAll ? this.#knownReplicas() : 0,
     ])
     return {
       replicas: onDisks ? remote : inMemory,
-      needed: waitsForAll ? Math.max(1, connected, known) : asked,
+      needed: waitsForAll ? Math.max(1, connected, known) : requested,
       disk: local > 0,
     }
   }
 
-  /** As known to those who may promote one; if they cannot be asked, the last number they reported. */
+  /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
     const now = performance.now()
     if (this.#known === null || this.#known.until < now) {
-      const asked = this.#options.replicasOf(this.#server)
+      const current = this.#options.replicasOf(this.#server)
       const count =
         this.#known === null
-          ? await asked
+          ? await current
           : await within(
               this.#options.timeoutMs,
-              asked.catch(() => null),
+              current.catch(() => null),
             )
       if (count !== null) this.#known = { count, until: now + KNOWN_FOR }
     }
@@ -278,7 +277,7 @@ class Barrier {
   }
 }
 
-/** The server does not accept writes to that slot. */
+/** The server does not accept writes to the marker's slot. */
 class MarkerRefused extends Error {}
 
 function refusalOf(error: unknown): string | null {
@@ -290,21 +289,20 @@ function countIn(reply: Reply): number {
   return reply
 }
 
-/** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas have. */
+/** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas do. */
 function countsIn(reply: Reply): readonly [number, number] {
   const [local, replicas] = Array.isArray(reply) ? reply : []
   if (typeof local !== 'number' || typeof replicas !== 'number') throw mismatch()
   return [local, replicas]
 }
 
-/** Of the `ROLE` of a master. */
+/** Reads the connected replicas from a master's `ROLE`. */
 function connectedIn(reply: Reply): number {
   const [role, , replicas] = Array.isArray(reply) ? reply : []
   if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw mismatch()
   return replicas.length
 }
 
-/** For people. */
 export function replicationText({ replicas, disk, timeout }: Wait): string {
   const count = replicas === 'all' ? 'every known replica' : `${replicas} replica${replicas === 1 ? '' : 's'}`
   const whom =
@@ -316,5 +314,5 @@ export function replicationText({ replicas, disk, timeout }: Wait): string {
   return `claims wait for ${whom}, up to ${timeout} ms`
 }
 
-/** Of a claim that its owner recognises: also of one that was written down as silent. */
+/** States of an owner's own claim: `unknown` if a sweeper found its lease expired. */
 const OPEN = ['in_progress', 'unknown'] as const

@@ -10,13 +10,13 @@ export interface ChannelOptions {
   readonly channelOf: (id: RecordId) => string
   /** The server that publishes writes to the record, as far as known. */
   readonly targetOf: (id: RecordId) => Target | null
-  /** Whether another server publishes them by now, and {@link Channels.moved} follows. */
+  /** Whether another server publishes them now. If so, {@link Channels.moved} will be called. */
   readonly isMoved: (error: Refused, id: RecordId) => boolean
 }
 
 /**
- * Watches by pub/sub, over a separate connection to each server, opened for the first watcher and then kept. Channels are sharded (Redis
- * 7): in a cluster a message goes to the slot of its record instead of to every node.
+ * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded
+ * (Redis 7): in a cluster a message goes only to the slot of its record.
  */
 export class Channels {
   readonly #options: ChannelOptions
@@ -35,17 +35,17 @@ export class Channels {
     })
   }
 
-  /** As {@link Subscriptions.watch}. */
+  /** See {@link Subscriptions.watch}. */
   watch(id: RecordId, changed: () => void): Promise<() => void> {
     return this.#subscriptions.watch(id, changed)
   }
 
-  /** It may be another server now: subscribe anew. */
+  /** The server may have been replaced: subscribe again. */
   resubscribe(): void {
     for (const connection of this.#connections.values()) if (connection.isReady) connection.reconnect()
   }
 
-  /** Other servers may publish writes to some records now. */
+  /** Some records may have moved to other servers. */
   moved(): void {
     for (const subscription of this.#subscriptions.all) {
       const { id, missed } = subscription
@@ -92,13 +92,13 @@ export class Channels {
   async #subscribe(connection: Connection, subscription: Subscription): Promise<void> {
     const { id } = subscription
     try {
-      // One channel per command: in a cluster, the channels of one command have to be in one slot.
+      // One channel per command: a cluster requires all channels of a command to be in one slot.
       await connection.ask('ssubscribe', [this.#options.channelOf(id)], begun)
       this.#refused = false
       this.#subscriptions.acknowledged(subscription)
     } catch (error) {
       this.#subscriptions.miss(subscription)
-      // No answer: on a new connection, everything is subscribed again.
+      // No answer: a new connection subscribes everything again.
       if (!(error instanceof Refused)) return connection.reconnect()
       if (this.#options.isMoved(error, id) || this.#refused) return
       this.#refused = true
@@ -110,15 +110,15 @@ export class Channels {
   }
 
   #connect(target: Target): Connection {
-    const its = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
+    const ofTarget = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
     const connection = new Connection(target, this.#options.timeoutMs, {
       onReady: () => {
-        for (const subscription of its()) void this.#subscribe(connection, subscription)
+        for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
       },
       onLost: () => {
-        for (const subscription of its()) this.#subscriptions.miss(subscription)
+        for (const subscription of ofTarget()) this.#subscriptions.miss(subscription)
       },
-      // The connection for commands reports them.
+      // The command connection reports the same events.
       onEvent: () => {},
       onMessage: (message, awaited) => this.#take(message, awaited),
     })
@@ -134,13 +134,13 @@ export class Channels {
     const subscription = id === undefined ? undefined : this.#subscriptions.get(id)
     if (subscription === undefined) return true
     if (kind === 'smessage') this.#subscriptions.tell(subscription.id)
-    // The slot has gone to another server.
+    // The slot has moved to another server.
     else this.#again(subscription)
     return true
   }
 }
 
-/* What Redis sends about a subscription: `[kind, channel, number of subscriptions]`. */
+/* Redis confirms a subscription by `[kind, channel, number of subscriptions]`. */
 
 function begun(reply: Reply): void {
   if (wordsOf(reply)[0] !== 'ssubscribe') throw mismatch()

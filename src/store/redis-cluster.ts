@@ -14,18 +14,18 @@ import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from './regi
 import { type Arg, headOf, type Reply } from './resp.ts'
 
 const SLOTS = 16_384
-/** Of one command. */
+/** Per command. */
 const MAX_REDIRECTS = 3
-/** Pause between readings of the map while something is wrong: doubled whenever nobody answers, up to `REREAD_AT_MOST`. */
+/** Pause between map reads while something is wrong, doubled after each failure up to `MAX_REREAD`. */
 const REREAD: Millis = 250
-const REREAD_AT_MOST: Millis = 2000
+const MAX_REREAD: Millis = 2000
 
 /** A master, now or a moment ago. */
 interface Node {
   readonly place: Place
   readonly target: Target
   readonly connection: Connection
-  /** Its first attempt to connect has ended. */
+  /** Settles after the first attempt to connect. */
   readonly opened: Promise<void>
 }
 
@@ -44,9 +44,9 @@ export interface Part {
   readonly shards: readonly number[]
 }
 
-/** The slots according to all masters. */
+/** The slots as all masters report them. */
 export interface View {
-  /** The map has changed: slots have moved. */
+  /** Changes when slots move. */
   readonly id: string
   /** In a fixed order. */
   readonly servers: readonly Connection[]
@@ -54,17 +54,17 @@ export interface View {
 
 export interface ClusterEvents {
   readonly onEvent: OnEvent
-  /** A node takes commands. */
+  /** A node is ready for commands. */
   readonly onReady: () => void
-  /** As in {@link Connection}. */
+  /** See {@link Connection}. */
   readonly identifies: boolean
-  /** Shards may have other masters now. */
+  /** Shards may have new masters. */
   readonly onMap: () => void
 }
 
 /**
- * The masters of a cluster: which one has which of the 256 shards, with one connection to each. The map may be stale: a node without a
- * key's slot says which node has it. Replicas are never asked for a key (ADR 81).
+ * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
+ * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 81).
  */
 export class Cluster {
   readonly #url: ClusterUrl
@@ -78,7 +78,7 @@ export class Cluster {
   #turn = 0
   #reading: Promise<void> | null = null
   #rereading: NodeJS.Timeout | undefined
-  /** Readings in a row that failed. */
+  /** Failed map reads in a row. */
   #failures = 0
   /** Why there is no map. */
   #trouble = 'connecting'
@@ -116,7 +116,7 @@ export class Cluster {
     await Promise.all([...this.#nodes.values()].map(({ connection }) => connection.close()))
   }
 
-  /** By the first key. */
+  /** Routes by the first key. */
   run<T>(what: Script, args: Arg[], read: Reader<T>): Promise<T> {
     const shard = shardOf(args[1] as string)
     const node = this.#map[shard]
@@ -153,14 +153,14 @@ export class Cluster {
     return node === undefined ? this.#refuse() : node.connection.ask(name, args, read)
   }
 
-  /** The masters, according to the cluster now. */
+  /** The current masters, freshly read. */
   async parts(): Promise<readonly Part[]> {
     await this.#read().catch(() => {})
     const parts = this.known()
     return parts.length === 0 ? this.#refuse() : parts
   }
 
-  /** The masters, as far as is known. */
+  /** The masters as last read. */
   known(): readonly Part[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as Node)
     return [...byNode].map(([node, shards]) => ({
@@ -171,17 +171,17 @@ export class Cluster {
   }
 
   /**
-   * The masters that have the shard, or any shard (null), in the view of any master: they do not all learn at once that a slot has moved.
+   * The masters that, according to any master, have the shard, or any shard (null): not all of them learn of a move at once.
    */
   async view(shard: number | null): Promise<View> {
-    const told = await Promise.all(
+    const maps = await Promise.all(
       [...this.#nodes.values()].map(({ connection, place }) =>
         connection.ask('cluster', ['slots'], rangesOf(place.host)),
       ),
     )
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
     const masters = new Map<string, Place>()
-    const views = told.map((ranges) =>
+    const views = maps.map((ranges) =>
       ranges.map(({ first, last, nodes: [master] }) => {
         const name = nameOf(master as Place)
         if (slot === null || (first <= slot && slot <= last)) masters.set(name, master as Place)
@@ -195,7 +195,7 @@ export class Cluster {
     return { id, servers: nodes.map(({ connection }) => connection) }
   }
 
-  /** For people: how the shards are distributed. */
+  /** How the shards are distributed, for people. */
   topology(): string {
     const shares = [...Map.groupBy(this.#map, ({ place }) => nameOf(place))].map(([name, { length }]) => ({
       name,
@@ -240,7 +240,7 @@ export class Cluster {
         node = redirect.node
         const refusal = error
         await Promise.race([late, node.opened]).catch(() => Promise.reject(refusal))
-        // In one write with what follows.
+        // Leaves in one write with the next command.
         if (redirect.asks) node.connection.ask('asking', [], exactly('OK')).catch(() => {})
         try {
           return await Promise.race([late, send(node, redirect.asks)])
@@ -254,7 +254,7 @@ export class Cluster {
     throw this.#partly(error, node)
   }
 
-  /** The breaker only matters if nobody can be reached. */
+  /** The breaker must not open while other masters can be reached. */
   #partly(error: unknown, node: Node): unknown {
     if (!(error instanceof StoreUnavailable) || error instanceof StoreFull || error instanceof Declined)
       return error
@@ -263,14 +263,14 @@ export class Cluster {
     return new PartlyUnavailable(error.message, error.maybeApplied)
   }
 
-  /** What the node's refusal means. Null: not that another node has the slot. */
+  /** Where the node's refusal redirects to. Null: nowhere. */
   #redirect(
     error: unknown,
     from: Node,
     shard: number,
   ): { readonly node: Node; readonly asks: boolean } | null {
     if (!(error instanceof Refused)) return null
-    // The node may be cut off from the others, which know better.
+    // The node may be cut off from the rest of the cluster.
     if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
     const [, kind, host = '', port] = /^(MOVED|ASK) \d+ (.*):(\d+)$/.exec(error.reply) ?? []
     if (kind === undefined) return null
@@ -278,7 +278,7 @@ export class Cluster {
     if (kind === 'MOVED' && this.#map[shard] !== node) {
       this.#map[shard] = node
       this.#events.onMap()
-      // A slot hardly ever moves alone.
+      // Slots rarely move alone.
       this.#readLater()
     }
     return { node, asks: kind === 'ASK' }
@@ -313,7 +313,7 @@ export class Cluster {
   }
 
   async #readMap(): Promise<void> {
-    // One after the other: a node cut off from the others has a stale map.
+    // In turn: a node cut off from the others has a stale map.
     const ready = [...this.#nodes.values()].filter(({ connection }) => connection.isReady)
     const node = ready[this.#turn++ % ready.length]
     const ask = (server: Connection, { host }: Place) => server.ask('cluster', ['slots'], rangesOf(host))
@@ -335,7 +335,7 @@ export class Cluster {
     if (this.#isClosed) return
     const map = SLOT_OF_SHARD.map((slot, shard) => {
       const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
-      // A node removed from the cluster knows no slots. The previous owner will say whether it still has the slot.
+      // A node removed from the cluster knows no slots. The previous owner will redirect if it lost the slot.
       return master === undefined ? (this.#map[shard] as Node) : this.#nodeAt(master)
     })
     const isOther = map.some((node, shard) => node !== this.#map[shard])
@@ -352,7 +352,7 @@ export class Cluster {
   }
 
   #readLater(): void {
-    const delay = Math.min(REREAD * 2 ** this.#failures, REREAD_AT_MOST)
+    const delay = Math.min(REREAD * 2 ** this.#failures, MAX_REREAD)
     if (!this.#isClosed) this.#rereading ??= setTimeout(() => void this.#reread(), delay)
   }
 
@@ -393,7 +393,7 @@ function slotOf(tag: string): number {
   return (crc & 0xffff) % SLOTS
 }
 
-/** A node's map leaves slots out. */
+/** A node's map does not cover all slots. */
 class Uncovered extends Error {}
 
 function wholeOf(ranges: readonly Range[]): readonly Range[] {
@@ -402,24 +402,24 @@ function wholeOf(ranges: readonly Range[]): readonly Range[] {
   return ranges
 }
 
-/** The same script, by its text. */
+/** The same script, sent in full. */
 function inFull({ source, admits }: Script): Script {
   return { source, admits, head: headOf('eval', source) }
 }
 
-/** @param asked host of the queried server, which omits its own name if it does not know it. */
-function rangesOf(asked: string) {
+/** @param host of the queried server, which omits its own name if it does not know it. */
+function rangesOf(host: string) {
   return (reply: Reply): Range[] => {
     if (!Array.isArray(reply)) throw mismatch()
     return reply.map((range) => {
       const [first, last, ...nodes] = Array.isArray(range) ? range : []
       if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw mismatch()
-      return { first, last, nodes: nodes.map((node) => placeOf(node, asked)) }
+      return { first, last, nodes: nodes.map((node) => placeOf(node, host)) }
     })
   }
 }
 
-/** From the lines of `CLUSTER NODES`: how many replicas the node that reports them has, including those that are down. */
+/** Number of replicas of the node that sent this reply to `CLUSTER NODES`, including those that are down. */
 export function replicasIn(reply: Reply): number {
   if (!Buffer.isBuffer(reply)) throw mismatch()
   const nodes = String(reply)
@@ -430,11 +430,11 @@ export function replicasIn(reply: Reply): number {
   return nodes.filter(([, , , master]) => master === own[0]).length
 }
 
-function placeOf(node: Reply, asked: string): Place {
+function placeOf(node: Reply, queried: string): Place {
   const [host = ''] = wordsOf(node)
   const port = Array.isArray(node) ? node[1] : undefined
   if (typeof port !== 'number') throw mismatch()
-  return { host: isHost(host) ? host : asked, port }
+  return { host: isHost(host) ? host : queried, port }
 }
 
 function isHost(host: string): boolean {

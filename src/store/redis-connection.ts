@@ -18,16 +18,16 @@ import { StoreUnavailable } from './register.ts'
 import { type Arg, headOf, type Reply } from './resp.ts'
 
 export const CONNECTION_NAME = 'idempotency-proxy'
-/** A password that the server does not ask for does no harm. */
+/** The server needs no password; sending one does no harm. */
 const NEEDLESS_PASSWORD = /no password is set|without any password configured for the default user/
 
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 
 /** Where a connection leads. */
 export interface Target {
-  /** Asked before each attempt. */
+  /** Called before each attempt. */
   find(): Address | Promise<Address>
-  /** A replica is useless: its "absent" may be wrong. */
+  /** Rejects replicas, which may miss records. */
   readonly isMaster?: boolean
 }
 
@@ -38,7 +38,7 @@ export interface ConnectionEvents {
   /** An attempt has failed, or the connection has ended. */
   readonly onLost?: () => void
   readonly onMessage?: LinkEvents['onMessage']
-  /** Its links ask which process they reach, for scripts that `admit`. */
+  /** Each link reads the identity of the process it reaches, for scripts that `admit`. */
   readonly identifies?: boolean
 }
 
@@ -46,7 +46,7 @@ export function script(name: string, header = ''): Script {
   return scriptOf(header + sourceOf(name), false)
 }
 
-/** A script that grants claims, or that says whether any are granted. */
+/** A script that grants claims, or checks whether the server may. */
 export function admittingScript(name: string, header = ''): Script {
   return scriptOf(header + sourceOf('epoch') + sourceOf(name), true)
 }
@@ -59,13 +59,13 @@ function scriptOf(source: string, admits: boolean): Script {
   return { source, admits, head: headOf('evalsha', createHash('sha1').update(source).digest('hex')) }
 }
 
-/** For commands and scripts: the current link, or soon the next one. No command is sent on a second link. */
+/** Keeps a link open for commands and scripts. A command is never sent again on another link. */
 export class Connection {
   readonly #target: Target
   readonly #timeoutMs: Millis
   readonly #events: ConnectionEvents
   #link: Link | null = null
-  /** The same link after the greeting: before it, no command may use the link. */
+  /** The link once greeted: only then may commands use it. */
   #ready: Link | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
@@ -204,13 +204,13 @@ export class Connection {
           unless(/NOPERM/),
         ),
       )
-    // For people who look at the server.
+    // Shown by CLIENT LIST.
     link.ask('client', ['setname', CONNECTION_NAME], exactly('OK')).catch(() => {})
     await Promise.all(steps)
   }
 }
 
-/** The errors of servers that gave no answer. */
+/** No server answered; their errors. */
 export class Unanswered extends Error {
   readonly errors: readonly Error[]
 
@@ -232,7 +232,7 @@ export async function askAll<T>(
 ): Promise<T[]> {
   const connections: Connection[] = []
   const answers: T[] = []
-  const asked = addresses.map(async (address) => {
+  const attempts = addresses.map(async (address) => {
     const events = { onEvent() {}, onReady() {} }
     const connection = new Connection({ find: () => address }, timeoutMs, events)
     connections.push(connection)
@@ -240,12 +240,12 @@ export async function askAll<T>(
     answers.push(await ask(connection, address))
   })
   return (
-    Promise.any(asked)
+    Promise.any(attempts)
       .catch((error: AggregateError) => {
         throw new Unanswered(addresses, error.errors as Error[])
       })
-      .then(() => within(others, Promise.allSettled(asked)))
-      // After everything that has arrived meanwhile: a busy event loop is not a silent server.
+      .then(() => within(others, Promise.allSettled(attempts)))
+      // Only after pending input was read: a busy event loop does not mean a silent server.
       .then(() => immediately())
       .then(() => [...answers])
       .finally(() => {
@@ -255,14 +255,14 @@ export async function askAll<T>(
   )
 }
 
-/** The one reply to a command that succeeded. */
+/** Expects this reply. */
 export function exactly(expected: string) {
   return (reply: Reply): void => {
     if (reply !== expected) throw mismatch()
   }
 }
 
-/** Identifies the process: different after each start. '': the server does not say. */
+/** Identifies the process: new after each start. '': the server does not report it. */
 export function runIdOf(reply: Reply): string {
   if (!Buffer.isBuffer(reply)) throw mismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''

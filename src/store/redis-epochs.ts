@@ -6,8 +6,8 @@ import type { NewEpoch } from './register.ts'
 import type { Arg } from './resp.ts'
 
 const ADMIT = admittingScript('admit')
-/** Looks per grace period: a proxy must notice a failover, and rewrite its claims, before others may claim. */
-const LOOKS = 4
+/** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
+const CHECKS = 4
 
 export interface EpochOptions {
   readonly grace: Millis
@@ -22,29 +22,29 @@ export interface EpochOptions {
     known(): readonly Part[]
   }
   readonly onNew: (epoch: NewEpoch) => void
-  /** How much longer claims are held back: 0 almost always. */
+  /** How much longer claims are held back; usually 0. */
   readonly onHeld: (left: Millis) => void
 }
 
 /**
- * Notices that servers have been replaced or have lost their data: the grace period begins with the first look at them, and this proxy has
- * to rewrite its claims. Looks at each server a few times per grace period, since a failover need not break a connection.
+ * Detects servers that were replaced or lost their data: the first check of such a server starts the grace period, and this proxy must
+ * rewrite its claims. Checks each server several times per grace period, since a failover need not break a connection.
  */
 export class Epochs {
   readonly #options: EpochOptions
-  /** By shard: since when its server has been the same process, and the connection over which that was learned. */
+  /** By shard: since when its server has been the same process, and the connection that reported it. */
   readonly #since: Millis[] = []
   readonly #seenOn: (Connection | undefined)[] = []
-  /** When the oldest unanswered look was sent. */
+  /** When the oldest unanswered check was sent. */
   readonly #unanswered = new Map<Connection, Millis>()
   readonly #timer: NodeJS.Timeout
 
   constructor(options: EpochOptions) {
     this.#options = options
-    this.#timer = setInterval(() => void this.look(), options.grace / LOOKS).unref()
+    this.#timer = setInterval(() => void this.look(), options.grace / CHECKS).unref()
   }
 
-  /** Since when, as far as known here, the shard's server has been the same process; 0: not looked at yet. */
+  /** Since when the shard's server has been the same process, as far as known; 0: not checked yet. */
   seen(shard: number): Millis {
     return this.#since[shard] ?? 0
   }
@@ -53,7 +53,7 @@ export class Epochs {
     clearInterval(this.#timer)
   }
 
-  /** Never rejects: whatever fails is retried soon. */
+  /** Never rejects: the next check retries failures. */
   async look(): Promise<void> {
     const parts = this.#options.servers.known().filter(({ server }) => server.isReady)
     const left = await Promise.all(parts.map((part) => this.#lookAt(part)))
@@ -65,7 +65,7 @@ export class Epochs {
     const [first] = shards
     const unseen = shards.filter((shard) => this.#seenOn[shard] !== server)
     try {
-      // One shard speaks for all, unless slots have moved.
+      // One shard suffices unless slots have moved.
       const found = await this.#ask(server, unseen.length === 0 && first !== undefined ? [first] : unseen)
       const isOther = found.some(({ shard, since }) => this.#since[shard] !== since)
       const all = isOther && found.length < shards.length ? await this.#ask(server, shards) : found
@@ -81,7 +81,7 @@ export class Epochs {
       if (changed.size > 0) onNew({ left, concerns: (id) => changed.has(shardOf(id)) })
       return left
     } catch (error) {
-      // Silence alone proves nothing yet; a closed connection or a refusal is an answer.
+      // Silence proves nothing yet; a closed connection or a refusal counts as an answer.
       if (!server.isReady || error instanceof Refused) this.#unanswered.delete(server)
       return 0
     }
@@ -116,13 +116,13 @@ export class Epochs {
     )
   }
 
-  /** A silent server may have been replaced without anybody noticing its connection end. */
+  /** Reconnects to a silent server: it may have been replaced without closing the connection. */
   #hurry(server: Connection): void {
     const now = performance.now()
     const since = this.#unanswered.get(server)
     if (since === undefined) this.#unanswered.set(server, now)
     else if (now - since >= this.#options.grace / 2)
-      // After reading what has arrived meanwhile: a busy event loop is not a silent server.
+      // Only after pending input was read: a busy event loop does not mean a silent server.
       setImmediate(() => {
         if (this.#unanswered.delete(server)) server.reconnect()
       })

@@ -7,7 +7,7 @@ import { RECORD_ID, type RecordId } from '../core/record.ts'
  *   idempotency:<service>:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
  *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
  *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
- *   idempotency:<service>:{xx}:e        as which process the shard's server was first seen, and when: a string "run_id since till" (ADR 91)
+ *   idempotency:<service>:{xx}:e        the server process first seen for the shard, and when: a string "run_id since till" (ADR 91)
  *   idempotency:<service>:{xx}:w        a marker that replicas are waited for with (`store.wait`): 1, for a minute
  *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
  *

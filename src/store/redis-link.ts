@@ -39,10 +39,7 @@ export interface LinkEvents {
   readonly onConnected: () => void
   readonly onError: (message: string) => void
   readonly onClosed: () => void
-  /**
-   * For a subscribing link, which receives messages between replies. True: it was a message. `awaited` reads the next reply; undefined:
-   * none is expected.
-   */
+  /** On a subscribing link, messages arrive between replies. True: it was a message. `awaited` reads the next expected reply, if any. */
   readonly onMessage?: ((message: Reply, awaited: Read | undefined) => boolean) | undefined
 }
 
@@ -52,7 +49,7 @@ export type Read = Reader<unknown>
 
 export interface Script {
   readonly source: string
-  /** It hands out executions, so it is told which process it reaches. */
+  /** It grants claims, so it is sent the identity of the process it reaches. */
   readonly admits: boolean
   /** The start of its `EVALSHA` command. */
   readonly head: Head
@@ -81,9 +78,9 @@ interface Pending {
 }
 
 /**
- * One connection to Redis, from its socket to its end. Replies are matched to commands by order, and replies of scripts also carry their
- * command's number: if one is lost on the way, no claim takes the next for its own. Every request pays its costs, hence one promise per
- * command, and one write, one clock reading and one timer for the commands of a turn (ADR 70).
+ * One connection to Redis. Replies are matched to commands by order, and replies of scripts also carry their command's number: if a reply
+ * is lost, no claim takes the next one as its own. This is the hot path, hence one promise per command, and one write, one clock reading
+ * and one timer for all commands of a turn (ADR 70).
  */
 export class Link {
   readonly #socket: Socket
@@ -92,13 +89,13 @@ export class Link {
   readonly #ended: Promise<void>
   readonly #outgoing = new CommandBuffer()
   readonly #replies: Replies
-  /** Commands in the order of their replies: a ring, so that short-lived objects do not hang on old ones (ADR 17). */
+  /** Commands in the order of their replies: a ring, so that old objects do not keep short-lived ones alive (ADR 17). */
   #ring: (Pending | null)[] = Array.from({ length: 64 }, () => null)
   #first = 0
   #count = 0
   /** How many of the first have timed out. Their replies are still awaited, or the rest would be mismatched. */
   #expired = 0
-  /** The batch of this turn, if it has commands. */
+  /** The batch of this turn, if any. */
   #batch: Batch | null = null
   #reads = 0
   #silentCommands = 0
@@ -224,7 +221,7 @@ export class Link {
     const socket = this.#socket
     const batch = this.#batch
     this.#batch = null
-    // No longer writable: its end is about to be reported, and none of this has been sent.
+    // If no longer writable, its end is about to be reported, and nothing of this batch was sent.
     if (batch === null || !socket.writable) return
     batch.written = true
     batch.reads = this.#reads
@@ -237,7 +234,7 @@ export class Link {
   }
 
   #expireIn(time: Millis): void {
-    // After reading what has arrived meanwhile: a busy event loop is not a silent Redis.
+    // Only after pending input was read: a busy event loop does not mean a silent Redis.
     this.#startTimer(() => setImmediate(() => this.#expire()), Math.ceil(time))
   }
 
@@ -252,7 +249,7 @@ export class Link {
       reject(new StoreUnavailable('no answer from Redis: Command timed out', true))
       const isSilent = batch.reads === this.#reads
       this.#silentCommands++
-      // If other replies arrived and this one did not, none that follows can be trusted.
+      // If other replies arrived but not this one, no later reply can be trusted.
       if (!isSilent || this.#silentCommands >= SILENT_COMMANDS) return this.destroy()
     }
   }
@@ -277,7 +274,7 @@ export class Link {
       if (!isExpired) this.#refuse(pending, reply.message)
       return
     }
-    // The replies of expired commands, too: they may be those of commands that have not expired.
+    // Expired commands, too: a mismatched reply may belong to a command that has not expired.
     try {
       pending.resolve(pending.read(ownReply(pending.number, reply) as never, this))
     } catch (error) {
@@ -294,7 +291,7 @@ export class Link {
       this.#push({ ...pending, batch: this.#ofThisTurn(), script: null })
       return
     }
-    // After a failover the old primary may still hold this connection; the name may lead to the new one.
+    // After a failover this may be the old primary; reconnecting by name may reach the new one.
     if (message.startsWith('READONLY')) void this.end()
     pending.reject(refusal(message))
   }
@@ -333,25 +330,24 @@ export class Link {
   }
 }
 
-/** @throws {ProtocolError} if it is another's. */
+/** @throws {ProtocolError} if it answers another command. */
 function ownReply(number: number | null, reply: Reply): Reply {
   if (number !== null && !(Array.isArray(reply) && reply.pop() === number)) throw mismatch()
   return reply
 }
 
-/** An earlier reply was lost, or made up. */
+/** An earlier reply was lost or spurious. */
 export function mismatch(): ProtocolError {
   return new ProtocolError('replies do not match their commands')
 }
 
-/** The bulk strings of an array, '' for what is none; empty if the reply is no array. */
+/** The bulk strings of an array, '' for other elements; empty if the reply is not an array. */
 export function wordsOf(reply: Reply): string[] {
   return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
 }
 
-/** Redis has answered, and applied nothing. */
+/** Redis refused the command and applied nothing. */
 export class Refused extends StoreUnavailable {
-  /** Its own words. */
   readonly reply: string
 
   constructor(reply: string) {
@@ -360,7 +356,6 @@ export class Refused extends StoreUnavailable {
   }
 }
 
-/** What an error reply means. */
 export function refusal(message: string): StoreUnavailable | CorruptRecord {
   if (message.startsWith('WRONGTYPE'))
     return new CorruptRecord('the key of the record holds a value of another type')

@@ -12,7 +12,7 @@ const OTHERS: Millis = 250
 type Followed = Pick<Connection, 'leadsTo' | 'reconnect'>
 
 /** What a Sentinel reports about the master. */
-interface Told {
+interface Answer {
   readonly place: Place
   /** Its configuration epoch: each failover increases it. */
   readonly epoch: number
@@ -25,13 +25,13 @@ export class Sentinels implements Target {
   readonly #timeoutMs: Millis
   readonly #watching: Connection[] = []
   /** Their latest answer, and how many gave it. */
-  #told: Told | null = null
+  #latest: Answer | null = null
   #answers = 0
   /** The highest epoch reported by any of them. */
   #epoch = 0
-  /** How often a Sentinel has announced the master's address unasked. */
+  /** Number of announcements of the master's address. */
   #news = 0
-  /** Every one of them answered that it knows no such master, or is no Sentinel: only a person can help. */
+  /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
   misconfigured: Misconfigured | null = null
 
   constructor(url: SentinelUrl, timeoutMs: Millis) {
@@ -45,11 +45,11 @@ export class Sentinels implements Target {
     const news = this.#news
     try {
       const all = await this.#ask(sentinels)
-      // Announced meanwhile, perhaps by one that had answered before.
+      // A Sentinel announced a change meanwhile, perhaps after it had answered.
       if (news !== this.#news) return this.find()
       this.#answers = all.length
-      this.#told = all.reduce((latest, told) => (told.epoch > latest.epoch ? told : latest))
-      return { ...this.#told.place, ...server }
+      this.#latest = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
+      return { ...this.#latest.place, ...server }
     } catch (error) {
       const { errors, message } = error as Unanswered
       const named = `the master ${JSON.stringify(master)}`
@@ -74,16 +74,16 @@ export class Sentinels implements Target {
     return Math.max(...all)
   }
 
-  /** For people, once one is found. */
+  /** For people, once a master is found. */
   topology(): string {
     const { sentinels, master } = this.#url
-    const { place, epoch } = this.#told as Told
+    const { place, epoch } = this.#latest as Answer
     return `of ${sentinels.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${nameOf(place)} as the master ${JSON.stringify(master)}`
   }
 
   /**
-   * Disconnects `server` when a Sentinel says that the master is elsewhere: the old one may still be there and answer. Announcements are
-   * lost while the proxy does not listen, so each Sentinel is asked when listening resumes.
+   * Reconnects `server` when a Sentinel names another master, since the old one may still answer. Announcements are lost while the proxy
+   * is not subscribed, so it asks each Sentinel after subscribing.
    */
   watch(server: Followed): void {
     for (const address of this.#url.sentinels) {
@@ -101,17 +101,17 @@ export class Sentinels implements Target {
     await Promise.all(this.#watching.map((connection) => connection.close()))
   }
 
-  /** Rejects if it refuses or disconnects. */
+  /** Rejects if the Sentinel refuses or disconnects. */
   async #listen(sentinel: Connection, address: Address, server: Followed): Promise<void> {
     await sentinel.ask('subscribe', [SWITCH], subscribed)
-    const [told] = (await this.#ask([address])) as [Told]
-    if (told.epoch >= this.#epoch) this.#follow(told.place, server)
+    const [answer] = (await this.#ask([address])) as [Answer]
+    if (answer.epoch >= this.#epoch) this.#follow(answer.place, server)
   }
 
-  async #ask(sentinels: readonly Address[]): Promise<Told[]> {
+  async #ask(sentinels: readonly Address[]): Promise<Answer[]> {
     const { master } = this.#url
     const all = await askAll(sentinels, this.#timeoutMs, OTHERS, async (sentinel) => {
-      // During a failover the address changes after the epoch: asked in this order, no address is taken with a later epoch.
+      // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
       const [epoch, place] = await Promise.all([
         sentinel.ask('sentinel', ['master', master], epochIn).catch(unknown),
         sentinel.ask('sentinel', ['get-master-addr-by-name', master], placeIn),
@@ -148,7 +148,7 @@ function unknown(error: Error): null {
   throw error
 }
 
-/** From alternating fields and values. */
+/** The reply alternates fields and values. */
 function epochIn(reply: Reply): number {
   const words = wordsOf(reply)
   const epoch = Number(words[words.indexOf('config-epoch') + 1])

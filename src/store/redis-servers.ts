@@ -7,16 +7,16 @@ import { Sentinels } from './redis-sentinel.ts'
 import { redisUrl } from './redis-url.ts'
 
 export interface ServersOptions {
-  /** As `config/urls.ts` allows it. */
+  /** Validated by `config/urls.ts`. */
   readonly url: string
   readonly timeoutMs: Millis
-  /** How long nothing is handed out after a failover; 0, or left out: no longer than ever. */
+  /** How long claims are held back after a failover; absent: 0. */
   readonly grace?: Millis
   readonly onEvent: OnEvent
 }
 
 interface Layout {
-  /** A server is ready, or shards may have other ones. */
+  /** A server is ready, or shards may have moved. */
   readonly onServers: () => void
   readonly shards: readonly number[]
   readonly shardOf: (id: RecordId) => number
@@ -25,22 +25,21 @@ interface Layout {
 
 /** The servers that `store.url` leads to. */
 export interface Servers {
-  /** Which server it is, the first key says: of a script, or the first argument of a plain command. */
+  /** The first key of a script, or first argument of a plain command, selects the server. */
   readonly commands: Pick<Connection, 'run' | 'ask'>
-  /** The keys of a command have to be of one shard. */
+  /** All keys of a command must be in one shard. */
   readonly isCluster: boolean
   /** Each with its shards. */
   parts(): Soon<readonly Part[]>
-  /** The same as far as is known. */
+  /** The same as last read. */
   known(): readonly Part[]
-  /** Those that have the shard, or all (null). */
+  /** The servers that have the shard, or all (null). */
   view(shard: number | null): Soon<View>
-  /** Any of them. */
   askAnyone<T>(name: string, read: (reply: never) => T): Promise<T>
-  /** How many replicas of a master those know of who may promote one, those included that are down; 0 if nobody may. */
+  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
   replicasOf(master: Connection): Promise<number>
   watch(id: RecordId, changed: () => void): Promise<() => void>
-  /** For people; null: it is one server. */
+  /** For people; null: a single server. */
   topology(): string | null
   /**
    * Resolves after the first attempt to connect, whatever its outcome.

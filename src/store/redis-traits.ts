@@ -2,14 +2,14 @@ import { weakest } from './grade.ts'
 import { replicationText, type Wait } from './redis-barrier.ts'
 import type { StoreTraits } from './register.ts'
 
-/** If the server does not say whether it evicts. */
-const UNTOLD = 'routes with profile strict answer 503'
+/** If it is unknown whether the server evicts. */
+const STRICT_REFUSED = 'routes with profile strict answer 503'
 const ACCEPT = 'store.acceptRisk: true accepts the risk'
 const MIB = 1024 ** 2
-/** Share of `maxmemory` from which somebody has to act before new keys are refused. */
+/** Share of `maxmemory` above which somebody has to act before new keys are refused. */
 const NEARLY_FULL = 0.9
 
-/** For several servers: the weakest promise of any. `down`: how many others do not answer. */
+/** The weakest promises of several servers. `down`: how many others do not answer. */
 export function together(
   all: readonly (StoreTraits & { readonly name: string })[],
   down: number,
@@ -17,15 +17,15 @@ export function together(
   const unreached = `${down} of ${all.length + down} masters of the cluster do not answer.`
   return {
     ...weakest(all),
-    findings: told('findings', all),
-    refusals: [...told('refusals', all), ...(down === 0 ? [] : [unreached])],
-    ...said('replication', all),
-    ...said('room', all),
+    findings: merged('findings', all),
+    refusals: [...merged('refusals', all), ...(down === 0 ? [] : [unreached])],
+    ...joined('replication', all),
+    ...joined('room', all),
   }
 }
 
 /** Findings of several servers; equal ones once. */
-function told(
+function merged(
   what: 'findings' | 'refusals',
   all: readonly (StoreTraits & { readonly name: string })[],
 ): string[] {
@@ -39,7 +39,7 @@ function told(
 }
 
 /** Descriptions of several servers; equal ones once. */
-function said(
+function joined(
   what: 'replication' | 'room',
   all: readonly (StoreTraits & { readonly name: string })[],
 ): Partial<StoreTraits> {
@@ -62,7 +62,7 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
       forgets: forgetting(wait, 0),
       hasIdentity: false,
       findings: [
-        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${UNTOLD}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
+        `The Redis user may not run INFO, so the proxy cannot tell whether the server evicts or loses records, and ${STRICT_REFUSED}: ACL SETUSER <user> +info grants it, ${ACCEPT}.`,
       ],
       refusals: [],
     }
@@ -93,7 +93,8 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
     findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
   const policy = fields.get('maxmemory_policy') || null
   const evicts = policy === null ? null : policy !== 'noeviction'
-  if (evicts === null) findings.push(`INFO does not say what maxmemory-policy is, and ${UNTOLD}: ${ACCEPT}.`)
+  if (evicts === null)
+    findings.push(`INFO does not say what maxmemory-policy is, and ${STRICT_REFUSED}: ${ACCEPT}.`)
   if (evicts)
     findings.push(`maxmemory-policy is ${policy}, not noeviction: records may be evicted before they expire.`)
   const replicas = Number(fields.get('connected_slaves') ?? 0)

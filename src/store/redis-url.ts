@@ -2,15 +2,15 @@ import type { Address, Place } from './redis-link.ts'
 import { StoreUnavailable } from './register.ts'
 import { tlsFiles } from './tls-files.ts'
 
-/** What a valid `store.url` says (`config/urls.ts`). */
+/** A valid `store.url`, parsed (`config/urls.ts`). */
 export type RedisUrl = { readonly kind: 'server'; readonly server: Address } | SentinelUrl | ClusterUrl
 
 export interface SentinelUrl {
   readonly kind: 'sentinel'
   readonly sentinels: readonly Address[]
-  /** The name by which they know it. */
+  /** Its name in the Sentinels' configuration. */
   readonly master: string
-  /** How to greet it, wherever it is. */
+  /** How to greet the master, wherever it is. */
   readonly server: Greeting
 }
 
@@ -23,7 +23,7 @@ export interface ClusterUrl {
 
 type Greeting = Omit<Address, keyof Place>
 
-/** The URL leads to what it does not say: only a person can help. */
+/** The URL does not match the servers that it leads to: only a person can fix that. */
 export class Misconfigured extends StoreUnavailable {
   constructor(message: string) {
     super(message, false)

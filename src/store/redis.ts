@@ -30,7 +30,7 @@ import { readNote } from './side-ports.ts'
 
 const PUT = admittingScript('put')
 const SWAP = admittingScript('swap')
-/** The same for records without a body: the outcome of an execution is written even to a full store. */
+/** For records without a body: even a full store must take the outcome of an execution. */
 const SWAP_SMALL = admittingScript('swap', '#!lua flags=allow-oom\n')
 const GET = script('get')
 const RENEW = script('renew')
@@ -41,7 +41,7 @@ const NOTE = script('note')
 const NOTES = script('notes')
 
 export interface RedisOptions extends ServersOptions {
-  /** Records of other services on the same server are invisible. */
+  /** Hides the records of other services on the same server. */
   readonly service: string
   /** Added to the server's time, for tests that travel in time; otherwise 0. */
   readonly skew?: () => Millis
@@ -123,7 +123,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const dueAt = async ({ server, shards }: Part, limit: number, of: Due) => {
     const now = (await server.ask('time', [], timeOf)) + skew()
     const { from, to } = placesDue(of, now)
-    // There may be many more responses than are asked for, evenly spread.
+    // There may be many more responses than requested, evenly spread.
     const most = of === 'bodies' ? Math.ceil((2 * limit) / shards.length) : limit
     const range = (shard: number) => {
       const args = [keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
@@ -206,11 +206,11 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
         )
       ).flat()
       const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
-      const there = await settled(
+      const exists = await settled(
         first.map(({ id }) => redis.run(DUE, [2, ...keys.recordAndIndex(id), id, skew()], isDone)),
         false,
       )
-      return first.filter((_, n) => there[n]).map(({ id }) => id)
+      return first.filter((_, n) => exists[n]).map(({ id }) => id)
     },
 
     remove: (id, version) =>
@@ -272,14 +272,14 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
     async traits() {
       const parts = await servers.parts()
-      const told = await Promise.allSettled(
+      const replies = await Promise.allSettled(
         parts.map(({ server }) => server.ask('info', [], textOf).catch(nullIfDenied)),
       )
       // A server that is down promises nothing: its keys are refused.
-      const up = told.flatMap((one, n) =>
+      const up = replies.flatMap((one, n) =>
         one.status === 'fulfilled' ? [{ part: parts[n] as Part, info: one.value }] : [],
       )
-      const [first] = told
+      const [first] = replies
       if (up.length === 0 && first?.status === 'rejected') throw first.reason
       const topology = servers.topology()
       const unable = await Promise.all(up.map(async ({ part }) => barriers?.check(part) ?? null))
@@ -290,7 +290,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
             const why = unable[n] ?? null
             return { name: part.name, ...traits, refusals: why === null ? refusals : [...refusals, why] }
           }),
-          told.length - up.length,
+          replies.length - up.length,
         ),
         ...(topology === null ? {} : { topology }),
       }
@@ -379,8 +379,8 @@ async function placesAfter(
 }
 
 /*
- * Checks replies to plain commands: one of another form belongs to another command. A mix-up of two with the same form does no harm: index
- * entries are checked by a script, times are current, and a key belongs to a record only if it says so.
+ * Check the form of replies to plain commands: another form belongs to another command. Mixing up two replies of one form does no harm:
+ * a script checks index entries, any time is current, and keys are parsed.
  */
 
 function textOf(reply: Reply): string {
@@ -399,7 +399,7 @@ function timeOf(reply: Reply): Millis {
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
 }
 
-/** Pairs in a reply WITHSCORES. */
+/** Reads a reply WITHSCORES. */
 function scored(reply: Reply): (Place & { readonly id: RecordId })[] {
   const texts = textsOf(reply)
   if (texts.length % 2 !== 0) throw mismatch()

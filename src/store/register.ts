@@ -10,10 +10,10 @@ import type { Soon } from '../runtime/scheduling.ts'
  * does not exist. Records in state `in_progress` or `unknown` are indexed by `due` in the same step, and so are responses that end before
  * their records, behind all of these.
  *
- * Bytes that an operation is given are the store's from then on: it may take their memory, so that they are empty afterwards.
+ * The store takes ownership of all bytes passed to an operation: it may transfer their memory, which empties them.
  *
  * Errors: {@link StoreUnavailable} if the store cannot be reached or does not answer in time, {@link StoreFull} if it has
- * no room (nothing unexpired is ever evicted), {@link InGrace} where nothing may be handed out yet. They come as rejections, also where the answer would come at once.
+ * no room (nothing unexpired is ever evicted), {@link InGrace} while claims are held back. They are rejections, never thrown synchronously.
  */
 export interface Register {
   /** Metric label: `memory`, `sqlite`, `redis`, `postgres`, `dynamodb`. */
@@ -31,7 +31,7 @@ export interface Register {
    */
   swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Soon<SwapReply>
   get(id: RecordId): Promise<GetReply>
-  /** As {@link get}, but not opened, and perhaps without its end. Absent: {@link get} says as much. */
+  /** Like {@link get}, but sealed records are not opened, and the end may be missing. Absent: {@link get} does as well. */
   stored?(id: RecordId): Promise<GetReply>
   /**
    * Extends leases: of records that are `in_progress` under that token, and of those that are `unknown` under it only because
@@ -40,7 +40,7 @@ export interface Register {
    */
   renew(items: readonly Renewal[]): Promise<boolean[]>
   /**
-   * Ids of records whose `due` has come, oldest first within one step of the index: of unresolved ones; or, as `bodies`, of completed ones
+   * Ids of records whose `due` has come, oldest first within one step of the index: unresolved ones or, as `bodies`, completed ones
    * whose response ends before they do (`indexPlace` of {@link file://./codec.ts}).
    */
   due(limit: number, of?: Due): Promise<RecordId[]>
@@ -50,9 +50,9 @@ export interface Register {
    */
   remove(id: RecordId, version: number): Promise<boolean>
   /**
-   * Pages of about `limit` ids: of `all` records or those whose id starts with `beginning`, unordered, each record that
-   * exists throughout appearing at least once; or of the `unresolved` ones, earliest `due` first. Pages may be empty and
-   * still have a next one; ids may repeat, and records may be gone. `cursor`: null, then `next` of the page before.
+   * Pages of about `limit` ids: of `all` records or those whose id starts with `beginning`, unordered, with each record that
+   * exists throughout at least once; or of the `unresolved` ones, earliest `due` first. A page may be empty and still have a
+   * next one; ids may repeat, and records may be gone. `cursor`: null, then `next` of the previous page.
    * @throws {RangeError} for a cursor that no page returned.
    */
   list(which: Listing, cursor: string | null, limit: number): Promise<Page>
@@ -60,24 +60,24 @@ export interface Register {
   ping(): Promise<Millis>
 }
 
-/** What happened to a record, stored beside it and gone with it. Bounded as {@link file://./history.ts} says. */
+/** A record's history, stored beside it and removed with it. {@link file://./side-ports.ts} bounds it. */
 export interface RecordHistory {
-  /** False: there is no such record, and nothing was added. */
+  /** False: no such record; nothing was added. */
   append(id: RecordId, notes: readonly Note[]): Promise<boolean>
   /** Oldest first; empty if there is no record. */
   read(id: RecordId): Promise<KeptNote[]>
 }
 
-/** Token buckets (GCRA): `rate.count` at once, then evenly over `rate.per`. A bucket's name has the form of a record id. */
+/** Token buckets (GCRA): `rate.count` at once, then evenly over `rate.per`. A bucket's name looks like a record id. */
 export interface RateLimits {
-  /** Takes one unit, or gives one back (-1). Returns 0, or how long until one is free; then nothing was taken. */
+  /** Takes one unit, or returns one (-1). Resolves to 0, or to the time until a unit is free; then nothing was taken. */
   take(bucket: string, rate: Rate, units: 1 | -1): Promise<Millis>
 }
 
 export interface Watching {
   /**
-   * Calls `changed` after each write that ends an attempt of the record, by any replica, until the returned function is
-   * called. From when it resolves no message is skipped, but some stores send none and any may lose one: poll as well.
+   * Calls `changed` after each write, by any replica, that ends an attempt of the record, until the returned function is
+   * called. Covers all writes after it resolves, but some stores send no messages and any may lose one: poll as well.
    * Never rejects.
    */
   watch(id: RecordId, changed: () => void): Promise<() => void>
@@ -87,14 +87,14 @@ export interface Watching {
 export interface Store extends Register, Watching {
   readonly history: RecordHistory
   readonly limits: RateLimits
-  /** What the store promises, as far as it tells (contract §9). */
+  /** What the store promises, as far as it reports it (contract §9). */
   traits(): Promise<StoreTraits>
   close(): Promise<void>
 }
 
 /**
- * What a put is in the grace after a failover (contract §9). `claim`: the key may have been claimed and lost, so it is refused; `fresh`:
- * the key was made after the failover; `again`: the record was there before, or may have been.
+ * The kind of a put, for the grace after a failover (contract §9). `claim`: the key may have been claimed and lost, so it is refused;
+ * `fresh`: the key was created after the failover; `again`: the record existed before, or may have.
  */
 export type Entry = 'claim' | 'fresh' | 'again'
 
@@ -107,7 +107,7 @@ export interface Stamp {
   readonly fence: number
   readonly createdAt: Millis
 }
-/** Written and stamped, or what was found instead. */
+/** Written and stamped, or the existing record. */
 export type WriteReply<Found> =
   | { readonly done: true; readonly now: Millis; readonly stamp: Stamp }
   | { readonly done: false; readonly now: Millis; readonly bytes: Found }
@@ -131,22 +131,22 @@ export interface Page {
   /** Null: this is the last page. */
   readonly next: string | null
 }
-/** What the first bytes of a record say, of any schema: the rest may be unreadable, and they may be wrong. */
+/** The first bytes of a record of any schema: the rest may be unreadable, and these may be wrong. */
 export interface Prefix {
   readonly version: number
-  /** Null: they are those of no record. */
+  /** Null: not a record. */
   readonly state: State | null
   /** Of an attempt in progress. */
   readonly leaseUntil: Millis | null
 }
-/** The store is another than before, or has lost its data. */
+/** The store was replaced, or has lost its data. */
 export interface NewEpoch {
-  /** How long nothing is handed out yet. */
+  /** How much longer claims are held back. */
   readonly left: Millis
-  /** Whether the record may be lost, or be what it was before. */
+  /** Whether the record may be lost or outdated. */
   readonly concerns: (id: RecordId) => boolean
 }
-/** What happened to a record, `count` times in a row. Times are given as how long ago, so that any clock will do. */
+/** An event of a record, `count` times in a row. Times are ages, so that any clock will do. */
 export interface Note {
   /** Without blanks. If the newest note has the same tag, the two become one. */
   readonly tag: string
@@ -165,19 +165,19 @@ export interface StoreTraits {
   readonly durable: boolean | null
   /** The store may drop unexpired records when memory runs out. Null: unknown. */
   readonly evicts: boolean | null
-  /** For people, one sentence: how the loss of one server takes acknowledged claims along, where no grace covers it. Null: it does not. */
+  /** For people, one sentence: how losing one server loses acknowledged claims that no grace covers. Null: it does not. */
   readonly forgets: string | null
-  /** It says which process it is, so a failover is noticed, and a grace can begin. */
+  /** It identifies its process, so that the proxy notices a failover and a grace can begin. */
   readonly hasIdentity: boolean
   /** For people, one sentence each: what else is wrong. */
   readonly findings: readonly string[]
-  /** For people, one sentence each: why some or all keys cannot be claimed. No risk, which could be accepted. */
+  /** For people, one sentence each: why some or all keys cannot be claimed. Unlike a risk, it cannot be accepted. */
   readonly refusals: readonly string[]
-  /** For people: which servers share the work, and how, where there are several. */
+  /** For people: how several servers share the work. */
   readonly topology?: string
-  /** For people: what claims wait for, and how many replicas there are. */
+  /** For people: which replicas claims wait for, and how many there are. */
   readonly replication?: string
-  /** For people: how much room the records take, and how much there is. */
+  /** For people: how much room is used, and how much there is. */
   readonly room?: string
 }
 
@@ -192,10 +192,10 @@ export class StoreUnavailable extends Error {
   }
 }
 
-/** Part of the store answers: whoever asks for other records, or only reads, is served. */
+/** Part of the store answers: operations on other records, or reads, still succeed. */
 export class PartlyUnavailable extends StoreUnavailable {}
 
-/** The claim is in the store, but not where `store.wait` wants it: it must not be executed, and is withdrawn. */
+/** The claim is in the store but does not satisfy `store.wait`: it must not be executed, and is withdrawn. */
 export class Unreplicated extends StoreUnavailable {
   override readonly name = 'Unreplicated'
   constructor(message: string) {
@@ -211,7 +211,7 @@ export class StoreFull extends StoreUnavailable {
   }
 }
 
-/** The store answers, and does not do this now. Nothing was applied. */
+/** The store answers but declines for now. Nothing was applied. */
 export abstract class Declined extends StoreUnavailable {
   constructor(message: string) {
     super(message, false)
@@ -223,12 +223,12 @@ export class RecordLocked extends Declined {
   override readonly name = 'RecordLocked'
 }
 
-/** The store may have lost claims a moment ago: until their owners have had the time to write them again it hands nothing out. */
+/** The store may just have lost claims: it grants none until their owners have had time to rewrite them. */
 export class InGrace extends Declined {
   override readonly name = 'InGrace'
   /** The store's clock. */
   readonly now: Millis
-  /** When the store was first seen as what it is since. */
+  /** When its present server was first seen. */
   readonly since: Millis
   readonly left: Millis
   constructor(now: Millis, since: Millis, left: Millis) {
@@ -239,7 +239,7 @@ export class InGrace extends Declined {
   }
 }
 
-/** This replica may not claim now: which phase of a migration the others are in is not known. Nothing is executed on it. */
+/** This replica may not claim now, since it does not know which phase of a migration the others are in. It executes nothing. */
 export class OutOfPhase extends StoreUnavailable {
   override readonly name = 'OutOfPhase'
 }
@@ -249,11 +249,11 @@ export class CorruptRecord extends Error {
   override readonly name = 'CorruptRecord'
 }
 
-/** `unknown_key`: it was sealed with a key that this process does not have; `altered`: it is not what was sealed. */
+/** `unknown_key`: sealed with a key that this process does not have; `altered`: changed since it was sealed. */
 export const SEAL_ERRORS = ['unknown_key', 'altered'] as const
 export type SealError = (typeof SEAL_ERRORS)[number]
 
-/** A sealed record that does not open. */
+/** A sealed record that cannot be opened. */
 export class SealedRecord extends CorruptRecord {
   readonly reason: SealError
   constructor(reason: SealError, message: string) {
@@ -263,7 +263,7 @@ export class SealedRecord extends CorruptRecord {
 }
 
 /**
- * The id after which a listing in the order of ids continues; '': at the first.
+ * The id after which a listing by id continues; '': from the first.
  * @throws {RangeError} if the cursor is not an id.
  */
 export function idOfCursor(cursor: string | null): string {
@@ -271,7 +271,7 @@ export function idOfCursor(cursor: string | null): string {
   return cursor ?? ''
 }
 
-/** Where a record stands among the unresolved ones, which are ordered by `due`, then by id. */
+/** A record's position among the unresolved ones, ordered by `due`, then by id. */
 export interface Place {
   readonly due: Millis
   readonly id: string

@@ -9,7 +9,7 @@ export type Arg = string | number | Buffer
 /** Integers as numbers, bulk strings as separate buffers, simple strings as text. */
 export type Reply = number | string | Buffer | null | ReplyError | Reply[]
 
-/** An error reply. Not thrown: whoever awaits the reply knows what it means. */
+/** An error reply. Not thrown: the awaiting caller interprets it. */
 export class ReplyError {
   readonly message: string
 

@@ -31,9 +31,9 @@ export class Schedule {
   /** Adds the slot, or moves it. */
   set(slot: number, time: Millis): void {
     while (slot >= this.#times.length) this.#grow()
-    const there = (this.#places[slot] as number) - 1
+    const position = (this.#places[slot] as number) - 1
     this.#times[slot] = time
-    this.#sift(slot, there < 0 ? this.#size++ : there)
+    this.#sift(slot, position < 0 ? this.#size++ : position)
   }
 
   delete(slot: number): void {

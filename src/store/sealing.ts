@@ -16,7 +16,7 @@ import { SealedRecord } from './register.ts'
 const CIPHER = 'aes-256-gcm'
 const TAG_BYTES = 16
 const ID_BYTES = 32
-/** The purpose of a subkey: no two uses share one. */
+/** The purpose of a subkey: no two uses share a subkey. */
 const FOR_RECORD = 'idempotency-proxy/seal/1\0'
 const FOR_NOTE = 'idempotency-proxy/note/1\0'
 /** Prefix of a history's sealed text; plain texts begin with `{`. */
@@ -120,7 +120,7 @@ export class Sealer {
     return `sealed:${name}:${sealed.toString('base64url')}`
   }
 
-  /** An entry that does not open is returned as it is: no decision depends on a history, and viewers skip anything but JSON. */
+  /** An entry that cannot be opened is returned unchanged: no decision depends on a history, and viewers skip anything but JSON. */
   openNote(id: RecordId, tag: string, text: string): string {
     const [, name = '', encoded = ''] = SEALED_NOTE.exec(text) ?? []
     const key = this.#keys.get(name)
@@ -148,8 +148,8 @@ function altered(name: string): SealedRecord {
 }
 
 /**
- * The store stamps the fence after sealing. It is never below that of the attempt, and only above it if the attempt's claim was not
- * answered, or was lost and rewritten; a decision by somebody else keeps it.
+ * The store stamps the fence after sealing. It is at least the attempt's, and higher only if the attempt's claim was not answered, or was
+ * lost and rewritten; a decision by somebody else keeps it.
  */
 function isAsSealed(sealed: Buffer): boolean {
   const given = readU48(sealed, HEAD_AT + SEALED.fence)
@@ -166,7 +166,7 @@ function isRevived(bytes: Buffer, state: number | undefined, flags: number): boo
 /** Shared buffer: its contents are used at once. */
 const BOUND = Buffer.alloc(256)
 
-/** What a sealed record is bound to: this id, owner, state, fence and key. */
+/** A sealed record is bound to this id, owner, state, fence and key. */
 function boundTo(id: RecordId, sealed: Buffer, headEnd: number): Buffer {
   let at = BOUND.write(id, 'base64url')
   at += sealed.copy(BOUND, at, 0, PREFIX.state)

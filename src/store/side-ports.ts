@@ -3,10 +3,10 @@ import type { Millis, RecordId } from '../core/record.ts'
 import type { KeptNote, Note } from './register.ts'
 
 /*
- * What stores keep beside records, each for a port of register.ts: histories, watchers, rate limits.
+ * Shared parts of stores for the ports of register.ts beside records: histories, watchers, rate limits.
  */
 
-/** The first notes say who executed, the last what happens now; those in between are dropped. lua/note.lua has the same numbers. */
+/** The first notes tell who executed, the last what happens now; those in between are dropped. lua/note.lua has the same numbers. */
 export const NOTES_FIRST = 10
 export const NOTES_LAST = 40
 
@@ -35,11 +35,11 @@ interface Watcher {
   readonly changed: () => void
 }
 
-/** Who in this process waits for which attempt to end. */
+/** The waiters of this process, by record. */
 export class Watchers {
   readonly #byId = new Map<RecordId, Set<Watcher>>()
 
-  /** Returns what ends it. */
+  /** Returns a function that ends it. */
   add(id: RecordId, changed: () => void): () => void {
     const watcher = { changed }
     const watching = this.#byId.get(id) ?? new Set()
@@ -65,8 +65,8 @@ export class Watchers {
 }
 
 /**
- * A token bucket (GCRA). `debt` is what has been taken and not yet refilled at the instant `at`, in `count`-ths of a millisecond; one unit
- * costs `per`. Integers, so that no rounding adds up. A bucket without debt is full and is not kept.
+ * A token bucket (GCRA). `debt` is the amount taken and not yet refilled at the instant `at`, in `count`-ths of a millisecond; one unit
+ * costs `per`. Integers, so that rounding errors do not add up. A bucket without debt is full and is not kept.
  */
 export interface Bucket {
   readonly at: Millis
@@ -94,7 +94,7 @@ export function drawFromBucket(
 }
 
 function owed(bucket: Bucket, now: Millis, count: number, full: number): number {
-  // If the rate has changed, the time owed stays, as far as it fits.
+  // After a change of the rate, the time owed stays, as far as it fits.
   const then = Math.min(full, Math.ceil((bucket.debt / bucket.count) * count))
   // A clock that went back must not stop the bucket from filling.
   return Math.max(0, then - Math.abs(now - bucket.at) * count)

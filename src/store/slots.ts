@@ -13,7 +13,7 @@ const SMALLEST = 256
  * shorter. Entries of a `Map` are objects that live long enough for the garbage collector to move them twice (docs/adr/0071).
  */
 export class Slots {
-  /** So that nobody can choose names that all collide. */
+  /** Keeps clients from choosing names that all collide. */
   readonly #seed = randomInt(2 ** 32)
   /** Slot + 1 by place, 0 if empty; at most half are in use. */
   #table = new Int32Array(2 * SMALLEST)

@@ -70,8 +70,7 @@ interface Drop {
 
 /**
  * Keeps payloads on disk until they are dropped: append-only segments in a directory used by one process at a time. Payloads that arrive
- * while the disk is busy are written and synced together. A segment is deleted when nothing in it is needed any more; an empty directory
- * means that nothing is left. For why it is a log, see docs/adr/0014.
+ * while the disk is busy are written and synced together. A segment is deleted once nothing in it is needed. Why a log: docs/adr/0014.
  */
 export class Spool {
   readonly #directory: string
@@ -87,7 +86,7 @@ export class Spool {
   #bytes = 0
   #appends: Append[] = []
   #drops: Item[] = []
-  /** Tombstones that could not be written: they go with the next write, or at the end. */
+  /** Tombstones that could not be written: the next write, or closing, retries them. */
   #owed: readonly Drop[] = []
   #writing: Promise<void> | null = null
   #closing: Promise<void> | null = null
@@ -229,7 +228,7 @@ export class Spool {
     }
   }
 
-  /** The segment for the next entries. Its name is on disk before anything in it counts as kept. */
+  /** The segment for the next entries. Its name is synced to disk before any of its entries counts as kept. */
   async #newest(): Promise<Open> {
     if (this.#open !== null && this.#open.segment.bytes < this.#maxBytes / SEGMENTS) return this.#open
     await this.#seal()
@@ -366,8 +365,8 @@ function placeOf(marker: Buffer, number: number): string {
  *   0  8  the segment's marker      9  6  number        19 16  SHA-256 of bytes 0–18 and the payload, cut off
  *   8  1  kind                     15  4  length        35     payload
  *
- * The marker is random and also part of the file's name: nobody who influences a payload can forge a frame, and after damage
- * the next whole frame is found by it.
+ * The marker is random and also part of the file's name: a crafted payload cannot forge a frame, and after damage reading
+ * resumes at the next whole frame.
  */
 const NUMBER_AT = 9
 const U48 = 6
@@ -407,7 +406,7 @@ export function parseSegmentName(name: string): SegmentName | null {
   return number === '' ? null : { name, number: Number(number), marker: Buffer.from(marker, 'hex') }
 }
 
-/** Name of a segment of which only the unreadable part is still of use. */
+/** Name of a segment that is kept only for its unreadable part. */
 export function damagedName(name: string): string {
   return `${name}${DAMAGED}`
 }

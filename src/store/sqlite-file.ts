@@ -61,9 +61,8 @@ export interface FileOptions {
 }
 
 /**
- * Opens the file as {@link openFile} does, and waits for other processes that keep it locked as long as its operations would, many times
- * over.
- * @throws that says why it cannot be used: locked, no database, somebody else's.
+ * Like {@link openFile}, but waits much longer than an operation for processes that keep the file locked.
+ * @throws if it cannot be used: locked, not a database, or another program's.
  */
 export async function openPatiently(options: FileOptions): Promise<DatabaseSync> {
   const until = performance.now() + OPEN_TRIES * (OPEN_PAUSE + options.busyMs)

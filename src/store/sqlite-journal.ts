@@ -1,14 +1,15 @@
 import type { DatabaseSync, StatementSync } from 'node:sqlite'
-import { SMALL_RECORD } from './codec.ts'
+import type { State } from '../core/record.ts'
+import { PREFIX, SMALL_RECORD, stateCode } from './codec.ts'
 import { grown, NONE } from './slots.ts'
 
 /*
- * The newest small records of a service, until they are moved to `records` together. All writes of one transaction are one row of
+ * Holds a service's newest small records until they are moved to `records` together. All writes of one transaction are one row of
  * `journal`: consecutive entries of an id's length (1 byte), the id, the record's length (4 bytes, big-endian; 0: removed) and the record.
  * The sum of the rows is also kept in memory. Why: docs/adr/0077-a-journal-before-the-table.md.
  *
- * Every process that has the file open reads what the others add. Rows never change, and whoever removes all rows leaves a later one
- * behind, so row numbers are never reused: a process whose last row is gone knows that another process has moved the records.
+ * Every process that has the file open reads the others' rows. Rows never change, and a process that removes all rows leaves a later
+ * one behind, so row numbers are never reused: a process whose last row is gone knows that another process has moved the records.
  */
 
 export const CREATE_JOURNAL = `
@@ -21,7 +22,7 @@ export const CREATE_JOURNAL = `
 /** Bytes for the lengths of an id and a record. */
 const LENGTHS = 5
 const FIRST_SLOTS = 256
-/** More than normally arrives before it is emptied, so that it need not grow and leave garbage. Unused pages take no memory. */
+/** More than the journal normally holds, so that it need not grow and leave garbage. Unused pages take no memory. */
 const FIRST_BYTES = 16 * 1024 * 1024
 const NOTHING = Buffer.alloc(0)
 /** Part of an id in {@link Journal.slots}, enough to keep neighbours together. */
@@ -111,9 +112,15 @@ export class Journal {
     return slot === undefined ? undefined : this.#recordIn(slot)
   }
 
-  *[Symbol.iterator](): Generator<[slot: number, bytes: Buffer]> {
-    for (let slot = 0; slot < this.#count; slot++)
-      if (this.#heads[slot] !== NONE) yield [slot, this.#recordIn(slot)]
+  /** Its records, or those in these states. A state is read in place: a buffer for each of thousands of records takes milliseconds. */
+  *records(states?: readonly State[]): Generator<[slot: number, bytes: Buffer]> {
+    const codes = states?.map(stateCode)
+    for (let slot = 0; slot < this.#count; slot++) {
+      const head = this.#heads[slot] as number
+      if (head === NONE) continue
+      const state = this.#log[head + LENGTHS + (this.#log[head] as number) + PREFIX.state] as number
+      if (codes === undefined || codes.includes(state)) yield [slot, this.#recordIn(slot)]
+    }
   }
 
   /** The id of the record in the slot. */
@@ -141,18 +148,18 @@ export class Journal {
     this.#enter(id, NOTHING)
   }
 
-  /** Sets where the id's newest entry begins; {@link NONE}: it has no record any more. Returns the previous position. */
+  /** Sets where the id's newest entry begins; {@link NONE}: its record is gone. Returns the previous position. */
   #place(id: string, head: number): number {
-    const there = this.#slots.get(id)
-    if (there === undefined) {
+    const existing = this.#slots.get(id)
+    if (existing === undefined) {
       if (head !== NONE) this.#give(id, head)
       return NONE
     }
-    const before = this.#heads[there] as number
-    this.#heads[there] = head
+    const before = this.#heads[existing] as number
+    this.#heads[existing] = head
     if (head === NONE) {
       this.#slots.delete(id)
-      this.#free.push(there)
+      this.#free.push(existing)
     }
     return before
   }
@@ -201,10 +208,10 @@ export class Journal {
     return records
   }
 
-  /** Drops the records that are still in these places, by slot, and keeps the others. */
+  /** Drops the records that are still at these positions, by slot, and keeps the others. */
   drop(places: Float64Array): void {
     const others: [string, Buffer][] = []
-    for (const [slot, bytes] of this)
+    for (const [slot, bytes] of this.records())
       if (this.#base + (this.#heads[slot] as number) !== places[slot])
         others.push([this.idIn(slot), Buffer.from(bytes)])
     this.#restart(others)
@@ -213,14 +220,14 @@ export class Journal {
   #restart(records: readonly [id: string, bytes: Buffer][]): void {
     const { row } = this.#lastOfAll.get() as { row: number | null }
     this.#forget()
-    // First, since a full file has only the room that this frees.
+    // First, since in a full file only this frees room.
     this.#clear.run(this.#service)
     for (const [id, bytes] of records) this.#place(id, this.#enter(id, bytes))
     this.#append(Number(row) + 1, this.#log.subarray(0, this.#end))
     this.#begin = this.#end
   }
 
-  /** Call it after ROLLBACK. COMMIT may have failed and been applied nevertheless: in that case the file is read again. */
+  /** Call it after ROLLBACK. A failed COMMIT may have been applied: in that case the file is read again. */
   rollback(): void {
     if (this.#isWritten) return this.#forget()
     this.#entries -= this.#undo.length

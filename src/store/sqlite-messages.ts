@@ -3,8 +3,8 @@ import { HEAD_ROOM, SMALL_RECORD } from './codec.ts'
 import type { Due, Note, Place, RateLimits, Register, Renewal } from './register.ts'
 
 /*
- * Messages between the event loop and SQLite's thread. The cost of a message is its objects, so puts and swaps, which every request needs,
- * and their results are numbers in one ArrayBuffer that the message transfers, followed by the bytes. Everything else is cloned as it is.
+ * Messages between the event loop and SQLite's thread. Objects make a message expensive, so puts and swaps, which every request needs, and
+ * their results are numbers in one transferred ArrayBuffer, followed by the bytes. Everything else is cloned.
  */
 
 type Sync<T> = {
@@ -66,14 +66,14 @@ const PUT = 1
 const SWAP_VERSION = 2
 /** The condition is a set of states, a bit for each. */
 const SWAP_STATES = 3
-/** Fields of a result: now, version, fence and createdAt of what was written; or now, {@link FOUND} and the number of bytes. */
+/** Fields of a result: now, version, fence and createdAt of the written record; or now, {@link FOUND} and the number of bytes. */
 const RESULT_WORDS = 4
 /** In place of a version, which is at least 1. */
 const FOUND = 0
 /** In place of now: the result is among the others. */
 const ELSEWHERE = -1
 
-/** The arguments of `postMessage`. Copies small records; takes the memory of large ones along, in which nothing but room may lie beside them. */
+/** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else in use. */
 export function packRequests(requests: readonly Request[]): [message: Asked, transfer: ArrayBuffer[]] {
   const count = requests.length
   let at = count * REQUEST_WORDS * WORD
@@ -152,7 +152,7 @@ export function unpackRequests({ count, text, memory, large, others }: Asked): R
   return requests
 }
 
-/** The arguments of `postMessage`. Copies small records; takes the memory of large ones along, in which nothing else may lie. */
+/** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else. */
 export function packResults(results: readonly unknown[]): [message: Answered, transfer: ArrayBuffer[]] {
   const count = results.length
   let at = count * RESULT_WORDS * WORD

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto'
 import type { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
-import type { Millis, RecordId, State } from '../core/record.ts'
+import { type Millis, type RecordId, type State, UNRESOLVED } from '../core/record.ts'
 import { readU48 } from './binary.ts'
 import {
   BODIES_FROM,
@@ -48,7 +48,7 @@ const KEY_CHARACTERS = 5
 const PRUNE_EVERY: Millis = 1000
 /** Limits how long pruning delays operations. */
 const PRUNE_ROWS = 500
-/** After this long, another service's processes would have removed its expired records, if there were any. */
+/** By then a running process of another service would have removed its own expired records. */
 const OTHERS_AFTER: Millis = 60_000
 
 const port = parentPort as NonNullable<typeof parentPort>
@@ -138,9 +138,10 @@ function serve(db: DatabaseSync): void {
     if (isThere.get(key) === undefined || update.run(...row).changes === 0) insert.run(...row)
   }
 
-  /** The first places, in order, among those found in the table by `rows` and those in the journal that are `wanted`. */
+  /** The first places, in order, among those found in the table by `rows` and those in the journal that are in these states and `wanted`. */
   function placesOf(
     rows: (limit: number) => Iterable<unknown>,
+    states: readonly State[] | undefined,
     placeOf: (bytes: Buffer, due: Millis) => number | null,
     wanted: (place: Place) => boolean,
     order: (a: Place, b: Place) => number,
@@ -152,7 +153,7 @@ function serve(db: DatabaseSync): void {
       if (!journal.has(place.id)) places.push(place)
       if (places.length === limit) break
     }
-    for (const [slot, bytes] of journal) {
+    for (const [slot, bytes] of journal.records(states)) {
       const due = placeOf(bytes, readU48(bytes, PREFIX.due))
       if (due === null) continue
       const place = { due, id: journal.idIn(slot) }
@@ -163,10 +164,10 @@ function serve(db: DatabaseSync): void {
 
   /** The history of this record, not of an earlier one under the same id. */
   function historyOf(id: string, at: Millis): { createdAt: Millis; kept: string[] } | null {
-    const there = read(id, at)
+    const existing = read(id, at)
     // Anything shorter is not a record and has no history.
-    if (there === null || there.length < PREFIX.end) return null
-    const { createdAt } = readStamps(there)
+    if (existing === null || existing.length < PREFIX.end) return null
+    const { createdAt } = readStamps(existing)
     const row = selectNotes.get(service, id, createdAt) as { lines: string } | undefined
     return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
   }
@@ -174,8 +175,8 @@ function serve(db: DatabaseSync): void {
   const operations: Operations = {
     put(id, given, dueIn, dropIn) {
       const at = now()
-      const there = read(id, at)
-      if (there !== null) return [at, separate(there)]
+      const existing = read(id, at)
+      if (existing !== null) return [at, separate(existing)]
       // A copy: if the transaction fails and the record is stamped twice, it would keep the first try's instant.
       const bytes = Buffer.from(given)
       const stamps = nextStamps(bytes, null, at, { dueIn, dropIn }, false)
@@ -185,25 +186,25 @@ function serve(db: DatabaseSync): void {
     },
     swap(id, bytes, dueIn, dropIn, nextFence, token, of) {
       const at = now()
-      const there = read(id, at)
-      if (there === null) return [at, null]
-      if (!meets(there, conditionOf(token, of))) return [at, separate(there)]
-      const stamps = nextStamps(bytes, readStamps(there), at, { dueIn, dropIn }, nextFence)
+      const existing = read(id, at)
+      if (existing === null) return [at, null]
+      if (!meets(existing, conditionOf(token, of))) return [at, separate(existing)]
+      const stamps = nextStamps(bytes, readStamps(existing), at, { dueIn, dropIn }, nextFence)
       stamp(bytes, stamps)
       write(id, bytes, stamps)
       return written(at, stamps)
     },
     get(id) {
       const at = now()
-      const there = read(id, at)
-      return [at, there && separate(there)]
+      const existing = read(id, at)
+      return [at, existing && separate(existing)]
     },
     renew(items) {
       const at = now()
       return items.map(({ id, token, ...spans }) => {
-        const there = read(id, at)
-        if (there === null || !mayRenew(there, bytesOf(token))) return false
-        const bytes = Buffer.from(there)
+        const existing = read(id, at)
+        if (existing === null || !mayRenew(existing, bytesOf(token))) return false
+        const bytes = Buffer.from(existing)
         write(id, bytes, prolongLease(bytes, at, spans))
         return true
       })
@@ -213,6 +214,7 @@ function serve(db: DatabaseSync): void {
       const { from, to } = placesDue(of, at)
       const places = placesOf(
         (most) => overdue.iterate(service, from, to, at, most),
+        of === 'bodies' ? ['completed'] : UNRESOLVED,
         indexPlace,
         ({ due }) => due >= from && due <= to,
         inOrder,
@@ -221,8 +223,8 @@ function serve(db: DatabaseSync): void {
       return places.map(({ id }) => id as RecordId)
     },
     remove(id, version) {
-      const there = read(id, now())
-      if (there === null || versionOf(there) !== version) return false
+      const existing = read(id, now())
+      if (existing === null || versionOf(existing) !== version) return false
       journal.remove(id)
       erase.run(keyOf(id), service, id)
       eraseNotes.run(service, id)
@@ -234,6 +236,7 @@ function serve(db: DatabaseSync): void {
       const from = keyOf(after > beginning ? after : beginning)
       const places = placesOf(
         (most) => selectIds.iterate(from, keyOf(end, '~'), service, after, beginning, end, now(), most),
+        undefined,
         (_, due) => due,
         ({ id }) => id > after && id >= beginning && id < end,
         (a, b) => (a.id < b.id ? -1 : 1),
@@ -244,6 +247,7 @@ function serve(db: DatabaseSync): void {
     unresolved: (after, limit) =>
       placesOf(
         (most) => selectPlaces.iterate(service, after.due, after.id, now(), most),
+        UNRESOLVED,
         indexPlace,
         (place) => place.due < BODIES_FROM && inOrder(place, after) > 0,
         inOrder,
@@ -258,10 +262,10 @@ function serve(db: DatabaseSync): void {
     },
     notes: (id) => historyOf(id, now())?.kept ?? [],
     throttle(id, rate, units) {
-      const there = (selectBucket.get(service, id) as Bucket | undefined) ?? null
-      const { wait, bucket } = drawFromBucket(there, now(), rate, units)
+      const existing = (selectBucket.get(service, id) as Bucket | undefined) ?? null
+      const { wait, bucket } = drawFromBucket(existing, now(), rate, units)
       if (bucket === null) dropBucket.run(service, id)
-      else if (bucket !== there)
+      else if (bucket !== existing)
         keepBucket.run(service, id, bucket.at, bucket.debt, bucket.count, fullAt(bucket))
       return wait
     },
@@ -333,7 +337,7 @@ function serve(db: DatabaseSync): void {
       removed = some()
       commit.run()
     } catch {
-      // Operations report what is wrong.
+      // Operations report the error.
       if (began) abandon()
       return null
     }
@@ -354,16 +358,16 @@ function serve(db: DatabaseSync): void {
 
   /**
    * Starts moving the whole journal in slices, with time for other operations in between. The journal keeps everything until the end; then
-   * only what has changed meanwhile stays in it.
+   * only records changed meanwhile stay in it.
    */
   function move(): void {
     const slots = journal.slots()
-    /** Entry numbers of what was copied, by slot. */
+    /** Entry numbers of copied records, by slot. */
     const places = new Float64Array(1 + slots.reduce((most, slot) => Math.max(most, slot), 0))
     let next = 0
     let seen = journal.entries
     const slice = (): number => {
-      // Twice what has arrived since the last slice, or the journal would grow as long as a flood lasts.
+      // Twice what has arrived since the last slice, or the journal would grow throughout a burst.
       const most = Math.max(SLICE, 2 * (journal.entries - seen))
       seen = journal.entries
       if (next >= slots.length) journal.drop(places)
@@ -394,7 +398,7 @@ function serve(db: DatabaseSync): void {
     })
     if (journal.entries > 0 && journal.entries === swept && step === undefined) {
       if (mayMove) move()
-      // A slice has no room in a full file.
+      // A full file has no room for a slice.
       else empty()
     }
     mayMove = true

@@ -28,7 +28,7 @@ import {
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
-/** Limits how long operations wait for others to join their transaction: what a fast disk takes to commit one. */
+/** Limits how long operations wait for others to join their transaction: the commit time of a fast disk. */
 const GATHER_FOR: Millis = 2
 /** Longer than any batch takes to commit; then the worker is terminated. */
 const CLOSE_TIMEOUT: Millis = 5000
@@ -36,7 +36,7 @@ const CLOSE_TIMEOUT: Millis = 5000
 export interface SqliteOptions {
   /** Relative to the working directory. */
   readonly path: string
-  /** Records of other services in the file are invisible. */
+  /** Hides the records of other services in the file. */
   readonly service: string
   readonly timeoutMs: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
@@ -51,7 +51,7 @@ export interface SqliteStore extends Store {
   skew: Millis
 }
 
-/** @throws {StoreUnavailable} that says why the file cannot be used. */
+/** @throws {StoreUnavailable} if the file cannot be used. */
 export async function openSqliteStore(options: SqliteOptions): Promise<SqliteStore> {
   const folder = path.dirname(path.resolve(options.path))
   if (!existsSync(folder))
@@ -63,7 +63,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
   try {
     closeSync(openSync(options.path, 'a', 0o600))
   } catch {
-    // Opening it will report what is wrong.
+    // Opening it will report the error.
   }
   const thread = new Thread(options)
   await thread.open()
@@ -168,7 +168,7 @@ export interface Failure {
   readonly maybeApplied: boolean
 }
 
-/** What the worker posts: whether it could open the file, then the results of the oldest requests, in order, and how many rows it pruned. */
+/** The worker posts whether it could open the file, then the results of the oldest requests, in order, and how many rows it pruned. */
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
@@ -220,7 +220,7 @@ class Thread {
     return this.ask([op, ...args] as unknown as Request, (result) => result as ReturnType<Operations[K]>)
   }
 
-  /** `read`, which must not throw, converts the result into the reply. */
+  /** `read` converts the result into the reply; it must not throw. */
   ask<Reply>(request: Request, read: (result: unknown) => Reply): Promise<Reply> {
     return new Promise((resolve, reject) => {
       if (this.#worker === null || this.#closing)
@@ -246,7 +246,7 @@ class Thread {
   }
 
   /**
-   * Sends what waits once the worker is idle and a turn of the event loop brings nothing more: a transaction costs about the same for one
+   * Sends waiting requests once the worker is idle and a turn of the event loop adds none: a transaction costs about the same for one
    * operation as for sixty (docs/adr/0112).
    */
   #gather(): void {
@@ -300,7 +300,7 @@ class Thread {
   /**
    * Starts the worker, and resolves when it has opened the file.
    *
-   * @throws {StoreUnavailable} that says why it cannot.
+   * @throws {StoreUnavailable} if it cannot.
    */
   async open(): Promise<void> {
     const failed = (reason: string) =>
@@ -313,7 +313,7 @@ class Thread {
     try {
       worker = new Worker(new URL(`../store/sqlite-worker.${extension}`, import.meta.url), {
         workerData: this.#workerOptions(),
-        // Its objects are short-lived; the bytes that it is sent should be, too.
+        // Its objects are short-lived; the bytes sent to it should be, too.
         resourceLimits: { maxYoungGenerationSizeMb: 3 },
         // node:sqlite warns in earlier releases of Node 24.
         execArgv: ['--disable-warning=ExperimentalWarning'],

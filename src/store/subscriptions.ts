@@ -4,7 +4,7 @@ import { Watchers } from './side-ports.ts'
 /** Shared by the watchers of one id. */
 export interface Subscription {
   readonly id: RecordId
-  /** Resolves once the server has acknowledged it, has refused, or takes too long. */
+  /** Resolves once the server has acknowledged or refused it, or takes too long. */
   readonly settled: Promise<void>
   readonly settle: () => void
   /** A write may have been missed. */
@@ -17,7 +17,7 @@ interface Server {
   readonly end: (id: RecordId) => void
 }
 
-/** Watching on a server: one subscription for each record that somebody watches. */
+/** One subscription at a server for each watched record. */
 export class Subscriptions {
   readonly #timeoutMs: Millis
   readonly #server: Server
@@ -37,7 +37,7 @@ export class Subscriptions {
     return this.#byId.get(id)
   }
 
-  /** Never rejects, and takes no longer than the store's timeout: without the server, the watcher is told when it is back. */
+  /** Never rejects, and takes no longer than the store's timeout: if the server is down, the watcher is notified once it is back. */
   async watch(id: RecordId, changed: () => void): Promise<() => void> {
     const stop = this.#watchers.add(id, changed)
     await (this.#byId.get(id) ?? this.#begin(id)).settled

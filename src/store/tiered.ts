@@ -5,7 +5,7 @@ import { readU48, U48, writeU48 } from './binary.ts'
 import { endsAttempt, PREFIX, readStamps, SCHEMA, stamp, stateCode } from './codec.ts'
 import type { PutReply, Store, SwapReply } from './register.ts'
 
-/** Ids of records seen completed: 2 MB. The cache is asked for no others. */
+/** Ids of records seen completed: 2 MB. The cache is asked only for these. */
 const KNOWN = 10_000
 /** Concurrent cache writes; further entries are not written. */
 const WRITING = 64
@@ -22,8 +22,8 @@ export interface TieredOptions {
 }
 
 /**
- * `primary` decides; `cache` answers claims of records that this process has seen completed (contract §9). Whatever the cache does not
- * have, or cannot prove, is left to the primary: absence is never taken from the cache. The first execution of a key never waits for it.
+ * `primary` decides; `cache` answers claims of records that this process has seen completed (contract §9). The primary answers whatever the
+ * cache lacks or cannot prove: the cache never proves absence. The first execution of a key never waits for it.
  */
 export function tiered(primary: Store, cache: Store, options: TieredOptions): Store {
   const { life, secret } = options
@@ -85,8 +85,8 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
     later(async () => {
       // The cache takes ownership of the bytes.
       const reply = await cache.put(id, Buffer.from(entry), spans)
-      const there = reply.done ? null : recordIn(id, reply.bytes)
-      if (reply.done || there === null || readStamps(there).version >= version) return
+      const cached = reply.done ? null : recordIn(id, reply.bytes)
+      if (reply.done || cached === null || readStamps(cached).version >= version) return
       await cache.swap(id, { version: readStamps(reply.bytes).version }, entry, spans, false)
     })
   }
@@ -134,7 +134,7 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
 
     put(id, bytes, spans, entry) {
       const write = (): Soon<PutReply> => wrote(id, bytes, spans, () => primary.put(id, bytes, spans, entry))
-      // Outcomes, and claims that are rewritten, go to the primary, whatever the cache has.
+      // Outcomes and rewritten claims always go to the primary.
       if (!known.has(id) || endsAttempt(bytes) || entry === 'again') return write()
       return cached(id)
         .catch(() => null)
@@ -163,7 +163,7 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
     async remove(id, version) {
       const isRemoved = await primary.remove(id, version)
       known.delete(id)
-      // The caller learns of the removal once other replicas no longer have the entry, either.
+      // Only report the removal once the shared cache no longer has the entry, either.
       if (isRemoved) await drop(id).catch(() => {})
       return isRemoved
     },
@@ -179,7 +179,7 @@ function isCompleted(bytes: Buffer): boolean {
   return bytes[PREFIX.schema] === SCHEMA && bytes[PREFIX.state] === stateCode('completed')
 }
 
-/** At least the latest entries, up to a bound. */
+/** A bounded set that keeps at least the latest entries. */
 class Recent {
   #now = new Set<RecordId>()
   #before = new Set<RecordId>()

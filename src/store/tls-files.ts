@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import type { ConnectionOptions } from 'node:tls'
 import { StoreUnavailable } from './register.ts'
 
-/** The options of a `store.url` that name PEM files: trusted authorities, and what this process shows of itself. */
+/** The options of a `store.url` that name PEM files: trusted authorities, and this process's own certificate and key. */
 export interface TlsOptionNames {
   readonly ca: string
   readonly cert: string

@@ -7,8 +7,8 @@ const ENDLESS: Patience = { head: 0, idle: 0 }
 const UNSEEN = { target: '', headers: [], body: Buffer.alloc(0) }
 
 /**
- * Observes an exchange for shadow mode, and reports what it proved by the guard's own rules. It never delays, aborts or holds anything
- * back; a bug here ends the observation, not the exchange.
+ * Observes an exchange for shadow mode, and reports what it proved by the guard's own rules. It never delays, aborts or withholds
+ * anything; a bug here ends the observation, not the exchange.
  */
 export class ExchangeTap implements TappedExchange, Carrier {
   readonly ended: Promise<Forwarded>
@@ -77,7 +77,7 @@ export class ExchangeTap implements TappedExchange, Carrier {
 
   resume(): void {}
 
-  /** What was not observed proves nothing, least of all "not sent". */
+  /** An unobserved exchange proves nothing, least of all "not sent". */
   #giveUp(error: Error): void {
     if (this.#over) return
     this.#over = true

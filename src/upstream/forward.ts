@@ -15,7 +15,7 @@ import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from
 import { type Carrier, type Exchanging, isTimeout, type Patience, type Transport } from './transport.ts'
 
 export interface ForwardLimits {
-  /** Limits the whole call, or up to the head of a streamed answer. Infinity: somebody else does. */
+  /** Limits the whole call, or up to the head of a streamed answer. Infinity: the caller does. */
   readonly timeout: Millis
   /** Between two bytes of the answer. */
   readonly idleTimeout: Millis

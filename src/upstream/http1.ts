@@ -23,9 +23,8 @@ const ONE_STRING = 16 * 1024
 
 /**
  * HTTP/1.1 over plain connections, for complete requests: one at a time per connection, never pipelined, never sent twice. A connection is
- * reused only if nothing can follow the answer on it. Between an answer and the next request the event loop polls for input at least once,
- * so that whatever a server sends after its answer, or a close, is noticed and not taken for the next answer (undici's
- * GHSA-35p6-xmwp-9g52).
+ * reused only if nothing can follow the answer on it. Between an answer and the next request the event loop polls for input at least once:
+ * bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
  */
 export class Http1Client implements Transport, Sharer {
   readonly options: Http1Options
@@ -70,7 +69,7 @@ export class Http1Client implements Transport, Sharer {
     return promise
   }
 
-  /** Resting connections stay so: only a turn of the event loop ends that. */
+  /** Resting connections rest until the event loop has turned. */
   offer(): void {
     if (this.#closed === null && this.#idle.length === 0) while (this.#connects());
   }
@@ -162,7 +161,7 @@ class Connection implements Carrier, AnswerParts {
   /** Whether it may carry another exchange after this one. */
   #reusable = true
   #isPaused = false
-  /** When the awaited peer was last heard, and how long to wait; 0: for ever. */
+  /** When the awaited peer was last heard, and how long to wait; 0: forever. */
   #since: Millis
   #patience: Millis
 
@@ -194,7 +193,7 @@ class Connection implements Carrier, AnswerParts {
     try {
       message = requestHead(request, this.#client.options.host)
       if (!exchange.onBegin(this)) return this.#free()
-      // Aborted by itself.
+      // The exchange aborted itself.
       if (this.#exchange === null) return
     } catch (error) {
       // Nothing was sent.
@@ -223,7 +222,7 @@ class Connection implements Carrier, AnswerParts {
     }
   }
 
-  /** Ends the connection and what it carries; null: it carries nothing. */
+  /** Ends the connection and its exchange with this error; null: it has none. */
   destroy(error: Error | null): void {
     if (this.#phase === 'over') return
     if (this.#phase === 'idle') this.#client.lost(this)
@@ -351,8 +350,9 @@ class Connection implements Carrier, AnswerParts {
       this.#socket.end()
       return this.#wake()
     }
-    const told = /timeout=(\d+)/.exec(this.#parser.keepAlive ?? '')?.[1]
-    if (told !== undefined) this.#patience = Math.min(Number(told) * 1000 - BEFORE_SERVER, MOST_KEEP_ALIVE)
+    const announced = /timeout=(\d+)/.exec(this.#parser.keepAlive ?? '')?.[1]
+    if (announced !== undefined)
+      this.#patience = Math.min(Number(announced) * 1000 - BEFORE_SERVER, MOST_KEEP_ALIVE)
     if (this.#patience <= 0) return this.destroy(null)
     this.#phase = 'idle'
     this.#wake()
@@ -413,8 +413,8 @@ export interface Sharer {
 }
 
 /**
- * The connections that the clients of one upstream may open together. A client that finds none waits in line, and an idle connection of the
- * others is closed for it.
+ * The connections that the clients of one upstream may open together. A client that finds none free waits in line, and an idle connection of
+ * the others is closed for it.
  */
 export class Places {
   #free: number
@@ -452,7 +452,7 @@ export class Places {
     if (at >= 0) this.#line.splice(at, 1)
   }
 
-  /** Whether another sharer has waited longer: a connection that this one no longer needs is to be closed. */
+  /** Whether another sharer has waited longer: then this one must close a connection it no longer needs. */
   isWanted(sharer: Sharer): boolean {
     const first = this.#line[0]
     if (first === undefined) return false

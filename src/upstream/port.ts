@@ -16,7 +16,7 @@ export interface UpstreamRequest {
   readonly mayBegin?: () => boolean
 }
 
-/** What the exchange proved (contract §7). Only `not_sent` says that nothing was done. */
+/** What the exchange proved (contract §7). Only `not_sent` proves that nothing was done. */
 export type Forwarded =
   | {
       readonly proof: 'responded'

@@ -83,8 +83,8 @@ export class ResponseParser {
   }
 
   /**
-   * @param end of what was read into `bytes`.
-   * @throws {ParseError} where no answer goes on like this, or none is expected.
+   * @param end of the data in `bytes`.
+   * @throws {ParseError} if the bytes are not a valid answer, or none is expected.
    */
   execute(bytes: Buffer, end: number): void {
     for (let at = 0; at < end; ) {
@@ -171,7 +171,7 @@ export class ResponseParser {
     const lineEnd = head.indexOf('\r\n')
     const lines = lineEnd > 0 ? linesIn(head, lineEnd) : []
     if (status === 101) throw new ParseError('the upstream switched protocols unasked')
-    // RFC 9110 §15.2: any number of them, with no body, whoever asked.
+    // RFC 9110 §15.2: any number of them, without bodies, for any method.
     if (status < 200) return this.#parts.onInterim()
 
     let length: string | null = null
@@ -197,7 +197,7 @@ export class ResponseParser {
           break
       }
     }
-    // White space all the same (§5.1), but llhttp takes it for a part of the value.
+    // This is white space (§5.1), but llhttp takes it for a part of the value.
     if (head.includes('\t') && TABBED_FRAMING.test(head)) throw new ParseError('the framing is malformed')
     if (length !== null && !/^\d{1,15}$/.test(length)) throw new ParseError('the length is no number')
     // §6.3 rule 3: it may be an attempt at response splitting.

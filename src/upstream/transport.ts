@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream'
 import type { Millis } from '../core/record.ts'
 
-/** A request as it is written, exactly once. */
+/** A request, written exactly once. */
 export interface Outgoing {
   readonly method: string
   /** Origin form, as the client sent it. */
@@ -14,7 +14,7 @@ export interface Outgoing {
   readonly onTaken?: () => void
 }
 
-/** How long the transport waits. 0: for ever, because somebody else keeps time. */
+/** How long the transport waits. 0: forever, because the caller keeps time. */
 export interface Patience {
   /** From the request to the head of its answer; an interim answer restarts it. */
   readonly head: Millis
@@ -24,7 +24,7 @@ export interface Patience {
 
 /**
  * One request and the receiver of its answer. {@link onBegin} is the witness: before it, no byte of the request has been handed to a
- * socket; after it, nobody knows. Nothing is called after {@link onEnd} or {@link onError}.
+ * socket; after it, bytes may have been. Nothing is called after {@link onEnd} or {@link onError}.
  */
 export interface Exchanging {
   readonly request: Outgoing
@@ -39,7 +39,7 @@ export interface Exchanging {
   onError(error: Error): void
 }
 
-/** Carries an exchange that has begun. Calls for one that is over do nothing. */
+/** Carries an exchange that has begun. Calls for a finished one do nothing. */
 export interface Carrier {
   /** Aborts it: {@link Exchanging.onError} is called at once. */
   abort(exchange: Exchanging, error: Error): void

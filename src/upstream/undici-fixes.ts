@@ -20,7 +20,7 @@ export function withFixes<S extends Socket>(socket: S): S {
 
 const INTERIM = Buffer.from('HTTP/1.1 1')
 const SWITCHING = 'HTTP/1.1 101'
-/** Line ends that the parser accepts: a head with others is left to it to refuse. */
+/** Line ends that the parser accepts: it refuses heads with others. */
 const WHOLE = /^HTTP\/1\.[01] 1\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$/
 /** An interim head, or a status line, beyond this is not one. */
 const MAX_HEAD = 16 * 1024
@@ -89,7 +89,7 @@ function endOf(bytes: Buffer, verdict: 'yes' | 'no' | 'perhaps'): number {
   return blank < 0 ? -1 : blank + 4
 }
 
-/** As far as it has been seen. */
+/** The part seen so far. */
 function isHttp(bytes: Buffer): boolean {
   return 'HTTP/1.'.startsWith(bytes.toString('latin1', 0, 7))
 }
@@ -104,7 +104,7 @@ function beginsInterim(bytes: Buffer): 'yes' | 'no' | 'perhaps' {
   return bytes.toString('latin1', INTERIM.length, SWITCHING.length) === '01' ? 'no' : 'yes'
 }
 
-/** The bytes with a status line whose reason undici reads as it is. */
+/** The bytes with a status line whose reason undici reads unchanged. */
 function readable(bytes: Buffer, lineEnd: number): Buffer {
   for (let i = 0; i < lineEnd; i++)
     if ((bytes[i] as number) > 0x7f)
@@ -113,12 +113,12 @@ function readable(bytes: Buffer, lineEnd: number): Buffer {
 }
 
 /*
- * undici's parser must not learn of the end of its connection while it is paused, which it is whenever a client reads more slowly than the
- * upstream writes: if the answer says `Connection: close`, an assertion of undici's ends the process; otherwise a complete answer looks
+ * undici's parser must not learn of the end of its connection while paused, that is, whenever a client reads more slowly than the upstream
+ * writes: if the answer says `Connection: close`, an assertion of undici's ends the process; otherwise a complete answer looks
  * broken off. Node reports the end as soon as nothing is left to read, and by then the parser has read what it was given when it paused.
  */
 
-/** Stands for the unread rest, if there is none. */
+/** Stands for an empty unread rest. */
 const NOTHING = Buffer.alloc(1)
 
 /** Reports the end of `socket` once everything read has been consumed, and a reset always as an error. */

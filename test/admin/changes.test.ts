@@ -173,7 +173,7 @@ void t.test(
     t.match(lines.at(-1), {
       what: 'withdrawn',
       record: id,
-      reason: /see the record for whether it was changed/,
+      reason: /the record shows whether it was changed/,
     })
   },
 )

@@ -86,7 +86,7 @@ void t.test('what cannot be meant is told before anything is opened', async (t) 
     ],
     [
       ['--from', pay, '--to', buy],
-      /found the services "pay" and "buy"; allowed: one, since every record id is made with it/,
+      /found the services "pay" and "buy"; allowed: one, since every record id depends on it/,
     ],
     [['--from', pay, '--to', file, '--service', 'buy'], /found the services "buy" and "pay"; allowed: one/],
     [

@@ -21,8 +21,8 @@ void t.test('a change that leaves unknown records without a reconciler is told b
   t.match(told(old, old.replace('pay', 'pays')), [
     /^Route `pay`: no route has its name any more, so its unknown records stay unknown until an operator resolves them\.$/,
   ])
-  t.match(told(old, 'name: pay'), [/it has no reconcile any more/])
-  t.match(told(old, `${old}, mode: shadow`), [/mode shadow, in which nobody asks/])
+  t.match(told(old, 'name: pay'), [/it no longer has reconcile/])
+  t.match(told(old, `${old}, mode: shadow`), [/mode shadow, which sends no status queries/])
   t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which was not sent to the upstream before/])
   t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not kept before/])
   t.same(told(asks(BY_KEY, FENCE), asks(BY_RECORD, FENCE)), [], 'it was told all the time')

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { isAhead, judgeCopy, type Kept } from '../../src/core/copies.ts'
+import { isAhead, isAheadOfMirror, judgeCopy, type Kept } from '../../src/core/copies.ts'
 import { STATES, type State } from '../../src/core/record.ts'
 
 const [A, B] = [Buffer.alloc(16, 1), Buffer.alloc(16, 2)]
@@ -129,13 +129,18 @@ void t.test(
           !ours.token.equals(there.token) &&
           there.state !== 'failed_retryable'
         )
-          t.notOk(
-            isAhead(ours, there) && there.fence >= ours.fence,
-            `${what}: nobody may execute what another holds`,
-          )
+          t.notOk(isAhead(ours, there), `${what}: nobody may execute what another holds`)
       }
   },
 )
+
+void t.test('a mirror takes every later attempt of the same life, unless it has an answer', async (t) => {
+  t.ok(isAheadOfMirror(kept('failed_retryable', 6, B), kept('in_progress')))
+  t.ok(isAheadOfMirror(kept('in_progress', 6, B), kept('unknown')))
+  t.notOk(isAheadOfMirror(kept('in_progress', 5, B), kept('unknown')))
+  t.notOk(isAheadOfMirror(kept('in_progress', 6, B, 2), kept('unknown')))
+  for (const state of FINAL) t.notOk(isAheadOfMirror(kept('in_progress', 6, B), kept(state)))
+})
 
 void t.test('which of two records is ahead during a migration', async (t) => {
   const cases: [ours: Kept, there: Kept, ahead: boolean, why: string][] = [
@@ -154,11 +159,10 @@ void t.test('which of two records is ahead during a migration', async (t) => {
       true,
       'one attempt, whatever its life was called',
     ],
-    [kept('in_progress', 6, B), kept('unknown'), true, 'a later attempt'],
-    [kept('in_progress', 4, B), kept('failed_retryable'), false, 'an earlier attempt'],
-    [kept('failed_retryable', 6, B), kept('unknown'), true, 'a later attempt that did nothing'],
-    [kept('in_progress', 5, B), kept('failed_retryable'), true, 'of two with one fence, the one that holds'],
-    [kept('failed_retryable', 5, B), kept('in_progress'), false, 'and not the one that lets execute'],
+    [kept('in_progress', 6, B), kept('unknown'), false, 'both hold, and the stores count fences apart'],
+    [kept('in_progress', 4, B), kept('failed_retryable'), true, 'whoever holds, whatever the fences'],
+    [kept('failed_retryable', 6, B), kept('unknown'), false, 'nobody frees what another attempt holds'],
+    [kept('failed_retryable', 6, B), kept('failed_retryable'), true, 'both free: the higher fence'],
     [kept('in_progress', 5, B), kept('unknown'), false, 'both hold'],
     [kept('failed_retryable', 5, B), kept('failed_retryable'), false, 'neither holds'],
     [kept('in_progress', 4, B, 2), kept('failed_retryable'), true, 'another life that may execute'],

@@ -54,9 +54,19 @@ void t.test('V07 a line that is not there, or that says something else, tells no
 void t.test('V07 under another name, and in the body', async (t) => {
   const forward = { header: 'X-Request-Id' }
   t.same(told(['X-Request-ID', 'k1'], { forward }), { key: 'k1', told: ['key'], toldTo: TO })
+  t.same(
+    told(['X-Request-ID', 'k1'], { forward, syntax: 'strict' }),
+    { key: 'k1', told: ['key'], toldTo: TO },
+    'sent without quotes, whatever clients must write',
+  )
   t.same(told(['Host', 'api.test'], { forward: { header: 'Host' } }), { key: 'k1' })
   t.same(told([], { forward: 'none' }, true), { key: 'k1', told: ['key'], toldTo: TO })
   t.same(told([], { from: [{ kind: 'json', pointer: '/id' }] }), { key: 'k1' })
+  t.same(
+    told(['Order', 'k1'], { from: [{ kind: 'form', name: 'order' }] }),
+    { key: 'k1' },
+    'a line called like a field of the body is none of the key',
+  )
 })
 
 void t.test('V07 a key that was sent in three spellings cannot be asked by', async (t) => {
@@ -82,7 +92,9 @@ void t.test('V07 of two attempts that may both have executed, what both told', a
   t.same(both({ told: ['record'] }, all).told, ['record'])
   t.same(both(all, { told: ['key'] }).told, ['key'])
   t.same(both({}, all).told, undefined, 'a record of which nobody knows')
+  t.same(both(all, {}).told, undefined, 'a retry of which nobody knows')
   t.same(both({ ...all, keySent: '"k1"' }, all), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
+  t.same(both(all, { ...all, keySent: '"k1"' }), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
   t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1"' }).told, all.told)
   t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1";a=1' }).told, ['record'])
   t.same(both({ ...all, toldTo: 'a' }, { ...all, toldTo: 'b' }).told, undefined, 'to two upstreams')

@@ -53,7 +53,7 @@ void t.test(
     const request = {
       method: 'POST',
       path: '/p/{record}?k={key}&k2={key}',
-      headers: ['X-{key}', '{key}/{record}/{other}', 'Authorization', 'Bearer secret'],
+      headers: ['X-{key}', '{key}/{record}/{other}', 'Y-{record}', 'Bearer {record}'],
     }
     const key = `a/b?c=d&e#f%2F {key}{record} $& $1 !'()*"\\~-._`
     const query = asked(policy({ request }), key)
@@ -63,7 +63,7 @@ void t.test(
     t.match(query.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
     t.same(new URLSearchParams(search).getAll('k'), [key])
     t.same(new URLSearchParams(search).getAll('k2'), [key])
-    const own = ['X-{key}', `${key}/${ID}/{other}`, 'Authorization', 'Bearer secret']
+    const own = ['X-{key}', `${key}/${ID}/{other}`, 'Y-{record}', `Bearer ${ID}`]
     const defaults = [
       'Accept',
       'application/json',
@@ -137,11 +137,11 @@ void t.test('"not found" out of a cache says nothing of now', async (t) => {
     [(headers: string[]) => answer(404, {}, headers), {}],
     [(headers: string[]) => answer(200, { data: [] }, headers), { notFound: empty }],
   ] as const) {
-    for (const age of ['0', '', '00'])
+    for (const age of ['0', '', '00', ' 0\t'])
       t.equal(read(given(['Age', age]), more).kind, 'not_found', `Age: ${age}`)
     t.equal(read(given([]), more).kind, 'not_found')
     for (const age of ['1', '86400', 'x'])
-      t.match(read(given(['age', age]), more), { kind: 'pending', why: /out of a cache/ }, `Age: ${age}`)
+      t.match(read(given(['age', age]), more), { kind: 'pending', why: /from a cache/ }, `Age: ${age}`)
   }
   // What was done once is done.
   const done = { data: [{ idempotency_key: 'k1' }] }
@@ -198,7 +198,8 @@ void t.test('what is kept is the text as it was written', async (t) => {
 void t.test(
   '`completed.response` gives status and headers; without `json` the whole body is kept',
   async (t) => {
-    const verdict = read(answer(200, { data: [PAYMENT] }), {
+    const text = ` ${JSON.stringify({ data: [PAYMENT] })}\n`
+    const verdict = read(answer(200, text, DATED), {
       completed: form({
         json: '',
         response: {
@@ -207,29 +208,39 @@ void t.test(
         },
       }),
     })
-    t.match(verdict, {
+    t.same(verdict, {
       kind: 'completed',
       result: {
+        kept: true,
         response: {
           status: 201,
           reason: '',
           headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
+          body: Buffer.from(text),
+          trailers: [],
         },
       },
     })
-    t.equal(
-      verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.body.toString(),
-      JSON.stringify({ data: [PAYMENT] }),
-    )
   },
 )
+
+void t.test('of several `Date` lines the first is kept', async (t) => {
+  const verdict = read(answer(200, { data: [PAYMENT] }, ['Date', 'then', 'Date', 'now']))
+  t.same(verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers, [
+    'Content-Type',
+    'application/json',
+    'Date',
+    'then',
+  ])
+})
 
 void t.test('a status without a body has none, nor its type', async (t) => {
   for (const status of [204, 205, 304]) {
     const verdict = read(answer(200, { data: [PAYMENT] }), {
       completed: form({ response: { status, headers: [] } }),
     })
-    t.match(verdict, { result: { response: { status, headers: [], body: Buffer.alloc(0) } } })
+    const response = { status, reason: '', headers: [], body: Buffer.alloc(0), trailers: [] }
+    t.same(verdict, { kind: 'completed', result: { kept: true, response } })
   }
 })
 
@@ -276,20 +287,27 @@ void t.test(
     t.equal(read(answer(200, { data: [PAYMENT], record: ID }), both).kind, 'completed')
     const mismatch = read(answer(200, { data: [PAYMENT], record: 'secret' }), both)
     t.same(mismatch, { kind: 'mismatch', why: 'status 200, and /record is not that of this record' })
-    t.equal(read(answer(200, { data: [PAYMENT] }), both).kind, 'pending')
+    t.same(read(answer(200, { data: [PAYMENT] }), both), {
+      kind: 'pending',
+      why: 'status 200, and nothing at /record',
+    })
   },
 )
 
 void t.test('identity none: whatever answers is believed', async (t) => {
   t.equal(read(answer(200, { data: [{}] }), { identity: [] }).kind, 'completed')
-  t.equal(read(answer(200, { data: [] }), { identity: [] }).kind, 'pending', 'a missing pointer is pending')
+  t.same(
+    read(answer(200, { data: [] }), { identity: [] }),
+    { kind: 'pending', why: 'status 200, and nothing at /data/0' },
+    'a missing pointer is pending',
+  )
 })
 
 void t.test('O03 what fits `notFound` is not found; anything that fits nothing is pending', async (t) => {
   t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
   t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
-  for (const status of [201, 202, 301, 401, 403, 409, 410, 429])
-    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which no pattern fits` })
+  for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
+    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
 })
 
 void t.test('nothing can be read from a 5xx, and from what is no JSON in UTF-8', async (t) => {
@@ -298,6 +316,8 @@ void t.test('nothing can be read from a 5xx, and from what is no JSON in UTF-8',
   for (const body of ['', '<p>', '{"data":[', Buffer.from([0x22, 0xff, 0x22])])
     t.equal(read(answer(200, body)).kind, 'unusable', String(body))
   t.equal(read(answer(200, { data: [PAYMENT] }, ['Content-Encoding', 'gzip'])).kind, 'unusable')
+  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
+  t.equal(read(answer(200, '<p>'), { pending }).kind, 'unusable', 'so no `when` fits it')
   t.equal(
     read(answer(503, 'down'), { notFound: { status: 503, when: [] } }).kind,
     'not_found',
@@ -319,9 +339,21 @@ void t.test('`when` tells answers of one status apart, and a found refusal is a 
   const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
   t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
   t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
-  t.same(of({ state: 'paid', final: false }), { kind: 'pending', why: 'status 200, which no pattern fits' })
+  t.same(of({ state: 'paid', final: false }), {
+    kind: 'pending',
+    why: 'status 200, which matches no pattern',
+  })
   t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
   t.equal(of({}).kind, 'pending')
+})
+
+void t.test('`when` compares a list as text, blanks in it included', async (t) => {
+  const of = (value: string) =>
+    read(answer(202, { states: ['a b'] }), {
+      pending: { status: 202, when: [{ pointer: '/states', value }] },
+    })
+  t.match(of('["a b"]'), { why: 'status 202, still pending' })
+  t.match(of('["ab"]'), { why: 'status 202, which matches no pattern' })
 })
 
 void t.test('a search that finds nothing with 200 is told by `when`', async (t) => {
@@ -347,6 +379,13 @@ void t.test('a search that finds nothing with 200 is told by `when`', async (t) 
     'an answer that contradicts itself frees no key',
   )
   t.equal(read(answer(200, { total: 0 }), { notFound, identity: [] }).kind, 'not_found')
+  for (const total of [1, null])
+    t.equal(read(answer(200, { data: [], total }), { notFound }).kind, 'pending', 'empty, but not said to be')
+  t.equal(
+    read(answer(200, { data: [] }), { notFound: { status: 200, when: [] } }).kind,
+    'pending',
+    'the status of a completed answer alone does not say it',
+  )
 })
 
 void t.test('a refusal of a proxy in between is not the word of the upstream', async (t) => {
@@ -394,6 +433,12 @@ void t.test('segments of the path, by the names of the route', async (t) => {
   const put = (value: string) => buildStatusQuery(named, ID, 'k1', new Map([['id', value]]))
   t.match(put('1'), { target: '/a/1?k=k1&of=1' })
   t.match(put('1&k=k2%2Fx'), { target: '/a/1&k=k2%2Fx?k=k1&of=1%26k%3Dk2%2Fx' }, 'data, wherever it stands')
+  const twice = { ...named, request: { ...named.request, path: '/a?of={:id}&next=/b?c={:id}' } }
+  t.match(
+    buildStatusQuery(twice, ID, 'k1', new Map([['id', '1&k=2']])),
+    { target: '/a?of=1%26k%3D2&next=/b?c=1%26k%3D2' },
+    'the query begins at the first question mark',
+  )
   t.match(put('caf%C3%A9'), { target: '/a/caf%C3%A9?k=k1&of=caf%C3%A9' })
   for (const segment of ['%FF', 'caf%E9', '%C3%A9%FF']) {
     t.match(put(segment), /cannot be asked: :id of the record's path is not UTF-8/)

@@ -68,6 +68,7 @@ void t.test('a record that will be dropped is reported a day before, or a tenth 
   t.equal(reportAt(100 * DAY, 30 * DAY), 99 * DAY)
   t.equal(reportAt(100 * DAY, 5 * DAY), 99.5 * DAY)
   t.equal(reportAt(100 * DAY, Number.POSITIVE_INFINITY), 99 * DAY)
+  t.equal(reportAt(100, 19), 99, 'in whole milliseconds')
 })
 
 void t.test('`after` counts from the claim; of a later attempt, from when it became unknown', async (t) => {
@@ -135,10 +136,10 @@ void t.test(
   async (t) => {
     for (const heard of [PENDING, NOT_FOUND, { kind: 'unusable', why: 'x' } as const]) {
       t.match(step(heard, known({ asked: 18 })), { result: heard.kind === 'unusable' ? 'failed' : 'pending' })
-      t.match(step(heard, known({ asked: 19 })), {
+      t.match(step(heard, known({ asked: 19, reported: true })), {
         kind: 'unknown',
         result: 'dead_lettered',
-        reconciliation: { asked: 20, deadLettered: true },
+        reconciliation: { since: SINCE, asked: 20, deadLettered: true, reported: true },
         pause: HOUR,
       })
     }
@@ -179,11 +180,12 @@ void t.test('V08 “not found” waits for the store’s clock, and for what has
     passed: Readonly<Record<number, number>>,
     leaseExpired = false,
     after = 60_000,
+    own: { lease?: number } = {},
   ) =>
     waitsOf(
       { after, every: 5000 },
       lease,
-      { ...record, leaseExpired },
+      { ...record, ...own, leaseExpired },
       known(),
       askedAt,
       (at) => passed[at] ?? 0,
@@ -195,6 +197,9 @@ void t.test('V08 “not found” waits for the store’s clock, and for what has
   const short = { [CLAIMED]: 5000, [renewed]: 5000 }
   t.equal(waits(CLAIMED + DAY, short, true, 3000).first, 25_000, 'a lease must have been silent, too')
   t.equal(waits(CLAIMED + DAY, short, false, 3000).first, 0, 'where silence is the reason')
+  const longer = { [CLAIMED]: 5000, [SINCE - 40_000]: 5000 }
+  t.equal(waits(CLAIMED + DAY, longer, true, 3000, { lease: 40_000 }).first, 35_000, 'the record’s own')
+  t.equal(waits(CLAIMED + DAY, short, true, 3000, { lease: 20_000 }).first, 25_000, 'if it is longer')
   t.equal(waits(CLAIMED, {}).next, 2500)
   t.equal(waits(CLAIMED, { [SINCE]: 5000 }).next, -2500)
 })

@@ -58,7 +58,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     new Map([
       [ids.gone, ['disagrees', 'the upstream does not know of it']],
       [ids.declined, ['disagrees', 'status 402 where 201 is stored']],
-      [ids.other, ['differs', 'another value than the one that is stored']],
+      [ids.other, ['differs', 'a different value from the stored one']],
     ]),
   )
   t.equal(report.asked?.found.at(-1)?.verdict, 'differs', 'the worst first')
@@ -82,7 +82,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     const text = await said()
     t.match(text, /checked against the upstream\nROUTE +ELIGIBLE .*\npay +5 +5 +1 +1 +2 +1 +0\n/)
     t.match(text, new RegExp(`\\nVERDICT +ROUTE +RECORD +WHY\\ndisagrees +pay +`))
-    t.match(text, new RegExp(`\\ndiffers +pay +${ids.other} +another value`))
+    t.match(text, new RegExp(`\\ndiffers +pay +${ids.other} +a different value`))
     const csv = await said('--format', 'csv')
     t.match(csv, /\r\nasked,pay,disagreed,2\r\n/)
     t.match(csv, `\r\ndisagrees,pay,${ids.gone.replace(/^-/, "'-")},the upstream does not know of it\r\n`)

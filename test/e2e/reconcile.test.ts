@@ -90,7 +90,7 @@ for (const kind of STORES) {
       const key = newKey()
       await send(proxy, key)
       const line = await proxy.logged(({ msg }) => String(msg).includes('dead-lettered'))
-      t.match(line, { route: 'pay', asked: 3, answer: 'status 200, which no pattern fits' })
+      t.match(line, { route: 'pay', asked: 3, answer: 'status 200, which matches no pattern' })
       t.equal(upstream.asked.length, 3)
       const retry = await send(proxy, key)
       t.equal(retry.code, 'idempotency_outcome_unknown')

@@ -38,7 +38,7 @@ routes: [{ name: free, match: { path: /free }, onStoreUnavailable: bypass }]
 async function refused(t: Test, proxy: TestProxy, key: string, path = '/pay'): Promise<void> {
   const { status, code, body } = await send(proxy, key, { path })
   t.strictSame([status, code], [503, 'idempotency_store_unavailable'])
-  t.match(body, 'the claim did not reach the replicas that store.wait asks for; nothing was executed')
+  t.match(body, 'the claim did not reach the replicas that store.wait requires; nothing was executed')
 }
 
 void t.test(

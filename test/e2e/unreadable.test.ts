@@ -174,7 +174,7 @@ for (const kind of ['redis', 'sqlite'] as const)
     t.match(refused, { code: 1, out: '', err: /not confirmed: nothing was changed\n$/ })
     t.match(
       refused.err,
-      /^unreadable: .*sealed with the key one.*first bytes say completed; it is at version \d+\nNobody can tell from it whether/,
+      /^unreadable: .*sealed with the key one.*first bytes say completed; it is at version \d+\nIt does not show whether/,
     )
     t.match(await run(undefined), { code: 2, err: /no terminal to confirm at/ })
     t.match(await run(['yes'], '--version', '1'), {

@@ -23,7 +23,11 @@ export interface Exploration<Step> {
   readonly states: number
   readonly steps: number
   /** The shortest way to a state, or a step, that the contract forbids; null: there is none. */
-  readonly broken: { readonly what: string; readonly trace: readonly string[] } | null
+  readonly broken: {
+    readonly what: string
+    readonly path: readonly Step[]
+    readonly trace: readonly string[]
+  } | null
   /** A shortest way to the n-th state, in the order in which they were found. */
   readonly pathTo: (n: number) => Step[]
 }
@@ -73,7 +77,7 @@ export function explore<World, Step extends Move<World>>(model: Model<World, Ste
   const broken = (what: string, path: readonly Step[]): Exploration<Step> => ({
     states: numbers.size,
     steps: leads.size,
-    broken: { what, trace: path.map(told) },
+    broken: { what, path, trace: path.map(told) },
     pathTo,
   })
 

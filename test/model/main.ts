@@ -19,6 +19,8 @@ const say = (text: string): void => void process.stdout.write(`${text}\n`)
 const models: Record<string, () => Omit<Exploration<unknown>, 'pathTo'>> = {
   'a migration of three requests': () => explore(migration(3, null)),
 }
+// A minute, and three gigabytes.
+if (requests === 3) models['a migration of four requests'] = () => explore(migration(4, null))
 const BOUNDED = ['plain', 'onLeaseExpired: retry']
 for (const [name, rules] of Object.entries(VARIANTS(requests)))
   if (requests === 2 || BOUNDED.includes(name) || values.only === name)

@@ -17,7 +17,10 @@ const APART: Readonly<Record<Phase, readonly Phase[]>> = {
   new: ['plain', 'mirror'],
 }
 
-interface Held {
+/** A claim that was taken back is nobody's: its attempt may claim again. */
+const NOBODY = -1
+
+export interface Held {
   readonly state: 'in_progress' | 'unknown' | 'failed_retryable' | 'completed'
   readonly by: number
   readonly fence: number
@@ -28,10 +31,21 @@ interface Held {
 interface Attempt {
   readonly phase: Phase
   /**
-   * `looked`: it knows what the other store has (`seen`), and has claimed nothing. `half`: its claim is in the old store, not yet in the
-   * new one. `refused`: the new one did not take it. `settling` in that store, then in the other.
+   * `looking`: a claim of its own was refused, or it has brought the deciding store up to the other. `looked`: it knows what the deciding store has (`own`) and the other one (`seen`), and has claimed nothing. `half`: its claim is in the
+   * old store, not yet in the new one. `refused`: the new one did not take it. `settling` in that store, then in the other.
    */
-  readonly at: 'asking' | 'looked' | 'half' | 'refused' | 'claimed' | 'settling' | 'telling' | 'over' | 'dead'
+  readonly at:
+    | 'asking'
+    | 'looking'
+    | 'looked'
+    | 'half'
+    | 'refused'
+    | 'claimed'
+    | 'settling'
+    | 'telling'
+    | 'over'
+    | 'dead'
+  readonly own: Held | null
   readonly seen: Held | null
   readonly fence: number
   readonly life: number
@@ -113,16 +127,18 @@ function steps(world: World, mistake: Mistake | null): Step[] {
       })
   }
 
-  for (const [n, own] of attempts.entries()) {
-    const { phase, at, seen, fence, life, outcome, hasExecuted } = own
+  for (const [n, attempt] of attempts.entries()) {
+    const { phase, at, own, seen, fence, life, outcome, hasExecuted } = attempt
     const mine = (state: Held['state']): Held => ({ state, by: n, fence, life })
     const isNew = phase === 'new'
     switch (at) {
       case 'asking':
+      case 'looking':
         // What the old store does not have is claimed at once; what it has as free, `both` asks the new store about.
-        if (isNew || (phase === 'both' && from?.state === 'failed_retryable'))
+        if (isNew || at === 'looking' || (phase === 'both' && from?.state === 'failed_retryable'))
           become('it looks into both stores', n, {
             at: 'looked',
+            own: isNew ? to : from,
             seen: isNew ? (wrong('the new phase does not ask the old store') ? null : from) : to,
           })
         else claimIn('from', n, null)
@@ -134,21 +150,27 @@ function steps(world: World, mistake: Mistake | null): Step[] {
         // Exactly what was seen there is replaced.
         const isTaken = to === null ? seen === null : seen !== null && isSame(to, seen)
         if (isTaken || to?.by === n)
-          become('the new store has its claim, too', n, { at: 'claimed' }, { to: mine('in_progress') })
+          become(
+            'the new store has its claim, too',
+            n,
+            { at: 'claimed', own: null, seen: null },
+            { to: mine('in_progress') },
+          )
         else become('the new store has its claim, too', n, { at: 'refused', seen: to })
-        become('the reply is lost', n, { at: 'settling', outcome: 'failed_retryable' })
+        become('the reply is lost', n, { at: 'settling', own: null, seen: null, outcome: 'failed_retryable' })
         break
       }
       case 'refused': {
         // Not removed: a first try of the same claim that is still under way must find something.
         const isOwn = from?.by === n && from.state === 'in_progress'
-        const instead = seen?.state === 'failed_retryable' ? seen : mine('failed_retryable')
+        const nobodys = { state: 'failed_retryable', by: NOBODY, fence: fence + 1, life } as const
+        const instead = own ?? (seen?.state === 'failed_retryable' ? seen : nobodys)
         const back = { ...instead, fence: Math.max(instead.fence, fence), life }
-        become('it takes its claim back', n, { at: 'over' }, { from: isOwn ? back : from })
+        become('it takes its claim back', n, LOOKING, { from: isOwn ? back : from })
         break
       }
       case 'claimed':
-        if (phase === 'mirror' && follows(mine('in_progress'), to))
+        if (phase === 'mirror' && follows(mine('in_progress'), to, true))
           become('the new store is told of its claim', n, {}, { to: mine('in_progress') })
         become('it sends, and the upstream executes it', n, {
           at: 'settling',
@@ -160,7 +182,7 @@ function steps(world: World, mistake: Mistake | null): Step[] {
           outcome: 'unknown',
           hasExecuted: true,
         })
-        become('it cannot send', n, { at: 'settling', outcome: 'failed_retryable' })
+        become('it cannot send', n, { at: 'settling', own: null, seen: null, outcome: 'failed_retryable' })
         break
       case 'settling': {
         const ended = mine(outcome as Held['state'])
@@ -177,7 +199,10 @@ function steps(world: World, mistake: Mistake | null): Step[] {
         const other = isNew ? from : to
         // `new` writes the old store only where it would hold what was freed.
         const isWritten = isNew ? outcome === 'failed_retryable' && other !== null : true
-        const change = isWritten && follows(ended, other) ? { [isNew ? 'from' : 'to']: ended } : {}
+        const change =
+          isWritten && follows(ended, other, phase === 'mirror')
+            ? { [isNew ? 'from' : 'to']: over(ended, other) }
+            : {}
         become('the other store is told of its outcome', n, { at: 'over' }, change)
         // A mirror promises nothing yet.
         if (phase === 'mirror') become('the reply is lost', n, { at: 'over' })
@@ -187,23 +212,37 @@ function steps(world: World, mistake: Mistake | null): Step[] {
       case 'dead':
         continue
     }
-    become('its process dies', n, { at: 'dead', seen: null, outcome: hasExecuted ? outcome : null })
+    become('its process dies', n, {
+      at: 'dead',
+      own: null,
+      seen: null,
+      outcome: hasExecuted ? outcome : null,
+    })
   }
   return found
 
   /** Claims in the store that leads; `other`: what the other one was seen to have. */
   function claimIn(lead: 'from' | 'to', n: number, other: Held | null): void {
-    const { phase } = attempts[n] as Attempt
+    const { phase, at, own: seen } = attempts[n] as Attempt
     const name = lead === 'from' ? 'it claims in the old store' : 'it claims in the new store'
-    const own = world[lead]
+    const there = world[lead]
+    // What it decides about: what it has looked at, or what its claim is answered with.
+    const own = at === 'looked' ? seen : there
     const asks = phase === 'both' || phase === 'new'
     const isBelieved = own?.state === 'completed' || wrong('a free key is believed without the other store')
     if (asks && !isBelieved && other !== null && (own === null || isAhead(other, own))) {
       // The lead is brought up to the other, and looked at again.
-      become(name, n, { at: 'asking', seen: null }, { [lead]: other })
+      const isStill = there === null || isAhead(other, there)
+      become(name, n, LOOKING, isStill ? { [lead]: over(other, there) } : {})
       return
     }
-    if (own !== null && own.state !== 'failed_retryable') return become(name, n, { at: 'over', seen: null })
+    const isOwn = own?.by === n && own.state === 'in_progress' && to?.by === n && to.state === 'in_progress'
+    // Somebody else has brought it from one store to the other.
+    if (isOwn) return become(name, n, { at: 'claimed', own: null, seen: null })
+    if (own !== null && own.state !== 'failed_retryable') return become(name, n, OVER)
+    // Somebody else was faster.
+    if (at === 'looked' && !isEqual(own, there))
+      return become(name, n, there === null || there.state === 'failed_retryable' ? ASKING : OVER)
     const fences = [own, other, ...attempts].map((one) => one?.fence ?? 0)
     const fence =
       1 + (own === null ? Math.max(...fences) : Math.max(own.fence, asks ? (other?.fence ?? 0) : 0))
@@ -212,19 +251,37 @@ function steps(world: World, mistake: Mistake | null): Step[] {
     become(
       name,
       n,
-      { at: isWhole ? 'claimed' : 'half', fence, life: claim.life, seen: isWhole ? null : other },
+      {
+        at: isWhole ? 'claimed' : 'half',
+        fence,
+        life: claim.life,
+        own: isWhole ? null : own,
+        seen: isWhole ? null : other,
+      },
       { [lead]: claim },
     )
   }
 }
 
+const ASKING = { at: 'asking', own: null, seen: null } as const
+const LOOKING = { ...ASKING, at: 'looking' } as const
+const OVER = { at: 'over', own: null, seen: null } as const
+
 const NEW: Omit<Attempt, 'phase'> = {
-  at: 'asking',
-  seen: null,
+  ...ASKING,
   fence: 0,
   life: 0,
   hasExecuted: false,
   outcome: null,
+}
+
+/** In place of a record of the same life, it keeps the higher fence. */
+function over(ours: Held, there: Held | null): Held {
+  return there?.life === ours.life ? { ...ours, fence: Math.max(ours.fence, there.fence) } : ours
+}
+
+function isEqual(one: Held | null, other: Held | null): boolean {
+  return one === null || other === null ? one === other : isSame(one, other)
 }
 
 function isSame(one: Held, other: Held): boolean {
@@ -236,19 +293,20 @@ const ORDER = { in_progress: 0, failed_retryable: 1, unknown: 2, completed: 3 } 
 /** As src/core/copies.ts has it. */
 function isAhead(ours: Held, there: Held): boolean {
   if (there.state === 'completed') return false
-  const isOpen = ours.state === 'failed_retryable'
+  const [isOpen, isFree] = [ours.state === 'failed_retryable', there.state === 'failed_retryable']
   const isSameAttempt = ours.by === there.by
-  if (ours.life !== there.life && !isSameAttempt) return !isOpen && there.state === 'failed_retryable'
-  if (ours.state === 'completed') return true
   if (isSameAttempt) return ORDER[ours.state] > ORDER[there.state]
-  if (ours.fence !== there.fence) return ours.fence > there.fence
-  return !isOpen && there.state === 'failed_retryable'
+  if (!isOpen && isFree) return true
+  if (ours.life !== there.life) return false
+  if (ours.state === 'completed') return true
+  return isOpen && isFree && ours.fence > there.fence
 }
 
-/** Whether what the lead says is written over the other's. */
-function follows(ours: Held, there: Held | null): boolean {
-  if (there === null) return true
-  return isAhead(ours, there) || (ours.by === there.by && there.state !== 'completed')
+/** Whether what the lead says is written over the other's; of a mirror, which nobody claims in, every later attempt's is. */
+function follows(ours: Held, there: Held | null, isMirror: boolean): boolean {
+  if (there === null || isAhead(ours, there)) return true
+  if (there.state === 'completed') return false
+  return ours.by === there.by || (isMirror && ours.life === there.life && ours.fence > there.fence)
 }
 
 /** What the contract forbids of a state. */

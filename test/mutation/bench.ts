@@ -108,7 +108,8 @@ export class Bench {
         else if (report.kind === 'idle') stop(null)
       }
       process.on('message', onReport).on('exit', onExit)
-      process.send(order)
+      // A process that a run before left dying.
+      process.send(order, (error) => error !== null && stop(new Stuck(test, NO_START, true)))
     })
   }
 

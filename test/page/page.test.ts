@@ -32,7 +32,7 @@ const record = (page: Page, id: string) => page.goto(new URL(`#/records/${id}`, 
 /** Refreshes at once: what the clock does every five seconds. */
 async function refreshed(page: Page): Promise<void> {
   await page.getByRole('button', { name: 'Pause' }).click()
-  await page.getByRole('button', { name: 'Go on' }).click()
+  await page.getByRole('button', { name: 'Resume' }).click()
 }
 
 scenario(
@@ -43,7 +43,7 @@ scenario(
     for (const wrong of ['wrong', 'naïve ☃ token']) {
       await page.getByLabel('Token').fill(wrong)
       await page.keyboard.press('Enter')
-      await page.getByText('The proxy does not take this token.').waitFor()
+      await page.getByText('The proxy does not accept this token.').waitFor()
       t.equal(await page.evaluate('sessionStorage.length'), 0)
     }
     await page.getByLabel('Token').fill(` ${TOKEN} `)
@@ -73,7 +73,7 @@ scenario(
     t.match(await tab.innerText(), 'Dead-lettered', 'one key moves one tab, also after a second token')
     await page.evaluate('sessionStorage.setItem("idempotency-proxy-token", "changed")')
     await refreshed(page)
-    await page.getByText('The proxy no longer takes the token.').waitFor()
+    await page.getByText('The proxy no longer accepts the token.').waitFor()
     t.same(complaints, [])
   },
 )
@@ -94,7 +94,7 @@ scenario(
     await row(page, first).waitFor()
     t.match(
       await row(page, first).innerText(),
-      /POST \/v1\/payments\s+create-payment\s+.*closed the connection.*\s+nobody asks/s,
+      /POST \/v1\/payments\s+create-payment\s+.*closed the connection.*\s+no reconcile/s,
     )
     t.equal(await row(page, dead).count(), 0)
     const tile = async (id: string) => Number(await page.locator(`#count-${id} .value`).innerText())
@@ -117,14 +117,14 @@ scenario(
     const third = await broken('/v1/payments?third')
     await page.clock.fastForward(60_000)
     t.equal(await row(page, third).count(), 0, 'paused')
-    await page.getByRole('button', { name: 'Go on' }).click()
+    await page.getByRole('button', { name: 'Resume' }).click()
     await row(page, third).waitFor()
 
     await page.getByRole('tab', { name: 'Dead-lettered 1' }).click()
     await row(page, dead).getByText('twice').waitFor()
     t.equal(await page.locator('#rows tbody tr').count(), 1)
     await page.getByLabel('Route', { exact: true }).last().selectOption('create-payment')
-    await page.getByText('Nothing waits for a person.').waitFor()
+    await page.getByText('No dead-lettered requests.').waitFor()
 
     await page.getByText('By route, on this replica').click()
     t.match(await page.locator('#routes').innerText(), /create-payment\s+0\s+0\s+0\s+0\s+0\s+3/)
@@ -171,7 +171,7 @@ scenario(
 
     await page.getByLabel('Record id, or').fill('A'.repeat(43))
     await page.keyboard.press('Enter')
-    await page.getByText('There is no record of that id. If it is a key, say whose it is.').waitFor()
+    await page.getByText('No record has this id. If it is a key, fill in the fields below.').waitFor()
     await record(page, 'A'.repeat(43))
     await page.getByText('There is no such record').waitFor()
     t.equal(await page.getByRole('button', { name: 'Delete…' }).count(), 0)
@@ -203,7 +203,7 @@ scenario(
     t.ok(await button.isDisabled(), 'not before it is confirmed')
     await page.getByLabel('Headers').fill('Content-Type: application/json\nX-Found: by hand\n')
     await page.getByLabel('Body', { exact: true }).fill('{"id":')
-    await page.getByText('The header says JSON, and this is none.').waitFor()
+    await page.getByText('The header says JSON, but the body is not JSON.').waitFor()
     await page.getByLabel('Body', { exact: true }).fill('{"id":"pay_1 ☃"}')
     await page.getByLabel('Reason').fill('   ')
     await page.getByLabel('Your name').fill('Ada <i>')
@@ -213,7 +213,7 @@ scenario(
     t.notOk(await page.evaluate('document.getElementById("status").validity.valid'))
     await page.getByLabel('Status').fill('201')
     await button.click()
-    await page.getByText('Say why: it is what the audit log is for.').waitFor()
+    await page.getByText('Give a reason for the audit log.').waitFor()
     const reason = 'seen at the bank: <img src=x onerror="document.title=1">'
     await page.getByLabel('Reason').fill(reason)
     await button.click()
@@ -245,7 +245,7 @@ scenario('resolved as not done: it warns, and a retry executes', async (t, world
   const { page } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
   await page.getByRole('button', { name: 'Resolve…' }).click()
   await page.getByRole('radio', { name: /^It was not done/ }).check()
-  await page.getByText(/^A retry will execute again, at once/).waitFor()
+  await page.getByText(/^The next retry executes at once/).waitFor()
   await page.getByLabel('Reason').fill('the bank has never heard of it')
   const button = page.getByRole('button', { name: 'Resolve as not done' })
   await page.getByLabel('To confirm').fill('it was done')
@@ -326,7 +326,7 @@ scenario('deleting warns of what it means, and the key is as new', async (t, wor
   const { json } = await ask(proxy, '/v1/records/lookup', { method: 'POST', body })
   const { page } = await visit(t, chromium, proxy, { hash: `#/records/${String(json['id'])}` })
   await page.getByRole('button', { name: 'Delete…' }).click()
-  await page.getByText(/^It was done, and after this the proxy has forgotten it/).waitFor()
+  await page.getByText(/^It was done. After deletion the proxy forgets it/).waitFor()
   await page.getByLabel('Reason').fill('a test order')
   await page.getByLabel('To confirm').fill('delete')
   await page.getByRole('button', { name: 'Delete the record' }).click()
@@ -471,10 +471,10 @@ scenario(
     const other = await visit(t, chromium, {
       adminUrl: proxy.adminUrl.replace('127.0.0.1', 'proxy.localhost'),
     })
-    await other.page.getByText(/does not know itself by the name “proxy.localhost:/).waitFor()
+    await other.page.getByText(/does not accept the host “proxy.localhost:/).waitFor()
     await proxy.drain()
     await refreshed(page)
-    await page.getByText(/^The proxy does not answer. What is shown is as of/).waitFor()
+    await page.getByText(/^The proxy does not answer. Data as of/).waitFor()
   },
 )
 
@@ -491,7 +491,7 @@ scenario('a store that is down is told of in words, and a decision is kept', asy
   redis.pause()
   const button = page.getByRole('button', { name: 'Resolve as done' })
   await button.click()
-  await page.getByText(/^The store does not answer.* Whether it was done shows in the record/).waitFor()
+  await page.getByText(/^The store does not answer.* The record, which is read again, shows/).waitFor()
   await page.locator('#decide-do:enabled').waitFor()
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)
@@ -499,7 +499,7 @@ scenario('a store that is down is told of in words, and a decision is kept', asy
   await page.getByText(/^The answer was 200;/).waitFor()
   redis.pause()
   await refreshed(page)
-  await page.getByText(/^The store does not answer.* What is shown is as of/).waitFor()
+  await page.getByText(/^The store does not answer.* Data as of/).waitFor()
   await page.getByText(/^The answer was 200;/).waitFor()
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)

@@ -1,3 +1,4 @@
+import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { IdempotencyRecord, RecordId } from '../../src/core/record.ts'
 import { resolvedDraft } from '../../src/core/settle.ts'
@@ -442,6 +443,30 @@ void t.test('an outcome whose first write was acknowledged too late is remembere
   await it.reclaimer.begin(EVERYTHING)
   t.match(await it.a.get(), { replayed: true })
 })
+
+void t.test(
+  'W01 an outcome whose write is still unanswered is written before the reclaimer ends',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    const unanswered = new Gate()
+    it.store.next.push({ op: 'swap', fault: 'down' })
+    it.store.gate = async ({ op }) => {
+      if (op === 'swap') await unanswered.pass()
+    }
+    gate.open()
+    await unanswered.reached
+    await it.store.restore(it.a.id, null)
+    const ended = it.reclaimer.begin(EVERYTHING)
+    // Both passes have begun: without this outcome they would end at once.
+    await Promise.race([ended, wait(50)])
+    it.store.gate = async () => {}
+    unanswered.open()
+    await ended
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+    await answer
+  },
+)
 
 void t.test('one record that the store does not take keeps no other waiting', async (t) => {
   const it = reclaiming(t)

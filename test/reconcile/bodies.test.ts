@@ -252,7 +252,7 @@ void t.test('it looks by itself, goes on where there is more, and after a failur
   t.same(told, [])
   store.next.push({ op: 'due', fault: new TypeError('a bug') })
   t.equal(await next(), 10_000)
-  t.match(told, [['internal error while responses were taken out of records', { error: 'TypeError: a bug' }]])
+  t.match(told, [['internal error while removing responses from records', { error: 'TypeError: a bug' }]])
   waiting.shift()?.run()
   await bodies.stop()
   t.same(waiting, [], 'nothing more')

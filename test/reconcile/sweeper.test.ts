@@ -478,7 +478,7 @@ void t.test('an answer that cannot be used is no answer', async (t) => {
     answers.map(() => 'failed'),
   )
   t.equal(await stream.done, 'broken', 'the rest of the answer is given up')
-  t.same(one.said('trouble'), ['the answer about an unknown record is not that of this record'], 'said once')
+  t.same(one.said('trouble'), ['the answer about an unknown record is about another one'], 'said once')
   t.match(await stored(store), { reconciliation: { asked: answers.length } })
 })
 

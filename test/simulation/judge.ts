@@ -28,6 +28,8 @@ interface Known {
   hasForgotten: boolean
   /** When it was last claimed. */
   claimedAt: number
+  /** The latest that the store's clock has shown since the record was last written. */
+  latest: number
   /** Who claimed, by token. */
   readonly claimants: Map<string, object>
   /** Requests of which a byte has left. */
@@ -99,6 +101,7 @@ export class Judge {
         hasGoneBack: false,
         hasForgotten: false,
         claimedAt: 0,
+        latest: 0,
         claimants: new Map(),
         sent: 0,
         shadowed: 0,
@@ -163,11 +166,11 @@ export class Judge {
     }
   }
 
-  /** `isShadowed`: forwarded by shadow mode, perhaps long before it arrived. */
-  executed(wish: Wish, response: StoredResponse, isShadowed: boolean): void {
+  /** Without a claim, shadow mode or `onStoreUnavailable: bypass` forwarded it, perhaps long before it arrived. */
+  executed(wish: Wish, response: StoredResponse, isClaimed: boolean): void {
     const name = nameOf(wish)
     const { executed, permits, standing } = this.of(name)
-    if (standing !== null && !isShadowed) this.wrong(`executed again although ${standing}`, name)
+    if (standing !== null && isClaimed) this.wrong(`executed again although ${standing}`, name)
     executed.push({ payload: wish.payload, bytes: bytesOf(response) })
     if (executed.length > 1 + permits)
       this.wrong(`executed ${executed.length} times, allowed are ${1 + permits}`, name)
@@ -208,6 +211,11 @@ export class Judge {
     for (const known of this.#known.values()) known.deferredBy.delete(by)
   }
 
+  /** From that on the store's clock shows another time. Whoever read a record before may still write. */
+  clockSteps(now: number): void {
+    for (const known of this.#known.values()) known.latest = Math.max(known.latest, now)
+  }
+
   /** The store has taken a write. `before`: null where there was no record. */
   wrote(id: RecordId, before: Buffer | null, after: Buffer, now: number, by: object): void {
     const name = this.nameOf(id)
@@ -223,10 +231,12 @@ export class Judge {
       const token = next.token.toString('hex')
       if (!known.claimants.has(token)) known.claimants.set(token, by)
     }
+    const latest = Math.max(now, known.latest)
+    known.latest = now
     if (before === null) return
     const last = decodeRecord(before)
     const isLapsed =
-      last.state === 'in_progress' ? now >= last.leaseUntil : last.state === 'unknown' && last.leaseExpired
+      last.state === 'in_progress' ? latest >= last.leaseUntil : last.state === 'unknown' && last.leaseExpired
     const isClaimedOver = next.state === 'in_progress' && !next.token.equals(last.token)
     const mayRetry =
       isClaimedOver && isLapsed && this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')
@@ -235,7 +245,8 @@ export class Judge {
     if (known.hasForgotten || known.hasGoneBack) return
     if (next.version <= last.version) this.wrong(`version ${last.version} → ${next.version}`, name)
     if (next.fence < last.fence) this.wrong(`fence ${last.fence} → ${next.fence}`, name)
-    if (last.state === 'completed') this.wrong(`a completed record became ${told(next)}`, name)
+    if (last.state === 'completed' && isTakenOut(next)) this.#isOver(last, next, now, name)
+    else if (last.state === 'completed') this.wrong(`a completed record became ${told(next)}`, name)
     // A process that meets a run of its own gives it back the record that it has just claimed, or the outcome of that run.
     const claimant = known.claimants.get(last.token.toString('hex'))
     const mayYield =
@@ -255,12 +266,20 @@ export class Judge {
       this.wrong('a lease was ended before its time', name)
   }
 
+  /** A response is taken out when its time is over, and nothing else changes. */
+  #isOver(last: Completed, next: Completed, now: number, name: string): void {
+    const end = bodyEndOf(last)
+    if (end === null) return this.wrong('a response was taken out that does not end before its record', name)
+    if (!next.token.equals(last.token) || next.fence !== last.fence)
+      this.wrong(`a response was taken out, and ${told(last)} became ${told(next)}`, name)
+    // The clock may have stepped between the look and the write.
+    if (this.#steps()) return
+    if (now < end) this.wrong('a response was taken out before its time', name)
+    if (next.expiresAt < last.expiresAt) this.wrong('a record ends sooner without its response', name)
+  }
+
   /** What is stored as the answer is one that the upstream gave, or that was decided. */
-  #isTrue(
-    known: Known,
-    { token, result }: Extract<IdempotencyRecord, { state: 'completed' }>,
-    name: string,
-  ): void {
+  #isTrue(known: Known, { token, result }: Completed, name: string): void {
     if (!result.kept || token.equals(NOBODY)) return
     const bytes = bytesOf(result.response)
     if (!known.executed.some((one) => one.bytes === bytes))
@@ -268,13 +287,13 @@ export class Judge {
   }
 
   /** A client got an answer. `by`: the process that gave it. `isOwn`: that of its own request, whatever there is in the store. */
-  answered(wish: Wish, seen: Seen, by: object, isOwn: boolean): void {
+  answered(wish: Wish, seen: Seen, by: object, isOwn: boolean, isBodyOver: boolean): void {
     const name = nameOf(wish)
     const known = this.of(name)
     const { bytes, replayed, code } = seen
     if (code === 'idempotency_key_reused' && known.payloads.size < 2)
       this.wrong('refused as another request, although there was none', name)
-    if (code === 'idempotency_response_unavailable' && this.#keepsAll())
+    if (code === 'idempotency_response_unavailable' && this.#keepsAll() && !isBodyOver)
       this.wrong('the answer was not kept', name)
     if (bytes === null) return
     const isExecuted = known.executed.some((one) => one.bytes === bytes && one.payload === wish.payload)
@@ -285,6 +304,11 @@ export class Judge {
     if (replayed ? !isExecuted && !isDecided : !isExecuted && !isDecided && !isRefusal(bytes))
       this.wrong(`answered with ${bytes}, which is not the answer to "${wish.payload}"`, name)
     if (isExecuted && isStored(bytes) && !isOwn) known.promised ??= { by, bytes }
+  }
+
+  /** To a request that came when the response was over. */
+  answeredAfterBody(wish: Wish, { bytes, replayed }: Seen): void {
+    if (replayed && bytes !== null && !this.#steps()) this.wrong('replayed after its ttl.body', nameOf(wish))
   }
 
   /** Nothing can go wrong any more, and everything had time: what must hold now. */
@@ -342,6 +366,27 @@ export class Judge {
     const { weather } = this.#scenario
     return this.#policies.every(({ keep }) => keep === 'response') && weather.full === 0 && weather.odd === 0
   }
+}
+
+type Completed = Extract<IdempotencyRecord, { state: 'completed' }>
+
+/** When its response ends, by the store's clock; null: with the record, or it has none. */
+function bodyEndOf(record: IdempotencyRecord): number | null {
+  if (record.state !== 'completed' || !record.result.kept) return null
+  const { afterBody } = record.result
+  return afterBody === undefined ? null : record.expiresAt - afterBody
+}
+
+/** Whether nobody may get the response of what is stored any more. */
+export function isBodyOver(bytes: Buffer | null, now: number): boolean {
+  if (bytes === null) return false
+  const record = decodeRecord(bytes)
+  const end = bodyEndOf(record)
+  return isTakenOut(record) || (end !== null && now >= end)
+}
+
+export function isTakenOut(record: IdempotencyRecord): record is Completed {
+  return record.state === 'completed' && !record.result.kept && record.result.why === 'past_ttl'
 }
 
 /** Of the upstream: it did nothing, or says that it does not know. */

@@ -89,7 +89,7 @@ export const PLANTS: readonly Plant[] = [
     to: "part('0')" },
   { name: 'claims are not written again after a failover', file: 'src/protect/reclaimer.ts',
     model: 'claims are not written again',
-    from: '...claims.filter(isHeld).map((execution) => () => this.#claim(execution)),',
+    from: '...claims.filter(isHeld).map((execution) => () => this.#claim(execution, isLast)),',
     to: '' },
   { name: 'outcomes are not written again after a failover', file: 'src/store/records.ts',
     model: 'outcomes are not written again',
@@ -125,6 +125,15 @@ export const PLANTS: readonly Plant[] = [
   { name: 'a drain does not wait for what runs', file: 'src/drain.ts',
     from: 'while (busy() && left() > 0) {',
     to: 'while (Number.isNaN(left())) {' },
+  { name: 'a response is replayed until it is taken out', file: 'src/core/record.ts',
+    from: 'if (now >= record.expiresAt - afterBody)',
+    to: 'if (now >= record.expiresAt - afterBody + 5_000)' },
+  { name: 'a record ends with its response', file: 'src/core/settle.ts',
+    from: 'return { draft: read, spans: remainingSpans(read, now) }',
+    to: 'return { draft: read, spans: { dueIn: 1, dropIn: 1 } }' },
+  { name: 'a record without its response is free', file: 'src/core/settle.ts',
+    from: 'return { draft: read, spans: remainingSpans(read, now) }',
+    to: "return { draft: { ...read, state: 'failed_retryable' } as never, spans: remainingSpans(read, now) }" },
 ]
 
 /** Mistakes in what strangers can reach: one target of the fuzzer has to find each of them, and a test. */

@@ -39,7 +39,7 @@ const UPSTREAM = 'upstream'
 const HELD = 'the store did not take an outcome; it is held and retried'
 const UNSPOOLED = 'an outcome could not be spooled; it is held in memory only'
 /** What shadow mode says when it gives up. */
-const UNMERGED = 'what forwarded duplicates did could not be recorded'
+const UNMERGED = 'the outcomes of forwarded duplicates could not be recorded'
 
 export interface World {
   readonly scheduler: Scheduler

@@ -1,9 +1,10 @@
 import { type RecordId, readAt } from '../../src/core/record.ts'
 import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Seen, seen } from '../protect/harness.ts'
 import { inSimulation } from './globals.ts'
-import { type Broken, Judge, nameOf } from './judge.ts'
+import { type Broken, isBodyOver, isTakenOut, Judge, nameOf } from './judge.ts'
 import { type Disk, Replica, type World } from './replica.ts'
 import {
   AFTER,
@@ -11,6 +12,7 @@ import {
   HEALED,
   type Incident,
   LEASE,
+  MOST_TTL_BODY,
   PATIENCE,
   policiesOf,
   type Reload,
@@ -22,6 +24,9 @@ import {
 import { type Line, Random, Scheduler, WORLD } from './scheduler.ts'
 import { SimulatedStore } from './store.ts'
 import { SimulatedUpstream } from './upstream.ts'
+
+/** By then a response that is over has been taken out. */
+const SWEPT = 15_000
 
 export interface Result {
   readonly seed: number
@@ -61,7 +66,12 @@ class Simulation {
   constructor(seed: number, scheduler: Scheduler) {
     this.#seed = seed
     this.#scheduler = scheduler
-    const scenario = scenarioOf(scheduler.random, new Random(~seed), new Random(seed ^ 0x5bd1e995))
+    const scenario = scenarioOf(
+      scheduler.random,
+      new Random(~seed),
+      new Random(seed ^ 0x5bd1e995),
+      new Random(seed ^ 0x27d4eb2f),
+    )
     this.#scenario = scenario
     this.#file = scenario.first
     const isAsked = policiesOf(scenario).some(({ reconcile }) => reconcile !== null)
@@ -148,7 +158,7 @@ class Simulation {
     const replica = to ?? random.pick(living)
     this.#scheduler.tell('client', `sends "${wish.payload}" to ${replica.name}`, nameOf(wish))
     // It may be lost on the way, as a replica dies that it was sent to.
-    const exchange = new Exchange(replica, () => {
+    const exchange = new Exchange(replica, wish, () => {
       this.#open.delete(exchange)
       again(random.between(10, 500))
     })
@@ -162,6 +172,9 @@ class Simulation {
     })
     this.#scheduler.after(random.between(0.1, 2), replica, 'a request comes', () => {
       if (exchange.isOver) return
+      const known = this.#world.judge.of(nameOf(wish))
+      // Who has not heard yet that the store has its outcome answers from it.
+      const overAfter = this.#isBodyOver(wish) && !replica.isBusy ? known.executed.length : null
       void replica.send(wish, exchange).then(
         (answer) => {
           const what = seen(answer)
@@ -172,7 +185,8 @@ class Simulation {
             if (exchange.isOver) return
             exchange.isOver = true
             this.#open.delete(exchange)
-            this.#hear(wish, what, tries, replica, to, isOwn)
+            if (overAfter === known.executed.length) this.#world.judge.answeredAfterBody(wish, what)
+            this.#hear(exchange, what, tries, to, isOwn)
           })
         },
         (bug: unknown) =>
@@ -181,7 +195,8 @@ class Simulation {
     })
   }
 
-  #hear(wish: Wish, what: Seen, tries: number, by: Replica, to: Replica | null, isOwn: boolean): void {
+  #hear(exchange: Exchange, what: Seen, tries: number, to: Replica | null, isOwn: boolean): void {
+    const { wish, replica: by } = exchange
     const { random } = this.#scheduler
     const { judge } = this.#world
     this.#answers++
@@ -192,7 +207,7 @@ class Simulation {
       `hears from ${by.name}: ${word}${replayed ? ', replayed' : ''}`,
       nameOf(wish),
     )
-    judge.answered(wish, what, by, isOwn)
+    judge.answered(wish, what, by, isOwn, exchange.wasBodyOver || this.#isBodyOver(wish))
     if (to === null ? this.#isEnough(what, tries) : this.#isFinal(wish, what)) {
       this.#clients--
       return
@@ -243,6 +258,8 @@ class Simulation {
   #befall(incident: Incident): void {
     const { kind } = incident
     const { store, judge } = this.#world
+    // The incident may bring a response back that a replica has just found to be over.
+    for (const exchange of this.#open) exchange.wasBodyOver ||= this.#isBodyOver(exchange.wish)
     const replica = 'replica' in incident ? (this.#replicas[incident.replica] as Replica) : null
     switch (kind) {
       case 'crash':
@@ -259,6 +276,7 @@ class Simulation {
         return
       case 'store clock':
         this.#scheduler.tell('store', `its clock steps by ${Math.round(incident.by)} ms`)
+        judge.clockSteps(store.now)
         store.skew += Math.round(incident.by)
         return
       case 'store outage':
@@ -369,12 +387,19 @@ class Simulation {
     this.#whenQuiet(() => {
       const last = this.#scenario.reloads.at(-1)
       if (last?.at === null) this.#reload(last)
-      this.#whenQuiet(() => this.#audit())
+      this.#whenQuiet(() =>
+        this.#audit(() => {
+          if (!policiesOf(this.#scenario).some(({ ttlBody }) => ttlBody !== null)) return this.#end(20)
+          this.#scheduler.after(MOST_TTL_BODY + SWEPT, WORLD, 'responses are over', () =>
+            this.#audit(() => this.#end(20)),
+          )
+        }),
+      )
     })
   }
 
   /** Every replica is asked for everything once more. */
-  #audit(): void {
+  #audit(then: () => void): void {
     this.#scheduler.tell('world', 'everything is asked for once more, everywhere')
     this.#world.judge.enforced((by) => this.#replicas.includes(by as Replica) && !(by as Replica).hasGivenUp)
     const wishes = new Map(this.#scenario.wishes.map((wish) => [`${nameOf(wish)} ${wish.payload}`, wish]))
@@ -383,7 +408,7 @@ class Simulation {
         this.#clients++
         this.#ask(wish, 0, replica)
       }
-    this.#whenQuiet(() => this.#end(20))
+    this.#whenQuiet(then)
   }
 
   /** What is held for a status query under way is let go of soon: it is looked at a few times. */
@@ -397,6 +422,8 @@ class Simulation {
       const isQuiet =
         this.#clients === 0 &&
         this.#world.store.writesUnderWay === 0 &&
+        // Until then it is not known what is lost.
+        !this.#world.store.isInGrace &&
         !this.#replicas.some(
           (one) =>
             one.isDead ||
@@ -423,6 +450,14 @@ class Simulation {
     return false
   }
 
+  /** Whether nobody may get the stored response any more. */
+  #isBodyOver(wish: Wish): boolean {
+    const { store, judge } = this.#world
+    return [...judge.names].some(
+      ([id, name]) => name === nameOf(wish) && isBodyOver(store.peek(id), store.now),
+    )
+  }
+
   #canBeAsked(id: RecordId): boolean {
     const { store, judge } = this.#world
     const record = store.read(id)
@@ -442,6 +477,11 @@ class Simulation {
       (by) => this.#replicas.includes(by as Replica),
       this.#file.policy,
     )
+    for (const [id, name] of judge.names) {
+      const bytes = store.peek(id)
+      if (bytes !== null && !isTakenOut(decodeRecord(bytes)) && isBodyOver(bytes, store.now - SWEPT))
+        judge.wrong('a response that is over is still in the store', name)
+    }
     for (const replica of this.#replicas) {
       const leak = replica.leak()
       if (leak !== null) judge.wrong(`${replica.name} still holds ${leak}`, null)
@@ -469,6 +509,7 @@ export function settingsText({ policy, inFlight, waiters }: Settings): string {
     `onStoreUnavailable ${policy.onStoreUnavailable}`,
     `reconcile ${policy.reconcile === null ? 'off' : `after ${policy.reconcile.after} ms`}`,
     `keep ${policy.keep}`,
+    `ttl.body ${policy.ttlBody}`,
     `respondWithin ${policy.respondWithin}`,
     `limits ${inFlight} and ${waiters}`,
   ].join(', ')
@@ -484,13 +525,17 @@ function decision(name: string) {
 /** A client's request to one replica. */
 class Exchange {
   readonly replica: Replica
+  readonly wish: Wish
   isOver = false
+  /** At some time since the request, nobody might get the stored response. */
+  wasBodyOver = false
   #isGone = false
   readonly #onLost: () => void
   readonly #listeners = new Set<() => void>()
 
-  constructor(replica: Replica, onLost: () => void) {
+  constructor(replica: Replica, wish: Wish, onLost: () => void) {
     this.replica = replica
+    this.wish = wish
     this.#onLost = onLost
   }
 

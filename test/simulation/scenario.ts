@@ -19,6 +19,8 @@ const UNSURE: Millis = 1_600
 export const HEALED: Millis = 9_000
 /** `store.grace`. */
 export const GRACE: Millis = 1_000
+/** The longest `ttl.body`. */
+export const MOST_TTL_BODY: Millis = 8_000
 /** `drain.delay` and `drain.timeout`: longer than any exchange. */
 export const DRAIN = { delay: 300, timeout: 20_000 }
 /** By then everything is settled, or it never will be. */
@@ -120,8 +122,8 @@ export function policiesOf({ first, reloads }: Pick<Scenario, 'first' | 'reloads
   return [first, ...reloads.map(({ to }) => to)].map(({ policy }) => policy)
 }
 
-/** What is tried under one seed. `more`, `latest`: draws for what was added later, so that seeds without it stay the same runs. */
-export function scenarioOf(random: Random, more: Random, latest: Random): Scenario {
+/** What is tried under one seed. `more`, `latest`, `bodies`: draws for what was added later, so that seeds without it stay the same runs. */
+export function scenarioOf(random: Random, more: Random, latest: Random, bodies: Random): Scenario {
   const replicas = random.pick([1, 2, 2, 3])
   const usual = policyOf(random)
   const bad = random.pick([0.01, 0.05, 0.15, 0.3])
@@ -145,8 +147,18 @@ export function scenarioOf(random: Random, more: Random, latest: Random): Scenar
   const hasSpool = random.chance(0.4)
   if (usual.reconcile !== null && replicas > 1 && latest.chance(0.04))
     return { replicas, ...waiting(usual, latest, replicas), wishes, hasSpool }
-  const settings = settingsOf(usual, latest, replicas)
+  const settings = withTtlBody(settingsOf(usual, latest, replicas), bodies)
   return { replicas, ...settings, arrival: arrivalOf(settings), wishes, weather, incidents, hasSpool }
+}
+
+/** `ttl.body` in most of the files. */
+function withTtlBody(settings: Pick<Scenario, 'first' | 'reloads'>, random: Random): typeof settings {
+  if (!random.chance(0.2)) return settings
+  const ttlBody = random.pick([300, 1_000, 3_000, MOST_TTL_BODY])
+  const has = (one: Settings): Settings =>
+    random.chance(0.8) ? { ...one, policy: { ...one.policy, ttlBody } } : one
+  const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))
+  return { first: has(settings.first), reloads }
 }
 
 function arrivalOf(settings: Pick<Scenario, 'first' | 'reloads'>): Arrival {

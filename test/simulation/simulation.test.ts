@@ -48,8 +48,8 @@ void t.test('a timeline tells what happened, and to whom', async (t) => {
 
 const read = (file: string): string => readFileSync(new URL(`../../${file}`, import.meta.url), 'utf8')
 
-void t.test('every mistake can be planted, and docs/proof.md tells of it', async (t) => {
-  const proof = read('docs/proof.md')
+void t.test('every mistake can be planted, and docs/internals/proof-details.md lists it', async (t) => {
+  const proof = read('docs/internals/proof-details.md')
   for (const { name, file, from } of [...PLANTS, ...FUZZED]) {
     t.equal(read(file).split(from).length, 2, `${name}: its text is once in ${file}`)
     t.ok(proof.includes(`| ${name} |`), name)
@@ -57,7 +57,7 @@ void t.test('every mistake can be planted, and docs/proof.md tells of it', async
 })
 
 void t.test('ten mistakes and more are caught by two ways', async (t) => {
-  const proof = read('docs/proof.md').split('\n')
+  const proof = read('docs/internals/proof-details.md').split('\n')
   const twice = PLANTS.filter(({ model, also }) => model !== undefined || also !== undefined)
   t.ok(twice.length >= 10, `${twice.length}`)
   for (const { name, model, also } of twice) {
@@ -67,7 +67,7 @@ void t.test('ten mistakes and more are caught by two ways', async (t) => {
       t.ok((MISTAKES as readonly string[]).includes(model), model)
       t.ok(row.includes(model === name ? '| yes |' : model), row)
     }
-    if (also !== undefined) t.ok(row.includes(`(../${also})`), row)
+    if (also !== undefined) t.ok(row.includes(`(../../${also})`), row)
   }
 })
 

@@ -125,6 +125,11 @@ export class SimulatedStore {
     return { left, since }
   }
 
+  /** It has failed over, and hands nothing out yet. */
+  get isInGrace(): boolean {
+    return !this.#isGraceOver
+  }
+
   /** Since when it is who it is. */
   get since(): Millis | null {
     return this.#epoch?.since ?? null

@@ -190,7 +190,7 @@ export class SimulatedUpstream {
     if (fence === null) this.#judge.shadowed(name)
     if (fence === '0') this.#judge.bypassed(name)
     this.#ledger.push({ record: firstOf(request.headers, 'idempotency-record') as string, payment })
-    this.#judge.executed(wish, response, fence === null)
+    this.#judge.executed(wish, response, fence !== null && fence !== '0')
     return response
   }
 

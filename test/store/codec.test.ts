@@ -4,6 +4,7 @@ import {
   type CompletedResponse,
   type Fingerprint,
   NOT_KEPT,
+  newReconciliation,
   type RecordDraft,
   STATES,
 } from '../../src/core/record.ts'
@@ -231,6 +232,27 @@ void t.test('a record that does not say how long it outlives its response is cor
     bytes.write(wrong, at, 'latin1')
     t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message: /outlives/ }, wrong)
   }
+})
+
+void t.test('a number among the extensions that is none makes the record corrupt, by its name', async (t) => {
+  const operation = {
+    lease: 3000,
+    reconciliation: { ...newReconciliation(4000), asked: 5000, notFound: 6000 },
+  }
+  for (const [name, digits] of [
+    ['lease', '3000'],
+    ['since', '4000'],
+    ['asked', '5000'],
+    ['not-found', '6000'],
+  ] as const)
+    for (const wrong of ['1e99', '-100', '1.50', 'many', '    ', '\0\0\0\0']) {
+      const bytes = bytesOf('unknown', newToken(), operation)
+      t.doesNotThrow(() => decodeRecord(bytes))
+      const at = bytes.indexOf(digits, bytes.indexOf(name) + name.length)
+      bytes.write(wrong, at, 'latin1')
+      const message = `the stored record has ${name} ${JSON.stringify(wrong)}; allowed: digits`
+      t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message })
+    }
 })
 
 void t.test('the place of a record: unresolved ones by due, responses that end behind them', async (t) => {

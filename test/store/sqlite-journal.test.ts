@@ -3,6 +3,8 @@ import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import fc from 'fast-check'
 import t, { type Test } from 'tap'
+import { STATES, type State, UNRESOLVED } from '../../src/core/record.ts'
+import { PREFIX, stateCode } from '../../src/store/codec.ts'
 import { CREATE_JOURNAL, Journal } from '../../src/store/sqlite-journal.ts'
 import { tempDir } from './fixtures.ts'
 
@@ -27,8 +29,26 @@ interface One {
 }
 
 function contentsOf(journal: Journal) {
-  return Object.fromEntries([...journal].map(([slot, bytes]) => [journal.idIn(slot), bytes.toString()]))
+  return Object.fromEntries(
+    [...journal.records()].map(([slot, bytes]) => [journal.idIn(slot), bytes.toString()]),
+  )
 }
+
+void t.test('the records in some states', async (t) => {
+  const [{ db, journal }] = two(t)
+  const record = (state: State): Buffer => {
+    const bytes = Buffer.alloc(PREFIX.end)
+    bytes[PREFIX.state] = stateCode(state)
+    return bytes
+  }
+  transaction({ db, journal }, () => {
+    for (const state of STATES) journal.set(state, record(state))
+  })
+  const idsIn = (...states: State[]) => [...journal.records(states)].map(([slot]) => journal.idIn(slot))
+  t.same(idsIn('completed'), ['completed'])
+  t.same(idsIn(...UNRESOLVED).sort(), ['in_progress', 'unknown'])
+  t.equal([...journal.records()].length, STATES.length)
+})
 
 /** As a move does it. */
 function copy(journal: Journal, wanted: (id: string) => boolean): Float64Array {

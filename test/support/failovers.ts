@@ -1,109 +1,161 @@
 import { randomInt } from 'node:crypto'
+import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as wait } from 'node:timers/promises'
-import { newKey, send, until } from './e2e.ts'
+import { newKey, send } from './e2e.ts'
+import type { Losing } from './losses.ts'
 import { proxyInProcess, type TestProxy } from './proxy.ts'
 import { upstreamStub, valueOf } from './upstream.ts'
 
 const CLIENTS = 6
-
-/** Two servers, of which one is the other's copy, a moment late. */
-export interface Pair extends AsyncDisposable {
-  readonly url: string
-  cutReplication(): void
-  promote(): Promise<void>
-  heal(): Promise<void>
-}
+const PROFILES = ['standard', 'strict'] as const
+/** Clients ask for a key for so long after its first answer: proxies write an outcome again for 15 s, and may hold a request for a grace. */
+const ASKED_FOR = 10_000
 
 export interface Figures {
-  failovers: number
+  /** By what was done. */
+  readonly failovers: Record<string, number>
+  requests: number
+  /** Answers other than the upstream's and 409, by code. */
+  readonly errors: Record<string, number>
   keys: number
   /** Executed more than once. */
   twice: number
-  /** What their clients were told last. */
+  /** Of requests: told that nobody knows what came of them. */
   unknown: number
+  /** Of requests: not answered within {@link ASKED_FOR}. */
+  late: number
   splits: number
+  /** Milliseconds: the longest time for which this process, proxies and all, did not get to run. */
+  stalled: number
 }
 
-/** Two proxies and a pair of servers of which one is lost again and again, with what it alone had, while clients go on. */
-async function failovers(start: () => Promise<Pair>, count: number, grace: string): Promise<Figures> {
+export function sumOf(counts: Readonly<Record<string, number>>): number {
+  return Object.values(counts).reduce((sum, count) => sum + count, 0)
+}
+
+function count(counts: Record<string, number>, name: string): void {
+  counts[name] = (counts[name] ?? 0) + 1
+}
+
+/** Two proxies and a store that loses its last writes again and again, in each of its ways in turn, while clients go on. */
+async function atOneStore(
+  start: () => Promise<Losing>,
+  grace: string,
+  figures: Figures,
+  isOver: () => boolean,
+): Promise<void> {
   const executions = new Map<string, number>()
   await using upstream = await upstreamStub(async (seen, response) => {
     const key = valueOf(seen, 'idempotency-key')
-    executions.set(key, (executions.get(key) ?? 0) + 1)
+    const times = (executions.get(key) ?? 0) + 1
+    executions.set(key, times)
+    if (times === 1) figures.keys++
+    if (times === 2) figures.twice++
     await wait(randomInt(300))
     response.writeHead(201, { 'Content-Type': 'text/plain' }).end(key)
   })
-  await using pair = await start()
-  const yaml = `upstream: { url: "${upstream.url}" }\nstore: { url: "${pair.url}", grace: ${grace}, timeout: 400ms }\n`
+  await using store = await start()
+  const routes = PROFILES.map(
+    (name) =>
+      `{ name: ${name}, match: { path: /${name} }, profile: ${name}, scope: { caller: "header:authorization" } }`,
+  )
+  const yaml = `
+service: pay
+upstream: { url: "${upstream.url}" }
+store: { url: "${store.url}", grace: ${grace}, timeout: 400ms }
+routes: [${routes.join(', ')}]
+`
   await using a = await proxyInProcess(yaml)
   await using b = await proxyInProcess(yaml)
   const proxies = [a, b] as const
-  const any = (): TestProxy => proxies[randomInt(2)] as TestProxy
-  const load = { isOver: false }
-  let unknown = 0
-  /** Asked for until it is answered: a client whose connection broke off does the same. */
-  const ask = async (key: string): Promise<boolean> => {
-    let reply = await send(any(), key).catch(() => null)
-    while (reply?.status !== 201 && reply?.code !== 'idempotency_outcome_unknown') {
-      await wait(20 + randomInt(60))
-      reply = await send(any(), key).catch(() => null)
+  const load = { isOver: false, isBroken: false }
+  let keys = 0
+  const pay = async (): Promise<void> => {
+    const key = newKey()
+    const path = `/${PROFILES[keys++ % 2]}`
+    let until = Infinity
+    /** Until it is answered: a client whose connection broke off does the same. */
+    const ask = async (): Promise<void> => {
+      while (performance.now() < until && !load.isBroken) {
+        figures.requests++
+        const reply = await send(proxies[randomInt(2)] as TestProxy, key, { path }).catch(() => null)
+        if (reply?.status === 201) {
+          until = Math.min(until, performance.now() + ASKED_FOR)
+          return
+        }
+        if (reply?.status !== 409) count(figures.errors, reply?.code ?? 'no answer')
+        else if (reply.code !== 'idempotency_key_in_progress') {
+          figures.unknown++
+          return
+        }
+        await wait(20 + randomInt(60))
+      }
+      figures.late++
     }
-    return reply.status === 201
+    // Twice at once, and once more when it was done: its outcome may be lost, too.
+    await Promise.all([ask(), ask()])
+    await ask()
   }
   const clients = Array.from({ length: CLIENTS }, async () => {
-    while (!load.isOver) {
-      const key = newKey()
-      // Twice at once, and once more when it was done: its outcome may be lost, too.
-      await Promise.all([ask(key), ask(key)])
-      if (!(await ask(key))) unknown++
-    }
+    while (!load.isOver) await pay()
   })
-  for (let n = 0; n < count; n++) {
-    await wait(randomInt(300))
-    pair.cutReplication()
-    await wait(randomInt(200))
-    await pair.promote()
-    await until(async () => (await send(any(), newKey()).catch(() => null))?.status === 201)
-    await pair.heal()
+  try {
+    while (!isOver()) {
+      const { failovers } = figures
+      const [[name, lose]] = Object.entries(store.losses).toSorted(
+        ([one], [other]) => (failovers[one] ?? 0) - (failovers[other] ?? 0),
+      ) as [[string, () => Promise<void>]]
+      count(failovers, name)
+      await wait(randomInt(300))
+      await lose()
+      // The grace is over: there is something to lose again.
+      await Promise.all(PROFILES.map(pay))
+    }
+  } catch (error) {
+    load.isBroken = true
+    throw error
+  } finally {
+    load.isOver = true
+    await Promise.all(clients)
   }
-  load.isOver = true
-  await Promise.all(clients)
-  const splits = (proxy: TestProxy) => proxy.metric('idempotency_split_total{route="default"}')
-  // The connection of the last look, long ago, may just be closing.
-  const split = await Promise.all(proxies.map((one) => splits(one).catch(() => splits(one))))
-  return {
-    failovers: count,
-    keys: executions.size,
-    twice: [...executions.values()].filter((times) => times > 1).length,
-    unknown,
-    splits: split.reduce((sum, one) => sum + one, 0),
-  }
+  for (const proxy of proxies)
+    for (const name of PROFILES) {
+      const split = () => proxy.metric(`idempotency_split_total{route="${name}"}`)
+      // The connection of the last look, long ago, may just be closing.
+      figures.splits += await split().catch(split)
+    }
 }
 
-/** So many failovers over all `pairs`, which are at work at once. */
-export async function failoversOf(
-  start: () => Promise<Pair>,
-  pairs: number,
-  count: number,
+/** Failovers of so many stores at once until there are enough. */
+export async function failovers(
+  start: () => Promise<Losing>,
+  stores: number,
   grace: string,
+  isOver: (figures: Figures) => boolean,
 ): Promise<Figures> {
-  const each = Array.from({ length: pairs }, () => failovers(start, Math.ceil(count / pairs), grace))
-  const sum: Figures = { failovers: 0, keys: 0, twice: 0, unknown: 0, splits: 0 }
-  for (const one of await Promise.all(each))
-    for (const name of Object.keys(sum) as (keyof Figures)[]) sum[name] += one[name]
-  return sum
-}
-
-/** What happens where nothing is held: failovers go on until some claim was lost that matters, so that the test can fail. */
-export async function failoversWithoutGrace(
-  start: () => Promise<Pair>,
-  pairs: number,
-  count: number,
-): Promise<Figures> {
-  const figures = await failoversOf(start, pairs, count, 'off')
-  for (let round = 1; figures.twice === 0 && round < 10; round++) {
-    const more = await failoversOf(start, pairs, count, 'off')
-    for (const name of Object.keys(figures) as (keyof Figures)[]) figures[name] += more[name]
+  const figures: Figures = {
+    failovers: {},
+    requests: 0,
+    errors: {},
+    keys: 0,
+    twice: 0,
+    unknown: 0,
+    late: 0,
+    splits: 0,
+    stalled: 0,
   }
+  const delays = monitorEventLoopDelay()
+  delays.enable()
+  let isBroken = false
+  await Promise.all(
+    Array.from({ length: stores }, () =>
+      atOneStore(start, grace, figures, () => isBroken || isOver(figures)).catch((error) => {
+        // The others end, too: the test fails now, not at its time limit.
+        isBroken = true
+        throw error
+      }),
+    ),
+  )
+  figures.stalled = Math.round(delays.max / 1e6)
   return figures
 }

@@ -1,15 +1,31 @@
 import { until } from './e2e.ts'
+import { type Losing, type Losses, unheard } from './losses.ts'
 import { PostgresServer } from './postgres.ts'
 import { type Relay, relay } from './relay.ts'
 
 /** A primary and its asynchronous standby, and relays between them and their clients. Nothing is promoted by itself. */
-export class PostgresPair implements AsyncDisposable {
+export class PostgresPair implements Losing {
   /** Clients reach the primary here, and after {@link promote} the other one. */
   readonly url: string
   readonly #clients: Relay
   readonly #replication: Relay
   #primary: PostgresServer
   #standby: PostgresServer
+
+  readonly losses: Losses = {
+    'kill -9': async () => {
+      this.cutReplication()
+      await unheard()
+      await this.promote()
+      await this.heal()
+    },
+    'older copy': async () => {
+      const restore = await this.#primary.copy()
+      await unheard()
+      await restore()
+      await this.heal()
+    },
+  }
 
   private constructor(
     [primary, standby]: readonly [PostgresServer, PostgresServer],

@@ -1,4 +1,7 @@
+import { randomInt } from 'node:crypto'
+import { setTimeout as wait } from 'node:timers/promises'
 import { until } from '../store/fixtures.ts'
+import { type Losing, type Losses, unheard } from './losses.ts'
 import { freePort, type RedisOptions, RedisServer } from './redis.ts'
 
 export const SLOTS = 16_384
@@ -18,11 +21,18 @@ interface Member {
 }
 
 /** A cluster on loopback, its slots divided evenly and in order. */
-export class RedisCluster implements AsyncDisposable {
+export class RedisCluster implements Losing {
   readonly members: readonly Member[]
   /** The first ones. */
   readonly masters: readonly Member[]
   readonly url: string
+
+  /** Of a master with one replica, which takes its place for a while. */
+  readonly losses: Losses = {
+    promotion: () =>
+      this.#replace(async (_, replica) => void (await replica.command('CLUSTER', 'FAILOVER', 'TAKEOVER'))),
+    'kill -9': () => this.#replace((master) => master.kill()),
+  }
 
   private constructor(members: readonly Member[], masters: number) {
     this.members = members
@@ -75,8 +85,12 @@ export class RedisCluster implements AsyncDisposable {
           String(await server.command('INFO', 'replication')).includes('master_link_status:up'),
         )
       }
-    for (const { server } of members) await until(() => cluster.isWhole(server))
+    await cluster.whole()
     return cluster
+  }
+
+  async whole(): Promise<void> {
+    for (const { server } of this.members) await until(() => this.isWhole(server).catch(() => false))
   }
 
   /** As this server sees it: every slot is covered, and every node is known for what it is. */
@@ -85,6 +99,29 @@ export class RedisCluster implements AsyncDisposable {
     const ranges = (await server.command('CLUSTER', 'SLOTS')) as [number, number, ...unknown[]][]
     const nodes = ranges.reduce((sum, [, , ...its]) => sum + its.length, 0)
     return info.includes('cluster_state:ok') && nodes >= this.members.length
+  }
+
+  async #replace(end: (master: RedisServer, replica: RedisServer) => Promise<void>): Promise<void> {
+    const nth = randomInt(this.masters.length)
+    const [master, replica] = [nth, nth + this.masters.length].map((n) => this.members[n]?.server) as [
+      RedisServer,
+      RedisServer,
+    ]
+    await replica.deafen()
+    await unheard()
+    await end(master, replica)
+    await replica.hear()
+    await until(() => isMaster(replica))
+    await master.start()
+    await until(() => master.isReplicaOf(replica))
+    // As it was, which loses nothing.
+    await until(async () => {
+      await master.command('CLUSTER', 'FAILOVER').catch(() => {})
+      await wait(500)
+      return isMaster(master)
+    })
+    await until(() => replica.isReplicaOf(master))
+    await this.whole()
   }
 
   /** Who has the slot, as the first master sees it. */
@@ -134,4 +171,8 @@ export class RedisCluster implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     for (const { server } of this.members) await server[Symbol.asyncDispose]()
   }
+}
+
+async function isMaster(server: RedisServer): Promise<boolean> {
+  return String(await server.command('ROLE')).startsWith('master')
 }

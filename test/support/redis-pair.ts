@@ -1,9 +1,10 @@
 import { until } from './e2e.ts'
+import { type Losing, type Losses, unheard } from './losses.ts'
 import { RedisServer } from './redis.ts'
 import { type Relay, relay } from './relay.ts'
 
 /** A master and its replica, and relays between them and their clients. Nothing is promoted by itself. */
-export class RedisPair implements AsyncDisposable {
+export class RedisPair implements Losing {
   /** Clients reach the master here, and after {@link promote} the other one. */
   readonly url: string
   /** Clients that reach it here hear of nothing before {@link tellLate}. */
@@ -13,6 +14,18 @@ export class RedisPair implements AsyncDisposable {
   readonly #replication: Relay
   #master: RedisServer
   #replica: RedisServer
+
+  readonly losses: Losses = {
+    promotion: () => this.#replace(async () => {}),
+    'kill -9': () => this.#replace((master) => master.kill()),
+    'older copy': async () => {
+      const restore = await this.#master.copy()
+      await unheard()
+      await restore()
+      await this.#follow()
+    },
+    FLUSHALL: async () => void (await this.#master.command('FLUSHALL')),
+  }
 
   private constructor(
     [master, replica]: readonly [RedisServer, RedisServer],
@@ -79,6 +92,16 @@ export class RedisPair implements AsyncDisposable {
     const old = this.#master
     this.#master = this.#replica
     this.#replica = old
+  }
+
+  async #replace(end: (master: RedisServer) => Promise<void>): Promise<void> {
+    const old = this.#master
+    this.cutReplication()
+    await unheard()
+    await end(old)
+    await this.promote()
+    await old.start()
+    await this.heal()
   }
 
   tellLate(): void {

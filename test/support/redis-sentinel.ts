@@ -1,4 +1,6 @@
+import { setTimeout as wait } from 'node:timers/promises'
 import { until } from '../store/fixtures.ts'
+import { type Losing, type Losses, unheard } from './losses.ts'
 import { type RedisOptions, RedisServer } from './redis.ts'
 
 export const MASTER = 'payments'
@@ -10,10 +12,16 @@ export interface SentinelOptions extends Pick<RedisOptions, 'tls' | 'mutual'> {
 }
 
 /** A master, two replicas and three Sentinels, which know each other. They replace nothing by themselves before {@link impatient}. */
-export class SentinelGroup implements AsyncDisposable {
+export class SentinelGroup implements Losing {
   readonly servers: readonly RedisServer[]
   readonly sentinels: readonly RedisServer[]
   readonly url: string
+
+  /** The Sentinels replace a killed master once they are {@link impatient}. */
+  readonly losses: Losses = {
+    promotion: () => this.#replace(() => this.failover()),
+    'kill -9': () => this.#replace((master) => master.kill()),
+  }
 
   private constructor(servers: readonly RedisServer[], sentinels: readonly RedisServer[]) {
     this.servers = servers
@@ -35,7 +43,8 @@ export class SentinelGroup implements AsyncDisposable {
     ]
     const sentinels = await Promise.all([0, 1, 2].map(() => RedisServer.start({ sentinel, ...tls })))
     const group = new SentinelGroup([master, ...replicas], sentinels)
-    await group.#settled()
+    await group.#known()
+    await group.settled()
     return group
   }
 
@@ -46,10 +55,45 @@ export class SentinelGroup implements AsyncDisposable {
     return ports.size === 1 ? this.servers.find(({ port }) => ports.has(port)) : undefined
   }
 
-  /** From now on a master that is silent for half a second is replaced. */
-  async impatient(): Promise<void> {
+  /** From now on a master that is silent for so many milliseconds is replaced. */
+  async impatient(downAfter = 500): Promise<void> {
     for (const one of this.sentinels)
-      await one.command('SENTINEL', 'SET', MASTER, 'down-after-milliseconds', 500)
+      await one.command('SENTINEL', 'SET', MASTER, 'down-after-milliseconds', downAfter)
+  }
+
+  /** The master that all name and follow, when no Sentinel is at a failover. */
+  async settled(): Promise<RedisServer> {
+    for (;;) {
+      const master = await this.master().catch(() => undefined)
+      const replicas = this.servers.filter((one) => one !== master)
+      if (master !== undefined) {
+        const following = replicas.map((one) => one.isReplicaOf(master))
+        const content = this.sentinels.map(
+          async (one) => flagsIn(await this.#ask(one, 'master')) === 'master',
+        )
+        if ((await Promise.all([...following, ...content])).every(Boolean)) return master
+      }
+      await wait(50)
+    }
+  }
+
+  /** The old master is one of the replicas in the end. */
+  async #replace(end: (master: RedisServer) => Promise<void>): Promise<void> {
+    const old = await this.settled()
+    const replicas = this.servers.filter((one) => one !== old)
+    for (const one of replicas) await one.deafen()
+    await unheard()
+    await end(old)
+    for (const one of replicas) await one.hear()
+    let master: RedisServer | undefined
+    await until(async () => {
+      master = await this.master().catch(() => undefined)
+      return master !== undefined && master !== old
+    })
+    await old.start()
+    // The Sentinels would say so, in ten seconds.
+    await old.command('REPLICAOF', '127.0.0.1', (master as unknown as RedisServer).port)
+    await this.settled()
   }
 
   /** The servers change their roles, as an operator asks for. */
@@ -65,14 +109,15 @@ export class SentinelGroup implements AsyncDisposable {
     return sentinel.command('SENTINEL', what, MASTER)
   }
 
-  async #settled(): Promise<void> {
+  async #known(): Promise<void> {
     for (const one of this.sentinels) {
       await until(async () => ((await this.#ask(one, 'replicas')) as unknown[]).length === 2)
       await until(async () => ((await this.#ask(one, 'sentinels')) as unknown[]).length === 2)
     }
-    for (const server of this.servers.slice(1))
-      await until(async () =>
-        String(await server.command('INFO', 'replication')).includes('master_link_status:up'),
-      )
   }
+}
+
+function flagsIn(reply: unknown): string {
+  const words = reply as readonly string[]
+  return words[words.indexOf('flags') + 1] as string
 }

@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process'
+import { randomInt } from 'node:crypto'
 import { once } from 'node:events'
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { copyFileSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -82,9 +83,10 @@ export class RedisServer {
     return server
   }
 
-  /** Resolves when it accepts connections. */
-  async start(): Promise<void> {
-    const child = spawn(process.env['REDIS_SERVER'] ?? 'redis-server', this.#args, {
+  /** Resolves when it accepts connections; at once if it was never ended. */
+  async start(...more: string[]): Promise<void> {
+    if (this.#process !== null) return
+    const child = spawn(process.env['REDIS_SERVER'] ?? 'redis-server', [...this.#args, ...more], {
       // Not inherited: a server that outlives a killed test would keep the runner waiting.
       stdio: ['ignore', 'pipe', 'pipe'],
     })
@@ -110,6 +112,34 @@ export class RedisServer {
   async restart(): Promise<void> {
     await this.stop()
     await this.start()
+  }
+
+  /** A snapshot; the result kills the server and starts it with the snapshot alone. */
+  async copy(): Promise<() => Promise<void>> {
+    const [own, copy] = ['dump.rdb', 'copy.rdb'].map((name) => join(this.#dir, name)) as [string, string]
+    await this.command('SAVE')
+    copyFileSync(own, copy)
+    return async () => {
+      await this.kill()
+      renameSync(copy, own)
+      await this.start('--appendonly', 'no')
+      await this.command('CONFIG', 'SET', 'appendonly', 'yes')
+    }
+  }
+
+  async isReplicaOf(master: RedisServer): Promise<boolean> {
+    const info = String(await this.command('INFO', 'replication').catch(() => ''))
+    return info.includes(`master_port:${master.port}`) && info.includes('master_link_status:up')
+  }
+
+  /** As a replica, it receives nothing more from its master before {@link hear}: it cannot log in. */
+  async deafen(): Promise<void> {
+    await this.command('CONFIG', 'SET', 'masterauth', 'wrong')
+    await this.command('CLIENT', 'KILL', 'TYPE', 'master')
+  }
+
+  async hear(): Promise<void> {
+    await this.command('CONFIG', 'SET', 'masterauth', '')
   }
 
   /** Stops the process: the kernel still accepts connections, but nothing answers. */
@@ -157,12 +187,22 @@ export async function emptyRedis(t: Test): Promise<RedisServer> {
   return server
 }
 
+/**
+ * A free port of 127.0.0.1. Neither it nor the one 10,000 above, a cluster node's bus, is ever given to an outgoing connection (Linux gives
+ * them ports from 32768), so nobody takes it before the server listens.
+ */
 export async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  const address = server.address()
-  server.close()
-  await once(server, 'close')
-  if (address === null || typeof address === 'string') throw new Error('no port')
-  return address.port
+  for (;;) {
+    const port = randomInt(12_000, 22_000)
+    const server = createServer().listen(port, '127.0.0.1')
+    try {
+      await once(server, 'listening')
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EADDRINUSE') continue
+      throw error
+    }
+    server.close()
+    await once(server, 'close')
+    return port
+  }
 }

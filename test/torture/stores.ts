@@ -1,10 +1,11 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
-import { newId, until } from '../store/fixtures.ts'
+import { newId } from '../store/fixtures.ts'
+import type { Losses } from '../support/losses.ts'
 import { PostgresServer } from '../support/postgres.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
-import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import { SentinelGroup } from '../support/redis-sentinel.ts'
 import type { Random } from './random.ts'
 
 /** What it returns ends it. */
@@ -33,8 +34,6 @@ type Open = (folder: string, random: Random) => Promise<TormentedStore>
 const GRACE = 6000
 /** After so long a silent master is replaced. */
 const DOWN_AFTER = 3000
-/** What the servers lose: what was written while their replicas did not listen. */
-const UNHEARD = 300
 
 const KEYS = new RedisKeys('torture')
 const SERVER = ['--maxmemory-policy', 'noeviction', '--save', '']
@@ -64,18 +63,15 @@ function faultsOf(
   }
 }
 
-async function isReplicaOf(server: RedisServer, master: RedisServer): Promise<boolean> {
-  const info = String(await server.command('INFO', 'replication').catch(() => ''))
-  return info.includes(`master_port:${master.port}`) && info.includes('master_link_status:up')
-}
-
-/** A master whose replicas hear nothing more of it, and then nobody does. */
-async function dieUnheard(master: RedisServer, replicas: readonly RedisServer[]): Promise<void> {
-  await master.command('WAIT', replicas.length, 2000)
-  for (const replica of replicas) replica.pause()
-  await wait(UNHEARD)
-  await master.kill()
-  for (const replica of replicas) replica.resume()
+/** Ends when everything that the replicas know is written again. */
+function lasting(losses: Losses): TormentedStore['faults'] {
+  const fault =
+    (lose: () => Promise<void>): StoreFault =>
+    async () => {
+      await lose()
+      return () => wait(GRACE)
+    }
+  return Object.fromEntries(Object.entries(losses).map(([name, lose]) => [name, fault(lose)]))
 }
 
 export const TORMENTED: Readonly<Record<string, Open>> = {
@@ -121,64 +117,26 @@ export const TORMENTED: Readonly<Record<string, Open>> = {
   sentinel: async () => {
     const group = await SentinelGroup.start({ args: SERVER })
     // A busy machine is silent for a while, too.
-    for (const one of group.sentinels)
-      await one.command('SENTINEL', 'SET', MASTER, 'down-after-milliseconds', DOWN_AFTER)
-    const { servers } = group
-    const settled = async (): Promise<RedisServer> => {
-      for (;;) {
-        const master = await group.master().catch(() => undefined)
-        const others = servers.filter((one) => one !== master)
-        if (master !== undefined) {
-          const heard = await Promise.all(others.map((one) => isReplicaOf(one, master)))
-          if (heard.every(Boolean)) return master
-        }
-        await wait(50)
-      }
-    }
+    await group.impatient(DOWN_AFTER)
     return {
       port: null,
       url: () => group.url,
       grace: `${GRACE}ms`,
       faults: {
         'connections to the store killed': async () => {
-          await (await settled()).command('CLIENT', 'KILL', 'TYPE', 'normal')
+          await (await group.settled()).command('CLIENT', 'KILL', 'TYPE', 'normal')
           return async () => {}
         },
         'replicas of the store paused': async () => {
-          const master = await settled()
-          const others = servers.filter((one) => one !== master)
+          const master = await group.settled()
+          const others = group.servers.filter((one) => one !== master)
           for (const one of others) one.pause()
           return async () => {
             for (const one of others) one.resume()
           }
         },
       },
-      losses: {
-        'planned failover': async () => {
-          const master = await settled()
-          await group.failover().catch(() => {})
-          return async () => {
-            await until(async () => (await settled()) !== master)
-            await wait(GRACE)
-          }
-        },
-        'master killed with its last writes': async () => {
-          const master = await settled()
-          await dieUnheard(
-            master,
-            servers.filter((one) => one !== master),
-          )
-          return async () => {
-            await until(async () => {
-              const next = await group.master().catch(() => undefined)
-              return next !== undefined && next !== master
-            })
-            await wait(GRACE)
-            await master.start()
-            await settled()
-          }
-        },
-      },
+      losses: lasting(group.losses),
       [Symbol.asyncDispose]: () => group[Symbol.asyncDispose](),
     }
   },
@@ -190,34 +148,25 @@ export const TORMENTED: Readonly<Record<string, Open>> = {
       nodeTimeout: DOWN_AFTER,
       args: SERVER,
     })
-    const servers = cluster.members.map(({ server }) => server)
-    const whole = async (): Promise<void> => {
-      for (const server of servers) await until(() => cluster.isWhole(server).catch(() => false))
-    }
-    const pair = () => {
-      const n = random.between(0, cluster.masters.length - 1)
-      const [master, replica] = [servers[n], servers[n + cluster.masters.length]]
-      return { master: master as RedisServer, replica: replica as RedisServer }
-    }
     return {
       port: null,
       url: () => cluster.url,
       grace: `${GRACE}ms`,
       faults: {
         'connections to the store killed': async () => {
-          await pair().master.command('CLIENT', 'KILL', 'TYPE', 'normal')
+          await random.pick(cluster.masters).server.command('CLIENT', 'KILL', 'TYPE', 'normal')
           return async () => {}
         },
         'master paused': async () => {
           // Shorter than it takes to be replaced.
-          const { master } = pair()
-          master.pause()
+          const { server } = random.pick(cluster.masters)
+          server.pause()
           await wait(random.between(50, 800))
-          master.resume()
+          server.resume()
           return async () => {}
         },
         'slot moved by hand': async () => {
-          await whole()
+          await cluster.whole()
           const slot = await cluster.slotOf(KEYS.record(newId()))
           const from = await cluster.ownerOf(slot)
           const to = random.pick(cluster.masters.filter((one) => one !== from))
@@ -231,29 +180,7 @@ export const TORMENTED: Readonly<Record<string, Open>> = {
           return () => steps(from)
         },
       },
-      losses: {
-        'master killed with its last writes': async () => {
-          await whole()
-          const { master, replica } = pair()
-          await dieUnheard(master, [replica])
-          const role = async (server: RedisServer) => String(await server.command('ROLE').catch(() => ''))
-          return async () => {
-            await until(async () => (await role(replica)).startsWith('master'))
-            await wait(GRACE)
-            await master.start()
-            await until(() => isReplicaOf(master, replica))
-            // As it was: the next one finds the masters where it expects them.
-            await until(async () => {
-              await master.command('CLUSTER', 'FAILOVER').catch(() => {})
-              await wait(500)
-              return (await role(master)).startsWith('master')
-            })
-            await until(() => isReplicaOf(replica, master))
-            await whole()
-            await wait(GRACE)
-          }
-        },
-      },
+      losses: lasting(cluster.losses),
       [Symbol.asyncDispose]: () => cluster[Symbol.asyncDispose](),
     }
   },

@@ -14,8 +14,8 @@ const EVERYWHERE = ['replica killed', 'replica drained', 'replica paused', 'repl
 const OF_STORE: Readonly<Record<string, readonly string[]>> = {
   redis: ['store killed', 'store full', 'link to the store loses replies'],
   postgres: ['store killed', 'link to the store loses replies'],
-  sentinel: ['planned failover', 'master killed with its last writes'],
-  cluster: ['slot moved by hand', 'master killed with its last writes'],
+  sentinel: ['promotion', 'kill -9'],
+  cluster: ['slot moved by hand', 'promotion', 'kill -9'],
 }
 
 for (const store of Object.keys(TORMENTED))

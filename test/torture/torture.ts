@@ -234,17 +234,21 @@ async function leftIn({ replicas }: Fleet): Promise<string[]> {
   return found
 }
 
-/** What grew from a tenth of the run to its end, in any replica: more than half as much memory again, or more open files than lanes. */
+/**
+ * What any replica has at the end that is more than the first one ever had in the first tenth of the run: half as much memory again, or more
+ * open files than lanes. At its most, since V8 keeps a hundred MiB for its heap and returns them when it chooses.
+ */
 function growth(rests: readonly Rest[], lanes: number): string[] {
   const last = rests.at(-1)
-  const early = rests.find(({ requests }) => requests * 10 >= (last?.requests ?? 0))?.held[0]
-  if (last === undefined || early === undefined || rests.length < 10) return []
+  if (last === undefined || rests.length < 10) return []
+  const tenth = rests.findIndex(({ requests }) => requests * 10 >= last.requests)
+  const early = rests.slice(0, tenth + 1).map(({ held }) => held[0] as Held)
+  const memoryThen = Math.max(...early.map(({ memory }) => memory))
+  const filesThen = Math.max(...early.map(({ descriptors }) => descriptors))
   return last.held.flatMap(({ memory, descriptors }, n) => [
-    ...(memory > early.memory * 1.5
-      ? [`memory of replica ${n}: ${early.memory} MiB, then ${memory} MiB`]
-      : []),
-    ...(descriptors > early.descriptors + lanes
-      ? [`open files of replica ${n}: ${early.descriptors}, then ${descriptors}`]
+    ...(memory > memoryThen * 1.5 ? [`memory of replica ${n}: ${memoryThen} MiB, then ${memory} MiB`] : []),
+    ...(descriptors > filesThen + lanes
+      ? [`open files of replica ${n}: ${filesThen}, then ${descriptors}`]
       : []),
   ])
 }

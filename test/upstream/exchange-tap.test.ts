@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { createServer } from 'node:http'
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import { overhearBody } from '../../src/http/bodies.ts'
+import { observeBody } from '../../src/http/bodies.ts'
 import { StreamRequest } from '../../src/http/request.ts'
 import type { BodyReading } from '../../src/protect/request.ts'
 import { Budget } from '../../src/runtime/limits.ts'
@@ -212,11 +212,11 @@ for (const kind of TRANSPORTS) {
   })
 }
 
-void t.test('a body is overheard whole, or not at all', async (t) => {
+void t.test('a body is observed whole or not at all', async (t) => {
   const heard: Promise<BodyReading>[] = []
   const budget = new Budget(10_000)
   const server = createServer({ IncomingMessage: StreamRequest }, (request, response) => {
-    heard.push(Promise.resolve(overhearBody(request, 1000, budget)))
+    heard.push(Promise.resolve(observeBody(request, 1000, budget)))
     // Nobody wants the body of this one: Node takes the listeners off it and reads it to its end.
     if (request.url === '/dumped') response.end()
     else request.resume().on('end', () => response.end())

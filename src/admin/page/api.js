@@ -1,9 +1,9 @@
-/** The admin API, asked with the token of this tab, and the routes of the configuration in force. */
+/** Calls the admin API with this tab's token, and holds the routes in force. */
 
 const KEPT_AS = 'idempotency-proxy-token'
-const PATIENCE = 20_000
+const TIMEOUT = 20_000
 
-/** What went wrong, in words for the reader. `code` is the API's, or `unreachable`. */
+/** A failed call, with a message for the reader. `code` is the API's, or `unreachable`. */
 export class Refused extends Error {
   /** @param {string} code @param {string} words */
   constructor(code, words) {
@@ -12,23 +12,22 @@ export class Refused extends Error {
   }
 }
 
-/** Where the page says more than the API's own detail. @type {Readonly<Record<string, string>>} */
+/** Messages that say more than the API's own detail. @type {Readonly<Record<string, string>>} */
 const WORDS = {
-  unauthorized: 'The proxy does not take this token.',
-  origin_not_allowed:
-    'The proxy takes this page for one of another origin. Open it under the proxy’s own address.',
-  host_not_allowed: `The proxy does not know itself by the name “${location.host}”. Open the page by its address, or add the name to admin.hosts.`,
-  record_not_found: 'There is no such record: no request has made it, or it has expired.',
+  unauthorized: 'The proxy does not accept this token.',
+  origin_not_allowed: 'The proxy sees this page as another origin. Open it at the proxy’s own address.',
+  host_not_allowed: `The proxy does not accept the host “${location.host}”. Open the page by its IP address, or add the host to admin.hosts.`,
+  record_not_found: 'There is no such record: it was never created, or it has expired.',
   store_unavailable: 'The store does not answer, so the proxy can neither read nor change records.',
   audit_unavailable: 'The audit log cannot be written, so nothing was changed.',
-  record_unreadable: 'This version cannot read the record. It is never executed again nor overwritten.',
-  not_unknown: 'The outcome is not unknown any more: there is nothing to resolve.',
-  still_running: 'The request is still running: a retry must not execute beside it.',
-  outcome_held: 'The proxy knows the outcome, and the store has not taken it yet.',
+  record_unreadable: 'This version cannot read the record. It is never executed again or overwritten.',
+  not_unknown: 'The outcome is no longer unknown: there is nothing to resolve.',
+  still_running: 'The request is still running: a retry must not execute alongside it.',
+  outcome_held: 'The proxy knows the outcome but has not stored it yet.',
   version_mismatch: 'The record has changed since it was shown.',
-  internal_error: 'Something is broken in the proxy; its log says what.',
+  internal_error: 'Internal error in the proxy; see its log.',
 }
-/** Where both say something. */
+/** Codes whose own detail is shown, too. */
 const DETAILED = /^(?:store_unavailable|audit_unavailable|record_unreadable|still_running|outcome_held)$/
 
 export function token() {
@@ -52,7 +51,7 @@ export async function call(method, path, { body, version } = {}) {
   const response = await send(path, {
     method,
     headers: {
-      // A header is bytes: what is none cannot be the token.
+      // Headers carry bytes only: no token has other characters.
       authorization: `Bearer ${(token() ?? '').replace(/[^\x20-\x7e\x80-\xff]/g, '?')}`,
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
       ...(version === undefined ? {} : { 'if-match': `"${version}"` }),
@@ -64,8 +63,8 @@ export async function call(method, path, { body, version } = {}) {
   try {
     json = text === '' ? null : JSON.parse(text)
   } catch {
-    const words = `The answer (${response.status}) is not the admin API’s. Is something in between?`
-    throw new Refused('unreadable', words)
+    const message = `The response (${response.status}) is not from the admin API. Is another proxy in between?`
+    throw new Refused('unreadable', message)
   }
   if (response.ok) return json
   const code = typeof json?.code === 'string' ? json.code : 'unknown'
@@ -80,7 +79,7 @@ export async function call(method, path, { body, version } = {}) {
   throw new Refused(code, words)
 }
 
-/** The open paths: no token. @param {string} path */
+/** Fetches a path that needs no token. @param {string} path */
 export async function open(path) {
   const response = await send(path, {})
   return { status: response.status, text: await response.text() }
@@ -89,7 +88,7 @@ export async function open(path) {
 /** @param {string} path @param {RequestInit} init */
 async function send(path, init) {
   try {
-    const signal = AbortSignal.timeout(PATIENCE)
+    const signal = AbortSignal.timeout(TIMEOUT)
     return await fetch(path, { ...init, cache: 'no-store', credentials: 'omit', signal })
   } catch {
     throw new Refused('unreachable', 'The proxy does not answer.')
@@ -104,7 +103,7 @@ let routes = []
 let fallback = null
 let protectsUnmatched = false
 
-/** Reads the configuration in force: what records can be found by, and which routes settle by themselves. */
+/** Reads the routes of the configuration in force. */
 export async function readRoutes() {
   const config = await call('GET', 'v1/config')
   routes = config.routes
@@ -112,12 +111,12 @@ export async function readRoutes() {
   protectsUnmatched = config.unmatched === 'protect'
 }
 
-/** What no route is called any more is as `defaults` say. @param {string} name */
+/** A route that is no longer configured counts as `defaults`. @param {string} name */
 export function routeOf(name) {
   return routes.find((route) => route.name === name) ?? fallback
 }
 
-/** @returns {Route[]} those that a record may be of */
+/** @returns {Route[]} those a record may belong to */
 export function allRoutes() {
   return [
     ...routes,

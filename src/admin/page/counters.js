@@ -3,15 +3,14 @@ import { byId, make, write } from './dom.js'
 /** @typedef {{ name: string, labels: Record<string, string>, value: number }} Sample */
 
 const MINUTE = 60_000
-/** How requests are answered: the numbers of the tiles that grow. */
 const REQUESTS = 'idempotency_requests_total'
 
 /**
  * @typedef {object} Tile
  * @property {string} id
  * @property {string} label
- * @property {string} [note] without it: a counter, whose note says what the last minute added
- * @property {boolean} [bad] more than none needs somebody's attention
+ * @property {string} [note] absent: a counter, which shows its increase in the last minute
+ * @property {boolean} [bad] any value above 0 needs attention
  * @property {(samples: readonly Sample[]) => number} of
  */
 
@@ -25,17 +24,17 @@ const all = (name) => (samples) => sum(samples, name)
 /** @type {readonly Tile[]} */
 const TILES = [
   { id: 'unknown', label: 'Unknown', note: 'in the store', bad: true, of: records('unknown') },
-  { id: 'dead', label: 'Dead-lettered', note: 'a person decides', bad: true, of: records('dead_lettered') },
+  { id: 'dead', label: 'Dead-lettered', note: 'need a decision', bad: true, of: records('dead_lettered') },
   { id: 'executed', label: 'Executed', of: requests('executed') },
   { id: 'replayed', label: 'Replayed', of: requests(['replayed', 'waited']) },
   { id: 'prevented', label: 'Prevented', of: all('idempotency_duplicates_prevented_total') },
-  { id: 'misuse', label: 'Misused', of: requests('misuse') },
+  { id: 'misuse', label: 'Misuse', of: requests('misuse') },
   { id: 'running', label: 'Running', note: 'on this replica', of: all('idempotency_in_flight') },
-  { id: 'spooled', label: 'Unwritten', note: 'outcomes held', bad: true, of: all('idempotency_spooled') },
+  { id: 'spooled', label: 'Unstored', note: 'outcomes held', bad: true, of: all('idempotency_spooled') },
 ]
 
 /**
- * What the queue has just counted, which the census of the proxy does once in a minute.
+ * Counts of the queue, fresher than the proxy's own, which it takes once a minute.
  * @type {Map<string, { at: number, count: number, more: boolean }>}
  */
 const listed = new Map()
@@ -71,13 +70,13 @@ export function drawCounters() {
   listed.clear()
 }
 
-/** @param {string} text what /metrics says */
+/** @param {string} text the response of /metrics */
 export function count(text) {
   const samples = parse(text)
   const values = new Map(TILES.map(({ id, of }) => [id, valueOf(id, of(samples))]))
   const at = Date.now()
   const before = seen.at(-1)
-  // A process that was started anew counts from nought.
+  // A restarted process counts from 0.
   if (
     before !== undefined &&
     TILES.some(({ id, note }) => note === undefined && Number(values.get(id)) < Number(before.values.get(id)))
@@ -128,7 +127,7 @@ function byRoute(samples) {
   }
 }
 
-/** Reads Prometheus' text format, as far as this proxy writes it. @param {string} text @returns {Sample[]} */
+/** Parses Prometheus' text format as this proxy writes it. @param {string} text @returns {Sample[]} */
 function parse(text) {
   return [...text.matchAll(/^(idempotency_[a-z_]+)(?:\{(.*)\})? (\S+)/gm)].map(
     ([, name = '', labels = '', value]) => ({ name, labels: labelsOf(labels), value: Number(value) }),

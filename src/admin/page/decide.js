@@ -9,7 +9,7 @@ import { asksUpstream, moment, STATES } from './words.js'
 
 const NAME_KEPT_AS = 'idempotency-proxy-by'
 
-/** The record as the person saw it: what is decided about. @type {FullView | null} */
+/** The record as the operator saw it. @type {FullView | null} */
 let seen = null
 /** @type {What} */
 let what = 'resolve'
@@ -17,7 +17,7 @@ let busy = false
 /** @type {(gone: boolean) => void} */
 let onDone = () => {}
 
-/** @param {typeof onDone} done hears that something was changed; `gone`: the record is no longer there */
+/** @param {typeof onDone} done called after a change; `gone`: the record no longer exists */
 export function prepareDecisions(done) {
   onDone = done
   const dialog = byId('decide', HTMLDialogElement)
@@ -28,7 +28,7 @@ export function prepareDecisions(done) {
     void decide()
   })
   for (const id of ['decide-close', 'decide-cancel']) byId(id).addEventListener('click', () => close())
-  // Escape does not hide a change that is on its way.
+  // Escape does not hide a change in flight.
   dialog.addEventListener('cancel', (event) => {
     if (busy) event.preventDefault()
   })
@@ -72,29 +72,29 @@ function choice() {
   return chosen === 'completed' || chosen === 'retryable' ? chosen : null
 }
 
-/** What is typed to confirm, the button, and what is said afterwards. */
+/** The phrase to type, the button, and the message afterwards. */
 const CHOICES = {
   completed: {
     phrase: 'it was done',
     button: 'Resolve as done',
-    said: 'Resolved: retries get the answer that you wrote.',
+    done: 'Resolved: retries get the response you entered.',
   },
   retryable: {
     phrase: 'execute again',
     button: 'Resolve as not done',
-    said: 'Resolved: the next retry executes.',
+    done: 'Resolved: the next retry executes.',
   },
   delete: {
     phrase: 'delete',
     button: 'Delete the record',
-    said: 'Deleted: the next request with its key is executed.',
+    done: 'Deleted: the next request with its key is executed.',
   },
 }
-/** After these the record may have changed. */
+/** Errors after which the record may have changed. */
 const STALE =
   'version_mismatch not_unknown record_not_found still_running outcome_held unreachable store_unavailable'
 
-/** Makes the form ask for what the choice needs, and say what it means. */
+/** Shows the fields and the warning of the choice. */
 function fit() {
   if (seen === null) return
   const chosen = choice()
@@ -120,20 +120,20 @@ function warning(chosen, { state, route }) {
     case null:
       return ''
     case 'completed':
-      return 'This is final: not even the answer of the upstream, should it come late, changes it. Retries get exactly this answer.'
+      return 'This is final: a late response from the upstream does not change it. Retries get exactly this response.'
     case 'retryable':
-      return 'A retry will execute again, at once and without asking anybody. Choose this only if you have seen that the upstream did not do it, and is not about to.'
+      return 'The next retry executes at once. Choose this only if you have verified that the upstream did not do it and is not about to.'
     case 'delete':
-      if (state === 'failed_retryable') return 'The key is forgotten: any request may use it anew.'
+      if (state === 'failed_retryable') return 'The proxy forgets the key: any request may use it again.'
       return state === 'unknown'
-        ? `Nobody knows whether the upstream did it, and after this the proxy has forgotten that it was ever asked: the next request with the key is executed. To free the key of what was not done, resolve it instead: then the key still belongs to this request.${asksUpstream(routeOf(route)) ? ' The upstream is no longer asked.' : ''}`
-        : 'It was done, and after this the proxy has forgotten it: the next request with the key executes again, and its answer is no longer there for the client.'
+        ? `Nobody knows whether the upstream did it. After deletion the proxy forgets the attempt and executes the next request with the key. If it was not done, resolve the record instead: that keeps the key for this request.${asksUpstream(routeOf(route)) ? ' The proxy stops asking the upstream.' : ''}`
+        : 'It was done. After deletion the proxy forgets it: the next request with the key executes again, and the client can no longer get the stored response.'
   }
 }
 
 /** @param {RecordView} record */
 function bodyNote({ route }) {
-  if (routeOf(route)?.keep === 'outcome') return 'This route keeps outcomes alone: the body is not stored.'
+  if (routeOf(route)?.keep === 'outcome') return 'This route keeps only outcomes: the body is not stored.'
   const text = byId('body', HTMLTextAreaElement).value
   const json = /^content-type\s*:\s*application\/(?:[\w.-]+\+)?json\b/im.test(
     byId('headers', HTMLTextAreaElement).value,
@@ -143,11 +143,11 @@ function bodyNote({ route }) {
     JSON.parse(text)
     return ''
   } catch {
-    return 'The header says JSON, and this is none.'
+    return 'The header says JSON, but the body is not JSON.'
   }
 }
 
-/** The lines as pairs, or what is wrong with them. */
+/** The lines as pairs, or an error message. */
 function headerLines() {
   /** @type {string[][]} */
   const pairs = []
@@ -168,7 +168,7 @@ async function decide() {
   write(problem, '')
   const reason = byId('reason', HTMLTextAreaElement).value.trim()
   if (reason === '') {
-    write(problem, 'Say why: it is what the audit log is for.')
+    write(problem, 'Give a reason for the audit log.')
     return byId('reason').focus()
   }
   const by = byId('by', HTMLInputElement).value.trim()
@@ -197,7 +197,7 @@ async function decide() {
         version,
         body: { outcome: chosen, ...response, ...decider },
       })
-    announce(CHOICES[chosen].said)
+    announce(CHOICES[chosen].done)
     done = true
   } catch (error) {
     if (!(error instanceof Refused)) throw error
@@ -212,12 +212,12 @@ async function decide() {
   onDone(chosen === 'delete')
 }
 
-/** Shows what the decision met. @param {Refused} error @param {string} id */
+/** Shows why the decision was refused. @param {Refused} error @param {string} id */
 async function refused(error, id) {
   const problem = byId('decide-problem')
-  // The request may have arrived all the same: only the record can tell.
+  // The request may have arrived: only the record can tell.
   const unclear = error.code === 'unreachable' || error.code === 'store_unavailable'
-  const more = ' Whether it was done shows in the record, which is asked for again.'
+  const more = ' The record, which is read again, shows whether it was applied.'
   write(problem, error.message + (unclear ? more : ''))
   if (!STALE.split(' ').includes(error.code)) return
   /** @type {FullView | null} */
@@ -229,7 +229,7 @@ async function refused(error, id) {
     if (again.code !== 'record_not_found') return
   }
   if (fresh === null) {
-    notice('The record is no longer there: it was deleted, or it has expired.')
+    notice('The record no longer exists: it was deleted or has expired.')
     return leave()
   }
   const before = seen
@@ -240,7 +240,7 @@ async function refused(error, id) {
   const over = what === 'resolve' ? fresh.state !== 'unknown' : fresh.state === 'in_progress'
   if (over) {
     notice(
-      `The record changed while you were deciding: ${changes.join('; ')}. What you wrote was not stored, unless the history says so.`,
+      `The record changed while you were deciding: ${changes.join('; ')}. Your decision was not applied, unless the history says so.`,
     )
     return leave()
   }
@@ -249,7 +249,7 @@ async function refused(error, id) {
   byId('decide-changed').replaceChildren(
     make('b', {}, 'The record changed while you were deciding, so nothing was done.'),
     make('ul', {}, ...changes.map((change) => make('li', {}, change))),
-    'Look again. If you still want it, confirm again.',
+    'Check it again. If you still want to, confirm again.',
   )
   show(byId('decide-changed'), true)
   write(problem, '')

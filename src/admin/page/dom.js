@@ -1,7 +1,7 @@
-/** Text goes in as text: nothing here, nor anywhere on the page, reads markup out of a string. */
+/** Inserts text as text: the page never parses a string as markup. */
 
 /**
- * The element of that id, which must be of that class.
+ * The element with that id, which must be of that class.
  * @template {HTMLElement} T
  * @param {string} id
  * @param {new () => T} [type]
@@ -9,7 +9,7 @@
  */
 export function byId(id, type) {
   const found = document.getElementById(id)
-  if (!(found instanceof (type ?? HTMLElement))) throw new Error(`#${id} is not what it should be`)
+  if (!(found instanceof (type ?? HTMLElement))) throw new Error(`#${id} is not of the expected class`)
   return /** @type {T} */ (found)
 }
 
@@ -26,8 +26,8 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 /**
- * Writes the text only where it differs: what has not changed is not touched, so that nothing moves and no selection is lost.
- * @param {Element | null | undefined} element none: nothing is written
+ * Writes the text only if it differs, so that nothing moves and no selection is lost.
+ * @param {Element | null | undefined} element
  * @param {string} text
  */
 export function write(element, text) {

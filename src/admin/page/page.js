@@ -7,13 +7,12 @@ import { closeRecord, openRecord, refreshRecord, whenDeciding } from './record.j
 import { emptySearch, fillRoutes, prepareSearch } from './search.js'
 import { CLOCK } from './words.js'
 
-/** How long the page rests between two refreshes. */
-const EVERY = 5000
-/** A history is written down a moment after what it tells. */
-const WRITTEN_BY = 700
+const REFRESH_MS = 5000
+/** A record's history is written shortly after the event. */
+const HISTORY_MS = 700
 
 let paused = false
-/** Counts the tokens in use: an answer to an earlier one is no longer shown. */
+/** Grows with each token: responses to an earlier one are dropped. */
 let session = 0
 let routesRead = false
 /** @type {string | null} */
@@ -22,7 +21,7 @@ let refreshedAt = null
 let timer
 /** @type {Promise<void> | null} */
 let refreshing = null
-/** Where the reader came from, to go back to. @type {{ row: string, top: number } | null} */
+/** Row and scroll position to restore. @type {{ row: string, top: number } | null} */
 let cameFrom = null
 
 /** @param {'live' | 'wait' | 'paused' | 'bad'} mood @param {string} text */
@@ -38,52 +37,52 @@ function refresh() {
     .then(async () => {
       if (mine === session && !byId('app').hidden) await refreshOnce(mine)
     })
-    .catch(() => write(byId('problem'), 'Something went wrong on this page: load it anew.'))
+    .catch(() => write(byId('problem'), 'Something went wrong on this page: reload it.'))
   return refreshing.finally(() => {
     clearTimeout(timer)
-    if (mine === session && !paused && !document.hidden) timer = setTimeout(refresh, EVERY)
+    if (mine === session && !paused && !document.hidden) timer = setTimeout(refresh, REFRESH_MS)
   })
 }
 
 /** @param {number} mine */
 async function refreshOnce(mine) {
   const record = !byId('record').hidden
-  const asked = await Promise.allSettled([
+  const results = await Promise.allSettled([
     open('readyz').then(({ text }) => JSON.parse(text)),
     (async () => {
       if (!routesRead) {
         await readRoutes()
         routesRead = true
-        fillRoutes('route', 'found by method and path')
+        fillRoutes('route', 'match by method and path')
         fillRoutes('queue-route', 'all')
       }
       await refreshQueue()
-      // Its times are told by the clock that came with the queue.
+      // After the queue, which sets the clock.
       if (record && !deciding()) await refreshRecord()
     })(),
   ])
-  // After the queue, which has counted what it shows.
-  const [counted] = await Promise.allSettled([open('metrics')])
+  // After the queue, whose counts override the metrics.
+  const [metrics] = await Promise.allSettled([open('metrics')])
   if (mine !== session) return
-  if (counted.status === 'fulfilled') count(counted.value.text)
-  const failed = [...asked, counted].find(({ status }) => status === 'rejected')
+  if (metrics.status === 'fulfilled') count(metrics.value.text)
+  const failed = [...results, metrics].find(({ status }) => status === 'rejected')
   const error = failed?.status === 'rejected' ? failed.reason : null
   if (error instanceof Refused && error.code === 'unauthorized')
-    return leave('The proxy no longer takes the token.')
-  const words =
-    error === null ? '' : error instanceof Refused ? error.message : 'The page could not read the answer.'
-  const asOf = refreshedAt === null ? '' : ` What is shown is as of ${refreshedAt}.`
-  write(byId('problem'), words === '' ? '' : words + asOf)
+    return leave('The proxy no longer accepts the token.')
+  const message =
+    error === null ? '' : error instanceof Refused ? error.message : 'The page could not read the response.'
+  const asOf = refreshedAt === null ? '' : ` Data as of ${refreshedAt}.`
+  write(byId('problem'), message === '' ? '' : message + asOf)
   if (error !== null) return pulse('bad', refreshedAt === null ? 'Not loaded' : `As of ${refreshedAt}`)
   refreshedAt = CLOCK.format(new Date())
-  const [ready] = asked
+  const [ready] = results
   const { draining, store } = ready.status === 'fulfilled' ? ready.value : { draining: false, store: {} }
   if (store.up === false) pulse('bad', 'The store is down')
   else if (draining) pulse('bad', `Draining · ${refreshedAt}`)
   else pulse(paused ? 'paused' : 'live', paused ? `Paused at ${refreshedAt}` : `Live · ${refreshedAt}`)
 }
 
-/** What the address says is shown: a record, or the queue. */
+/** Shows the record in the URL, or the queue. */
 function route() {
   const id = /^#\/records\/([A-Za-z0-9_-]+)$/.exec(location.hash)?.[1] ?? null
   if (deciding()) closeDecision()
@@ -109,7 +108,7 @@ function route() {
     openRecord(id)
     byId('record-title').focus({ preventScroll: true })
     scrollTo({ top: 0 })
-    // At once, whatever is being refreshed; what fails is told by the refresh.
+    // Without waiting for a running refresh. The next one reports failures.
     if (routesRead) refreshRecord().catch(() => {})
   }
   void refresh()
@@ -128,7 +127,7 @@ function enter() {
   route()
 }
 
-/** Forgets the token and everything that it showed. @param {string} why */
+/** Forgets the token and everything shown with it. @param {string} why */
 function leave(why) {
   session++
   clearTimeout(timer)
@@ -174,7 +173,7 @@ byId('leave').addEventListener('click', () => leave(''))
 byId('pause').addEventListener('click', () => {
   paused = !paused
   byId('pause').setAttribute('aria-pressed', String(paused))
-  write(byId('pause'), paused ? 'Go on' : 'Pause')
+  write(byId('pause'), paused ? 'Resume' : 'Pause')
   if (paused) {
     clearTimeout(timer)
     pulse('paused', refreshedAt === null ? 'Paused' : `Paused at ${refreshedAt}`)
@@ -219,12 +218,10 @@ whenDeciding(askFor)
 prepareDecisions((gone) => {
   if (gone) location.hash = '#/'
   else void refresh()
-  setTimeout(() => void refresh(), WRITTEN_BY)
+  setTimeout(() => void refresh(), HISTORY_MS)
 })
 
-window.addEventListener('unhandledrejection', () =>
-  announce('Something went wrong on this page: load it anew.'),
-)
+window.addEventListener('unhandledrejection', () => announce('Something went wrong on this page: reload it.'))
 
 if (token() === null) {
   show(byId('gate'), true)

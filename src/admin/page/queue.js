@@ -7,27 +7,26 @@ import { ago, asksUpstream, moment, setClock, times, until } from './words.js'
 /** @typedef {'unknown' | 'dead' | 'running'} Tab */
 
 const STEP = 50
-/** Most that the API gives at once. */
+/** The API's page limit. */
 const MOST = 1000
 
 /** @type {Readonly<Record<Tab, { query: string, about: string, empty: string, next: string }>>} */
 const TABS = {
   unknown: {
     query: 'state=unknown&deadLettered=false',
-    about: 'Nobody knows whether the upstream did these. None of them is executed again by itself.',
-    empty: 'Nothing is unknown. Every outcome is settled.',
-    next: 'Next look',
+    about: 'Nobody knows whether the upstream executed these. The proxy never resends them on its own.',
+    empty: 'No unknown outcomes.',
+    next: 'Next check',
   },
   dead: {
     query: 'deadLettered=true',
-    about:
-      'The upstream was asked as often as the route allows, and did not settle these. A person has to decide.',
-    empty: 'Nothing waits for a person.',
+    about: 'The proxy has used up its status queries without learning the outcome. A person has to decide.',
+    empty: 'No dead-lettered requests.',
     next: 'Asked',
   },
   running: {
     query: 'state=in_progress',
-    about: 'Requests that the upstream is working on, on all replicas.',
+    about: 'Requests in progress at the upstream, from all replicas.',
     empty: 'Nothing is running.',
     next: 'Lease',
   },
@@ -42,7 +41,7 @@ let shown = []
 /** @type {() => void} */
 let refresh = () => {}
 
-/** @param {() => void} again asks for what is shown */
+/** @param {() => void} again refreshes the page */
 export function prepareQueue(again) {
   refresh = again
   for (const one of ORDER) byId(`tab-${one}`).addEventListener('click', () => choose(one))
@@ -95,7 +94,7 @@ function mark() {
   write(byId('next-title'), TABS[tab].next)
 }
 
-/** Asks anew for what is shown, and how much there is under the other tab. @throws {import('./api.js').Refused} */
+/** Reloads the list and the count of the other tab. @throws {import('./api.js').Refused} */
 export async function refreshQueue() {
   const of = tab
   const route = byId('queue-route', HTMLSelectElement).value
@@ -123,12 +122,12 @@ export async function refreshQueue() {
   draw(true)
 }
 
-/** @param {boolean} known whether the list has been read, so that none means none */
+/** @param {boolean} known whether the list has been read */
 function draw(known) {
   const body = byId('rows').querySelector('tbody')
   if (body === null) return
   const names = new Set(shown.map(({ id }) => `row-${id}`))
-  // First, so that what stays stands where it stood: a row that is moved would lose the focus.
+  // First, so that the other rows stay in place: a moved row loses the focus.
   for (const row of body.querySelectorAll('tr')) if (!names.has(row.id)) row.remove()
   const rows = new Map([...body.children].map((row) => [row.id, row]))
   for (const [n, record] of shown.entries()) {
@@ -163,13 +162,13 @@ function fill(row, record) {
     `${record.method} ${record.path}`,
     record.route,
     record.lastError ??
-      (record.leaseUntil === null || tab === 'running' ? '–' : 'the owner fell silent: its lease has lapsed'),
+      (record.leaseUntil === null || tab === 'running' ? '–' : 'the owner fell silent: its lease expired'),
     nextOf(record),
   ]
   for (const [n, text] of texts.entries()) {
     const cell = /** @type {HTMLElement} */ (row.children[n])
     write(cell.firstElementChild, text)
-    // What is cut off can be read all the same.
+    // Cut-off text can be read in the tooltip.
     if (n > 0 && cell.title !== text) cell.title = text
   }
   const age = /** @type {HTMLElement} */ (row.firstElementChild)
@@ -181,8 +180,10 @@ function fill(row, record) {
 /** @param {RecordView} record */
 function nextOf(record) {
   if (tab === 'running') return record.leaseUntil === null ? '–' : until(record.leaseUntil)
-  const asking = record.reconciliation
-  if (tab === 'dead') return times(asking?.asked ?? 0)
-  if (!asksUpstream(routeOf(record.route))) return 'nobody asks'
-  return asking === null ? 'now' : `${until(asking.nextLookAt)} · asked ${asking.asked}×`
+  const { reconciliation } = record
+  if (tab === 'dead') return times(reconciliation?.asked ?? 0)
+  if (!asksUpstream(routeOf(record.route))) return 'no reconcile'
+  return reconciliation === null
+    ? 'now'
+    : `${until(reconciliation.nextLookAt)} · asked ${reconciliation.asked}×`
 }

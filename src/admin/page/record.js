@@ -35,13 +35,13 @@ export function closeRecord() {
   empty('')
 }
 
-/** Says something about the record that is shown, until it is left. @param {string} text */
+/** Shows a notice until the reader leaves the record. @param {string} text */
 export function notice(text) {
   show(byId('notice'), text !== '')
   write(byId('notice'), text)
 }
 
-/** Asks for the record that is open and draws it. @throws {Refused} */
+/** Fetches and draws the open record. @throws {Refused} */
 export async function refreshRecord() {
   if (open === null) return
   const { id } = open
@@ -53,14 +53,14 @@ export async function refreshRecord() {
     if (!(error instanceof Refused)) throw error
     if (!['record_not_found', 'record_unreadable', 'not_found'].includes(error.code)) throw error
     open.record = null
-    badge('gone', 'not there')
-    empty(error.code === 'not_found' ? 'This is no record id.' : error.message)
+    badge('gone', 'not found')
+    empty(error.code === 'not_found' ? 'This is not a record id.' : error.message)
   }
 }
 
-/** @param {string} said in place of everything that a record says */
-function empty(said) {
-  write(byId('said'), said)
+/** @param {string} why shown in place of the record */
+function empty(why) {
+  write(byId('said'), why)
   for (const id of ['resolve', 'delete']) show(byId(id), false)
   for (const id of ['verdict', 'next', 'facts', 'response', 'history']) byId(id).replaceChildren()
 }
@@ -100,7 +100,7 @@ function actions(state) {
   const focused = document.activeElement
   show(byId('resolve'), state === 'unknown')
   show(byId('delete'), state !== 'in_progress')
-  // A button that goes takes the focus with it.
+  // A hidden button would lose the focus.
   if (focused instanceof HTMLElement && focused.hidden) byId('record-title').focus()
 }
 
@@ -118,8 +118,8 @@ function facts(record) {
     ['Unknown since', reconciliation && moment(reconciliation.since)],
     ['Last error', record.lastError],
     ['Upstream asked', asks && times(asks.asked)],
-    ['It said', reconciliation && reconciliation.answer],
-    ['Next look', asks && !asks.deadLettered ? until(asks.nextLookAt) : null],
+    ['Last answer', reconciliation && reconciliation.answer],
+    ['Next check', asks && !asks.deadLettered ? until(asks.nextLookAt) : null],
     ['Lease', leaseUntil && `${lapsed ? 'lapsed' : 'until'} ${moment(leaseUntil)}`],
     [record.state === 'completed' ? 'Answers until' : 'Kept until', moment(record.expiresAt)],
     ['Attempts', String(record.attempts)],
@@ -128,15 +128,15 @@ function facts(record) {
     ['Fingerprint', record.fingerprint],
   ]
   const list = byId('facts')
-  const there = new Map([...list.children].map((row) => [row.getAttribute('data-name'), row]))
+  const existing = new Map([...list.children].map((row) => [row.getAttribute('data-name'), row]))
   for (const [name, value] of rows) {
     if (value === null) continue
-    const row = there.get(name) ?? make('div', { 'data-name': name }, make('dt', {}, name), make('dd'))
-    there.delete(name)
+    const row = existing.get(name) ?? make('div', { 'data-name': name }, make('dt', {}, name), make('dd'))
+    existing.delete(name)
     write(row.lastElementChild, value)
     list.append(...(row.parentElement === list ? [] : [row]))
   }
-  for (const row of there.values()) row.remove()
+  for (const row of existing.values()) row.remove()
 }
 
 /** @param {FullView} record */
@@ -148,7 +148,7 @@ function response({ response: kept }) {
     make('li', {}, make('b', {}, name), `: ${value}`),
   )
   byId('response').replaceChildren(
-    make('h3', {}, 'What retries are answered'),
+    make('h3', {}, 'Response to retries'),
     make('p', {}, `${kept.status}, ${body}`),
     make('ul', {}, ...lines),
   )
@@ -168,15 +168,15 @@ function history({ history: entries }) {
       make('p', { class: 'note' }, details.join(' · ')),
     )
   })
-  const none = make('li', {}, 'Nothing yet. Entries follow a moment later, and may be lost under load.')
+  const none = make('li', {}, 'Nothing yet. Entries appear after a moment and may be lost under load.')
   byId('history').replaceChildren(...(items.length === 0 ? [none] : items))
 }
 
 async function copy() {
   try {
     await navigator.clipboard.writeText(open?.id ?? '')
-    announce('The record id is copied.')
+    announce('Record id copied.')
   } catch {
-    announce('The browser does not let this page copy: select the id instead.')
+    announce('The browser blocks copying. Select the id instead.')
   }
 }

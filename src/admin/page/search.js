@@ -5,7 +5,7 @@ const RECORD_ID = /^[A-Za-z0-9_-]{43}$/
 
 /** A member of `scope.caller`; `source`: the sender of a CloudEvent. @typedef {{ kind: string, name: string }} CallerField */
 
-/** @param {(id: string) => void} go shows the record of that id */
+/** @param {(id: string) => void} go opens the record */
 export function prepareSearch(go) {
   const find = byId('find', HTMLInputElement)
   find.addEventListener('input', () => {
@@ -26,7 +26,7 @@ export function emptySearch() {
   write(byId('search-problem'), '')
 }
 
-/** Asks by id, or by key where it is none. @param {(id: string) => void} go */
+/** Looks the input up as an id, or else as a key. @param {(id: string) => void} go */
 async function search(go) {
   const text = byId('find', HTMLInputElement).value.trim()
   if (text === '') return
@@ -44,14 +44,17 @@ async function search(go) {
     if (error.code === 'record_not_found' && byId('subject').hidden) {
       // A key may look like an id.
       unfold(true)
-      write(problem, 'There is no record of that id. If it is a key, say whose it is.')
+      write(problem, 'No record has this id. If it is a key, fill in the fields below.')
     } else if (error.code === 'record_not_found')
-      write(problem, 'No record: this caller has not used this key for this request, or it has expired.')
+      write(
+        problem,
+        'No record: this caller has not used this key for this request, or the record has expired.',
+      )
     else write(problem, error.message)
   }
 }
 
-/** A claim that reads like a number may be one, or a string of digits: another caller. @param {string} key */
+/** A claim of digits may be a number or a string: two different callers. @param {string} key */
 async function lookUp(key) {
   const [asText, asWritten] = [subject(key, (value) => value), subject(key, literal)]
   try {
@@ -93,7 +96,7 @@ function valueOf(id) {
   return field instanceof HTMLInputElement || field instanceof HTMLSelectElement ? field.value.trim() : ''
 }
 
-/** What a caller sent stays on the page no longer than it is needed. */
+/** Credentials stay on the page no longer than needed. */
 function forget() {
   for (const input of byId('callers').querySelectorAll('input')) input.value = ''
   byId('find', HTMLInputElement).value = ''
@@ -110,7 +113,7 @@ function chosen() {
   return allRoutes().find(({ name }) => name === valueOf('route')) ?? null
 }
 
-/** Asks for what the chosen route tells callers and requests apart by. */
+/** Shows the fields of the chosen route's scope. */
 function fit() {
   const route = chosen()
   const methods = route?.match?.methods ?? ['POST', 'PATCH', 'PUT', 'DELETE']
@@ -134,7 +137,7 @@ function fit() {
 const LABELS = {
   cookie: 'Caller’s cookie',
   header: 'Caller’s header',
-  jwt: 'Caller: the token’s claim',
+  jwt: 'Caller’s token claim',
   source: 'Header',
 }
 
@@ -151,7 +154,7 @@ function callerFields() {
     : fields
 }
 
-/** @param {string} id of a select @param {string} first what the empty choice is called */
+/** @param {string} id of a select @param {string} first label of the empty choice */
 export function fillRoutes(id, first) {
   const select = byId(id, HTMLSelectElement)
   const chosen = select.value

@@ -1,14 +1,14 @@
-/** States, times and counts in words. Times are of the store's clock. */
+/** States, times and counts as text. Times follow the store's clock. */
 
 /** @typedef {import('../schemas.ts').RecordView} RecordView */
 /** @typedef {import('../schemas.ts').HistoryView} HistoryView */
 /** @typedef {{ methods: string[], path: string } | null} Match */
 /**
- * What the page reads of a route's configuration.
+ * The part of a route's configuration that the page reads.
  * @typedef {{ name: string, match: Match, scope: { caller: string[] | 'none' }, key: { from: string[] }, reconcile: object | 'none', keep: string }} Route
  */
 
-/** Whether unknown records of the route are asked about. @param {Route | null | undefined} route */
+/** Whether the proxy queries the upstream about unknown records. @param {Route | null | undefined} route */
 export function asksUpstream(route) {
   return route != null && route.reconcile !== 'none'
 }
@@ -60,7 +60,7 @@ const TIME = { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle:
 export const CLOCK = new Intl.DateTimeFormat(undefined, TIME)
 const DAY = new Intl.DateTimeFormat(undefined, { year: 'numeric', month: 'short', day: 'numeric' })
 
-/** With the day, where it is not today. @param {string} time */
+/** Adds the date unless it is today. @param {string} time */
 export function moment(time) {
   const date = new Date(time)
   const today = new Date(now()).toDateString() === date.toDateString()
@@ -75,20 +75,21 @@ export function size(bytes) {
 
 /** @param {number} count */
 export function times(count) {
-  return ['not', 'once', 'twice'][count] ?? `${count} times`
+  return ['never', 'once', 'twice'][count] ?? `${count} times`
 }
 
-/** Sentences of the API: their times become the reader's. @param {string} text */
+/** Shows the times in the API's sentences in the reader's zone. @param {string} text */
 export function localised(text) {
   return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, moment)
 }
 
-/** What an entry of a record's history says beyond its sentence. @param {HistoryView['detail']} detail @param {string} event */
+/** Details of a history entry that its sentence omits. @param {HistoryView['detail']} detail @param {string} event */
 export function detailsOf(detail, event) {
   const of = (/** @type {string} */ name, before = '', after = '') => {
     const value = detail[name]
-    const isSaid = (typeof value === 'string' && value !== '') || (typeof value === 'number' && value !== 0)
-    return isSaid ? [`${before}${value}${after}`] : []
+    const isPresent =
+      (typeof value === 'string' && value !== '') || (typeof value === 'number' && value !== 0)
+    return isPresent ? [`${before}${value}${after}`] : []
   }
   return [
     ...of('reason', '“', '”'),

@@ -11,7 +11,7 @@ import {
 import type { Steps } from '../steps.ts'
 import { hexPair } from './json-text.ts'
 
-/** What a form or query has under one name. */
+/** The value of a form or query under one name. */
 export type Field =
   /** The decoded bytes as Latin-1. */
   | { readonly kind: 'value'; readonly value: string }
@@ -66,8 +66,8 @@ function* pairIn(body: Buffer, name: string): Steps<Field> {
 }
 
 /**
- * https://url.spec.whatwg.org/#urlencoded-parsing, of `pairs` as Latin-1; only what bears the name is decoded. `before`: what was
- * found before them.
+ * https://url.spec.whatwg.org/#urlencoded-parsing, of `pairs` as Latin-1; only pairs of the name are decoded. `before`: the result of
+ * earlier pairs.
  */
 function pairNamed(pairs: string, name: string, before: Field): Field {
   const pattern = pairPattern(name)
@@ -90,7 +90,7 @@ function unescaped(bytes: Buffer): string {
   return bytes.toString('latin1', 0, length)
 }
 
-/** One for each configured name. */
+/** One per configured name. */
 const PAIR_PATTERNS = new Map<string, RegExp>()
 
 /** Matches the pairs of that name, whichever of its characters are escaped. Linear. */
@@ -139,7 +139,7 @@ interface Part {
   readonly content: number
 }
 
-/** null: not as browsers and HTTP libraries write it, or with content that some would decode. */
+/** null: not in the form that browsers and HTTP libraries write, or with content that some would decode. */
 function readPart(part: Buffer): Part | null {
   const head = part.toString('latin1', 0, MAX_PART_HEAD)
   const end = head.indexOf('\r\n\r\n')
@@ -226,7 +226,7 @@ export function* formContent(headers: RawHeaders, body: Buffer): Steps<Buffer | 
   return isUtf8(decoded.subarray(0, length)) ? spelled.subarray(0, written) : null
 }
 
-/** Bytes of a form that are read in one step. */
+/** Bytes of a form read in one step. */
 const AT_ONCE = 64 * 1024
 
 /** More than any honest form has; each part costs a call of the hash. */
@@ -282,7 +282,7 @@ const CRLF = Buffer.from('\r\n')
 /** Some clients add blank lines. */
 const CLOSING = /^--[ \t\r\n]{0,8}$/
 
-/** How often `text` occurs in `body`, overlaps included, up to `most`. */
+/** How often `text` occurs in `body`, including overlaps, up to `most`. */
 function* occurrences(body: Buffer, text: string, most: number): Steps<number> {
   const bytes = Buffer.from(text)
   let count = 0
@@ -296,7 +296,7 @@ function* occurrences(body: Buffer, text: string, most: number): Steps<number> {
   return count
 }
 
-/** Where `text` is in `body`, from `at` on; below 0: nowhere. A body may be made such that each byte is compared many times. */
+/** Where `text` is in `body`, from `at` on; below 0: nowhere. A crafted body may have each byte compared many times. */
 function* find(body: Buffer, text: Buffer, at: number): Steps<number> {
   for (; at < body.length; at += AT_ONCE) {
     const found = body.subarray(at, at + AT_ONCE + text.length - 1).indexOf(text)

@@ -16,30 +16,30 @@ import {
 } from './json-scalars.ts'
 import { hexPair } from './json-text.ts'
 
-/** What a JSON pointer names in a body, as written there. */
+/** The value at a JSON pointer, as written in the body. */
 export type PointerResult =
   | { readonly kind: 'literal'; readonly literal: string }
   | { readonly kind: 'absent' }
   /** A member on the way is named twice: which one the upstream takes is unknown. */
   | { readonly kind: 'ambiguous' }
 
-/** Services' parsers give up far earlier. */
+/** Services' parsers give up much earlier. */
 const MAX_DEPTH = 1000
 
-/** Bytes that are read in one step. */
+/** Bytes read in one step. */
 const AT_ONCE = 64 * 1024
 
-/** From the byte that opens an object or array to the one that closes it. */
+/** Difference between the bytes that open and close an object or array. */
 const CLOSE = 2
 
-/** Where the last value at a place is, and how many there are. */
+/** Position of the last value at a place, and their number. */
 interface Seen {
   readonly count: number
   readonly start: number
   end: number
 }
 
-/** JSON in which values were looked up. */
+/** The result of {@link lookUp}. */
 export class LookedUp {
   readonly #body: Buffer
   readonly #root: Place
@@ -51,12 +51,12 @@ export class LookedUp {
     this.#seen = seen
   }
 
-  /** All of the text. */
+  /** The whole text. */
   get text(): string {
     return this.#body.toString()
   }
 
-  /** `pointer`: one of those that were looked up. */
+  /** `pointer` must have been looked up. */
   at(pointer: string): PointerResult {
     let place = this.#root
     let seen = this.#seen.get(place) as Seen
@@ -72,7 +72,7 @@ export class LookedUp {
 }
 
 /**
- * Looks up what the pointers name. null: the body is no JSON (RFC 8259) in UTF-8, or too deep. Numbers beyond a double and
+ * Looks up the values at the pointers. null: the body is not JSON (RFC 8259) in UTF-8, or too deep. Numbers beyond a double and
  * duplicate names elsewhere do not matter.
  */
 export function* lookUp(
@@ -83,7 +83,7 @@ export function* lookUp(
   if (isEncoded(headers) || !isUtf8(body)) return null
   const root = placesOf(pointers)
   const seen = new Map<Place, Seen>()
-  // Of each object or array that the value is in: the byte that opens it, its place, how many items have begun.
+  // For each enclosing object or array: the byte that opens it, its place, and the number of items begun.
   const opened: number[] = []
   const places: (Place | null)[] = []
   const counts: number[] = []
@@ -125,7 +125,7 @@ export function* lookUp(
       at = scalarEnd(body, at)
       if (at < 0) return null
     }
-    // A value has ended, and what ends with it.
+    // A value has ended; so may its parents.
     for (;;) {
       if (place !== null) (seen.get(place) as Seen).end = at
       at = skipSpace(body, at)
@@ -163,7 +163,7 @@ function skipSpace(body: Buffer, at: number): number {
 
 const WORDS = ['true', 'false', 'null'].map((word) => Buffer.from(word))
 
-/** End of a value that is no object or array; below 0: it is none. */
+/** End of a string, number or word; below 0: not one. */
 function scalarEnd(body: Buffer, start: number): number {
   const byte = body[start]
   if (byte === QUOTE) return stringEnd(body, start)

@@ -1,8 +1,8 @@
 import { Lossy, QUOTE, QUOTE_WITHIN } from './json-scalars.ts'
 
 /**
- * Order of bytes; the quote is the end of a name. UTF-8 sorts by code point, RFC 8785 by UTF-16 unit: code points beyond U+FFFF
- * (first byte F0 to F4) go before U+E000 to U+FFFF (EE and EF).
+ * The rank of bytes; a quote ends a name. UTF-8 sorts by code point, RFC 8785 by UTF-16 unit: code points beyond U+FFFF (first byte
+ * F0 to F4) go before U+E000 to U+FFFF (EE and EF).
  */
 const RANK = Uint8Array.from({ length: 256 }, (_, byte) => {
   if (byte === QUOTE) return 0
@@ -22,16 +22,16 @@ export function isBefore(memory: Uint8Array, one: number, other: number): boolea
   return (RANK[a] as number) < (RANK[b] as number)
 }
 
-/** Fields of a member: where its name is, without quotes; where it begins (`~`: it is left out) and ends in the text. */
+/** Fields of a member: position of its name without quotes; where it begins (`~`: it is omitted) and ends in the text. */
 export const MEMBER = 3
 
-/** Up to here insertion is faster than merging. */
+/** Up to this many members, insertion is faster than merging. */
 const RUN = 8
-/** One pass over more takes so long that others get their turn between passes. */
+/** Above this, each pass is a step of its own, so that other work gets its turn. */
 const MANY = 4 * 1024
-/** Of that many, so many are taken in one step. */
+/** Above {@link MANY}, this many are taken in one step. */
 const TAKEN_AT_ONCE = 16 * 1024
-/** Bytes of a name that are compared at once. */
+/** Bytes of a name compared at once. */
 const WORD = 4
 /** Makes words compare as unsigned. */
 const SIGN = 0x80000000
@@ -44,18 +44,18 @@ export class Order {
   #words = new Int32Array(256)
   #otherSorted = new Int32Array(256)
   #otherWords = new Int32Array(256)
-  /** Runs of so many are in order; 0: of many members, not all are there yet. */
+  /** Length of the runs already in order; 0: not all of many members are taken yet. */
   #width = 0
   #first = 0
   #taken = 0
 
-  /** Not to be used any more. */
+  /** Must not be used afterwards. */
   free(): void {
     for (const { buffer } of [this.sorted, this.#words, this.#otherSorted, this.#otherWords])
       buffer.transfer(0)
   }
 
-  /** For the members from the index `first` on. */
+  /** Starts sorting the members from the index `first` on. */
   begin(memory: Uint8Array, members: Int32Array, first: number, count: number): void {
     if (count > this.sorted.length) {
       this.sorted = new Int32Array(count * 2)
@@ -87,7 +87,7 @@ export class Order {
       for (let n = 0; n < count; n++) this.#words[n] = wordAt(memory, members[sorted[n] as number] as number)
   }
 
-  /** False: to be called again. */
+  /** False: call it again. */
   finish(memory: Uint8Array, members: Int32Array, count: number): boolean {
     if (this.#width === 0) return this.#take(memory, members, count)
     while (this.#width < count) {
@@ -97,7 +97,7 @@ export class Order {
     return true
   }
 
-  /** Takes the next of many members as they come: runs of one. */
+  /** Takes the next of many members unsorted, as runs of one. */
   #take(memory: Uint8Array, members: Int32Array, count: number): false {
     const end = Math.min(this.#taken + TAKEN_AT_ONCE, count)
     for (let n = this.#taken; n < end; n++) {

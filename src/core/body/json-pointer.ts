@@ -6,14 +6,14 @@ export function pointerTokens(pointer: string): string[] {
     .map((token) => token.replaceAll('~1', '/').replaceAll('~0', '~'))
 }
 
-/** A place in a document that pointers name or lead through, so that one pass serves all pointers. */
+/** A place in a document that pointers name or lead through: one pass serves all pointers. */
 export interface Place {
   /** A pointer ends here. */
   isNamed: boolean
   readonly members: Map<string, Place>
-  /** By the tokens that are an index. */
+  /** By tokens that are an index. */
   readonly items: Map<number, Place>
-  /** Lengths of the members' names, in bytes of UTF-8. */
+  /** Lengths of the members' names, in UTF-8 bytes. */
   readonly lengths: Set<number>
 }
 

@@ -23,10 +23,10 @@ export const CLOSE_OBJECT = 0x7d
 /** Deeper than any honest request (contract §5). */
 export const MAX_DEPTH = 100
 
-/** Never leaves the reader: no canonical form keeps all the information. */
+/** Canonical form would lose information. Caught within the reader. */
 export class Lossy extends Error {}
 
-/** 1: a byte that strings have as it is. */
+/** 1: a byte that strings contain unescaped. */
 export const PLAIN = Uint8Array.from({ length: 256 }, (_, byte) =>
   byte < 0x20 || byte === QUOTE || byte === BACKSLASH ? 0 : 1,
 )
@@ -43,10 +43,10 @@ for (const [letter, character] of SHORT) {
 }
 CHARACTERS[SLASH] = SLASH
 
-/** In a name without its escapes, for a quote that does not end it. In no UTF-8. */
+/** Stands for an escaped quote in a decoded name. Never occurs in UTF-8. */
 export const QUOTE_WITHIN = 0xff
 
-/** Reads a string from `at` on, within it, and returns where its last quote is. */
+/** Reads on within a string from `at`, and returns the position of its closing quote. */
 export function readString(text: Text, at: number): number {
   for (;;) {
     const { memory } = text
@@ -62,7 +62,7 @@ export function readString(text: Text, at: number): number {
   }
 }
 
-/** Takes the escapes out of a name in the body, in place. It ends where its last quote was, or before, with a quote. */
+/** Decodes the escapes of a name in the body, in place. The name still ends with a quote, at the same place or before. */
 export function takeOutEscapes(memory: Uint8Array, start: number, end: number): void {
   let to = start
   for (let at = start; at < end; ) {
@@ -106,7 +106,7 @@ function lengthOf(memory: Uint8Array, at: number, code: number): number {
   return memory[at + 1] !== LOWER_U ? 2 : code > 0xffff ? 12 : 6
 }
 
-/** Whether RFC 8785 writes the character as the escape at `at` does. */
+/** Whether RFC 8785 writes the character like the escape at `at`. */
 function isCanonical(memory: Uint8Array, at: number, code: number): boolean {
   if (memory[at + 1] !== LOWER_U) return code !== SLASH
   const lastDigit = memory[at + 5] as number
@@ -140,7 +140,7 @@ function putUtf8(text: Text, code: number): void {
 
 /** Most digits of a printed double. */
 const MOST_DIGITS = 17
-/** A decimal of up to so many digits survives as a double, except near the limits of doubles. */
+/** A decimal of up to this many digits survives as a double, except near the limits of doubles. */
 export const SURE_DIGITS = 15
 
 /** Scales of the largest and the smallest double. */
@@ -149,7 +149,7 @@ const SMALLEST = -323
 
 const DIGITS = new Uint8Array(MOST_DIGITS)
 
-/** What {@link printNumber} printed. */
+/** The output of {@link printNumber}. */
 const PRINTED = Buffer.alloc(32)
 
 /** Reads `-? (0 | [1-9][0-9]*) (\.[0-9]+)? ([eE][+-]?[0-9]+)?` and returns its end. */

@@ -1,41 +1,41 @@
 import { isBefore, MEMBER, type Order } from './json-names.ts'
 import { COLON, MAX_DEPTH, QUOTE } from './json-scalars.ts'
 
-/** Of an object whose names are not compared with those of another. */
+/** The shape of an object whose names are not compared with another's. */
 export const NO_SHAPE = -0x40000000
 
-/** Objects with more members are read as if they were the first of their kind. */
+/** Objects with more members are always read as if they were the first of their kind. */
 const MOST = 32
-/** Members' fields that were filled, whether they are in order, of which body. */
+/** Number of filled member fields; whether the members are in order; number of the body. */
 const HEAD = 3
 const SHAPE = HEAD + MEMBER * MOST
-/** At one depth: lists in members beside each other. */
+/** Shapes per depth, for lists in neighbouring members. */
 const BESIDE = 4
 
 /**
- * The names of objects that were read last. Bodies that take long are mostly lists of objects with the same members in the same order: one
- * that begins as the one before it needs no search for the ends of its names, and no sorting (docs/adr/0072).
+ * The member names of the latest objects. Large bodies are mostly lists of objects with the same members in the same order: an object whose
+ * names repeat the previous one's needs no search for the ends of its names, and no sorting (docs/adr/0072).
  */
 export class Shapes {
-  /** Of each shape its head; of each member where its name is in the body, its length up to behind the colon, its rank's member. */
+  /** Per shape: its head, then per member its name's position in the body, its length with the colon, and the n-th member in order. */
   readonly #fields = new Int32Array(SHAPE * BESIDE * (MAX_DEPTH + 1))
   #body = 0
 
-  /** Another body: nothing is known of its objects. */
+  /** Begins another body, and forgets all objects. */
   begin(): void {
     this.#body = (this.#body + 1) | 0
   }
 
   /**
-   * What an object is compared with that is the `nth` member of its parent. Below 0: nothing; `~` of it is where it will be. Of those
-   * that are open at a time no two have the same.
+   * The shape to compare with for the `nth` member of its parent. Below 0: none yet; `~` of it is where it will be. No two open objects
+   * share a shape.
    */
   of(depth: number, nth: number): number {
     const shape = SHAPE * (depth * BESIDE + (nth & (BESIDE - 1)))
     return this.#fields[shape + 2] === this.#body ? shape : ~shape
   }
 
-  /** Where the value of a member begins if its name, at `name`, is that of the shape; else 0. `nth`: its fields' index in its object. */
+  /** Where a member's value begins if its name, at `name`, matches the shape; else 0. `nth`: index of its fields in its object. */
   end(shape: number, nth: number, words: DataView, name: number): number {
     const fields = this.#fields
     if (nth >= (fields[shape] as number)) return 0
@@ -51,7 +51,7 @@ export class Shapes {
     return name + length
   }
 
-  /** The object has the shape's members and no others. */
+  /** Whether the object has exactly the shape's members. */
   isWhole(shape: number, nth: number): boolean {
     return this.#fields[shape] === nth
   }
@@ -60,14 +60,14 @@ export class Shapes {
     return this.#fields[shape + 1] === 1
   }
 
-  /** The order of the shape's members, in an object whose first one is at `first`. */
+  /** Sorts the members of an object of this shape whose first one is at `first`. */
   sort(shape: number, first: number, { sorted }: Order): void {
     const fields = this.#fields
     const count = (fields[shape] as number) / MEMBER
     for (let n = 0; n < count; n++) sorted[n] = first + (fields[shape + HEAD + n * MEMBER + 2] as number)
   }
 
-  /** Remembers an object with names without escapes that has been read, and ordered if it was not. */
+  /** Remembers the shape of an object that was read, and sorted if needed. Its names must have no escapes. */
   keep(
     shape: number,
     memory: Uint8Array,

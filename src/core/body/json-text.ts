@@ -4,44 +4,44 @@ const CARRIAGE_RETURN = 0x0d
 const SPACE = 0x20
 const COMMA = 0x2c
 
-/** Up to here a body is read in one go, in memory that all share. Bytes. */
+/** Bytes. Bodies up to this size are read in one go, in shared memory. */
 export const SHORT_BODY = 64 * 1024
 
-/** A call costs more than a loop over so many bytes. */
+/** Bytes for which a loop is cheaper than a call. */
 const FEW = 64
-/** Copies may write so many bytes too much, and no number or character takes more. */
+/** Copies may write this many bytes too many, and no number or character takes more. */
 const SLACK = 64
 
-/** More members of an object take so long that others get their turn in between. */
+/** Members placed in one step, so that other work gets its turn. */
 const PLACED_AT_ONCE = 8 * 1024
 
-/** A short body, its canonical text, and an object that is being rearranged. Not resident before it is used. */
+/** A short body, its canonical text, and an object being rearranged. Not resident until used. */
 const SHARED = new Uint8Array(3 * SHORT_BODY + 1024)
 const SHARED_WORDS = new DataView(SHARED.buffer)
 
-/** Room for a text that is longer than its body (of exponents: 4.4 times), as growing takes long, and what is not used costs nothing. */
+/** Room for a text longer than its body (with exponents: 4.4 times). Growing is slow, and unused memory costs nothing. */
 const SPARE = 8 * 1024 * 1024
 
-/** Nothing is read that was not written: to fill it with zeros first takes as long as to read some of the body. */
+/** Not zeroed, since it is written before it is read: zeroing takes as long as reading some of the body. */
 function memoryOf(length: number): Uint8Array {
   return new Uint8Array(Buffer.allocUnsafeSlow(length).buffer)
 }
 
 /**
- * A body and the text that is made of it, one behind the other in the same memory. What of the body stays as it is is copied when
- * something changes, not before: of a body that is canonical already, nothing is.
+ * A body and the canonical text made from it, one behind the other in the same memory. Unchanged parts are copied only when something
+ * changes: of a canonical body, nothing is copied.
  */
 export class Text {
-  /** The body, then a 0, which ends every loop over it, then the text. Another one after growing. */
+  /** The body, then a 0 that ends every loop over it, then the text. Replaced when it grows. */
   memory: Uint8Array
   /** Where the 0 is. */
   readonly end: number
-  /** Where the text ends so far. */
+  /** Current end of the text. */
   out: number
-  /** From here on the body is not in the text yet. */
+  /** The body from here on is not yet in the text. */
   from = 0
   words: DataView
-  /** Of an object that is being rearranged: how many members are in their place, where the first one is, how far from its source. */
+  /** For an object being rearranged: number of placed members, start of the first one, and its distance from the source. */
   #placed = 0
   #begin = 0
   #shift = 0
@@ -57,14 +57,14 @@ export class Text {
     this.out = length + 1
   }
 
-  /** All of the text. Overwritten when the next one is made. */
+  /** The whole text. The next reading overwrites it. */
   whole(): Buffer {
     if (this.from === 0) return this.bytes(0, this.end)
     this.keep(this.end)
     return this.bytes(this.end + 1, this.out)
   }
 
-  /** Nothing of a long body's text is needed any more: left to V8, several times its length has all of the heap collected (docs/adr/0078). */
+  /** Frees a long body's memory: left to V8, several times its length triggers a full collection (docs/adr/0078). */
   free(): void {
     if (this.memory !== SHARED) (this.memory.buffer as ArrayBuffer).transfer(0)
   }
@@ -73,24 +73,24 @@ export class Text {
     return Buffer.from(this.memory.buffer, start, end - start)
   }
 
-  /** Where what is at `at` in the body is in the text, or will be. */
+  /** The position in the text of the body's byte at `at`. */
   placeOf(at: number): number {
     return this.out - this.from + at
   }
 
-  /** The body up to `at` is in the text. */
+  /** Adds the body up to `at` to the text. */
   keep(at: number): void {
     this.#copy(this.from, at)
     this.from = at
   }
 
-  /** Leaves out the body from `start` to `end`. */
+  /** Omits the body from `start` to `end`. */
   leaveOut(start: number, end: number): void {
     this.#copy(this.from, start)
     this.from = end
   }
 
-  /** Takes back the text from `place` on, and what is left of the body up to `at`. */
+  /** Removes the text from `place` on, and omits the rest of the body up to `at`. */
   takeBack(place: number, at: number): void {
     if (place > this.out) this.keep(this.from + place - this.out)
     this.out = place
@@ -109,7 +109,7 @@ export class Text {
     this.out += length
   }
 
-  /** Leaves out the blanks at `at`, if there are any, and returns their end. */
+  /** Omits blanks at `at`, if any, and returns their end. */
   skipSpace(at: number): number {
     const { memory } = this
     let end = at
@@ -123,8 +123,8 @@ export class Text {
   }
 
   /**
-   * Puts the members of an object that ends at `at` in the order of `sorted`, with commas between them. The first one has the
-   * index `first`; `from` is as it was then. Returns how many bytes they take; -1: to be called again.
+   * Puts the members of an object that ends at `at` in the order of `sorted`, separated by commas. The first one has the index
+   * `first`; `from` is the value at its beginning. Returns the number of bytes; -1: call it again.
    */
   rearrange(
     members: Int32Array,
@@ -138,7 +138,7 @@ export class Text {
     const begin = this.#begin
     const shift = this.#shift
     const end = Math.min(this.#placed + PLACED_AT_ONCE, count)
-    // They take no more than they did. What was set aside has its room already.
+    // The members take no more room than before. The ones set aside have theirs already.
     this.#room(at - this.from)
     const { memory, words } = this
     let { out } = this
@@ -149,7 +149,7 @@ export class Text {
       if (out > begin) memory[out++] = COMMA
       const length = (members[member + 2] as number) - start
       if (length > FEW) memory.copyWithin(out, start + shift, start + shift + length)
-      // Up to fifteen too many: a processor would guess wrong how many more there are.
+      // Up to fifteen bytes too many: an exact loop would cost a branch misprediction.
       else
         for (let n = 0; n < length; n += 16) {
           const source = start + shift + n
@@ -174,7 +174,7 @@ export class Text {
     const begin = firstStart < 0 ? ~firstStart : firstStart
     this.#begin = begin
     this.#shift = this.from - this.out
-    // Nothing has changed within: they are copied from the body.
+    // Unchanged: copied straight from the body.
     if (from === this.from) return this.keep(begin + this.#shift)
     this.keep(at)
     const length = this.out - begin
@@ -185,7 +185,7 @@ export class Text {
     this.#shift = aside - begin
   }
 
-  /** Copies four bytes at a time, up to three too many. */
+  /** Copies four bytes at a time, at most three too many. */
   #copy(start: number, end: number): void {
     const length = end - start
     this.#room(length)
@@ -215,7 +215,7 @@ const HEX = Int8Array.from({ length: 256 }, (_, byte) =>
   '0123456789abcdef'.indexOf(String.fromCharCode(byte).toLowerCase()),
 )
 
-/** The byte that two hex digits encode; below 0: they are none. */
+/** The byte that two hex digits encode; below 0: they are not hex digits. */
 export function hexPair(bytes: Uint8Array, at: number): number {
   return at + 1 < bytes.length
     ? ((HEX[bytes[at] as number] as number) << 4) | (HEX[bytes[at + 1] as number] as number)

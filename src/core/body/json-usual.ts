@@ -2,7 +2,7 @@ import { isUtf8 } from 'node:buffer'
 import { SHORT_BODY } from './json-text.ts'
 import { MODULE } from './json-usual-wasm.ts'
 
-/** What assembly/json-usual.ts exports. */
+/** The exports of assembly/json-usual.ts. */
 interface Exports {
   readonly memory: { readonly buffer: ArrayBuffer }
   readonly bodyAt: () => number
@@ -10,7 +10,7 @@ interface Exports {
   readonly read: (length: number) => number
 }
 
-/** TypeScript has its types only among those of browsers. */
+/** TypeScript declares it only in the DOM library. */
 interface WebAssemblyNamespace {
   readonly Module: new (bytes: Buffer) => object
   readonly Instance: new (module: object) => { readonly exports: unknown }
@@ -42,8 +42,8 @@ export class UsualJson {
   }
 
   /**
-   * The text that `canonicalJson` makes of a body; overwritten when the next one is made, and the body itself if that is canonical. Null:
-   * it is longer than {@link SHORT_BODY}, or no JSON, or has something rare in it.
+   * The result of `canonicalJson`, which the next call overwrites; the body itself if it is canonical. Null: the body is longer than
+   * {@link SHORT_BODY}, not JSON, or contains something rare.
    */
   textOf(body: Buffer): Buffer | null {
     if (body.length > SHORT_BODY || !isUtf8(body)) return null

@@ -30,8 +30,8 @@ import { areOrdered, NO_SHAPE, Shapes } from './json-shapes.ts'
 import { SHORT_BODY, Text } from './json-text.ts'
 
 /**
- * The RFC 8785 text of JSON in UTF-8, without the values at the places that `ignore` names. A member goes with its name; of an
- * item the commas stay, so that its neighbours keep their index. Overwritten when the next one is made.
+ * The RFC 8785 text of JSON in UTF-8, without the values at the places in `ignore`. A member goes with its name; an item leaves
+ * its commas, so that its neighbours keep their index. The next call overwrites the text.
  *
  * `null`: invalid JSON, or canonical form would lose information: a duplicate member name, a lone surrogate, a number whose
  * decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
@@ -40,7 +40,7 @@ export function canonicalJson(body: Buffer, ignore: Place | null = null): Buffer
   return atOnce(new JsonReading(body, ignore, false)).text
 }
 
-/** The RFC 8785 texts of the values found at the places that `only` names; `null` as {@link canonicalJson}. */
+/** The RFC 8785 texts of the values at the places in `only`; `null` as for {@link canonicalJson}. */
 export function canonicalValues(body: Buffer, only: Place): ReadonlyMap<Place, Buffer> | null {
   return atOnce(new JsonReading(body, only, true)).values
 }
@@ -50,26 +50,26 @@ function atOnce(reading: JsonReading): JsonReading {
   return reading
 }
 
-/** Of an object or array that another one is in: its first member (-1: an array), `from` when it began, whether it is ordered, its shape. */
+/** Fields of an enclosing object or array: first member (-1: an array), `from` at its beginning, whether it is ordered, shape. */
 const FRAME = 4
 
-/** What short bodies are read with, one at a time. */
+/** Shared by short bodies, which are read one at a time. */
 const FRAMES = new Int32Array(FRAME * MAX_DEPTH)
 const MEMBERS = new Int32Array(MEMBER * 1024)
 const ORDER = new Order()
 const SHAPES = new Shapes()
 
-/** From the byte that opens an object or array to the one that closes it. */
+/** Difference between the bytes that open and close an object or array. */
 const CLOSE = 2
 
-/** Bytes that are read in the time that a number with a point or an exponent takes besides. */
+/** Extra cost of a number with a point or an exponent, in bytes read. */
 const NUMBER = 16
-/** Bytes of members that are rearranged in the time that one is read. */
+/** Bytes rearranged in the time of reading one. */
 const MOVED = 16
 
 /**
- * JSON that is being read. Bodies are untrusted and reading blocks the event loop: no step takes long, whatever the body. No
- * value is built of the text, and what is canonical already is not even copied (docs/adr/0072).
+ * Reads JSON in steps. Bodies are untrusted and reading blocks the event loop, so no body makes a step take long. No values are
+ * built, and canonical text is not even copied (docs/adr/0072).
  */
 export class JsonReading {
   readonly #text: Text
@@ -77,9 +77,9 @@ export class JsonReading {
   #members: Int32Array<ArrayBuffer>
   readonly #order: Order
   readonly #shapes: Shapes
-  /** At the places that are named; null: those are left out. */
+  /** Texts at the places in `only`; null: places are omitted. */
   readonly #values: Map<Place, Buffer> | null
-  /** By depth: the place of the value there, where that begins in the text, and its index. */
+  /** By depth: the place of the current value, its start in the text, and its index. */
   readonly #places: (Place | null)[]
   readonly #starts: number[] = []
   readonly #indexes: number[] = []
@@ -87,7 +87,7 @@ export class JsonReading {
   #isLossy: boolean
   #isOver: boolean
 
-  // Where the next step goes on.
+  // Where the next step continues.
   #at = 0
   #depth = 0
   #first = -1
@@ -95,10 +95,10 @@ export class JsonReading {
   #isOrdered = true
   #shape = NO_SHAPE
   #top = 0
-  /** The object that ends here is being ordered. */
+  /** The object that ends here is being sorted. */
   #isOrdering = false
 
-  /** Values at the places that `root` leads to are looked for (`only`) or left out. */
+  /** Collects (`only`) or omits the values at the places below `root`. */
   constructor(body: Buffer, root: Place | null, only: boolean) {
     const isShort = body.length <= SHORT_BODY
     this.#isShort = isShort
@@ -114,17 +114,17 @@ export class JsonReading {
     this.#isOver = this.#isLossy
   }
 
-  /** After the last step. See {@link canonicalJson}. */
+  /** Valid after the last step. See {@link canonicalJson}. */
   get text(): Buffer | null {
     return this.#isLossy ? null : this.#text.whole()
   }
 
-  /** After the last step. See {@link canonicalValues}. */
+  /** Valid after the last step. See {@link canonicalValues}. */
   get values(): ReadonlyMap<Place, Buffer> | null {
     return this.#isLossy ? null : this.#values
   }
 
-  /** After all that is needed was taken: of a long body, {@link text} is empty from then on. */
+  /** Call it once the results have been used: it empties the {@link text} of a long body. */
   free(): void {
     this.#text.free()
     if (this.#isShort) return
@@ -132,7 +132,7 @@ export class JsonReading {
     this.#order.free()
   }
 
-  /** Reads on, about {@link SHORT_BODY} bytes. True: that was the last step. A short body takes one. */
+  /** Reads about {@link SHORT_BODY} more bytes. True: that was the last step. A short body takes one. */
   step(): boolean {
     try {
       while (!this.#isOver && !this.#read()) if (!this.#isShort) return false
@@ -221,7 +221,7 @@ export class JsonReading {
             frames[frame + 1] = from
             frames[frame + 2] = isOrdered ? 1 : 0
             frames[frame + 3] = shape
-            // What is in no list comes once.
+            // An object in no list occurs once, so its shape is not kept.
             const isOne = byte === OPEN_ARRAY || depth === 1 || (first >= 0 && shape === NO_SHAPE)
             shape = isOne ? NO_SHAPE : shapes.of(depth, first < 0 ? 0 : top - first)
             first = byte === OPEN_OBJECT ? top : -1
@@ -246,7 +246,7 @@ export class JsonReading {
             const tenths = memory[++at] as number
             while (((memory[at] as number) - ZERO) >>> 0 < 10) at++
             const isSmall = byte === ZERO && (length > 1 || tenths <= ZERO)
-            // The last of the digits is no zero, and no point.
+            // The last character is neither a zero nor the point.
             isUsual = length > 0 && !isSmall && (memory[at - 1] as number) > ZERO
           } else isUsual = length > 0 && (byte !== ZERO || at - start === 1)
           if (!isUsual || at - whole > SURE_DIGITS || ((memory[at] as number) | 0x20) === LOWER_E) {
@@ -255,7 +255,7 @@ export class JsonReading {
           }
         }
       }
-      // A value has ended, and what ends with it.
+      // A value has ended; so may its parents.
       for (;;) {
         if (isTracked && !resumes && this.#leave(depth, at, first < 0 ? -1 : top)) isOrdered = false
         if ((memory[at] as number) <= SPACE) at = text.skipSpace(at)
@@ -336,7 +336,7 @@ export class JsonReading {
     return more
   }
 
-  /** Reads a name on from its first escape, and takes that and others out of the body, so that names compare as bytes. */
+  /** Reads a name from its first escape on, and decodes all escapes in the body, so that names compare as bytes. */
   #escapedName(name: number, at: number): number {
     const end = readString(this.#text, at)
     this.#text.keep(end)
@@ -360,7 +360,7 @@ export class JsonReading {
     this.#places[depth] = place.members.get(Buffer.from(bytes).toString()) ?? null
   }
 
-  /** The value at `depth` ends before `at`; `top`: behind its member, -1: it is none. True: the member is left out. */
+  /** The value at `depth` ends before `at`; `top`: behind its member, -1: not a member. True: the member is omitted. */
   #leave(depth: number, at: number, top: number): boolean {
     const place = this.#places[depth] as Place | null
     if (place === null || !place.isNamed) return false
@@ -381,7 +381,7 @@ export class JsonReading {
   }
 }
 
-/** End of a word whose letters but the first are these. */
+/** End of a word with these letters after the first. */
 function wordEnd(memory: Uint8Array, at: number, second: number, third: number, fourth: number): number {
   if (memory[at + 1] !== second || memory[at + 2] !== third || memory[at + 3] !== fourth) throw new Lossy()
   return at + 4

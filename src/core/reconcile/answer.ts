@@ -21,7 +21,7 @@ export interface StatusQuery {
   readonly headers: readonly string[]
 }
 
-/** What an answer says. `why` is for people: pointers and statuses, nothing of the body. */
+/** The meaning of an answer. `why` is for people: pointers and statuses, no body content. */
 export type AnswerMeaning =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_found' }
@@ -38,8 +38,8 @@ export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifie
 }
 
 /**
- * Why "not found" proves nothing about this record; null: it does. If the upstream was never sent an identifier that it is asked
- * by, it finds nothing, whatever it did. `upstream`: tag of the one that is asked.
+ * Why "not found" proves nothing about this record; null: it does. An upstream that never received an identifier of the status query
+ * finds nothing, even if it executed the request. `upstream`: tag of the queried one.
  */
 export function whyUntold(
   policy: Pick<ReconcilePolicy, 'request'>,
@@ -59,10 +59,11 @@ export function whyUntold(
 
 /** Names of the `{:name}` in the path of the status query and in `identity`. */
 export function parametersIn({ request, identity }: Pick<ReconcilePolicy, 'request' | 'identity'>): string[] {
-  const texts = [request.path, ...identity.map(({ value }) => value)]
-  return texts.flatMap((text) =>
-    [...text.matchAll(/\{:([A-Za-z_][A-Za-z0-9_]*)\}/g)].map(([, name]) => name as string),
-  )
+  return [request.path, ...identity.map(({ value }) => value)].flatMap(namedIn)
+}
+
+function namedIn(text: string): string[] {
+  return [...text.matchAll(/\{:([A-Za-z_][A-Za-z0-9_]*)\}/g)].map(([, name]) => name as string)
 }
 
 /** Whether the client's key is needed, and so must be kept in the record (contract §1). */
@@ -91,10 +92,9 @@ export function buildStatusQuery(
     return 'cannot be asked: the key was not kept, as the record is older than `reconcile`'
   const lacking = parametersIn(policy).find((name) => !parameters.has(name))
   if (lacking !== undefined) return `cannot be asked: the record's path has no :${lacking}`
-  const undecoded = parametersIn({
-    request: { ...policy.request, path: '' },
-    identity: policy.identity,
-  }).find((name) => decoded(parameters.get(name) as string) === null)
+  const undecoded = policy.identity
+    .flatMap(({ value }) => namedIn(value))
+    .find((name) => decoded(parameters.get(name) as string) === null)
   if (undecoded !== undefined)
     return `cannot be asked: :${undecoded} of the record's path is not UTF-8, so \`identity\` cannot be compared with it`
   const { method, path, headers } = policy.request
@@ -115,12 +115,12 @@ const DEFAULTS: readonly (readonly [string, string])[] = [
   ['Cache-Control', 'no-cache'],
 ]
 
-/** What a route keeps of a response, and for how long. */
+/** The part of a response that a route keeps, and for how long. */
 type Keeping = Pick<RoutePolicy, 'keep' | 'ttl' | 'ttlFailed' | 'ttlBody'>
 
 /**
- * What an answer says of the record. Order matters: pending comes first; completed counts for this very record alone; "not
- * found" with the same status as a completed form must be told apart by its `when`.
+ * The meaning of an answer for the record. Order matters: pending comes first; completed counts for this very record only; "not
+ * found" with the status of a completed form must differ from it by its `when`.
  */
 export function readAnswer(
   policy: ReconcilePolicy,
@@ -131,11 +131,11 @@ export function readAnswer(
   parameters: PathParameters = NO_PARAMETERS,
 ): AnswerMeaning {
   const { status } = answer
-  // A proxy in between refused; the upstream said nothing.
+  // A proxy in between refused; this is not the upstream's answer.
   if (linesOf(answer.headers, 'idempotency-retry').length > 0)
     return {
       kind: 'unusable',
-      why: `status ${status} with Idempotency-Retry, which a proxy says and not the upstream`,
+      why: `status ${status} with Idempotency-Retry, which comes from a proxy and not from the upstream`,
     }
   const json = atOnce(lookUp(answer.headers, answer.body, pointersIn(policy)))
   const fits = (pattern: AnswerPattern): boolean =>
@@ -146,15 +146,15 @@ export function readAnswer(
   const completed = policy.completed.find(fits)
   const missing = notFound !== null && fits(notFound)
   const absent: AnswerMeaning = isCached(answer)
-    ? { kind: 'pending', why: `status ${status}, out of a cache` }
+    ? { kind: 'pending', why: `status ${status}, from a cache` }
     : { kind: 'not_found' }
   if (completed === undefined) {
     if (missing) return absent
     return status >= 500 || json === null
       ? { kind: 'unusable', why: `status ${status}, which says nothing` }
-      : { kind: 'pending', why: `status ${status}, which no pattern fits` }
+      : { kind: 'pending', why: `status ${status}, which matches no pattern` }
   }
-  if (json === null) return { kind: 'unusable', why: `status ${status}, and no JSON in UTF-8` }
+  if (json === null) return { kind: 'unusable', why: `status ${status}, but not JSON in UTF-8` }
   const found = policy.identity.map(({ pointer, value }) => {
     const literal = literalAt(json, pointer)
     // An empty list is no key, even if a key looks like one.
@@ -208,7 +208,7 @@ function resultOf(
   return withBody(response, route)
 }
 
-/** All that a policy reads in an answer. */
+/** The parts of an answer that a policy reads. */
 function pointersIn({ pending, notFound, completed, identity }: ReconcilePolicy): string[] {
   const patterns = [pending, notFound, ...completed].filter((pattern) => pattern !== null)
   const read = [...patterns.flatMap(({ when }) => when), ...identity].map(({ pointer }) => pointer)
@@ -234,8 +234,8 @@ function textOf(literal: string): string {
 
 /** Segments stay byte for byte as in the record: re-encoding one that is not UTF-8 would name another path. */
 function targetOf(template: string, id: RecordId, key: string | null, parameters: PathParameters): string {
-  const mark = template.indexOf('?')
-  const [path, query] = mark < 0 ? [template, ''] : [template.slice(0, mark), template.slice(mark)]
+  const [path] = template.split('?') as [string]
+  const query = template.slice(path.length)
   const segment = (name: string): string => parameters.get(name) as string
   return (
     filled(path, id, key, segment, percentEncoded) +

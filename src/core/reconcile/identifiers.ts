@@ -6,7 +6,7 @@ import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from '../
 
 type Kept = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
 
-/** Names an upstream inside records, so that another one is not asked about what it never received. */
+/** Names an upstream inside records: another one must not be asked about a request it never received. */
 export function upstreamTag(url: string): string {
   return hash('sha256', url, 'base64url').slice(0, 8)
 }
@@ -38,8 +38,8 @@ export function identifiersSent(
 }
 
 /**
- * What holds for both attempts if either may have executed: one that fell silent, and the one that takes over. Three spellings
- * of one key cannot all be asked for; the longer lease says when both are silent.
+ * The facts that hold for both attempts if either may have executed: one that fell silent, and the one that takes over. Three
+ * spellings of one key cannot all be queried; the longer lease tells when both are silent.
  */
 export function identifiersSentByBoth(earlier: Kept & Pick<Operation, 'lease'>, later: Operation): Operation {
   const { key, keySent, told: _, toldTo, ...operation } = later

@@ -46,9 +46,9 @@ export interface Waits {
 }
 
 /**
- * `askedAt` is one reading of the store's clock, which may have stepped; `passed` says how much time has certainly passed since
- * an instant of it. Silence counts once it has certainly lasted a lease: an owner that lives ends it before. It is the longer one of the
- * record's own and `leaseInForce`: a record of an earlier release does not say its own.
+ * `askedAt` is one reading of the store's clock, which may have stepped; `passed` tells how much time has certainly passed since an
+ * instant of it. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's own
+ * lease and `leaseInForce` counts: records of earlier releases lack their own.
  */
 export function waitsOf(
   policy: Pick<ReconcilePolicy, 'after' | 'every'>,
@@ -59,7 +59,7 @@ export function waitsOf(
   passed: (since: Millis) => Millis,
 ): Waits {
   const claimed = claimedAt(record, before)
-  const lease = Math.max(leaseInForce, record.lease ?? 0)
+  const lease = Math.max(leaseInForce, record.lease ?? leaseInForce)
   const silent = record.leaseExpired ? lease - passed(before.since - lease) : 0
   const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passed(claimed), silent)
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
@@ -68,7 +68,7 @@ export function waitsOf(
 /** `not_sent`: the status query did not reach the upstream and does not count. */
 export type StatusQueryResult = AnswerMeaning | { readonly kind: 'not_sent'; readonly why: string }
 
-/** What an answer makes of an unknown record. */
+/** The effect of an answer on an unknown record. */
 export type Step =
   | { readonly kind: 'resolved'; readonly resolution: Resolution }
   | {
@@ -78,7 +78,7 @@ export type Step =
       readonly pause: Millis
     }
 
-/** `before`: what was known when the status query was sent, without counting it. Each of the `spellings` has to be not found. */
+/** `before`: the state when the status query was sent, without counting it. Each of the `spellings` must be not found. */
 export function nextStep(
   policy: ReconcilePolicy,
   before: Reconciliation,

@@ -7,14 +7,14 @@ import { atOnce } from '../steps.ts'
 import { type AnswerMeaning, asksByKey, whyUntold } from './answer.ts'
 import type { StatusQueryResult } from './schedule.ts'
 
-/** What asking again about a completed record showed. `why`, for people, quotes nothing of a body. */
+/** The result of asking again about a completed record. `why`, for people, quotes no body. */
 export type Verification =
   | { readonly kind: 'agrees' }
-  /** Done, a success or refusal as stored; but its value is not what retries get. */
+  /** Done, a success or refusal as stored, but retries get a different value. */
   | { readonly kind: 'differs'; readonly why: string }
   /** Not done, done as something else, or another operation's. */
   | { readonly kind: 'disagrees'; readonly why: string }
-  /** The answer decides nothing. */
+  /** The answer is inconclusive. */
   | { readonly kind: 'undecided'; readonly why: string }
   | { readonly kind: 'not_asked'; readonly why: string }
 
@@ -37,7 +37,7 @@ export function verifyStored(stored: CompletedResponse, verdict: AnswerMeaning):
         return { kind: 'disagrees', why: `status ${is} where ${was} is stored` }
       return sameValue(stored, verdict.result)
         ? { kind: 'agrees' }
-        : { kind: 'differs', why: 'another value than the one that is stored' }
+        : { kind: 'differs', why: 'a different value from the stored one' }
     }
   }
 }
@@ -55,14 +55,14 @@ function valueOf(result: CompletedResponse): string | null {
   return json === null ? null : (canonicalJson(body)?.toString() ?? json.text)
 }
 
-/** Whether a status query finds what the upstream is known to have done. */
+/** Whether a status query finds requests that the upstream is known to have done. */
 export type Proof =
   | { readonly kind: 'proven' }
-  /** It finds nothing of it: a mistyped path, credentials that see nothing, an upstream that forgets. */
+  /** It finds none: a mistyped path, insufficient credentials, a forgetful upstream. */
   | { readonly kind: 'refuted' }
   /** Unknown for now. */
   | { readonly kind: 'unanswered'; readonly why: string }
-  /** Nothing is known that it should find, or the answers decide nothing. */
+  /** There is no known request to find, or the answers are inconclusive. */
   | { readonly kind: 'untested' }
 
 /** `results`: of status queries about records known to be done. One found is enough: upstreams forget others. */
@@ -75,8 +75,8 @@ export function proofOf(results: readonly (StatusQueryResult | { readonly kind: 
 }
 
 /**
- * Whether the upstream must know of the record: it answered the request with a success, and was sent what it is asked by.
- * Refusals need not be remembered anywhere, and what a person resolved may never have been done.
+ * Whether the upstream must know of the record: it answered the request with a success, and received the identifiers of the query.
+ * Refusals need not be remembered anywhere, and a request resolved by a person may never have been done.
  */
 export function isKnownUpstream(
   record: IdempotencyRecord | null,

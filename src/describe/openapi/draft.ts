@@ -27,7 +27,7 @@ interface DraftRoute extends Properties {
 const KEY_MOST = 8192
 const NAME_MOST = 64
 
-/** Drafts routes: writes what the description says, and asks for the rest (DECIDE). */
+/** Drafts routes from the description, and leaves the rest to a person (DECIDE). */
 export function draftOf(description: Description, { found }: Operations): Draft {
   const shared = callersOf(description, undefined)
   const names = new Set<string>()
@@ -183,7 +183,7 @@ const READS =
 const SECRETS =
   /(?:^|[^a-z])(?:token|tokens|login|password|secret|secrets|session|sessions|otp|credentials)(?:$|[^a-z])/
 
-/** What an operation's name, path and responses suggest, for a person to decide. */
+/** Hints from an operation's name, path and responses, for a person to decide. */
 function addHints({ comments }: Properties, { id, template, value }: Operation): void {
   const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
     .replace(/([a-z0-9])([A-Z])/g, '$1 $2')

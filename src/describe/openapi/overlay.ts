@@ -23,8 +23,8 @@ export interface Overlay {
 }
 
 /**
- * Documents what the proxy adds to protected operations: the key's parameter, the replay headers and its own responses. What the
- * description already says stays.
+ * Documents the proxy's additions to protected operations: the key's parameter, the replay headers and its own responses. Keeps existing
+ * parts of the description.
  */
 export function overlayOf(description: Description, operations: Operations, config: Config): Overlay {
   const router = new Router(policiesOf(config))
@@ -226,7 +226,7 @@ function inWords(time: Millis): string {
   return `${time / length} ${unit}`
 }
 
-/** Headers of replays: the name of the component, what it is for, and what it may hold. */
+/** Headers of replays: name of the component, purpose and schema. */
 // biome-ignore format: a table
 const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, schema: object]> = new Map([
   [RESPONSE_HEADER.replayed, ['IdempotentReplayed',
@@ -239,7 +239,7 @@ const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, 
     'How long the key is answered with this response.', { format: 'date-time' }]],
 ])
 
-/** What the overlay's components are called, so that it overwrites none of the description's. */
+/** Names of the overlay's components, distinct from all in the description. */
 interface Names {
   readonly problem: string
   readonly headers: ReadonlyMap<string, string>

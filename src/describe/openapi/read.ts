@@ -126,7 +126,7 @@ export function readDescription(file: string): ReadDescription {
   return { ok: true, description: new Description(value, lineOf) }
 }
 
-/** Null: absent. `openapi: 3.1` is a number in YAML; what is neither text nor number is empty. */
+/** Null: absent. `openapi: 3.1` is a number in YAML; values other than text and numbers are empty. */
 function scalarAt(root: Json, name: string): string | null {
   const value = member(root, name)
   if (value === undefined) return null
