@@ -108,7 +108,7 @@ export const PLANTS: readonly Plant[] = [
     to: 'const bypass = result.error instanceof Unreplicated ||\n        route.onStoreUnavailable' },
   { name: 'silence lasts as long as the lease in force', file: 'src/core/reconcile/schedule.ts',
     also: 'test/reconcile/clock.test.ts',
-    from: 'Math.max(leaseInForce, record.lease ?? 0)',
+    from: 'Math.max(leaseInForce, record.lease ?? leaseInForce)',
     to: 'leaseInForce' },
   { name: 'a first byte leaves on an old lease', file: 'src/protect/leases.ts',
     model: 'the first byte leaves on an old lease',
