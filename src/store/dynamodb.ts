@@ -81,6 +81,9 @@ const CHUNK = 390 * 1024
 /** Attempts at a write while other writers of the item win. */
 const TRIES = 100
 
+/** Few records may all be in one part of the index. */
+const FEWEST_OF_EACH = 8
+
 export interface DynamoDbOptions extends Pick<ClientOptions, 'timeoutMs' | 'onEvent'> {
   /** `dynamodb://table?region=…&endpoint=…` */
   readonly url: string
@@ -363,7 +366,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     async due(limit, of = 'unresolved') {
       const { from, to } = placesDue(of, clock.earliest())
       // There may be many more responses than requested, evenly spread, and each is charged.
-      const ofEach = of === 'bodies' ? Math.ceil((2 * limit) / INDEX_PARTS) : limit
+      const ofEach =
+        of === 'bodies' ? Math.min(limit, FEWEST_OF_EACH + Math.ceil((2 * limit) / INDEX_PARTS)) : limit
       const places = await indexed(instantKey(from), instantKey(to + 1), limit, ofEach)
       return places.map(({ id }) => id as RecordId)
     },

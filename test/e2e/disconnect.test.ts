@@ -208,7 +208,7 @@ function refused({ port }: ChildProxy): Promise<void> {
 
 void t.test('X04 requests are still served for drain.delay, on new connections too', async (t) => {
   const { work, start } = await world(t)
-  const proxy = await start('drain: { delay: 2s }')
+  const proxy = await start('drain: { delay: 6s }')
   await draining(proxy)
   t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 503)
   const fresh = dial(t, proxy.port)

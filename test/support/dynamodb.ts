@@ -47,7 +47,11 @@ export class DynamoDbServer implements AsyncDisposable {
   static async start(table: object | null = tableDefinition('records')): Promise<DynamoDbServer> {
     const behind = dynalite({ createTableMs: 0, deleteTableMs: 0 })
     const server = new DynamoDbServer(behind)
-    for (const one of [behind, server.#front]) await once(one.listen(0, '127.0.0.1'), 'listening')
+    for (const one of [behind, server.#front]) {
+      // A connection closed for idleness just as the next request is sent would look like a fault.
+      one.keepAliveTimeout = 0
+      await once(one.listen(0, '127.0.0.1'), 'listening')
+    }
     if (table !== null) await server.run('CreateTable', table)
     return server
   }
