@@ -25,7 +25,7 @@ function changes(before: string, after: string): Change[] {
   return changesBetween(configOf(before), configOf(after))
 }
 
-/** What a reload refuses, as people read it. */
+/** What a reload refuses, as shown to people. */
 function refused(before: string, after: string): string[] {
   return changes(before, after)
     .filter(({ effect }) => effect !== 'live')
@@ -38,7 +38,7 @@ function paths(before: string, after: string, effect: Change['effect']): string[
     .map(({ path }) => path)
 }
 
-void t.test('every property of the file says what its change takes', async (t) => {
+void t.test('every property of the file has a reload rule', async (t) => {
   const [file = '', policy = ''] = withTables(
     '<!-- table: file -->\n<!-- end -->## Of `defaults`<!-- table: policy -->\n<!-- end -->',
   ).split('## Of `defaults`')
@@ -51,7 +51,7 @@ void t.test('every property of the file says what its change takes', async (t) =
   t.ok(rows(file).length > 40 && rows(policy).length > 50)
 })
 
-void t.test('what no table knows takes a restart', async (t) => {
+void t.test('a change of any property without a reload rule needs a restart', async (t) => {
   const config = configOf('')
   const before = { ...config, novelty: { a: 1 }, defaults: { ...config.defaults, trick: 1 } }
   const after = { ...config, novelty: { a: 2 }, defaults: { ...config.defaults, trick: 2 } }
@@ -65,7 +65,7 @@ void t.test('what no table knows takes a restart', async (t) => {
 })
 
 void t.test(
-  '§10 listeners, upstream and store take a restart, and the rest of the file but its limits',
+  '§10 a change at the top of the file, except limits, needs a restart or identifies records',
   async (t) => {
     const token = tempFile(t, 'a-token')
     const other = tempFile(t, 'b-token')
@@ -106,7 +106,7 @@ void t.test(
     t.strictSame(
       refused(`store: { secretFile: ${secret} }`, `store: { secretFile: ${later} }`),
       ['identifies store.secretFile: *** → *** (another value)'],
-      'the content counts, and is not shown',
+      'the content counts but is not shown',
     )
     t.strictSame(
       refused('', `issuer: { path: /keys, secretFile: ${secret} }`).map((line) => line.split(':')[0]),
@@ -121,7 +121,7 @@ void t.test(
   },
 )
 
-void t.test('limits, and what decides about requests but does not identify them, is live', async (t) => {
+void t.test('a change of limits, or of policies that do not identify records, is live', async (t) => {
   const before = 'routes: [{ name: pay, match: { path: /pay } }]'
   const after = `limits: { request: 2MiB, buffered: 128MiB, inFlight: 10, waiters: 5, upload: 3s, newKeys: 10/m }
 defaults: { ttl: 48h }
@@ -170,7 +170,7 @@ routes:
   t.strictSame([...refused(before, ends), ...refused(ends, later), ...refused(later, before)], [])
 })
 
-void t.test('§10 what identifies records is refused, on a route and in defaults', async (t) => {
+void t.test('§10 a change of what identifies records is refused, on a route and in defaults', async (t) => {
   const jwt = (more: string): string =>
     `scope: { caller: "jwt:sub", jwt: { jwks: "https://a.example/keys", ${more} } }`
   const cases: [before: string, after: string, property: string][] = [
@@ -222,7 +222,7 @@ void t.test('§10 what identifies records is refused, on a route and in defaults
         'identifies',
       ),
       [],
-      'defaults that no request is decided by',
+      'defaults that apply to no request',
     )
   }
   t.strictSame(
@@ -231,7 +231,7 @@ void t.test('§10 what identifies records is refused, on a route and in defaults
       'defaults: { scope: { caller: none, anonymous: reject } }',
     ),
     [],
-    'where nobody is told apart, nobody is anonymous',
+    'with caller none, nobody is anonymous',
   )
   t.match(refused('', 'defaults: { profile: strict, scope: { caller: "header:x-api-key" } }'), [
     'identifies defaults.key.minLength: 1 → 16',
@@ -240,7 +240,7 @@ void t.test('§10 what identifies records is refused, on a route and in defaults
   ])
 })
 
-void t.test('rules of keys may become wider: every key that was used is still one', async (t) => {
+void t.test('key rules may be relaxed, since every key in use stays valid', async (t) => {
   const secret = tempFile(t, 'x'.repeat(40))
   const yaml = (key: string): string =>
     `issuer: { path: /keys, secretFile: ${secret} }\ndefaults: { key: { ${key} } }`
@@ -252,7 +252,7 @@ void t.test('rules of keys may become wider: every key that was used is still on
   ])
 })
 
-void t.test('an ignored route may change its scope: it has no records', async (t) => {
+void t.test('a route that ignores keys may change its scope, since it has no records', async (t) => {
   const route = (more: string): string =>
     `routes: [{ name: pay, match: { path: /pay }, key: ignored, ${more} }]`
   t.strictSame(refused(route('ttl: 2h'), route('scope: { caller: none }')), [])
@@ -262,7 +262,7 @@ function routes(...list: string[]): string {
   return `routes: [${list.map((one) => `{ ${one} }`).join(', ')}]`
 }
 
-void t.test('§10 match of a route that stays is refused', async (t) => {
+void t.test('§10 a change of match on a route that stays is refused', async (t) => {
   const before = routes('name: pay, match: { path: /pay }')
   for (const [match, property] of [
     ['{ path: /pay2 }', 'path'],
@@ -280,7 +280,7 @@ void t.test('§10 match of a route that stays is refused', async (t) => {
       routes('name: pay, match: { path: /pay, methods: [PATCH, POST] }'),
     ),
     [],
-    'the order of methods says nothing',
+    'the order of methods does not count',
   )
   t.match(
     refused(
@@ -288,59 +288,66 @@ void t.test('§10 match of a route that stays is refused', async (t) => {
       routes('name: a, match: { path: /b }, key: ignored'),
     ),
     ['identifies routes[a].match.path: /a → /b'],
-    'of one that is ignored, too: its requests become protected ones',
+    'even where keys are ignored: its requests become protected',
   )
 })
 
-void t.test('routes come, go and move where their requests keep their records', async (t: Test) => {
-  const pay = 'name: pay, match: { path: /pay }'
-  const refunds = 'name: refunds, match: { path: /refunds }, ttl: 48h, key: required'
-  const wide = 'name: all, match: { path: "/*" }'
-  t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'as under defaults')
-  t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
-  t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
-  t.strictSame(refused(routes(pay, wide), routes(refunds, wide)), [], 'as under the wider route')
-  t.strictSame(
-    refused(routes(pay), routes('name: charge, match: { path: /pay }')),
-    [],
-    'a route may be renamed where its name is in no id',
-  )
-  t.match(
-    refused(
-      routes('name: a, match: { path: /a }, scope: { path: route }'),
-      routes('name: b, match: { path: /a }, scope: { path: route }'),
-    ),
-    ['identifies routes[b].name: a → b (POST /a, of route a before)'],
-  )
-  t.match(
-    refused(
-      routes(pay),
-      routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
-    ),
-    [
-      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
-    ],
-  )
-  t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
-    'identifies defaults: not protected → protected (POST /free, of route free before)',
-  ])
-  t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
-    'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
-  ])
-  t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
-    'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
-  ])
-  t.strictSame(
-    refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
-    [],
-    'unprotected before and after',
-  )
-  t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
-    'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
-  ])
-})
+void t.test(
+  'routes may be added, removed and moved if their requests keep their records',
+  async (t: Test) => {
+    const pay = 'name: pay, match: { path: /pay }'
+    const refunds = 'name: refunds, match: { path: /refunds }, ttl: 48h, key: required'
+    const wide = 'name: all, match: { path: "/*" }'
+    t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'the same records as under defaults')
+    t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
+    t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
+    t.strictSame(
+      refused(routes(pay, wide), routes(refunds, wide)),
+      [],
+      'the same records as under the wider route',
+    )
+    t.strictSame(
+      refused(routes(pay), routes('name: charge, match: { path: /pay }')),
+      [],
+      'a route may be renamed where its name is in no id',
+    )
+    t.match(
+      refused(
+        routes('name: a, match: { path: /a }, scope: { path: route }'),
+        routes('name: b, match: { path: /a }, scope: { path: route }'),
+      ),
+      ['identifies routes[b].name: a → b (POST /a, of route a before)'],
+    )
+    t.match(
+      refused(
+        routes(pay),
+        routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
+      ),
+      [
+        'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
+      ],
+    )
+    t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
+      'identifies defaults: not protected → protected (POST /free, of route free before)',
+    ])
+    t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
+      'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
+    ])
+    t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
+      'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
+    ])
+    t.strictSame(
+      refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
+      [],
+      'unprotected before and after',
+    )
+    t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
+      'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
+    ])
+  },
+)
 
-void t.test('of overlapping routes the first counts', async (t) => {
+void t.test('the first of overlapping routes decides', async (t) => {
   const narrow = 'name: narrow, match: { path: /v1/pay }, scope: { caller: none }'
   const wide = 'name: wide, match: { path: "/v1/*" }'
   const one = 'name: one, match: { path: "/:x/a" }, scope: { caller: none }'
@@ -356,7 +363,7 @@ void t.test('of overlapping routes the first counts', async (t) => {
   t.strictSame(
     paths(routes(one, other), routes(other, one), 'identifies'),
     ['routes[other].scope.caller'],
-    'of what both match',
+    'for requests that both match',
   )
   t.strictSame(paths(routes(narrow, wide), routes(wide), 'identifies'), ['routes[wide].scope.caller'])
   t.strictSame(
@@ -364,5 +371,9 @@ void t.test('of overlapping routes the first counts', async (t) => {
     [],
   )
   const under = 'name: under, match: { path: "/v1/pay/*" }'
-  t.strictSame(paths(routes(narrow), routes(narrow, under), 'identifies'), [], '/v1/pay/* has a slash more')
+  t.strictSame(
+    paths(routes(narrow), routes(narrow, under), 'identifies'),
+    [],
+    '/v1/pay/* needs another slash',
+  )
 })

@@ -9,7 +9,7 @@ const HOUR = 3600 * SECOND
 const DAY = 24 * HOUR
 const MiB = 1024 ** 2
 
-void t.test('every default of the property table (contract §10)', async (t) => {
+void t.test('a minimal file has every default of the property table (contract §10)', async (t) => {
   const { warnings: _w, spelled: _s, ...config } = load(routeFile())
   const policy = {
     mode: 'enforce',
@@ -107,7 +107,7 @@ void t.test('every default of the property table (contract §10)', async (t) => 
   })
 })
 
-void t.test('defaults that follow another value', async (t) => {
+void t.test('some defaults follow another value', async (t) => {
   const config = load(
     'upstream: { url: http://a, timeout: 10s }\ndefaults: { ttl: 2d }\nlimits: { request: 2MiB, newKeys: 5/s }\n',
   )
@@ -116,7 +116,7 @@ void t.test('defaults that follow another value', async (t) => {
   t.strictSame(
     config.defaults.limits,
     { request: 2 * MiB, response: 5 * MiB, newKeys: { count: 5, per: SECOND } },
-    'limits of a route are those at the top',
+    'the limits of a route default to those at the top',
   )
 })
 
@@ -143,7 +143,7 @@ void t.test(
   },
 )
 
-void t.test('a route inherits, property by property, what it does not set', async (t) => {
+void t.test('a route inherits each property that it does not set', async (t) => {
   const { routes, defaults } = load(`${UPSTREAM}
 defaults:
   key: { presence: required, maxLength: 40, from: ["header:a", "header:b"] }
@@ -165,29 +165,37 @@ routes:
   t.match(defaults, { name: 'default', key: { presence: 'required', from: [{ name: 'a' }, { name: 'b' }] } })
 })
 
-void t.test('route, else defaults, else the profile in force, else the built-in value', async (t) => {
-  const { routes, defaults } = load(`${UPSTREAM}
+void t.test(
+  'a value comes from the route, else defaults, else the profile in force, else the built-in one',
+  async (t) => {
+    const { routes, defaults } = load(`${UPSTREAM}
 defaults: { profile: strict, tombstone: 1d, scope: { caller: "header:authorization" } }
 routes:
   - { name: inherits, match: { path: /a } }
   - { name: own-profile, match: { path: /b }, profile: lenient }
   - { name: own-values, match: { path: /c }, profile: lenient, tombstone: off, onLeaseExpired: unknown, key: { minLength: 3 } }
 `)
-  t.match(defaults, {
-    profile: 'strict',
-    tombstone: DAY,
-    key: { minLength: 16 },
-    scope: { anonymous: 'reject' },
-  })
-  t.match(routes[0], { profile: 'strict', tombstone: DAY, key: { minLength: 16 }, onLeaseExpired: 'unknown' })
-  t.match(routes[1], { profile: 'lenient', tombstone: DAY, key: { minLength: 1 }, onLeaseExpired: 'retry' })
-  t.match(routes[2], {
-    tombstone: 0,
-    key: { minLength: 3 },
-    onLeaseExpired: 'unknown',
-    onStoreUnavailable: 'bypass',
-  })
-})
+    t.match(defaults, {
+      profile: 'strict',
+      tombstone: DAY,
+      key: { minLength: 16 },
+      scope: { anonymous: 'reject' },
+    })
+    t.match(routes[0], {
+      profile: 'strict',
+      tombstone: DAY,
+      key: { minLength: 16 },
+      onLeaseExpired: 'unknown',
+    })
+    t.match(routes[1], { profile: 'lenient', tombstone: DAY, key: { minLength: 1 }, onLeaseExpired: 'retry' })
+    t.match(routes[2], {
+      tombstone: 0,
+      key: { minLength: 3 },
+      onLeaseExpired: 'unknown',
+      onStoreUnavailable: 'bypass',
+    })
+  },
+)
 
 void t.test(
   '`ignore` and `only` replace each other, and a body that is not read as JSON has neither',
@@ -212,8 +220,10 @@ ${['raw', 'none', 'form', 'multipart']
   },
 )
 
-void t.test('a word turns off what `defaults` turned on, and a route may set a part of it', async (t) => {
-  const { routes } = load(`${UPSTREAM}
+void t.test(
+  '`off` or `none` turns off what `defaults` turned on, and a route may set a part of it',
+  async (t) => {
+    const { routes } = load(`${UPSTREAM}
 limits: { newKeys: 100/m }
 defaults:
   key: { derive: { json: [/id], bucket: 1h } }
@@ -224,28 +234,29 @@ routes:
   - { name: c, match: { path: /c }, key: { derive: off }, authorizeReplay: none, limits: { newKeys: off } }
   - { name: d, match: { path: /d }, limits: { newKeys: 5/s } }
 `)
-  t.strictSame(
-    routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
-    [
+    t.strictSame(
+      routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
       [
-        { json: ['/id'], form: [], headers: [], bucket: HOUR },
-        { path: '/me', cache: 5 * SECOND },
-        { count: 100, per: 60 * SECOND },
+        [
+          { json: ['/id'], form: [], headers: [], bucket: HOUR },
+          { path: '/me', cache: 5 * SECOND },
+          { count: 100, per: 60 * SECOND },
+        ],
+        [
+          { json: ['/id'], form: [], headers: ['x-delivery'], bucket: null },
+          { path: '/me', cache: 0 },
+          { count: 100, per: 60 * SECOND },
+        ],
+        [null, null, null],
+        [
+          { json: ['/id'], form: [], headers: [], bucket: HOUR },
+          { path: '/me', cache: 5 * SECOND },
+          { count: 5, per: SECOND },
+        ],
       ],
-      [
-        { json: ['/id'], form: [], headers: ['x-delivery'], bucket: null },
-        { path: '/me', cache: 0 },
-        { count: 100, per: 60 * SECOND },
-      ],
-      [null, null, null],
-      [
-        { json: ['/id'], form: [], headers: [], bucket: HOUR },
-        { path: '/me', cache: 5 * SECOND },
-        { count: 5, per: SECOND },
-      ],
-    ],
-  )
-})
+    )
+  },
+)
 
 void t.test('`jwks` and `keyFile` replace each other, and a route without a claim has neither', async (t) => {
   const { routes } = load(`${UPSTREAM}
@@ -271,7 +282,7 @@ routes:
   ])
 })
 
-void t.test('what `defaults` says for some routes only is no mistake', async (t) => {
+void t.test('a value in `defaults` that only some routes use is accepted', async (t) => {
   const { routes } = load(`${UPSTREAM}
 defaults: { inFlight: { wait: 3s } }
 routes:
@@ -281,7 +292,7 @@ routes:
   t.strictSame(routes[0]?.inFlight, { mode: 'wait', wait: 3 * SECOND, status: 409 })
 })
 
-void t.test('the issuer and the status path', async (t) => {
+void t.test('the issuer and the status path are read', async (t) => {
   const config = load(`${UPSTREAM}
 issuer: { path: /v1/keys, secretFile: ${FIXTURES}/files/signing-secret }
 status: { path: /v1/status }
@@ -308,7 +319,7 @@ routes:
 })
 
 void t.test(
-  'names of headers are read in lower case, those of cookies as they are; the whole key must match a pattern',
+  'header names are read in lower case, cookie names as written; a pattern must match the whole key',
   async (t) => {
     const [route] = load(
       routeFile(
@@ -335,7 +346,7 @@ void t.test(
 )
 
 void t.test(
-  'every property of the schema says what it is for, and `defaults` takes what a route takes from `profile` on',
+  'every property has a help text, and `defaults` takes every property of a route but name and match',
   async (t) => {
     const { name: _n, match: _m, ...shared } = ROUTE
     t.strictSame(Object.keys(shared), Object.keys(POLICY))

@@ -8,7 +8,7 @@ import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
 import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
-void t.test('flags go over the file, and are enough without one', async (t) => {
+void t.test('flags override the file, and are enough without one', async (t) => {
   const flags = { upstream: 'http://127.0.0.1:4000/', listen: '0.0.0.0:80', store: 'memory:' }
   const alone = load('', { flags })
   t.equal(alone.upstream.url, 'http://127.0.0.1:4000')
@@ -26,7 +26,7 @@ void t.test('flags go over the file, and are enough without one', async (t) => {
 })
 
 void t.test(
-  'V01 the service is a name of letters, digits, _, . and -; --service goes over the file',
+  'V01 the service is a name of letters, digits, _, . and -; --service overrides the file',
   async (t) => {
     const serviceOf = (text: string, service?: string): string =>
       load(UPSTREAM + text, { flags: { service } }).service
@@ -44,7 +44,7 @@ void t.test(
   },
 )
 
-void t.test('V02 a store that others can share needs a service; embedded ones do without', async (t) => {
+void t.test('V02 a store that others can share needs a service; an embedded one does not', async (t) => {
   for (const store of ['redis://h', 'rediss://u:p@h/'])
     t.match(errorsOf(UPSTREAM, { flags: { store } }), [
       /^--store: store\.url: found a store that other services can share, and no `service`/,
@@ -55,7 +55,7 @@ void t.test('V02 a store that others can share needs a service; embedded ones do
   t.equal(load(`${UPSTREAM}service: pay`, { flags: { store: 'redis://h' } }).service, 'pay')
 })
 
-void t.test('W09 a migration has two stores that outlive a restart, and a phase', async (t) => {
+void t.test('W09 a migration needs two different stores that outlive a restart, and a phase', async (t) => {
   const store = (text: string) => `${UPSTREAM}service: pay\nstore: ${text}\n`
   const { migrate } = load(store('{ url: "redis://h", migrate: { from: "sqlite:a.db", phase: both } }')).store
   t.same(migrate, { from: 'sqlite:a.db', phase: 'both' })
@@ -80,7 +80,7 @@ void t.test('W09 a migration has two stores that outlive a restart, and a phase'
   ])
 })
 
-void t.test('an error of a flag names the flag', async (t) => {
+void t.test('an error in a flag names the flag', async (t) => {
   t.strictSame(
     errorsOf(UPSTREAM, {
       flags: { upstream: 'localhost:3000', listen: '80', store: 'tiered://u:secret@h/d' },
@@ -97,7 +97,7 @@ void t.test('an error of a flag names the flag', async (t) => {
 })
 
 void t.test(
-  'an error is formatted as file:line:column: path: message, and all of them come in the order of the file',
+  'errors are formatted as file:line:column: path: message, in the order of the file',
   async (t) => {
     const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
     t.strictSame(
@@ -108,14 +108,14 @@ void t.test(
   },
 )
 
-void t.test('an empty file is a configuration, where a flag names the upstream', async (t) => {
+void t.test('an empty file is accepted if a flag names the upstream', async (t) => {
   for (const text of ['', '\n', '# nothing\n', '---\n', '~\n']) {
     t.equal(load(text, { flags: { upstream: 'http://a' } }).routes.length, 0)
   }
 })
 
 void t.test(
-  'the environment is put into scalars after parsing, and read as the type of the property',
+  'environment variables are substituted into scalars after parsing and read as the type of the property',
   async (t) => {
     const env = {
       PORT: '9000',
@@ -149,7 +149,7 @@ defaults: { misuse: { status: "\${STATUS}" }, scope: { caller: ["header:\${NAME:
   },
 )
 
-void t.test('names are not substituted, only values', async (t) => {
+void t.test('only values are substituted, not names', async (t) => {
   t.match(
     errorsOf(`${UPSTREAM}"\${NAME}": 1\n`, { env: { NAME: 'listen' } })[0],
     'found the unknown property `${NAME}`',
@@ -161,7 +161,7 @@ void t.test('no error shows a password', async (t) => {
   for (const error of errorsOf(text, { env: { PW: 'hunter2' } })) t.notMatch(error, 'hunter2')
 })
 
-void t.test('anchors, aliases and merge keys, which own entries override', async (t) => {
+void t.test('anchors, aliases and merge keys work, and own entries override merged ones', async (t) => {
   const { routes } = load(`${UPSTREAM}
 defaults: &base { ttl: 2d, key: &key { minLength: 4, maxLength: 9 } }
 routes:
@@ -172,19 +172,19 @@ routes:
   t.match(routes[1], { match: { path: '/a', methods: ['PUT'] }, key: { maxLength: 9 } })
 })
 
-void t.test('an alias within itself ends in an error, not in a loop', async (t) => {
+void t.test('an alias inside its own anchor ends in an error, not a loop', async (t) => {
   t.match(
     errorsOf(`${UPSTREAM}defaults: &d { <<: *d, key: *d }\n`)[0],
     /defaults\.key\.key: found the unknown property/,
   )
 })
 
-void t.test('a sealing key: 32 bytes raw, in hex or in base64, and nothing else', async (t) => {
+void t.test('a sealing key is 32 bytes raw, in hex or in base64, and nothing else', async (t) => {
   const dir = mkdtempSync(join(tmpdir(), 'keys-'))
   t.teardown(() => rmSync(dir, { recursive: true, force: true }))
   const file = join(dir, 'key')
   const text = `${UPSTREAM}store: { encryption: { keys: [{ id: a, file: "${file}" }] } }\n`
-  // One raw key ends as a line does.
+  // Raw keys that end in a line feed.
   for (const key of [randomBytes(31), Buffer.alloc(31, 0xff)].map((bytes) =>
     Buffer.concat([bytes, Buffer.from('\n')]),
   ))
@@ -215,7 +215,7 @@ void t.test('a sealing key: 32 bytes raw, in hex or in base64, and nothing else'
   }
 })
 
-void t.test('files of secrets are read without their last newline', async (t) => {
+void t.test('secret files are read without their last newline', async (t) => {
   const config = load(
     `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FIXTURES}/files/token }\nstore: { secretFile: ${FIXTURES}/files/secret }\n`,
   )
@@ -223,7 +223,7 @@ void t.test('files of secrets are read without their last newline', async (t) =>
   t.strictSame(config.store.secret, Buffer.from('0123456789abcdef'))
 })
 
-void t.test('the admin listener is off, or on loopback, or has a token', async (t) => {
+void t.test('the admin listener must be off, on loopback, or have a token', async (t) => {
   t.equal(load(`${UPSTREAM}admin: { listen: none }\n`).admin.listen, null)
   for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', '"[::1]']) {
     t.ok(
@@ -237,14 +237,14 @@ void t.test('the admin listener is off, or on loopback, or has a token', async (
   }
 })
 
-void t.test('any free port is no conflict', async (t) => {
+void t.test('port 0 is no conflict, nor is one port on two addresses', async (t) => {
   t.equal(load(`${UPSTREAM}listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\n`).listen.port, 0)
   t.match(load(`${UPSTREAM}listen: 127.0.0.1:9000\nadmin: { listen: 127.0.0.2:9000 }\n`).listen, {
     port: 9000,
   })
 })
 
-void t.test('a check is silent where what it compares could not be read', async (t) => {
+void t.test('a check is skipped if a value that it compares could not be read', async (t) => {
   const errors = errorsOf(
     'upstream: { url: http://a, timeout: 2days }\ndefaults: { ttl: 1s, respondWithin: 90s }\n',
   )
@@ -252,7 +252,7 @@ void t.test('a check is silent where what it compares could not be read', async 
   t.match(errors[0], 'upstream.timeout')
 })
 
-void t.test('upstream addresses are an origin or a socket', async (t) => {
+void t.test('an upstream address is an origin or a Unix socket', async (t) => {
   const url = (text: string): string => load('', { flags: { upstream: text } }).upstream.url
   t.equal(url('HTTP://Example.com:80/'), 'http://example.com')
   t.equal(url('https://[::1]:3000'), 'https://[::1]:3000')
@@ -260,7 +260,7 @@ void t.test('upstream addresses are an origin or a socket', async (t) => {
   t.equal(url('unix:/run/app.sock'), 'unix:/run/app.sock')
 })
 
-void t.test('a JWK Set comes by https, or from this machine', async (t) => {
+void t.test('a JWK Set comes over https, or from this machine', async (t) => {
   const text = (url: string): string =>
     routeFile(`scope: { caller: "jwt:sub", jwt: { jwks: ${JSON.stringify(url)} } }`)
   for (const [url, kept] of Object.entries({
@@ -290,7 +290,7 @@ void t.test('a JWK Set comes by https, or from this machine', async (t) => {
     )
 })
 
-void t.test('what is wrong with a file of keys is told with the place where it is named', async (t) => {
+void t.test('an error in a key file is reported where the file is named', async (t) => {
   const file = join(t.testdir(), 'keys')
   const { privateKey } = generateKeyPairSync('ed25519')
   writeFileSync(file, privateKey.export({ type: 'pkcs8', format: 'pem' }))
@@ -300,7 +300,7 @@ void t.test('what is wrong with a file of keys is told with the place where it i
   t.match(errors[0], '; allowed: one public key or X.509 certificate in PEM, a JWK or a JWK Set')
 })
 
-void t.test('paths of the proxy itself are exact and normal', async (t) => {
+void t.test('paths of the proxy itself must be exact and normalised', async (t) => {
   const text = (path: string): string => `${UPSTREAM}status: { path: ${JSON.stringify(path)} }\n`
   for (const path of ['/a', '/v1/caf%C3%A9:batch', '/~a/-']) t.equal(load(text(path)).status.path, path)
   for (const path of [
@@ -323,7 +323,7 @@ void t.test('paths of the proxy itself are exact and normal', async (t) => {
     t.match(errorsOf(text(path)), [/status\.path: found .*; allowed: off, or one exact path/], path)
 })
 
-void t.test('stores that this version opens', async (t) => {
+void t.test('the URL of every kind of store is accepted', async (t) => {
   for (const url of [
     'memory:',
     'sqlite:./a.db',
@@ -351,7 +351,7 @@ void t.test('stores that this version opens', async (t) => {
   }
 })
 
-void t.test('files for TLS are for rediss, once each, and a certificate comes with its key', async (t) => {
+void t.test('TLS files need rediss, each at most once, and a certificate needs its key', async (t) => {
   for (const [url, why] of [
     ['redis://h?cacert=/a', /without a query$/],
     ['redis://h#a', /without a fragment$/],
@@ -369,7 +369,7 @@ void t.test('files for TLS are for rediss, once each, and a certificate comes wi
     t.match(errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } }), [why], url)
 })
 
-void t.test('a URL of a cluster that says less or more than it may is one clear sentence', async (t) => {
+void t.test('an invalid URL of a Redis Cluster gets one clear error, without its password', async (t) => {
   for (const [url, why] of [
     ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
     ['redis+cluster:h', /allowed: redis\+cluster/],
@@ -386,7 +386,7 @@ void t.test('a URL of a cluster that says less or more than it may is one clear 
   }
 })
 
-void t.test('a URL of Sentinels that says less or more than it may is one clear sentence', async (t) => {
+void t.test('an invalid URL of Redis Sentinels gets one clear error, without its password', async (t) => {
   for (const [url, why] of [
     ['redis+sentinel://', /allowed: redis\+sentinel:\/\/user:password@host:port,host:port\/master\/db/],
     ['redis+sentinel:h/m', /allowed: redis\+sentinel/],
@@ -417,49 +417,46 @@ void t.test('a URL of Sentinels that says less or more than it may is one clear 
   }
 })
 
-void t.test(
-  'a URL of PostgreSQL that says less or more than it may is one clear sentence, without its password',
-  async (t) => {
-    for (const [url, why] of [
-      ['postgres://h/d', /with a user and a database/],
-      ['postgres://u:secret@h', /with a user and a database/],
-      ['postgres://u:secret@h/', /with a user and a database/],
-      ['postgres://u:secret@h/a/b', /with a user and a database/],
-      ['postgres://u:secret@h/%ff', /percent-encoded/],
-      ['postgres://u:%00@h/d', /percent-encoded/],
-      ['postgres://u:secret@/d', /allowed: memory:/],
-      ['postgres://u:secret@h:0/d', /allowed: memory:/],
-      ['postgres://u:secret@h:1,g:2/d', /allowed: memory:/],
-      ['postgres://u:secret@%2Frun/d', /allowed: memory:/],
-      ['postgres://u:secret@h/d#f', /allowed: memory:/],
-      ['postgres:///d', /allowed: memory:/],
-      ['postgres://u:secret@h/d?sslmode=prefer', /sslmode \(disable, require, verify-ca, verify-full\)/],
-      ['postgres://u:secret@h/d?options=-c', /of the options sslmode/],
-      ['postgres://u:secret@h/d?sslmode=require&sslmode=disable', /each at most once/],
-      ['postgres://u:secret@h/d?sslmode=require&sslrootcert=', /of the options/],
-      ['postgres://u:secret@h/d?sslrootcert=/ca.pem', /only with sslmode=require/],
-      [
-        'postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.pem',
-        /sslrootcert only with sslmode=verify-ca/,
-      ],
-      ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
-      ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
-    ] as const) {
-      const loaded = loadConfig({
-        text: '',
-        env: {},
-        flags: { upstream: 'http://a', store: url, service: 'a' },
-      })
-      const [error, ...others] = loaded.ok ? [] : loaded.errors.map(formatConfigError)
-      t.match(error, why, url)
-      t.match(error, /^--store: store\.url: found /)
-      t.same(others, [])
-      t.notMatch(error, /secret/)
-    }
-  },
-)
+void t.test('an invalid URL of PostgreSQL gets one clear error, without its password', async (t) => {
+  for (const [url, why] of [
+    ['postgres://h/d', /with a user and a database/],
+    ['postgres://u:secret@h', /with a user and a database/],
+    ['postgres://u:secret@h/', /with a user and a database/],
+    ['postgres://u:secret@h/a/b', /with a user and a database/],
+    ['postgres://u:secret@h/%ff', /percent-encoded/],
+    ['postgres://u:%00@h/d', /percent-encoded/],
+    ['postgres://u:secret@/d', /allowed: memory:/],
+    ['postgres://u:secret@h:0/d', /allowed: memory:/],
+    ['postgres://u:secret@h:1,g:2/d', /allowed: memory:/],
+    ['postgres://u:secret@%2Frun/d', /allowed: memory:/],
+    ['postgres://u:secret@h/d#f', /allowed: memory:/],
+    ['postgres:///d', /allowed: memory:/],
+    ['postgres://u:secret@h/d?sslmode=prefer', /sslmode \(disable, require, verify-ca, verify-full\)/],
+    ['postgres://u:secret@h/d?options=-c', /of the options sslmode/],
+    ['postgres://u:secret@h/d?sslmode=require&sslmode=disable', /each at most once/],
+    ['postgres://u:secret@h/d?sslmode=require&sslrootcert=', /of the options/],
+    ['postgres://u:secret@h/d?sslrootcert=/ca.pem', /only with sslmode=require/],
+    [
+      'postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.pem',
+      /sslrootcert only with sslmode=verify-ca/,
+    ],
+    ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
+    ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
+  ] as const) {
+    const loaded = loadConfig({
+      text: '',
+      env: {},
+      flags: { upstream: 'http://a', store: url, service: 'a' },
+    })
+    const [error, ...others] = loaded.ok ? [] : loaded.errors.map(formatConfigError)
+    t.match(error, why, url)
+    t.match(error, /^--store: store\.url: found /)
+    t.same(others, [])
+    t.notMatch(error, /secret/)
+  }
+})
 
-void t.test('a URL of DynamoDB that says less or more than it may is one clear sentence', async (t) => {
+void t.test('an invalid URL of DynamoDB gets one clear error, without its credentials', async (t) => {
   for (const [url, why] of [
     ['dynamodb:', /allowed: dynamodb:\/\/table\?region=name, the table a name of 3 to 255/],
     ['dynamodb://', /allowed: dynamodb:\/\/table/],
@@ -483,7 +480,7 @@ void t.test('a URL of DynamoDB that says less or more than it may is one clear s
   }
 })
 
-void t.test('tiered: takes a store that decides and a cache, both or none', async (t) => {
+void t.test('tiered: needs both a store that decides and a cache', async (t) => {
   const of = (store: string) => `service: a\n${UPSTREAM}store: { ${store} }\n`
   const { store } = load(
     of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }'),
@@ -521,7 +518,7 @@ void t.test('tiered: takes a store that decides and a cache, both or none', asyn
     )
 })
 
-void t.test('a configuration file that cannot be read is an error of the configuration', async (t) => {
+void t.test('a configuration file that cannot be read is reported like any other error', async (t) => {
   const told = (file: string): string => {
     const read = readConfigFile(file)
     return read.ok ? read.text : formatConfigError(read.error)
@@ -535,7 +532,7 @@ void t.test('a configuration file that cannot be read is an error of the configu
   t.match(told('config/minimal.yaml'), 'upstream:')
 })
 
-void t.test('V05 the proxy’s own address as a flag is refused, too', async (t) => {
+void t.test('V05 the proxy’s own address is refused as a flag too', async (t) => {
   for (const flags of [
     { upstream: 'http://localhost:8080' },
     { upstream: 'http://[::1]:9000', listen: '[::]:9000' },

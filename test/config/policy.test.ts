@@ -21,7 +21,7 @@ const TABLE: readonly (readonly [statuses: readonly number[], retryAfter: boolea
     [[500, 501, 505, 507, 599], false, 'store', 'unknown', 'release', 'store'],
   ]
 
-void t.test("U08 each profile's table of statuses", async (t) => {
+void t.test('U08 each profile classifies statuses as its table says', async (t) => {
   for (const [column, profile] of PROFILES.entries()) {
     const [route] = load(routeFile(`profile: ${profile}`, 'scope: { caller: "header:authorization" }')).routes
     if (route === undefined) throw new Error('no route')
@@ -37,7 +37,7 @@ void t.test("U08 each profile's table of statuses", async (t) => {
   }
 })
 
-void t.test("U08 each profile's other values", async (t) => {
+void t.test('U08 each profile has its other values', async (t) => {
   const rows = PROFILES.map((profile) => {
     const { onLeaseExpired, onStoreUnavailable, scope, key, tombstone, misuse } = profileDefaults(profile)
     return [
@@ -77,14 +77,14 @@ void t.test("U08 each profile's other values", async (t) => {
   }
 })
 
-void t.test('a status that is none: nothing final below 200, a server error beyond 599', async (t) => {
+void t.test('a status below 200 is not final, and one above 599 counts as a server error', async (t) => {
   const [route] = load(routeFile()).routes
   if (route === undefined) throw new Error('no route')
   t.equal(classify(route, 101, false), 'unknown')
   t.equal(classify(route, 600, false), 'store')
 })
 
-void t.test("U10 a route's own entries go first, exact before class, then the profile's", async (t) => {
+void t.test("U10 a route's own entries come first, exact before class, then the profile's", async (t) => {
   const { routes } = load(`${UPSTREAM}
 defaults: { outcomes: { 500: release, "4xx": unknown, 503: store } }
 routes:
@@ -103,7 +103,7 @@ routes:
     'unknown',
     'store',
   ])
-  t.strictSame(actions(0, [503], true), ['store'], 'an own entry does not ask for Retry-After')
+  t.strictSame(actions(0, [503], true), ['store'], 'an own entry ignores Retry-After')
   t.strictSame(actions(1, [502, 500, 503, 504, 401, 403]), [
     'release',
     'unknown',
@@ -114,26 +114,23 @@ routes:
   ])
 })
 
-void t.test(
-  'L13 a lease that its renewal cannot serve, or a ttl below upstream.timeout, is refused',
-  async (t) => {
-    t.match(
-      errorsOf(routeFile('lease: 999ms'))[0],
-      'c.yaml:5:12: routes[0].lease: found a lease of 999ms; allowed: at least 1s',
-    )
-    t.strictSame(errorsOf(routeFile('lease: 1s')), [])
-    t.match(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 2s')}`)[0], 'allowed: at least 3s')
-    t.strictSame(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 3s')}`), [])
-    t.match(
-      errorsOf(routeFile('ttl: 59s'))[0],
-      'c.yaml:5:10: routes[0].ttl: found a ttl of 59s; allowed: at least `upstream.timeout` (1m)',
-    )
-    t.strictSame(errorsOf(routeFile('ttl: 60s')), [])
-  },
-)
+void t.test('L13 a lease too short to renew, or a ttl below upstream.timeout, is refused', async (t) => {
+  t.match(
+    errorsOf(routeFile('lease: 999ms'))[0],
+    'c.yaml:5:12: routes[0].lease: found a lease of 999ms; allowed: at least 1s',
+  )
+  t.strictSame(errorsOf(routeFile('lease: 1s')), [])
+  t.match(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 2s')}`)[0], 'allowed: at least 3s')
+  t.strictSame(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 3s')}`), [])
+  t.match(
+    errorsOf(routeFile('ttl: 59s'))[0],
+    'c.yaml:5:10: routes[0].ttl: found a ttl of 59s; allowed: at least `upstream.timeout` (1m)',
+  )
+  t.strictSame(errorsOf(routeFile('ttl: 60s')), [])
+})
 
 void t.test(
-  'profile strict demands scope.caller, in the route or in `defaults`, of what is protected',
+  'profile strict requires scope.caller, in the route or in `defaults`, wherever it protects',
   async (t) => {
     t.equal(errorsOf(routeFile('profile: strict')).length, 1)
     t.strictSame(errorsOf(routeFile('profile: strict', 'scope: { caller: none }')), [])
@@ -141,13 +138,17 @@ void t.test(
     t.strictSame(errorsOf(routeFile('profile: strict', 'key: ignored')), [])
     t.strictSame(errorsOf(routeFile('profile: strict', 'mode: off')), [])
     const own = `defaults: { profile: strict }\n${routeFile('scope: { caller: "cookie:a" }')}`
-    t.match(errorsOf(own), [/defaults\.profile/], 'what no route matches is protected under `defaults`')
+    t.match(
+      errorsOf(own),
+      [/defaults\.profile/],
+      'requests that match no route are protected under `defaults`',
+    )
     t.strictSame(errorsOf(`unmatched: pass\n${own}`), [])
     t.match(errorsOf(`unmatched: pass\ndefaults: { profile: strict }\n${routeFile()}`), [/defaults\.profile/])
   },
 )
 
-void t.test('a route is unreachable only behind routes that match all it does', async (t) => {
+void t.test('a route is unreachable only behind routes that match everything it matches', async (t) => {
   const reached = (...matches: readonly string[]): boolean => {
     const routes = matches.map((match, i) => `  - { name: r${i}, match: { ${match} } }\n`)
     return errorsOf(`${UPSTREAM}routes:\n${routes.join('')}`).length === 0
@@ -167,83 +168,94 @@ void t.test('a route is unreachable only behind routes that match all it does', 
   t.ok(reached('path: /v1/a', 'path: "/v1/:id"'))
 })
 
-void t.test('every promise given up by name is warned of in a sentence with its routes', async (t) => {
-  const caller = 'scope: { caller: none }'
-  const warnings = (lines: string, head = 'unmatched: pass\n'): readonly string[] =>
-    load(`${head}${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n`).warnings
-  t.strictSame(warnings(caller), [])
-  t.match(warnings(`${caller}, profile: lenient`), [/^Route `a`: profile lenient, .*\.$/])
-  t.match(warnings(`${caller}, onLeaseExpired: retry`), [/^Route `a`: onLeaseExpired retry, .*\.$/])
-  t.match(warnings(`${caller}, onStoreUnavailable: bypass`), [/^Route `a`: onStoreUnavailable bypass, .*\.$/])
-  t.match(warnings(`${caller}, outcomes: { 503: release, "4xx": release, 500: store }`), [
-    /^Route `a`: outcomes release 503, 4xx, .*\.$/,
-  ])
-  t.match(warnings(`${caller}, fingerprint: { body: raw }`), [/^Route `a`: fingerprint.body raw, .*422.*\.$/])
-  t.match(warnings('mode: off'), [/^Route `a`: mode off, .*\.$/])
-  t.match(warnings('mode: shadow'), [/^Route `a`: mode shadow, .*\.$/], 'nothing else is promised there')
-  t.match(warnings(`${caller}, key: { derive: { json: [/id], bucket: 1h } }`), [
-    /^Route `a`: key\.derive with a bucket, .*\.$/,
-  ])
-  t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
-  t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
-  t.match(warnings('mode: enforce'), [
-    "Requests without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400). Set scope.caller, or scope.anonymous: reject.",
-  ])
-  const twice = (lines: string): readonly string[] =>
-    load(
-      `unmatched: pass\n${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n  - { name: b, match: { path: /b }, ${lines} }\n`,
-    ).warnings
-  t.match(
-    twice(`${caller}, outcomes: { 400: release }`),
-    ['Routes `a`, `b`: outcomes release 400, so a retry executes again after such an answer.'],
-    'equal warnings of several routes are one',
-  )
-  t.strictSame(
-    warnings('scope: { caller: "cookie:sid", anonymous: reject }', ''),
-    [
-      "Requests that match no route: those without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400); set `defaults.scope.caller` or `unmatched: reject`.",
-    ],
-    'the only route is not meant',
-  )
-  t.strictSame(warnings('scope: { caller: none }', 'defaults: { scope: { caller: "cookie:sid" } }\n'), [
-    "Requests that match no route: those without cookie:sid share one key space, so one client may receive another's response; set `defaults.scope.anonymous: reject` or `unmatched: reject`.",
-  ])
-  t.strictSame(
-    warnings('scope: { caller: "cookie:sid" }', 'defaults: { scope: { anonymous: reject } }\n'),
-    [],
-  )
-  t.match(
-    warnings(
-      'scope: { caller: "cookie:sid", anonymous: share }',
-      'defaults: { scope: { anonymous: reject } }\n',
-    ),
-    [/^Route `a`: requests without cookie:sid share one key space, .*\. Set scope\.anonymous: reject\.$/],
-  )
-  t.match(
-    load(
-      `${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${caller} }\n  - { name: b, match: { path: /b } }\n`,
-    ).warnings,
-    [/^Route `b` and requests that match no route: requests without Authorization share one key space/],
-  )
-  t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
-    /^The store is memory:, so .*\.$/,
-  ])
-  t.strictSame(warnings(`${caller}, profile: strict`), [])
-  t.strictSame(
-    warnings('key: ignored, profile: lenient, onLeaseExpired: retry'),
-    [],
-    'nothing is promised there',
-  )
-  t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
-  t.match(warnings('profile: standard', ''), [/^Requests without Authorization share/], 'one for all routes')
-  t.strictSame(warnings('scope: { caller: ["header:X-Tenant", "cookie:sid"] }'), [
-    "Requests without header:x-tenant or cookie:sid share one key space, so one client may receive another's response. Set scope.anonymous: reject.",
-  ])
-  t.strictSame(warnings('scope: { caller: ["header:x-tenant"], anonymous: reject }'), [])
-  t.strictSame(warnings('scope: { caller: none }'), [], 'chosen')
-})
+void t.test(
+  'each promise that the file gives up has a warning of one sentence with its routes',
+  async (t) => {
+    const caller = 'scope: { caller: none }'
+    const warnings = (lines: string, head = 'unmatched: pass\n'): readonly string[] =>
+      load(`${head}${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n`).warnings
+    t.strictSame(warnings(caller), [])
+    t.match(warnings(`${caller}, profile: lenient`), [/^Route `a`: profile lenient, .*\.$/])
+    t.match(warnings(`${caller}, onLeaseExpired: retry`), [/^Route `a`: onLeaseExpired retry, .*\.$/])
+    t.match(warnings(`${caller}, onStoreUnavailable: bypass`), [
+      /^Route `a`: onStoreUnavailable bypass, .*\.$/,
+    ])
+    t.match(warnings(`${caller}, outcomes: { 503: release, "4xx": release, 500: store }`), [
+      /^Route `a`: outcomes release 503, 4xx, .*\.$/,
+    ])
+    t.match(warnings(`${caller}, fingerprint: { body: raw }`), [
+      /^Route `a`: fingerprint.body raw, .*422.*\.$/,
+    ])
+    t.match(warnings('mode: off'), [/^Route `a`: mode off, .*\.$/])
+    t.match(warnings('mode: shadow'), [/^Route `a`: mode shadow, .*\.$/], 'nothing else is promised there')
+    t.match(warnings(`${caller}, key: { derive: { json: [/id], bucket: 1h } }`), [
+      /^Route `a`: key\.derive with a bucket, .*\.$/,
+    ])
+    t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
+    t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
+    t.match(warnings('mode: enforce'), [
+      "Requests without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400). Set scope.caller, or scope.anonymous: reject.",
+    ])
+    const twice = (lines: string): readonly string[] =>
+      load(
+        `unmatched: pass\n${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n  - { name: b, match: { path: /b }, ${lines} }\n`,
+      ).warnings
+    t.match(
+      twice(`${caller}, outcomes: { 400: release }`),
+      ['Routes `a`, `b`: outcomes release 400, so a retry executes again after such an answer.'],
+      'equal warnings of several routes are one',
+    )
+    t.strictSame(
+      warnings('scope: { caller: "cookie:sid", anonymous: reject }', ''),
+      [
+        "Requests that match no route: those without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400); set `defaults.scope.caller` or `unmatched: reject`.",
+      ],
+      'the warning is not about the only route',
+    )
+    t.strictSame(warnings('scope: { caller: none }', 'defaults: { scope: { caller: "cookie:sid" } }\n'), [
+      "Requests that match no route: those without cookie:sid share one key space, so one client may receive another's response; set `defaults.scope.anonymous: reject` or `unmatched: reject`.",
+    ])
+    t.strictSame(
+      warnings('scope: { caller: "cookie:sid" }', 'defaults: { scope: { anonymous: reject } }\n'),
+      [],
+    )
+    t.match(
+      warnings(
+        'scope: { caller: "cookie:sid", anonymous: share }',
+        'defaults: { scope: { anonymous: reject } }\n',
+      ),
+      [/^Route `a`: requests without cookie:sid share one key space, .*\. Set scope\.anonymous: reject\.$/],
+    )
+    t.match(
+      load(
+        `${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${caller} }\n  - { name: b, match: { path: /b } }\n`,
+      ).warnings,
+      [/^Route `b` and requests that match no route: requests without Authorization share one key space/],
+    )
+    t.match(warnings(caller, 'unmatched: pass\nstore: { url: "memory:" }\n'), [
+      /^The store is memory:, so .*\.$/,
+    ])
+    t.strictSame(warnings(`${caller}, profile: strict`), [])
+    t.strictSame(
+      warnings('key: ignored, profile: lenient, onLeaseExpired: retry'),
+      [],
+      'nothing is promised there',
+    )
+    t.strictSame(warnings(`${caller}, profile: lenient, onLeaseExpired: unknown`).length, 1)
+    t.match(
+      warnings('profile: standard', ''),
+      [/^Requests without Authorization share/],
+      'one warning for all routes',
+    )
+    t.strictSame(warnings('scope: { caller: ["header:X-Tenant", "cookie:sid"] }'), [
+      "Requests without header:x-tenant or cookie:sid share one key space, so one client may receive another's response. Set scope.anonymous: reject.",
+    ])
+    t.strictSame(warnings('scope: { caller: ["header:x-tenant"], anonymous: reject }'), [])
+    t.strictSame(warnings('scope: { caller: none }'), [], 'set explicitly')
+  },
+)
 
-void t.test('reconcile: `after` is upstream.timeout, and a route adds to what `defaults` says', async (t) => {
+void t.test('reconcile: `after` defaults to upstream.timeout, and a route adds to `defaults`', async (t) => {
   const { routes, defaults, warnings } = load(`upstream: { url: http://127.0.0.1:3000, timeout: 20s }
 defaults:
   key: { forwardFence: true }
@@ -290,22 +302,25 @@ routes:
   t.equal(routes[1]?.reconcile, null)
   t.strictSame(routes[2]?.reconcile?.identity, [])
   t.match(warnings.join('\n'), 'Route `believed`: reconcile with identity none')
-  t.notMatch(warnings.join('\n'), 'by the key alone', '{record} is that of one caller')
-})
-
-void t.test('reconcile by the key alone is warned of, unless there is one set of keys', async (t) => {
-  const reconcile =
-    'reconcile: { request: { path: "/a?k={key}" }, identity: { /key: "{key}" }, completed: { status: 200 } }'
-  const by = (scope: string) =>
-    load(`upstream: { url: http://127.0.0.1:3000 }
-routes: [{ name: a, match: { path: /a }, ${scope}${reconcile} }]
-`).warnings.join('\n')
-  t.match(by(''), 'Route `a`: reconcile asks by the key alone')
-  t.notMatch(by('scope: { caller: none }, '), 'reconcile asks by the key alone')
+  t.notMatch(warnings.join('\n'), 'by the key alone', 'a {record} belongs to one caller')
 })
 
 void t.test(
-  'a status query that another request may answer, or that comes early, is warned of',
+  'reconcile by the key alone has a warning unless all callers share one set of keys',
+  async (t) => {
+    const reconcile =
+      'reconcile: { request: { path: "/a?k={key}" }, identity: { /key: "{key}" }, completed: { status: 200 } }'
+    const by = (scope: string) =>
+      load(`upstream: { url: http://127.0.0.1:3000 }
+routes: [{ name: a, match: { path: /a }, ${scope}${reconcile} }]
+`).warnings.join('\n')
+    t.match(by(''), 'Route `a`: reconcile asks by the key alone')
+    t.notMatch(by('scope: { caller: none }, '), 'reconcile asks by the key alone')
+  },
+)
+
+void t.test(
+  'a status query that may find another request, or may come too early, has a warning',
   async (t) => {
     const asks = (path: string, more = ''): string =>
       `reconcile: { request: { path: "${path}" }, identity: { /k: "{key}" }, completed: { status: 200 }${more} }`

@@ -65,7 +65,7 @@ const written: fc.Arbitrary<Written> = fc.record({
   defaults: settings,
   unmatched: fc.constantFrom('protect', 'protect', 'pass'),
 })
-/** Another one, or the same with one setting changed, a route left out, or called otherwise. */
+/** Two unrelated files, or two that differ in one setting, a missing route or the name of a route. */
 const pair: fc.Arbitrary<[Written, Written]> = fc.oneof(
   fc.tuple(written, written),
   fc.tuple(written, setting, fc.nat(3)).map(([one, other, n]): [Written, Written] => [
@@ -109,7 +109,7 @@ function load(text: string): Config | null {
   return loaded.ok ? loaded.config : null
 }
 
-/** What a request finds: its record and recipe; 'refused' where a key or a caller is not taken, null where nothing is protected. */
+/** The record and recipe that a request finds; 'refused' for a bad key or caller, null where nothing is protected. */
 function finds(
   config: Config,
   router: Router,
@@ -140,7 +140,7 @@ const HEADERS = [
 ]
 
 void t.test(
-  'O08 where a reload is not refused, each request finds the record that it found before',
+  'O08 after a reload that is not refused, each request finds the same record as before',
   async (t) => {
     const seen = { taken: 0, refused: 0, requests: 0 }
     fc.assert(
@@ -160,7 +160,7 @@ void t.test(
               const was = finds(before, old, method, target, headers)
               const now = finds(after, next, method, target, headers)
               seen.requests++
-              // What was refused had no record: it may be taken now.
+              // A refused request had no record, so it may be accepted now.
               if (was !== now && was !== 'refused')
                 throw new Error(`${method} ${target} ${headers.join(' ')}: ${was} → ${now}\n${one}\n${other}`)
             }

@@ -43,7 +43,7 @@ const TARGETS = [
   ]),
 ]
 
-/** Who decides, as the traffic server has it; null: nobody. */
+/** The route that decides, as in the traffic server; null: none. */
 function decider(
   router: Router,
   { defaults, unmatched }: Routed,
@@ -56,7 +56,7 @@ function decider(
   return found ?? (unmatched === 'protect' && method !== 'PUT' ? defaults : null)
 }
 
-void t.test('whatever request changes hands is among those that are told', async (t) => {
+void t.test('every request that moves to another route is covered by the diff', async (t) => {
   let moved = 0
   fc.assert(
     fc.property(routed, routed, (before, after) => {
@@ -68,7 +68,8 @@ void t.test('whatever request changes hands is among those that are told', async
           const to = decider(next, after, method, target)?.name
           if (from === to) continue
           moved++
-          if (!told.has(`${from} ${to}`)) throw new Error(`${method} ${target}: ${from} → ${to} is not told`)
+          if (!told.has(`${from} ${to}`))
+            throw new Error(`${method} ${target}: ${from} → ${to} is not in the diff`)
         }
     }),
     { numRuns: 2000 },
@@ -76,7 +77,7 @@ void t.test('whatever request changes hands is among those that are told', async
   t.ok(moved > 10_000, `${moved} requests`)
 })
 
-void t.test('nothing changes hands where nothing has changed', async (t) => {
+void t.test('the diff of an unchanged configuration is empty', async (t) => {
   fc.assert(
     fc.property(routed, (one) => routeDiff(one, one).length === 0),
     { numRuns: 2000 },

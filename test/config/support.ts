@@ -1,7 +1,7 @@
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, type Input, loadConfig } from '../../src/config/load.ts'
 
-/** Fixtures name files below the repository, wherever a test is started from. */
+/** Fixtures name files relative to the repository, wherever a test is started. */
 process.chdir(new URL('../..', import.meta.url).pathname)
 
 export const FIXTURES = 'test/config/fixtures'

@@ -7,7 +7,7 @@ function told<T>(parsed: Parsed<T>): T | string {
   return parsed.ok ? parsed.value : parsed.message
 }
 
-void t.test('durations', async (t) => {
+void t.test('a duration is a whole number with a unit, or 0', async (t) => {
   for (const [text, value] of Object.entries({
     '250ms': 250,
     '30s': 30_000,
@@ -41,7 +41,7 @@ void t.test('durations', async (t) => {
   }
 })
 
-void t.test('sizes', async (t) => {
+void t.test('a size is a whole number with a unit, or 0', async (t) => {
   for (const [text, value] of Object.entries({
     '0': 0,
     '512B': 512,
@@ -56,7 +56,7 @@ void t.test('sizes', async (t) => {
   }
 })
 
-void t.test('values are shown in the largest unit that fits', async (t) => {
+void t.test('values are shown in the largest unit that leaves a whole number', async (t) => {
   t.strictSame([0, 250, 1500, 30_000, 90_000, 86_400_000].map(formatDuration), [
     '0ms',
     '250ms',
@@ -68,7 +68,7 @@ void t.test('values are shown in the largest unit that fits', async (t) => {
   t.strictSame([100, 65_536, 1_048_577, 2 ** 30].map(formatSize), ['100B', '64KiB', '1048577B', '1GiB'])
 })
 
-void t.test('addresses', async (t) => {
+void t.test('an address is host:port, and loopback addresses are recognised', async (t) => {
   t.strictSame(told(address.parse('0.0.0.0:0')), { host: '0.0.0.0', port: 0 })
   t.strictSame(told(address.parse('[::1]:8080')), { host: '::1', port: 8080 })
   t.strictSame(told(address.parse('proxy.internal:65535')), { host: 'proxy.internal', port: 65_535 })
@@ -97,7 +97,7 @@ void t.test('addresses', async (t) => {
   ])
 })
 
-void t.test('the environment', async (t) => {
+void t.test('environment variables are substituted, with defaults and an escape', async (t) => {
   const env = { A: 'a', EMPTY: '', NESTED: '${A}' }
   const texts = {
     '${A}': 'a',
@@ -120,7 +120,7 @@ void t.test('the environment', async (t) => {
     t.match(told(substitute(text, env)), 'allowed: ${NAME}', text)
 })
 
-void t.test('a mistyped name finds the one that was meant', async (t) => {
+void t.test('didYouMean finds the name that was meant, or none', async (t) => {
   const known = ['timeout', 'connectTimeout', 'url', 'tls']
   t.equal(didYouMean('timout', known), 'timeout')
   t.equal(didYouMean('connecttimeout', known), 'connectTimeout')

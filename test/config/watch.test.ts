@@ -18,7 +18,7 @@ import { Mount } from '../support/mount.ts'
 
 t.setTimeout(30_000)
 
-/** What a watch told of: the file as it was then. */
+/** What a watch reported: the content of the file at each report. */
 function watched(t: Test, file: string, poll = 60_000, still = 50): { seen: string[]; lost: Error[] } {
   const seen: string[] = []
   const lost: Error[] = []
@@ -38,7 +38,7 @@ function watched(t: Test, file: string, poll = 60_000, still = 50): { seen: stri
   return { seen, lost }
 }
 
-void t.test('a file that is replaced by a rename, again and again', async (t) => {
+void t.test('every replacement of a file by a rename is reported', async (t) => {
   const dir = tempDir(t)
   const file = join(dir, 'proxy.yaml')
   writeFileSync(file, '0')
@@ -52,7 +52,7 @@ void t.test('a file that is replaced by a rename, again and again', async (t) =>
   t.strictSame(lost, [])
 })
 
-void t.test('a ConfigMap: the kubelet swaps ..data', async (t) => {
+void t.test('every swap of ..data in a ConfigMap, as the kubelet does it, is reported', async (t) => {
   const mount = new Mount(t, { 'proxy.yaml': '0', other: 'a' })
   const { seen } = watched(t, mount.file('proxy.yaml'))
   for (let n = 1; n <= 5; n++) {
@@ -62,7 +62,7 @@ void t.test('a ConfigMap: the kubelet swaps ..data', async (t) => {
   t.strictSame(seen, ['1', '2', '3', '4', '5'])
 })
 
-void t.test('a file that is written in place is told of once it stands still', async (t) => {
+void t.test('a file written in place is reported once it stops changing', async (t) => {
   const file = join(tempDir(t), 'proxy.yaml')
   writeFileSync(file, 'before')
   const { seen } = watched(t, file, 60_000, 500)
@@ -72,10 +72,10 @@ void t.test('a file that is written in place is told of once it stands still', a
   }
   await until(() => seen.length > 0)
   t.equal(seen.at(-1), 'abc')
-  t.notOk(seen.includes(''), 'the empty file between is passed over')
+  t.notOk(seen.includes(''), 'the empty file in between is not reported')
 })
 
-void t.test('a file that goes and comes back', async (t) => {
+void t.test('the deletion and the return of a file are both reported', async (t) => {
   const file = join(tempDir(t), 'proxy.yaml')
   writeFileSync(file, '1')
   const { seen } = watched(t, file)
@@ -86,7 +86,7 @@ void t.test('a file that goes and comes back', async (t) => {
   t.strictSame(seen, ['(none)', '2'])
 })
 
-void t.test('where the folder does not tell, the file is looked at: a link to another folder', async (t) => {
+void t.test('a file behind a link to another folder is polled', async (t) => {
   const dir = tempDir(t)
   const real = join(tempDir(t), 'real.yaml')
   writeFileSync(real, '1')
@@ -97,28 +97,25 @@ void t.test('where the folder does not tell, the file is looked at: a link to an
   t.strictSame(seen, ['2'])
 })
 
-void t.test(
-  'a folder that is taken away is said once, and another one under its name is watched',
-  async (t) => {
-    const dir = join(tempDir(t), 'conf')
-    const file = join(dir, 'proxy.yaml')
-    mkdirSync(dir)
-    writeFileSync(file, '1')
-    const { seen, lost } = watched(t, file, 50)
-    rmSync(dir, { recursive: true })
-    await until(() => lost.length > 0 && seen.includes('(none)'))
-    await wait(200)
-    t.equal(lost.length, 1)
-    mkdirSync(dir)
-    writeFileSync(file, '2')
-    await until(() => seen.at(-1) === '2')
-    writeFileSync(join(dir, 'new'), '3')
-    renameSync(join(dir, 'new'), file)
-    await until(() => seen.at(-1) === '3')
-  },
-)
+void t.test('the loss of a folder is reported once, and another one under its name is watched', async (t) => {
+  const dir = join(tempDir(t), 'conf')
+  const file = join(dir, 'proxy.yaml')
+  mkdirSync(dir)
+  writeFileSync(file, '1')
+  const { seen, lost } = watched(t, file, 50)
+  rmSync(dir, { recursive: true })
+  await until(() => lost.length > 0 && seen.includes('(none)'))
+  await wait(200)
+  t.equal(lost.length, 1)
+  mkdirSync(dir)
+  writeFileSync(file, '2')
+  await until(() => seen.at(-1) === '2')
+  writeFileSync(join(dir, 'new'), '3')
+  renameSync(join(dir, 'new'), file)
+  await until(() => seen.at(-1) === '3')
+})
 
-void t.test('nothing is told of other files, nor once it is closed', async (t) => {
+void t.test('nothing is reported for other files, nor after the watch is closed', async (t) => {
   const dir = tempDir(t)
   const file = join(dir, 'proxy.yaml')
   writeFileSync(file, '1')
@@ -133,7 +130,7 @@ void t.test('nothing is told of other files, nor once it is closed', async (t) =
   t.strictSame(seen, [])
 })
 
-/** Whether the kernel tells this process of what happens in the folder. */
+/** Whether this process has a kernel watch on the folder. */
 function isWatched(folder: string): boolean {
   const inode = `ino:${statSync(folder).ino.toString(16)} `
   return readdirSync('/proc/self/fdinfo').some((fd) => {
@@ -146,7 +143,7 @@ function isWatched(folder: string): boolean {
 }
 
 void t.test(
-  'a folder in which others write all the time is left alone until the next poll',
+  'a folder that others write to all the time is not watched until the next poll',
   { skip: process.platform !== 'linux' },
   async (t) => {
     const dir = tempDir(t)

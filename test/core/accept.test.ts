@@ -3,7 +3,7 @@ import { prefersHtml } from '../../src/core/headers.ts'
 
 const accepts = (...lines: string[]): boolean => prefersHtml(lines.flatMap((line) => ['Accept', line]))
 
-t.test('browsers get a page', async (t) => {
+t.test('a client that prefers HTML gets a page', async (t) => {
   for (const line of [
     // Chrome, Firefox, Safari, opening a page or sending a form.
     'text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8,application/signed-exchange;v=b3;q=0.7',
@@ -18,10 +18,10 @@ t.test('browsers get a page', async (t) => {
     'text/html;q=0.3,*/*;q=0.1,text/html;q=0.2',
   ])
     t.ok(accepts(line), line)
-  t.ok(accepts('application/json;q=0.9', 'text/html'), 'several lines are one list')
+  t.ok(accepts('application/json;q=0.9', 'text/html'), 'several Accept lines count as one list')
 })
 
-t.test('everybody else gets a problem', async (t) => {
+t.test('a client that does not prefer HTML gets a problem', async (t) => {
   for (const line of [
     '',
     '*/*',

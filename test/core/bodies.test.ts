@@ -29,13 +29,13 @@ const sent = (
 
 /** A form's fingerprint under `auto`. */
 const form = (body: string | Buffer, type = FORM): string => sent(body, type)
-/** True where the body is read as a form, and not as bytes. */
+/** Whether the body is read as a form rather than as bytes. */
 const isForm = (body: string | Buffer, type = FORM): boolean => {
   const headers = ['Content-Type', type]
   return atOnce(formContent(headers, Buffer.from(body as string))) !== null
 }
 
-t.test('F15 + and needless escapes do not count', async (t) => {
+t.test('F15 + for a space and needless escapes leave the fingerprint of a form unchanged', async (t) => {
   for (const [one, two] of [
     ['a=b+c', 'a=b%20c'],
     ['a+b=c', 'a%20b=c'],
@@ -48,17 +48,17 @@ t.test('F15 + and needless escapes do not count', async (t) => {
     ['a=1%2b1', 'a=1%2B1'],
   ] as const) {
     t.equal(form(one), form(two), `${one} ${two}`)
-    t.equal(sent(one, FORM, { body: 'form' }), sent(two, FORM, { body: 'form' }), 'in form')
+    t.equal(sent(one, FORM, { body: 'form' }), sent(two, FORM, { body: 'form' }), 'under form')
     for (const type of ['text/plain', 'application/json'])
-      t.not(sent(one, type, { body: 'form' }), sent(two, type, { body: 'form' }), `no form: ${type}`)
-    t.not(sent(one, FORM, { body: 'raw' }), sent(two, FORM, { body: 'raw' }), 'in raw')
-    t.not(sent(one, 'text/plain'), sent(two, 'text/plain'), 'of another media type')
+      t.not(sent(one, type, { body: 'form' }), sent(two, type, { body: 'form' }), `not a form: ${type}`)
+    t.not(sent(one, FORM, { body: 'raw' }), sent(two, FORM, { body: 'raw' }), 'under raw')
+    t.not(sent(one, 'text/plain'), sent(two, 'text/plain'), 'under another media type')
   }
   t.equal(form('a=b+c', `${FORM}; charset=UTF-8`), form('a=b%20c'))
   t.equal(form('a=b+c', 'Application/X-WWW-Form-Urlencoded ; charset = "utf-8"'), form('a=b%20c'))
 })
 
-t.test('F15 the order of pairs counts, and whatever else a parser may see', async (t) => {
+t.test('F15 the order of pairs, and anything else a parser may see, changes the fingerprint', async (t) => {
   const bodies = [
     '',
     '=',
@@ -110,7 +110,7 @@ t.test('F15 the order of pairs counts, and whatever else a parser may see', asyn
   for (const body of bodies) t.ok(isForm(body), body)
 })
 
-t.test('F15 what cannot be read without a guess counts byte by byte', async (t) => {
+t.test('F15 a form that cannot be read without guessing is compared byte by byte', async (t) => {
   const raw: readonly (readonly [string | Buffer, string | Buffer])[] = [
     ['a=%', 'a=%25'],
     ['a=%zz&b=+', 'a=%zz&b=%20'],
@@ -133,7 +133,7 @@ t.test('F15 what cannot be read without a guess counts byte by byte', async (t) 
   t.equal(
     isForm(Buffer.from([...Buffer.from('a=%C3'), 0xa9])),
     true,
-    'a character half escaped is one character',
+    'a character with only some bytes escaped is one character',
   )
   for (const type of [
     `${FORM}; charset=iso-2022-jp`,
@@ -142,12 +142,12 @@ t.test('F15 what cannot be read without a guess counts byte by byte', async (t) 
     `${FORM}; charset="utf-8`,
   ]) {
     t.notOk(isForm('a=b', type), type)
-    t.not(form('a=b+c', type), form('a=b%20c', type), 'the escapes may be part of characters')
+    t.not(form('a=b+c', type), form('a=b%20c', type), 'the escapes may be parts of characters')
   }
   t.not(form('a=b+c', `${FORM}, text/plain`), form('a=b%20c', `${FORM}, text/plain`))
 })
 
-t.test('a body with Content-Encoding counts as sent, whatever it is', async (t) => {
+t.test('a body with Content-Encoding is compared as sent, whatever its media type', async (t) => {
   for (const body of ['auto', 'form'] as const)
     t.not(
       sent('a=b+c', FORM, { body }, ['Content-Encoding', 'gzip']),
@@ -162,13 +162,17 @@ t.test('a body with Content-Encoding counts as sent, whatever it is', async (t) 
   t.equal(sent('x', FORM, { body: 'none' }, ['Content-Encoding', 'gzip']), sent('y', FORM, { body: 'none' }))
 })
 
-t.test('no mode passes for another', async (t) => {
+t.test('raw, form, json and none give the same body different fingerprints', async (t) => {
   const modes = ['raw', 'form', 'json', 'none'] as const
   t.equal(new Set(modes.map((body) => sent('1', FORM, { body }))).size, modes.length)
-  t.equal(sent('1', FORM, { body: 'multipart' }), sent('1', FORM, { body: 'form' }), 'a form all the same')
+  t.equal(
+    sent('1', FORM, { body: 'multipart' }),
+    sent('1', FORM, { body: 'form' }),
+    'multipart reads a form as form does',
+  )
 })
 
-t.test('F14 F15 a body of another kind than the mode is for is compared as auto does', async (t) => {
+t.test('F14 F15 a body of another kind than its mode expects is compared as under auto', async (t) => {
   const upload = (boundary: string, body: 'form' | 'json' | 'multipart' | 'raw') =>
     sent(multipart(UPLOAD, boundary), typeOf(boundary), { body })
   for (const body of ['form', 'json', 'multipart'] as const) {
@@ -191,12 +195,12 @@ t.test('F14 F15 a body of another kind than the mode is for is compared as auto 
   t.equal(
     sent('{"a":1,"b":2}', 'text/plain', { body: 'json' }),
     sent('{"b":2,"a":1}', 'text/plain', { body: 'json' }),
-    'what the mode can read, whatever it is called',
+    'json reads JSON under any media type',
   )
   t.not(upload('x1', 'raw'), upload('x2', 'raw'))
 })
 
-t.test('ignore and only are pointers into JSON: no other body loses by them', async (t) => {
+t.test('ignore and only, which point into JSON, drop nothing from other bodies', async (t) => {
   for (const more of [{ ignore: ['/a'] }, { only: ['/b'] }]) {
     t.not(sent('a=1&b=2', FORM, more), sent('a=2&b=2', FORM, more))
     t.not(
@@ -214,7 +218,7 @@ const pairs = fc.array(
   { maxLength: 3 },
 )
 
-t.test('F15 a form in another spelling is the same form, and no other', async () => {
+t.test('F15 two spellings share a fingerprint exactly when they are the same form', async () => {
   const encoders: ((text: string) => string)[] = [
     encodeURIComponent,
     (text) => new URLSearchParams({ x: text }).toString().slice(2),
@@ -236,7 +240,7 @@ t.test('F15 a form in another spelling is the same form, and no other', async ()
   )
 })
 
-t.test('F15 two equal forms are the same pairs for URLSearchParams', async () => {
+t.test('F15 forms with equal fingerprints have the same pairs for URLSearchParams', async () => {
   const body = fc.string({
     unit: fc.constantFrom('a', '=', '&', '+', '%', '4', '1', '2', 'B', 'b', ';', ' '),
     maxLength: 8,
@@ -286,7 +290,7 @@ const UPLOAD = [
   ),
 ]
 
-t.test('F14 multipart with a new boundary and the same parts is equal', async (t) => {
+t.test('F14 multipart bodies that differ only in their boundary have the same fingerprint', async (t) => {
   const one = print(UPLOAD, '----WebKitFormBoundary7MA4YWxk')
   for (const boundary of [
     'x1',
@@ -341,7 +345,7 @@ t.test('F14 names, filenames, types, contents, number and order of parts count',
   }
 })
 
-t.test('F14 blank lines after the end are counted, not ignored', async (t) => {
+t.test('F14 spaces and line ends after the closing delimiter count', async (t) => {
   const ended = (end: string, boundary: string): string =>
     sent(multipart(UPLOAD, boundary, end), typeOf(boundary))
   const ends = ['--', '--\r\n', '--\r\n\r\n', '-- \r\n']
@@ -349,22 +353,23 @@ t.test('F14 blank lines after the end are counted, not ignored', async (t) => {
   t.equal(new Set(ends.map((end) => ended(end, 'b1'))).size, ends.length)
 })
 
-/** Bodies that parsers read differently, written for a boundary. */
+/** Bodies on which parsers disagree, each written for a given boundary. */
 const LOOSE: Readonly<Record<string, (boundary: string) => string>> = {
   'a preamble': (b) => `hello\r\n${multipart(UPLOAD, b).toString('latin1')}`,
   'a blank preamble': (b) => `\r\n${multipart(UPLOAD, b).toString('latin1')}`,
   'an epilogue': (b) => `${multipart(UPLOAD, b).toString('latin1')}more`,
-  'many blanks after the end': (b) => multipart(UPLOAD, b, `--${'\r\n'.repeat(5)}`).toString('latin1'),
+  'many line ends after the end': (b) => multipart(UPLOAD, b, `--${'\r\n'.repeat(5)}`).toString('latin1'),
   'another body after the end': (b) => `--${b}--\r\n${multipart(UPLOAD, b).toString('latin1')}`,
-  'no end': (b) => `--${b}\r\nA: b\r\n\r\n1\r\n--${b}\r\n`,
-  'no end of a part': (b) => `--${b}\r\nA: b\r\n\r\n1`,
-  'half an end': (b) => `--${b}\r\nA: b\r\n\r\n1\r\n--${b}-`,
+  'no closing delimiter': (b) => `--${b}\r\nA: b\r\n\r\n1\r\n--${b}\r\n`,
+  'an unfinished part': (b) => `--${b}\r\nA: b\r\n\r\n1`,
+  'half a closing delimiter': (b) => `--${b}\r\nA: b\r\n\r\n1\r\n--${b}-`,
   'a delimiter alone': (b) => `--${b}`,
-  'a blank after a delimiter': (b) => `--${b} \r\nA: b\r\n\r\n1\r\n--${b}--`,
+  'a space after a delimiter': (b) => `--${b} \r\nA: b\r\n\r\n1\r\n--${b}--`,
   'a bare line feed after a delimiter': (b) => `--${b}\nA: b\n\n1\n--${b}--`,
   'a delimiter after a bare line feed': (b) => `--${b}\r\nA: b\r\n\r\n1\n--${b}\r\nA: c\r\n\r\n2\r\n--${b}--`,
   'a delimiter after a bare carriage return': (b) => `--${b}\r\nA: b\r\n\r\n1\r--${b}\r\n--${b}--`,
-  'a delimiter that goes on': (b) => `--${b}\r\nA: b\r\n\r\n1\r\n--${b}x\r\n\r\n2\r\n--${b}--`,
+  'a longer line that begins like a delimiter': (b) =>
+    `--${b}\r\nA: b\r\n\r\n1\r\n--${b}x\r\n\r\n2\r\n--${b}--`,
   'two delimiters in a row': (b) => `--${b}\r\n--${b}\r\nA: b\r\n\r\n1\r\n--${b}--`,
   'the boundary in a header': (b) => `--${b}\r\nA: ${b}\r\n\r\n1\r\n--${b}--`,
   'the boundary in a content': (b) => `--${b}\r\nA: b\r\n\r\nx${b}\r\n--${b}--`,
@@ -374,7 +379,7 @@ const LOOSE: Readonly<Record<string, (boundary: string) => string>> = {
   JSON: () => '{}',
 }
 
-t.test('F14 what parsers read differently counts byte by byte', async (t) => {
+t.test('F14 a multipart body that parsers read differently is compared byte by byte', async (t) => {
   for (const [what, write] of Object.entries(LOOSE)) {
     const [one, two] = [write('bnd1'), write('bnd2')]
     t.notOk(isMultipart(one, typeOf('bnd1')), what)
@@ -390,7 +395,7 @@ t.test('F14 what parsers read differently counts byte by byte', async (t) => {
   t.notOk(isMultipart(many(1001), typeOf('b1')), 'more than 1000 parts')
 })
 
-t.test('F14 a boundary that parsers read differently is no boundary', async (t) => {
+t.test('F14 a boundary that parsers read differently is not accepted', async (t) => {
   const body = multipart(UPLOAD, 'b1')
   const types = [
     'multipart/form-data',
@@ -427,7 +432,7 @@ t.test('F14 a boundary that parsers read differently is no boundary', async (t) 
   t.ok(isMultipart(multipart(UPLOAD, long.slice(1)), typeOf(long.slice(1))))
 })
 
-t.test('F14 in raw the boundary counts, letter case included', async (t) => {
+t.test('F14 where parts are not read, the boundary counts, including its letter case', async (t) => {
   const body = LOOSE['a preamble']?.('b1') as string
   t.not(sent(body, typeOf('b1')), sent(body, typeOf('B1')))
   t.not(sent('', typeOf('b1'), { body: 'none' }), sent('', typeOf('b2'), { body: 'none' }))
@@ -440,7 +445,7 @@ const bits = fc.string({
 })
 const someParts = fc.array(fc.record({ head: bits, content: bits }), { maxLength: 3 })
 
-t.test('F14 equal fingerprints are equal bytes but for the boundary', async () => {
+t.test('F14 bodies with equal fingerprints are the same bytes apart from the boundary', async () => {
   const text = (parts: readonly Part[]): string => JSON.stringify(parts)
   const free = (parts: readonly Part[], boundary: string): boolean => !text(parts).includes(boundary)
   fc.assert(
@@ -459,7 +464,7 @@ t.test('F14 equal fingerprints are equal bytes but for the boundary', async () =
   )
 })
 
-t.test('F14 any changed byte of a body is another request', async () => {
+t.test('F14 changing any byte of a body changes its fingerprint', async () => {
   const body = multipart(UPLOAD, 'b1')
   const index = fc.integer({ min: 0, max: body.length - 1 })
   fc.assert(
@@ -472,7 +477,7 @@ t.test('F14 any changed byte of a body is another request', async () => {
   )
 })
 
-t.test('F14 FormData of this very runtime is read as parts', async (t) => {
+t.test('F14 FormData from Node is read as parts', async (t) => {
   const encoded = async (): Promise<[string, Buffer]> => {
     const data = new FormData()
     data.set('owner', 'Ada \u00e9')
@@ -510,7 +515,7 @@ const OLD = [
   },
 ]
 
-/** What a request meets in a record of `recipe`, after this version took over. */
+/** What this version decides on a request that meets the record. */
 function meets(
   recordOf: Parameters<typeof completed>[0],
   asked: RequestContent,
@@ -535,40 +540,47 @@ t.test('F20 a record made under fingerprint/1 still replays for an unchanged req
         headers: ['Content-Type', type, 'X-Currency', currency],
       })
     t.equal(meets(record, asked(body, 'EUR'), COUNTING), 'replay', type)
-    t.equal(meets(record, asked(body, 'EUR'), FINGERPRINT), 'replay', 'with other settings, too')
+    t.equal(meets(record, asked(body, 'EUR'), FINGERPRINT), 'replay', 'under other settings too')
     t.equal(meets(record, asked(`${body} `, 'EUR'), COUNTING), 'reused', 'another body')
-    t.equal(meets(record, asked(body, 'USD'), FINGERPRINT), 'reused', 'the header that counted then')
+    t.equal(meets(record, asked(body, 'USD'), FINGERPRINT), 'reused', 'a header that counted then')
     t.equal(meets(record, asked(body, 'EUR', 'a=c'), COUNTING), 'reused', 'another query')
   }
 })
 
-t.test('F20 after a change of settings an unchanged request replays, a changed one is misuse', async (t) => {
-  const settings: Partial<FingerprintPolicy>[] = [
-    {},
-    { body: 'raw' },
-    { body: 'form' },
-    { body: 'none' },
-    { headers: ['x-currency'] },
-    { query: 'ignore' },
-  ]
-  const first = request('a=b+c', { headers: ['Content-Type', FORM, 'X-Currency', 'EUR'] })
-  const changed = request('a=b+d', { headers: first.headers })
-  for (const then of settings)
-    for (const now of settings) {
-      if (then === now) continue
-      const [old, policy] = [
-        { ...FINGERPRINT, ...then },
-        { ...FINGERPRINT, ...now },
-      ]
-      const recipe = recipeOf(old)
-      const record = { recipe, fingerprint: fingerprintOf(first, old), rawDigest: rawDigestOf(first, recipe) }
-      const what = `${JSON.stringify(then)} → ${JSON.stringify(now)}`
-      t.equal(meets(record, first, policy), 'replay', what)
-      t.equal(meets(record, changed, policy), 'reused', what)
-    }
-})
+t.test(
+  'F20 after a change of settings an unchanged request replays and a changed one is misuse',
+  async (t) => {
+    const settings: Partial<FingerprintPolicy>[] = [
+      {},
+      { body: 'raw' },
+      { body: 'form' },
+      { body: 'none' },
+      { headers: ['x-currency'] },
+      { query: 'ignore' },
+    ]
+    const first = request('a=b+c', { headers: ['Content-Type', FORM, 'X-Currency', 'EUR'] })
+    const changed = request('a=b+d', { headers: first.headers })
+    for (const then of settings)
+      for (const now of settings) {
+        if (then === now) continue
+        const [old, policy] = [
+          { ...FINGERPRINT, ...then },
+          { ...FINGERPRINT, ...now },
+        ]
+        const recipe = recipeOf(old)
+        const record = {
+          recipe,
+          fingerprint: fingerprintOf(first, old),
+          rawDigest: rawDigestOf(first, recipe),
+        }
+        const what = `${JSON.stringify(then)} → ${JSON.stringify(now)}`
+        t.equal(meets(record, first, policy), 'replay', what)
+        t.equal(meets(record, changed, policy), 'reused', what)
+      }
+  },
+)
 
-t.test('hostile forms and multiparts of 1 MiB are read to the end', async (t) => {
+t.test('hostile forms and multipart bodies of 1 MiB are handled without an error', async (t) => {
   const size = 1024 * 1024
   for (const unit of ['%41', '%', '+', 'a=b&', '%C3%A9', '\xff', '%2'])
     t.equal(form(Buffer.from(unit.repeat(size / unit.length), 'latin1')).length, 64)

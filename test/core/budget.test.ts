@@ -2,7 +2,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { Budget, shared } from '../../src/runtime/limits.ts'
 
-t.test('it holds up to its bound, the bound included', async (t) => {
+t.test('a budget grants room up to its limit, inclusive', async (t) => {
   const budget = new Budget(10)
   t.ok(budget.take(6))
   t.ok(budget.take(4))
@@ -16,7 +16,7 @@ t.test('it holds up to its bound, the bound included', async (t) => {
   t.ok(budget.take(4))
 })
 
-t.test('another bound holds from then on; what is held stays', async (t) => {
+t.test('a resized budget applies the new limit and leaves what is held', async (t) => {
   const budget = new Budget(10)
   t.ok(budget.take(8))
   budget.resize(5)
@@ -30,7 +30,7 @@ t.test('another bound holds from then on; what is held stays', async (t) => {
 })
 
 t.test(
-  'without room, others are asked to give some back, until there is enough or nobody is left',
+  'a full budget asks other holders to give room back until there is enough or none is left',
   async (t) => {
     const others = [3, 4, 2]
     const budget: Budget = new Budget(10, () => {
@@ -47,7 +47,7 @@ t.test(
   },
 )
 
-t.test('whatever is taken and given back, it never holds more than its bound and ends empty', async () => {
+t.test('a budget never holds more than its limit and is empty once everything is given back', async () => {
   fc.assert(
     fc.property(fc.nat(1000), fc.array(fc.nat(400)), (most, sizes) => {
       const budget = new Budget(most)
@@ -60,7 +60,7 @@ t.test('whatever is taken and given back, it never holds more than its bound and
   )
 })
 
-t.test('room that is held is given back once, however often it is released', async (t) => {
+t.test('held room is given back once, however often it is released', async (t) => {
   const budget = new Budget(10)
   const release = budget.hold(7)
   t.equal(budget.hold(4), null)
@@ -70,7 +70,7 @@ t.test('room that is held is given back once, however often it is released', asy
   t.equal(budget.held, 0)
 })
 
-t.test('what several hold is released by the last of them, each of whom counts once', async (t) => {
+t.test('a shared release runs when the last holder lets go, and each holder counts once', async (t) => {
   let released = 0
   const share = shared(() => released++)
   const [one, other] = [share(), share()]

@@ -25,7 +25,7 @@ const said = (
     problem === null ? null : Buffer.from(typeof problem === 'string' ? problem : JSON.stringify(problem)),
 })
 
-/** As the proxy says it on every answer of its own, a page for a browser included. */
+/** As the proxy writes it on each of its own answers, including a page for a browser. */
 const page = (
   status: number,
   problem: string,
@@ -60,7 +60,7 @@ t.test('V04 an answer that is not a refusal for the same key is the upstream’s
     t.equal(deferralOf(said(status, { code: 'upstream_failed' }), reached(true)), null, `${status}`)
 })
 
-t.test('V04 a 202 is a refusal only where it says that the first request is running', async (t) => {
+t.test('V04 a 202 is a refusal only if it says that the first request is still running', async (t) => {
   t.equal(deferralOf(said(202, { code: 'idempotency_key_in_progress' }), reached(true)), 'free')
   t.equal(deferralOf(page(202, 'code=idempotency_key_in_progress, record="r"'), reached(true)), 'free')
   t.equal(deferralOf(page(202, 'code=accepted'), reached(true)), null)
@@ -68,7 +68,7 @@ t.test('V04 a 202 is a refusal only where it says that the first request is runn
     t.equal(deferralOf(said(202, body), reached(true)), null)
 })
 
-t.test('V04 a 502 or 504 whose facts cannot be read may have executed', async (t) => {
+t.test('V04 a 502 or 504 whose problem cannot be read leaves the outcome uncertain', async (t) => {
   const known = JSON.stringify({ code: 'upstream_failed', instance: 'r' })
   for (const status of [502, 504]) {
     for (const body of [
@@ -102,7 +102,7 @@ t.test('V04 a 502 or 504 whose facts cannot be read may have executed', async (t
   }
 })
 
-t.test('V04 Idempotency-Problem says it whatever became of the body', async (t) => {
+t.test('V04 Idempotency-Problem decides, whatever became of the body', async (t) => {
   const same = scopeOf(reached(true))
   for (const status of [502, 504])
     for (const body of [null, Buffer.from('<p>'), Buffer.from('{"code":"upstream_unreachable"}')])
@@ -127,7 +127,7 @@ t.test('V04 Idempotency-Problem says it whatever became of the body', async (t) 
   t.equal(deferralOf({ ...twice, headers }, reached(true)), 'uncertain')
 })
 
-t.test('V04 what a proxy writes, a proxy in front reads', async (t) => {
+t.test('V04 a proxy in front reads back what an inner proxy writes', async (t) => {
   const instance = 'Ab1-_'.padEnd(43, 'x') as RecordId
   for (const scope of [null, 'none', scopeOf(reached(true))]) {
     const line = problemLine(refusal('upstream_failed', 'why', { instance, scope }))
@@ -150,18 +150,22 @@ t.test('V04 502 and 504 free the key only where the inner proxy can recognise th
   for (const status of [502, 504]) {
     const record = { code: 'upstream_failed', instance: 'r' }
     t.equal(deferralOf(said(status, record), reached(true)), 'free')
-    t.equal(deferralOf(said(status, record), reached(false)), 'uncertain', 'it was not told the key')
+    t.equal(
+      deferralOf(said(status, record), reached(false)),
+      'uncertain',
+      'the inner proxy did not get the key',
+    )
     t.equal(deferralOf(said(status), reached(false)), 'uncertain')
     const derived = ['Idempotency-Retry', 'same-key', 'Idempotency-Key-Derived', 'true']
     t.equal(
       deferralOf(said(status, record, derived), reached(true)),
       'uncertain',
-      'it counts a key of its own',
+      'the inner proxy derives a key of its own',
     )
     t.equal(
       deferralOf(said(status, { code: 'upstream_failed' }), reached(true)),
       'uncertain',
-      'it has no record',
+      'the inner proxy has no record',
     )
     t.equal(
       deferralOf(said(status, { code: 'upstream_unreachable' }), reached(false)),
@@ -173,12 +177,12 @@ t.test('V04 502 and 504 free the key only where the inner proxy can recognise th
     t.equal(deferralOf(said(status), reached(false)), 'free', 'nothing was sent')
 })
 
-t.test('V05 a request that came round was executed nowhere', async (t) => {
+t.test('V05 a request that looped back frees its key, since nothing executed it', async (t) => {
   const no = ['Idempotency-Retry', 'no']
   t.equal(deferralOf(said(508, { code: 'loop_detected' }, no), reached(false)), 'free')
   t.equal(deferralOf(page(508, 'code=loop_detected', 'no'), reached(false)), 'free')
   for (const other of [said(508, null, no), said(508, { code: 'x' }, no), page(508, 'code=x', 'no')])
-    t.equal(deferralOf(other, reached(false)), null, 'one that an upstream hands on')
+    t.equal(deferralOf(other, reached(false)), null, 'a 508 without loop_detected')
   t.equal(deferralOf(said(508, null, []), reached(true)), null, 'the upstream’s own 508 (RFC 5842)')
 })
 
@@ -206,16 +210,20 @@ t.test('V04 502 and 504 free the key only where the key reached the inner proxy'
 })
 
 t.test(
-  'V04 502 and 504 free the key only where the inner proxy tells requests apart as this one',
+  'V04 502 and 504 free the key only where the inner proxy scopes requests as this one does',
   async (t) => {
     const by = (inner: Route, outer: Route): unknown =>
       deferralOf(said(502, { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }), outer)
     const sub = { caller: [{ kind: 'jwt', name: 'sub' }] } as const
     t.equal(by(routeOf(), routeOf()), 'free')
-    t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'whatever the routes are called')
+    t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'the names of the routes do not matter')
     t.equal(by(routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf()), 'free')
     t.equal(by(routeOf({}, sub), routeOf({}, sub)), 'free')
-    t.equal(by(routeOf(), routeOf({}, sub)), 'uncertain', 'a renewed token is a new request inside')
+    t.equal(
+      by(routeOf(), routeOf({}, sub)),
+      'uncertain',
+      'the inner proxy takes a renewed token for another caller',
+    )
     t.equal(by(routeOf({ syntax: 'strict' }), routeOf()), 'uncertain')
     t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-request-id' }] }), routeOf()), 'uncertain')
     const renamed = routeOf({ forward: { header: 'X-Key' } })

@@ -10,20 +10,20 @@ function kept(state: State, fence = 5, token = A, createdAt = 1): Kept {
 
 const FINAL: readonly State[] = ['completed', 'expired']
 
-/** Every pair of two records that are not the same. */
+/** Every combination of state, fence, token and life. */
 const ALL = STATES.flatMap((state) =>
   [4, 5, 6].flatMap((fence) =>
     [A, B].flatMap((token) => [1, 2].map((life) => kept(state, fence, token, life))),
   ),
 )
 
-void t.test('§9 no copy lets a retry execute what the target does not let it execute', async (t) => {
+void t.test('§9 a record free to retry never replaces one that is not', async (t) => {
   for (const ours of ALL.filter(({ state }) => state === 'failed_retryable'))
     for (const there of ALL.filter(({ state }) => state !== 'failed_retryable'))
       t.not(judgeCopy(ours, there), 'replace', `${there.state} ${there.fence}`)
 })
 
-void t.test('§9 what is completed in the target is never overwritten', async (t) => {
+void t.test('§9 a completed or expired record in the target is never overwritten', async (t) => {
   for (const ours of ALL)
     for (const there of ALL.filter(({ state }) => FINAL.includes(state)))
       t.not(
@@ -34,7 +34,7 @@ void t.test('§9 what is completed in the target is never overwritten', async (t
 })
 
 void t.test(
-  '§9 what was executed, or may have been, never yields to "nothing was executed" unseen',
+  '§9 a record that was or may have been executed yields to a free one only if that was claimed anew since',
   async (t) => {
     const open = ALL.filter(({ state }) => state === 'failed_retryable')
     for (const ours of ALL.filter(({ state }) => FINAL.includes(state)))
@@ -46,17 +46,20 @@ void t.test(
   },
 )
 
-void t.test('an attempt that runs in the target keeps its record, unless it is answered', async (t) => {
-  for (const ours of ALL)
-    for (const there of ALL.filter(({ state }) => state === 'in_progress'))
-      if (judgeCopy(ours, there) === 'replace') {
-        t.ok(FINAL.includes(ours.state))
-        t.equal(ours.createdAt, there.createdAt)
-        t.ok(ours.fence > there.fence || ours.token.equals(there.token))
-      }
-})
+void t.test(
+  'a running attempt in the target yields only to an answer of its own or a later attempt',
+  async (t) => {
+    for (const ours of ALL)
+      for (const there of ALL.filter(({ state }) => state === 'in_progress'))
+        if (judgeCopy(ours, there) === 'replace') {
+          t.ok(FINAL.includes(ours.state))
+          t.equal(ours.createdAt, there.createdAt)
+          t.ok(ours.fence > there.fence || ours.token.equals(there.token))
+        }
+  },
+)
 
-void t.test('which of two records is kept', async (t) => {
+void t.test('state, fence, token and life decide which of two records is kept', async (t) => {
   const cases: [ours: Kept, there: Kept, ReturnType<typeof judgeCopy>, string][] = [
     [kept('completed'), kept('in_progress'), 'replace', 'copied while in progress, since completed'],
     [kept('completed'), kept('unknown'), 'replace', 'a late outcome of the same attempt'],
@@ -72,7 +75,12 @@ void t.test('which of two records is kept', async (t) => {
       'different',
       'a later attempt in the target may have executed',
     ],
-    [kept('completed'), kept('in_progress', 5, B, 2), 'different', 'the target claimed it without knowing'],
+    [
+      kept('completed'),
+      kept('in_progress', 5, B, 2),
+      'different',
+      'the target claimed it without knowing of ours',
+    ],
     [kept('completed', 5, B), kept('completed', 5, A), 'different', 'two answers'],
     [kept('completed'), kept('expired'), 'newer', 'its tombstone'],
     [kept('unknown'), kept('completed'), 'newer', 'resolved in the target'],
@@ -82,8 +90,13 @@ void t.test('which of two records is kept', async (t) => {
       'different',
       'retried in the source, completed in the target',
     ],
-    [kept('unknown'), kept('completed', 9, B, 2), 'different', 'executed in the target without knowing'],
-    [kept('unknown'), kept('in_progress'), 'newer', 'of one attempt, the target stays as it is'],
+    [
+      kept('unknown'),
+      kept('completed', 9, B, 2),
+      'different',
+      'executed in the target without knowing of ours',
+    ],
+    [kept('unknown'), kept('in_progress'), 'newer', 'the same attempt: the target stays as it is'],
     [kept('in_progress'), kept('unknown', 6, B), 'newer', 'a later attempt in the target'],
     [kept('unknown', 6, B), kept('unknown', 5, A), 'different', 'a later attempt in the source'],
     [kept('unknown'), kept('failed_retryable'), 'different', 'either side may have spoken last'],
@@ -94,7 +107,12 @@ void t.test('which of two records is kept', async (t) => {
       'retried in the source since it was copied',
     ],
     [kept('unknown'), kept('failed_retryable', 6, B), 'newer', 'resolved and retried in the target'],
-    [kept('unknown'), kept('failed_retryable', 6, B, 2), 'replace', 'claimed in the target without knowing'],
+    [
+      kept('unknown'),
+      kept('failed_retryable', 6, B, 2),
+      'replace',
+      'claimed in the target without knowing of ours',
+    ],
     [kept('failed_retryable'), kept('unknown'), 'different', 'resolved in the source since it was copied'],
     [kept('failed_retryable'), kept('in_progress', 6, B), 'newer', 'retried in the target'],
     [kept('failed_retryable', 6, B), kept('unknown', 5, A), 'different', 'both were in use'],
@@ -108,7 +126,7 @@ void t.test('which of two records is kept', async (t) => {
       'newer',
       'both free: the target stays as it is',
     ],
-    [kept('unknown'), kept('unknown', 6, B, 2), 'different', 'claimed in the target without knowing'],
+    [kept('unknown'), kept('unknown', 6, B, 2), 'different', 'claimed in the target without knowing of ours'],
     [kept('unknown'), kept('in_progress', 5, B), 'different', 'claimed in both from one state'],
     [kept('unknown'), kept('completed', 6, B), 'newer', 'retried and completed in the target'],
     [kept('unknown'), kept('completed', 5, B), 'newer', 'resolved there, which takes the token away'],
@@ -117,7 +135,7 @@ void t.test('which of two records is kept', async (t) => {
 })
 
 void t.test(
-  '§9 during a migration no store overwrites what is done in the other, and two are never ahead of each other',
+  '§9 during a migration no final record is overwritten, and no two records are ahead of each other',
   async (t) => {
     for (const ours of ALL)
       for (const there of ALL) {
@@ -134,7 +152,7 @@ void t.test(
   },
 )
 
-void t.test('a mirror takes every later attempt of the same life, unless it has an answer', async (t) => {
+void t.test('a mirror takes every later attempt of the same life until it holds an answer', async (t) => {
   t.ok(isAheadOfMirror(kept('failed_retryable', 6, B), kept('in_progress')))
   t.ok(isAheadOfMirror(kept('in_progress', 6, B), kept('unknown')))
   t.notOk(isAheadOfMirror(kept('in_progress', 5, B), kept('unknown')))
@@ -142,31 +160,31 @@ void t.test('a mirror takes every later attempt of the same life, unless it has 
   for (const state of FINAL) t.notOk(isAheadOfMirror(kept('in_progress', 6, B), kept(state)))
 })
 
-void t.test('which of two records is ahead during a migration', async (t) => {
+void t.test('state, fence, token and life decide which record is ahead during a migration', async (t) => {
   const cases: [ours: Kept, there: Kept, ahead: boolean, why: string][] = [
     [kept('completed'), kept('unknown', 6, B), true, 'an answer is final'],
     [kept('expired'), kept('in_progress'), true, 'and so is its tombstone'],
     [kept('completed'), kept('completed', 4, B), false, 'two answers: neither'],
     [kept('failed_retryable'), kept('in_progress'), true, 'the outcome of the attempt'],
-    [kept('unknown'), kept('in_progress'), true, 'the silence after it'],
-    [kept('unknown'), kept('failed_retryable'), true, 'in doubt nobody executes'],
+    [kept('unknown'), kept('in_progress'), true, 'the same attempt, fallen silent since'],
+    [kept('unknown'), kept('failed_retryable'), true, 'in doubt, nobody executes'],
     [kept('in_progress'), kept('failed_retryable'), false, 'the same attempt, earlier'],
-    [kept('failed_retryable'), kept('unknown'), false, 'a release does not end silence'],
+    [kept('failed_retryable'), kept('unknown'), false, 'a release does not settle an unknown outcome'],
     [kept('unknown'), kept('unknown'), false, 'the same'],
     [
       kept('unknown', 5, A, 1),
       kept('in_progress', 5, A, 2),
       true,
-      'one attempt, whatever its life was called',
+      'the same attempt, even under another life',
     ],
-    [kept('in_progress', 6, B), kept('unknown'), false, 'both hold, and the stores count fences apart'],
-    [kept('in_progress', 4, B), kept('failed_retryable'), true, 'whoever holds, whatever the fences'],
+    [kept('in_progress', 6, B), kept('unknown'), false, 'both hold, and each store counts its own fences'],
+    [kept('in_progress', 4, B), kept('failed_retryable'), true, 'the holder, whatever the fences'],
     [kept('failed_retryable', 6, B), kept('unknown'), false, 'nobody frees what another attempt holds'],
     [kept('failed_retryable', 6, B), kept('failed_retryable'), true, 'both free: the higher fence'],
     [kept('in_progress', 5, B), kept('unknown'), false, 'both hold'],
     [kept('failed_retryable', 5, B), kept('failed_retryable'), false, 'neither holds'],
     [kept('in_progress', 4, B, 2), kept('failed_retryable'), true, 'another life that may execute'],
-    [kept('completed', 4, B, 2), kept('failed_retryable'), true, 'another life that did'],
+    [kept('completed', 4, B, 2), kept('failed_retryable'), true, 'another life that executed'],
     [
       kept('completed', 6, B, 2),
       kept('in_progress'),
@@ -175,7 +193,7 @@ void t.test('which of two records is ahead during a migration', async (t) => {
     ],
     [kept('in_progress', 6, B, 2), kept('unknown'), false, 'the same'],
     [kept('failed_retryable', 6, B, 2), kept('failed_retryable'), false, 'neither life did anything'],
-    [kept('failed_retryable', 6, B, 2), kept('in_progress'), false, 'a life that did nothing frees none'],
+    [kept('failed_retryable', 6, B, 2), kept('in_progress'), false, 'a life that did nothing frees no other'],
   ]
   for (const [ours, there, ahead, why] of cases) t.equal(isAhead(ours, there), ahead, why)
 })

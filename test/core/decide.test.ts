@@ -30,7 +30,7 @@ const same: RequestDigests = {
 /** Other bytes. */
 const changed: RequestDigests = { ...same, rawDigest: bytes(8), rawDigestUnder: () => bytes(8) }
 
-/** What a request may have in common with the record. `same`: whether contract §5 calls it the same operation. */
+/** Requests that share more or less with the record. `same`: whether contract §5 calls it the same operation. */
 const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; readonly same: boolean }[] = [
   { what: 'the same request', asked: same, same: true },
   {
@@ -146,7 +146,7 @@ const TABLE: readonly Row[] = [
     ],
   },
   {
-    what: 'unknown by a lapsed lease, written down',
+    what: 'unknown by a lapsed lease, as stored',
     record: silent,
     cases: [
       [NOW, lapsed(2000), { kind: 'take_over', from: silent, read: 'unknown' }],
@@ -166,10 +166,10 @@ const TABLE: readonly Row[] = [
 ]
 
 for (const { what, record, cases } of TABLE) {
-  t.test(`a record that is ${what}`, async (t) => {
+  t.test(`time and fingerprint decide what a request gets from a record that is ${what}`, async (t) => {
     for (const [now, expected, retry = expected] of cases) {
       for (const { what: who, asked, same } of ASKED) {
-        // Misuse beats in-progress, unknown and the tombstone (§6); what is gone compares with nothing.
+        // Misuse beats in-progress, unknown and the tombstone (§6); a record that is gone is compared with nothing.
         const read = readAt(record, now)?.state
         const misuse = same || expected === gone ? null : { kind: 'reused', read }
         t.same(
@@ -197,14 +197,14 @@ t.test('F02 another payload is misuse while the first is still running', async (
   )
 })
 
-t.test('F20 after a change of recipe an unchanged request replays, a changed one is misuse', async (t) => {
+t.test('F20 after a change of recipe an unchanged request replays and a changed one is misuse', async (t) => {
   const unchanged = { ...same, fingerprint: OTHER, recipe: 'new' }
   t.match(decide(completed(), unchanged, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
   const other = { ...unchanged, rawDigestUnder: () => bytes(9) }
   t.match(decide(completed(), other, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
 })
 
-t.test('of the same bytes nobody makes the fingerprint', async (t) => {
+t.test('no fingerprint is computed for the same bytes', async (t) => {
   const asked: RequestDigests = {
     ...same,
     get fingerprint(): never {
@@ -227,14 +227,14 @@ t.test('the whole fingerprint is compared', async (t) => {
   }
 })
 
-t.test('T01 just before ttl it replays; from ttl on it is a tombstone or gone', async (t) => {
+t.test('T01 a record replays until its ttl; from then on it is a tombstone or gone', async (t) => {
   const policy = { onLeaseExpired: 'unknown' } as const
   t.match(decide(completed(), same, policy, BEFORE), { kind: 'replay' })
   t.same(decide(completed(), same, policy, AT), { kind: 'expired' })
   t.same(decide(completed({ dropAt: AT }), same, policy, AT), { kind: 'gone' })
 })
 
-t.test('T03 a replay tells the expiry that the record has, however late it comes', async (t) => {
+t.test('T03 a replay gives the expiry of its record, however late it comes', async (t) => {
   for (const now of [1000, NOW, BEFORE])
     t.match(decide(completed(), same, { onLeaseExpired: 'unknown' }, now), { expiresAt: AT })
 })
@@ -254,7 +254,7 @@ t.test('Retry-After is whole seconds, rounded down, at least 1', async (t) => {
     t.equal(retryAfterSeconds(remaining), seconds, `${remaining} ms`)
 })
 
-void t.test('V08 a clock that went back makes no wait longer than it was', (t) => {
+void t.test('V08 a clock that jumps back makes no wait longer', (t) => {
   const day = 86_400_000
   const running = inProgress()
   const waiting = unknown()
@@ -270,7 +270,7 @@ void t.test('V08 a clock that went back makes no wait longer than it was', (t) =
 })
 
 void t.test(
-  'past its last look a client is sent away for as long as it has waited, for five minutes at most',
+  'once the next look is overdue, a client is told to wait as long again, at most five minutes',
   async (t) => {
     const waiting = unknown({ nextLookAt: 10_000, dropAt: 86_400_000 })
     for (const [late, lookIn] of [

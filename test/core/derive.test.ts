@@ -27,12 +27,12 @@ const distinct = (keys: readonly (string | null)[]): number =>
 t.test('a derived key is a SHA-256 in base64url, the same for the same request', async (t) => {
   const key = derive('{"order":1}')
   t.match(key, /^[A-Za-z0-9_-]{43}$/)
-  t.equal(derive(' {"sent":"later", "order" : 1.0}'), key, 'only what is named counts, in canonical form')
+  t.equal(derive(' {"sent":"later", "order" : 1.0}'), key, 'only the named members count, in canonical form')
   t.equal(derive('{"order":{"a":1,"b":[2]}}'), derive('{"order":{ "b":[2], "a":1 }}'))
   t.equal(derive('{"order":"\\u0061"}'), derive('{"order":"a"}'))
 })
 
-t.test('other values, types and callers give other keys', async (t) => {
+t.test('different values, types and callers give different keys', async (t) => {
   const bodies = [
     '1',
     '"1"',
@@ -54,7 +54,7 @@ t.test('other values, types and callers give other keys', async (t) => {
   t.equal(distinct(callers.map((caller) => derive('{"order":1}', { caller }))), callers.length)
 })
 
-t.test('what has no canonical form counts as it is written', async (t) => {
+t.test('a value without a canonical form counts as it is written', async (t) => {
   const values = [
     '9007199254740993',
     '9007199254740992',
@@ -70,7 +70,7 @@ t.test('what has no canonical form counts as it is written', async (t) => {
   t.equal(derive('{"order":9007199254740993}'), derive('{"x":1e400,"order" : 9007199254740993 }'))
 })
 
-t.test('without what tells a request apart there is no key', async (t) => {
+t.test('no key is derived unless every named member has a readable value', async (t) => {
   for (const body of [
     '',
     'no JSON',
@@ -88,11 +88,11 @@ t.test('without what tells a request apart there is no key', async (t) => {
   t.equal(derive('{"order":1}', { headers: ['Content-Encoding', 'gzip'] }), null)
   t.equal(derive(Buffer.from([0x22, 0xff, 0x22]), { policy: { ...POLICY, json: [''] } }), null)
   const two = { ...POLICY, json: ['/order', '/shop'] }
-  t.equal(derive('{"order":1}', { policy: two }), null, 'one of two')
+  t.equal(derive('{"order":1}', { policy: two }), null, 'one of two is missing')
   t.type(derive('{"order":1,"shop":1}', { policy: two }), 'string')
 })
 
-t.test('headers count line by line, and each of them must say something', async (t) => {
+t.test('headers count line by line, and every named header needs a value', async (t) => {
   const keyed = (...headers: string[]): string | null => derive('no JSON', { policy: BY_HEADER, headers })
   const rows = [
     ['X-Order', '1', 'X-Shop', '2'],
@@ -105,13 +105,13 @@ t.test('headers count line by line, and each of them must say something', async 
   ]
   const keys = rows.map((headers) => keyed(...headers))
   t.equal(distinct(keys), rows.length - 1)
-  t.equal(keys[5], null, 'a blank line says nothing')
+  t.equal(keys[5], null, 'a blank value is no value')
   t.equal(keys[0], keyed('x-shop', '2', 'Other', '3', 'x-order', '1'))
   for (const headers of [[], ['X-Order', '1'], ['X-Shop', '1'], ['X-Order', '', 'X-Shop', '1']])
     t.equal(keyed(...headers), null)
 })
 
-t.test('pointers and headers do not run into each other', async (t) => {
+t.test('values of pointers and headers never run together', async (t) => {
   const policy = { json: ['/a', '/b'], form: [], headers: ['c'], bucket: null }
   const keys = [
     derive('{"a":1,"b":23}', { policy, headers: ['C', '4'] }),
@@ -122,7 +122,7 @@ t.test('pointers and headers do not run into each other', async (t) => {
   t.equal(distinct(keys), keys.length)
 })
 
-t.test('of form fields, urlencoded or multipart', async (t) => {
+t.test('a key is derived from form fields, urlencoded or multipart', async (t) => {
   const policy = { json: [], form: ['order', 'shop'], headers: [], bucket: null }
   const urlencoded = ['Content-Type', 'application/x-www-form-urlencoded']
   const keyed = (body: string, headers = urlencoded): string | null => derive(body, { policy, headers })
@@ -153,13 +153,13 @@ t.test('of form fields, urlencoded or multipart', async (t) => {
   t.equal(keyed(`${part('order', '1')}${part('shop', 'a', '; filename="f"')}--XYZ--`, multipart), null)
 })
 
-t.test('with a bucket the store’s time counts, rounded down', async (t) => {
+t.test('with a bucket, the store’s time counts, rounded down', async (t) => {
   const at = (now: number, bucket: number | null): string | null =>
     derive('{"order":1}', { policy: { ...POLICY, bucket }, now })
   t.equal(at(60_000, 60_000), at(119_999, 60_000))
   t.not(at(59_999, 60_000), at(60_000, 60_000))
   t.not(at(119_999, 60_000), at(120_000, 60_000))
-  t.equal(at(0, null), at(120_000, null), 'no bucket: no time')
+  t.equal(at(0, null), at(120_000, null), 'without a bucket, time does not count')
   t.not(at(0, null), at(0, 60_000))
 })
 
@@ -171,7 +171,7 @@ t.test('a key is derived from a long body', async (t) => {
   t.not(derive(long('{"a":1,"b":3}')), key)
 })
 
-t.test('two requests have one derived key exactly where what is named is equal', async () => {
+t.test('two requests share a derived key exactly when their named values and callers are equal', async () => {
   const value = fc.oneof(fc.integer({ min: 0, max: 12 }), fc.constantFrom('1', '12', ',', 'null', true))
   const asked = fc.record({ order: value, shop: value, who: fc.constantFrom('a', 'b', '1:a') })
   const policy = { json: ['/order', '/shop'], form: [], headers: [], bucket: null }

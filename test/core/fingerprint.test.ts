@@ -39,14 +39,14 @@ t.test('F02 another body is another operation', async (t) => {
   t.equal(fingerprintOf(request('{}'), FINGERPRINT).length, 32)
 })
 
-t.test('F03 order, nesting and blanks do not count in json, they do in raw', async (t) => {
+t.test('F03 member order and white space count in raw, but not in auto or json', async (t) => {
   const one = '{"a":{"b":1,"c":[1,2]},"d":null}'
   const two = ' {"d" : null,\n "a":{"c":[1, 2],"b":1}}\n'
   for (const body of ['auto', 'json'] as const) t.equal(json(one, { body }), json(two, { body }))
   t.not(json(one, { body: 'raw' }), json(two, { body: 'raw' }))
 })
 
-t.test('F04 1, 1.0 and 1e0 are equal; a string is no number', async (t) => {
+t.test('F04 1, 1.0 and 1e0 are equal; a string is not a number', async (t) => {
   t.equal(json('{"a":1}'), json('{"a":1.0}'))
   t.equal(json('{"a":1}'), json('{"a":1e0}'))
   t.not(json('{"a":1}'), json('{"a":"1"}'))
@@ -67,7 +67,7 @@ t.test('F08 the order of an array counts', async (t) => {
   t.not(json('[1,2]'), json('[2,1]'))
 })
 
-t.test('what has no lossless form counts byte by byte', async (t) => {
+t.test('JSON without a lossless form is compared byte by byte', async (t) => {
   for (const [one, two] of [
     ['{"a":1,"a":2}', '{"a":1, "a":2}'],
     ['{"a":1,"a":2}', '{"a":2}'],
@@ -84,7 +84,7 @@ t.test('what has no lossless form counts byte by byte', async (t) => {
   t.equal(json(invalid), json(invalid))
 })
 
-t.test('F09 the query counts; in another order only where it is sorted', async (t) => {
+t.test('F09 the query counts unless it is ignored, and its order counts unless it is sorted', async (t) => {
   t.not(queried('to=alice', 'include'), queried('to=bob', 'include'))
   t.not(queried('to=alice', 'sorted'), queried('to=bob', 'sorted'))
   t.not(queried('a=1&b=2', 'include'), queried('b=2&a=1', 'include'))
@@ -103,7 +103,7 @@ t.test('a sorted query keeps the order of equal names and compares the pairs as 
     t.equal(
       print(request('{}', { target: '/v1/payments?' }), { query: mode }),
       print(request('{}'), { query: mode }),
-      'an empty ? equals none',
+      'an empty query equals none',
     )
 })
 
@@ -129,7 +129,7 @@ t.test('F11 another media type is another operation; charset and letter case do 
   )
 })
 
-t.test('a media type is taken apart at semicolons outside quotes', async (t) => {
+t.test('a media type is split at semicolons outside quotes', async (t) => {
   t.equal(contentType([]).media, '')
   t.equal(contentType(['Content-Type', '']).media, '')
   t.equal(contentType(['Content-Type', 'a/b; x="1;charset=2"; charset=3']).media, 'a/b;x="1;charset=2"')
@@ -145,7 +145,7 @@ t.test('a media type is taken apart at semicolons outside quotes', async (t) => 
   )
 })
 
-t.test('auto reads JSON where the media type says so, and bytes elsewhere', async (t) => {
+t.test('auto reads JSON where the media type says so, and bytes otherwise', async (t) => {
   for (const type of [
     'application/json',
     'application/problem+json',
@@ -173,25 +173,25 @@ t.test('auto reads JSON where the media type says so, and bytes elsewhere', asyn
   )
 })
 
-t.test('auto takes bytes over 64 KiB and deeper than 100', async (t) => {
+t.test('auto compares JSON over 64 KiB or nested deeper than 100 as bytes', async (t) => {
   const limit = 64 * 1024
   const at = `{"a":"${'x'.repeat(limit - 9)}" }`
   t.equal(at.length, limit)
-  t.equal(json(at), json(at.replace('" }', '"}')), 'at 64 KiB blanks do not count')
+  t.equal(json(at), json(at.replace('" }', '"}')), 'at 64 KiB white space does not count')
   const over = `{"a":"${'x'.repeat(limit - 8)}" }`
   t.equal(over.length, limit + 1)
-  t.not(json(over), json(over.replace('" }', '"}')), 'beyond it they do')
+  t.not(json(over), json(over.replace('" }', '"}')), 'beyond it does')
   t.equal(
     json(over, { body: 'json' }),
     json(over.replace('" }', '"}'), { body: 'json' }),
-    'not where json is asked for',
+    'json has no such limit',
   )
   const nested = (depth: number): string => '['.repeat(depth) + ']'.repeat(depth)
   t.equal(json(nested(100)), json(` ${nested(100)}`))
   t.not(json(nested(101)), json(` ${nested(101)}`))
 })
 
-t.test('a body with Content-Encoding counts as sent', async (t) => {
+t.test('a body with Content-Encoding is compared as sent', async (t) => {
   for (const body of ['auto', 'json'] as const) {
     const encoded = ['Content-Type', 'application/json', 'Content-Encoding', 'gzip']
     t.not(sent('{"a":1}', encoded, { body }), sent('{"a": 1}', encoded, { body }))
@@ -228,7 +228,7 @@ t.test('F16 ignore leaves members out', async (t) => {
   t.not(json(one, more), json(one))
 })
 
-t.test('F16 only takes the named members, and tells absent from null', async (t) => {
+t.test('F16 only takes the named members, and distinguishes absent from null', async (t) => {
   const more = { only: ['/amount', '/to'] }
   t.equal(json('{"amount":1,"to":"a","x":1}', more), json('{"to":"a","amount":1.0,"y":[]}', more))
   const bodies = [
@@ -242,7 +242,7 @@ t.test('F16 only takes the named members, and tells absent from null', async (t)
     '{"amount":1,"to":"a"}',
   ]
   t.equal(new Set(bodies.map((body) => json(body, more))).size, bodies.length)
-  t.not(json('{"amount":1', more), json('{"amount":1,', more), 'no JSON: the bytes count')
+  t.not(json('{"amount":1', more), json('{"amount":1,', more), 'not JSON: the bytes count')
 })
 
 t.test('F19 no body, an empty string and an empty object differ', async (t) => {
@@ -252,7 +252,7 @@ t.test('F19 no body, an empty string and an empty object differ', async (t) => {
 })
 
 t.test(
-  'F20 the modes that compared other kinds as bytes once have recipes of their own since then',
+  'F20 json, form and multipart have new recipes since they stopped comparing other kinds as bytes',
   async (t) => {
     const id = (body: 'auto' | 'raw' | 'none' | 'json' | 'form' | 'multipart', ...more: string[]): string => {
       const settings = JSON.stringify([body, [], [], [], 'include'])
@@ -278,10 +278,10 @@ t.test('F20 every setting is part of the recipe', async (t) => {
   ].map(recipeOf)
   t.equal(new Set(recipes).size, recipes.length)
   t.equal(recipeOf({ ...FINGERPRINT }), recipes[0], 'equal settings, equal recipe')
-  t.equal(recipeOf(FINGERPRINT), recipes[0], 'also the second time')
+  t.equal(recipeOf(FINGERPRINT), recipes[0], 'the second time too')
 })
 
-t.test('F20 the raw digest is that of the request as sent, whatever the settings', async (t) => {
+t.test('F20 the raw digest covers method, target, media type and body as sent', async (t) => {
   const digest = (body: string, more: Partial<RequestContent> = {}): string =>
     rawDigestOf(request(body, more), recipe).toString('hex')
   const base = digest('{"a":1}')
@@ -298,14 +298,14 @@ t.test('F20 the raw digest is that of the request as sent, whatever the settings
   t.equal(new Set([base, ...others]).size, others.length + 1)
 })
 
-t.test('F20 the headers that counted for the record count for its raw digest, and no others', async (t) => {
+t.test('F20 the raw digest covers a configured header only if it counted for the record', async (t) => {
   const headers = (currency: string): string[] => ['Content-Type', 'application/json', 'X-Currency', currency]
   const counting = recipeOf({ ...FINGERPRINT, headers: ['x-currency'] })
   const digest = (currency: string, under: string): string =>
     rawDigestOf(request('{"a":1}', { headers: headers(currency) }), under).toString('hex')
   t.not(digest('EUR', counting), digest('USD', counting), 'another currency is another request')
   t.equal(digest('EUR', counting), digest('EUR', counting))
-  t.equal(digest('EUR', recipe), digest('USD', recipe), 'where the header did not count, it does not')
+  t.equal(digest('EUR', recipe), digest('USD', recipe), 'a header that did not count then does not count now')
   t.not(
     rawDigestOf(request('{"a":1}', { headers: ['Content-Encoding', 'gzip'] }), recipe).toString('hex'),
     rawDigestOf(request('{"a":1}', { headers: [] }), recipe).toString('hex'),
@@ -313,7 +313,7 @@ t.test('F20 the headers that counted for the record count for its raw digest, an
   )
 })
 
-t.test('F20 no body passes for a header line in the raw digest', async (t) => {
+t.test('F20 a body cannot pass for a header line in the raw digest', async (t) => {
   const digest = (headers: readonly string[], body: string): string =>
     rawDigestOf(request(body, { headers }), recipe).toString('hex')
   t.not(digest([], '4:text'), digest(['Content-Type', 'text'], ''))
@@ -348,7 +348,7 @@ t.test('body none: everything but the body counts', async (t) => {
   t.not(json('', { body: 'none' }), print(request('', { path: '/x' }), { body: 'none' }))
 })
 
-t.test('no part passes for another', async (t) => {
+t.test('path, query and body cannot pass for one another', async (t) => {
   const raw = { body: 'raw' } as const
   const rows = [
     print(request('ab', { path: '/c', query: '' }), raw),
@@ -363,7 +363,7 @@ t.test('no part passes for another', async (t) => {
   t.not(json('{"a":1}', raw), json('{"a":1}'))
 })
 
-t.test('two JSON bodies have one fingerprint exactly where their canonical forms are equal', async () => {
+t.test('two JSON bodies share a fingerprint exactly when their canonical forms are equal', async () => {
   const value = fc.jsonValue({ maxDepth: 3 })
   const form = (text: string): string | undefined => canonicalize(JSON.parse(text))
   fc.assert(
@@ -375,7 +375,7 @@ t.test('two JSON bodies have one fingerprint exactly where their canonical forms
   )
 })
 
-t.test('raw bodies have one fingerprint exactly where they are equal', async () => {
+t.test('two raw bodies share a fingerprint exactly when they are equal', async () => {
   const body = fc.uint8Array({ maxLength: 3 }).map((bytes) => Buffer.from(bytes))
   fc.assert(
     fc.property(
@@ -387,7 +387,7 @@ t.test('raw bodies have one fingerprint exactly where they are equal', async () 
   )
 })
 
-t.test('hostile headers, queries and bodies of 1 MiB are read to the end', async (t) => {
+t.test('hostile headers, queries and bodies of 1 MiB are handled without an error', async (t) => {
   const size = 1024 * 1024
   for (const part of ['"', '\\"', ';', '; charset', ' ', 'a/b;"', '=', '"\\']) {
     const type = `a/b${part.repeat(size / part.length)}`
@@ -401,7 +401,7 @@ t.test('hostile headers, queries and bodies of 1 MiB are read to the end', async
     t.equal(json(part.repeat(size / part.length), { body: 'json' }).length, 64)
 })
 
-t.test('a fingerprint that is made in steps is the one that is made at once', async (t) => {
+t.test('a fingerprint computed in steps equals the one computed at once', async (t) => {
   const text = `[${'{"b":[1.0,"x"],"a":null},'.repeat(10_000)}1]`
   for (const mode of ['auto', 'json', 'form', 'raw', 'none'] as const)
     for (const more of [{}, { ignore: ['/0/a'] }, { only: ['/1', '/2/b'] }])
@@ -421,7 +421,7 @@ t.test('a fingerprint that is made in steps is the one that is made at once', as
       }
 })
 
-t.test('§5 with a secret, fingerprint and raw digest are keyed; the recipe says so', async (t) => {
+t.test('§5 a secret keys the fingerprint and the raw digest, and the recipe says so', async (t) => {
   const secret = Buffer.from('a secret of sixteen bytes')
   const hmac = (digest: Buffer) => createHmac('sha256', secret).update(digest).digest()
   for (const policy of [FINGERPRINT, { ...FINGERPRINT, headers: ['x-currency'] }])
@@ -436,7 +436,7 @@ t.test('§5 with a secret, fingerprint and raw digest are keyed; the recipe says
       while (steps.next().done !== true);
       t.same(keyed.rawDigest, hmac(rawDigestOf(asked, plain.recipe)))
       t.same(keyed.fingerprint, hmac(fingerprintOf(asked, policy)))
-      t.equal(keyed.fingerprint, keyed.fingerprint, 'made once')
+      t.equal(keyed.fingerprint, keyed.fingerprint, 'computed once')
       for (const under of [keyed.recipe, 'keyed.other', 'keyed.other,x-currency'])
         t.same(keyed.rawDigestUnder(under), hmac(rawDigestOf(asked, under)))
       t.same(keyed.rawDigestUnder('other'), rawDigestOf(asked, 'other'))
@@ -447,7 +447,7 @@ t.test('§5 with a secret, fingerprint and raw digest are keyed; the recipe says
     }
 })
 
-t.test('a record from before digests were keyed is compared as it was then', async (t) => {
+t.test('a record made before digests were keyed is compared without the secret', async (t) => {
   const secret = Buffer.from('a secret of sixteen bytes')
   const first = request('{"amount":100,"to":"a"}')
   const { recipe, fingerprint, rawDigest } = new Digests(first, first.body, FINGERPRINT, null)
@@ -458,14 +458,14 @@ t.test('a record from before digests were keyed is compared as it was then', asy
       .kind
   }
   t.equal(verdict('{"amount":100,"to":"a"}'), 'replay')
-  t.equal(verdict('{ "to": "a", "amount": 1e2 }'), 'replay', 'in another spelling, too')
+  t.equal(verdict('{ "to": "a", "amount": 1e2 }'), 'replay', 'in another spelling too')
   t.equal(verdict('{"amount":101,"to":"a"}'), 'reused')
   const other = { ...FINGERPRINT, ignore: ['/to'] }
-  t.equal(verdict('{"amount":100,"to":"a"}', other), 'replay', 'other settings: the same bytes')
+  t.equal(verdict('{"amount":100,"to":"a"}', other), 'replay', 'other settings, the same bytes')
   t.equal(verdict('{ "amount":100,"to":"a"}', other), 'reused')
 })
 
-t.test('what a short body becomes is hashed before another one is read', async (t) => {
+t.test('short bodies that grow in canonical form do not mix when read in turns', async (t) => {
   const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json' }
   // Five times as long in canonical form.
   const exponents = (digit: number): RequestContent => request(`[${`${digit}e20,`.repeat(12_000)}1]`)
@@ -479,13 +479,13 @@ t.test('what a short body becomes is hashed before another one is read', async (
   )
 })
 
-t.test('fingerprints that are made in turns do not mix', async (t) => {
+t.test('fingerprints computed in turns do not mix', async (t) => {
   const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json' }
   const asked = (amount: string, size: number): RequestContent =>
     request(`{"amount":${amount},"fill":"${'x'.repeat(size)}"}`)
   for (const size of [100, 20_000, 65_000, 70_000, 200_000])
     for (const amount of ['1', '1.0']) {
-      // As the claims of several requests do it, each a step in a turn of the event loop.
+      // As the claims of several requests do: one step of each per turn of the event loop.
       const requests = [asked(amount, size), asked('2', size), asked('3.0', 20_000), asked('4.0', 10)]
       const expected = requests.map((one) => fingerprintOf(one, policy))
       const all = requests.map((one) => new Digests(one, one.body, policy, null))
@@ -499,7 +499,7 @@ t.test('fingerprints that are made in turns do not mix', async (t) => {
     }
 })
 
-void t.test('P18 the memory in which long JSON is read is freed, readable or not', (t) => {
+void t.test('P18 the memory used to read long JSON is freed, whether or not it can be read', (t) => {
   const items = Array.from({ length: 50_000 }, (_, n) => `{"b":${n},"a":1e2}`)
   const members = Array.from({ length: 50_000 }, (_, n) => `"${(n * 7919) % 1_000_003}":1`)
   for (const [more, text] of [

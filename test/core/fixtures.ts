@@ -12,7 +12,7 @@ import type {
 } from '../../src/core/record.ts'
 import { atOnce } from '../../src/core/steps.ts'
 
-/** A body as keys of that policy are read from it. */
+/** The body, read for the keys of the policy. */
 export function keyBody(headers: readonly string[], body: Buffer | string, policy: KeyPolicy): KeyBody {
   return atOnce(readKeyBody(headers, Buffer.from(body as string), policy, policy.derive !== null))
 }

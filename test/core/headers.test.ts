@@ -3,27 +3,27 @@ import { fieldLines, filterLines, firstOf, hopByHop, linesOf } from '../../src/c
 
 const LINES = ['Set-Cookie', 'a=1', 'X-A', '1', 'set-cookie', 'b=2', 'X-AB', '2']
 
-t.test('the lines of a header, in order, whatever the letter case of its name', async (t) => {
+t.test('linesOf gives the lines of a header in order, whatever the letter case of its name', async (t) => {
   t.same(linesOf(LINES, 'set-cookie'), ['a=1', 'b=2'])
   t.same(linesOf(LINES, 'x-a'), ['1'])
   t.same(linesOf(LINES, 'x'), [])
-  t.same(linesOf(LINES, 'a=1'), [], 'a value is no name')
+  t.same(linesOf(LINES, 'a=1'), [], 'a value is not a name')
   t.same(linesOf([], 'x'), [])
-  t.same(linesOf(['X-A'], 'x-a'), [], 'a name without a value is no line')
+  t.same(linesOf(['X-A'], 'x-a'), [], 'a name without a value is not a line')
 })
 
-t.test('the lines of a head, without the white space around their values (RFC 9112 §5.1)', async (t) => {
+t.test('fieldLines reads the lines of a head and trims their values (RFC 9112 §5.1)', async (t) => {
   const head = 'POST / HTTP/1.1\r\nHost:a\r\nX-A: \t one two \t\r\nX-B: \r\nX-C:c:d'
   t.same(fieldLines(head, head.indexOf('\r\n')), ['Host', 'a', 'X-A', 'one two', 'X-B', '', 'X-C', 'c:d'])
 })
 
-t.test('the first line of a header', async (t) => {
+t.test('firstOf gives the first line of a header, or null', async (t) => {
   t.equal(firstOf(LINES, 'set-cookie'), 'a=1')
   t.equal(firstOf(['X-A', ''], 'x-a'), '')
   t.equal(firstOf(LINES, 'x-b'), null)
 })
 
-t.test('P13 hop-by-hop: the fixed fields and those that Connection names', async (t) => {
+t.test('P13 the fixed fields and those that Connection names are hop-by-hop', async (t) => {
   const fixed = [
     'connection',
     'keep-alive',
@@ -49,7 +49,7 @@ t.test('P13 hop-by-hop: the fixed fields and those that Connection names', async
   t.notOk(hopByHop([]).has('x-hop'), 'what one message names is not remembered for the next')
 })
 
-t.test('filtered lines keep order, letter case and number', async (t) => {
+t.test('filtered lines keep their order, letter case and number', async (t) => {
   t.same(
     filterLines(LINES, (name) => name !== 'x-a'),
     ['Set-Cookie', 'a=1', 'set-cookie', 'b=2', 'X-AB', '2'],

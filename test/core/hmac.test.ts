@@ -3,7 +3,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { Hmac, hmacOf } from '../../src/core/identity.ts'
 
-t.test('it is HMAC-SHA-256, of keys and messages of any length', async (t) => {
+t.test('Hmac computes HMAC-SHA-256 for keys and messages of any length', async (t) => {
   for (const length of [0, 1, 63, 64, 65, 200]) {
     const key = Buffer.alloc(length, 0xa5)
     t.same(new Hmac(key).of(key), createHmac('sha256', key).update(key).digest(), `${length} bytes`)
@@ -18,7 +18,7 @@ t.test('it is HMAC-SHA-256, of keys and messages of any length', async (t) => {
   )
 })
 
-t.test('one for each secret', async (t) => {
+t.test('hmacOf keeps one instance for each secret', async (t) => {
   const secret = Buffer.from('a secret of sixteen')
   t.equal(hmacOf(secret), hmacOf(secret))
   t.not(hmacOf(secret), hmacOf(Buffer.from(secret)))

@@ -8,7 +8,7 @@ const read = (text: string | Buffer, ...pointers: string[]): LookedUp | null =>
 const at = (text: string, pointer: string): PointerResult | undefined => read(text, pointer)?.at(pointer)
 const literal = (text: string): PointerResult => ({ kind: 'literal', literal: text })
 
-t.test('it takes what RFC 8259 takes', async (t) => {
+t.test('lookUp accepts what RFC 8259 and JSON.parse accept', async (t) => {
   const accepts = (text: string): boolean => {
     try {
       JSON.parse(text)
@@ -48,7 +48,7 @@ t.test('it takes what RFC 8259 takes', async (t) => {
   })
 })
 
-t.test('it takes UTF-8 that is not coded, of 1000 levels', async (t) => {
+t.test('lookUp refuses invalid UTF-8, encoded bodies and more than 1000 levels', async (t) => {
   t.equal(read(Buffer.from('"\xff"', 'latin1')), null)
   t.equal(atOnce(lookUp(['Content-Encoding', 'gzip'], Buffer.from('1'), [])), null)
   for (const [open, inner, close] of [
@@ -62,14 +62,14 @@ t.test('it takes UTF-8 that is not coded, of 1000 levels', async (t) => {
   }
 })
 
-t.test('a value is as it is written', async (t) => {
+t.test('a value is given exactly as written', async (t) => {
   t.same(at(' {"a" : [ 1 , {"b":-1.50e+3} ] } ', '/a/1/b'), literal('-1.50e+3'))
   t.same(at(' {"a" : [ 1 , {"b":2 } ] } ', '/a'), literal('[ 1 , {"b":2 } ]'))
   t.same(at(' [1, 2 ]\n', ''), literal('[1, 2 ]'))
   t.same(at('{"\\u0061":"\\u00e9"}', '/a'), literal('"\\u00e9"'))
   t.same(at('{"\u00e9":1}', '/\u00e9'), literal('1'))
   t.same(at('{"a\\"b":1}', '/a"b'), literal('1'))
-  t.same(at('{"0":1}', '/0'), literal('1'), 'an object has no items')
+  t.same(at('{"0":1}', '/0'), literal('1'), 'in an object, 0 is a member name')
   t.same(at('[1,2]', '/1'), literal('2'))
   for (const [text, pointer] of [
     ['[1,2]', '/2'],
@@ -85,7 +85,7 @@ t.test('a value is as it is written', async (t) => {
   t.equal(read(' [1]\n')?.text, ' [1]\n')
 })
 
-t.test('a member on the way that is named twice makes it ambiguous', async (t) => {
+t.test('a duplicate member along a pointer makes it ambiguous', async (t) => {
   for (const [text, pointer, kind] of [
     ['{"a":1,"a":1}', '/a', 'ambiguous'],
     ['{"a":1,"\\u0061":1}', '/a', 'ambiguous'],
@@ -100,7 +100,7 @@ t.test('a member on the way that is named twice makes it ambiguous', async (t) =
     t.equal(at(text, pointer)?.kind, kind, `${text} ${pointer}`)
 })
 
-t.test('several pointers are looked up in one pass, a long body in steps', async (t) => {
+t.test('several pointers are looked up in one pass, and a long body in steps', async (t) => {
   const items = Array.from({ length: 30_000 }, (_, n) => `{"n":${n},"x":"${'\\n'.repeat(n % 3)}"}`)
   const text = `{"items":[${items.join()}],"id":"k"}`
   const steps = lookUp([], Buffer.from(text), ['/id', '/items/29999', '/items/2/x', '/nobody'])

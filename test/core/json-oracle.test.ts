@@ -5,7 +5,7 @@ import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-point
 import { UsualJson } from '../../src/core/body/json-usual.ts'
 import { at, canonical, decodeUtf8, type Node, parseLossless, without } from './json-tree.ts'
 
-/** Characters and escapes of all kinds: RFC 8785 keeps some escapes, and orders by UTF-16 what UTF-8 orders otherwise. */
+/** Characters and escapes of all kinds: RFC 8785 keeps some escapes and sorts by UTF-16, where UTF-8 sorts differently. */
 const PIECES = String.raw`a b 0 ~ é € 😀 \n \" \\ \/ \u0041 \u00e9 \u000a \u001f \u001F \u0000 \u007f \u20AC \ud83d\uDE00`
 const string = fc
   .array(fc.constantFrom(...PIECES.split(' '), '\uffff', '\ue000', '\u007f', ' '), { maxLength: 5 })
@@ -67,7 +67,7 @@ const { text } = fc.letrec<{ text: string; array: string; object: string }>((tie
     ),
 }))
 
-/** Some of them with a byte that is another or missing. */
+/** Some of them with one byte changed or missing. */
 const body = fc
   .tuple(text, fc.option(fc.tuple(fc.nat(), fc.integer({ min: -1, max: 255 })), { freq: 4 }))
   .map(([json, change]) => {
@@ -100,7 +100,7 @@ function textOf(node: Node | null): string | null {
 const said = (bytes: Buffer | null | undefined): string | null => bytes?.toString() ?? null
 
 const usual = UsualJson.load()
-/** What the other reader makes of the body, unless it leaves it alone, is `text`. */
+/** Whether the WebAssembly reader gives `text` too, unless it declines the body. */
 function agrees(bytes: Buffer, text: string | null): boolean {
   const found = said(usual?.textOf(bytes))
   return found === null || found === text
@@ -108,7 +108,7 @@ function agrees(bytes: Buffer, text: string | null): boolean {
 
 const runs = { numRuns: 3000, seed: 19 }
 
-t.test('bytes are read as a tree of values was', async () => {
+t.test('the byte reader gives the same canonical text as the tree reader', async () => {
   fc.assert(
     fc.property(body, (bytes) => {
       const text = textOf(treeOf(bytes))
@@ -118,7 +118,7 @@ t.test('bytes are read as a tree of values was', async () => {
   )
 })
 
-t.test('a body that is read in several steps is read as one that is not', async () => {
+t.test('a body read in several steps gives the same canonical text as the tree reader', async () => {
   fc.assert(
     fc.property(text, gap, pointers, (json, blank, named) => {
       const items = Math.ceil(70_000 / (json.length + blank.length + 1))
@@ -138,7 +138,7 @@ t.test('a body that is read in several steps is read as one that is not', async 
   )
 })
 
-t.test('what is ignored and what alone counts is what it was', async () => {
+t.test('ignored places and selected values are those of the tree reader', async () => {
   fc.assert(
     fc.property(body, pointers, (bytes, named) => {
       const places = placesOf(named)
@@ -158,7 +158,7 @@ t.test('what is ignored and what alone counts is what it was', async () => {
   )
 })
 
-/** Names that begin alike, that end where others go on, and that UTF-8 and UTF-16 order differently. */
+/** Names with a common beginning, prefixes of others, and names that UTF-8 and UTF-16 sort differently. */
 const names = fc.uniqueArray(
   fc
     .tuple(
@@ -169,7 +169,7 @@ const names = fc.uniqueArray(
   { maxLength: 200 },
 )
 
-t.test('many members are put in order', async () => {
+t.test('many members are sorted as the tree reader sorts them', async () => {
   fc.assert(
     fc.property(names, fc.boolean(), (many, isTwice) => {
       const members = many.map((name, n) => `${JSON.stringify(name)}:${n}`)
@@ -182,7 +182,7 @@ t.test('many members are put in order', async () => {
   )
 })
 
-/** Names of a length around that of words, some of which begin others. */
+/** Names about as long as a machine word, some of them prefixes of others. */
 const member = fc.constantFrom(
   '',
   'a',
@@ -234,7 +234,7 @@ const list = fc
     return Buffer.from(`[${objects.join(',')}]`)
   })
 
-t.test('objects that begin as the one before them', async () => {
+t.test('objects that begin like the one before them are read correctly', async () => {
   fc.assert(
     fc.property(list, pointers, (bytes, named) => {
       const places = placesOf(named)
@@ -257,13 +257,13 @@ t.test('objects that begin as the one before them', async () => {
   }
 })
 
-t.test('what a list of another body had is not remembered', async () => {
+t.test('nothing of one body is remembered in the next', async () => {
   const first = Buffer.from('[{"b":1,"a":2},{"b":1,"a":2}]')
   const second = Buffer.from('[{"a":1,"b":2},{"b":1,"a":2}]')
   for (const bytes of [first, second, first, second])
     t.equal(said(canonicalJson(bytes)), textOf(treeOf(bytes)))
   for (const bytes of [first, second, first, second])
     t.equal(said(usual?.textOf(bytes)), textOf(treeOf(bytes)))
-  // A name without its escape, and what was behind that, must not make a name with a line feed in it valid.
+  // An earlier name, unescaped, and the bytes behind it must not make a name with a raw line feed valid.
   t.equal(canonicalJson(Buffer.from('[{"\\u000a:xyz":1},{"\n:xyz":1}]')), null)
 })

@@ -1,6 +1,6 @@
 /*
- * JSON as the proxy read it before it worked on bytes: plain, and slow. What it says of a text has to stay as it is, since records were
- * made by it.
+ * JSON as the proxy read it before it worked on bytes: simple and slow. What it makes of a text must never change, since stored records
+ * depend on it.
  */
 
 /** A JSON value whose leaves are already in RFC 8785 form. Members are sorted by UTF-16 code units. */

@@ -10,7 +10,7 @@ import { UsualJson } from '../../src/core/body/json-usual.ts'
 
 const usual = UsualJson.load() as UsualJson
 
-/** What it makes of the body; undefined: it leaves it to the other reader. @throws where it makes another text than that. */
+/** The canonical text; undefined: left to the other reader. @throws if the other reader gives another text. */
 function textOf(body: Buffer | string): string | undefined {
   const bytes = Buffer.from(body)
   const found = usual.textOf(bytes)?.toString()
@@ -20,7 +20,7 @@ function textOf(body: Buffer | string): string | undefined {
   return found
 }
 
-void t.test('usual bodies are read', async (t) => {
+void t.test('the WebAssembly reader reads usual bodies', async (t) => {
   for (const body of [SMALL, LARGE, JSON.stringify(JSON.parse(SMALL), null, 2)])
     t.type(textOf(body), 'string')
   const read = {
@@ -38,12 +38,12 @@ void t.test('usual bodies are read', async (t) => {
   for (const [body, text] of Object.entries(read)) t.equal(textOf(body), text, body)
 })
 
-void t.test('a canonical body is its own text', async (t) => {
+void t.test('a body already in canonical form is returned as it is', async (t) => {
   const body = Buffer.from('{"a":1,"b":[2]}')
   t.equal(usual.textOf(body), body)
 })
 
-void t.test('what is rare, too large or no JSON is left alone', async (t) => {
+void t.test('rare, too large or invalid JSON is left to the other reader', async (t) => {
   const wide = Array.from({ length: 33 }, (_, n) => `"${32 - n}":0`)
   const left = [
     ...String.raw`{ [1,] {"a":1,} " "\ "\u0041" {"\n":1} tru nul fals 01 - -0 1. .5 0.0 0.01 1e1 1E1 1.5e1`.split(
@@ -65,10 +65,10 @@ void t.test('what is rare, too large or no JSON is left alone', async (t) => {
     `{"b":1${',"":1'.repeat(13_105)}}`,
   ]
   for (const body of left) t.equal(textOf(body), undefined, body.slice(0, 40))
-  t.equal(usual.textOf(Buffer.from([0x22, 0xff, 0x22])), null, 'no UTF-8')
+  t.equal(usual.textOf(Buffer.from([0x22, 0xff, 0x22])), null, 'not UTF-8')
 })
 
-void t.test('limits are reached', async (t) => {
+void t.test('bodies right at the limits are read', async (t) => {
   const deep = '['.repeat(MAX_DEPTH) + ']'.repeat(MAX_DEPTH)
   const wide = Array.from({ length: 32 }, (_, n) => `"${String(31 - n).padStart(2, '0')}":0`)
   const long = `"${'x'.repeat(SHORT_BODY - 2)}"`
@@ -79,7 +79,7 @@ void t.test('limits are reached', async (t) => {
   t.type(textOf(nested), 'string')
 })
 
-void t.test('it never makes another text than the other reader', async () => {
+void t.test('the WebAssembly reader never disagrees with the other reader', async () => {
   const runs = { numRuns: 5000, seed: 98 }
   fc.assert(
     fc.property(fc.json({ maxDepth: 5 }), fc.constantFrom(0, 1), (json, indent) => {
@@ -110,7 +110,7 @@ void t.test('it never makes another text than the other reader', async () => {
   )
 })
 
-void t.test('a process without WebAssembly leaves all to the other reader', async (t) => {
+void t.test('a process without WebAssembly has only the other reader', async (t) => {
   t.equal(UsualJson.load({}), null)
 })
 

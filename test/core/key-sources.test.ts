@@ -27,7 +27,7 @@ function read(...args: Parameters<typeof reading>): string {
   return found.kind === 'key' ? `key:${found.key}` : found.kind
 }
 
-t.test('a pointed-at string or integer is the key', async (t) => {
+t.test('a string or integer at the pointer is the key', async (t) => {
   for (const [body, key] of [
     ['{"id":"evt_1"}', 'evt_1'],
     [' {\n"a" : [{"id":1}, "\\"]}"], "id" : "evt_1" }\n', 'evt_1'],
@@ -38,23 +38,23 @@ t.test('a pointed-at string or integer is the key', async (t) => {
     ['{"id":9007199254740993}', '9007199254740993'],
     ['{"id":123456789012345678901234567890}', '123456789012345678901234567890'],
     ['{"i\\u0064":"\\u0061"}', 'a'],
-    // Verbatim: no String of RFC 9651 is undone, no list is seen.
+    // Verbatim: neither unquoted as an RFC 9651 String nor split as a list.
     [String.raw`{"id":"\"a\""}`, '"a"'],
     ['{"id":"\\"a"}', '"a'],
     ['{"id":"a, b"}', 'a, b'],
     ['{"id":" a "}', ' a '],
   ] as const)
     t.same(reading(body), { kind: 'key', key, qualifier: [] }, body)
-  t.equal(read('{"id":"a"}', { ...BY_ID, syntax: 'strict' }), 'key:a', 'whatever the syntax of headers')
+  t.equal(read('{"id":"a"}', { ...BY_ID, syntax: 'strict' }), 'key:a', 'whatever the syntax of header keys')
 })
 
-t.test('a body that nests deeper than anything that is meant is no JSON', async (t) => {
+t.test('a key in a body nested deeper than 1000 levels is missing', async (t) => {
   const nested = (depth: number) => `{"id":"a","x":${'['.repeat(depth)}${']'.repeat(depth)}}`
   t.equal(read(nested(999)), 'key:a')
   t.equal(read(nested(1000)), 'missing')
   t.equal(read('['.repeat(1_000_000)), 'missing')
-  t.equal(read(`{"id":"${'['.repeat(200)}","y":"\\"${'{'.repeat(2000)}`), 'missing', 'not in strings')
-  t.equal(read(`{"z":"${'['.repeat(2000)}\\"","id":"a"}`), 'key:a', 'not in strings')
+  t.equal(read(`{"id":"${'['.repeat(200)}","y":"\\"${'{'.repeat(2000)}`), 'missing', 'an unterminated string')
+  t.equal(read(`{"z":"${'['.repeat(2000)}\\"","id":"a"}`), 'key:a', 'brackets in strings do not count')
 })
 
 t.test('pointers follow RFC 6901', async (t) => {
@@ -85,7 +85,7 @@ t.test('pointers follow RFC 6901', async (t) => {
   t.equal(read('{ }', from(json('/0'))), 'missing')
 })
 
-t.test('what is absent or no JSON is missing', async (t) => {
+t.test('a key is missing if the pointer finds nothing or the body is not JSON', async (t) => {
   for (const body of [
     '',
     ' ',
@@ -104,12 +104,12 @@ t.test('what is absent or no JSON is missing', async (t) => {
     'missing',
     'not UTF-8',
   )
-  t.equal(read('\ufeff{"id":"a"}'), 'missing', 'a byte order mark is no JSON')
+  t.equal(read('\ufeff{"id":"a"}'), 'missing', 'a byte order mark is not JSON')
   t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'gzip']), 'missing', 'an encoded body')
   t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'identity']), 'key:a')
 })
 
-t.test('anything else at the pointer is invalid', async (t) => {
+t.test('any other value at the pointer is an invalid key', async (t) => {
   for (const value of [
     'null',
     'true',
@@ -142,10 +142,10 @@ t.test('anything else at the pointer is invalid', async (t) => {
     '{"id":{},"id":1}',
   ])
     t.equal(read(body), 'invalid', body)
-  t.equal(read('{"a":{"id":"x"},"a":1}', from(json('/a/id'))), 'invalid', 'a member on the way there')
+  t.equal(read('{"a":{"id":"x"},"a":1}', from(json('/a/id'))), 'invalid', 'a duplicate member along the way')
 })
 
-t.test('what the rest of the body holds does not matter', async (t) => {
+t.test('the rest of the body does not matter', async (t) => {
   const deep = `${'['.repeat(900)}${']'.repeat(900)}`
   for (const rest of [
     '1e400',
@@ -166,7 +166,7 @@ t.test('what the rest of the body holds does not matter', async (t) => {
   t.equal(read('{"x":{"id":"b"},"y":["id"],"id":"a","z":"\\"id\\":1"}'), 'key:a')
 })
 
-t.test('K13 K14 K20 a pointed-at key is held against the same rules', async (t) => {
+t.test('K13 K14 K20 a key in the body obeys the same rules', async (t) => {
   const policy = { ...BY_ID, minLength: 3, maxLength: 5, pattern: /^[0-9a-z]+$/ }
   for (const [value, expected] of [
     ['"abc"', 'key:abc'],
@@ -200,7 +200,7 @@ t.test('K12 sources that disagree are refused, those that agree are accepted', a
     t.equal(read(body, both, headers), expected, `${headers.join(' ')} ${body}`)
 })
 
-t.test('before the body is read headers alone are looked at, and their errors found', async (t) => {
+t.test('before the body is read, only headers are checked, and a bad key in them is refused', async (t) => {
   const both = from(json('/id'), header('idempotency-key'))
   t.equal(read(null, both), 'missing')
   t.equal(read(null, both, ['Idempotency-Key', 'a']), 'key:a')
@@ -210,7 +210,7 @@ t.test('before the body is read headers alone are looked at, and their errors fo
   t.notOk(carriesKey({ headers: ['Id', 'a'], query: '' }, BY_ID.from))
 })
 
-t.test('the body is needed where it may carry the key, or what a key is derived from', async (t) => {
+t.test('the body is needed if it may carry the key or a part of a derived one', async (t) => {
   const derive = { json: [], form: [], headers: ['x-order'], bucket: null }
   t.notOk(keyNeedsBody(KEY))
   t.notOk(keyNeedsBody({ ...KEY, derive }))
@@ -250,7 +250,7 @@ t.test('K22 a refusal names the source and never repeats the key', async (t) => 
 const URLENCODED = ['Content-Type', 'application/x-www-form-urlencoded']
 const BY_FIELD = from(form('key'))
 
-t.test('a field of an urlencoded form is the key', async (t) => {
+t.test('a field of a urlencoded form is the key', async (t) => {
   for (const [body, expected] of [
     ['key=a', 'key:a'],
     ['amount=1&key=a&x=2', 'key:a'],
@@ -285,12 +285,12 @@ t.test('a field of an urlencoded form is the key', async (t) => {
   t.equal(
     read('key=a', { ...BY_FIELD, syntax: 'strict' }, URLENCODED),
     'key:a',
-    'whatever the syntax of headers',
+    'whatever the syntax of header keys',
   )
   t.equal(read('key=ab', { ...BY_FIELD, minLength: 3 }, URLENCODED), 'invalid')
 })
 
-t.test('a field is read where the body is a form', async (t) => {
+t.test('a field is read only from a body that is a form', async (t) => {
   for (const [type, expected] of [
     ['application/x-www-form-urlencoded', 'key:a'],
     ['Application/X-WWW-Form-Urlencoded; charset=UTF-8', 'key:a'],
@@ -320,7 +320,7 @@ t.test('a field of a multipart form is the key', async (t) => {
   const file = field('form-data; name="f"; filename="key"', 'x', 'Content-Type: image/png\r\n')
   const key = 'form-data; name="key"'
   t.equal(readParts(other, file, field(key, 'a')), 'key:a')
-  t.equal(readParts(field(key, 'a b+%41"'), other), 'key:a b+%41"', 'as it stands')
+  t.equal(readParts(field(key, 'a b+%41"'), other), 'key:a b+%41"', 'verbatim')
   t.equal(readParts(other, file), 'missing')
   t.equal(readParts(field('form-data; name="Key"', 'a')), 'missing')
   t.equal(readParts(field(key, '')), 'invalid')
@@ -355,7 +355,7 @@ t.test('a field of a multipart form is the key', async (t) => {
     [`X: ${'y'.repeat(8192)}`, 'invalid'],
   ] as const)
     t.equal(readParts(field(key, 'a', `${line}\r\n`)), expected, line.slice(0, 40))
-  // Were each blank tried as the last one before the value, these would take minutes.
+  // If each blank were tried as the last one before the value, these would take minutes.
   const blanks = `--XYZ\r\na:${' '.repeat(8100)}\0\r\n\r\nx\r\n`
   for (let n = 0; n < 2000; n++) if (readParts(blanks) !== 'invalid') t.fail('a NUL in a part')
   t.equal(readParts('--XYZ\r\n\r\na\r\n'), 'invalid', 'a part without headers')
@@ -363,7 +363,7 @@ t.test('a field of a multipart form is the key', async (t) => {
   t.equal(read(`preamble\r\n${field(key, 'a')}--XYZ--`, BY_FIELD, boundary), 'invalid')
 })
 
-t.test('a query parameter is the key, known before the body is', async (t) => {
+t.test('a query parameter is the key, known before the body is read', async (t) => {
   const byQuery = from(query('key'))
   const readQuery = (text: string, policy = byQuery, headers: string[] = []): string => {
     const found = readKey({ headers, query: text }, policy, null)
@@ -429,14 +429,14 @@ t.test('a field of a long form is the key, wherever it is', async (t) => {
   t.equal(readParts(...parts, part('key', 'k')), 'key:k')
   t.equal(readParts(part('key', 'k'), ...parts), 'key:k')
   t.equal(readParts(part('key', 'k'), ...parts, part('key', 'k')), 'invalid', 'twice')
-  // Across what is read in one step.
+  // Sizes around the end of one reading step.
   for (let length = 65_300; length < 65_600; length++) {
     const found = read(`${part('f', 'x'.repeat(length))}${part('key', 'k')}--XYZ--\r\n`, BY_FIELD, boundary)
     if (found !== 'key:k') t.fail(`${length}: ${found}`)
   }
 })
 
-t.test('names and values that a URLSearchParams reads are read alike', async () => {
+t.test('query fields are read as URLSearchParams reads them', async () => {
   const byte = fc.constantFrom('k', '%6b', '%6B', '&', '=', '+', '%', '%2', 'a', '%3d', '%26', ' ', '%20')
   fc.assert(
     fc.property(
@@ -453,7 +453,7 @@ t.test('names and values that a URLSearchParams reads are read alike', async () 
   )
 })
 
-t.test('ce-id takes ce-source in with it', async (t) => {
+t.test('a ce-id key is qualified by its ce-source', async (t) => {
   const policy = from(header('ce-id'))
   const qualified = (...lines: string[]): unknown => reading(null, policy, ['CE-Id', '1', ...lines])
   t.same(qualified('ce-source', '/a'), { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] })
@@ -469,7 +469,7 @@ t.test('ce-id takes ce-source in with it', async (t) => {
   })
 })
 
-t.test('an event is one record in binary and in structured mode', async (t) => {
+t.test('an event has the same key in binary and in structured mode', async (t) => {
   const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
   const event = '{"specversion":"1.0","id":"1","source":"/a"}'
   t.same(reading('{"amount":1}', EVENTS, ['ce-id', '1', 'ce-source', '/a']), one)
@@ -486,35 +486,38 @@ t.test('an event is one record in binary and in structured mode', async (t) => {
     t.match(reading(`{"id":"1","source":${source}}`, EVENTS, STRUCTURED), { kind: 'invalid' }, source)
 })
 
-t.test('json:/id of a structured event takes its source in, whatever else the route reads', async (t) => {
-  const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
-  const event = '{"specversion":"1.0","id":"1","source":"/a"}'
-  const binary = reading('{}', from(header('ce-id')), ['ce-id', '1', 'ce-source', '/a'])
-  t.same(binary, one)
-  for (const type of [
-    'application/cloudevents+json',
-    'Application/CloudEvents+JSON',
-    'application/cloudevents+json ; charset="UTF-8"',
-    'application/cloudevents+json;profile=x;charset=us-ascii',
-  ])
-    t.same(reading(event, BY_ID, ['Content-Type', type]), one, type)
-  t.same(reading('{"id":1,"source":"/b"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', '/b'] })
-  t.same(reading('{"id":"1"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', null] })
-  t.same(reading(event, from(header('idempotency-key'), json('/id')), STRUCTURED), one)
-  t.same(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/a']), one, 'repeated in a header')
-  t.match(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/b']), { kind: 'invalid' })
-  for (const source of ['1', 'null', '"/a","source":"/a"'])
-    t.match(reading(`{"id":"1","source":${source}}`, BY_ID, STRUCTURED), { kind: 'invalid' }, source)
-  t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['Content-Type', 'application/json']), {
-    ...one,
-    qualifier: [],
-  })
-  // The id of the data, not of the event.
-  t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['ce-id', '2', 'ce-source', '/b']), {
-    ...one,
-    qualifier: [],
-  })
-})
+t.test(
+  'json:/id of a structured event is qualified by its source, whatever else the route reads',
+  async (t) => {
+    const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
+    const event = '{"specversion":"1.0","id":"1","source":"/a"}'
+    const binary = reading('{}', from(header('ce-id')), ['ce-id', '1', 'ce-source', '/a'])
+    t.same(binary, one)
+    for (const type of [
+      'application/cloudevents+json',
+      'Application/CloudEvents+JSON',
+      'application/cloudevents+json ; charset="UTF-8"',
+      'application/cloudevents+json;profile=x;charset=us-ascii',
+    ])
+      t.same(reading(event, BY_ID, ['Content-Type', type]), one, type)
+    t.same(reading('{"id":1,"source":"/b"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', '/b'] })
+    t.same(reading('{"id":"1"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', null] })
+    t.same(reading(event, from(header('idempotency-key'), json('/id')), STRUCTURED), one)
+    t.same(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/a']), one, 'repeated in a header')
+    t.match(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/b']), { kind: 'invalid' })
+    for (const source of ['1', 'null', '"/a","source":"/a"'])
+      t.match(reading(`{"id":"1","source":${source}}`, BY_ID, STRUCTURED), { kind: 'invalid' }, source)
+    t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['Content-Type', 'application/json']), {
+      ...one,
+      qualifier: [],
+    })
+    // The id of the data, not of the event.
+    t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['ce-id', '2', 'ce-source', '/b']), {
+      ...one,
+      qualifier: [],
+    })
+  },
+)
 
 t.test('the data of a binary event may have an id of its own', async (t) => {
   const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
@@ -532,18 +535,22 @@ t.test('a batch of events has no key', async (t) => {
   t.equal(read(batch, EVENTS, ['Content-Type', 'application/cloudevents-batch+json']), 'missing')
 })
 
-t.test('elsewhere a source in the body is not looked at', async (t) => {
+t.test('a source in any other body is ignored', async (t) => {
   const event = '{"id":"1","source":"/a"}'
   const plain = { kind: 'key', key: '1', qualifier: [] }
   t.same(reading(event, EVENTS, ['Content-Type', 'application/json']), plain)
   t.same(reading(event, EVENTS), plain)
   const other = from(header('ce-id'), json('/source'))
-  t.same(reading(event, other, STRUCTURED), { ...plain, key: '/a' }, 'nor another member of an event')
+  t.same(
+    reading(event, other, STRUCTURED),
+    { ...plain, key: '/a' },
+    'another member of an event is not qualified by it',
+  )
   const three = from(header('idempotency-key'), header('ce-id'), json('/id'))
   t.same(reading('{"source":"/a"}', three, [...STRUCTURED, 'Idempotency-Key', '1']), plain)
 })
 
-t.test('a pointer finds the value that was written there', async () => {
+t.test('a pointer finds the value that was written at it', async () => {
   // Not JSON.parse: V8 13.6 reads the name `\` in `{"id":1,"\"":1}` once it has seen `{"id":1,"\\":1}`.
   const form = (text: string): string => String(canonicalJson(Buffer.from(text)))
   const name = fc.constantFrom('id', 'a', '', '/', '~', '0', '"', '\\', '\u00e9')
@@ -580,7 +587,7 @@ t.test('a pointer finds the value that was written there', async () => {
   )
 })
 
-t.test('hostile bodies of 1 MiB are read to the end', async (t) => {
+t.test('hostile bodies of 1 MiB are handled without an error', async (t) => {
   const size = 1024 * 1024
   for (const part of ['[', '{"id":', '"', '\\', ' ', '1', '{}', '\xff', '"\\"'])
     t.type(read(part.repeat(size / part.length)), 'string')
@@ -595,7 +602,7 @@ t.test('hostile bodies of 1 MiB are read to the end', async (t) => {
   t.equal(atOnce(lookUp([], Buffer.alloc(size, '['), [])), null)
 })
 
-void t.test('a name may have any character, written as it is or escaped', async (t) => {
+void t.test('a field name may hold any character, literal or escaped', async (t) => {
   for (const [text, name, value] of [
     ['a+b=1', 'a b', '1'],
     ['a%20b=1', 'a b', '1'],

@@ -44,7 +44,7 @@ t.test('K04 a quoted empty string is refused', async (t) => {
   ])
 })
 
-t.test('K05 blanks alone are no key', async (t) => {
+t.test('K05 white space alone is refused', async (t) => {
   table(t, [
     [' ', 'invalid', 'invalid'],
     [' \t  ', 'invalid', 'invalid'],
@@ -59,13 +59,13 @@ t.test('K06 the quoted and the bare spelling are one key', async (t) => {
     ['  abc\t', 'key:abc', 'invalid'],
     ['\t"abc" ', 'key:abc', 'key:abc'],
     [String.raw`"a\"b\\c"`, String.raw`key:a"b\c`, String.raw`key:a"b\c`],
-    // Undone once: what is left is not unescaped again.
+    // Unescaped once, not twice.
     [String.raw`"a\\\\b"`, String.raw`key:a\\b`, String.raw`key:a\\b`],
     [String.raw`a\\b`, String.raw`key:a\\b`, 'invalid'],
   ])
 })
 
-t.test('K07 strict syntax takes only the quoted string', async (t) => {
+t.test('K07 strict syntax accepts only a quoted string', async (t) => {
   table(t, [
     ['abc', 'key:abc', 'invalid'],
     ['"abc"', 'key:abc', 'key:abc'],
@@ -147,7 +147,7 @@ t.test('K14 a key shorter than minLength is refused', async (t) => {
   t.equal(value('k'.repeat(16), long), `key:${'k'.repeat(16)}`)
 })
 
-t.test('K15 bytes outside printable ASCII are refused, at the ends, too', async (t) => {
+t.test('K15 bytes outside printable ASCII are refused, at the ends too', async (t) => {
   for (const char of [
     '\xe9',
     '\x7f',
@@ -218,7 +218,7 @@ t.test('a refusal never repeats the key', async (t) => {
   )
 })
 
-t.test('every printable key comes back from its quoted form, in both syntaxes', async () => {
+t.test('every printable key survives quoting, in both syntaxes', async () => {
   const printable = fc.string({
     unit: fc.integer({ min: 0x20, max: 0x7e }).map((code) => String.fromCharCode(code)),
     minLength: 1,
@@ -235,7 +235,7 @@ t.test('every printable key comes back from its quoted form, in both syntaxes', 
   )
 })
 
-t.test('no header line at all makes the reader throw', async () => {
+t.test('no header line makes the reader throw', async () => {
   const anything = fc.string({
     unit: fc.integer({ min: 0, max: 255 }).map((code) => String.fromCharCode(code)),
   })
@@ -249,7 +249,7 @@ t.test('no header line at all makes the reader throw', async () => {
   )
 })
 
-void t.test('a line that spells a key, however it is written', async (t) => {
+void t.test('a line spells a key in every form that its syntax allows', async (t) => {
   for (const line of ['k1', '"k1"', '"k1";a=1']) t.ok(spells(line, 'lenient', 'k1'), line)
   for (const line of ['k2', '"k1', 'k1, k1', '']) t.notOk(spells(line, 'lenient', 'k1'), line)
   t.notOk(spells('k1', 'strict', 'k1'))

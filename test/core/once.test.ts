@@ -1,7 +1,7 @@
 import t from 'tap'
 import { Once } from '../../src/runtime/scheduling.ts'
 
-void t.test('it is made once, when it is first asked for', async (t) => {
+void t.test('Once makes its value once, on first use', async (t) => {
   let times = 0
   const once = new Once(async () => ++times)
   t.equal(once.made, null)
@@ -10,7 +10,7 @@ void t.test('it is made once, when it is first asked for', async (t) => {
   t.equal(await once.made, 1)
 })
 
-void t.test('after a failure the next one who asks tries again', async (t) => {
+void t.test('after a failure the next caller tries again', async (t) => {
   let times = 0
   const once = new Once(async () => {
     if (++times === 1) throw new Error('no file descriptor')

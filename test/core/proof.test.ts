@@ -17,7 +17,7 @@ const ASKED = {
 const done: CompletedResponse = { kept: false, why: 'outcome_only', status: 201, location: null }
 
 void t.test(
-  'one completed request that is found is enough; none that is found, and one that is not, is not',
+  'one request found completed proves a status query; one not found, with none completed, refutes it',
   async (t) => {
     const completed = { kind: 'completed', result: done } as const
     const missing = { kind: 'not_found' } as const
@@ -35,7 +35,7 @@ void t.test(
 )
 
 void t.test(
-  'what the upstream must know: it answered with a success, and was told what it is asked by',
+  'the upstream must know a request that it answered with success and whose identifiers it was told',
   async (t) => {
     const record = (over: Partial<Completed> = {}): IdempotencyRecord => ({
       ...(draft('completed', newToken(), { key: 'k1', told: ['key'], toldTo: 'here' }) as Omit<
@@ -72,7 +72,7 @@ void t.test(
     }
     t.notOk(known(open))
     const resolved = resolvedDraft(open, { kind: 'completed', result: done })
-    t.notOk(known({ ...record(), token: resolved.token }), 'a person may have said so')
+    t.notOk(known({ ...record(), token: resolved.token }), 'an operator may have resolved it')
     const byRecord = { ...ASKED, request: { ...ASKED.request, path: '/p/{record}' } }
     t.ok(isKnownUpstream(record({ key: null, told: ['record'] }), 'create-payment', byRecord, 5, 'here'))
   },

@@ -48,7 +48,7 @@ const read = (
 ): AnswerMeaning => readAnswer(policy(more), ROUTE, ID, key, given)
 
 void t.test(
-  'a status query: key and record id percent-encoded in the path, as they are in headers',
+  'a status query has key and record id percent-encoded in its path and literal in its headers',
   async (t) => {
     const request = {
       method: 'POST',
@@ -99,26 +99,23 @@ void t.test('any printable key stays one value of the query and one segment of t
   t.pass()
 })
 
-void t.test(
-  'a key that is a dot segment cannot be asked by in a path: it would be another path',
-  async (t) => {
-    for (const key of ['.', '..'])
-      for (const path of ['/payments/{key}', '/payments/{key}/state', '/payments/{key}?a=1', '/{key}'])
-        t.match(
-          buildStatusQuery(policy({ request: { ...POLICY.request, path } }), ID, key),
-          /dot segment/,
-          path,
-        )
-    t.equal(asked(POLICY, '..').target, '/v1/payments?idempotency_key=..')
-    t.equal(
-      asked(policy({ request: { ...POLICY.request, path: '/p/{key}?b=/../' } }), '...').target,
-      '/p/...?b=/../',
-    )
-    t.equal(asked(policy({ request: { ...POLICY.request, path: '/p/x{key}' } }), '..').target, '/p/x..')
-  },
-)
+void t.test('a key that is a dot segment cannot be asked by in a path, which it would change', async (t) => {
+  for (const key of ['.', '..'])
+    for (const path of ['/payments/{key}', '/payments/{key}/state', '/payments/{key}?a=1', '/{key}'])
+      t.match(
+        buildStatusQuery(policy({ request: { ...POLICY.request, path } }), ID, key),
+        /dot segment/,
+        path,
+      )
+  t.equal(asked(POLICY, '..').target, '/v1/payments?idempotency_key=..')
+  t.equal(
+    asked(policy({ request: { ...POLICY.request, path: '/p/{key}?b=/../' } }), '...').target,
+    '/p/...?b=/../',
+  )
+  t.equal(asked(policy({ request: { ...POLICY.request, path: '/p/x{key}' } }), '..').target, '/p/x..')
+})
 
-void t.test('a header that the route sets takes the place of its default', async (t) => {
+void t.test('a header that the route sets replaces its default', async (t) => {
   const headers = [
     'accept',
     'application/vnd.api+json',
@@ -131,7 +128,7 @@ void t.test('a header that the route sets takes the place of its default', async
   t.same(query.headers, headers)
 })
 
-void t.test('"not found" out of a cache says nothing of now', async (t) => {
+void t.test('"not found" from a cache is only pending', async (t) => {
   const empty = { when: [{ pointer: '/data', value: '[]' }], status: 200 }
   for (const [given, more] of [
     [(headers: string[]) => answer(404, {}, headers), {}],
@@ -143,12 +140,12 @@ void t.test('"not found" out of a cache says nothing of now', async (t) => {
     for (const age of ['1', '86400', 'x'])
       t.match(read(given(['age', age]), more), { kind: 'pending', why: /from a cache/ }, `Age: ${age}`)
   }
-  // What was done once is done.
+  // A completed request stays completed.
   const done = { data: [{ idempotency_key: 'k1' }] }
   t.equal(read(answer(200, done, ['Age', '9'])).kind, 'completed')
 })
 
-void t.test('the key is kept only where it is asked by', async (t) => {
+void t.test('the key is kept only if the status query uses it', async (t) => {
   t.ok(asksByKey(POLICY))
   const byRecord = { method: 'GET', path: '/p/{record}', headers: ['A', 'b'] }
   const identity = [{ pointer: '/record', value: '{record}' }]
@@ -159,7 +156,7 @@ void t.test('the key is kept only where it is asked by', async (t) => {
   t.match(
     buildStatusQuery(POLICY, ID, null),
     /key was not kept/,
-    'a record that has none cannot be asked about',
+    'a record without its key cannot be asked about',
   )
 })
 
@@ -186,7 +183,7 @@ void t.test(
   },
 )
 
-void t.test('what is kept is the text as it was written', async (t) => {
+void t.test('the kept value is the text as it was written', async (t) => {
   const text = '{"data":[ {"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"} ]}'
   const verdict = read(answer(200, text))
   t.equal(
@@ -196,7 +193,7 @@ void t.test('what is kept is the text as it was written', async (t) => {
 })
 
 void t.test(
-  '`completed.response` gives status and headers; without `json` the whole body is kept',
+  '`completed.response` sets status and headers; without `json` the whole body is kept',
   async (t) => {
     const text = ` ${JSON.stringify({ data: [PAYMENT] })}\n`
     const verdict = read(answer(200, text, DATED), {
@@ -224,7 +221,7 @@ void t.test(
   },
 )
 
-void t.test('of several `Date` lines the first is kept', async (t) => {
+void t.test('a completed answer keeps the first of several `Date` lines', async (t) => {
   const verdict = read(answer(200, { data: [PAYMENT] }, ['Date', 'then', 'Date', 'now']))
   t.same(verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers, [
     'Content-Type',
@@ -234,7 +231,7 @@ void t.test('of several `Date` lines the first is kept', async (t) => {
   ])
 })
 
-void t.test('a status without a body has none, nor its type', async (t) => {
+void t.test('a status that has no body is kept without body and content type', async (t) => {
   for (const status of [204, 205, 304]) {
     const verdict = read(answer(200, { data: [PAYMENT] }), {
       completed: form({ response: { status, headers: [] } }),
@@ -261,40 +258,37 @@ void t.test('`keep: outcome` keeps nothing of the body', async (t) => {
   )
 })
 
-void t.test(
-  'identity: every pointer is there and equal, else it is no answer about this record',
-  async (t) => {
-    const of = (payment: unknown) => read(answer(200, { data: [payment] })).kind
-    t.equal(of({ idempotency_key: 'k1' }), 'completed')
-    for (const other of ['k2', 'K1', 'k1 ', '', 1, true, ['k1'], { k1: 1 }])
-      t.equal(of({ idempotency_key: other }), 'mismatch', JSON.stringify(other))
-    for (const [key, other] of [
-      ['[]', []],
-      ['{}', {}],
-    ] as const)
-      t.equal(read(answer(200, { data: [{ idempotency_key: other }] }), {}, key).kind, 'mismatch')
-    for (const missing of [{}, { idempotency_key: null }, null, 'k1', []])
-      t.equal(of(missing), 'pending', JSON.stringify(missing))
-    t.equal(
-      read(answer(200, '{"data":[{"idempotency_key":"k2","idempotency_key":"k1"}]}')).kind,
-      'pending',
-      'two of the name say nothing',
-    )
-    t.equal(read(answer(200, { data: [{ idempotency_key: 'null' }] }), {}, 'null').kind, 'completed')
-    t.equal(read(answer(200, { data: [{ idempotency_key: null }] }), {}, 'null').kind, 'pending')
-    t.equal(read(answer(200, { data: [{ idempotency_key: 123 }] }), {}, '123').kind, 'completed')
-    const both = { identity: [...POLICY.identity, { pointer: '/record', value: '{record}' }] }
-    t.equal(read(answer(200, { data: [PAYMENT], record: ID }), both).kind, 'completed')
-    const mismatch = read(answer(200, { data: [PAYMENT], record: 'secret' }), both)
-    t.same(mismatch, { kind: 'mismatch', why: 'status 200, and /record is not that of this record' })
-    t.same(read(answer(200, { data: [PAYMENT] }), both), {
-      kind: 'pending',
-      why: 'status 200, and nothing at /record',
-    })
-  },
-)
+void t.test('an answer counts only if every identity pointer is present and equal', async (t) => {
+  const of = (payment: unknown) => read(answer(200, { data: [payment] })).kind
+  t.equal(of({ idempotency_key: 'k1' }), 'completed')
+  for (const other of ['k2', 'K1', 'k1 ', '', 1, true, ['k1'], { k1: 1 }])
+    t.equal(of({ idempotency_key: other }), 'mismatch', JSON.stringify(other))
+  for (const [key, other] of [
+    ['[]', []],
+    ['{}', {}],
+  ] as const)
+    t.equal(read(answer(200, { data: [{ idempotency_key: other }] }), {}, key).kind, 'mismatch')
+  for (const missing of [{}, { idempotency_key: null }, null, 'k1', []])
+    t.equal(of(missing), 'pending', JSON.stringify(missing))
+  t.equal(
+    read(answer(200, '{"data":[{"idempotency_key":"k2","idempotency_key":"k1"}]}')).kind,
+    'pending',
+    'a duplicate member says nothing',
+  )
+  t.equal(read(answer(200, { data: [{ idempotency_key: 'null' }] }), {}, 'null').kind, 'completed')
+  t.equal(read(answer(200, { data: [{ idempotency_key: null }] }), {}, 'null').kind, 'pending')
+  t.equal(read(answer(200, { data: [{ idempotency_key: 123 }] }), {}, '123').kind, 'completed')
+  const both = { identity: [...POLICY.identity, { pointer: '/record', value: '{record}' }] }
+  t.equal(read(answer(200, { data: [PAYMENT], record: ID }), both).kind, 'completed')
+  const mismatch = read(answer(200, { data: [PAYMENT], record: 'secret' }), both)
+  t.same(mismatch, { kind: 'mismatch', why: 'status 200, and /record is not that of this record' })
+  t.same(read(answer(200, { data: [PAYMENT] }), both), {
+    kind: 'pending',
+    why: 'status 200, and nothing at /record',
+  })
+})
 
-void t.test('identity none: whatever answers is believed', async (t) => {
+void t.test('identity none believes any answer', async (t) => {
   t.equal(read(answer(200, { data: [{}] }), { identity: [] }).kind, 'completed')
   t.same(
     read(answer(200, { data: [] }), { identity: [] }),
@@ -303,51 +297,57 @@ void t.test('identity none: whatever answers is believed', async (t) => {
   )
 })
 
-void t.test('O03 what fits `notFound` is not found; anything that fits nothing is pending', async (t) => {
-  t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
-  t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
-  for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
-    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
-})
+void t.test(
+  'O03 an answer that matches `notFound` is not found; one that matches nothing is pending',
+  async (t) => {
+    t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
+    t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
+    for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
+      t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
+  },
+)
 
-void t.test('nothing can be read from a 5xx, and from what is no JSON in UTF-8', async (t) => {
+void t.test('a 5xx, or a body that is not JSON in UTF-8, is unusable', async (t) => {
   for (const status of [500, 502, 503, 504]) t.equal(read(answer(status, {})).kind, 'unusable')
   t.equal(read(answer(418, 'teapot')).kind, 'unusable')
   for (const body of ['', '<p>', '{"data":[', Buffer.from([0x22, 0xff, 0x22])])
     t.equal(read(answer(200, body)).kind, 'unusable', String(body))
   t.equal(read(answer(200, { data: [PAYMENT] }, ['Content-Encoding', 'gzip'])).kind, 'unusable')
   const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
-  t.equal(read(answer(200, '<p>'), { pending }).kind, 'unusable', 'so no `when` fits it')
+  t.equal(read(answer(200, '<p>'), { pending }).kind, 'unusable', 'no `when` can match it')
   t.equal(
     read(answer(503, 'down'), { notFound: { status: 503, when: [] } }).kind,
     'not_found',
-    'if it is said so',
+    'unless `notFound` names the status',
   )
 })
 
-void t.test('`when` tells answers of one status apart, and a found refusal is a completed one', async (t) => {
-  const completed = [
-    ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
-    ...form({
-      when: [
-        { pointer: '/state', value: 'paid' },
-        { pointer: '/final', value: 'true' },
-      ],
-    }),
-  ]
-  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
-  const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
-  t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
-  t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
-  t.same(of({ state: 'paid', final: false }), {
-    kind: 'pending',
-    why: 'status 200, which matches no pattern',
-  })
-  t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
-  t.equal(of({}).kind, 'pending')
-})
+void t.test(
+  '`when` distinguishes answers of one status, and a refusal that is found is completed',
+  async (t) => {
+    const completed = [
+      ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
+      ...form({
+        when: [
+          { pointer: '/state', value: 'paid' },
+          { pointer: '/final', value: 'true' },
+        ],
+      }),
+    ]
+    const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
+    const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
+    t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
+    t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
+    t.same(of({ state: 'paid', final: false }), {
+      kind: 'pending',
+      why: 'status 200, which matches no pattern',
+    })
+    t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
+    t.equal(of({}).kind, 'pending')
+  },
+)
 
-void t.test('`when` compares a list as text, blanks in it included', async (t) => {
+void t.test('`when` compares a list as text, including the spaces in its strings', async (t) => {
   const of = (value: string) =>
     read(answer(202, { states: ['a b'] }), {
       pending: { status: 202, when: [{ pointer: '/states', value }] },
@@ -356,7 +356,7 @@ void t.test('`when` compares a list as text, blanks in it included', async (t) =
   t.match(of('["ab"]'), { why: 'status 202, which matches no pattern' })
 })
 
-void t.test('a search that finds nothing with 200 is told by `when`', async (t) => {
+void t.test('`when` recognises a search that finds nothing with 200', async (t) => {
   for (const [value, empty] of [
     ['[]', { data: [] }],
     ['0', { data: [], total: 0 }],
@@ -371,7 +371,7 @@ void t.test('a search that finds nothing with 200 is told by `when`', async (t) 
   t.equal(
     read(answer(200, { data: [PAYMENT], total: 0 }), { notFound }).kind,
     'completed',
-    'what is shown to be there is there',
+    'a request that is shown is completed',
   )
   t.equal(
     read(answer(200, { data: [{ idempotency_key: 'k2' }], total: 0 }), { notFound }).kind,
@@ -380,15 +380,19 @@ void t.test('a search that finds nothing with 200 is told by `when`', async (t) 
   )
   t.equal(read(answer(200, { total: 0 }), { notFound, identity: [] }).kind, 'not_found')
   for (const total of [1, null])
-    t.equal(read(answer(200, { data: [], total }), { notFound }).kind, 'pending', 'empty, but not said to be')
+    t.equal(
+      read(answer(200, { data: [], total }), { notFound }).kind,
+      'pending',
+      'empty, but not by the total',
+    )
   t.equal(
     read(answer(200, { data: [] }), { notFound: { status: 200, when: [] } }).kind,
     'pending',
-    'the status of a completed answer alone does not say it',
+    'a status shared with completed answers is not enough',
   )
 })
 
-void t.test('a refusal of a proxy in between is not the word of the upstream', async (t) => {
+void t.test('a refusal by a proxy in between is not an answer of the upstream', async (t) => {
   const body = JSON.stringify({ data: [{ idempotency_key: 'k1' }] })
   for (const status of [200, 404])
     t.match(
@@ -410,18 +414,14 @@ void t.test('a refusal of a proxy in between is not the word of the upstream', a
     )
 })
 
-void t.test('segments of the path, by the names of the route', async (t) => {
+void t.test('path parameters of the route fill the status query and its identity', async (t) => {
   const of = (path: string, actual: string, exact = false) => [...pathParameters({ path, exact }, actual)]
-  t.same(
-    of('/accounts/:id/charges', '/accounts/1%202/charges'),
-    [['id', '1%202']],
-    'as they stand in the path',
-  )
+  t.same(of('/accounts/:id/charges', '/accounts/1%202/charges'), [['id', '1%202']], 'as written in the path')
   t.same(of('/a/:one/:two/*', '/a/1/2/3/4'), [
     ['one', '1'],
     ['two', '2'],
   ])
-  t.same(of('/a/:id/', '/a/1'), [['id', '1']], 'a slash at the end does not count')
+  t.same(of('/a/:id/', '/a/1'), [['id', '1']], 'a trailing slash does not count')
   t.same(of('/a/:id', '/a//1', true), [['id', '']], 'unless it is exact')
   t.same(of('/a/:id', '/a/%ff'), [['id', '%ff']])
   t.same(of('/a/:id', '/a'), [])
@@ -432,7 +432,11 @@ void t.test('segments of the path, by the names of the route', async (t) => {
   })
   const put = (value: string) => buildStatusQuery(named, ID, 'k1', new Map([['id', value]]))
   t.match(put('1'), { target: '/a/1?k=k1&of=1' })
-  t.match(put('1&k=k2%2Fx'), { target: '/a/1&k=k2%2Fx?k=k1&of=1%26k%3Dk2%2Fx' }, 'data, wherever it stands')
+  t.match(
+    put('1&k=k2%2Fx'),
+    { target: '/a/1&k=k2%2Fx?k=k1&of=1%26k%3Dk2%2Fx' },
+    'a value stays data, wherever it is',
+  )
   const twice = { ...named, request: { ...named.request, path: '/a?of={:id}&next=/b?c={:id}' } }
   t.match(
     buildStatusQuery(twice, ID, 'k1', new Map([['id', '1&k=2']])),

@@ -3,7 +3,7 @@ import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 
-void t.test('it holds what a Map would, whatever was set and deleted before', async (t) => {
+void t.test('RecordMap holds what a Map would, whatever is set and deleted', async (t) => {
   // The tail of an id chooses its slot: few tails, so that many ids share one.
   const id = fc
     .tuple(fc.constantFrom('a', 'b', 'c'), fc.constantFrom('xxxx', 'yyyy'))
@@ -40,7 +40,7 @@ void t.test('it holds what a Map would, whatever was set and deleted before', as
   t.pass()
 })
 
-void t.test('entries may be deleted while it is gone through', async (t) => {
+void t.test('entries may be deleted during iteration', async (t) => {
   const held = new RecordMap<number>()
   const ids = Array.from({ length: 30 }, (_, n) => `id-${n}-${n % 3}xxx` as RecordId)
   for (const [n, id] of ids.entries()) held.set(id, n)

@@ -29,7 +29,7 @@ t.test('a lapsed lease reads as unknown, at once', async (t) => {
   t.equal(record.state, 'in_progress', 'reading writes nothing')
 })
 
-t.test('T01 a completed record reads as expired from its retention on', async (t) => {
+t.test('T01 a completed record reads as expired once its retention ends', async (t) => {
   const record = completed()
   t.equal(readAt(record, 4999), record)
   for (const now of [5000, 8999])
@@ -37,13 +37,13 @@ t.test('T01 a completed record reads as expired from its retention on', async (t
   t.notOk(Object.hasOwn(readAt(record, 5000) as object, 'result'), 'nothing of the response is left')
 })
 
-t.test('T01 without a tombstone it is gone at its retention', async (t) => {
+t.test('T01 a completed record without a tombstone is gone once its retention ends', async (t) => {
   const record = completed({ dropAt: 5000 })
   t.equal(readAt(record, 4999), record)
   t.equal(readAt(record, 5000), null)
 })
 
-t.test('T01 a response ends at its ttl.body, the record that it belongs to later', async (t) => {
+t.test('T01 a response ends at its ttl.body, before its record', async (t) => {
   const headers = ['Location', '/v1/payments/1', 'location', '/second']
   const response = { status: 201, reason: 'Created', headers, body: Buffer.from('ok'), trailers: [] }
   const record = completed({ result: { kept: true, response, afterBody: 1000 } })
@@ -58,7 +58,7 @@ t.test('T01 a response ends at its ttl.body, the record that it belongs to later
   t.equal(readAt(record, 3999), record, 'a clock that goes back finds it again')
 })
 
-t.test('the other states read as they are until they are dropped', async (t) => {
+t.test('records in the other states read unchanged until they are dropped', async (t) => {
   for (const record of [
     failedRetryable(),
     unknown(),
@@ -69,7 +69,7 @@ t.test('the other states read as they are until they are dropped', async (t) => 
   }
 })
 
-t.test('every record is gone when it is dropped', async (t) => {
+t.test('every record is gone from its dropAt on', async (t) => {
   const records = [inProgress(), completed(), failedRetryable(), unknown(), expired()]
   t.same(new Set(records.map(({ state }) => state)), new Set(STATES))
   for (const record of records) {

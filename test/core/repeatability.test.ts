@@ -5,7 +5,7 @@ import { readFirstSent } from '../../src/core/key.ts'
 const read = (...lines: string[]): ReturnType<typeof readFirstSent> =>
   readFirstSent(lines.flatMap((line) => ['Repeatability-First-Sent', line]))
 
-t.test('T05 the instant at which a request was first sent', async (t) => {
+t.test('T05 Repeatability-First-Sent is read as the instant of first sending', async (t) => {
   t.same(readFirstSent(['Repeatability-Request-ID', 'a']), { kind: 'absent' })
   t.same(read('Sun, 06 Nov 1994 08:49:37 GMT'), { kind: 'sent', at: 784_111_777_000 })
   t.same(read(' Sun, 06 Nov 1994 08:49:37 GMT\t'), { kind: 'sent', at: 784_111_777_000 })
@@ -42,7 +42,7 @@ t.test('T05 anything but one IMF-fixdate is invalid', async (t) => {
   t.match(read(date, date), { kind: 'invalid', detail: /2 header lines/ })
 })
 
-t.test('T05 every date that a client prints comes back', async () => {
+t.test('T05 every date that a client prints is read back as the same instant', async () => {
   const seconds = fc.integer({ min: 0, max: Date.UTC(9999, 11, 31) / 1000 })
   fc.assert(
     fc.property(seconds, (second) => {

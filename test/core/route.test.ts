@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import { parseTarget, policyNamed, Router, type Target } from '../../src/core/route.ts'
 import { routeOf } from './fixtures.ts'
 
-/** The name of the route that takes it; names are the configured paths. */
+/** The name of the matching route; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
   const router = new Router(routes)
   return router.match(method, parseTarget(target) as Target)?.name ?? null
@@ -17,12 +17,12 @@ function table(
   exact = false,
 ): void {
   const routes = [routeOf(path, { exact })]
-  for (const target of yes) t.equal(taken(routes, target), path, `${path} takes ${target}`)
-  for (const target of no) t.equal(taken(routes, target), null, `${path} leaves ${target}`)
+  for (const target of yes) t.equal(taken(routes, target), path, `${path} matches ${target}`)
+  for (const target of no) t.equal(taken(routes, target), null, `${path} does not match ${target}`)
 }
 const t0 = t
 
-t.test('an exact path takes that path alone', async (t) => {
+t.test('a literal path matches that path alone', async (t) => {
   table(
     t,
     '/v1/payments',
@@ -48,7 +48,7 @@ t.test('F21 matching is not fooled by another spelling of the path', async (t) =
   table(t, '/~user', ['/%7Euser', '/%7euser', '/~user/'], ['/%257Euser'])
 })
 
-t.test('F21 the configured path may be spelled in any way, too', async (t) => {
+t.test('F21 the configured path may be spelled in any way too', async (t) => {
   table(t, '/%7Euser/', ['/~user', '/%7Euser'], [])
   table(t, '/a%2fb', ['/a%2Fb', '/a%2fb'], ['/a/b'])
 })
@@ -57,7 +57,7 @@ t.test('%2F stays data', async (t) => {
   table(t, '/files/:name', ['/files/a%2Fb', '/files/a%2fb', '/files/%2F'], ['/files/a/b'])
 })
 
-t.test('a :name segment takes at least one character of one segment', async (t) => {
+t.test('a :name segment matches exactly one non-empty segment', async (t) => {
   table(
     t,
     '/o/:id/pay',
@@ -67,7 +67,7 @@ t.test('a :name segment takes at least one character of one segment', async (t) 
   table(t, '/o/:id', ['/o/1', '/o/1/'], ['/o', '/o/', '/o//', '/o/1/2'])
 })
 
-t.test('a trailing /* needs the slash', async (t) => {
+t.test('a trailing /* matches only paths below the slash', async (t) => {
   table(
     t,
     '/hooks/*',
@@ -78,11 +78,11 @@ t.test('a trailing /* needs the slash', async (t) => {
   table(t, '/*', ['/', '/a', '/a/b', '//', '/../..'], [])
 })
 
-t.test('the root is a path like another', async (t) => {
+t.test('the root is a path like any other', async (t) => {
   table(t, '/', ['/', '//', '/.', '/a/..', 'http://host', '/?a'], ['/a'])
 })
 
-t.test('match.exact compares the path as it was sent', async (t) => {
+t.test('match.exact compares the path as sent', async (t) => {
   table(
     t,
     '/v1/payments',
@@ -121,11 +121,11 @@ t.test('M03 only the configured methods match: POST and PATCH by default', async
   t.equal(taken(puts, '/o', 'POST'), '/o')
 })
 
-t.test('no routes, no match', async (t) => {
+t.test('nothing matches without routes', async (t) => {
   t.equal(taken([], '/'), null)
 })
 
-t.test('a policy is found by the name that its records have', async (t) => {
+t.test('policyNamed finds a policy by the route name in its records', async (t) => {
   const named = {
     routes: [routeOf('/a'), { ...routeOf('/b'), name: 'b' }],
     defaults: { ...routeOf('/*'), name: 'default' },

@@ -70,7 +70,7 @@ const DONE: Outcome = { kind: 'completed', result: RESULT }
 const NOT_EXECUTED: Outcome = { kind: 'not_executed', reason: 'refused' }
 const UNKNOWN: Outcome = { kind: 'unknown', reason: 'reset', status: 200 }
 
-t.test('a claim is in progress, with the operation and the attempt on it', async (t) => {
+t.test('a claim is an in_progress record of its operation and attempt', async (t) => {
   t.same(claimDraft(OPERATION, ATTEMPT), {
     ...OPERATION,
     ...ATTEMPT,
@@ -124,7 +124,7 @@ t.test('T02 a stored answer is kept for ttl from completion, ttlFailed if not 2x
   }
 })
 
-t.test('T02 a response is kept for ttl.body, as long as that is less than its record', async (t) => {
+t.test('T02 a response is kept for ttl.body if that is shorter than its record', async (t) => {
   const { result } = completed()
   const { response } = result as Extract<CompletedResponse, { kept: true }>
   const keep = (status: number, ttlBody: number | null) =>
@@ -136,7 +136,7 @@ t.test('T02 a response is kept for ttl.body, as long as that is less than its re
   for (const ttlBody of [200, 400]) t.notOk('afterBody' in keep(422, ttlBody), 'ttlFailed is shorter')
 })
 
-t.test('what takes a response out leaves everything else, and the instants', async (t) => {
+t.test('removing a response leaves the rest of the record and its due times', async (t) => {
   const { result } = completed()
   const record = completed({ result: { ...result, afterBody: 1000 } as CompletedResponse })
   for (const now of [3999, 5000, 9000]) t.equal(bodiless(record, now), null, `nothing to do at ${now}`)
@@ -158,11 +158,11 @@ t.test('T01 a tombstone follows the retention', async (t) => {
   const retention = { ...RETENTION, tombstone: 50 }
   t.same(outcomeSpans(DONE, retention), { dueIn: 1000, dropIn: 1050 })
   t.same(outcomeSpans({ kind: 'completed', result: answered(400) }, retention), { dueIn: 200, dropIn: 250 })
-  t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done: nothing is remembered of it')
+  t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done, so no tombstone follows')
 })
 
 t.test(
-  'what was not executed is remembered for ttl, so that its key is not used for something else',
+  'a request that was not executed is remembered for ttl, so that its key is not used for another',
   async (t) => {
     t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
   },
@@ -170,12 +170,12 @@ t.test(
 
 t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
   t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
-  t.equal(outcomeSpans(UNKNOWN, RETENTION).dueIn, 30, 'nobody is asked: a lease later it is looked at')
+  t.equal(outcomeSpans(UNKNOWN, RETENTION).dueIn, 30, 'without reconcile it is looked at a lease later')
   t.equal(outcomeSpans(UNKNOWN, { ...RETENTION, reconcile: { every: 5 } }).dueIn, 5)
 })
 
 t.test(
-  'an upstream that ends its attempt itself is told how long its answer is kept, and how much of it',
+  'an upstream that completes its attempt itself is told how long and how much of its answer to keep',
   async (t) => {
     const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
     t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
@@ -184,17 +184,17 @@ t.test(
   },
 )
 
-t.test('the status of an answer, kept or not', async (t) => {
+t.test('statusOf gives the status of an answer, kept or not', async (t) => {
   t.equal(statusOf(answered(201)), 201)
   t.equal(statusOf(unkept(303)), 303)
 })
 
-t.test('an outcome is accepted in progress, unknown and unclaimed failed_retryable', async (t) => {
+t.test('an outcome is accepted over in_progress, unknown and failed_retryable', async (t) => {
   t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
 })
 
 t.test(
-  'an outcome goes over the record of an earlier attempt only where it says something of it',
+  'an answer replaces any open record of an earlier attempt, another outcome only a failed_retryable one',
   async (t) => {
     const over = {
       completed: ['in_progress', 'unknown', 'failed_retryable'],
@@ -213,14 +213,14 @@ t.test(
         t.equal(
           isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
           found.state === 'failed_retryable' && state !== 'failed_retryable',
-          'a record made later: nothing but one that came to nothing',
+          'a later record is replaced only if it came to nothing',
         )
         t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
       }
   },
 )
 
-t.test('a refused outcome is recorded where this attempt completed the record, else stale', async (t) => {
+t.test('a refused outcome counts as recorded only if its own attempt completed the record', async (t) => {
   const token = Buffer.from(COMMON.token)
   t.ok(isRecorded(completed(), { token }))
   t.notOk(isRecorded(completed(), { token: bytes(5, 16) }), 'a newer attempt, or an operator, completed it')
@@ -228,7 +228,7 @@ t.test('a refused outcome is recorded where this attempt completed the record, e
     t.notOk(isRecorded(record, { token }), record.state)
 })
 
-void t.test('a resolution without its response: where there is one', async (t) => {
+void t.test('a resolution can do without its response, if it has one', async (t) => {
   const response = { status: 201, reason: '', headers: ['location', '/p/1'], body: bytes(5), trailers: [] }
   const less = { kept: false, why: 'no_room', status: 201, location: '/p/1' } as const
   t.same(withoutResponse({ kind: 'completed', result: { kept: true, response } }), {
@@ -239,58 +239,55 @@ void t.test('a resolution without its response: where there is one', async (t) =
   t.equal(withoutResponse({ kind: 'not_executed', reason: 'said so' }), null)
 })
 
-t.test(
-  'an uncertain outcome goes over what runs and what may run again, never over what was found out',
-  async (t) => {
-    t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
-  },
-)
-
-t.test('an uncertain outcome of an unknown record says why; its questions and its times stay', async (t) => {
-  const reconciliation = {
-    since: 10,
-    asked: 3,
-    notFound: 1,
-    deadLettered: false,
-    reported: false,
-    answer: '404',
-  }
-  const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
-  const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
-  if (late.state !== 'unknown') throw new Error(late.state)
-  t.same(stillUnknown(found, late, 2000), {
-    draft: { ...late, reconciliation },
-    spans: { dueIn: 3000, dropIn: 7000 },
-  })
+t.test('an uncertain outcome is accepted only over in_progress and failed_retryable', async (t) => {
+  t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
 })
 
 t.test(
-  'a resolution keeps the request and the age; completed takes the token away, not executed leaves it',
+  'an uncertain outcome of an unknown record says why and keeps its status queries and due times',
   async (t) => {
-    const told = { keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const
-    const found = unknown({ ...told, createdAt: 77, attempts: 3, span: 'a trace', lastError: 'reset' })
-    const { version: _v, updatedAt: _u, dropAt: _d, nextLookAt: _n, leaseExpired: _l, ...rest } = found
-    const { status: _s, reconciliation: _r, span: _span, token, ...kept } = rest
-    t.strictSame(resolvedDraft(found, { kind: 'completed', result: RESULT }), {
-      ...kept,
-      token: Buffer.alloc(16),
-      state: 'completed',
-      result: RESULT,
-      lastError: null,
+    const reconciliation = {
+      since: 10,
+      asked: 3,
+      notFound: 1,
+      deadLettered: false,
+      reported: false,
+      answer: '404',
+    }
+    const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
+    const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
+    if (late.state !== 'unknown') throw new Error(late.state)
+    t.same(stillUnknown(found, late, 2000), {
+      draft: { ...late, reconciliation },
+      spans: { dueIn: 3000, dropIn: 7000 },
     })
-    t.strictSame(resolvedDraft(found, { kind: 'not_executed', reason: 'said so' }), {
-      ...kept,
-      token,
-      state: 'failed_retryable',
-      lastError: 'said so',
-    })
-    const plain = resolvedDraft(unknown(), { kind: 'not_executed', reason: 'said so' })
-    for (const name of ['keySent', 'told', 'toldTo', 'completion']) t.notOk(Object.hasOwn(plain, name), name)
-    t.equal(NOBODY.length, ATTEMPT.token.length, 'as long as a token')
   },
 )
 
-t.test('a record without the stamps of the store: an outcome, or none', async (t) => {
+t.test('a resolution keeps request and age; completed clears the token, not executed keeps it', async (t) => {
+  const told = { keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const
+  const found = unknown({ ...told, createdAt: 77, attempts: 3, span: 'a trace', lastError: 'reset' })
+  const { version: _v, updatedAt: _u, dropAt: _d, nextLookAt: _n, leaseExpired: _l, ...rest } = found
+  const { status: _s, reconciliation: _r, span: _span, token, ...kept } = rest
+  t.strictSame(resolvedDraft(found, { kind: 'completed', result: RESULT }), {
+    ...kept,
+    token: Buffer.alloc(16),
+    state: 'completed',
+    result: RESULT,
+    lastError: null,
+  })
+  t.strictSame(resolvedDraft(found, { kind: 'not_executed', reason: 'said so' }), {
+    ...kept,
+    token,
+    state: 'failed_retryable',
+    lastError: 'said so',
+  })
+  const plain = resolvedDraft(unknown(), { kind: 'not_executed', reason: 'said so' })
+  for (const name of ['keySent', 'told', 'toldTo', 'completion']) t.notOk(Object.hasOwn(plain, name), name)
+  t.equal(NOBODY.length, ATTEMPT.token.length, 'as long as a token')
+})
+
+t.test('a record gives back the outcome that it was made from, or null if it has none', async (t) => {
   for (const outcome of [DONE, NOT_EXECUTED, UNKNOWN]) {
     const draft = outcomeDraft(OPERATION, ATTEMPT, outcome, 1234)
     t.strictSame(outcomeDraftOf(heldRecord(draft)), draft)
@@ -299,7 +296,7 @@ t.test('a record without the stamps of the store: an outcome, or none', async (t
   t.equal(outcomeDraftOf(expired()), null)
 })
 
-t.test('what this replica knows by itself reads as it is, whatever time it is', async (t) => {
+t.test('a record held by this replica alone reads the same at any time', async (t) => {
   const stamps = { version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
   const done = outcomeDraft(OPERATION, ATTEMPT, DONE, 1234)
   t.strictSame(heldRecord(done), { ...done, ...stamps, expiresAt: Number.POSITIVE_INFINITY })

@@ -1,11 +1,11 @@
 import t from 'tap'
 import { InFlight, Shares, shareOf } from '../../src/runtime/limits.ts'
 
-t.test('a share leaves a sixteenth for others; a bound below 64 is not divided', async (t) => {
+t.test('a share leaves a sixteenth to others; a limit below 64 is not divided', async (t) => {
   t.strictSame([1, 2, 10, 63, 64, 65, 2000].map(shareOf), [1, 2, 10, 63, 60, 60, 1875])
 })
 
-t.test('what a holder has is counted by itself', async (t) => {
+t.test('each holder is counted separately', async (t) => {
   const shares = new Shares(12345)
   const [one, other] = [shares.slotOf('one'), shares.slotOf('other')]
   t.not(one, other)
@@ -15,7 +15,7 @@ t.test('what a holder has is counted by itself', async (t) => {
   t.strictSame([shares.held(one), shares.held(other)], [3, 0])
 })
 
-t.test('names spread over the slots, and another salt spreads them otherwise', async (t) => {
+t.test('names spread over the slots, and another salt spreads them differently', async (t) => {
   const slots = (salt: number): number[] => {
     const shares = new Shares(salt)
     return Array.from({ length: 1000 }, (_, n) => shares.slotOf(`10.0.${n >> 8}.${n & 255}`))
@@ -26,17 +26,17 @@ t.test('names spread over the slots, and another salt spreads them otherwise', a
 })
 
 t.test(
-  'X02 nobody has all places: not one address, not one caller; small bounds are not divided',
+  'X02 neither one address nor one caller can take every place; small limits are not divided',
   async (t) => {
     const most = 64
     const places = new InFlight(most, 7)
     const share = Array.from({ length: 60 }, (_, n) => places.enter('10.0.0.1', `caller ${n}`))
     t.notOk(share.includes(null))
-    t.equal(places.enter('10.0.0.1', 'another'), null, 'its address has its share')
+    t.equal(places.enter('10.0.0.1', 'another'), null, 'its address has used its share')
     const rest = Array.from({ length: 4 }, () => places.enter('10.0.0.2', null))
     t.notOk(rest.includes(null))
     t.ok(places.isFull())
-    t.equal(places.enter('10.0.0.3', null), null, 'there are no more')
+    t.equal(places.enter('10.0.0.3', null), null, 'no place is left')
     for (const leave of [...share, ...rest]) leave?.()
     t.equal(places.count, 0)
 

@@ -5,7 +5,7 @@ import { EVEN, StoreClock } from '../../src/core/store-clock.ts'
 const DAY = 86_400_000
 const STORE = 1_795_000_000_000
 
-/** A clock that was read every second by a process whose own clock began at 0. `steps`: at that second, by so much. */
+/** A clock read every second by a process whose own clock began at 0. `steps`: how far it jumps, by second. */
 function readings(seconds: number, steps: Readonly<Record<number, number>> = {}) {
   const clock = new StoreClock()
   let stepped = 0
@@ -18,7 +18,7 @@ function readings(seconds: number, steps: Readonly<Record<number, number>> = {})
   return { clock, at: (second: number) => at[second] as number, now: seconds * 1000 }
 }
 
-void t.test('a clock that runs evenly: what it said is what has passed', (t) => {
+void t.test('on a clock that runs evenly, as much time has passed as it shows', (t) => {
   const { clock, at, now } = readings(100)
   t.equal(clock.since(at(40), now), 60_000)
   t.equal(clock.since(at(40) + 500, now), 59_500)
@@ -28,7 +28,7 @@ void t.test('a clock that runs evenly: what it said is what has passed', (t) => 
   t.end()
 })
 
-void t.test('nothing was seen: nothing has certainly passed', (t) => {
+void t.test('before the first reading, no time has certainly passed', (t) => {
   t.equal(new StoreClock().since(STORE, 1_000_000), 0)
   t.end()
 })
@@ -45,7 +45,7 @@ void t.test('V08 L12 a step forward adds no time', (t) => {
   t.end()
 })
 
-void t.test('V08 L12 a step back: of two moments that said the same, the later counts', (t) => {
+void t.test('V08 L12 after a step back, the later of two moments with the same reading counts', (t) => {
   const { clock, at, now } = readings(100, { 60: -30_000 })
   t.equal(clock.since(at(20), now), 80_000, 'said once')
   t.equal(clock.since(at(40), now), 30_000, 'said at second 40, and at 70')
@@ -56,17 +56,17 @@ void t.test('V08 L12 a step back: of two moments that said the same, the later c
   t.end()
 })
 
-void t.test('slow readings and slow corrections are no steps', (t) => {
+void t.test('slow readings and slow corrections are not taken for steps', (t) => {
   const clock = new StoreClock()
   clock.saw(STORE, -800, 0)
   clock.saw(STORE + 1000 + 700, 990, 1000)
-  t.equal(clock.since(STORE + 700, 10_000), 10_000, 'the reading that took least time says when it was')
+  t.equal(clock.since(STORE + 700, 10_000), 10_000, 'the fastest reading counts')
   clock.saw(STORE + 50_000, 1000, 1000 + EVEN + 1)
   t.equal(clock.since(STORE + 1700, 10_000), 9000, 'a reading that took too long says nothing')
   t.end()
 })
 
-void t.test('a clock that runs too fast steps now and then, and adds no time either', (t) => {
+void t.test('a clock that runs too fast adds no time either', (t) => {
   const clock = new StoreClock()
   for (let second = 0; second <= 100; second++) clock.saw(STORE + second * 1500, second * 1000, second * 1000)
   t.ok(clock.since(STORE, 100_000) <= 100_000)
@@ -74,7 +74,7 @@ void t.test('a clock that runs too fast steps now and then, and adds no time eit
   t.end()
 })
 
-void t.test('V08 whatever the clock did, no more is said to have passed than has', (t) => {
+void t.test('V08 no more time counts as passed than has passed, whatever the clock did', (t) => {
   const step = fc.record({
     after: fc.integer({ min: 1, max: 30 }),
     by: fc.integer({ min: -200_000, max: 200_000 }),
@@ -101,7 +101,7 @@ void t.test('V08 whatever the clock did, no more is said to have passed than has
   t.end()
 })
 
-void t.test('V08 an instant between the last reading before a step and the first after it', (t) => {
+void t.test('V08 an instant between two readings around a step counts as the later one', (t) => {
   const clock = new StoreClock()
   for (let own = 0; own <= 300_000; own += 1000) clock.saw(STORE + own, own, own)
   for (let own = 301_000; own <= 305_000; own += 1000) clock.saw(STORE + own - 90_000, own, own)
@@ -110,7 +110,7 @@ void t.test('V08 an instant between the last reading before a step and the first
   t.end()
 })
 
-void t.test('V08 a clock that steps between readings and drifts: no more than has passed', (t) => {
+void t.test('V08 a clock that steps between readings and drifts adds no time', (t) => {
   const tick = fc.record({
     pause: fc.integer({ min: 200, max: 1700 }),
     step: fc.option(fc.integer({ min: -200_000, max: 200_000 }), { freq: 12 }),
@@ -128,7 +128,7 @@ void t.test('V08 a clock that steps between readings and drifts: no more than ha
       const stamps: { readonly own: number; readonly store: number }[] = []
       for (const { pause, step, small, way, stamped } of ticks) {
         own += pause
-        // At a moment nobody reads it.
+        // Between two readings.
         offset += (step === null ? 0 : -step) + (small ?? 0)
         if (stamped) stamps.push({ own, store: said() })
         const before = own
@@ -136,7 +136,7 @@ void t.test('V08 a clock that steps between readings and drifts: no more than ha
         const now = said()
         own += way
         clock.saw(now, before, own)
-        // Apart from the way of a reading and the rounding.
+        // Allowing for the duration of a reading and for rounding.
         for (const one of stamps) if (clock.since(one.store, own) > own - one.own + 110) return false
       }
       return true

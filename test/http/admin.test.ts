@@ -83,7 +83,7 @@ void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   t.match(
     body,
     { store: { up: false, detail: 'refused' }, draining: false },
-    'its state is always in the body',
+    'the state of the store is always in the body',
   )
   health.readinessNeedsStore = true
   t.same(await states(), [200, 200, 503])
@@ -109,61 +109,64 @@ void t.test(
   },
 )
 
-void t.test('S10 everything but the open paths needs the token; ops has nothing else', async (t) => {
-  const health = new Fake()
-  await using admin = await listening(adminServer(health, await access('right token'), noBug))
-  await using ops = await listening(opsServer(health, noBug))
-  for (const path of OPEN)
-    for (const base of [admin.url, ops.url]) {
-      t.equal((await fetch(`${base}${path}`)).status, 200)
-      t.equal((await fetch(`${base}${path}?x=1`)).status, 200)
+void t.test(
+  'S10 every path but the open ones needs the token; the ops listener has no other path',
+  async (t) => {
+    const health = new Fake()
+    await using admin = await listening(adminServer(health, await access('right token'), noBug))
+    await using ops = await listening(opsServer(health, noBug))
+    for (const path of OPEN)
+      for (const base of [admin.url, ops.url]) {
+        t.equal((await fetch(`${base}${path}`)).status, 200)
+        t.equal((await fetch(`${base}${path}?x=1`)).status, 200)
+      }
+    for (const path of [
+      '/v1/records',
+      '/v1/records/x',
+      `/v1/records/${'x'.repeat(300)}`,
+      `/v1/records/${'x'.repeat(300)}/resolve`,
+      '/v1/report',
+      '/v1/config',
+      '/livez/',
+      '//livez',
+      '/LIVEZ',
+      '/metrics/x',
+    ]) {
+      const bare = await fetch(`${admin.url}${path}`)
+      t.equal(bare.status, 401, path)
+      t.match(bare.headers.get('www-authenticate'), /^Bearer/)
+      for (const authorization of [
+        'Bearer wrong',
+        'Bearer right tokenx',
+        'Bearer right toke',
+        'Basic right token',
+        'right token',
+        'Bearer',
+      ])
+        t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 401)
+      for (const authorization of ['Bearer right token', 'bearer right token'])
+        t.equal(
+          (await fetch(`${admin.url}${path}`, { headers: { authorization } })).status,
+          ['/v1/records', '/v1/report', '/v1/config'].includes(path) ? 200 : 404,
+          path,
+        )
+      const none = await fetch(`${ops.url}${path}`, { headers: { authorization: 'Bearer right token' } })
+      t.equal(none.status, 404)
+      t.equal(none.headers.get('cache-control'), 'no-store')
     }
-  for (const path of [
-    '/v1/records',
-    '/v1/records/x',
-    `/v1/records/${'x'.repeat(300)}`,
-    `/v1/records/${'x'.repeat(300)}/resolve`,
-    '/v1/report',
-    '/v1/config',
-    '/livez/',
-    '//livez',
-    '/LIVEZ',
-    '/metrics/x',
-  ]) {
-    const bare = await fetch(`${admin.url}${path}`)
-    t.equal(bare.status, 401, path)
-    t.match(bare.headers.get('www-authenticate'), /^Bearer/)
-    for (const authorization of [
-      'Bearer wrong',
-      'Bearer right tokenx',
-      'Bearer right toke',
-      'Basic right token',
-      'right token',
-      'Bearer',
-    ])
-      t.equal((await fetch(`${admin.url}${path}`, { headers: { authorization } })).status, 401)
-    for (const authorization of ['Bearer right token', 'bearer right token'])
-      t.equal(
-        (await fetch(`${admin.url}${path}`, { headers: { authorization } })).status,
-        ['/v1/records', '/v1/report', '/v1/config'].includes(path) ? 200 : 404,
-        path,
-      )
-    const none = await fetch(`${ops.url}${path}`, { headers: { authorization: 'Bearer right token' } })
-    t.equal(none.status, 404)
-    t.equal(none.headers.get('cache-control'), 'no-store')
-  }
-  t.equal((await fetch(`${admin.url}/v1/drain`, { method: 'POST' })).status, 401)
-  t.equal((await fetch(`${ops.url}/v1/drain`, { method: 'POST' })).status, 404)
-})
+    t.equal((await fetch(`${admin.url}/v1/drain`, { method: 'POST' })).status, 401)
+    t.equal((await fetch(`${ops.url}/v1/drain`, { method: 'POST' })).status, 404)
+  },
+)
 
-void t.test('S10 two Authorization lines do not open the door', async (t) => {
+void t.test('S10 two Authorization lines are refused', async (t) => {
   await using admin = await listening(adminServer(new Fake(), await access('right'), noBug))
   const lines = 'Authorization: Bearer wrong\r\nAuthorization: Bearer right\r\n'
   const answer = await rawRequest(admin.port, `GET /v1/records HTTP/1.1\r\nHost: a\r\n${lines}\r\n`)
   t.equal(answer.status, 401)
 })
 
-void t.test('O10 GET and HEAD alone', async (t) => {
+void t.test('O10 the open paths accept only GET and HEAD', async (t) => {
   await using ops = await listening(opsServer(new Fake(), noBug))
   for (const path of OPEN) {
     for (const method of ['POST', 'PUT', 'DELETE', 'OPTIONS', 'PATCH']) {
@@ -183,7 +186,7 @@ void t.test('O10 GET and HEAD alone', async (t) => {
   }
 })
 
-void t.test('O10 a path that fails is answered 500, and the listener lives on', async (t) => {
+void t.test('O10 a path that fails is answered 500, and the listener keeps working', async (t) => {
   const health = new Fake()
   Object.assign(health, { store: () => Promise.reject(new Error('a bug')) })
   await using ops = await listening(opsServer(health, noBug))
@@ -191,20 +194,25 @@ void t.test('O10 a path that fails is answered 500, and the listener lives on', 
   t.equal((await fetch(`${ops.url}/livez`)).status, 200)
 })
 
-void t.test('S10 none of it exists on the traffic port, where these are the upstream’s paths', async (t) => {
-  await using upstream = await upstreamStub((seen, response) => void response.writeHead(418).end(seen.target))
-  const dir = mkdtempSync(join(tmpdir(), 'admin-'))
-  writeFileSync(join(dir, 'token'), 'right\n')
-  await using proxy = await proxyBefore(upstream, { more: 'ops: { listen: "127.0.0.1:0" }' })
-  for (const path of [...OPEN, '/v1/records', '/v1/config', '/v1/drain']) {
-    const answer = await fetch(proxy.url + path)
-    t.equal(answer.status, 418)
-    t.equal(await answer.text(), path)
-  }
-  t.equal(upstream.seen.length, OPEN.length + 3)
-  const listening = await proxy.logged((line) => line['msg'] === 'listening')
-  t.match(listening, { service: 'default' })
-  t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
-  t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
-  rmSync(dir, { recursive: true })
-})
+void t.test(
+  'S10 none of these paths exists on the traffic port, where the upstream answers them',
+  async (t) => {
+    await using upstream = await upstreamStub(
+      (seen, response) => void response.writeHead(418).end(seen.target),
+    )
+    const dir = mkdtempSync(join(tmpdir(), 'admin-'))
+    writeFileSync(join(dir, 'token'), 'right\n')
+    await using proxy = await proxyBefore(upstream, { more: 'ops: { listen: "127.0.0.1:0" }' })
+    for (const path of [...OPEN, '/v1/records', '/v1/config', '/v1/drain']) {
+      const answer = await fetch(proxy.url + path)
+      t.equal(answer.status, 418)
+      t.equal(await answer.text(), path)
+    }
+    t.equal(upstream.seen.length, OPEN.length + 3)
+    const listening = await proxy.logged((line) => line['msg'] === 'listening')
+    t.match(listening, { service: 'default' })
+    t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
+    t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
+    rmSync(dir, { recursive: true })
+  },
+)

@@ -14,42 +14,39 @@ const ROUTES = [
   '{ name: watched, match: { path: /watched }, mode: shadow, limits: { request: 100KiB } }',
 ].join(', ')
 
-/** Below, at and above what is kept beside Node's stream. */
+/** Below, at and above what is held outside Node's stream. */
 const SIZES = [0, 1, 1000, 64 * 1024 - 1, 64 * 1024, 64 * 1024 + 1]
 
-void t.test(
-  '§3.3 a body is the same wherever its bytes are cut, framed by a length or in chunks',
-  async (t) => {
-    await using upstream = await upstreamStub(({ body }, response) => void response.writeHead(201).end(body))
-    await using proxy = await proxyBefore(upstream, { routes: ROUTES })
-    const client = connect(proxy.port, '127.0.0.1').setNoDelay()
-    let n = 0
-    for (const path of ['/guarded', '/watched', '/passed'])
-      for (const size of SIZES)
-        for (const chunked of [false, true])
-          for (const cut of ['nowhere', 'behind the head', 'in the body']) {
-            const body = 'x'.repeat(size)
-            const whole = chunked ? inChunks(post(path, `k${++n}`, ''), body) : post(path, `k${++n}`, body)
-            const head = whole.indexOf('\r\n\r\n') + 4
-            const at = { nowhere: whole.length, 'behind the head': head, 'in the body': head + (size >> 1) }[
-              cut
-            ]
-            const arrived = upstream.arrived(n)
-            client.write(whole.slice(0, at))
-            if (at !== whole.length) for (let i = 0; i < 5; i++) await turn()
-            client.write(whole.slice(at))
-            const what = `${path}, ${size} bytes${chunked ? ' in chunks' : ''}, cut ${cut}`
-            await arrived
-            const answer = await readAnswer(client)
-            t.equal(answer.status, 201, what)
-            t.equal(answer.body.length, size, what)
-          }
-    client.destroy()
-    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  },
-)
+void t.test('§3.3 a body arrives whole wherever its bytes are cut, with a length or in chunks', async (t) => {
+  await using upstream = await upstreamStub(({ body }, response) => void response.writeHead(201).end(body))
+  await using proxy = await proxyBefore(upstream, { routes: ROUTES })
+  const client = connect(proxy.port, '127.0.0.1').setNoDelay()
+  let n = 0
+  for (const path of ['/guarded', '/watched', '/passed'])
+    for (const size of SIZES)
+      for (const chunked of [false, true])
+        for (const cut of ['nowhere', 'behind the head', 'in the body']) {
+          const body = 'x'.repeat(size)
+          const whole = chunked ? inChunks(post(path, `k${++n}`, ''), body) : post(path, `k${++n}`, body)
+          const head = whole.indexOf('\r\n\r\n') + 4
+          const at = { nowhere: whole.length, 'behind the head': head, 'in the body': head + (size >> 1) }[
+            cut
+          ]
+          const arrived = upstream.arrived(n)
+          client.write(whole.slice(0, at))
+          if (at !== whole.length) for (let i = 0; i < 5; i++) await turn()
+          client.write(whole.slice(at))
+          const what = `${path}, ${size} bytes${chunked ? ' in chunks' : ''}, cut ${cut}`
+          await arrived
+          const answer = await readAnswer(client)
+          t.equal(answer.status, 201, what)
+          t.equal(answer.body.length, size, what)
+        }
+  client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
 
-void t.test('V10 pipelined bodies, small and large, keep to their requests', async (t) => {
+void t.test('V10 pipelined bodies, small and large, stay with their requests', async (t) => {
   await using upstream = await upstreamStub(({ body }, response) => void response.writeHead(201).end(body))
   await using proxy = await proxyBefore(upstream, { routes: ROUTES })
   const client = connect(proxy.port, '127.0.0.1')
@@ -69,7 +66,7 @@ function inChunks(request: string, body: string): string {
 }
 
 void t.test(
-  'P18 Node’s parser gives pieces of a body in memory of their own, which may be freed',
+  'P18 Node’s parser gives each piece of a body memory of its own, which may be freed',
   async (t) => {
     const { promise, resolve } = Promise.withResolvers<Buffer>()
     const server = createServer((request) => void request.once('data', resolve))
@@ -89,7 +86,7 @@ void t.test('P18 a connection keeps nothing of a body whose first piece came wit
   await using upstream = await upstreamStub((_seen, response) => void response.writeHead(204).end())
   await using proxy = await proxyBefore(upstream, { routes: ROUTES })
   const clients = Array.from({ length: 32 }, () => connect(proxy.port, '127.0.0.1').setNoDelay())
-  // More than one read gives.
+  // More than fits in one read.
   const body = 'x'.repeat(80_000)
   const round = async (sent: string): Promise<void> => {
     for (const [n, client] of clients.entries()) {
@@ -98,7 +95,7 @@ void t.test('P18 a connection keeps nothing of a body whose first piece came wit
     }
     upstream.seen.length = 0
   }
-  // Node's parser reads nothing of this.
+  // Node's parser never sees this one.
   await round('x')
   const before = await externalBytes()
   await round(body)
@@ -106,7 +103,7 @@ void t.test('P18 a connection keeps nothing of a body whose first piece came wit
   for (const client of clients) client.destroy()
 })
 
-/** Outside of V8's heap, without garbage. */
+/** Bytes outside V8's heap, after garbage collection. */
 async function externalBytes(): Promise<number> {
   setFlagsFromString('--expose-gc')
   const gc = runInNewContext('gc') as () => void

@@ -10,7 +10,7 @@ interface Refused {
   readonly lines?: Readonly<Record<string, string>>
 }
 
-/** Answers as a proxy does that refuses the first request it gets, and as the upstream from then on. */
+/** Answers like a proxy that refuses, and like the upstream a request that has X-Later. */
 const refusing =
   ({ status, retry = 'same-key', problem = {}, lines = {} }: Refused): Respond =>
   (seen, response) => {
@@ -22,7 +22,7 @@ const refusing =
 
 const keyed = { code: 'upstream_failed', instance: 'r' }
 
-void t.test('V04 same-key from the proxy behind it frees the key, and nothing is kept', async (t) => {
+void t.test('V04 same-key from the inner proxy frees the key, and nothing is kept', async (t) => {
   for (const profile of ['standard', 'lenient', 'stripe'])
     for (const refused of [
       { status: 409, problem: { code: 'idempotency_key_in_progress', instance: 'r' } },
@@ -48,9 +48,9 @@ void t.test('V04 same-key from the proxy behind it frees the key, and nothing is
         t.same(
           values(answer, 'idempotency-retry'),
           ['same-key'],
-          'the client is told what the inner one says',
+          'the client gets the advice of the inner proxy',
         )
-        t.equal(inner.seen.length, i, 'the inner one decides')
+        t.equal(inner.seen.length, i, 'the inner proxy decides')
       }
       const other = await rawRequest(proxy.port, post('/p', 'k', '{"other":1}', ['X-Later: 1']))
       t.equal(other.status, profile === 'stripe' ? 400 : 422, 'the key still belongs to its request')
@@ -78,7 +78,7 @@ void t.test('V04 a refusal that is streamed, or too large to keep, is not kept e
   }
 })
 
-void t.test('V04 where the inner proxy may not know the retry again, nobody executes again', async (t) => {
+void t.test('V04 a retry that the inner proxy may not recognise is not sent to it', async (t) => {
   for (const [key, refused] of [
     ['{ forward: none }', { status: 504, problem: keyed }],
     ['{ forward: none }', { status: 502 }],
@@ -101,7 +101,7 @@ void t.test('V04 where the inner proxy may not know the retry again, nobody exec
     }
 })
 
-void t.test('V04 new-key and no are answers like any other', async (t) => {
+void t.test('V04 an answer with new-key or no is stored like any other', async (t) => {
   for (const [status, retry] of [
     [422, 'new-key'],
     [409, 'no'],
@@ -119,7 +119,7 @@ void t.test('V04 new-key and no are answers like any other', async (t) => {
 })
 
 void t.test(
-  'V04 a success that speaks the header, and an upstream that says what it did, are believed as before',
+  'V04 a success with the header, and an upstream that reports its outcome, are believed as usual',
   async (t) => {
     for (const refused of [
       { status: 200 },

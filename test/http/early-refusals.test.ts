@@ -8,7 +8,7 @@ import { upstreamStub } from '../support/upstream.ts'
 const REQUIRED = '{ name: r, match: { path: /p }, key: required, limits: { request: 1KiB } }'
 
 function open(port: number): Socket {
-  // As a client that sends on after the proxy has ended its side.
+  // Like a client that keeps sending after the proxy has ended its side.
   const client = connect({ port, host: '127.0.0.1', allowHalfOpen: true })
   client.on('error', () => {})
   return client
@@ -19,7 +19,7 @@ void t.test(
   async (t) => {
     await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
     await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
-    // What is left of the body looks like a request, and is none.
+    // The rest of the body looks like a request but is not one.
     const inner = post('/p', 'smuggled', 'x')
     const refusals = [
       { bytes: post('/p', null, inner), status: 400 },
@@ -44,7 +44,7 @@ void t.test(
 )
 
 void t.test(
-  '§6 a refusal of a request that is whole keeps its connection for as long as others do',
+  '§6 a refusal of a complete request keeps its connection as long as any other answer',
   async (t) => {
     await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
     await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
@@ -52,7 +52,7 @@ void t.test(
     for (const body of ['{}', '']) {
       client.write(post('/p', null, body))
       t.equal((await readAnswer(client)).status, 400)
-      // Longer than the rest of a body is waited for.
+      // Longer than the proxy waits for the rest of a body.
       await new Promise((resolve) => setTimeout(resolve, 1200))
     }
     client.write(post('/p', 'k', '{}'))
@@ -61,7 +61,7 @@ void t.test(
   },
 )
 
-void t.test('§6 the rest of a small body that does not come ends the connection', async (t) => {
+void t.test('§6 the connection ends if the rest of a small body does not come', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
   const client = open(proxy.port)
@@ -77,7 +77,7 @@ for (const [what, framing, rest] of [
   ['chunked', 'Transfer-Encoding: chunked', `100000\r\n${'x'.repeat(0x100000)}\r\n`],
 ] as const)
   void t.test(
-    `§6 a refusal before a ${what} body: readable, then the connection ends; nothing behind is served`,
+    `§6 a refusal before a ${what} body can be read, then the connection ends and nothing behind it is served`,
     async (t) => {
       await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
       await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
@@ -103,7 +103,7 @@ for (const [what, framing, rest] of [
     },
   )
 
-void t.test('§6 a client that sends on for seconds can still read its refusal', async (t) => {
+void t.test('§6 a client that keeps sending for seconds can still read its refusal', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
   const client = open(proxy.port)

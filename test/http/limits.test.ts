@@ -6,7 +6,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
-void t.test('X02 limits.inFlight: the excess is refused, nothing of it is executed', async (t) => {
+void t.test('X02 limits.inFlight: requests beyond it are refused and not executed', async (t) => {
   const held: Socket[] = []
   await using peer = await scriptedPeer((socket) => void held.push(socket))
   await using proxy = await proxyBefore(peer, { more: 'limits: { inFlight: 2 }' })
@@ -21,7 +21,7 @@ void t.test('X02 limits.inFlight: the excess is refused, nothing of it is execut
   t.equal((await rawRequest(proxy.port, post('/p', 'a', '{}'))).status, 201)
 })
 
-void t.test('X02 limits.buffered: no room for a body is refused; what was executed never is', async (t) => {
+void t.test('X02 limits.buffered: a body without room is refused, an executed request never', async (t) => {
   const body = 'y'.repeat(600)
   await using peer = await scriptedPeer((socket) => {
     socket.write(`HTTP/1.1 201 Created\r\nLocation: /done\r\nContent-Length: 5000\r\n\r\n${'z'.repeat(5000)}`)
@@ -30,9 +30,9 @@ void t.test('X02 limits.buffered: no room for a body is refused; what was execut
     more: 'limits: { request: 2KiB, response: 4KiB, buffered: 4KiB }\nproblems: { baseUrl: "urn:idempotency-proxy:" }',
     routes: '{ name: r, match: { path: /p } }',
   })
-  // The first scrape loads code, which may take longer than an upload may stand still.
+  // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  // Uploads under way fill the room.
+  // Uploads under way fill the buffer.
   const fillers = Array.from({ length: 3 }, (_, i) => {
     const client = connect(proxy.port, '127.0.0.1')
     client.on('error', () => {})
@@ -59,14 +59,14 @@ void t.test('X02 limits.buffered: no room for a body is refused; what was execut
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('X02 no room for a response: it goes live and is recorded as done', async (t) => {
+void t.test('X02 a response without room is passed on live and recorded as done', async (t) => {
   await using peer = await answering(
     `HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n${'z'.repeat(4000)}\r\n0\r\n\r\n`,
   )
   await using proxy = await proxyBefore(peer, {
     more: 'limits: { request: 2KiB, response: 4000B, buffered: 4KiB }',
   })
-  // The first scrape loads code, which may take longer than an upload may stand still.
+  // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const client = connect(proxy.port, '127.0.0.1')
   client.on('error', () => {})
@@ -85,7 +85,7 @@ void t.test('X02 no room for a response: it goes live and is recorded as done', 
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('X02 clients that leave while their token is verified take no place', async (t) => {
+void t.test('X02 clients that leave while their token is verified free their places', async (t) => {
   await using peer = await answering(OK)
   const asked = Promise.withResolvers<void>()
   const letGo = Promise.withResolvers<void>()

@@ -19,7 +19,7 @@ async function piece(socket: Socket): Promise<string> {
 }
 
 void t.test(
-  'P16 statusHeader: Idempotency-Expires is equal on the first answer and on the replay',
+  'P16 statusHeader: Idempotency-Expires is the same on the first answer and on the replay',
   async (t) => {
     await using peer = await answering('HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n')
     await using proxy = await proxyBefore(peer, {
@@ -40,7 +40,7 @@ void t.test(
   },
 )
 
-void t.test('S07 replay.excludeHeaders leaves lines out of the replay alone', async (t) => {
+void t.test('S07 replay.excludeHeaders removes header lines only from the replay', async (t) => {
   await using peer = await answering(
     'HTTP/1.1 201 Created\r\nSet-Cookie: s=1\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n',
   )
@@ -53,7 +53,7 @@ void t.test('S07 replay.excludeHeaders leaves lines out of the replay alone', as
 })
 
 void t.test(
-  'S08 keep: outcome — the first client gets the answer, a retry its status and location',
+  'S08 keep: outcome gives the first client the answer, and a retry its status and location',
   async (t) => {
     await using peer = await answering(
       'HTTP/1.1 201 Created\r\nLocation: /p/9\r\nContent-Length: 6\r\n\r\nsecret',
@@ -75,7 +75,7 @@ void t.test(
 )
 
 void t.test(
-  'P19 a response at the limit is kept; one byte more goes live, by length and chunked',
+  'P19 a response at the limit is kept; one byte more is passed on live, by length and chunked',
   async (t) => {
     const framed = (size: number, chunked: boolean): string =>
       chunked
@@ -105,7 +105,7 @@ void t.test(
 )
 
 void t.test(
-  'P21 events reach the client while the upstream is still open; a retry is told that it was done',
+  'P21 events reach the client while the upstream is still sending; a retry learns that it was done',
   async (t) => {
     let upstream: Socket | undefined
     await using peer = await scriptedPeer((socket) => {
@@ -161,7 +161,7 @@ void t.test('U05 a broken live answer is never ended cleanly, and its record is 
     })
     const how = await ended
     t.match(got, 'one')
-    // Without chunks only a reset tells that the body is not whole.
+    // Without chunks only a reset shows that the body is not whole.
     if (version === '1.0') t.equal(how, 'ECONNRESET')
     else t.notMatch(got, /\r\n0\r\n/)
     const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
@@ -170,38 +170,41 @@ void t.test('U05 a broken live answer is never ended cleanly, and its record is 
   }
 })
 
-void t.test('P19 a client that reads too slowly is dropped while the upstream is drained', async (t) => {
-  const size = 64 * 1024 * 1024
-  const sent = Promise.withResolvers<void>()
-  await using peer = await scriptedPeer((socket) => {
-    socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n`)
-    const piece = Buffer.alloc(1024 * 1024)
-    let left = size
-    const more = (): void => {
-      while (left > 0) {
-        left -= piece.length
-        if (!socket.write(piece)) {
-          socket.once('drain', more)
-          return
+void t.test(
+  'P19 a client that reads too slowly is dropped, and the upstream is read to the end',
+  async (t) => {
+    const size = 64 * 1024 * 1024
+    const sent = Promise.withResolvers<void>()
+    await using peer = await scriptedPeer((socket) => {
+      socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n`)
+      const piece = Buffer.alloc(1024 * 1024)
+      let left = size
+      const more = (): void => {
+        while (left > 0) {
+          left -= piece.length
+          if (!socket.write(piece)) {
+            socket.once('drain', more)
+            return
+          }
         }
+        sent.resolve()
       }
-      sent.resolve()
-    }
-    more()
-  })
-  await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 300ms' })
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write(post('/p', 'k', '{}'))
-  await once(client, 'readable')
-  await sent.promise
-  await metricIs(proxy, 'idempotency_completions_total{route="r",result="too_large"}', 1)
-  const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
-  t.match(retry, { code: 'idempotency_response_unavailable', originalStatus: 200 })
-  client.resume()
-  await new Promise((resolve) => client.once('close', resolve))
-  t.ok(client.bytesRead < size, 'it was dropped')
-})
+      more()
+    })
+    await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 300ms' })
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(post('/p', 'k', '{}'))
+    await once(client, 'readable')
+    await sent.promise
+    await metricIs(proxy, 'idempotency_completions_total{route="r",result="too_large"}', 1)
+    const retry = problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}')))
+    t.match(retry, { code: 'idempotency_response_unavailable', originalStatus: 200 })
+    client.resume()
+    await new Promise((resolve) => client.once('close', resolve))
+    t.ok(client.bytesRead < size, 'it was dropped')
+  },
+)
 
 void t.test('P19 a replay to a client that stops reading is dropped, too', async (t) => {
   const size = 32 * 1024 * 1024
@@ -239,7 +242,7 @@ void t.test('P19 a replay to a client that stops reading is dropped, too', async
   }
 })
 
-void t.test('P27 requests on one connection stay independent, kept alive and pipelined', async (t) => {
+void t.test('P27 requests on one connection stay independent, whether kept alive or pipelined', async (t) => {
   await using peer = await scriptedPeer((socket, request) => {
     const key = /idempotency-key: (\S+)/i.exec(request)?.[1] ?? 'none'
     socket.write(`HTTP/1.1 201 Created\r\nX-Key: ${key}\r\nContent-Length: ${key.length}\r\n\r\n${key}`)
@@ -254,7 +257,7 @@ void t.test('P27 requests on one connection stay independent, kept alive and pip
   client.write(pipelined.map((key) => post('/p', key, '{}')).join(''))
   for (const [i, key] of pipelined.entries()) {
     const { status, body } = await readAnswer(client)
-    // The second b1 meets the first one finished or under way; in the order of its request all the same.
+    // The second b1 meets the first one finished or still running; it is answered in its turn either way.
     if (i === 4 && status === 409) t.match(body.toString(), 'idempotency_key_in_progress')
     else t.equal(body.toString(), key ?? 'none')
   }
@@ -263,7 +266,7 @@ void t.test('P27 requests on one connection stay independent, kept alive and pip
   t.equal(ran.length, 1)
 })
 
-void t.test('P27 an idle connection that was answered keeps its keep-alive timeout', async (t) => {
+void t.test('P27 an answered connection is kept alive for the next request', async (t) => {
   await using peer = await answering('HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok')
   await using proxy = await proxyBefore(peer)
   const client = connect(proxy.port, '127.0.0.1')

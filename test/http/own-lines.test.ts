@@ -3,7 +3,7 @@ import { proxyBefore, values } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-void t.test('a line that this proxy says replaces that of a proxy behind it', async (t) => {
+void t.test('a header that this proxy sets replaces that of a proxy behind it', async (t) => {
   await using inner = await upstreamStub((seen, response) => {
     const type = seen.target.endsWith('live') ? { 'Content-Type': 'text/event-stream' } : {}
     const expires = new Date(0).toISOString()

@@ -8,14 +8,14 @@ import { answering, proxyBefore, scriptedPeer, storeCalls, without } from '../su
 import { post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-/** HEAD has no body to compare; CONNECT is no request to an origin. */
+/** HEAD has no body to compare; CONNECT is not a request to an origin. */
 const UNUSUAL = new Set(['CONNECT', 'HEAD'])
 
 const MIB = 1024 * 1024
 const SIZE = 100 * MIB
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(200).end('ok'))
 
-/** What the process holds outside of garbage; --expose-gc is not needed. */
+/** Memory in use after garbage collection; needs no --expose-gc. */
 async function held(): Promise<number> {
   const { setFlagsFromString } = await import('node:v8')
   const { runInNewContext } = await import('node:vm')
@@ -29,7 +29,7 @@ async function held(): Promise<number> {
   return heapUsed + external
 }
 
-/** A server in this process that swallows uploads and sends endless downloads, in constant memory. */
+/** A server in this process that swallows uploads and sends large downloads, in constant memory. */
 async function bulk(): Promise<{ url: string; received: () => number } & AsyncDisposable> {
   let received = 0
   const server = createServer((request, response) => {
@@ -57,10 +57,10 @@ function* pieces(): Generator<Buffer> {
   for (let sent = 0; sent < SIZE; sent += PIECE.length) yield PIECE
 }
 
-void t.test('P17 100 MB up and down without a key stream with flat memory', async (t) => {
+void t.test('P17 100 MB uploads and downloads without a key stream in flat memory', async (t) => {
   await using upstream = await bulk()
   await using proxy = await proxyBefore(upstream)
-  // The same once small, so that what is made once is not counted.
+  // A small request first, so that what is allocated once does not count.
   await rawRequest(proxy.port, post('/p', null, '{}'))
   const before = await held()
   let peak = 0
@@ -99,7 +99,7 @@ void t.test('P17 100 MB up and down without a key stream with flat memory', asyn
   t.equal(await proxy.metric('idempotency_buffered_bytes'), 0)
 })
 
-void t.test('P17 a slow reader holds the upstream back, not the proxy’s memory', async (t) => {
+void t.test('P17 a slow reader does not fill the proxy’s memory', async (t) => {
   await using upstream = await bulk()
   await using proxy = await proxyBefore(upstream)
   const before = await held()
@@ -111,7 +111,7 @@ void t.test('P17 a slow reader holds the upstream back, not the proxy’s memory
   client.destroy()
 })
 
-void t.test('P21 events pass live', async (t) => {
+void t.test('P21 events pass through as they come', async (t) => {
   let upstream: Socket | undefined
   await using peer = await scriptedPeer((socket) => {
     upstream = socket
@@ -132,7 +132,7 @@ void t.test('P21 events pass live', async (t) => {
   t.pass('ended')
 })
 
-void t.test('P04 what is not protected keeps status, reason, lines and bytes', async (t) => {
+void t.test('P04 an unprotected answer keeps its status, reason, header lines and bytes', async (t) => {
   for (const [status, reason] of [
     [200, 'Fine'],
     [201, ''],
@@ -164,7 +164,7 @@ void t.test('P04 what is not protected keeps status, reason, lines and bytes', a
   }
 })
 
-void t.test('P07 P12 204, 304 with a length, HEAD, trailers, HTTP/1.0', async (t) => {
+void t.test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are framed correctly', async (t) => {
   const show = async (upstreamBytes: string, request: string) => {
     await using peer = await answering(upstreamBytes)
     await using proxy = await proxyBefore(peer)
@@ -267,7 +267,7 @@ void t.test('F21 targets, methods and content types pass as sent', async (t) => 
   }
 })
 
-void t.test('K01 header lines of the request pass in their order, case and number', async (t) => {
+void t.test('K01 header lines of the request keep their order, case and number', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const before = await storeCalls(proxy)

@@ -26,7 +26,7 @@ for (const [name, last] of [
   ['CONNECT', CONNECT],
 ] as const)
   void t.test(
-    `V10 slow and large answers, then ${name}, and the client leaves: nothing is held`,
+    `V10 a client that pipelines ${name} behind slow and large answers and leaves holds nothing`,
     async (t) => {
       const large = Buffer.alloc(4 * 1024 ** 2, 'x')
       const held = gate()
@@ -52,7 +52,7 @@ for (const [name, last] of [
           get('/large') + replay,
         ]) {
           const client = open(proxy.port, first + last)
-          // Nobody reads an answer; so each answer is under way, or cut.
+          // Nobody reads an answer, so each is under way or cut off.
           await new Promise((resolve) => setTimeout(resolve, 20))
           client.destroy()
         }
@@ -111,7 +111,7 @@ void t.test('V10 one connection takes one place of limits.inFlight, however much
   t.equal(upstream.seen.length, 301)
 })
 
-void t.test('V10 100,000 pipelined requests: memory stays bounded, answers come in order', async (t) => {
+void t.test('V10 100,000 pipelined requests leave memory bounded and are answered in order', async (t) => {
   const held = gate()
   await using upstream = await upstreamStub(async ({ target }, response) => {
     if (target === '/0') await held.opened
@@ -121,7 +121,7 @@ void t.test('V10 100,000 pipelined requests: memory stays bounded, answers come 
   const before = process.memoryUsage().rss
   const client = open(proxy.port, Array.from({ length: 100_000 }, (_, n) => get(`/${n}`)).join(''))
   await upstream.arrived(1)
-  // As long as it takes to read all of it, where nothing stops the reading.
+  // Long enough to read all of it if nothing stops the reading.
   await new Promise((resolve) => setTimeout(resolve, 500))
   const grown = (process.memoryUsage().rss - before) / 1024 ** 2
   t.ok(grown < 150, `${Math.round(grown)} MiB more`)
@@ -135,7 +135,7 @@ void t.test('V10 100,000 pipelined requests: memory stays bounded, answers come 
   )
 })
 
-void t.test('V10 what a client that left had pipelined is not executed', async (t) => {
+void t.test('V10 requests pipelined by a client that left are not executed', async (t) => {
   const held = gate()
   await using upstream = await upstreamStub(async ({ target }, response) => {
     if (target === '/held') await held.opened
@@ -154,25 +154,28 @@ void t.test('V10 what a client that left had pipelined is not executed', async (
   )
 })
 
-void t.test('V10 clients that pipeline too far ahead at once are cut; the others are served', async (t) => {
-  const held = gate()
-  await using upstream = await upstreamStub(async ({ target }, response) => {
-    if (target === '/held') await held.opened
-    response.end(target)
-  })
-  await using proxy = await proxyBefore(upstream)
-  const greedy = get('/held') + get('/').repeat(5000)
-  const cut = Promise.withResolvers<void>()
-  const clients = Array.from({ length: 20 }, () =>
-    open(proxy.port, greedy).once('close', () => cut.resolve()),
-  )
-  await cut.promise
-  t.equal((await rawRequest(proxy.port, get('/other'))).body.toString(), '/other')
-  for (const client of clients) client.destroy()
-  held.open()
-})
+void t.test(
+  'V10 when many clients pipeline too far ahead, some are cut off and another client is served',
+  async (t) => {
+    const held = gate()
+    await using upstream = await upstreamStub(async ({ target }, response) => {
+      if (target === '/held') await held.opened
+      response.end(target)
+    })
+    await using proxy = await proxyBefore(upstream)
+    const greedy = get('/held') + get('/').repeat(5000)
+    const cut = Promise.withResolvers<void>()
+    const clients = Array.from({ length: 20 }, () =>
+      open(proxy.port, greedy).once('close', () => cut.resolve()),
+    )
+    await cut.promise
+    t.equal((await rawRequest(proxy.port, get('/other'))).body.toString(), '/other')
+    for (const client of clients) client.destroy()
+    held.open()
+  },
+)
 
-void t.test('V10 a client that leaves is noticed, however far ahead it has sent', async (t) => {
+void t.test('V10 a client that leaves is noticed, however far ahead it has pipelined', async (t) => {
   await using upstream = await upstreamStub(({ target }, response) => {
     // The others never get an answer.
     if (target === '/quick') response.end('quick')
@@ -184,7 +187,7 @@ void t.test('V10 a client that leaves is noticed, however far ahead it has sent'
   t.equal((await rawRequest(proxy.port, get('/quick'))).body.toString(), 'quick')
 })
 
-void t.test('V10 who sends far ahead is cut before who does not', async (t) => {
+void t.test('V10 clients that pipeline far ahead are cut off before those that do not', async (t) => {
   const held = gate()
   await using upstream = await upstreamStub(async ({ target }, response) => {
     if (target === '/held') await held.opened
@@ -202,7 +205,7 @@ void t.test('V10 who sends far ahead is cut before who does not', async (t) => {
   held.open()
 })
 
-void t.test('V10 behind an Upgrade that is not tunnelled nothing is read', async (t) => {
+void t.test('V10 nothing is read behind an Upgrade that is not tunnelled', async (t) => {
   await using upstream = await upstreamStub(({ target }, response) => void response.end(target))
   await using proxy = await proxyBefore(upstream)
   for (const first of ['GET /1', 'POST /1', 'POST /p']) {

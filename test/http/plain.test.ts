@@ -1,6 +1,6 @@
 /**
- * Requests that this proxy reads itself, against the same ones behind an empty line, which Node's parser reads: they must be understood
- * and answered in the same way. `FUZZ_SEED` and `FUZZ_CASES` look further than the cases of every run.
+ * Compares requests that this proxy reads itself with the same ones behind an empty line, which Node's parser reads: both must be
+ * understood and answered in the same way. `FUZZ_SEED` and `FUZZ_CASES` go beyond the cases of every run.
  */
 import { once } from 'node:events'
 import { type AddressInfo, connect, type Socket } from 'node:net'
@@ -268,87 +268,87 @@ function script(seed: number): string {
   return bytes
 }
 
-void t.test(
-  'what is read here is read by Node in the same way, and answered in the same bytes',
-  async (t) => {
-    const heard = new Map<number, Heard[]>()
-    await using on = await serving((request, response) => {
-      const { method, url, httpVersion, httpVersionMinor, rawHeaders, framing, isHere, socket } = request
-      const events: string[] = []
-      const head = {
-        method,
-        url,
-        httpVersion,
-        httpVersionMinor,
-        rawHeaders: [...rawHeaders],
-        framing: { ...framing },
-      }
-      const note = (body: Buffer | null): void => {
-        const all = heard.get(socket.remotePort as number) ?? []
-        heard.set(socket.remotePort as number, all)
-        all.push({
-          isPlain: request instanceof PlainRequest,
-          request: { ...head, isHere, body: body?.toString('latin1') },
-          events,
-        })
-      }
-      for (const event of ['finish', 'close'])
-        response.on(event, () => {
-          const { headersSent, writableEnded, writableFinished, destroyed, closed } = response
-          events.push(
-            event,
-            JSON.stringify({ headersSent, writableEnded, writableFinished, destroyed, closed }),
-          )
-        })
-      const whole = request.takeBody()
-      note(whole)
-      if (whole === null) (request as StreamRequest).resume()
-      answer((url as string).slice(1), response)
-    })
-    let plain = 0
-    let answered = 0
-    const run = async (seed: number): Promise<void> => {
-      const bytes = script(seed)
-      const [ours, theirs] = await Promise.all([
-        exchange(on, heard, bytes),
-        exchange(on, heard, `\r\n${bytes}`),
-      ])
-      plain += ours.plain
-      if (ours.got !== '') answered++
-      t.equal(theirs.plain, 0, 'Node reads what begins with an empty line')
-      if (JSON.stringify({ ...ours, plain: 0 }) !== JSON.stringify(theirs))
-        t.fail(`seed ${seed}`, { bytes, ours, theirs })
-    }
-    for (let seed = SEED * 1_000_000; seed < SEED * 1_000_000 + CASES; seed += 100)
-      await Promise.all(Array.from({ length: 100 }, (_, i) => run(seed + i)))
-    t.comment(`${plain} of ${CASES} plain, ${answered} answered`)
-    t.ok(plain > CASES / 3, 'many are plain')
-    t.ok(plain < (CASES * 2) / 3, 'and many are not')
-    t.same(on.bugs, [])
-  },
-)
-
-void t.test('requests that come in one turn of the event loop are served at its end, in order', async (t) => {
-  const seen: string[] = []
+void t.test('a request read here is understood and answered exactly as with Node’s parser', async (t) => {
+  const heard = new Map<number, Heard[]>()
   await using on = await serving((request, response) => {
-    seen.push(request.url as string)
-    response.writeHead(200, ['Content-Length', '0'])
-    response.end()
+    const { method, url, httpVersion, httpVersionMinor, rawHeaders, framing, isHere, socket } = request
+    const events: string[] = []
+    const head = {
+      method,
+      url,
+      httpVersion,
+      httpVersionMinor,
+      rawHeaders: [...rawHeaders],
+      framing: { ...framing },
+    }
+    const note = (body: Buffer | null): void => {
+      const all = heard.get(socket.remotePort as number) ?? []
+      heard.set(socket.remotePort as number, all)
+      all.push({
+        isPlain: request instanceof PlainRequest,
+        request: { ...head, isHere, body: body?.toString('latin1') },
+        events,
+      })
+    }
+    for (const event of ['finish', 'close'])
+      response.on(event, () => {
+        const { headersSent, writableEnded, writableFinished, destroyed, closed } = response
+        events.push(
+          event,
+          JSON.stringify({ headersSent, writableEnded, writableFinished, destroyed, closed }),
+        )
+      })
+    const whole = request.takeBody()
+    note(whole)
+    if (whole === null) (request as StreamRequest).resume()
+    answer((url as string).slice(1), response)
   })
-  const clients = [connect(on.port, '127.0.0.1'), connect(on.port, '127.0.0.1')]
-  while (on.sockets.size < 2) await new Promise((resolve) => setTimeout(resolve, 2))
-  const sockets = clients.map(({ localPort }) => on.sockets.get(localPort as number) as Socket)
-  for (const [n, socket] of sockets.entries())
-    socket.emit('data', Buffer.from(`GET /${n} HTTP/1.1\r\nHost: a\r\n\r\n`))
-  t.same(seen, [])
-  t.equal(on.server.unanswered, 2, 'they count from when they came')
-  for (const client of clients) t.equal((await readAnswer(client)).status, 200)
-  t.same(seen, ['/0', '/1'])
-  for (const client of clients) client.destroy()
+  let plain = 0
+  let answered = 0
+  const run = async (seed: number): Promise<void> => {
+    const bytes = script(seed)
+    const [ours, theirs] = await Promise.all([
+      exchange(on, heard, bytes),
+      exchange(on, heard, `\r\n${bytes}`),
+    ])
+    plain += ours.plain
+    if (ours.got !== '') answered++
+    t.equal(theirs.plain, 0, 'Node reads what begins with an empty line')
+    if (JSON.stringify({ ...ours, plain: 0 }) !== JSON.stringify(theirs))
+      t.fail(`seed ${seed}`, { bytes, ours, theirs })
+  }
+  for (let seed = SEED * 1_000_000; seed < SEED * 1_000_000 + CASES; seed += 100)
+    await Promise.all(Array.from({ length: 100 }, (_, i) => run(seed + i)))
+  t.comment(`${plain} of ${CASES} plain, ${answered} answered`)
+  t.ok(plain > CASES / 3, 'many are plain')
+  t.ok(plain < (CASES * 2) / 3, 'and many are not')
+  t.same(on.bugs, [])
 })
 
 void t.test(
-  'a request whose connection closes in the same turn is served, and told that nobody listens',
+  'requests that arrive in one turn of the event loop are served at its end, in order',
+  async (t) => {
+    const seen: string[] = []
+    await using on = await serving((request, response) => {
+      seen.push(request.url as string)
+      response.writeHead(200, ['Content-Length', '0'])
+      response.end()
+    })
+    const clients = [connect(on.port, '127.0.0.1'), connect(on.port, '127.0.0.1')]
+    while (on.sockets.size < 2) await new Promise((resolve) => setTimeout(resolve, 2))
+    const sockets = clients.map(({ localPort }) => on.sockets.get(localPort as number) as Socket)
+    for (const [n, socket] of sockets.entries())
+      socket.emit('data', Buffer.from(`GET /${n} HTTP/1.1\r\nHost: a\r\n\r\n`))
+    t.same(seen, [])
+    t.equal(on.server.unanswered, 2, 'they count from their arrival')
+    for (const client of clients) t.equal((await readAnswer(client)).status, 200)
+    t.same(seen, ['/0', '/1'])
+    for (const client of clients) client.destroy()
+  },
+)
+
+void t.test(
+  'a request whose connection closes in the same turn is served, and its response closes',
   async (t) => {
     const closed: boolean[] = []
     await using on = await serving((_request, response) => {
@@ -366,7 +366,7 @@ void t.test(
   },
 )
 
-void t.test('what comes behind an unanswered request waits for its answer', async (t) => {
+void t.test('a request behind an unanswered one waits for its answer', async (t) => {
   const first = 'GET /first HTTP/1.1\r\nHost: a\r\n\r\n'
   for (const [behind, statuses] of [
     ['GET /second HTTP/1.1\r\nHost: a\r\n\r\n', [200, 200]],
@@ -406,7 +406,7 @@ void t.test('what comes behind an unanswered request waits for its answer', asyn
   }
 })
 
-/** Resolves when so many bytes have come. */
+/** Resolves once that many bytes have come. */
 async function hearing(client: Socket, bytes: number): Promise<void> {
   client.resume()
   while (client.bytesRead < bytes) {
@@ -415,7 +415,7 @@ async function hearing(client: Socket, bytes: number): Promise<void> {
   }
 }
 
-void t.test('a client that reads slowly hears all of a long answer; one that leaves ends it', async (t) => {
+void t.test('a client that reads slowly gets all of a long answer; one that leaves ends it', async (t) => {
   const chunk = Buffer.alloc(256 * 1024, 'c')
   const events: string[] = []
   await using on = await serving((_request, response) => {
@@ -445,7 +445,7 @@ void t.test('a client that reads slowly hears all of a long answer; one that lea
   t.strictSame(events, ['whole', 'left'])
 })
 
-void t.test('an answer whose end brings no bytes is unanswered until all of it has left', async (t) => {
+void t.test('a request stays unanswered until the last byte of its answer has left', async (t) => {
   const body = Buffer.alloc(20 * 1024 * 1024, 'b')
   for (const first of ['', '\r\n']) {
     const events: string[] = []
@@ -469,7 +469,7 @@ void t.test('an answer whose end brings no bytes is unanswered until all of it h
   }
 })
 
-void t.test('what comes behind an answer that is read slowly is answered behind it', async (t) => {
+void t.test('requests behind a slowly read answer are answered after it', async (t) => {
   const chunk = Buffer.alloc(256 * 1024, 'c')
   const kinds: string[] = []
   await using on = await serving((request, response) => {
@@ -495,7 +495,7 @@ void t.test('what comes behind an answer that is read slowly is answered behind 
   t.strictSame(kinds, ['PlainRequest', 'StreamRequest', 'StreamRequest'])
 })
 
-void t.test('idle connections end', async (t) => {
+void t.test('idle connections are closed', async (t) => {
   await using on = await serving(
     (_request, response) => {
       response.writeHead(200, ['Content-Length', '0'])
@@ -523,7 +523,7 @@ void t.test('idle connections end', async (t) => {
   t.strictSame(errors.length, 1, 'one that sends no other')
 })
 
-void t.test('a connection ends with its answer where what came behind it was given up', async (t) => {
+void t.test('a connection ends with its answer if the bytes behind the request were given up', async (t) => {
   for (const behind of ['GET / HTTP/1.1\r\n', '\r\n', 'nonsense\r\n\r\n']) {
     const answers: TrafficResponse[] = []
     await using on = await serving(
@@ -553,7 +553,7 @@ void t.test('a connection ends with its answer where what came behind it was giv
   }
 })
 
-void t.test('a header that would be another line is refused, and so is a framing of its own', async (t) => {
+void t.test('a header that would split a line or change the framing is refused', async (t) => {
   const refused: unknown[] = []
   await using on = await serving((_request, response) => {
     for (const lines of [

@@ -35,7 +35,7 @@ async function proxyOf(upstream: UpstreamStub, more: string): Promise<TestProxy>
 const ask = (proxy: TestProxy, method = 'GET', path = WELL_KNOWN) =>
   send(proxy, null, { method, path, body: null })
 
-void t.test('by default the path is the upstream’s, as every other', async (t) => {
+void t.test('by default the well-known path is the upstream’s, like any other', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyOf(upstream, ROUTES)
   const answer = await ask(proxy)
@@ -44,7 +44,7 @@ void t.test('by default the path is the upstream’s, as every other', async (t)
   t.equal(load(UPSTREAM).wellKnown, false)
 })
 
-void t.test('wellKnown: true tells clients what they have to know, by route, and nothing else', async (t) => {
+void t.test('wellKnown: true tells clients what they need to know by route, and nothing else', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyOf(
     upstream,
@@ -107,23 +107,26 @@ void t.test('wellKnown: true tells clients what they have to know, by route, and
   t.equal(upstream.seen.length, 0)
 })
 
-void t.test('GET and HEAD of that path in any spelling; everything else goes on', async (t) => {
-  await using upstream = await stub()
-  await using proxy = await proxyOf(upstream, 'wellKnown: true')
-  const { body } = await ask(proxy)
-  t.equal((await ask(proxy, 'GET', '//.well-known/./idempotency/?x=1')).body, body)
-  const head = await ask(proxy, 'HEAD')
-  t.equal(head.headers.get('content-length'), String(Buffer.byteLength(body)))
-  t.equal(upstream.seen.length, 0)
-  for (const [method, path] of [
-    ['POST', WELL_KNOWN],
-    ['GET', `${WELL_KNOWN}/more`],
-    ['GET', '/.well-known/other'],
-  ])
-    t.equal((await ask(proxy, method, path)).headers.get('x-own'), '1')
-})
+void t.test(
+  'GET and HEAD of the well-known path are answered in any spelling; everything else passes',
+  async (t) => {
+    await using upstream = await stub()
+    await using proxy = await proxyOf(upstream, 'wellKnown: true')
+    const { body } = await ask(proxy)
+    t.equal((await ask(proxy, 'GET', '//.well-known/./idempotency/?x=1')).body, body)
+    const head = await ask(proxy, 'HEAD')
+    t.equal(head.headers.get('content-length'), String(Buffer.byteLength(body)))
+    t.equal(upstream.seen.length, 0)
+    for (const [method, path] of [
+      ['POST', WELL_KNOWN],
+      ['GET', `${WELL_KNOWN}/more`],
+      ['GET', '/.well-known/other'],
+    ])
+      t.equal((await ask(proxy, method, path)).headers.get('x-own'), '1')
+  },
+)
 
-void t.test('what nothing matches is told only where it is protected', async (t) => {
+void t.test('requests that match no route are described only if they are protected', async (t) => {
   await using upstream = await stub()
   for (const [more, told] of [
     ['', 1],
@@ -140,7 +143,7 @@ void t.test('what nothing matches is told only where it is protected', async (t)
   }
 })
 
-void t.test('a route or a status.path that it would hide is an error', async (t) => {
+void t.test('a route or a status.path that wellKnown would hide is an error', async (t) => {
   const route = `wellKnown: true\nroutes: [{ name: a, match: { methods: [GET], path: ${WELL_KNOWN} } }]\n`
   t.match(errorsOf(UPSTREAM + route), [
     /routes\[0\]\.match.*GET requests never reach the route, since `wellKnown`/,

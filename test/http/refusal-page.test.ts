@@ -7,18 +7,18 @@ import { PAGE_HEADERS, refusalPage } from '../../src/http/refusal-page.ts'
 const ID = 'Ab1-_'.padEnd(43, 'x') as RecordId
 const CODES = Object.keys(REFUSALS) as RefusalCode[]
 
-t.test('every refusal is a page for a person', async (t) => {
+t.test('every refusal has a page without technical terms', async (t) => {
   for (const code of CODES) {
     const page = refusalPage(refusal(code, 'scope.caller: <b>detail for developers</b>', { instance: ID }))
     t.match(page, /^<!doctype html>\n<html lang="en">/)
     t.match(page, `reference ${ID.slice(0, 12)}<`, code)
-    t.notMatch(page, ID, 'the whole id is in the problem alone')
+    t.notMatch(page, ID, 'the whole id is only in the problem')
     t.notMatch(page, /scope|caller|upstream|idempoten|key|proxy|record|store\b|<b>|undefined|null/i, code)
     t.match(page, `Status ${REFUSALS[code].status}`)
   }
 })
 
-t.test('what may have been done is never asked for again from the start', async (t) => {
+t.test('the page of a request that may have been done never asks to start over', async (t) => {
   for (const code of [
     'idempotency_outcome_unknown',
     'idempotency_key_in_progress',
@@ -34,7 +34,7 @@ t.test('what may have been done is never asked for again from the start', async 
   t.match(refusalPage(refusal('idempotency_outcome_unknown', '', { instance: ID })), 'may have been made')
 })
 
-t.test('where nobody checks, no page says so: it says whom to ask', async (t) => {
+t.test('where nobody checks the outcome, the page says whom to ask instead', async (t) => {
   const more = { instance: ID, retryAfter: 29, checking: false }
   const page = refusalPage(refusal('idempotency_outcome_unknown', '', more))
   t.match(page, 'We do not know what became of your request')
@@ -44,12 +44,12 @@ t.test('where nobody checks, no page says so: it says whom to ask', async (t) =>
   t.notMatch(page, /checking|wait|reload|yet/i)
 })
 
-t.test('a form without its key says what to change before it is opened again', async (t) => {
+t.test('the page of a form without its key says what to change before it is opened again', async (t) => {
   for (const code of ['idempotency_key_missing', 'idempotency_key_invalid'] as const)
     t.match(refusalPage(refusal(code, '')), /may need JavaScript: .* allow it .* comes back, please tell us/)
 })
 
-t.test('nobody is promised that a reload does not execute where it may meet no record', async (t) => {
+t.test('no page promises that a reload is safe where it may find no record', async (t) => {
   for (const code of CODES)
     for (const more of [{}, { instance: ID, remembered: false }])
       t.notMatch(refusalPage(refusal(code, '', more)), /carried out twice/, code)
@@ -57,7 +57,7 @@ t.test('nobody is promised that a reload does not execute where it may meet no r
     t.notMatch(refusalPage(refusal(code, '', { instance: ID, remembered: false })), /reload/i, code)
 })
 
-t.test('without a record no reload is promised to be safe', async (t) => {
+t.test('the page of a failed upstream does not suggest a reload without a record', async (t) => {
   for (const code of ['upstream_failed', 'upstream_timeout', 'upstream_slow'] as const) {
     const page = refusalPage(refusal(code, ''))
     t.notMatch(page, /reload/i)
@@ -65,7 +65,7 @@ t.test('without a record no reload is promised to be safe', async (t) => {
   }
 })
 
-t.test('advice follows what is safe', async (t) => {
+t.test('a page suggests a reload exactly where the same key is safe', async (t) => {
   for (const code of CODES) {
     const { retry } = REFUSALS[code]
     const page = refusalPage(refusal(code, '', { instance: ID, retryAfter: 1 }))
@@ -76,7 +76,7 @@ t.test('advice follows what is safe', async (t) => {
   t.match(refusalPage(refusal('idempotency_caller_missing', '', { retry: 'same-key' })), 'Reload this page.')
 })
 
-t.test('the policy allows the style of the page and nothing else', async (t) => {
+t.test('the content security policy allows the style of the page and nothing else', async (t) => {
   const [, style = ''] = /<style>(.*)<\/style>/.exec(refusalPage(refusal('overloaded', ''))) ?? []
   const hash = createHash('sha256').update(style).digest('base64')
   t.match(PAGE_HEADERS.join(), `default-src 'none'; style-src 'sha256-${hash}'`)

@@ -7,7 +7,7 @@ import { upstreamStub } from '../support/upstream.ts'
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 
 void t.test(
-  'K01 no key on an optional route: forwarded, no store call, no idempotency headers',
+  'K01 a request without a key on an optional route needs no store call and no idempotency headers',
   async (t) => {
     await using upstream = await stub()
     await using proxy = await proxyBefore(upstream)
@@ -22,7 +22,7 @@ void t.test(
   },
 )
 
-void t.test('K02 no key where the route requires one: 400, exactly as §6 says; N=0', async (t) => {
+void t.test('K02 a request without a required key gets 400, exactly as §6 says; N=0', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
     routes: '{ name: r, match: { path: /p }, key: required }',
@@ -47,7 +47,7 @@ void t.test('K02 no key where the route requires one: 400, exactly as §6 says; 
   t.equal(await storeCalls(proxy), before)
 })
 
-void t.test('K02 problems.baseUrl: the type and a Link; the instance is the record id', async (t) => {
+void t.test('K02 problems.baseUrl gives the type and a Link; the instance is a record id', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, { more: 'problems: { baseUrl: "https://docs.test/p/" }' })
   await rawRequest(proxy.port, post('/p', 'secret-key', '{}'))
@@ -60,7 +60,7 @@ void t.test('K02 problems.baseUrl: the type and a Link; the instance is the reco
   t.notMatch(answer.bytes.toString(), 'secret-key')
 })
 
-void t.test('K19 the header name in any letter case', async (t) => {
+void t.test('K19 the letter case of the header name does not count', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   for (const name of ['idempotency-key', 'IDEMPOTENCY-KEY', 'iDEMPOTENCY-kEY'])
@@ -68,28 +68,25 @@ void t.test('K19 the header name in any letter case', async (t) => {
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test(
-  'K11 K03 two lines of the key, and an empty one, are refused before any store access',
-  async (t) => {
-    await using upstream = await stub()
-    await using proxy = await proxyBefore(upstream)
-    const before = await storeCalls(proxy)
-    for (const lines of [
-      ['Idempotency-Key: a', 'Idempotency-Key: a'],
-      ['Idempotency-Key: a', 'Idempotency-Key: b'],
-      ['Idempotency-Key:'],
-    ])
-      t.match(problemOf(await rawRequest(proxy.port, post('/p', null, '{}', lines))), {
-        code: 'idempotency_key_invalid',
-        status: 400,
-      })
-    t.equal(upstream.seen.length, 0)
-    t.equal(await storeCalls(proxy), before)
-  },
-)
+void t.test('K11 K03 two key lines, or an empty one, are refused before any store access', async (t) => {
+  await using upstream = await stub()
+  await using proxy = await proxyBefore(upstream)
+  const before = await storeCalls(proxy)
+  for (const lines of [
+    ['Idempotency-Key: a', 'Idempotency-Key: a'],
+    ['Idempotency-Key: a', 'Idempotency-Key: b'],
+    ['Idempotency-Key:'],
+  ])
+    t.match(problemOf(await rawRequest(proxy.port, post('/p', null, '{}', lines))), {
+      code: 'idempotency_key_invalid',
+      status: 400,
+    })
+  t.equal(upstream.seen.length, 0)
+  t.equal(await storeCalls(proxy), before)
+})
 
 void t.test(
-  'M01 POST and PATCH are protected; M02 GET, HEAD and OPTIONS are not; M03 nor PUT and DELETE',
+  'M01 POST and PATCH are protected; M02 GET, HEAD and OPTIONS are not; M03 nor are PUT and DELETE',
   async (t) => {
     await using upstream = await stub()
     await using proxy = await proxyBefore(upstream)
@@ -122,7 +119,7 @@ void t.test(
   },
 )
 
-void t.test('M07 key: ignored and mode: off — forwarded every time, the key intact', async (t) => {
+void t.test('M07 key: ignored and mode: off forward every request with its key intact', async (t) => {
   for (const how of ['key: ignored', 'mode: "off"']) {
     await using upstream = await stub()
     await using proxy = await proxyBefore(upstream, {
@@ -138,39 +135,42 @@ void t.test('M07 key: ignored and mode: off — forwarded every time, the key in
   }
 })
 
-void t.test('M08 key.forward: same, none, another header; forwardFence', async (t) => {
-  await using upstream = await stub()
-  const route = (name: string, more: string): string =>
-    `{ name: ${name}, match: { path: /${name} }, key: { ${more} } }`
-  await using proxy = await proxyBefore(upstream, {
-    routes: [
-      route('same', 'forward: same'),
-      route('none', 'forward: none'),
-      route('other', 'forward: X-Request-Key, forwardFence: true'),
-    ].join(', '),
-  })
-  const lines = ['Idempotency-Fence: 99', 'idempotency-RECORD: forged', 'x-request-KEY: forged']
-  for (const path of ['same', 'none', 'other', 'unmatched']) {
-    await rawRequest(proxy.port, post(`/${path}`, '"k-1"', '{}', lines))
-    await rawRequest(proxy.port, post(`/${path}`, null, '{}', lines))
-  }
-  const [same, sameBare, none, , other, otherBare, unmatched, passed] = upstream.seen.map(
-    (one) => one.headers,
-  )
-  t.same(linesOf(same ?? [], 'idempotency-key'), ['"k-1"'], 'unchanged')
-  t.same(linesOf(none ?? [], 'idempotency-key'), [])
-  t.same(linesOf(other ?? [], 'idempotency-key'), [])
-  t.same(linesOf(other ?? [], 'x-request-key'), ['k-1'], 'the key, and not the client’s own line')
-  t.match(linesOf(other ?? [], 'idempotency-fence')[0], /^\d{13,}$/)
-  t.match(linesOf(other ?? [], 'idempotency-record')[0], /^[A-Za-z0-9_-]{43}$/)
-  for (const headers of [same, sameBare, none, otherBare, unmatched, passed]) {
-    t.same(linesOf(headers ?? [], 'idempotency-fence'), [])
-    t.same(linesOf(headers ?? [], 'idempotency-record'), [])
-  }
-  t.same(linesOf(unmatched ?? [], 'idempotency-key'), ['"k-1"'])
-})
+void t.test(
+  'M08 key.forward sends the key as it is, not at all or in another header; forwardFence adds the fence',
+  async (t) => {
+    await using upstream = await stub()
+    const route = (name: string, more: string): string =>
+      `{ name: ${name}, match: { path: /${name} }, key: { ${more} } }`
+    await using proxy = await proxyBefore(upstream, {
+      routes: [
+        route('same', 'forward: same'),
+        route('none', 'forward: none'),
+        route('other', 'forward: X-Request-Key, forwardFence: true'),
+      ].join(', '),
+    })
+    const lines = ['Idempotency-Fence: 99', 'idempotency-RECORD: forged', 'x-request-KEY: forged']
+    for (const path of ['same', 'none', 'other', 'unmatched']) {
+      await rawRequest(proxy.port, post(`/${path}`, '"k-1"', '{}', lines))
+      await rawRequest(proxy.port, post(`/${path}`, null, '{}', lines))
+    }
+    const [same, sameBare, none, , other, otherBare, unmatched, passed] = upstream.seen.map(
+      (one) => one.headers,
+    )
+    t.same(linesOf(same ?? [], 'idempotency-key'), ['"k-1"'], 'unchanged')
+    t.same(linesOf(none ?? [], 'idempotency-key'), [])
+    t.same(linesOf(other ?? [], 'idempotency-key'), [])
+    t.same(linesOf(other ?? [], 'x-request-key'), ['k-1'], 'the key, and not the client’s own line')
+    t.match(linesOf(other ?? [], 'idempotency-fence')[0], /^\d{13,}$/)
+    t.match(linesOf(other ?? [], 'idempotency-record')[0], /^[A-Za-z0-9_-]{43}$/)
+    for (const headers of [same, sameBare, none, otherBare, unmatched, passed]) {
+      t.same(linesOf(headers ?? [], 'idempotency-fence'), [])
+      t.same(linesOf(headers ?? [], 'idempotency-record'), [])
+    }
+    t.same(linesOf(unmatched ?? [], 'idempotency-key'), ['"k-1"'])
+  },
+)
 
-void t.test('a client cannot order proxies behind this one to send a protected request twice', async (t) => {
+void t.test('a client cannot make proxies behind this one send a protected request twice', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const orders = [
@@ -186,10 +186,10 @@ void t.test('a client cannot order proxies behind this one to send a protected r
     headers.filter((name, n) => n % 2 === 0 && /^x-envoy-/i.test(name)),
   )
   t.same(guarded, ['x-envoy-decorator-operation'], 'other lines stay')
-  t.equal(passed?.length, 5, 'what passes is not this proxy’s to judge')
+  t.equal(passed?.length, 5, 'an unprotected request keeps them all')
 })
 
-void t.test('M09 a CORS preflight passes', async (t) => {
+void t.test('M09 a CORS preflight passes where a key is required', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
     routes: '{ name: r, match: { path: /p }, key: required }',
@@ -206,7 +206,7 @@ void t.test('M09 a CORS preflight passes', async (t) => {
   t.same(linesOf(upstream.seen[0]?.headers ?? [], 'access-control-request-headers'), ['idempotency-key'])
 })
 
-void t.test('M10 an Upgrade line does not carry a POST past the guard; CONNECT reaches nobody', async (t) => {
+void t.test('M10 an Upgrade line does not get a POST past the guard; CONNECT reaches nobody', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   for (const protocol of ['websocket', 'h2c', 'WebSocket'])
@@ -229,7 +229,7 @@ void t.test('M10 an Upgrade line does not carry a POST past the guard; CONNECT r
 })
 
 void t.test(
-  'P23 Host, Via and X-Forwarded-*: what an untrusted client says of them is replaced',
+  'P23 an untrusted client’s X-Forwarded-* and Forwarded are replaced; Host stays, Via is extended',
   async (t) => {
     await using upstream = await stub()
     await using proxy = await proxyBefore(upstream)
@@ -289,33 +289,37 @@ void t.test('F21 the upstream gets the target as sent; spellings of one path are
   t.equal(upstream.seen.length, spellings.length)
 })
 
-void t.test('M01 unmatched: protect, pass, reject', async (t) => {
-  await using upstream = await stub()
-  for (const [mode, n] of [
-    ['protect', 1],
-    ['pass', 2],
-  ] as const) {
-    await using proxy = await proxyBefore(upstream, { more: `unmatched: ${mode}` })
+void t.test(
+  'M01 requests that match no route are protected, passed or refused as `unmatched` says',
+  async (t) => {
+    await using upstream = await stub()
+    for (const [mode, n] of [
+      ['protect', 1],
+      ['pass', 2],
+    ] as const) {
+      await using proxy = await proxyBefore(upstream, { more: `unmatched: ${mode}` })
+      const before = upstream.seen.length
+      for (let i = 0; i < 2; i++)
+        t.equal((await rawRequest(proxy.port, post('/other', 'k', '{}'))).status, 201)
+      t.equal(upstream.seen.length - before, n, mode)
+      t.equal((await rawRequest(proxy.port, post('/other', null, '{}'))).status, 201)
+    }
+    await using proxy = await proxyBefore(upstream, { more: 'unmatched: reject' })
     const before = upstream.seen.length
-    for (let i = 0; i < 2; i++) t.equal((await rawRequest(proxy.port, post('/other', 'k', '{}'))).status, 201)
-    t.equal(upstream.seen.length - before, n, mode)
-    t.equal((await rawRequest(proxy.port, post('/other', null, '{}'))).status, 201)
-  }
-  await using proxy = await proxyBefore(upstream, { more: 'unmatched: reject' })
-  const before = upstream.seen.length
-  const upgrade =
-    'Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n'
-  for (const request of [
-    post('/other', 'k', '{}'),
-    post('/other', null, '{}'),
-    'GET /other HTTP/1.1\r\nHost: a\r\n\r\n',
-    'DELETE /p HTTP/1.1\r\nHost: a\r\n\r\n',
-    `GET /other HTTP/1.1\r\nHost: a\r\n${upgrade}\r\n`,
-  ]) {
-    const answer = await rawRequest(proxy.port, request)
-    t.match(problemOf(answer), { code: 'route_not_found', status: 404, retry: 'no' })
-    t.same(values(answer, 'cache-control'), ['no-store'])
-  }
-  t.equal(upstream.seen.length, before)
-  t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
-})
+    const upgrade =
+      'Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n'
+    for (const request of [
+      post('/other', 'k', '{}'),
+      post('/other', null, '{}'),
+      'GET /other HTTP/1.1\r\nHost: a\r\n\r\n',
+      'DELETE /p HTTP/1.1\r\nHost: a\r\n\r\n',
+      `GET /other HTTP/1.1\r\nHost: a\r\n${upgrade}\r\n`,
+    ]) {
+      const answer = await rawRequest(proxy.port, request)
+      t.match(problemOf(answer), { code: 'route_not_found', status: 404, retry: 'no' })
+      t.same(values(answer, 'cache-control'), ['no-store'])
+    }
+    t.equal(upstream.seen.length, before)
+    t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
+  },
+)

@@ -17,7 +17,7 @@ function short(key: string, size: number, more: readonly string[] = []): string 
   return post('/p', key, 'x'.repeat(size), more).slice(0, -1)
 }
 
-void t.test('X02 requests without their body take no place of limits.inFlight', async (t) => {
+void t.test('X02 requests that wait for their body take no place of limits.inFlight', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, { more: 'limits: { inFlight: 3 }' })
   const clients = Array.from({ length: 20 }, (_, n) =>
@@ -30,7 +30,7 @@ void t.test('X02 requests without their body take no place of limits.inFlight', 
   for (const client of clients) client.destroy()
 })
 
-void t.test('X02 uploads that stand still make room for others, and no answer is lost to them', async (t) => {
+void t.test('X02 stalled uploads make room for others, and no answer is lost to them', async (t) => {
   await using upstream = await upstreamStub(
     (_, response) => void response.writeHead(201).end('y'.repeat(5000)),
   )
@@ -41,7 +41,7 @@ void t.test('X02 uploads that stand still make room for others, and no answer is
   await until(async () => (await proxy.metric('idempotency_buffered_bytes')) > 50_000)
   await until(async () => (await rawRequest(proxy.port, post('/p', 'other', '{}'))).status === 201)
   t.equal((await rawRequest(proxy.port, post('/p', 'other', '{}'))).body.length, 5000, 'it was stored')
-  // Those who were given up hear of it; the others go on.
+  // Those that were given up get a refusal; the others go on.
   const answers = await Promise.all(
     clients.map((client) => {
       client.write('x')
@@ -56,12 +56,12 @@ void t.test('X02 uploads that stand still make room for others, and no answer is
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('X02 uploads that get on are not given up for others', async (t) => {
+void t.test('X02 uploads that make progress are not given up for others', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 40KiB, response: 8KiB, buffered: 64KiB }',
   })
-  // The first scrape loads code, which may take longer than an upload may stand still.
+  // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const steady = open(proxy.port, post('/p', 'steady', 'x'.repeat(40_960)).slice(0, -36_864))
   const stalled = open(proxy.port, short('stalled', 30_000))
@@ -107,14 +107,14 @@ for (const [who, line] of [
     for (const answer of await Promise.all([...running, ...others])) t.equal(answer.status, 201)
   })
 
-void t.test('X02 one address cannot take all of limits.buffered; alone, one body can', async (t) => {
+void t.test('X02 one address cannot take all of limits.buffered, though a single body may', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 64KiB, response: 8KiB, buffered: 64KiB, upload: 60s }\ntrustProxy: [127.0.0.0/8]',
   })
   t.equal((await rawRequest(proxy.port, post('/p', 'whole', 'x'.repeat(65_000)))).status, 201)
   const from = (address: string): string[] => [`X-Forwarded-For: ${address}`]
-  // The first scrape loads code, which may take longer than an upload may stand still.
+  // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   const first = open(proxy.port, short('first', 40_000, from('10.0.0.1')))
   await metricIs(proxy, 'idempotency_buffered_bytes', 39_999)
@@ -129,7 +129,7 @@ void t.test('X02 one address cannot take all of limits.buffered; alone, one body
   first.destroy()
 })
 
-void t.test('X02 uploads that creep make room for others where nothing stands still', async (t) => {
+void t.test('X02 creeping uploads make room for others when none is stalled', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 800KiB, response: 8KiB, buffered: 1MiB, upload: 60s }\ntrustProxy: [127.0.0.0/8]',

@@ -18,7 +18,7 @@ interface Echo extends AsyncDisposable {
   readonly targets: string[]
 }
 
-/** Echoes messages; closes with 4001 on `bye`; refuses `/no` with 401 and `/gone` with a redirect. */
+/** Echoes messages; closes with 4001 on `bye`; refuses `/no` with 401. */
 async function echo(server: Server = createServer()): Promise<Echo> {
   const handshakes: string[][] = []
   const targets: string[] = []
@@ -70,7 +70,7 @@ const HANDSHAKE = [
 ].join('\r\n')
 
 void t.test(
-  'M10 a WebSocket passes, key or not: text, binary, subprotocol, close code and reason',
+  'M10 a WebSocket passes with its key, text, binary, subprotocol, close code and reason',
   async (t) => {
     await using upstream = await echo()
     await using proxy = await proxyBefore(upstream, {
@@ -111,24 +111,27 @@ void t.test(
   },
 )
 
-void t.test('M10 two clients at once, and the client that closes first', async (t) => {
-  await using upstream = await echo()
-  await using proxy = await proxyBefore(upstream)
-  const clients = await Promise.all(
-    ['a', 'b'].map(async (name) => {
-      const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/${name}`)
-      await once(ws, 'open')
-      ws.send(name)
-      t.equal(String((await once(ws, 'message'))[0]), name)
-      return ws
-    }),
-  )
-  for (const ws of clients) {
-    ws.close(3000, 'done')
-    const [code] = (await once(ws, 'close')) as [number]
-    t.equal(code, 3000)
-  }
-})
+void t.test(
+  'M10 two WebSocket clients at once get their own messages, and a client may close first',
+  async (t) => {
+    await using upstream = await echo()
+    await using proxy = await proxyBefore(upstream)
+    const clients = await Promise.all(
+      ['a', 'b'].map(async (name) => {
+        const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/${name}`)
+        await once(ws, 'open')
+        ws.send(name)
+        t.equal(String((await once(ws, 'message'))[0]), name)
+        return ws
+      }),
+    )
+    for (const ws of clients) {
+      ws.close(3000, 'done')
+      const [code] = (await once(ws, 'close')) as [number]
+      t.equal(code, 3000)
+    }
+  },
+)
 
 void t.test('M10 a refused handshake reaches the client as the upstream wrote it', async (t) => {
   await using upstream = await echo()
@@ -147,7 +150,7 @@ void t.test('M10 a refused handshake reaches the client as the upstream wrote it
   t.equal(raw.body.toString(), 'secret')
 })
 
-void t.test('U01 U04 no upstream, a silent one, one that breaks off: problems', async (t) => {
+void t.test('U01 U04 a handshake with an absent, silent or broken upstream gets a problem', async (t) => {
   const handshake = `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`
   await using nobody = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
   t.match(problemOf(await rawRequest(nobody.port, handshake)), { code: 'upstream_unreachable', status: 502 })
@@ -163,34 +166,37 @@ void t.test('U01 U04 no upstream, a silent one, one that breaks off: problems', 
   )
 })
 
-void t.test('X01 a client that leaves ends the upstream’s side, in the handshake and after it', async (t) => {
-  for (const answer of [
-    '',
-    'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
-  ]) {
-    const arrived = Promise.withResolvers<Socket>()
-    await using upstream = await tcpStub((socket) => {
-      socket.once('data', () => {
-        if (answer !== '') socket.write(answer)
-        arrived.resolve(socket)
+void t.test(
+  'X01 a client that leaves in the handshake or after it closes the upstream’s connection',
+  async (t) => {
+    for (const answer of [
+      '',
+      'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
+    ]) {
+      const arrived = Promise.withResolvers<Socket>()
+      await using upstream = await tcpStub((socket) => {
+        socket.once('data', () => {
+          if (answer !== '') socket.write(answer)
+          arrived.resolve(socket)
+        })
       })
-    })
-    await using proxy = await proxyBefore(upstream)
-    const client = connect(proxy.port, '127.0.0.1')
-    client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
-    const socket = await arrived.promise
-    if (answer !== '')
-      t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
-    socket.resume()
-    const closed = once(socket, 'close')
-    client.destroy()
-    await closed
-    t.pass('closed')
-  }
-})
+      await using proxy = await proxyBefore(upstream)
+      const client = connect(proxy.port, '127.0.0.1')
+      client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+      const socket = await arrived.promise
+      if (answer !== '')
+        t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
+      socket.resume()
+      const closed = once(socket, 'close')
+      client.destroy()
+      await closed
+      t.pass('closed')
+    }
+  },
+)
 
 void t.test(
-  'M10 bytes sent along with the handshake arrive; bytes behind a refused one are no request',
+  'M10 bytes sent along with a handshake arrive; bytes behind a refused one are not a request',
   async (t) => {
     const seen: string[] = []
     await using upstream = await tcpStub((socket) => {
@@ -227,7 +233,7 @@ void t.test(
   },
 )
 
-void t.test('M10 over TLS to the upstream, verified', async (t) => {
+void t.test('M10 a WebSocket passes over TLS to the upstream, verified', async (t) => {
   using good = certificate('IP:127.0.0.1')
   await using upstream = await echo(createTls({ cert: good.cert, key: good.key }))
   await using proxy = await proxyBefore(upstream, { upstream: `tls: { ca: "${good.certFile}" }` })
@@ -273,36 +279,33 @@ void t.test('M10 clients that reset their handshake at any moment do the proxy n
   socket.terminate()
 })
 
-void t.test(
-  'V10 no more tunnels than upstream.connections, in the handshake or open; the excess is 503',
-  async (t) => {
-    await using silent = await tcpStub((socket) => void socket.resume())
-    await using proxy = await proxyBefore(silent, { upstream: 'connections: 4' })
-    const ask = (): Socket => {
-      const client = connect(proxy.port, '127.0.0.1')
-      client.on('error', () => {})
-      client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
-      return client
-    }
-    const held = Array.from({ length: 4 }, ask)
-    while (silent.sockets.length < 4) await new Promise((resolve) => setTimeout(resolve, 5))
-    for (let n = 0; n < 50; n++) {
-      const client = ask()
-      const answer = await readAnswer(client)
-      client.destroy()
-      if (n > 0) continue
-      t.match(problemOf(answer), { code: 'overloaded', status: 503, retry: 'same-key' })
-      t.match(values(answer, 'retry-after'), ['1'])
-    }
-    t.equal(silent.sockets.length, 4)
-    for (const client of held) client.destroy()
-    while (!silent.sockets.every(({ destroyed }) => destroyed))
-      await new Promise((resolve) => setTimeout(resolve, 5))
-    const again = ask()
-    while (silent.sockets.length < 5) await new Promise((resolve) => setTimeout(resolve, 5))
-    again.destroy()
-  },
-)
+void t.test('V10 handshakes beyond upstream.connections get 503, until tunnels are freed', async (t) => {
+  await using silent = await tcpStub((socket) => void socket.resume())
+  await using proxy = await proxyBefore(silent, { upstream: 'connections: 4' })
+  const ask = (): Socket => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+    return client
+  }
+  const held = Array.from({ length: 4 }, ask)
+  while (silent.sockets.length < 4) await new Promise((resolve) => setTimeout(resolve, 5))
+  for (let n = 0; n < 50; n++) {
+    const client = ask()
+    const answer = await readAnswer(client)
+    client.destroy()
+    if (n > 0) continue
+    t.match(problemOf(answer), { code: 'overloaded', status: 503, retry: 'same-key' })
+    t.match(values(answer, 'retry-after'), ['1'])
+  }
+  t.equal(silent.sockets.length, 4)
+  for (const client of held) client.destroy()
+  while (!silent.sockets.every(({ destroyed }) => destroyed))
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  const again = ask()
+  while (silent.sockets.length < 5) await new Promise((resolve) => setTimeout(resolve, 5))
+  again.destroy()
+})
 
 void t.test('M10 a handshake with a Trailer line is tunnelled without it', async (t) => {
   await using server = await echo()
@@ -329,7 +332,7 @@ void t.test('V10 one address cannot take every tunnel', async (t) => {
   t.match(problemOf(await readAnswer(excess)), { code: 'overloaded', status: 503 })
   held.push(ask('127.0.0.2'))
   while (silent.sockets.length < 61) await new Promise((resolve) => setTimeout(resolve, 5))
-  // Who leaves makes room in the share.
+  // A client that leaves makes room in the share.
   held[0]?.destroy()
   while (!silent.sockets.some(({ destroyed }) => destroyed))
     await new Promise((resolve) => setTimeout(resolve, 5))

@@ -8,7 +8,7 @@ import { post, rawRequest } from '../support/raw.ts'
 import { OWN, twice } from '../support/twice.ts'
 
 void t.test(
-  'P01 P04 P14 a 201 is replayed in status, lines and bytes; order, case and number are kept',
+  'P01 P04 P14 a 201 is replayed with its status and bytes, and its lines in order, case and number',
   async (t) => {
     const { live } = await twice(
       t,
@@ -53,7 +53,7 @@ void t.test('P01 a latin1 header value keeps its bytes', async (t) => {
   t.same(values(live, 'x-name'), ['caf\xe9 \xff'])
 })
 
-void t.test('P02 all 256 byte values', async (t) => {
+void t.test('P02 a body of all 256 byte values is replayed unchanged', async (t) => {
   const bytes = Buffer.from(Array.from({ length: 1024 }, (_, i) => i % 256))
   const { live, replay } = await twice(
     t,
@@ -64,7 +64,7 @@ void t.test('P02 all 256 byte values', async (t) => {
   t.equal(digest(replay.body), digest(bytes))
 })
 
-void t.test('P03 Set-Cookie lines with commas stay lines of their own', async (t) => {
+void t.test('P03 Set-Cookie lines with commas stay separate', async (t) => {
   const cookies = [
     'a=1; Expires=Wed, 21 Oct 2026 07:28:00 GMT',
     'b=2; Expires=Thu, 22 Oct 2026 07:28:00 GMT; Path=/',
@@ -76,7 +76,7 @@ void t.test('P03 Set-Cookie lines with commas stay lines of their own', async (t
   t.same(values(replay, 'set-cookie'), cookies)
 })
 
-void t.test('P05 gzip stays gzip, with its Content-Encoding', async (t) => {
+void t.test('P05 a gzip body stays gzip, with its Content-Encoding', async (t) => {
   const packed = gzipSync('{"hello":"world"}')
   const { replay } = await twice(
     t,
@@ -86,7 +86,7 @@ void t.test('P05 gzip stays gzip, with its Content-Encoding', async (t) => {
   t.same(replay.body, packed)
 })
 
-void t.test('P06 a chunked answer has a framing of the proxy’s own', async (t) => {
+void t.test('P06 a chunked answer is replayed with a Content-Length', async (t) => {
   const { replay } = await twice(
     t,
     'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;ext="x"\r\nabc\r\n1\r\nd\r\n0\r\n\r\n',
@@ -96,7 +96,7 @@ void t.test('P06 a chunked answer has a framing of the proxy’s own', async (t)
   t.equal(replay.body.toString(), 'abcd')
 })
 
-void t.test('P07 204, 205 and 304 have no body; 204 no Content-Length', async (t) => {
+void t.test('P07 204, 205 and 304 have no body, and 204 has no Content-Length', async (t) => {
   const none = await twice(t, 'HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n')
   t.same(without(none.live, 'date', 'connection', 'keep-alive'), ['X-A', '1'])
   const zero = await twice(t, 'HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n')
@@ -106,7 +106,7 @@ void t.test('P07 204, 205 and 304 have no body; 204 no Content-Length', async (t
   t.same(values(reset.live, 'content-length'), ['0'])
   const fresh = await twice(t, 'HTTP/1.1 304 Not Modified\r\nETag: "a"\r\n\r\n')
   t.equal(fresh.live.status, 304)
-  // RFC 9110 §8.6: it tells the length of what would have been sent; not even a large one is a body.
+  // RFC 9110 §8.6: the length of what would have been sent; even a large one announces no body.
   const told = await twice(t, 'HTTP/1.1 304 Not Modified\r\nContent-Length: 99999999\r\nETag: "a"\r\n\r\n')
   t.same(values(told.live, 'content-length'), ['99999999'])
   t.same(values(told.live, 'transfer-encoding'), [])
@@ -123,7 +123,7 @@ void t.test('P08 a redirect is stored and not followed', async (t) => {
   }
 })
 
-void t.test('P09 interim answers are not stored: 103, 102, 100, and several of them', async (t) => {
+void t.test('P09 interim answers (100, 102, 103, or several of them) are not stored', async (t) => {
   for (const interim of [
     'HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n',
     'HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n',
@@ -134,7 +134,7 @@ void t.test('P09 interim answers are not stored: 103, 102, 100, and several of t
   }
 })
 
-void t.test('P12 trailers are forwarded and sent again', async (t) => {
+void t.test('P12 trailers are forwarded and replayed', async (t) => {
   for (const announced of ['', 'Trailer: X-Sum\r\n']) {
     const { live, replay } = await twice(
       t,
@@ -146,7 +146,7 @@ void t.test('P12 trailers are forwarded and sent again', async (t) => {
   }
 })
 
-void t.test('P12 trailers to a client that cannot have them: the body all the same', async (t) => {
+void t.test('P12 a client that cannot take trailers still gets the body', async (t) => {
   const bytes =
     'HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n'
   const old = post('/p', 'k', '{}').replace('HTTP/1.1', 'HTTP/1.0')
@@ -190,7 +190,7 @@ void t.test('P13 hop-by-hop lines of the request do not reach the upstream', asy
   t.equal(peer.requests.length, 2)
 })
 
-void t.test('P14 an answer without Date gets one from the proxy, once', async (t) => {
+void t.test('P14 an answer without Date gets one from the proxy, which its replay keeps', async (t) => {
   await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n')
   await using proxy = await proxyBefore(peer)
   const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
@@ -213,7 +213,7 @@ void t.test('P15 an upstream’s own Idempotent-Replayed never passes', async (t
     t.same(values(await rawRequest(proxy.port, request), 'idempotent-replayed'), [])
 })
 
-void t.test('P15 the upstream’s own word on the outcome is read and removed', async (t) => {
+void t.test('P15 the upstream’s Idempotency-Outcome is removed', async (t) => {
   const { live } = await twice(
     t,
     'HTTP/1.1 500 No\r\nIdempotency-Outcome: applied\r\nContent-Length: 0\r\n\r\n',
@@ -221,7 +221,7 @@ void t.test('P15 the upstream’s own word on the outcome is read and removed', 
   t.same(values(live, 'idempotency-outcome'), [])
 })
 
-void t.test('P01 a client of HTTP/1.0 gets the same answers', async (t) => {
+void t.test('P01 an HTTP/1.0 client gets the same answers', async (t) => {
   const { live } = await twice(
     t,
     'HTTP/1.1 200 OK\r\nX: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n',
@@ -258,7 +258,7 @@ void t.test('M03 PUT and HEAD are protected where a route says so', async (t) =>
   t.equal(peer.requests.length, 1)
 })
 
-void t.test('P01 status codes beyond the registry are passed as they are', async (t) => {
+void t.test('P01 unregistered status codes are passed unchanged', async (t) => {
   for (const status of [299, 499, 600, 999]) {
     const { live } = await twice(t, `HTTP/1.1 ${status} Odd\r\nContent-Length: 2\r\n\r\nok`, {
       routes: `{ name: r, match: { path: /p }, outcomes: { "5xx": store } }`,
