@@ -44,10 +44,10 @@ function layerOf(path: string): string {
 /** The start and the end of a process. */
 const STARTS = ['main.ts', 'compose.ts', 'drain.ts']
 
-/** Ports and values that everybody may name; the adapters behind them are main's to choose. */
+/** Ports and values that every module may import; main chooses the adapters behind them. */
 const PORTS = new Set(['store/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
 
-/** What the modules of a layer may import of the others, beside core and runtime: layers, or single modules. */
+/** What the modules of a layer may import from others, besides core and runtime: layers, or single modules. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   core: [],
   runtime: [],
@@ -57,7 +57,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   // What a key file may hold is known where it is used, and checked when the configuration is read.
   config: ['credentials/key-text.ts'],
   protect: [...PORTS],
-  // Decides beside traffic that passes, by the steps of the guard.
+  // Decides alongside traffic that it does not touch, by the steps of the guard.
   shadow: ['protect', ...PORTS],
   reconcile: ['protect/outcomes.ts', ...PORTS],
   admin: [
@@ -69,7 +69,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'observe/audit.ts',
     'observe/history.ts',
   ],
-  // What clients of the API and its developers are told; descriptions of theirs.
+  // Descriptions for clients of the API and its developers.
   describe: ['config'],
   http: ['protect', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
@@ -83,7 +83,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'upstream/port.ts',
     'config/config.ts',
   ],
-  // What was read anew, compared with what is in force.
+  // Compares the configuration that was read again with the one in force.
   reload: ['compose', 'config'],
   drain: ['compose', 'http', 'protect'],
   main: ['compose', 'drain', 'reload', 'http', 'config', 'observe', 'version'],
@@ -100,16 +100,16 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'observe',
     'version',
   ],
-  // Of main its `serve` alone; the rest look from outside.
+  // From main only `serve`; the rest look from outside.
   commands: ['main', 'admin', 'protect/outcomes.ts', 'describe', 'store', 'config', 'observe', 'version'],
   cli: ['commands'],
   version: [],
 }
 
-void t.test('every file of src is seen', async (t) => {
+void t.test('the scan finds every import, and every file of src is imported or an entry point', async (t) => {
   t.ok(modules.length > 30, `${modules.length} modules`)
   const imports = modules.reduce((sum, { own }) => sum + own.length, 0)
-  t.ok(imports > 100, `${imports} arrows`)
+  t.ok(imports > 100, `${imports} imports`)
   const paths = new Set(modules.map(({ path }) => path))
   for (const { path, own } of modules)
     for (const target of own) if (!paths.has(target)) t.fail(`${path} imports ${target}, which is not there`)
@@ -118,12 +118,12 @@ void t.test('every file of src is seen', async (t) => {
   t.strictSame(
     [...paths].filter((path) => !seen.has(path)),
     [],
-    'no module that nobody imports',
+    'no module is unused',
   )
 })
 
 void t.test(
-  'arrows point one way: core ← {store, upstream, config} ← protect ← http ← main, cli',
+  'imports point one way: core ← {store, upstream, config} ← protect ← http ← main, cli',
   async (t) => {
     const wrong = modules.flatMap(({ path, own }) => {
       const layer = layerOf(path)
@@ -192,18 +192,18 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   )
 })
 
-void t.test('of the commands serve alone starts a proxy', async (t) => {
+void t.test('only the command serve starts a proxy', async (t) => {
   t.strictSame(
     modules.filter(({ own }) => own.includes('main.ts')).map(({ path }) => path),
     ['commands/serve.ts'],
   )
 })
 
-void t.test('no rings of imports, no barrels, no utils', async (t) => {
+void t.test('no import cycles, no barrels, no utils', async (t) => {
   const byPath = new Map(modules.map((module) => [module.path, module]))
   const done = new Set<string>()
   const visit = (path: string, trail: readonly string[]): void => {
-    if (trail.includes(path)) t.fail(`a ring: ${[...trail, path].join(' → ')}`)
+    if (trail.includes(path)) t.fail(`a cycle: ${[...trail, path].join(' → ')}`)
     else if (!done.has(path))
       for (const target of byPath.get(path)?.own ?? []) visit(target, [...trail, path])
     done.add(path)
@@ -219,7 +219,7 @@ void t.test('no rings of imports, no barrels, no utils', async (t) => {
   }
 })
 
-// A file is one idea. Longer ones rarely are; a lower bound made fragments of ideas.
+// A file is one idea. Longer ones rarely are; a lower limit made fragments of ideas.
 void t.test('a source file has at most 500 lines', async (t) => {
   const long = modules.map(({ path, text }) => [path, text.trimEnd().split('\n').length] as const)
   t.strictSame(
@@ -228,12 +228,12 @@ void t.test('a source file has at most 500 lines', async (t) => {
   )
 })
 
-void t.test('src/version.ts equals package.json', async (t) => {
+void t.test('src/version.ts has the version of package.json', async (t) => {
   t.equal(VERSION, JSON.parse(readFileSync(join(ROOT, 'package.json'), 'utf8')).version)
 })
 
 void t.test(
-  'no absolute path of a machine and no registry but the public one in tracked files',
+  'tracked files name no absolute path of a machine and no registry but the public one',
   async (t) => {
     const git = (...args: string[]): string[] =>
       execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
@@ -262,7 +262,7 @@ void t.test(
 )
 
 void t.test(
-  "Node's http is not imported but for its types: its face as a module loads Node's own undici, 25 ms of each start",
+  "node:http is imported for its types only: as a module it loads Node's own undici, 25 ms of each start",
   async (t) => {
     const values = /^import (?!type )[^'"]*['"]node:http['"]/m
     t.ok(values.test("import { Server } from 'node:http'"))

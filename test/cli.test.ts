@@ -38,14 +38,14 @@ async function run(
 }
 
 void t.test(
-  'the help of all names the commands, and each answers --help (test/commands/usage.test.ts)',
+  '--help names the commands and options, and works after a command too (test/commands/usage.test.ts)',
   async (t) => {
     const ways = [['--help'], ['-h'], ['serve', '--help'], ['check', '--help'], ['--config', 'x', '--help']]
     const runs = await Promise.all(ways.map(async (args) => ({ args, ...(await run(args)) })))
     for (const { args, code, out, err } of runs) {
       t.strictSame([code, err], [0, ''], args.join(' '))
       for (const word of ['--config', '--upstream', '--listen', '--store'])
-        t.ok(out.includes(word), `${args.join(' ')} tells of ${word}`)
+        t.ok(out.includes(word), `${args.join(' ')} mentions ${word}`)
     }
     for (const word of [
       'check',
@@ -126,7 +126,7 @@ void t.test('check lists all errors at once, each with file, line and column, an
   t.equal(missing.code, 1)
   t.match(missing.err, /none\.yaml/)
   t.notMatch(missing.err, /\n\s+at /, 'no stack')
-  t.equal((await run(['--config', dir])).code, 1, 'a folder is no file')
+  t.equal((await run(['--config', dir])).code, 1, 'a folder is not a file')
 })
 
 async function listener(t: Test): Promise<number> {
@@ -150,7 +150,7 @@ function fatal(t: Test, { code, out, err }: Run): string {
   return last?.msg ?? ''
 }
 
-void t.test('an address that is in use: a clear sentence, exit 1', async (t) => {
+void t.test('an address in use fails the start with a clear sentence, exit 1', async (t) => {
   const dir = tempDir(t)
   const port = await listener(t)
   const settings = 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "memory:" }\n'
@@ -170,7 +170,7 @@ void t.test('an address that is in use: a clear sentence, exit 1', async (t) => 
 })
 
 void t.test(
-  'V02 on a shared store without a service every command says the same sentence, exit 1',
+  'V02 on a shared store without a service every command fails with the same sentence, exit 1',
   async (t) => {
     const file = join(tempDir(t), 'proxy.yaml')
     writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
@@ -187,7 +187,7 @@ void t.test(
   },
 )
 
-void t.test('an embedded store that cannot be opened: a clear sentence, exit 1', async (t) => {
+void t.test('an unopenable embedded store fails the start with a clear sentence, exit 1', async (t) => {
   const dir = tempDir(t)
   const serve = (store: string) =>
     run(['--upstream', 'http://127.0.0.1:3000', '--listen', '127.0.0.1:0', '--store', store], { cwd: dir })
@@ -202,7 +202,7 @@ void t.test('an embedded store that cannot be opened: a clear sentence, exit 1',
   if (process.getuid?.() !== 0) t.match(fatal(t, await serve('sqlite:locked.db')), /locked\.db/)
 })
 
-void t.test('a TLS file that cannot be read: a clear sentence, exit 1', async (t) => {
+void t.test('an unreadable TLS file fails the start with a clear sentence, exit 1', async (t) => {
   const dir = tempDir(t)
   const file = configFile(dir, `upstream: { url: "https://127.0.0.1:1", tls: { ca: ${dir}/none.pem } }`)
   const { code, out, err } = await run(['--config', file])
@@ -211,7 +211,7 @@ void t.test('a TLS file that cannot be read: a clear sentence, exit 1', async (t
   t.notMatch(`${out}${err}`, /\n\s+at /)
 })
 
-void t.test('with only --upstream it runs on the embedded store, and flags go over the file', async (t) => {
+void t.test('with only --upstream it runs on the embedded store; flags override the file', async (t) => {
   const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
   t.teardown(() => upstream[Symbol.asyncDispose]())
   const dir = tempDir(t)
@@ -231,7 +231,7 @@ void t.test('with only --upstream it runs on the embedded store, and flags go ov
     }),
   )
   t.equal(listening.store, 'sqlite')
-  // What people send to reload must not end it in mid-request.
+  // The signal that people send for a reload must not end it in mid-request.
   child.kill('SIGHUP')
   const key = newKey()
   t.equal((await send(listening, key)).status, 201)
@@ -254,7 +254,7 @@ void t.test('with only --upstream it runs on the embedded store, and flags go ov
   t.equal((await send(proxy, newKey())).status, 201)
 })
 
-void t.test('logs: one JSON line per protected request, with what happened to it', async (t) => {
+void t.test('the log has one JSON line per protected request, with what happened to it', async (t) => {
   const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
   t.teardown(() => upstream[Symbol.asyncDispose]())
   const file = configFile(tempDir(t), `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\n`)
@@ -282,7 +282,7 @@ void t.test('logs: one JSON line per protected request, with what happened to it
     { outcome: 'misuse', status: 422 },
     { method: 'PATCH', outcome: 'key_invalid', status: 400, record: null },
   ])
-  t.equal(lines().length, 4, 'what passes through is not a protected request')
+  t.equal(lines().length, 4, 'a pass-through request has no such line')
   const { instance } = JSON.parse(misuse.body) as { instance: string }
   for (const line of lines().slice(0, 3)) {
     t.equal(line['record'], instance.slice(0, 12))

@@ -32,7 +32,7 @@ function rows(file: string): string[][] {
     )
 }
 
-t.test('docs/errors.md lists every answer of the proxy with its status and advice, in order', async (t) => {
+t.test('docs/errors.md lists every refusal of the proxy with its status and advice, in order', async (t) => {
   const told = rows('docs/errors.md').map(([code, status, retry]) => [code, Number(status), retry])
   const known = Object.entries(REFUSALS).map(([code, { status, retry }]) => [code, status, retry])
   t.same(told, known)
@@ -78,13 +78,13 @@ t.test('the index of the decisions lists every page under its title', async (t) 
   )
 })
 
-t.test('docs/configuration.md is what the rows say', async (t) => {
+t.test('docs/configuration.md has the generated tables', async (t) => {
   const text = readFileSync(new URL('../docs/configuration.md', import.meta.url), 'utf8')
   t.match(text, /^# /, 'it is not empty')
   t.equal(text, withTables(text), 'run: node scripts/docs.ts')
 })
 
-t.test('docs/reload.md names everything whose change is not live', async (t) => {
+t.test('docs/reload.md names every property whose change is not live', async (t) => {
   const told = rows('docs/reload.md').flatMap(([properties = '', effect]) =>
     effect === 'restart' || effect === 'identifies' ? properties.split(', ').map((one) => [one, effect]) : [],
   )
@@ -138,7 +138,7 @@ t.test('the configurations that documents show are accepted', async (t) => {
   t.equal(seen, 12)
 })
 
-t.test('the documents that others point to are there', async (t) => {
+t.test('the main documents exist and are not stubs', async (t) => {
   for (const file of [
     'README.md',
     'docs/ARCHITECTURE.md',
@@ -149,7 +149,7 @@ t.test('the documents that others point to are there', async (t) => {
     t.ok(readFileSync(new URL(`../${file}`, import.meta.url), 'utf8').length > 500, file)
 })
 
-t.test('docs/ARCHITECTURE.md names every folder of src, and only files that are there', async (t) => {
+t.test('docs/ARCHITECTURE.md names every folder of src, and only files that exist', async (t) => {
   const source = new URL('../src/', import.meta.url)
   const page = readFileSync(new URL('../docs/ARCHITECTURE.md', import.meta.url), 'utf8')
   const named = page.matchAll(/(?<![\w/.])(?:src\/)?([a-z][a-z/-]*\.ts)\b/g)

@@ -23,7 +23,7 @@ const DOCUMENTS = [
 ]
 const GUIDES = DOCUMENTS.filter((file) => file.startsWith('docs/guides/'))
 
-/** What a heading is called in links, as GitHub does it. */
+/** The anchor of a heading, as GitHub makes it. */
 function anchorOf(heading: string): string {
   return heading
     .toLowerCase()
@@ -36,7 +36,7 @@ function anchorsIn(file: string): Set<string> {
   return new Set([...text.matchAll(/^#+ (.*)$/gm)].map(([, heading = '']) => anchorOf(heading)))
 }
 
-void t.test('every link between documents leads somewhere', async (t) => {
+void t.test('every link between documents resolves', async (t) => {
   t.ok(GUIDES.length >= 11, `${GUIDES.length} guides`)
   let seen = 0
   for (const file of DOCUMENTS)
@@ -61,7 +61,7 @@ void t.test('every guide is in the list of guides', async (t) => {
   t.match(read('README.md'), 'docs/guides/README.md')
 })
 
-void t.test('every document is in the index of documents, every decision in that of decisions', async (t) => {
+void t.test('every document is in docs/README.md, and every decision in docs/adr/README.md', async (t) => {
   const index = read('docs/README.md')
   const decisions = read('docs/adr/README.md')
   for (const file of DOCUMENTS) {
@@ -81,7 +81,7 @@ void t.test('every document is in the index of documents, every decision in that
   for (const link of ['docs/README.md', 'docs/adr/README.md']) t.ok(start.includes(`](${link})`), link)
 })
 
-void t.test('the whole configurations that guides show are accepted', async (t) => {
+void t.test('complete configurations in guides are accepted', async (t) => {
   let seen = 0
   for (const file of GUIDES)
     for (const [, yaml = ''] of read(file).matchAll(/```yaml\n(.*?)```/gs)) {
@@ -93,7 +93,7 @@ void t.test('the whole configurations that guides show are accepted', async (t) 
   t.ok(seen >= 2, `${seen} configurations`)
 })
 
-void t.test('what guides show as YAML is YAML, but for templates', async (t) => {
+void t.test('YAML in guides parses, templates aside', async (t) => {
   for (const file of GUIDES)
     for (const [, yaml = ''] of read(file).matchAll(/```yaml\n(.*?)```/gs)) {
       if (yaml.includes('{{')) continue
@@ -157,7 +157,7 @@ const GIVEN_UP: Readonly<Record<string, readonly string[]>> = {
   ],
 }
 
-void t.test('every setting that gives the promise up is told, and warned of at start', async (t) => {
+void t.test('every setting that gives the promise up is documented, and warned of at start', async (t) => {
   const document = read('docs/guides/not-promised.md')
   const start = document.indexOf('## By what you configured')
   const table = document.slice(start, document.indexOf('## By time'))
@@ -182,7 +182,7 @@ ${scope}    ${route}
   for (const route of Object.values(GIVEN_UP).flat()) t.ok(warnings(route).length > 0, route)
 })
 
-void t.test('the tests that the threat model names are there', async (t) => {
+void t.test('the tests that the threat model names exist', async (t) => {
   const all = readdirSync(new URL('.', import.meta.url), { recursive: true, encoding: 'utf8' })
   let seen = 0
   for (const row of read('SECURITY.md').matchAll(/^\| [^|]* \| [^|]* \| ([^|]*) \|/gm))

@@ -1,15 +1,15 @@
 import t from 'tap'
 import { firstExecution } from './support/road.ts'
 
-/** So many at most: who adds one to the road of every request should have to say so. */
+/** At most. Whoever adds one to the path of every request should have to say so here. */
 // The 47th is store/phases.ts: a claim asks whether a migration has gone past this replica (docs/adr/0101).
 const MODULES = 47
 const ASYNC_FUNCTIONS = 3
 
-void t.test('the road of a first execution on Redis', async (t) => {
+void t.test('a first execution on Redis takes few modules and async functions', async (t) => {
   const modules = await firstExecution()
   const names = modules.map(({ path }) => path)
-  t.ok(names.includes('protect/guard.ts') && names.includes('store/redis.ts'), 'the road was seen')
+  t.ok(names.includes('protect/guard.ts') && names.includes('store/redis.ts'), 'the path was recorded')
   t.ok(modules.length <= MODULES, `at most ${MODULES} modules: ${names.length}, ${names.join(', ')}`)
   const asyncs = modules.flatMap(({ path, functions }) =>
     functions.filter(({ isAsync }) => isAsync).map(({ name }) => `${path} ${name}`),

@@ -59,7 +59,7 @@ function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
       const decided = lastOf(record, 'resolved')
       return [
         decided?.detail['outcome'] === 'retryable'
-          ? `It counts as not executed, as ${decider(decided)} decided.`
+          ? `It counts as not executed, as ${decider(decided)}.`
           : `It counts as not executed${why}.`,
         attempts > 1 && `It was attempted ${times(attempts)}.`,
         earlier(record),
@@ -71,7 +71,7 @@ function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
         mayBeMore
           ? `It was sent upstream ${sent(record, true)} and may have been done each time.`
           : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
-        leaseUntil !== null && `Its owner fell silent; the lease lapsed at ${leaseUntil}.`,
+        leaseUntil !== null && `Its owner fell silent; the lease expired at ${leaseUntil}.`,
         earlier(record),
         asked(record),
       ]
@@ -82,9 +82,9 @@ function executed(record: Unexplained, mayBeMore: boolean): string {
   const decided = lastOf(record, 'resolved')
   const often = sent(record, mayBeMore)
   if (decided?.detail['outcome'] === 'completed')
-    return `It was done, as ${decider(decided)} decided; it was sent upstream ${often}.`
+    return `It was done, as ${decider(decided)}; it was sent upstream ${often}.`
   if (lastOf(record, 'reconciled')?.detail['result'] === 'completed')
-    return `It was done, as the upstream said when asked; it was sent upstream ${often}.`
+    return `It was done, according to the upstream; it was sent upstream ${often}.`
   if (mayBeMore) return `It was executed at least once, and sent upstream ${often}.`
   return record.attempts === 1
     ? 'It was executed once.'
@@ -100,17 +100,17 @@ function sent({ attempts, shadowed }: Unexplained, mayBeMore: boolean): string {
 function answer({ state, response, expiresAt }: Unexplained, route: RouteFacts | null): Sentence[] {
   if (state !== 'completed' || response === null) return []
   const { status, size, notKept, bodyUntil } = response
-  const gone = notKept === 'past_ttl' ? 'its body was dropped after ttl.body' : 'its body was not kept'
-  const kept = size === null ? gone : `${counted(size, 'byte is', 'bytes are')} kept`
+  const gone = notKept === 'past_ttl' ? 'its body was dropped after ttl.body' : 'its body was not stored'
+  const kept = size === null ? gone : `${counted(size, 'byte is', 'bytes are')} stored`
   return [
-    `The answer was ${status}; ${kept}.`,
+    `The response was ${status}; ${kept}.`,
     isOpen(route)
-      ? `The answer is kept until ${expiresAt}; only mode enforce replays it.`
+      ? `The response is stored until ${expiresAt}; only mode enforce replays it.`
       : size === null
-        ? `Retries are told that it was done until ${expiresAt}.`
+        ? `Until ${expiresAt}, retries get 409 with the original status.`
         : bodyUntil === null
           ? `Retries get it until ${expiresAt}.`
-          : `Retries get it until ${bodyUntil}, and are told that it was done until ${expiresAt}.`,
+          : `Retries get it until ${bodyUntil}, then 409 with the original status until ${expiresAt}.`,
   ]
 }
 
@@ -119,7 +119,7 @@ function earlier({ attempts, history }: Unexplained): Sentence {
   if (attempts === 1) return false
   const blind = history.some(({ event, detail }) => event !== 'resolved' && detail['before'] === 'unknown')
   return blind
-    ? 'An attempt was made while the outcome of the one before was unknown (onLeaseExpired: retry): it may have been executed more than once.'
+    ? 'An attempt was made while the outcome of the previous one was unknown (onLeaseExpired: retry), so it may have been executed more than once.'
     : 'Every earlier attempt counted as not executed; the history says why.'
 }
 
@@ -155,8 +155,8 @@ function inShadow({ shadowed }: Unexplained): Sentence[] {
   const { duplicates: more, misuse } = shadowed
   return [
     more === 0
-      ? 'It was forwarded in shadow mode, which executes duplicates, too; the history shows none.'
-      : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode and may have been executed, too; there may be more.`,
+      ? 'It was forwarded in shadow mode, which also executes duplicates; the history shows none.'
+      : `${counted(more, 'duplicate was', 'duplicates were')} forwarded in shadow mode and may also have been executed; there may be more.`,
     misused(misuse, 'forwarded in shadow mode'),
   ]
 }
@@ -177,7 +177,7 @@ function caveats({ route: name, history }: Unexplained, route: RouteFacts | null
 
 function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
   const { state, expiresAt, leaseUntil, shadowed } = record
-  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed in any case.`
+  const executes = `The route is in mode ${route?.mode}, so a retry with the same key is executed anyway.`
   switch (state) {
     case 'completed':
     case 'expired':
@@ -197,11 +197,11 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
     case 'unknown':
       return [
         whoDecides(record, route),
-        'Find out at the upstream whether it was done, then resolve the record.',
+        'Find out from the upstream whether it was done, then resolve the record.',
         isOpen(route)
           ? executes
           : retryExecutes(record, route)
-            ? 'The route says onLeaseExpired: retry, so the next retry executes it in any case.'
+            ? 'The route has onLeaseExpired: retry, so the next retry executes it anyway.'
             : 'Until then retries are refused, and a new key is not safe.',
         `If nobody decides, the record is dropped at ${expiresAt}.`,
       ]
@@ -234,8 +234,7 @@ export function describeEvent(
   detail: HistoryView['detail'],
 ): Pick<HistoryView, 'text' | 'mood'> {
   if (event === 'resolved') {
-    const who =
-      detail['what'] === 'outcome' ? 'A report from outside' : (wordOf(detail, 'by') ?? 'An operator')
+    const who = detail['what'] === 'outcome' ? 'An outside report' : (wordOf(detail, 'by') ?? 'An operator')
     const not = detail['outcome'] === 'completed' ? '' : ' not'
     return { text: `${who} decided: it was${not} done`, mood: 'neutral' }
   }
@@ -257,8 +256,8 @@ function wordOf(detail: HistoryView['detail'], name: string): string | null {
 }
 
 function decider({ detail }: Entry): string {
-  const by = wordOf(detail, 'by') ?? 'somebody'
-  return detail['what'] === 'outcome' ? `${by} reported and the proxy` : by
+  const by = wordOf(detail, 'by') ?? 'someone'
+  return `${detail['what'] === 'outcome' ? 'reported' : 'decided'} by ${by}`
 }
 
 function lastOf({ history }: Unexplained, event: string): Entry | undefined {

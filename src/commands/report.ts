@@ -120,10 +120,10 @@ function shadowText({ since, now, first, last, lines, unreadable, shadow }: Shad
       `${counted(lines, 'line')} of shadow mode in that time${first === null ? '' : `; the log has lines from ${first} to ${last}`}.`,
       ...(first === null ? ['No line has a time: is it a proxy log in JSON lines (log.format: json)?'] : []),
       ...(first !== null && first > since
-        ? [`It begins at ${first}: nothing is known of the time before.`]
+        ? [`It begins at ${first}: nothing is known about the time before.`]
         : []),
       ...(unreadable === 0 ? [] : [`${counted(unreadable, 'line')} of shadow mode cannot be read.`]),
-      'Only logged requests count: use the logs of all replicas, at log.level info or below. Two lines of one request in two files count twice.',
+      'Only logged requests count: use the logs of all replicas, at log.level info or below. A request logged in two files counts twice.',
     ],
   }
 }

@@ -16,7 +16,7 @@ interface Row {
 interface RequestRow extends Row {
   /** `served`: answered by the upstream, now or earlier. `client`, `error`: the side that has to fix something. */
   readonly group: 'served' | 'duplicate' | 'client' | 'error'
-  /** The answer to a retry that was not executed again. */
+  /** How such a retry was answered; absent if the request was executed or refused. */
   readonly retry?: string
   /** Whether a route's settings allow it; if absent, it can happen on every protected route. */
   readonly when?: (policy: RoutePolicy) => boolean
@@ -41,18 +41,18 @@ export const REQUEST_OUTCOMES = requests({
     says: 'A retry received the stored response',
     group: 'served',
     mood: 'good',
-    retry: 'with the stored answer',
+    retry: 'with the stored response',
   },
   in_progress: {
     says: 'A duplicate arrived while the first request was running',
     group: 'duplicate',
-    retry: 'that it is still running',
+    retry: 'as still running',
   },
   waited: {
     says: 'A duplicate waited for the first request and received its response',
     group: 'served',
     mood: 'good',
-    retry: 'with the stored answer, after waiting for it',
+    retry: 'with the stored response after waiting for it',
     when: ({ inFlight }) => inFlight.mode === 'wait',
   },
   misuse: { says: 'Refused: the key was first used for a different request', group: 'client', mood: 'bad' },
@@ -66,17 +66,17 @@ export const REQUEST_OUTCOMES = requests({
     says: 'A retry was told that the outcome is unknown',
     group: 'duplicate',
     mood: 'bad',
-    retry: 'that the outcome is unknown',
+    retry: 'as unknown',
   },
   response_unavailable: {
     says: 'A retry was told that the request is done; its response was not kept',
     group: 'error',
-    retry: 'that it was done, without the answer',
+    retry: 'as done, without the response',
   },
   expired: {
     says: 'A retry was told that the key has expired',
     group: 'duplicate',
-    retry: 'that it was done, and the answer is no longer kept',
+    retry: 'as done, with the response no longer stored',
     when: ({ tombstone }) => tombstone > 0,
   },
   store_unavailable: { says: 'Refused: the store was unavailable', group: 'error', mood: 'bad' },

@@ -13,7 +13,7 @@ t.setTimeout(120_000)
 
 const EXAMPLE = fileURLToPath(new URL('../../examples/cooperative-upstream/proxy.yaml', import.meta.url))
 
-/** Starts the example's proxy; again on the same store. */
+/** Starts the example's proxy, each time on the same store. */
 function starter(t: Test, upstream: CooperativeUpstream): () => Promise<ChildProxy> {
   const dir = tempDir(t)
   return () =>
@@ -32,7 +32,7 @@ function charge(proxy: { readonly url: string }, key: string, headers = {}): Pro
   return send(proxy, key, { ...CHARGES, headers })
 }
 
-/** The retry that is executed once the lease is over. */
+/** Retries until the lease is over and the retry is executed. */
 async function answered(proxy: ChildProxy, key: string): Promise<Reply> {
   let last: Reply | null = null
   await until(async () => (last = await charge(proxy, key)).status !== 409)
@@ -55,11 +55,11 @@ async function attempt(
   return response.status
 }
 
-void t.test('an older attempt than the highest one seen is refused, of this record only', async (t) => {
+void t.test('an attempt is refused once a newer one of its record was seen', async (t) => {
   await using upstream = await startCooperativeUpstream()
   t.equal(await attempt(upstream, 'r-1', 7), 201)
   t.equal(await attempt(upstream, 'r-1', 6), 409)
-  t.equal(await attempt(upstream, 'r-1', 7), 409, 'nor the same one twice')
+  t.equal(await attempt(upstream, 'r-1', 7), 409, 'and so is the same one again')
   t.equal(await attempt(upstream, 'r-2', 6), 201)
   t.equal(await attempt(upstream, 'r-1', 8), 201)
   t.same(
@@ -69,7 +69,7 @@ void t.test('an older attempt than the highest one seen is refused, of this reco
   t.equal(upstream.charges(), 2)
 })
 
-void t.test('L09 a paused attempt comes back after a newer one and does nothing', async (t) => {
+void t.test('L09 a paused attempt that resumes after a newer one does nothing', async (t) => {
   await using upstream = await startCooperativeUpstream()
   const start = starter(t, upstream)
   await using doomed = await start()
@@ -95,7 +95,7 @@ void t.test('L09 a paused attempt comes back after a newer one and does nothing'
   t.same([replay.status, replay.body, replay.replayed], [201, made.body, true])
 })
 
-void t.test('what a newer attempt called not applied is not done by an older one afterwards', async (t) => {
+void t.test('after a newer attempt said not-applied, an older one does nothing', async (t) => {
   await using upstream = await startCooperativeUpstream()
   const { opened, open } = gate()
   const paused = upstream.pauseNext('before the commit', opened)
@@ -106,7 +106,11 @@ void t.test('what a newer attempt called not applied is not done by an older one
   t.equal(await older, 409)
   t.equal(upstream.charges(), 0)
   t.equal(await attempt(upstream, 'r-1', 3), 201)
-  t.equal(await attempt(upstream, 'r-1', 4, 'locked'), 201, 'what was done is not called undone')
+  t.equal(
+    await attempt(upstream, 'r-1', 4, 'locked'),
+    201,
+    'a charge that was made is not called not-applied',
+  )
   t.same(
     upstream.log.map(({ result }) => result),
     ['refused', 'stale', 'charged', 'found'],
@@ -114,7 +118,7 @@ void t.test('what a newer attempt called not applied is not done by an older one
   t.equal(upstream.charges(), 1)
 })
 
-void t.test('an attempt that finished without anybody knowing is found by the next one', async (t) => {
+void t.test('the next attempt finds one that finished unnoticed', async (t) => {
   await using upstream = await startCooperativeUpstream()
   const start = starter(t, upstream)
   await using doomed = await start()
@@ -137,38 +141,35 @@ void t.test('an attempt that finished without anybody knowing is found by the ne
   t.equal(upstream.charges(), 1)
 })
 
-void t.test(
-  'Idempotency-Outcome decides where the status says something else, and is not passed on',
-  async (t) => {
-    await using upstream = await startCooperativeUpstream()
-    await using proxy = await starter(t, upstream)()
-    const results = (): string[] => upstream.log.map(({ result }) => result)
+void t.test('Idempotency-Outcome overrides the status, and is not passed on', async (t) => {
+  await using upstream = await startCooperativeUpstream()
+  await using proxy = await starter(t, upstream)()
+  const results = (): string[] => upstream.log.map(({ result }) => result)
 
-    for (const [demo, status] of [
-      ['maintenance', 503],
-      ['locked', 409],
-    ] as const) {
-      const key = newKey()
-      const before = results().length
-      const first = await charge(proxy, key, { 'x-demo': demo })
-      t.same([first.status, first.headers.get('idempotency-outcome'), first.code], [status, null, null])
-      const second = await charge(proxy, key)
-      t.same([second.status, second.replayed], [201, false], `${demo}: the key was free`)
-      t.same(results().slice(before), ['refused', 'charged'])
-    }
-
+  for (const [demo, status] of [
+    ['maintenance', 503],
+    ['locked', 409],
+  ] as const) {
     const key = newKey()
-    const first = await charge(proxy, key, { 'x-demo': 'receipt-fails' })
-    t.same([first.status, first.headers.get('idempotency-outcome')], [500, null])
+    const before = results().length
+    const first = await charge(proxy, key, { 'x-demo': demo })
+    t.same([first.status, first.headers.get('idempotency-outcome'), first.code], [status, null, null])
     const second = await charge(proxy, key)
-    t.same([second.status, second.replayed, second.body], [500, true, first.body], 'stored')
-    t.equal(second.headers.get('idempotency-outcome'), null)
-    t.equal(upstream.charges(), 3)
-  },
-)
+    t.same([second.status, second.replayed], [201, false], `${demo}: the key was free`)
+    t.same(results().slice(before), ['refused', 'charged'])
+  }
+
+  const key = newKey()
+  const first = await charge(proxy, key, { 'x-demo': 'receipt-fails' })
+  t.same([first.status, first.headers.get('idempotency-outcome')], [500, null])
+  const second = await charge(proxy, key)
+  t.same([second.status, second.replayed, second.body], [500, true, first.body], 'stored')
+  t.equal(second.headers.get('idempotency-outcome'), null)
+  t.equal(upstream.charges(), 3)
+})
 
 void t.test(
-  'docs/cooperative-upstreams.md: what each status becomes, with and without the header',
+  'docs/cooperative-upstreams.md says what each status becomes, with and without the header',
   async (t) => {
     const table = file('docs/cooperative-upstreams.md')
       .split('\n')
@@ -198,7 +199,7 @@ defaults: { profile: strict, scope: { caller: "header:authorization" } }`,
 )
 
 void t.test(
-  'M08 the record id is the one of the log and of problem answers; a client cannot choose it',
+  'M08 the upstream gets the record id of the log and of problems; a client cannot choose it',
   async (t) => {
     await using upstream = await startCooperativeUpstream()
     await using proxy = await starter(t, upstream)()

@@ -10,10 +10,10 @@ import { upstreamCutter } from './upstream-cutter.ts'
 
 t.setTimeout(240_000)
 
-/** Scenarios of a client at a time: they mostly wait for the pauses between its tries. */
+/** How many scenarios of a client run at once: they mostly wait between its tries. */
 const widthOf = ({ costly }: RealClient): number => (costly ? 6 : 200)
 
-/** A short lease makes `Retry-After` short: clients that obey it would wait for half a minute. */
+/** A short lease makes `Retry-After` short: clients that obey it would otherwise wait for half a minute. */
 function proxyOn(store: string, upstream: string, lease = '5s'): Promise<TestProxy> {
   return proxyInProcess(
     `upstream: { url: "${upstream}" }
@@ -23,7 +23,7 @@ routes: [{ name: charges, match: { methods: [POST], path: /v1/charges }, key: re
   )
 }
 
-/** Every `step`-th byte of an exchange, from before the first to behind the last, ended in both ways by turns. */
+/** Cuts at every `step`-th byte of an exchange, from before the first to after the last, by reset and end in turn. */
 function cutsOf({ up, down }: { readonly up: Buffer; readonly down: Buffer }, step: number): Cut[] {
   const cuts: Cut[] = []
   for (const [way, { length }] of [
@@ -37,7 +37,7 @@ function cutsOf({ up, down }: { readonly up: Buffer; readonly down: Buffer }, st
   return cuts
 }
 
-/** What a client was told must be what happened; null where it was. */
+/** How what the client was told differs from what happened; null where it does not. */
 function lie(api: ChargesApi, key: string, ended: Ended): string | null {
   const made = api.under(key)
   if (made.length > 1) return `${made.length} charges`
@@ -46,7 +46,7 @@ function lie(api: ChargesApi, key: string, ended: Ended): string | null {
   return null
 }
 
-/** What went wrong, of how many. */
+/** What went wrong, in how many cuts. */
 interface Report {
   readonly wrong: readonly string[]
   readonly cuts: number
@@ -54,7 +54,7 @@ interface Report {
 
 const CAN_RUN = REAL_CLIENTS.filter(({ skip }) => skip === false)
 
-/** Begins the scenarios of all clients at once. */
+/** Starts the scenarios of all clients at once. */
 function begin(run: (client: RealClient) => Promise<Report>): Map<RealClient, Promise<Report>> {
   const reports = new Map(CAN_RUN.map((client) => [client, run(client)]))
   for (const report of reports.values()) report.catch(() => {})
@@ -70,7 +70,7 @@ async function tell(t: Test, reports: Map<RealClient, Promise<Report>>): Promise
     })
 }
 
-/** Between client and proxy: whatever is cut, the client has its charge in the end, and it is the only one. */
+/** Cuts between client and proxy: in the end the client has its charge, and it is the only one. */
 async function cutTheClient(client: RealClient, store: string, step: number, times = 1): Promise<Report> {
   await using api = await startChargesApi()
   await using proxy = await proxyOn(store, api.url)
@@ -89,7 +89,7 @@ async function cutTheClient(client: RealClient, store: string, step: number, tim
     const lied = lie(api, key, ended)
     if (lied !== null) say(lied)
     if (ended.kind !== 'charged') return void say(JSON.stringify(ended))
-    // Without a whole request nothing was claimed; where the answer was on its way, the charge had been made.
+    // Without a complete request nothing was claimed; where the response was on its way, the charge had been made.
     const delivered = cut.way === 'down' && cut.after === down.length
     const undecided = cut.way === 'up' && cut.after === up.length
     const replayed = cut.way === 'down' && !delivered
@@ -102,7 +102,7 @@ async function cutTheClient(client: RealClient, store: string, step: number, tim
   return { wrong, cuts: cuts.length }
 }
 
-/** Between proxy and API: what was done is not known, the client is told so, and nobody charges again. */
+/** Cuts between proxy and API: the outcome is unknown, the client is told so, and nothing is charged again. */
 async function cutTheUpstream(client: RealClient, step: number): Promise<Report> {
   await using api = await startChargesApi()
   await using wire = await upstreamCutter(api.port)
@@ -138,7 +138,7 @@ const upstreamCuts = begin((client) =>
   cutTheUpstream(client, client.costly ? 79 : client.name === 'stripe' ? 1 : 9),
 )
 
-void t.test('X01 P26 cut from the proxy at every byte: one charge each (sqlite)', (t) => {
+void t.test('X01 P26 clients cut off from the proxy at any byte get one charge each (sqlite)', (t) => {
   const dir = tempDir(t)
   return tell(
     t,
@@ -146,18 +146,18 @@ void t.test('X01 P26 cut from the proxy at every byte: one charge each (sqlite)'
   )
 })
 
-void t.test('U03 U05 O01 the proxy is cut from the API: told honestly, never a second charge', (t) =>
+void t.test('U03 U05 O01 with the API cut off, clients hear "unknown": no second charge', (t) =>
   tell(t, upstreamCuts),
 )
 
-void t.test('X01 P26 cut twice in the same place: one charge each (memory)', (t) =>
+void t.test('X01 P26 clients cut off twice at the same place get one charge each (memory)', (t) =>
   tell(
     t,
     begin((client) => cutTheClient(client, 'memory:', client.costly ? 83 : 29, 2)),
   ),
 )
 
-void t.test('X01 P26 cut from the proxy with Redis as the store: one charge each', async (t) => {
+void t.test('X01 P26 clients cut off from the proxy get one charge each (Redis)', async (t) => {
   await using redis = await RedisServer.start()
   await tell(
     t,
@@ -165,7 +165,7 @@ void t.test('X01 P26 cut from the proxy with Redis as the store: one charge each
   )
 })
 
-void t.test('I01 cut while the charge is still being made: 409 is waited out, one charge', async (t) => {
+void t.test('I01 clients cut off during the charge wait out the 409 and get one charge', async (t) => {
   await Promise.all(
     CAN_RUN.map(async (client) => {
       await using api = await startChargesApi()
@@ -184,13 +184,13 @@ void t.test('I01 cut while the charge is still being made: 409 is waited out, on
       resolve()
       const ended = await asked
       t.match(ended, { kind: 'charged', charge: api.under(key)[0] }, client.name)
-      if (ended.kind === 'charged') t.not(ended.replayed, false, 'the retry got the first answer')
+      if (ended.kind === 'charged') t.not(ended.replayed, false, 'the retry got the first response')
       t.equal(api.under(key).length, 1)
     }),
   )
 })
 
-void t.test('I02 with the documented configuration the retry waits for the first answer', async (t) => {
+void t.test('I02 with the documented configuration the retry waits for the first response', async (t) => {
   await using api = await startChargesApi()
   const example = fileURLToPath(new URL('../../examples/charges-api/proxy.yaml', import.meta.url))
   await using proxy = await proxyProcess(example, [], {
@@ -226,20 +226,17 @@ void t.test('I02 with the documented configuration the retry waits for the first
   }
 })
 
-void t.test(
-  'U01 the API is not there at first: nothing was sent, and the retry makes the charge',
-  async (t) => {
-    await Promise.all(
-      CAN_RUN.map(async (client) => {
-        const port = await freePort()
-        await using proxy = await proxyOn('memory:', `http://127.0.0.1:${port}`)
-        const key = orderKey()
-        const asked = client.charge(proxy.url, key)
-        await until(async () => (await proxy.metric(counted('upstream_unreachable'))) > 0)
-        await using api = await startChargesApi(port)
-        t.match(await asked, { kind: 'charged', charge: api.under(key)[0] }, client.name)
-        t.equal(api.under(key).length, 1)
-      }),
-    )
-  },
-)
+void t.test('U01 with the API down at first nothing is sent, and the retry makes the charge', async (t) => {
+  await Promise.all(
+    CAN_RUN.map(async (client) => {
+      const port = await freePort()
+      await using proxy = await proxyOn('memory:', `http://127.0.0.1:${port}`)
+      const key = orderKey()
+      const asked = client.charge(proxy.url, key)
+      await until(async () => (await proxy.metric(counted('upstream_unreachable'))) > 0)
+      await using api = await startChargesApi(port)
+      t.match(await asked, { kind: 'charged', charge: api.under(key)[0] }, client.name)
+      t.equal(api.under(key).length, 1)
+    }),
+  )
+})

@@ -1,11 +1,11 @@
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 
-/** Where a connection is cut: after so many bytes of the request (`up`) or of the answer (`down`) have been passed on. */
+/** Where a connection is cut: once `after` bytes of the request (`up`) or the response (`down`) have been passed on. */
 export interface Cut {
   readonly way: 'up' | 'down'
   readonly after: number
-  /** `reset`: at once, with RST. `end`: in good order, as if the other side had hung up. `hold`: it stays, mute. */
+  /** `reset`: at once, with RST. `end`: orderly, as if the other side had hung up. `hold`: it stays open, silent. */
   readonly how: 'reset' | 'end' | 'hold'
 }
 
@@ -16,13 +16,13 @@ export interface Cutter extends AsyncDisposable {
   readonly connections: number
   /** Resolves when the n-th cut (from 1) has been made. */
   cut(n: number): Promise<void>
-  /** Ends in good order what is held. */
+  /** Ends held connections, orderly. */
   hangUp(): void
-  /** What came by on the first connection, passed on or not. */
+  /** What was sent on the first connection, passed on or not. */
   readonly first: { readonly up: Buffer; readonly down: Buffer }
 }
 
-/** Closes a connection, behind what was written to it. */
+/** Closes a connection after what was written to it. */
 export function close(socket: Socket, how: Cut['how']): void {
   if (how === 'reset') socket.resetAndDestroy()
   else if (how === 'end') socket.destroySoon()

@@ -26,7 +26,7 @@ const FORM = 'amount=4200&currency=eur'
 /** Seconds. More than any client's own pause before its first retry. */
 const RETRY_AFTER = 4
 
-/** The first answer that a key gets; every other is the charge. */
+/** The first response that a key gets; every later one is the charge. */
 const FIRST: ReadonlyMap<string, (response: ServerResponse) => void> = new Map([
   ['connection closed, no answer', (response) => response.socket?.destroy()],
   [
@@ -77,7 +77,7 @@ function countOf(key: string): number {
   return came.get(encodeURIComponent(key))?.length ?? 0
 }
 
-/** One charge with what each client does by itself: only the key, and what makes a POST. */
+/** One charge with each client's defaults: only the key, and what a POST needs. */
 const PLAIN: Readonly<Record<string, (url: string, key: string) => Promise<unknown>>> = {
   stripe(url, key) {
     const { hostname, port } = new URL(url)
@@ -111,7 +111,7 @@ const PLAIN: Readonly<Record<string, (url: string, key: string) => Promise<unkno
     }),
 }
 
-/** `yes` where the client came back, `no` where it did not. */
+/** `yes` where the client retried, `no` where it did not. */
 async function habit(row: string, how: string, run: (key: string) => Promise<unknown>): Promise<string> {
   const key = encodeURIComponent(`${row}/${how}`)
   await run(key).catch(() => {})
@@ -121,7 +121,7 @@ async function habit(row: string, how: string, run: (key: string) => Promise<unk
   return row.startsWith('obeys') && second - first < RETRY_AFTER * 990 ? 'no' : 'yes'
 }
 
-void t.test('docs/clients.md says what each client retries by itself, and what as shown', async (t) => {
+void t.test('docs/clients.md says what each client retries by default, and what as shown', async (t) => {
   const lines = DOCUMENT.split('\n')
   const cells = (line: string) => line.slice(2, -2).split(' | ')
   const begin = lines.findIndex((line) => line.startsWith('| the first answer'))
@@ -156,7 +156,7 @@ void t.test('docs/clients.md shows the files that the tests run', async (t) => {
   ])
 })
 
-void t.test('stripe-node takes a refusal without `error` for a charge; its status tells', async (t) => {
+void t.test('stripe-node takes a refusal without `error` for a charge; only its status tells', async (t) => {
   const problem = JSON.stringify({ type: 'urn:x', status: 409, code: 'idempotency_outcome_unknown' })
   const refusing = createServer((_req, response) =>
     response.writeHead(409, { 'Content-Type': 'application/problem+json' }).end(problem),
@@ -179,7 +179,7 @@ void t.test('stripe-node takes a refusal without `error` for a charge; its statu
   t.equal(charge.lastResponse.statusCode, 409)
 })
 
-void t.test('before a route of profile stripe it throws: the refusal has a member `error`', async (t) => {
+void t.test('stripe-node throws on a refusal of profile stripe, which has a member `error`', async (t) => {
   await using breaking = await tcpStub((socket) => void socket.once('data', () => socket.destroy()))
   await using proxy = await proxyInProcess(
     [
@@ -209,7 +209,7 @@ void t.test('stripe-node retries a closed connection once even where retries are
   t.equal(countOf(key), 2)
 })
 
-void t.test('a key made in an interceptor of axios is another one for every try', async (t) => {
+void t.test('a key made in an axios interceptor is a new one for every try', async (t) => {
   const client = axios.create({ baseURL: url })
   axiosRetry(client)
   let made = 0
@@ -224,7 +224,7 @@ void t.test('a key made in an interceptor of axios is another one for every try'
 })
 
 void t.test(
-  'curl takes a broken head for a whole answer, whatever it retries',
+  'curl takes a broken head for a complete response, even with --retry-all-errors',
   { skip: NO_CURL },
   async (t) => {
     const key = 'answer breaks off in its head/all errors'

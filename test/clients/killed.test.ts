@@ -10,11 +10,11 @@ t.setTimeout(240_000)
 
 interface Stage {
   readonly title: string
-  /** Where the first exchange of each client stands still when the proxy is killed. */
+  /** Where the first exchange of each client stops before the proxy is killed. */
   readonly stop: (whole: Cutter['first']) => Cut
   /** The API makes the charge and does not answer before the kill. */
   readonly heldByApi: boolean
-  /** How it ends for every client, once there is a proxy again. */
+  /** How it ends for every client once a proxy is back. */
   readonly ends: 'made by the retry' | 'replayed' | 'unknown'
 }
 
@@ -32,13 +32,13 @@ const STAGES: readonly Stage[] = [
     ends: 'unknown',
   },
   {
-    title: 'the answer is stored, none of it has arrived',
+    title: 'the response is stored, none of it has arrived',
     stop: () => ({ way: 'down', after: 0, how: 'hold' }),
     heldByApi: false,
     ends: 'replayed',
   },
   {
-    title: 'the answer is stored, half of its body has arrived',
+    title: 'the response is stored, half of its body has arrived',
     stop: ({ down }) => ({
       way: 'down',
       after: Math.floor((down.indexOf('\r\n\r\n') + down.length) / 2),
@@ -50,7 +50,7 @@ const STAGES: readonly Stage[] = [
 ]
 
 /**
- * Who is there. Where nobody will ever know, only those with few tries: the others would wait out five or six growing
+ * The clients that can run. Where the outcome stays unknown, only those with few tries: the others would wait out five or six growing
  * `Retry-After`s to be told the same, which cuts.test.ts shows.
  */
 function clientsOf({ ends }: Stage): readonly RealClient[] {
@@ -93,7 +93,7 @@ routes: [{ name: charges, match: { methods: [POST], path: /v1/charges }, key: re
   const summaries = new Map<RealClient, Summary>()
   await Promise.all(
     asked.map(async ({ client, key, wire, ended }) => {
-      // Who ran out of tries before there was a proxy again, or before the lease was over, calls once more.
+      // A client that ran out of tries before a proxy was back, or before the lease was over, tries once more.
       let last = await ended
       while (last.kind === 'lost' || (last.kind === 'told' && last.code === 'idempotency_key_in_progress'))
         last = await client.charge(wire.url, key)
@@ -111,7 +111,7 @@ for (const run of runs) run.catch(() => {})
 
 for (const [n, stage] of STAGES.entries())
   void t.test(
-    `X06 kill -9 while ${stage.title}, a new proxy on the same store: at most one charge`,
+    `X06 kill -9 while ${stage.title}, then a new proxy on the same store: one charge`,
     async (t) => {
       const summaries = await (runs[n] as (typeof runs)[number])
       for (const client of clientsOf(stage)) {

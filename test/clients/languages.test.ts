@@ -28,7 +28,7 @@ function each(title: string, run: (t: Test, client: LanguageClient) => Promise<v
   })
 }
 
-/** What went wrong: it must be charged once, and told of that charge. */
+/** What went wrong: there must be one charge, and the client must report it. */
 function wrong(api: ChargesApi, key: string, { code, out, err }: Told): string | null {
   const made = api.under(key)
   if (made.length !== 1) return `${made.length} charges`
@@ -36,12 +36,12 @@ function wrong(api: ChargesApi, key: string, { code, out, err }: Told): string |
   return JSON.stringify(JSON.parse(out)) === JSON.stringify(made[0]) ? null : `told ${out}`
 }
 
-void t.test('those that need it compile', async (t) => {
+void t.test('the clients in compiled languages compile', async (t) => {
   for (const client of LANGUAGES)
     void t.test(client.language, { skip: client.skip }, async () => client.prepare(tempDir(root)))
 })
 
-each('X01 P26 cut from the proxy in its request and in its answer: one charge', async (t, client) => {
+each('X01 P26 a client cut off in its request or its response gets one charge', async (t, client) => {
   await using api = await startChargesApi()
   await using proxy = await proxyOn(`sqlite:${tempDir(t)}/store.db`, api.url)
   await using untouched = await cutter(proxy.port)
@@ -58,7 +58,7 @@ each('X01 P26 cut from the proxy in its request and in its answer: one charge', 
       (after) => ({ way: 'down', after }) as const,
     ),
   ]
-  // In good order at each; a reset is easier to notice.
+  // An orderly end at each; a reset is easier to notice.
   const cuts = places.flatMap((place, i): Cut[] => [
     { ...place, how: 'end' },
     ...(i % 3 === 1 ? [{ ...place, how: 'reset' } as const] : []),
@@ -69,36 +69,42 @@ each('X01 P26 cut from the proxy in its request and in its answer: one charge', 
     await using wire = await cutter(proxy.port, [cut])
     const told = wrong(api, key, await client.charge(wire.url, key))
     if (told !== null) found.push(`${cut.way} ${cut.after} ${cut.how}: ${told}`)
-    if (wire.connections < 2) found.push(`${cut.way} ${cut.after} ${cut.how}: never asked again`)
+    if (wire.connections < 2) found.push(`${cut.way} ${cut.after} ${cut.how}: no retry`)
   })
   t.strictSame(found, [], `${cuts.length} cuts`)
   t.equal(api.made.length, cuts.length + 1)
 })
 
-each('U03 U05 the API cuts its connection: told that nobody knows, one charge', async (t, client) => {
-  await using api = await startChargesApi()
-  await using proxy = await proxyOn('memory:', api.url)
-  for (const die of ['after the charge', 'in the answer'] as const) {
-    api.trouble({ die })
+each(
+  'U03 U05 when the API cuts the connection, the client reports unknown: one charge',
+  async (t, client) => {
+    await using api = await startChargesApi()
+    await using proxy = await proxyOn('memory:', api.url)
+    for (const die of ['after the charge', 'in the answer'] as const) {
+      api.trouble({ die })
+      const key = orderKey()
+      const { code, out, err } = await client.charge(proxy.url, key, { tries: 3 })
+      t.equal(code, 2, `${die}: ${err}`)
+      t.equal(out, '')
+      t.match(err, '"code":"idempotency_outcome_unknown"')
+      t.equal(api.under(key).length, 1)
+    }
+  },
+)
+
+each(
+  'U02 when the API cuts the connection before the charge, the client reports unknown: no charge',
+  async (t, client) => {
+    await using api = await startChargesApi()
+    await using proxy = await proxyOn('memory:', api.url)
+    api.trouble({ die: 'before the charge' })
     const key = orderKey()
-    const { code, out, err } = await client.charge(proxy.url, key, { tries: 3 })
-    t.equal(code, 2, `${die}: ${err}`)
-    t.equal(out, '')
-    t.match(err, '"code":"idempotency_outcome_unknown"')
-    t.equal(api.under(key).length, 1)
-  }
-})
+    t.equal((await client.charge(proxy.url, key, { tries: 2 })).code, 2)
+    t.equal(api.under(key).length, 0)
+  },
+)
 
-each('U02 the API cuts it before the charge: told that nobody knows, no charge', async (t, client) => {
-  await using api = await startChargesApi()
-  await using proxy = await proxyOn('memory:', api.url)
-  api.trouble({ die: 'before the charge' })
-  const key = orderKey()
-  t.equal((await client.charge(proxy.url, key, { tries: 2 })).code, 2)
-  t.equal(api.under(key).length, 0)
-})
-
-each('I01 it asks again while the charge is being made, when it is told to', async (t, client) => {
+each('I01 a client obeys Retry-After while the charge is being made', async (t, client) => {
   await using api = await startChargesApi()
   await using proxy = await proxyOn('memory:', api.url)
   await using untouched = await cutter(proxy.port)
@@ -112,7 +118,7 @@ each('I01 it asks again while the charge is being made, when it is told to', asy
   t.ok((await proxy.metric('idempotency_requests_total{route="charges",outcome="in_progress"}')) >= 1)
 })
 
-each('what is refused is not asked for again', async (t, client) => {
+each('a client does not retry a refused request', async (t, client) => {
   await using api = await startChargesApi()
   await using proxy = await proxyOn('memory:', api.url)
   await using wire = await cutter(proxy.port)

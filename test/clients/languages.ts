@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 
 /** How a client of examples/clients ended. */
 export interface Told {
-  /** 0: charged; 1: refused; 2: not known (docs/guides/clients.md). */
+  /** 0: charged; 1: refused; 2: unknown (docs/guides/clients.md). */
   readonly code: number | null
   readonly out: string
   readonly err: string
@@ -17,7 +17,7 @@ export interface LanguageClient {
   readonly file: string
   /** Why it cannot run on this machine. */
   readonly skip: string | false
-  /** Compiles it into the folder, where it has to be. */
+  /** Compiles it into the folder, where the language needs that. */
   prepare(folder: string): void
   charge(url: string, key: string, settings?: ChargeSettings): Promise<Told>
 }
@@ -29,7 +29,7 @@ export interface ChargeSettings {
 
 interface Recipe {
   readonly file: string
-  /** Answers where the language is installed. */
+  /** Succeeds where the language is installed. */
   readonly probe: readonly string[]
   readonly compile?: (file: string, folder: string) => readonly string[]
   readonly run: (file: string, folder: string) => readonly string[]
@@ -94,7 +94,7 @@ function answers([command = '', ...args]: readonly string[]): boolean {
   return spawnSync(command, args, { env: plain() }).status === 0
 }
 
-/** As a user's shell: tap's loader and its coverage are not for them. */
+/** Like a user's shell: without tap's loader and coverage. */
 function plain(more: Readonly<Record<string, string>> = {}): NodeJS.ProcessEnv {
   const { NODE_OPTIONS: _, NODE_V8_COVERAGE: __, ...env } = process.env
   return { ...env, ...more }

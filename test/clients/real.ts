@@ -5,15 +5,15 @@ import * as viaAxios from '../../examples/clients/axios.ts'
 import * as viaStripe from '../../examples/clients/stripe.ts'
 import * as viaUndici from '../../examples/clients/undici.ts'
 
-/** How an attempt to charge ended, as the client tells it to its application. */
+/** How an attempt to charge ended, as the client reports it to its application. */
 export type Ended =
   | {
       readonly kind: 'charged'
       readonly charge: unknown
-      /** Whether the answer was marked `Idempotent-Replayed`; null where the client does not show headers. */
+      /** Whether the response was marked `Idempotent-Replayed`; null where the client does not show headers. */
       readonly replayed: boolean | null
     }
-  /** Told that it was not, or that nobody knows: the `code` of the proxy's answer. */
+  /** Refused, or unknown: the `code` of the proxy's response. */
   | { readonly kind: 'told'; readonly code: unknown }
   | { readonly kind: 'lost'; readonly error: string }
 
@@ -121,7 +121,7 @@ function lost(error: unknown): Ended {
   return { kind: 'lost', error: String(error) }
 }
 
-/** Runs them all, at most so many at the same time. */
+/** Runs all tasks, at most `width` at a time. */
 export async function inBatches<T>(
   tasks: readonly T[],
   width: number,

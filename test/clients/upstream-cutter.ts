@@ -4,15 +4,15 @@ import { type Cut, close } from './cutter.ts'
 
 export interface UpstreamCutter extends AsyncDisposable {
   readonly url: string
-  /** The cut that the first request with this key meets; what has none passes. */
+  /** The cut for the first request with this key; a request without one passes. */
   readonly plan: Map<string, Cut>
-  /** The last exchange that passed whole. */
+  /** The last exchange that passed in full. */
   readonly last: { up: Buffer; down: Buffer }
 }
 
 /**
  * A TCP relay between the proxy and its upstream. The proxy keeps its connections, so the cut is chosen by the key in the
- * request: each is read whole, then as much of it is passed on as the cut allows.
+ * request: each is read in full, then as much of it is passed on as the cut allows.
  */
 export async function upstreamCutter(targetPort: number): Promise<UpstreamCutter> {
   const plan = new Map<string, Cut>()
@@ -76,7 +76,7 @@ export async function upstreamCutter(targetPort: number): Promise<UpstreamCutter
   }
 }
 
-/** The length of a message with a `Content-Length`, null while it is not whole. */
+/** The length of a message with a `Content-Length`, null while it is incomplete. */
 function wholeLength(bytes: Buffer): number | null {
   const head = bytes.indexOf('\r\n\r\n')
   if (head < 0) return null

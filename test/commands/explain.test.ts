@@ -41,15 +41,18 @@ const claimed = (attempts: number, before: string): Entry => event('claimed', { 
 
 void t.test('was it executed, and how often: never more certain than the record is', async (t) => {
   const cases: [Partial<Unexplained>, RegExp][] = [
-    [{}, /^It was executed once\.\nThe answer was 201; 2 bytes are kept\.\nRetries get it until 2026-01-02/],
-    [{ response: { ...UNKEPT, notKept: 'too_large' } }, /The answer was 201; its body was not kept/],
+    [
+      {},
+      /^It was executed once\.\nThe response was 201; 2 bytes are stored\.\nRetries get it until 2026-01-02/,
+    ],
+    [{ response: { ...UNKEPT, notKept: 'too_large' } }, /The response was 201; its body was not stored/],
     [
       { response: { ...UNKEPT, notKept: 'past_ttl' } },
-      /The answer was 201; its body was dropped after ttl.body\.\nRetries are told that it was done until 2026-01-02/,
+      /The response was 201; its body was dropped after ttl.body\.\nUntil 2026-01-02\S+, retries get 409 with the original status\./,
     ],
     [
       { response: { ...UNKEPT, size: 2, notKept: null, bodyUntil: '2026-01-01T01:00:01.000Z' } },
-      /2 bytes are kept\.\nRetries get it until 2026-01-01T01:00:01.000Z, and are told that it was done until 2026-01-02/,
+      /2 bytes are stored\.\nRetries get it until 2026-01-01T01:00:01.000Z, then 409 with the original status until 2026-01-02/,
     ],
     [{ state: 'expired', response: null }, /^It was executed once\.\nNext:/],
     [
@@ -58,7 +61,7 @@ void t.test('was it executed, and how often: never more certain than the record 
     ],
     [
       { attempts: 3, history: [claimed(1, 'absent'), claimed(2, 'unknown'), claimed(3, 'failed_retryable')] },
-      /sent upstream 3 times; .*\nAn attempt was made while the outcome of the one before was unknown .*: it may have been executed more than once/,
+      /sent upstream 3 times; .*\nAn attempt was made while the outcome of the previous one was unknown .*, so it may have been executed more than once/,
     ],
     [
       // A request that was claimed, stored and answered between two flushes is one entry.
@@ -71,19 +74,19 @@ void t.test('was it executed, and how often: never more certain than the record 
     ],
     [
       { history: [event('resolved', { outcome: 'completed' }), event('settled', { result: 'stale' })] },
-      /^It was done, as somebody decided[^]*\nIts own outcome arrived after that and was refused/,
+      /^It was done, as decided by someone;[^]*\nIts own outcome arrived after that and was refused/,
     ],
     [
       { history: [event('resolved', { outcome: 'completed', what: 'resolve', by: 'ada' })] },
-      /^It was done, as ada decided; it was sent upstream once\./,
+      /^It was done, as decided by ada; it was sent upstream once\./,
     ],
     [
       { history: [event('resolved', { outcome: 'completed', what: 'outcome' })] },
-      /^It was done, as somebody reported and the proxy decided; /,
+      /^It was done, as reported by someone; /,
     ],
     [
       { history: [event('reconciled', { result: 'completed' })] },
-      /^It was done, as the upstream said when asked; it was sent upstream once/,
+      /^It was done, according to the upstream; it was sent upstream once/,
     ],
     [
       { state: 'failed_retryable', response: null, lastError: 'the upstream answered 503' },
@@ -100,13 +103,13 @@ void t.test('was it executed, and how often: never more certain than the record 
     [{ state: 'unknown', response: null, attempts: 2 }, /so it was done at most twice\./],
     [
       { state: 'unknown', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
-      /Its owner fell silent; the lease lapsed at 2026-01-01T00:00:30.000Z\./,
+      /Its owner fell silent; the lease expired at 2026-01-01T00:00:30.000Z\./,
     ],
     [
       {
         history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)],
       },
-      /5 retries were answered without executing: 3 with the stored answer, 1 with .* after waiting for it, 1 that it is still running\.\n2 requests with this key but different content were refused\./,
+      /5 retries were answered without executing: 3 with the stored response, 1 with .* after waiting for it, 1 as still running\.\n2 requests with this key but different content were refused\./,
     ],
     [
       { history: [event('bypassed')] },
@@ -135,7 +138,7 @@ void t.test('an unknown record: who looks at it next, and what a retry does unti
   )
   const retry: RouteFacts = { mode: 'enforce', onLeaseExpired: 'retry', reconciles: true }
   const lapsed = { ...unknown, leaseUntil: RECORD.updatedAt }
-  t.match(told(lapsed, retry), /onLeaseExpired: retry, so the next retry executes it in any case/)
+  t.match(told(lapsed, retry), /onLeaseExpired: retry, so the next retry executes it anyway/)
   t.match(told({ ...unknown, history: [event('lease_expired')] }, retry), /the next retry executes it/)
   t.match(told(unknown, retry), /Until then retries are refused, and a new key is not safe/)
   t.match(
@@ -161,7 +164,7 @@ void t.test('a route that does not protect says so', async (t) => {
 void t.test('what shadow mode forwarded besides is counted, whatever the mode is now', async (t) => {
   const shadowed = { duplicates: 2, misuse: 0 }
   const executed = /^It was executed at least once, and sent upstream at least 3 times\./
-  const besides = /2 duplicates were forwarded in shadow mode and may have been executed, too/
+  const besides = /2 duplicates were forwarded in shadow mode and may also have been executed;/
   const enforce: RouteFacts = { mode: 'enforce', onLeaseExpired: 'unknown', reconciles: false }
   for (const route of [null, enforce, { ...enforce, mode: 'shadow' as const }])
     for (const state of ['completed', 'expired'] as const) {
@@ -180,7 +183,7 @@ void t.test('what shadow mode forwarded besides is counted, whatever the mode is
   )
   t.match(
     told({ shadowed, history: [event('resolved', { outcome: 'completed' })] }),
-    /somebody decided; it was sent upstream at least 3 times\./,
+    /as decided by someone; it was sent upstream at least 3 times\./,
   )
 })
 

@@ -119,8 +119,8 @@ for (const kind of ['sqlite', 'redis'] as const)
       )
       for (const sentence of [
         'It was executed once.\n',
-        'The answer was 201; 11 bytes are kept.\n',
-        '2 retries were answered without executing: 2 with the stored answer.\n',
+        'The response was 201; 11 bytes are stored.\n',
+        '2 retries were answered without executing: 2 with the stored response.\n',
         '1 request with this key but different content was refused.\n',
         'What to do:\nNothing. A retry with the same key is not executed.\n',
       ])
@@ -198,13 +198,13 @@ for (const kind of ['sqlite', 'redis'] as const)
       )
       await until(async () => (await run('inspect', id)).out.includes('replayed'))
       const after = await run('inspect', id)
-      t.ok(after.out.includes('It was done, as ada decided; it was sent upstream once.\n'))
+      t.ok(after.out.includes('It was done, as decided by ada; it was sent upstream once.\n'))
       t.match(after.out, /resolved +1 +.*outcome=completed .*by=ada reason=seen in the ledger/)
 
       const second = await unknown(newKey())
       const freed = await run('resolve', second, '--retryable', '--json', ...decide)
       t.match(JSON.parse(freed.out) as RecordView, { id: second, state: 'failed_retryable' })
-      const counts = 'It counts as not executed, as ada decided.\n'
+      const counts = 'It counts as not executed, as decided by ada.\n'
       await until(async () => (await run('inspect', second)).out.includes(counts))
       t.equal(upstream.seen.length, 3, 'nothing of this was executed')
 

@@ -138,10 +138,10 @@ void t.test('the period is that of the lines, and what the log does not reach is
   t.equal((await ask('--since', '9d')).lines, 7)
   t.strictSame((await ask('--since', '30m')).shadow, [])
   const said = await command(['report', '--log', log, '--since', '7d'])
-  t.notMatch(said.out, /of the time before nothing is known/)
+  t.notMatch(said.out, /nothing is known about the time before/)
   t.match(said.out, /^6 lines of shadow mode in that time; the log has lines from 20.* to 20/m)
   const long = await command(['report', '--log', log, '--since', '30d'])
-  t.match(long.out, /^It begins at 20.*: nothing is known of the time before\.$/m)
+  t.match(long.out, /^It begins at 20.*: nothing is known about the time before\.$/m)
   const none = await command(['report', '--log', log, '--since', '1m'])
   t.match(none.out, /^What enforce would have done, from .*\nnone\n/)
   t.match(
@@ -247,7 +247,7 @@ void t.test(
 
     const executed = /\nIt was executed at least once, and sent upstream at least 3 times\./
     const besides =
-      /\n2 duplicates were forwarded in shadow mode and may have been executed, too; .*\n1 request with this key but different content was forwarded in shadow mode\./
+      /\n2 duplicates were forwarded in shadow mode and may also have been executed; .*\n1 request with this key but different content was forwarded in shadow mode\./
     for (const from of [where.admin, where.config]) {
       const told = await inspect(...from)
       t.match(told, executed)

@@ -33,13 +33,13 @@ interface World {
   readonly proxy: TestProxy
   readonly audit: string
   readonly finish: () => void
-  /** Asks, and holds the answer against the description. */
+  /** Sends a request and checks the reply against the OpenAPI description. */
   readonly api: (path: string, asking?: Asking) => Promise<AdminReply>
-  /** The id of a record that has become unknown. */
+  /** Makes a record `unknown` and returns its id. */
   readonly unknown: (key?: string, path?: string) => Promise<string>
 }
 
-/** `/break` breaks off, `/gated` waits for `finish`, everything else is done. */
+/** `/break` drops the connection, `/gated` waits for `finish`, everything else succeeds. */
 async function world(t: Test, store: string, more = ''): Promise<World> {
   const { opened, open } = gate()
   const upstream = await upstreamStub(async (seen, response) => {
@@ -81,7 +81,7 @@ async function world(t: Test, store: string, more = ''): Promise<World> {
 const COMPLETED = { status: 200, headers: [['Content-Type', 'application/json']], body: '{"id":"by hand"}' }
 
 for (const kind of STORES)
-  void t.test(`${kind}: list, show, look up, resolve, delete, report an outcome`, async (t) => {
+  void t.test(`${kind}: operators list, look up, resolve and delete records, report outcomes`, async (t) => {
     await redis.command('FLUSHALL')
     const { upstream, proxy, audit, finish, api, unknown } = await world(t, storeUrl(t, kind, redis))
     const [a, b, c] = [newKey(), newKey(), newKey()]
@@ -119,7 +119,7 @@ for (const kind of STORES)
     } while (cursor !== null)
     t.same([...ids].sort(), [first, second].sort())
 
-    // One record: exactly what §12 says, and its history.
+    // One record: the members that §12 names, and its history.
     const shown = await api(`/v1/records/${first}`)
     t.match(shown.json, {
       id: first,
@@ -211,7 +211,7 @@ for (const kind of STORES)
       fullOf(await api(`/v1/records/${first}`)).history.some(({ event }) => event === 'resolved'),
     )
 
-    // From outside, by key and caller.
+    // An outcome reported by key and caller.
     const outcome = (body: object) => api('/v1/outcomes', { method: 'POST', body })
     const subject = { route: 'break', key: b, caller, method: 'POST', path: '/break/b' }
     t.equal(
@@ -241,7 +241,7 @@ for (const kind of STORES)
 
     t.equal((await api('/v1/report?since=1h')).status, 200)
 
-    // All of it is in the audit log; nothing that was refused is.
+    // The audit log has every change, and no refused one.
     const lines = linesOf(audit)
     t.match(lines, [
       {
@@ -263,7 +263,7 @@ for (const kind of STORES)
     t.notMatch(JSON.stringify([lines, proxy.log]), new RegExp(`${TOKEN}|${a}|${b}|alice`))
   })
 
-void t.test('what cannot be read is refused, and changes nothing', async (t) => {
+void t.test('the API refuses malformed requests, and they change nothing', async (t) => {
   const { api, proxy, unknown, audit } = await world(t, 'memory:')
   const id = await unknown()
   for (const query of [
@@ -349,7 +349,7 @@ void t.test('what cannot be read is refused, and changes nothing', async (t) => 
   t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
   t.same(linesOf(audit), [])
 
-  // Bodies of another kind, or too large.
+  // Bodies of the wrong media type, or too large.
   const typed = { 'content-type': 'text/plain' }
   for (const { method, path: template, hasBody } of exercised.operations) {
     const at = template.replace('{id}', id)
@@ -377,10 +377,10 @@ void t.test('what cannot be read is refused, and changes nothing', async (t) => 
     exercised.hold(t, method, at, reply)
   }
   const none = await ask(proxy, '/v1/records/lookup', { method: 'POST' })
-  t.equal(none.code, 'invalid_request', 'no body where one is needed')
+  t.equal(none.code, 'invalid_request', 'a required body is missing')
 })
 
-void t.test('S10 no token, a wrong one, another Origin, another Host, another method: refused', async (t) => {
+void t.test('S10 the API refuses a missing or wrong token, a wrong Host, Origin or method', async (t) => {
   const { api, proxy, unknown, audit } = await world(t, 'memory:')
   const id = await unknown()
   const { host, port } = new URL(proxy.adminUrl)
@@ -474,7 +474,7 @@ void t.test('S10 no token, a wrong one, another Origin, another Host, another me
       'x-made',
     ),
     '1',
-    'on the traffic port it is the upstream’s path',
+    'on the traffic port this path belongs to the upstream',
   )
 })
 
@@ -498,7 +498,7 @@ void t.test('without a token there is no API; admin.hosts replaces the loopback 
     ).status
   t.equal(await at('admin.internal:9464'), 200)
   t.equal(await at('localhost'), 421)
-  t.equal(await at('127.0.0.1'), 200, 'the address that it came to')
+  t.equal(await at('127.0.0.1'), 200, 'the address that the connection came to')
   t.equal(
     (
       await rawRequest(
@@ -507,11 +507,11 @@ void t.test('without a token there is no API; admin.hosts replaces the loopback 
       )
     ).status,
     421,
-    'two hosts are none',
+    'two Host lines are refused',
   )
 })
 
-void t.test('nothing is changed that cannot be written down', async (t) => {
+void t.test('a change that the audit log cannot record is not made', async (t) => {
   const { api, proxy, unknown, audit } = await world(t, 'memory:')
   const key = newKey()
   const id = await unknown(key)
@@ -532,7 +532,7 @@ void t.test('nothing is changed that cannot be written down', async (t) => {
   t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
 })
 
-void t.test('drain announces and keeps serving', async (t) => {
+void t.test('POST /v1/drain fails readiness, and traffic is still served', async (t) => {
   const { api, proxy, audit } = await world(t, 'memory:')
   t.same((await api('/v1/drain', { method: 'POST', body: { reason: 'a new node' } })).json, {
     draining: true,
@@ -542,7 +542,7 @@ void t.test('drain announces and keeps serving', async (t) => {
   t.match(linesOf(audit), [{ what: 'drain', record: null, reason: 'a new node' }])
 })
 
-void t.test('K22 the configuration in force, without a secret', async (t) => {
+void t.test('K22 /v1/config shows the configuration in force without its secrets', async (t) => {
   const { api } = await world(t, redis.url.replace('//', '//:hunter2@'))
   const { status, json, text } = await api('/v1/config')
   t.equal(status, 200)
@@ -555,7 +555,7 @@ void t.test('K22 the configuration in force, without a secret', async (t) => {
   })
 })
 
-void t.test('a history that cannot be read hides neither its record nor the rest of it', async (t) => {
+void t.test('unreadable history hides neither the record nor the readable lines', async (t) => {
   const server = await RedisServer.start()
   t.teardown(() => server[Symbol.asyncDispose]())
   const { api, unknown } = await world(t, server.url)
@@ -574,7 +574,7 @@ void t.test('a history that cannot be read hides neither its record nor the rest
 })
 
 void t.test(
-  'a store that is down is 503; a record that cannot be read is 500, and may be deleted',
+  'a store that is down gives 503; an unreadable record gives 500 and can be deleted',
   async (t) => {
     const server = await RedisServer.start()
     t.teardown(() => server[Symbol.asyncDispose]())
@@ -602,7 +602,7 @@ void t.test(
     t.equal(await server.command('GET', name), null)
     await server.command('RPUSH', name, 'no text')
     const strange = await api(`/v1/records/${id}`, { method: 'DELETE', headers })
-    t.same([strange.status, strange.code], [500, 'record_unreadable'], 'nothing of it can be read')
+    t.same([strange.status, strange.code], [500, 'record_unreadable'], 'not even its version can be read')
     await server.kill()
     for (const reply of [...(await every()), await api('/v1/records'), await api('/v1/report')]) {
       t.same([reply.status, reply.code], [503, 'store_unavailable'])
@@ -611,7 +611,7 @@ void t.test(
   },
 )
 
-void t.test('every operation with every status that is described was asked for', async (t) => {
+void t.test('these tests exercise every status that OpenAPI describes for each operation', async (t) => {
   const { api } = await world(t, 'memory:')
   t.equal((await api('/v1/openapi.json')).status, 200)
   t.match((await api('/v1/openapi.json')).json, { openapi: '3.1.0', info: { version: /^\d/ } })

@@ -13,9 +13,9 @@ import { heldUpstream, replicas } from '../support/replicas.ts'
 t.setTimeout(120_000)
 t.jobs = 5
 
-/** A body that no compression makes small. */
+/** A body that does not compress well. */
 const BODY = randomBytes(3000).toString('base64')
-/** What a record without its response has, sealed and with its path. */
+/** More bytes than a record without its response has, sealed and with its path. */
 const WITHOUT = 600
 
 interface Place {
@@ -23,7 +23,7 @@ interface Place {
   readonly store: string
   /** Where its records are. */
   readonly url: string
-  /** The replays: nothing of a response may be left there, either. */
+  /** The tier that answers replays: no response may be left there either. */
   readonly cache?: string
   readonly isSealed?: boolean
 }
@@ -81,7 +81,7 @@ async function raw(t: Test, service: string, url: string) {
 
 for (const [kind, make] of Object.entries(PLACES))
   void t.test(
-    `ttl.body on ${kind}: replayed until then, refused afterwards, freed`,
+    `${kind}: until ttl.body retries are replayed; then they are refused, and the body is removed`,
     { buffered: true },
     async (t) => {
       const place = await make(t)
@@ -100,14 +100,14 @@ routes: [{ name: pay, match: { path: "/*" }, ttl: { record: 10m, body: 3s } }]
       const startedAt = performance.now()
       for (const [n, proxy] of [...proxies, ...proxies].entries())
         t.match(await send(proxy, key, ask), { status: 201, body: BODY, replayed: n > 0 })
-      t.ok(performance.now() - startedAt < 3000, 'in time')
+      t.ok(performance.now() - startedAt < 3000, 'all of them before ttl.body')
 
       const store = await raw(t, 'pay', place.url)
       const [id] = (await store.list('all', null, 10)).ids
       if (id === undefined) throw new Error('no record')
       const sizeOf = async () => (await store.get(id)).bytes?.length ?? 0
       t.ok((await sizeOf()) > 3000)
-      // Through replays and refusals, until it is freed and beyond.
+      // Past ttl.body retries are refused, before the body is removed and after.
       await wait(Math.max(0, startedAt + 4000 - performance.now()))
       const gone = async () => {
         for (const proxy of proxies) {

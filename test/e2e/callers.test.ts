@@ -18,7 +18,7 @@ t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 const CLAIMS = { iss: 'https://issuer.test', aud: 'api' }
 const SECRET_ANSWER = 'what-alice-alone-may-see'
 
-/** Wall clock of the proxies in this process: it can be put forward. */
+/** The wall clock of the proxies in this process; tests can move it forward. */
 const wallClock = Date.now
 let ahead = 0
 Date.now = () => wallClock() + ahead
@@ -26,7 +26,7 @@ t.afterEach(() => {
   ahead = 0
 })
 
-/** A token of that caller, good for an hour; each is another one. */
+/** A token of that caller, valid for an hour; each call makes a different one. */
 function tokenOf(by: Pair, sub: string, claims: object = {}, header: object = {}): Promise<string> {
   const exp = Math.floor(Date.now() / 1000) + 3600
   return token(by, { sub, exp, jti: newKey(), ...CLAIMS, ...claims }, header)
@@ -63,7 +63,7 @@ function tellsNothing(t: Test, reply: Reply, what: string): void {
 }
 
 for (const kind of STORES)
-  void t.test(`S04 S06 a rotated token of the same sub replays, nobody else's does: ${kind}`, async (t) => {
+  void t.test(`S04 S06 a rotated token with the same sub replays, nobody else's does: ${kind}`, async (t) => {
     const [own, mallory] = [await pair('ES256'), await pair('ES256')]
     await using jwks = await jwksServer(own)
     const upstream = await payments(t)
@@ -94,13 +94,13 @@ for (const kind of STORES)
         'the public key as a secret': `${symmetric}.${hmac}`,
         'an unknown key id': await tokenOf(mallory, 'alice', {}, { kid: 'unknown' }),
         expired: await tokenOf(own, 'alice', { exp: long }),
-        'without an end': await tokenOf(own, 'alice', { exp: undefined }),
+        'without an expiry': await tokenOf(own, 'alice', { exp: undefined }),
         'not valid yet': await tokenOf(own, 'alice', { nbf: long + 7200 }),
         'of another issuer': await tokenOf(own, 'alice', { iss: 'https://issuer.evil' }),
         'for another audience': await tokenOf(own, 'alice', { aud: 'other' }),
         'without the claim': await tokenOf(own, 'alice', { sub: undefined }),
         'with a blank claim': await tokenOf(own, ' '),
-        'no token at all': 'alice',
+        'not a JWT': 'alice',
       })) {
         const refused = await send(proxy, key, asCaller(wrong))
         t.strictSame(refusalOf(refused), [401, 'idempotency_caller_missing'], what)
@@ -115,7 +115,7 @@ for (const kind of STORES)
       t.equal(upstream.seen.length, n + 1)
       t.strictSame(await recordsIn(store), before, 'refused requests write nothing')
 
-      // Another caller has keys of its own; one without a token, where such are shared, as well.
+      // Another caller has its own keys; so do callers without a token, where they share a bucket.
       const bob = await tokenOf(own, 'bob')
       t.match(await send(proxy, key, asCaller(bob)), { status: 201, replayed: false })
       t.ok((await send(proxy, key, asCaller(bob))).replayed)
@@ -134,7 +134,7 @@ void t.test('S03 an empty Authorization counts as missing', async (t) => {
   const proxy = await proxyWith(t, upstream, 'memory:', jwtScope(jwks.url))
   for (const authorization of ['', ' ']) {
     const reply = await send(proxy, 'k-1', { headers: { authorization } })
-    t.match(reply, { status: 201, body: `${SECRET_ANSWER} 1` }, 'one bucket for all that have none')
+    t.match(reply, { status: 201, body: `${SECRET_ANSWER} 1` }, 'callers without one share a bucket')
   }
 })
 
@@ -151,7 +151,7 @@ void t.test('S04 header:authorization: a rotated token is another caller', async
 })
 
 void t.test(
-  'S04 keys are rotated at the issuer: the new one is believed, the old one no longer',
+  'S04 after the issuer rotates its keys, the new one is trusted and the old one is not',
   async (t) => {
     const [old, fresh] = [await pair('ES256', 'old'), await pair('ES256', 'fresh')]
     await using jwks = await jwksServer(old)
@@ -168,16 +168,16 @@ void t.test(
     })
     const refused = await send(proxy, key, asCaller(await tokenOf(old, 'alice')))
     t.strictSame(refusalOf(refused), [401, 'idempotency_caller_missing'])
-    tellsNothing(t, refused, 'a key that was taken back')
+    tellsNothing(t, refused, 'a withdrawn key')
     t.equal(upstream.seen.length, 1)
     const asked = jwks.asked
     for (let i = 0; i < 20; i++)
       await send(proxy, key, asCaller(await tokenOf(old, 'alice', {}, { kid: `made-up-${i}` })))
-    t.ok(jwks.asked <= asked + 1, 'made-up key ids do not turn the proxy on the issuer')
+    t.ok(jwks.asked <= asked + 1, 'made-up key ids do not make the proxy flood the issuer')
   },
 )
 
-void t.test('S04 the issuer is away: 503, nothing executed and nothing told', async (t) => {
+void t.test('S04 an unavailable issuer means 503 as soon as its keys are not cached', async (t) => {
   const own = await pair('ES256')
   await using jwks = await jwksServer(own)
   const upstream = await payments(t)
@@ -200,7 +200,7 @@ void t.test('S04 the issuer is away: 503, nothing executed and nothing told', as
   await until(async () => (first = await send(proxy, key, alice)).status === 201)
   t.equal(upstream.seen.length, 1)
 
-  // The keys that it has serve on for a while; what they do not know cannot be judged.
+  // Cached keys serve for a while; a token of an unknown key cannot be judged.
   await jwks.stop()
   ahead = 20 * 60_000
   t.ok((await send(proxy, key, alice)).replayed)
@@ -209,13 +209,13 @@ void t.test('S04 the issuer is away: 503, nothing executed and nothing told', as
   ahead = 24 * 3_600_000
   const later = asCaller(await tokenOf(own, 'alice'))
   const refused = await send(proxy, key, later)
-  t.equal(refused.status, 503, 'not for ever')
-  tellsNothing(t, refused, 'not for ever')
+  t.equal(refused.status, 503, 'cached keys do not serve forever')
+  tellsNothing(t, refused, 'cached keys do not serve forever')
   t.equal(upstream.seen.length, 1)
   t.equal(first.status, 201)
 })
 
-void t.test('S04 the issuer is away: what says when to come again does not say not to', async (t) => {
+void t.test('S04 the 503 of an unavailable issuer says Retry-After and retry: same-key', async (t) => {
   const own = await pair('ES256')
   await using jwks = await jwksServer(own)
   await jwks.stop()
@@ -254,7 +254,7 @@ const MAY_SEE = (cache: string) =>
   `scope: { caller: ["header:authorization", "header:x-tenant"] }, inFlight: { mode: wait, wait: 20s }, authorizeReplay: { path: "/may-see?what=payments", cache: ${cache} }`
 
 for (const kind of STORES)
-  void t.test(`S05 who may no longer see it gets no stored byte: ${kind}`, async (t) => {
+  void t.test(`S05 a caller whose access was revoked gets no stored byte: ${kind}`, async (t) => {
     const { stub, state, executed } = await judging(t)
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(t, stub, store, MAY_SEE('0s'))
@@ -267,7 +267,7 @@ for (const kind of STORES)
     }
     const first = await send(proxy, key, { headers })
     t.equal(first.status, 201)
-    t.equal(state.probes, 0, 'a first request is not asked about')
+    t.equal(state.probes, 0, 'no probe for a first request')
     t.match(await send(proxy, key, { headers }), { body: first.body, replayed: true })
     const probe = stub.seen[1]
     t.match(probe, { method: 'GET', target: '/may-see?what=payments' })
@@ -291,7 +291,7 @@ for (const kind of STORES)
       [0, 503, 'replay_unauthorized_yet'],
     ] as const) {
       state.status = said
-      // Neither the answer nor the state: misuse is not told of, either.
+      // Neither the response nor the state is disclosed, nor that the key was reused.
       for (const body of ['{"amount":1}', '{"amount":2}']) {
         const refused = await send(proxy, key, { headers, body })
         t.strictSame(refusalOf(refused), [status, code], `the upstream said ${said}`)
@@ -339,7 +339,7 @@ for (const kind of STORES)
     await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   })
 
-void t.test('S05 authorizeReplay.cache remembers a 2xx, per caller and nothing else', async (t) => {
+void t.test('S05 authorizeReplay.cache remembers only a 2xx, per caller', async (t) => {
   const { stub, state, executed } = await judging(t)
   const proxy = await proxyWith(t, stub, redis.url, MAY_SEE('1m'))
   const key = newKey()

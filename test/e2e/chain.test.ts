@@ -37,7 +37,7 @@ routes:
   return proxy
 }
 
-/** A gateway before a sidecar, on one store. */
+/** A gateway in front of a sidecar, on one store. */
 async function chainOf(t: Test, url: string): Promise<{ gateway: TestProxy; sidecar: TestProxy }> {
   const sidecar = await proxyOf(t, 'sidecar', url)
   return { sidecar, gateway: await proxyOf(t, 'gateway', sidecar.url) }
@@ -45,7 +45,7 @@ async function chainOf(t: Test, url: string): Promise<{ gateway: TestProxy; side
 
 const told = ({ headers }: Reply): string | null => headers.get('idempotency-retry')
 
-void t.test('V04 a gateway and a sidecar on one store: one execution, whichever is asked', async (t) => {
+void t.test('V04 a gateway and a sidecar on one store execute once, whichever is asked', async (t) => {
   const upstream = await heldUpstream(t)
   const { gateway, sidecar } = await chainOf(t, upstream.url)
   const key = newKey()
@@ -59,7 +59,11 @@ void t.test('V04 a gateway and a sidecar on one store: one execution, whichever 
   upstream.finish(1)
   t.equal((await first).body, 'execution 1')
   const answer = await send(gateway, key)
-  t.same([answer.status, answer.body, answer.replayed], [201, 'execution 1', false], 'not the refusal')
+  t.same(
+    [answer.status, answer.body, answer.replayed],
+    [201, 'execution 1', false],
+    'the gateway did not keep the refusal',
+  )
   t.equal((await send(gateway, key)).replayed, true)
   const keys = Array.from({ length: 20 }, newKey)
   await Promise.all(
@@ -69,7 +73,7 @@ void t.test('V04 a gateway and a sidecar on one store: one execution, whichever 
   t.equal(upstream.seen.length, 21, 'N=1 for each key')
 })
 
-void t.test('V04 an outcome that the sidecar does not know: the gateway lets it decide', async (t) => {
+void t.test('V04 when the sidecar does not know the outcome, the gateway lets it decide', async (t) => {
   let answers = false
   await using upstream = await upstreamStub((_seen, response) => {
     if (answers) response.writeHead(201).end('done')
@@ -91,7 +95,7 @@ void t.test('V04 an outcome that the sidecar does not know: the gateway lets it 
 
 for (const accept of ['application/json', 'text/html,application/xhtml+xml,*/*;q=0.8'])
   void t.test(
-    `V04 a sidecar that tells callers apart in another way is not trusted with the retry: ${accept}`,
+    `V04 a gateway that identifies callers differently does not leave the retry to its sidecar: ${accept}`,
     async (t) => {
       let answers = false
       await using upstream = await upstreamStub((_seen, response) => {
@@ -106,54 +110,48 @@ for (const accept of ['application/json', 'text/html,application/xhtml+xml,*/*;q
       })
       t.equal((await send(gateway, key, as('Bearer old', accept))).status, 502)
       answers = true
-      // Inside it would be another caller's request.
+      // To the sidecar it would be another caller's request.
       t.equal((await send(gateway, key, as('Bearer renewed'))).code, 'idempotency_outcome_unknown')
       t.equal(upstream.seen.length, 1)
     },
   )
 
-void t.test(
-  'V04 a browser’s page that the first request is still running is not kept in front',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    const sidecar = await proxyOf(
-      t,
-      'sidecar',
-      upstream.url,
-      ', respondWithin: 300ms, inFlight: { mode: reject, status: 202 }',
-    )
-    const gateway = await proxyOf(t, 'gateway', sidecar.url)
-    const key = newKey()
-    const browser = { headers: { accept: 'text/html,*/*;q=0.8' } }
-    t.equal((await send(gateway, key, browser)).status, 504)
-    const page = await send(gateway, key, browser)
-    t.match(page, { status: 202, body: /<title>Your request is being carried out</ })
-    t.match(page.headers.get('idempotency-problem'), /^code=idempotency_key_in_progress, record="/)
-    upstream.finish(1)
-    await until(async () => (await send(sidecar, key, browser)).status === 201)
-    t.match(await send(gateway, key, browser), { status: 201, body: 'execution 1' })
-    t.equal(upstream.seen.length, 1)
-  },
-)
+void t.test("V04 a gateway does not keep the sidecar's HTML page about a request in progress", async (t) => {
+  const upstream = await heldUpstream(t)
+  const sidecar = await proxyOf(
+    t,
+    'sidecar',
+    upstream.url,
+    ', respondWithin: 300ms, inFlight: { mode: reject, status: 202 }',
+  )
+  const gateway = await proxyOf(t, 'gateway', sidecar.url)
+  const key = newKey()
+  const browser = { headers: { accept: 'text/html,*/*;q=0.8' } }
+  t.equal((await send(gateway, key, browser)).status, 504)
+  const page = await send(gateway, key, browser)
+  t.match(page, { status: 202, body: /<title>Your request is being carried out</ })
+  t.match(page.headers.get('idempotency-problem'), /^code=idempotency_key_in_progress, record="/)
+  upstream.finish(1)
+  await until(async () => (await send(sidecar, key, browser)).status === 201)
+  t.match(await send(gateway, key, browser), { status: 201, body: 'execution 1' })
+  t.equal(upstream.seen.length, 1)
+})
 
-void t.test(
-  'V04 V05 two proxies of one service in one request’s way: 508, N=0, nothing is kept',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    const sidecar = await proxyOf(t, 'pay', upstream.url)
-    const gateway = await proxyOf(t, 'pay', sidecar.url)
-    const key = newKey()
-    for (let i = 0; i < 2; i++) {
-      const refused = await send(gateway, key, FAST)
-      t.same([...refusalOf(refused), told(refused), refused.replayed], [508, 'loop_detected', 'no', false])
-    }
-    t.equal(upstream.seen.length, 0)
-    t.equal((await send(sidecar, key, FAST)).status, 201, 'the key was freed')
-    t.equal(upstream.seen.length, 1)
-  },
-)
+void t.test('V04 V05 two proxies of one service in a row answer 508: N=0, nothing kept', async (t) => {
+  const upstream = await heldUpstream(t)
+  const sidecar = await proxyOf(t, 'pay', upstream.url)
+  const gateway = await proxyOf(t, 'pay', sidecar.url)
+  const key = newKey()
+  for (let i = 0; i < 2; i++) {
+    const refused = await send(gateway, key, FAST)
+    t.same([...refusalOf(refused), told(refused), refused.replayed], [508, 'loop_detected', 'no', false])
+  }
+  t.equal(upstream.seen.length, 0)
+  t.equal((await send(sidecar, key, FAST)).status, 201, 'the key was freed')
+  t.equal(upstream.seen.length, 1)
+})
 
-/** Leads every connection to the port that it is told. */
+/** Forwards every connection to the port in `to`. */
 async function detour(t: Test): Promise<{ readonly url: string; to: number; readonly passed: number }> {
   const sockets = new Set<Socket>()
   const server = createServer((client) => {
@@ -182,7 +180,7 @@ async function detour(t: Test): Promise<{ readonly url: string; to: number; read
 }
 
 for (const replicas of [1, 2])
-  void t.test(`V05 an upstream that leads back, ${replicas} replicas: 508 at the second pass`, async (t) => {
+  void t.test(`V05 an upstream that leads back, ${replicas} replicas: 508 on the second pass`, async (t) => {
     const upstream = await heldUpstream(t)
     const way = await detour(t)
     const proxies = await Promise.all(Array.from({ length: replicas }, () => proxyOf(t, 'pay', way.url)))
@@ -207,14 +205,14 @@ for (const replicas of [1, 2])
     )
     t.ok(way.passed <= 4, 'one pass each')
     t.ok((proxies.at(-1) as TestProxy).log.some(({ msg }) => /leads back to this proxy/.test(String(msg))))
-    // The mistake is mended: nothing of it was kept.
+    // With the mistake fixed the key executes: nothing was kept.
     way.to = upstream.port
     const mended = await proxyOf(t, 'pay', upstream.url)
     t.equal((await send(mended, key, FAST)).status, 201)
     t.equal(upstream.seen.length, 1)
   })
 
-void t.test('V05 everything that is forwarded carries the mark; other entries stay', async (t) => {
+void t.test('V05 everything the proxy sends carries its CDN-Loop entry, and others stay', async (t) => {
   await using upstream = await upstreamStub((seen, response) => {
     if (seen.target === '/break') response.destroy()
     else if (seen.target.startsWith('/ask')) response.writeHead(404).end()
@@ -245,14 +243,14 @@ void t.test('V05 everything that is forwarded carries the mark; other entries st
     marks.filter((lines) => lines.length === 2).map(([before]) => before),
     upstream.seen.filter(({ target }) => !target.startsWith('/ask')).map(() => headers['CDN-Loop']),
   )
-  // However a proxy on the way writes it.
+  // However a proxy in between rewrites it.
   const mark = marks[0]?.at(-1) as string
   for (const line of [mark, `a, ${mark.toUpperCase()}`, `${mark.replace('; ', ' ;')},b`])
     t.equal((await send(proxy, null, { headers: { 'CDN-Loop': line } })).code, 'loop_detected')
   t.equal((await send(proxy, null, { headers: { 'CDN-Loop': 'idempotency-proxy; id=0' } })).status, 200)
 })
 
-void t.test('V05 proxies with embedded stores in a row are not taken for one', async (t) => {
+void t.test('V05 chained proxies with embedded stores are not mistaken for a loop', async (t) => {
   const upstream = await heldUpstream(t)
   let url = upstream.url
   for (let i = 0; i < 3; i++) {
@@ -267,13 +265,13 @@ void t.test('V05 proxies with embedded stores in a row are not taken for one', a
 })
 
 void t.test(
-  'V04 clients that retry through either proxy while everything breaks: N is at most 1',
+  'V04 clients that retry through either proxy while everything breaks execute a key at most once',
   async (t) => {
     const executed = new Map<string, number>()
     let turn = 0
     await using upstream = await upstreamStub(async (seen, response) => {
       const how = turn++ % 6
-      // What is refused is not done.
+      // A refused request is not executed.
       if (how === 0) return void response.writeHead(429, { 'Retry-After': '1' }).end()
       if (how === 1) return void response.writeHead(503, { 'Idempotency-Outcome': 'not-applied' }).end()
       const [key = ''] = linesOf(seen.headers, 'idempotency-key')

@@ -8,7 +8,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
-/** An upstream whose first POST to `/twice` is turned away, whose others wait, and that knows of nothing when it is asked. */
+/** An upstream that refuses its first POST to `/twice`, holds all others, and finds nothing when queried. */
 async function world(t: Test) {
   const redis = await RedisServer.start()
   t.teardown(() => redis[Symbol.asyncDispose]())
@@ -56,20 +56,20 @@ routes:
 
 const state = async (redis: RedisServer): Promise<number> => stateOf((await onlyRecord(redis)).bytes)
 
-void t.test('V08 Redis’ clock steps by 90 s under a healthy owner: it goes on owning, N=1', async (t) => {
+void t.test("V08 a healthy owner gets its record back after Redis' clock stepped by 90 s: N=1", async (t) => {
   const { redis, clock, work, executed, asked, a, b } = await world(t)
   const key = newKey()
   const first = send(a, key)
   await until(() => executed.length === 1)
   clock.skew = 90_000
-  t.equal((await send(b, key)).code, 'idempotency_outcome_unknown', 'as it reads by that clock')
+  t.equal((await send(b, key)).code, 'idempotency_outcome_unknown', 'by that clock the lease has expired')
   await until(async () => (await state(redis)) === STATE.unknown)
   await until(() => asked() > 0)
   // The owner renews its lease every five seconds.
   await until(async () => (await state(redis)) === STATE.in_progress)
   t.equal((await send(b, key)).code, 'idempotency_key_in_progress')
   clock.skew = 0
-  t.equal((await send(b, key)).code, 'idempotency_key_in_progress', 'and back again')
+  t.equal((await send(b, key)).code, 'idempotency_key_in_progress', 'after the step back')
   work.open()
   const { status, body } = await first
   t.strictSame([status, body], [201, 'execution 1'])
@@ -79,7 +79,7 @@ void t.test('V08 Redis’ clock steps by 90 s under a healthy owner: it goes on 
 })
 
 void t.test(
-  '§2 Redis goes back to a snapshot under a run: a retry there is in progress, the outcome is kept',
+  '§2 Redis rolls back to a snapshot during an attempt: retries get 409, the outcome is kept',
   async (t) => {
     const { redis, work, executed, a, b } = await world(t)
     const key = newKey()
@@ -93,7 +93,7 @@ void t.test(
     t.equal(await state(redis), STATE.failed_retryable)
     const [one, two] = await Promise.all([send(a, key, ask), send(a, key, ask)])
     t.strictSame([one.code, two.code], ['idempotency_key_in_progress', 'idempotency_key_in_progress'])
-    t.equal((await send(b, key, ask)).code, 'idempotency_key_in_progress', 'the run has its record back')
+    t.equal((await send(b, key, ask)).code, 'idempotency_key_in_progress', 'the attempt has its record back')
     await redis.command('RESTORE', name, 100_000, snapshot, 'REPLACE')
     work.open()
     const { status, body } = await second
@@ -102,7 +102,7 @@ void t.test(
       const retry = await send(proxy, key, ask)
       t.strictSame([retry.body, retry.replayed], [body, true])
     }
-    t.equal(executed.length, 2, 'the one that was turned away, and one')
+    t.equal(executed.length, 2, 'the refused one, and one more')
     t.equal(await a.metric('idempotency_completions_total{route="twice",result="recovered"}'), 1)
   },
 )

@@ -28,7 +28,7 @@ t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 const ALICE = ['Authorization: Bearer alice']
 const BIG = 24 * 1024 * 1024
 
-/** Answers `/gated…` when the gate opens, `/stream` as an event stream that ends then, `/big` with 4 MiB, others at once. */
+/** Answers `/gated…` when the gate opens, `/stream` as an event stream that ends then, `/big` with 24 MiB, others at once. */
 async function world(t: Test) {
   const work = gate()
   const upstream = await upstreamStub(async ({ target }, response) => {
@@ -66,7 +66,7 @@ function dial(t: Test, port: number): Socket {
   return socket
 }
 
-/** Resolves when the proxy has handled what its sockets told it before. */
+/** Resolves once the proxy has handled earlier events of its sockets. */
 async function turned({ adminUrl }: { readonly adminUrl: string }): Promise<void> {
   for (let n = 0; n < 3; n++) await (await fetch(`${adminUrl}/livez`)).text()
 }
@@ -99,7 +99,7 @@ void t.test('X01 a client that leaves after the request was sent changes nothing
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X02 a client that leaves while its claim is under way: nothing is executed', async (t) => {
+void t.test('X02 when a client leaves during its claim, nothing is executed', async (t) => {
   const { upstream } = await world(t)
   await using wire = await relay(redis.port)
   await using proxy = await proxyInProcess(
@@ -153,7 +153,7 @@ void t.test(
     await leave('/stream', 0, some)
     await leave('/big', 0, some)
     await leave('/pay', 0, async () => {})
-    t.ok((await proxy.metric('idempotency_in_flight')) >= 2, 'what was sent goes on')
+    t.ok((await proxy.metric('idempotency_in_flight')) >= 2, 'requests that were sent go on')
     work.open()
     await until(async () => (await proxy.metric('idempotency_in_flight')) === 0)
     await until(async () => (await proxy.metric('idempotency_buffered_bytes')) === 0)
@@ -233,7 +233,7 @@ void t.test('X04 a second SIGTERM and a SIGINT change nothing', async (t) => {
   t.equal(await proxy.exited, 0)
 })
 
-void t.test('X04 the calls of departed clients are waited for, and stored', async (t) => {
+void t.test('X04 a drain waits for calls whose clients left, and stores them', async (t) => {
   const { upstream, work, start } = await world(t)
   const proxy = await start()
   const socket = dial(t, proxy.port)
@@ -249,7 +249,7 @@ void t.test('X04 the calls of departed clients are waited for, and stored', asyn
   t.equal(await state(), STATE.completed)
 })
 
-void t.test('X04 a stream under way reaches its end, and is recorded', async (t) => {
+void t.test('X04 a running stream reaches its end during a drain, and is recorded', async (t) => {
   const { upstream, work, start } = await world(t)
   const proxy = await start()
   const answer = await fetch(`${proxy.url}/stream`, {
@@ -266,7 +266,7 @@ void t.test('X04 a stream under way reaches its end, and is recorded', async (t)
   t.equal(await state(), STATE.completed)
 })
 
-void t.test('X04 a stream whose client left reaches its end, and is recorded', async (t) => {
+void t.test('X04 a stream whose client left reaches its end during a drain, and is recorded', async (t) => {
   const { upstream, work, start } = await world(t)
   const proxy = await start()
   const socket = dial(t, proxy.port)
@@ -282,7 +282,7 @@ void t.test('X04 a stream whose client left reaches its end, and is recorded', a
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X04 what passes through finishes, too', async (t) => {
+void t.test('X04 a drain lets pass-through responses finish', async (t) => {
   const { upstream, work, start } = await world(t)
   const proxy = await start()
   const answer = await fetch(`${proxy.url}/download`)
@@ -294,9 +294,9 @@ void t.test('X04 what passes through finishes, too', async (t) => {
   t.equal(await proxy.exited, 0)
 })
 
-void t.test('X04 an answer that a client is still reading is not cut', async (t) => {
+void t.test('X04 a response that a client is still reading is not cut off', async (t) => {
   const { start } = await world(t)
-  // Far more than the kernel holds for a connection.
+  // Far more than the kernel buffers for a connection.
   const proxy = await start('limits: { response: 32MiB, buffered: 64MiB }', 'memory:')
   const socket = dial(t, proxy.port)
   const parts: Buffer[] = []
@@ -346,7 +346,7 @@ void t.test(
   },
 )
 
-void t.test('X05 past drain.timeout what is in flight is marked unknown, exit 0', async (t) => {
+void t.test('X05 past drain.timeout requests in flight are marked unknown, exit 0', async (t) => {
   const { upstream, start } = await world(t)
   const proxy = await start('drain: { timeout: 100ms }')
   const key = newKey()
@@ -381,7 +381,7 @@ void t.test(
   },
 )
 
-void t.test('X04 what the store had not taken is written during the drain', async (t) => {
+void t.test('X04 a drain writes outcomes that the store had refused', async (t) => {
   const { upstream, work, start } = await world(t)
   await using wire = await relay(redis.port)
   const proxy = await start('', `redis://127.0.0.1:${wire.port}`)
@@ -406,7 +406,7 @@ void t.test('X04 what the store had not taken is written during the drain', asyn
 })
 
 void t.test(
-  'X05 a store that stays away past drain.timeout: the loss is logged as an error, exit 0',
+  'X05 a store that stays down past drain.timeout: the lost outcome is logged as an error, exit 0',
   async (t) => {
     const { upstream, work, start } = await world(t)
     await using wire = await relay(redis.port)
@@ -426,7 +426,7 @@ void t.test(
 )
 
 void t.test(
-  'X07 an owner that stood still for two leases: unknown meanwhile, its late outcome counts',
+  'X07 an owner paused for two leases: its record reads unknown, then its late outcome counts',
   async (t) => {
     const { upstream, work, start } = await world(t)
     const [owner, other] = await Promise.all([

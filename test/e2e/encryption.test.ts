@@ -13,7 +13,7 @@ import { RedisServer } from '../support/redis.ts'
 
 t.setTimeout(200_000)
 
-/** In what a client sends and gets; nothing of it may be readable anywhere. */
+/** Parts of what a client sends and receives; none may be readable anywhere. */
 const SECRETS = ['secret-key-51c0', 'secret-path-a7e4', 'secret-answer-90d2', 'secret-request-77d3']
 const [KEY, PATH, ANSWER, BODY] = SECRETS as [string, string, string, string]
 const ADMIN = 'an-admin-token'
@@ -38,7 +38,7 @@ async function redisPlace(t: Test): Promise<Place> {
   return {
     url: server.url,
     async bytes() {
-      // The commands as they came, a snapshot, and each value.
+      // The commands received, a snapshot and every value.
       await server.command('SAVE')
       const [, dir] = (await server.command('CONFIG', 'GET', 'dir')) as [string, string]
       const client = new Redis(server.port, '127.0.0.1')
@@ -76,7 +76,7 @@ const PLACES: Readonly<Record<string, (t: Test) => Promise<Place>>> = {
   ...(NO_POSTGRES ? {} : { postgres: postgresPlace }),
 }
 
-/** Files of keys that a proxy may be given. */
+/** Key files for proxies. */
 function keyFiles(t: Test): Readonly<Record<'one' | 'two', string>> {
   const dir = tempDir(t)
   const [one, two] = ['one', 'two'].map((id) => {
@@ -128,58 +128,55 @@ async function records(proxy: TestProxy): Promise<Listed> {
 }
 
 for (const [kind, make] of Object.entries(PLACES)) {
-  void t.test(
-    `S09 ${kind}: nothing of key, path, body and error is readable; retries are answered`,
-    async (t) => {
-      const place = await make(t)
-      const upstream = await bank(t)
-      const { one } = keyFiles(t)
-      const spool = tempDir(t)
-      const proxy = await started(t, upstream, place.url, [one], `, compression: zstd, spool: "${spool}"`)
-      // Answered.
-      upstream.fault = (key, response) =>
-        void response
-          .writeHead(201, `Made ${ANSWER}`, { 'X-Told': ANSWER })
-          .end(`${ANSWER} ${key} ${'again '.repeat(200)}`)
-      const first = await send(proxy, `${KEY}-1`, ASK)
-      const retry = await send(proxy, `${KEY}-1`, ASK)
-      t.match(retry, { status: 201, replayed: true, body: first.body })
-      t.equal(
-        (await send(proxy, `${KEY}-1`, { ...ASK, body: `{"card":"${BODY}2"}` })).code,
-        'idempotency_key_reused',
-      )
-      // Unknown, then found out.
-      upstream.fault = (_key, response) => void response.socket?.destroy()
-      t.equal((await send(proxy, `${KEY}-2`, ASK)).code, 'upstream_failed')
-      await until(async () => (await send(proxy, `${KEY}-2`, ASK)).replayed)
-      // Unknown for now.
-      upstream.fate = () => 'processing'
-      t.equal((await send(proxy, `${KEY}-3`, ASK)).code, 'upstream_failed')
-      t.strictSame(
-        upstream.executed,
-        [1, 2, 3].map((n) => `${KEY}-${n}`),
-      )
+  void t.test(`S09 ${kind}: no key, path, body or error is readable; retries are replayed`, async (t) => {
+    const place = await make(t)
+    const upstream = await bank(t)
+    const { one } = keyFiles(t)
+    const spool = tempDir(t)
+    const proxy = await started(t, upstream, place.url, [one], `, compression: zstd, spool: "${spool}"`)
+    // Answered.
+    upstream.fault = (key, response) =>
+      void response
+        .writeHead(201, `Made ${ANSWER}`, { 'X-Told': ANSWER })
+        .end(`${ANSWER} ${key} ${'again '.repeat(200)}`)
+    const first = await send(proxy, `${KEY}-1`, ASK)
+    const retry = await send(proxy, `${KEY}-1`, ASK)
+    t.match(retry, { status: 201, replayed: true, body: first.body })
+    t.equal(
+      (await send(proxy, `${KEY}-1`, { ...ASK, body: `{"card":"${BODY}2"}` })).code,
+      'idempotency_key_reused',
+    )
+    // Unknown, then reconciled.
+    upstream.fault = (_key, response) => void response.socket?.destroy()
+    t.equal((await send(proxy, `${KEY}-2`, ASK)).code, 'upstream_failed')
+    await until(async () => (await send(proxy, `${KEY}-2`, ASK)).replayed)
+    // Unknown for now.
+    upstream.fate = () => 'processing'
+    t.equal((await send(proxy, `${KEY}-3`, ASK)).code, 'upstream_failed')
+    t.strictSame(
+      upstream.executed,
+      [1, 2, 3].map((n) => `${KEY}-${n}`),
+    )
 
-      // Whoever asks the proxy reads them.
-      const { records: listed } = await records(proxy)
-      const errors = [...new Set(listed.flatMap(({ lastError }) => lastError ?? []))]
-      t.equal(errors.length, 1)
-      t.ok(listed.every(({ path }) => path === ASK.path))
-      await proxy.drain()
-      const written = await place.bytes()
-      t.ok(written.length > 1000)
-      for (const secret of [...SECRETS, ...errors])
-        for (const form of [
-          secret,
-          Buffer.from(secret).toString('hex'),
-          Buffer.from(secret).toString('base64'),
-        ])
-          t.notOk(written.includes(form), secret)
-      t.notOk(filesBelow(spool).includes('secret'))
-    },
-  )
+    // The admin API shows them in the clear.
+    const { records: listed } = await records(proxy)
+    const errors = [...new Set(listed.flatMap(({ lastError }) => lastError ?? []))]
+    t.equal(errors.length, 1)
+    t.ok(listed.every(({ path }) => path === ASK.path))
+    await proxy.drain()
+    const written = await place.bytes()
+    t.ok(written.length > 1000)
+    for (const secret of [...SECRETS, ...errors])
+      for (const form of [
+        secret,
+        Buffer.from(secret).toString('hex'),
+        Buffer.from(secret).toString('base64'),
+      ])
+        t.notOk(written.includes(form), secret)
+    t.notOk(filesBelow(spool).includes('secret'))
+  })
 
-  void t.test(`W08 ${kind}: rotation with two replicas, one a step ahead of the other`, async (t) => {
+  void t.test(`W08 ${kind}: replicas a step of a rotation apart replay each other's records`, async (t) => {
     const place = await make(t)
     const upstream = await bank(t)
     upstream.fault = (key, response) => void response.writeHead(201).end(key)
@@ -203,7 +200,7 @@ for (const [kind, make] of Object.entries(PLACES)) {
   })
 
   void t.test(
-    `W08 ${kind}: a record whose key is not here, or that was altered, swapped or put back: 503, and never executed`,
+    `W08 ${kind}: a record whose key is missing, or that was altered, swapped or put back, gives 503 and never executes`,
     async (t) => {
       const place = await make(t)
       const upstream = await bank(t)
@@ -219,7 +216,7 @@ for (const [kind, make] of Object.entries(PLACES)) {
         t.match(await records(other), { records: [] })
         await other.drain()
       }
-      t.ok((await send(own, key, ASK)).replayed, 'it was left as it is')
+      t.ok((await send(own, key, ASK)).replayed, 'the record is untouched')
       t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), 0)
 
       const raw = await openStore(
@@ -255,7 +252,7 @@ for (const [kind, make] of Object.entries(PLACES)) {
         [
           ['a byte is flipped', flipped, false],
           ['the record of another key is in its place', swapped, false],
-          ['its answer is put back under a later attempt', older, true],
+          ['its response is put back under a later attempt', older, true],
         ] as const
       ).entries()) {
         const version = ((await raw.get(id)).bytes as Buffer).readUIntBE(4, 6)

@@ -9,7 +9,7 @@ import { SentinelGroup } from '../support/redis-sentinel.ts'
 
 interface Topology {
   readonly start: () => Promise<Losing>
-  /** At a time. */
+  /** At the same time. */
   readonly stores: number
   /** In `npm test`. */
   readonly failovers: number
@@ -34,12 +34,12 @@ const TOPOLOGIES: Readonly<Record<string, Topology>> = {
   postgres: { start: PostgresPair.start, stores: 2, failovers: 4 },
 }
 
-/** `FAILOVERS=300 TOPOLOGY=sentinel node test/e2e/failovers.test.ts` for figures (docs/stores.md); of all topologies unless one is named. */
+/** `FAILOVERS=300 TOPOLOGY=sentinel node test/e2e/failovers.test.ts` measures the figures of docs/stores.md; without TOPOLOGY, for all of them. */
 const { FAILOVERS, TOPOLOGY } = process.env
 t.setTimeout(600_000 + 60_000 * Number(FAILOVERS ?? 0))
-// Most of a failover is waiting; figures are taken one after the other.
+// A failover is mostly waiting; figures are measured one topology after the other.
 t.jobs = FAILOVERS === undefined ? 2 : 1
-/** The default, or longer: proxies must get to run within it, and beside other tests this process has been kept waiting for 2.8 s. */
+/** The default, or longer: proxies must be scheduled within it, and next to other tests this process has waited for 2.8 s. */
 const GRACE = FAILOVERS === undefined ? '5s' : '2s'
 
 for (const [name, topology] of Object.entries(TOPOLOGIES)) {
@@ -61,7 +61,7 @@ for (const [name, topology] of Object.entries(TOPOLOGIES)) {
   )
 
   void t.test(
-    `W01 ${name}: without a grace they do: the test can fail`,
+    `W01 ${name}: without a grace, failovers execute keys twice: the test can fail`,
     { skip, buffered: true },
     async (t) => {
       const isOver = (so: Figures) => so.twice > 0 && sumOf(so.failovers) >= enough / 10

@@ -13,7 +13,7 @@ const redis = await emptyRedis(t)
 type Fault = Bank['fault']
 const HEAD = { 'Content-Type': 'text/plain' }
 
-/** Every row of contract §7 after which nobody knows whether it was done, with what its own client sees: a code, or a cut. */
+/** Every row of contract §7 with an uncertain outcome, and what its client sees: a code, or a cut. */
 const UNCERTAIN: Readonly<Record<string, readonly [code: string | number, Fault]>> = {
   reset: ['upstream_failed', (_, response) => void response.socket?.resetAndDestroy()],
   closed: ['upstream_failed', (_, response) => void response.socket?.end()],
@@ -41,14 +41,14 @@ const UNCERTAIN: Readonly<Record<string, readonly [code: string | number, Fault]
   ],
 }
 
-/** A proxy before the bank. `asks`: by `reconcile`; else nobody but a person decides. */
+/** A proxy in front of the bank. `asks`: `reconcile` decides; otherwise only an operator does. */
 async function world(t: Test, store: string, asks: boolean): Promise<{ upstream: Bank; proxy: TestProxy }> {
   const upstream = await bank(t)
   const route = bankRoute(upstream.url, store).replace('timeout: 5s', 'timeout: 500ms')
   const yaml = asks ? route : `${route.slice(0, route.indexOf('    reconcile:'))}\n`
   const [proxy] = await replicas(t, 1, `${adminYaml(t)}\nlimits: { response: 16KiB }\n${yaml}`)
   if (proxy === undefined) throw new Error('no proxy')
-  // Loads the admin API: on a busy machine that takes as long as the upstream may.
+  // Loads the admin API: on a busy machine that takes as long as the upstream's timeout.
   await ask(proxy, '/v1/records')
   return { upstream, proxy }
 }
@@ -63,7 +63,7 @@ async function shown(proxy: TestProxy, key: string) {
   return fullOf(await ask(proxy, '/v1/records/lookup', { method: 'POST', body }))
 }
 
-/** The record's path, by its history: once all of these were written down. */
+/** The events in the record's history, once all of these are there. */
 async function path(proxy: TestProxy, key: string, ...events: string[]): Promise<string[]> {
   let seen: string[] = []
   await until(async () => {
@@ -74,7 +74,7 @@ async function path(proxy: TestProxy, key: string, ...events: string[]): Promise
 }
 
 for (const kind of STORES)
-  void t.test(`${kind}: each fault of §7 leads to unknown, and the reconciler to its end`, async (t) => {
+  void t.test(`${kind}: the reconciler settles each uncertain outcome of §7`, async (t) => {
     const { upstream, proxy } = await world(t, storeUrl(t, kind, redis), true)
     await Promise.all(
       Object.entries(UNCERTAIN).map(async ([name, [code, fault]]) => {
@@ -98,74 +98,75 @@ for (const kind of STORES)
   })
 
 for (const kind of STORES)
-  void t.test(
-    `${kind}: each fault of §7 leads to unknown, and stays so until a person decides`,
-    async (t) => {
-      const { upstream, proxy } = await world(t, storeUrl(t, kind, redis), false)
-      await Promise.all(
-        Object.entries(UNCERTAIN).flatMap(([name, [code, fault]]) =>
-          (['completed', 'retryable'] as const).map(async (outcome) => {
-            const key = newKey()
-            const says = `${name}, ${outcome}`
-            const other = upstream.fault
-            let attempt = 0
-            upstream.fault = (one, response, request) => {
-              if (one !== key) return other(one, response, request)
-              return ++attempt === 1
-                ? fault(one, response, request)
-                : void response.writeHead(201, HEAD).end('second')
-            }
-            const seen = await first(proxy, key)
-            t.equal(seen === 'cut' ? 'cut' : (seen.code ?? seen.status), code, says)
-            await until(async () => (await shown(proxy, key)).state === 'unknown')
-            const record = await shown(proxy, key)
-            t.match(record, { attempts: 1, response: null, lastError: /./ }, says)
-            for (let n = 0; n < 3; n++)
-              t.match(await send(proxy, key), { status: 409, code: 'idempotency_outcome_unknown' }, says)
-            t.equal(attempt, 1, `${says}: no retry executes`)
-            const response = outcome === 'completed' ? { response: { status: 201, body: 'by hand' } } : {}
-            // The sweeper may move the version on.
-            let resolved = await ask(proxy, '/v1/records')
-            await until(async () => {
-              const headers = { 'if-match': `"${(await shown(proxy, key)).version}"` }
-              const body = { outcome, reason: 'seen at the bank', ...response }
-              resolved = await ask(proxy, `/v1/records/${record.id}/resolve`, {
-                method: 'POST',
-                headers,
-                body,
-              })
-              return resolved.code !== 'version_mismatch'
+  void t.test(`${kind}: each uncertain outcome of §7 stays unknown until an operator decides`, async (t) => {
+    const { upstream, proxy } = await world(t, storeUrl(t, kind, redis), false)
+    await Promise.all(
+      Object.entries(UNCERTAIN).flatMap(([name, [code, fault]]) =>
+        (['completed', 'retryable'] as const).map(async (outcome) => {
+          const key = newKey()
+          const says = `${name}, ${outcome}`
+          const other = upstream.fault
+          let attempt = 0
+          upstream.fault = (one, response, request) => {
+            if (one !== key) return other(one, response, request)
+            return ++attempt === 1
+              ? fault(one, response, request)
+              : void response.writeHead(201, HEAD).end('second')
+          }
+          const seen = await first(proxy, key)
+          t.equal(seen === 'cut' ? 'cut' : (seen.code ?? seen.status), code, says)
+          await until(async () => (await shown(proxy, key)).state === 'unknown')
+          const record = await shown(proxy, key)
+          t.match(record, { attempts: 1, response: null, lastError: /./ }, says)
+          for (let n = 0; n < 3; n++)
+            t.match(await send(proxy, key), { status: 409, code: 'idempotency_outcome_unknown' }, says)
+          t.equal(attempt, 1, `${says}: no retry executes`)
+          const response = outcome === 'completed' ? { response: { status: 201, body: 'by hand' } } : {}
+          // The sweeper may raise the version meanwhile.
+          let resolved = await ask(proxy, '/v1/records')
+          await until(async () => {
+            const headers = { 'if-match': `"${(await shown(proxy, key)).version}"` }
+            const body = { outcome, reason: 'seen at the bank', ...response }
+            resolved = await ask(proxy, `/v1/records/${record.id}/resolve`, {
+              method: 'POST',
+              headers,
+              body,
             })
-            t.match(
-              recordOf(resolved),
-              { state: outcome === 'completed' ? 'completed' : 'failed_retryable' },
-              says,
-            )
-            const later = [await send(proxy, key), await send(proxy, key)]
-            t.match(
-              later,
-              outcome === 'completed'
-                ? [
-                    { status: 201, replayed: true, body: 'by hand' },
-                    { replayed: true, body: 'by hand' },
-                  ]
-                : [
-                    { status: 201, replayed: false, body: 'second' },
-                    { replayed: true, body: 'second' },
-                  ],
-              `${says}: the later retries`,
-            )
-            const events = await path(proxy, key, 'unknown', 'resolved', 'replayed')
-            t.ok(events.indexOf('unknown') < events.indexOf('resolved'), `${says}: ${events.join(', ')}`)
-            t.ok(events.indexOf('resolved') < events.lastIndexOf('replayed'), `${says}: ${events.join(', ')}`)
-            t.equal(attempt, outcome === 'completed' ? 1 : 2, `${says}: one, or one more as a person decided`)
-          }),
-        ),
-      )
-    },
-  )
+            return resolved.code !== 'version_mismatch'
+          })
+          t.match(
+            recordOf(resolved),
+            { state: outcome === 'completed' ? 'completed' : 'failed_retryable' },
+            says,
+          )
+          const later = [await send(proxy, key), await send(proxy, key)]
+          t.match(
+            later,
+            outcome === 'completed'
+              ? [
+                  { status: 201, replayed: true, body: 'by hand' },
+                  { replayed: true, body: 'by hand' },
+                ]
+              : [
+                  { status: 201, replayed: false, body: 'second' },
+                  { replayed: true, body: 'second' },
+                ],
+            `${says}: the later retries`,
+          )
+          const events = await path(proxy, key, 'unknown', 'resolved', 'replayed')
+          t.ok(events.indexOf('unknown') < events.indexOf('resolved'), `${says}: ${events.join(', ')}`)
+          t.ok(events.indexOf('resolved') < events.lastIndexOf('replayed'), `${says}: ${events.join(', ')}`)
+          t.equal(
+            attempt,
+            outcome === 'completed' ? 1 : 2,
+            `${says}: one execution, or a second that an operator allowed`,
+          )
+        }),
+      ),
+    )
+  })
 
-void t.test('what §7 calls certain never reads unknown: not sent, or the upstream’s own word', async (t) => {
+void t.test('an outcome that §7 calls certain settles without a reconciler or an operator', async (t) => {
   const { upstream, proxy } = await world(t, 'memory:', false)
   const words: Readonly<Record<string, readonly [Fault, state: string, executions: number]>> = {
     'not applied': [

@@ -54,7 +54,7 @@ ${ROUTES}`
 
 const URLENCODED = { 'content-type': 'application/x-www-form-urlencoded' }
 
-void t.test('§4 a form field is the key, urlencoded and multipart', async (t) => {
+void t.test('§4 a form field can be the key, urlencoded or multipart', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const post = (body: string, path = '/checkout') => send(proxy, null, { path, body, headers: URLENCODED })
   const key = newKey()
@@ -73,7 +73,7 @@ void t.test('§4 a form field is the key, urlencoded and multipart', async (t) =
   t.ok(both.every(({ status, code }) => status === 201 || code === 'idempotency_key_in_progress'))
   t.equal(upstream.seen.length, 3, 'one execution')
 
-  // Each of these has a boundary of its own.
+  // Each upload has its own boundary.
   const upload = (key: string | Blob) => {
     const form = new FormData()
     form.set('amount', '5')
@@ -87,11 +87,11 @@ void t.test('§4 a form field is the key, urlencoded and multipart', async (t) =
   const again = await upload(uploadKey)
   t.equal(again.headers.get('idempotent-replayed'), 'true')
   t.equal(await again.text(), await first.text())
-  t.equal((await upload(new Blob([newKey()]))).status, 400, 'a file is no key')
+  t.equal((await upload(new Blob([newKey()]))).status, 400, 'a file is not a key')
   t.equal(upstream.seen.length, 4)
 })
 
-void t.test('§4 curl sends a form with a key, and sends it again', async (t) => {
+void t.test('§4 a form that curl sends twice is executed once and replayed', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const curl = async (path: string, ...args: string[]): Promise<string> =>
     (
@@ -108,7 +108,7 @@ void t.test('§4 curl sends a form with a key, and sends it again', async (t) =>
   t.equal(upstream.seen.length, 4)
 })
 
-void t.test('§4 a query parameter is the key', async (t) => {
+void t.test('§4 a query parameter can be the key', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const key = newKey()
   const path = `/checkout?idempotency_key=${key}&x=1`
@@ -127,13 +127,13 @@ void t.test('§4 a query parameter is the key', async (t) => {
   ])
   t.equal(upstream.seen.length, 1)
 
-  // Asked for without a retry: the path that is asked about has the key.
+  // A status query instead of a retry: the key is in the path that it asks about.
   const asked = new URLSearchParams({ method: 'POST', path })
   const status = await send(proxy, null, { method: 'GET', path: `/status?${asked.toString()}`, body: null })
   t.match(JSON.parse(status.body), { state: 'completed' })
 })
 
-void t.test('§4 an optional key in a query or a form', async (t) => {
+void t.test('§4 an optional query or form key protects the requests that carry it', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const post = (path: string, body: string) => send(proxy, null, { path, body, headers: URLENCODED })
   for (const n of [1, 2]) {
@@ -148,7 +148,7 @@ void t.test('§4 an optional key in a query or a form', async (t) => {
   t.equal(upstream.seen.length, 3)
 })
 
-void t.test('§4 a key derived from a form field', async (t) => {
+void t.test('§4 a key can be derived from a form field', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const post = (body: string) => send(proxy, null, { path: '/orders', body, headers: URLENCODED })
   const first = await post('order=1&note=a')
@@ -161,7 +161,7 @@ void t.test('§4 a key derived from a form field', async (t) => {
   t.equal(upstream.seen.length, 2)
 })
 
-void t.test('K22 a key in a form or a query is in no log line, metric or Redis key or value', async (t) => {
+void t.test('K22 a key in a form or a query is in no log line, metric, Redis key or value', async (t) => {
   const { proxy } = await setUp(t)
   const secret = 'raw-key-2c9e-do-not-tell'
   for (const path of ['/checkout', '/optional']) {
@@ -190,7 +190,7 @@ void t.test('K22 a key in a form or a query is in no log line, metric or Redis k
 
 const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'
 
-void t.test('§6 a browser gets refusals as a page, everybody else as a problem', async (t) => {
+void t.test('§6 a browser gets a refusal as an HTML page, other clients as problem+json', async (t) => {
   const { proxy, upstream } = await setUp(t)
   const post = (accept: string, body: string) =>
     send(proxy, null, { path: '/checkout', body, headers: { ...URLENCODED, accept } })
@@ -224,7 +224,7 @@ void t.test('§6 a browser gets refusals as a page, everybody else as a problem'
   t.match(passed.body, /<h1>The service cannot be reached<\/h1>/, 'pass-through too')
 })
 
-/** The page of the guide, whose key a script makes, as the shop would serve it. */
+/** The guide's page, whose script makes the key, as the shop would serve it. */
 const [, PAGE = ''] =
   /```html\n(<!-- checkout.html -->.*?)```/s.exec(
     readFileSync(join(import.meta.dirname, '../../docs/guides/browsers.md'), 'utf8'),
@@ -233,7 +233,7 @@ const [, PAGE = ''] =
 const skip = CHROMIUM === null && 'no Chromium here: install it, or set CHROMIUM to one'
 
 void t.test(
-  '§4 §6 the form of the guide in a browser: a reload is a replay, a double click is one order',
+  "§4 §6 the guide's form in a browser: a reload is a replay, a double click is one order",
   { skip },
   async (t) => {
     let orders = 0
@@ -269,7 +269,7 @@ routes:
     await page.getByRole('button').click()
     await page.getByRole('heading', { name: 'Order 1' }).waitFor()
     await page.reload()
-    t.equal(await heading(), 'Order 1', 'the form sent again is answered as before')
+    t.equal(await heading(), 'Order 1', 'a resubmitted form gets the same response')
     t.equal(orders, 1)
 
     await page.goto(`${proxy.url}/checkout`)
@@ -277,7 +277,7 @@ routes:
     await page.getByRole('button').click()
     await page.getByRole('heading', { name: 'Order 2' }).waitFor()
 
-    // Two clicks: the browser lets go of the first request and sends another.
+    // Two clicks: the browser cancels the first request and sends another.
     await context.addCookies([{ name: 'session', value: 'slow', url: proxy.url }])
     await page.goto(`${proxy.url}/checkout`)
     await page.getByLabel('Amount').fill('7')
@@ -289,7 +289,7 @@ routes:
     await page.getByRole('heading', { name: 'Order 3' }).waitFor()
     t.equal(orders, 3)
 
-    // Without its key the form is refused, in words for a person.
+    // Without its key the form is refused, in plain words.
     await page.goto(`${proxy.url}/checkout`)
     await page.getByLabel('Amount').fill('8')
     await page.evaluate('document.querySelector("[name=idempotency_key]").remove()')
@@ -298,13 +298,13 @@ routes:
     t.equal(
       await page.evaluate('getComputedStyle(document.body).maxWidth'),
       '576px',
-      'the policy lets its style in',
+      'the Content-Security-Policy allows its style',
     )
     t.equal(orders, 3)
   },
 )
 
-void t.test('§4 the published policy tells where keys are taken', async (t) => {
+void t.test('§4 the published policy lists where keys are read from', async (t) => {
   const { proxy } = await setUp(t)
   const policy = (await (await fetch(`${proxy.url}/.well-known/idempotency`)).json()) as {
     routes: { key: { from: object[] } }[]

@@ -13,21 +13,21 @@ import { SERVICE } from '../support/service.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 const FAST = { path: '/fast' }
-/** A promotion takes its time on a busy machine. */
+/** Promotions are slow on a busy machine. */
 t.setTimeout(180_000)
 
 interface Pair extends AsyncDisposable {
   readonly url: string
   /** From now on nothing reaches the replica. */
   lag(): Promise<unknown>
-  /** Of the replica; what it lacks is lost. */
+  /** Promotes the replica; what it lacks is lost. */
   promote(): Promise<unknown>
 }
 const PAIRS: Readonly<Record<string, () => Promise<Pair>>> = {
   redis: () => RedisPair.start(),
   ...(NO_POSTGRES ? {} : { postgres: () => PostgresPair.start() }),
 }
-if (NO_POSTGRES) void t.test('on PostgreSQL, too', { skip: NO_POSTGRES }, () => {})
+if (NO_POSTGRES) void t.test('the grace on PostgreSQL', { skip: NO_POSTGRES }, () => {})
 
 interface Two {
   readonly a: TestProxy
@@ -49,28 +49,25 @@ async function inGrace(proxy: TestProxy, value: 0): Promise<void> {
   })
 }
 
-void t.test(
-  'W03 a store that has replaced another one holds requests for store.grace, and no longer',
-  async (t) => {
-    await using redis = await RedisServer.start()
-    const upstream = await heldUpstream(t)
-    const { a, b } = await two(t, upstream, redis.url, '4s')
-    const { epochs } = new RedisKeys(SERVICE)
-    await redis.command('MSET', ...epochs.flatMap((key) => [key, `${'0'.repeat(40)} 1 2`]))
-    const key = newKey()
-    const answers = [a, b].map((proxy) => send(proxy, key, FAST))
-    await waitersAre([a, b], 2)
-    t.equal(upstream.seen.length, 0)
-    const statuses = (await Promise.all(answers)).map(({ status }) => status).sort((x, y) => x - y)
-    t.ok(statuses[0] === 201 && (statuses[1] === 201 || statuses[1] === 409))
-    t.equal(upstream.seen.length, 1)
-    await inGrace(a, 0)
-    await a.logged(({ msg }) => String(msg).includes('recent claims may be lost'))
-    t.match(await send(b, newKey(), FAST), { status: 201 })
-  },
-)
+void t.test('W03 after a store was replaced, requests are held for store.grace and no longer', async (t) => {
+  await using redis = await RedisServer.start()
+  const upstream = await heldUpstream(t)
+  const { a, b } = await two(t, upstream, redis.url, '4s')
+  const { epochs } = new RedisKeys(SERVICE)
+  await redis.command('MSET', ...epochs.flatMap((key) => [key, `${'0'.repeat(40)} 1 2`]))
+  const key = newKey()
+  const answers = [a, b].map((proxy) => send(proxy, key, FAST))
+  await waitersAre([a, b], 2)
+  t.equal(upstream.seen.length, 0)
+  const statuses = (await Promise.all(answers)).map(({ status }) => status).sort((x, y) => x - y)
+  t.ok(statuses[0] === 201 && (statuses[1] === 201 || statuses[1] === 409))
+  t.equal(upstream.seen.length, 1)
+  await inGrace(a, 0)
+  await a.logged(({ msg }) => String(msg).includes('recent claims may be lost'))
+  t.match(await send(b, newKey(), FAST), { status: 201 })
+})
 
-/** How often keys are executed again whose claims a promotion has lost, while their owner lives. */
+/** How often keys execute again after a promotion lost their claims, while their owner lives. */
 async function executedAgain(t: Test, start: () => Promise<Pair>, grace: string): Promise<number> {
   await using pair = await start()
   const upstream = await heldUpstream(t)
@@ -83,7 +80,7 @@ async function executedAgain(t: Test, start: () => Promise<Pair>, grace: string)
   await until(() => upstream.seen.length === 2)
   t.match(await send(a, ended, FAST), { status: 201 })
   await pair.promote()
-  // Who has a record is answered meanwhile.
+  // A key that has a record is answered meanwhile.
   t.match(await again(b, replicated, FAST), { status: 201, replayed: true })
   const retries = [again(b, running), again(b, ended, FAST)] as const
   if (grace === 'off') {
@@ -102,7 +99,7 @@ async function executedAgain(t: Test, start: () => Promise<Pair>, grace: string)
   return upstream.seen.length - 3
 }
 
-/** How often a key is executed whose takeover a promotion has lost, while its owner lives. */
+/** How often a key executes after a promotion lost its takeover, while its owner lives. */
 async function takenOver(t: Test, start: () => Promise<Pair>, grace: string): Promise<number> {
   await using pair = await start()
   const upstream = await heldUpstream(t)
@@ -132,7 +129,7 @@ async function takenOver(t: Test, start: () => Promise<Pair>, grace: string): Pr
 
 const BREAK = { path: '/break' }
 
-/** Two people's decisions that a promotion has lost, and one that is made right after it. */
+/** Two operators' decisions that a promotion lost, and one made right after it. */
 async function decisions(t: Test, start: () => Promise<Pair>, grace: string): Promise<void> {
   await using pair = await start()
   const upstream = await upstreamStub(({ target }, response) => {
@@ -167,7 +164,7 @@ async function decisions(t: Test, start: () => Promise<Pair>, grace: string): Pr
   t.match(
     await again(b, keys[2], BREAK),
     { status: 200, replayed: true, body: 'by hand' },
-    'made in the grace',
+    'decided during the grace',
   )
   if (grace === 'off') {
     for (const key of keys.slice(0, 2))
@@ -177,73 +174,64 @@ async function decisions(t: Test, start: () => Promise<Pair>, grace: string): Pr
   await until(async () => (await again(b, keys[0], BREAK)).replayed)
   t.match(await again(b, keys[0], BREAK), { status: 200, replayed: true, body: 'by hand' })
   await until(async () => (await again(b, keys[1], BREAK)).status === 201)
-  t.equal(upstream.seen.length, 4, 'what was freed is executed once, what was done never')
+  t.equal(upstream.seen.length, 4, 'the freed key executes once, the completed one never again')
 }
 
 for (const [kind, start] of Object.entries(PAIRS)) {
-  void t.test(
-    `W01 R06 ${kind}: a promotion that lost the last claims executes none of them again`,
-    async (t) => {
-      t.equal(await executedAgain(t, start, '2s'), 0)
-    },
-  )
+  void t.test(`W01 R06 ${kind}: no key executes again after a promotion lost its claim`, async (t) => {
+    t.equal(await executedAgain(t, start, '2s'), 0)
+  })
 
-  void t.test(`W01 ${kind}: without a grace it executes them again: the test can fail`, async (t) => {
+  void t.test(`W01 ${kind}: without a grace lost claims execute again: the test can fail`, async (t) => {
     t.equal(await executedAgain(t, start, 'off'), 2)
   })
 
-  void t.test(
-    `W02 ${kind}: a promotion that rolled back a takeover hands it out to nobody else`,
-    async (t) => {
-      t.equal(await takenOver(t, start, '2s'), 1)
-    },
-  )
+  void t.test(`W02 ${kind}: a takeover that a promotion rolled back goes to nobody else`, async (t) => {
+    t.equal(await takenOver(t, start, '2s'), 1)
+  })
 
-  void t.test(`W02 ${kind}: without a grace it does: the test can fail`, async (t) => {
+  void t.test(`W02 ${kind}: without a grace a lost takeover executes twice: the test can fail`, async (t) => {
     t.equal(await takenOver(t, start, 'off'), 2)
   })
 
-  void t.test(`W02 ${kind}: a decision that a promotion has lost is written again`, async (t) =>
+  void t.test(`W02 ${kind}: an operator's decision that a promotion lost is written again`, async (t) =>
     decisions(t, start, '2s'),
   )
 
-  void t.test(`W02 ${kind}: without a grace it is lost: the test can fail`, async (t) =>
+  void t.test(`W02 ${kind}: without a grace, an operator's decision is lost: the test can fail`, async (t) =>
     decisions(t, start, 'off'),
   )
 }
 
-void t.test(
-  'W01 a flush, and a restart with an older snapshot, lose nothing that a proxy knows',
-  async (t) => {
-    await using redis = await RedisServer.start({ args: ['--appendonly', 'no'] })
-    const upstream = await heldUpstream(t)
-    const { a, b } = await two(t, upstream, redis.url)
-    await redis.command('SAVE')
-    for (const lose of [
-      () => redis.command('FLUSHALL'),
-      async () => {
-        await redis.kill()
-        await redis.start()
-      },
-    ]) {
-      const before = upstream.seen.length
-      const [running, done] = [newKey(), newKey()]
-      const first = send(a, running)
-      await until(() => upstream.seen.length === before + 1)
-      t.match(await send(a, done, FAST), { status: 201 })
-      await lose()
-      await until(async () => (await b.metric('idempotency_store_up{store="redis"}')) === 1)
-      t.match(await again(b, running), { status: 409, code: 'idempotency_key_in_progress' })
-      t.match(await again(b, done, FAST), { status: 201, replayed: true })
-      upstream.finish(before + 1)
-      t.match(await first, { status: 201 })
-      t.match(await again(b, running), { status: 201, replayed: true })
-      t.equal(upstream.seen.length, before + 2)
-    }
-  },
-)
+void t.test('W01 a flush or a restart from an older snapshot loses nothing that a proxy knows', async (t) => {
+  await using redis = await RedisServer.start({ args: ['--appendonly', 'no'] })
+  const upstream = await heldUpstream(t)
+  const { a, b } = await two(t, upstream, redis.url)
+  await redis.command('SAVE')
+  for (const lose of [
+    () => redis.command('FLUSHALL'),
+    async () => {
+      await redis.kill()
+      await redis.start()
+    },
+  ]) {
+    const before = upstream.seen.length
+    const [running, done] = [newKey(), newKey()]
+    const first = send(a, running)
+    await until(() => upstream.seen.length === before + 1)
+    t.match(await send(a, done, FAST), { status: 201 })
+    await lose()
+    await until(async () => (await b.metric('idempotency_store_up{store="redis"}')) === 1)
+    t.match(await again(b, running), { status: 409, code: 'idempotency_key_in_progress' })
+    t.match(await again(b, done, FAST), { status: 201, replayed: true })
+    upstream.finish(before + 1)
+    t.match(await first, { status: 201 })
+    t.match(await again(b, running), { status: 201, replayed: true })
+    t.equal(upstream.seen.length, before + 2)
+  }
+})
 
-/** Until the store is back. */
+/** Retries until the store is back. */
 async function again(proxy: TestProxy, key: string, ask = {}) {
   let reply = await send(proxy, key, ask)
   while (reply.status === 503) {
@@ -254,7 +242,7 @@ async function again(proxy: TestProxy, key: string, ask = {}) {
 }
 
 void t.test(
-  'W04 an owner that was cut off for longer than the grace meets another one: a split',
+  'W04 an owner cut off for longer than the grace finds another owner: a split brain',
   async (t) => {
     await using pair = await RedisPair.start()
     const upstream = await heldUpstream(t)
@@ -282,7 +270,7 @@ void t.test(
     t.match(
       await send(b, ended, FAST),
       { status: 201, replayed: true, body: /execution [34]/ },
-      'done stays done',
+      'completed stays completed',
     )
     for (const n of [1, 2, 3, 4]) upstream.finish(n)
     await Promise.all([first, second])
@@ -290,7 +278,7 @@ void t.test(
       t.match(
         await send(proxy, running),
         { status: 409, code: 'idempotency_outcome_unknown' },
-        'neither outcome decides',
+        'neither outcome wins',
       )
     await inGrace(a, 0)
   },

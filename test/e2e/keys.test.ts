@@ -20,7 +20,7 @@ t.setTimeout(60_000)
 
 const redis = await emptyRedis(t)
 
-/** An upstream whose every answer is another one. */
+/** An upstream whose every response is different. */
 async function countingUpstream(t: Test): Promise<UpstreamStub> {
   let n = 0
   const stub = await upstreamStub((_seen, response) => {
@@ -43,7 +43,7 @@ const HOOKS =
   '{ name: hooks, match: { path: /hooks }, statusHeader: true, key: { from: ["json:/id"], presence: required } }'
 
 for (const kind of STORES)
-  void t.test(`§4 the id of a webhook's body is its key: ${kind}`, async (t) => {
+  void t.test(`§4 the id in a webhook's body is its key: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), `routes: [${HOOKS}]`)
     const hook = (body: string) => send(proxy, null, { path: '/hooks', body })
@@ -69,7 +69,7 @@ for (const kind of STORES)
     t.equal(upstream.seen.length, ids.length)
   })
 
-void t.test('§4 K02 K03 a pointed-at value that is no key', async (t) => {
+void t.test('§4 K02 K03 an absent JSON value gives key_missing, an unusable one key_invalid', async (t) => {
   const upstream = await countingUpstream(t)
   const proxy = await proxyWith(t, upstream, redis.url, `routes: [${HOOKS}]`)
   const hook = (body: string | null, headers = {}) => send(proxy, null, { path: '/hooks', body, headers })
@@ -92,14 +92,14 @@ void t.test('§4 K02 K03 a pointed-at value that is no key', async (t) => {
     `"${'x'.repeat(256)}"`,
   ])
     t.strictSame(refusalOf(await hook(`{"id":${id}}`)), [400, 'idempotency_key_invalid'], id.slice(0, 20))
-  t.equal((await hook('{"id":"a","id":"b"}')).code, 'idempotency_key_invalid', 'named twice')
+  t.equal((await hook('{"id":"a","id":"b"}')).code, 'idempotency_key_invalid', 'a duplicate member')
   t.equal(upstream.seen.length, 0)
   t.strictSame(await recordsIn(redis.url), [], 'nothing is recorded')
   t.equal((await hook(`{"id":"${'x'.repeat(255)}"}`)).status, 201)
 })
 
 for (const kind of STORES)
-  void t.test(`§4 K01 optional and absent: passes with its body intact: ${kind}`, async (t) => {
+  void t.test(`§4 K01 a request without its optional key passes with its body intact: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(
@@ -139,7 +139,7 @@ routes: [{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["head
   })
 
 for (const kind of STORES)
-  void t.test(`K12 header and body must say the same: ${kind}`, async (t) => {
+  void t.test(`K12 keys in header and body must agree: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(
@@ -180,7 +180,7 @@ for (const kind of STORES)
       })
     let n = 0
     for (const ask of [binary, structured]) {
-      // The last two are one string when put together.
+      // The last two concatenate to the same string.
       for (const [source, id] of [
         ['/a', '1'],
         ['/b', '1'],
@@ -209,7 +209,7 @@ const DERIVE =
   '{ name: d, match: { path: "/d/*" }, key: { derive: { json: [/to, /amount], headers: [x-request] } } }'
 
 for (const kind of STORES)
-  void t.test(`§4 derive: a key where the client sent none, and the answers say so: ${kind}`, async (t) => {
+  void t.test(`§4 derive makes a key where there is none, and responses say so: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(t, upstream, store, `routes: [${DERIVE}]`)
@@ -232,7 +232,7 @@ for (const kind of STORES)
     t.strictSame([...refusalOf(misuse), derived(misuse)], [422, 'idempotency_key_reused', 'true'])
     t.equal(upstream.seen.length, 1)
 
-    // What else tells two requests apart.
+    // Any other part that differs makes another key.
     let n = 1
     for (const other of [
       { body: '{"to":"bob","amount":11}' },
@@ -245,11 +245,11 @@ for (const kind of STORES)
       t.strictSame([executed.body, derived(executed)], [`execution ${n}`, 'true'], JSON.stringify(other))
       t.ok((await ask({ path: '/d/slow', ...other })).replayed)
     }
-    // A key of the client's own is taken as it is.
+    // The client's own key is used as it is.
     upstream.finish(++n)
     const own = await ask({ path: '/d/slow' }, newKey())
     t.strictSame([own.body, derived(own)], [`execution ${n}`, null])
-    // Without a part that tells it apart there is no key, and none is required.
+    // If a part is missing there is no key, and this route requires none.
     const before = await recordsIn(store)
     for (const body of ['{"to":"bob"}', 'to=bob', '{"to":null,"amount":10}']) {
       upstream.finish(++n)
@@ -260,7 +260,7 @@ for (const kind of STORES)
     t.equal(upstream.seen.length, n)
   })
 
-void t.test('§4 derive: refusals and answers of the proxy say so as well', async (t) => {
+void t.test("§4 derive: the proxy's own 502 says so too; the next bucket executes again", async (t) => {
   const upstream = await countingUpstream(t)
   const proxy = await proxyWith(
     t,
@@ -293,7 +293,7 @@ void t.test('§4 derive: refusals and answers of the proxy say so as well', asyn
   t.equal(unreachable.headers.get('idempotency-key-derived'), 'true')
 })
 
-void t.test('§4 T05 derive: so does the refusal of what was first sent too long ago', async (t) => {
+void t.test('§4 T05 derive: the 412 for a request first sent too long ago says so too', async (t) => {
   const upstream = await countingUpstream(t)
   const proxy = await proxyWith(t, upstream, redis.url, `routes: [${DERIVE}]`)
   const old = await send(proxy, null, {
@@ -334,7 +334,7 @@ routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: 
 }
 
 for (const kind of STORES)
-  void t.test(`§4 issuer: a key of its own is accepted, no other one: ${kind}`, async (t) => {
+  void t.test(`§4 issuer: only keys that it issued are accepted: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = storeUrl(t, kind, redis)
     const [a] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
@@ -354,7 +354,7 @@ for (const kind of STORES)
 
     t.match(await send(a, key), { status: 201, body: 'execution 1', replayed: false })
     t.match(await send(a, `"${key}"`), { body: 'execution 1', replayed: true })
-    // Replicas with the same secret know each other's keys (memory: each has records of its own).
+    // Replicas with the same secret accept each other's keys (memory: each has its own records).
     t.match(await send(b, key), { status: 201, replayed: kind !== 'memory' })
     const n = upstream.seen.length
     const before = await recordsIn(store)
@@ -373,7 +373,7 @@ for (const kind of STORES)
     t.strictSame(refusalOf(await send(a, null)), [400, 'idempotency_key_missing'])
     t.equal(upstream.seen.length, n)
     t.strictSame(await recordsIn(store), before)
-    // Other methods of the path are the upstream's.
+    // Other methods on this path go to the upstream.
     t.equal((await send(a, null, { method: 'GET', path: '/idempotency-keys', body: null })).status, 201)
     t.strictSame([upstream.seen[n]?.method, upstream.seen[n]?.target], ['GET', '/idempotency-keys'])
   })
@@ -411,7 +411,7 @@ void t.test('§4 issuer: an expired key finds its record and claims nothing new'
 })
 
 for (const kind of STORES)
-  void t.test(`T05 first sent longer ago than ttl: 412, N=0: ${kind}`, async (t) => {
+  void t.test(`T05 a request first sent longer ago than ttl gets 412, N=0: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(

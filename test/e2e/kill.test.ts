@@ -19,9 +19,9 @@ interface World {
   readonly key: string
   readonly path: string
   readonly upstream: UpstreamStub
-  /** Between the proxy that is killed and its store; of no use with SQLite. */
+  /** Between the doomed proxy and its store; unused with SQLite. */
   readonly wire: Relay
-  /** In what is sent to the store. */
+  /** What identifies the commands in the bytes sent to the store. */
   readonly sends: SharedServer['wire']
   /** Where the embedded store is. */
   readonly file: string
@@ -34,9 +34,9 @@ interface Stage {
   readonly id: string
   readonly kinds: readonly World['kind'][]
   readonly left: Left
-  /** How often the upstream executed before the kill, and so for ever where anything is left. */
+  /** How often the upstream executed before the kill, and ever after where anything is left. */
   readonly executed: 0 | 1
-  /** Brings a proxy to the point and kills it there. */
+  /** Brings a proxy to this point and kills it there. */
   readonly kill: (world: World) => Promise<void>
 }
 
@@ -45,7 +45,7 @@ const REMOTE = ['redis', 'postgres'] as const
 const BIG = 4 * 1024 * 1024
 const BODY = '{"amount":1}'
 
-/** A request whose answer never comes. */
+/** A request that never gets its response. */
 function ask({ key, path }: World, proxy: ChildProxy, body = BODY): Promise<unknown> {
   return send(proxy, key, { path, body }).catch((error: unknown) => error)
 }
@@ -53,7 +53,7 @@ function ask({ key, path }: World, proxy: ChildProxy, body = BODY): Promise<unkn
 async function end(proxy: ChildProxy, asked: Promise<unknown>, t: Test): Promise<void> {
   proxy.kill('SIGKILL')
   t.equal(await proxy.exited, 'SIGKILL')
-  t.ok((await asked) instanceof Error, 'the client gets no whole answer')
+  t.ok((await asked) instanceof Error, 'the client gets no complete response')
 }
 
 /** Resolves when a piece with these bytes passes; `onPiece` is called first, in the same turn. */
@@ -67,7 +67,7 @@ function passing(wire: Relay, way: 'onCommand' | 'onReply', bytes: string, onPie
   return opened
 }
 
-/** The store has done what that command asks for, and the process never hears of it. */
+/** The store has executed that command, and the process never gets the reply. */
 async function killBeforeReply(world: World, command: 'claim' | 'outcome'): Promise<void> {
   const { wire, sends, t } = world
   const proxy = await world.start()
@@ -101,7 +101,7 @@ const STAGES: readonly Stage[] = [
     },
   },
   {
-    title: 'before the claim arrived: it is still on its way to the store',
+    title: 'while the claim is on its way to the store',
     id: 'X06',
     kinds: REMOTE,
     left: 'nothing',
@@ -133,7 +133,7 @@ const STAGES: readonly Stage[] = [
     executed: 0,
     async kill(world) {
       const { opened, open } = gate()
-      // It accepts and never shakes hands.
+      // It accepts connections and never completes a handshake.
       await using silent = await tcpStub((socket) => socket.once('data', open))
       const proxy = await world.start(silent.url.replace('http:', 'https:'))
       const asked = ask(world, proxy)
@@ -210,7 +210,7 @@ const STAGES: readonly Stage[] = [
       const lock = new DatabaseSync(world.file)
       lock.exec('BEGIN IMMEDIATE')
       held.get(path)?.open()
-      world.t.equal((await asked).status, 201, 'the client gets its answer all the same')
+      world.t.equal((await asked).status, 201, 'the client still gets its response')
       await proxy.logged(({ msg }) => /did not take an outcome/.test(String(msg)))
       proxy.kill('SIGKILL')
       await proxy.exited
@@ -219,7 +219,7 @@ const STAGES: readonly Stage[] = [
     },
   },
   {
-    title: 'after the outcome is stored, before the first byte of the answer',
+    title: 'after the outcome is stored, before the first byte of the response',
     id: 'X03 X06',
     kinds: REMOTE,
     left: 'answer',
@@ -227,7 +227,7 @@ const STAGES: readonly Stage[] = [
     kill: (world) => killBeforeReply(world, 'outcome'),
   },
   {
-    title: 'after half of the answer is delivered',
+    title: 'after half of the response is delivered',
     id: 'X03 X06',
     kinds: ALL,
     left: 'answer',
@@ -253,7 +253,7 @@ const STAGES: readonly Stage[] = [
   },
 ]
 
-/** Gates of the requests to `…/gated`, and of those that await them. */
+/** The gates that hold requests to `…/gated`, by target. */
 const held = new Map<string, ReturnType<typeof gate>>()
 
 async function arrival({ upstream }: World, path: string): Promise<void> {
@@ -263,12 +263,12 @@ async function arrival({ upstream }: World, path: string): Promise<void> {
 const SUFFIX: Readonly<Record<string, string>> = {
   'after the upstream executed, before it answers': '/silent',
   'after the client was answered, while the store refuses the outcome': '/gated',
-  'after half of the answer is delivered': '/big',
+  'after half of the response is delivered': '/big',
 }
 
 const servers = await sharedServers(t)
 
-// What a profile changes has nothing to do with the store: one is enough for the third.
+// Profiles do not depend on the store: one is enough on PostgreSQL.
 for (const kind of [...SHARED, 'sqlite'] as const)
   for (const profile of kind === 'postgres' ? (['strict'] as const) : (['standard', 'strict'] as const))
     void t.test(`X06 X03 kill -9 at every step: ${kind}, profile ${profile}`, async (t) => {
@@ -318,13 +318,13 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
           ? Buffer.alloc(BIG, stage.target).toString()
           : `done ${stage.target}`
         t.equal(retry.status, 201)
-        t.ok(retry.body === answer, 'the answer is whole')
+        t.ok(retry.body === answer, 'the response is complete')
         t.equal(retry.replayed, stage.left === 'answer' || late)
         t.equal(times(stage.target), 1, 'N = 1')
       }
 
       for (const stage of stages)
-        await t.test(`${stage.id} kill -9 ${stage.title}: a retry at once`, async (t) => {
+        await t.test(`${stage.id} kill -9 ${stage.title}, then a retry at once`, async (t) => {
           await using wire = await relay(server?.port ?? 0)
           const through = server?.through(wire.port) ?? store
           const sends = server?.wire ?? servers.redis.wire
@@ -358,7 +358,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
         return last.code === 'idempotency_outcome_unknown'
       })
       for (const stage of stages)
-        await t.test(`${stage.id} kill -9 ${stage.title}: a retry after the lease and a restart`, (t) =>
+        await t.test(`${stage.id} kill -9 ${stage.title}, then a retry after the lease and a restart`, (t) =>
           check(t, stage, restarted, true),
         )
       if (kind === 'sqlite') t.equal(sqliteSnapshot(file).length, stages.length)

@@ -37,8 +37,8 @@ async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen
   const before = await recordsIn(store)
   const late = newKey()
   for (const proxy of all) {
-    limited(t, await send(proxy, late, FAST), 'a fourth')
-    limited(t, await send(proxy, newKey(), FAST), 'a fifth')
+    limited(t, await send(proxy, late, FAST), 'a fourth key')
+    limited(t, await send(proxy, newKey(), FAST), 'a fifth key')
   }
   t.strictSame(await recordsIn(store), before, 'nothing is claimed')
   t.equal(seen.length, 3, 'the upstream is not asked')
@@ -53,11 +53,11 @@ async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen
   const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
   t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
   t.ok((await send(on(0), late, other)).replayed)
-  limited(t, await send(on(0), late, FAST), 'still')
+  limited(t, await send(on(0), late, FAST), 'still limited')
   t.equal(seen.length, 5)
 }
 
-void t.test('§10 limits.newKeys bounds a caller over two replicas on one Redis', async (t) => {
+void t.test('§10 limits.newKeys bounds a caller across two replicas on one Redis', async (t) => {
   const upstream = await heldUpstream(t)
   const all = await processes(t, 2, yamlOf(upstream, redis.url, 'limits: { newKeys: 3/h }'))
   await threeKeys(t, all, redis.url, upstream.seen)
@@ -72,13 +72,13 @@ void t.test('§10 limits.newKeys bounds a caller over two replicas on one Redis'
   const burst = await Promise.all(
     Array.from({ length: 30 }, (_, i) => send(i % 2 ? a : b, newKey(), bursting)),
   )
-  t.equal(burst.filter(({ status }) => status === 201).length, 3, 'as many in one burst')
+  t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
   for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
   t.equal(upstream.seen.length, before + 3)
 })
 
 for (const kind of STORES)
-  void t.test(`§10 limits.newKeys on one replica: ${kind}`, async (t) => {
+  void t.test(`§10 limits.newKeys bounds a caller on one replica: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     const store = storeUrl(t, kind, redis)
     const all = await replicas(t, 1, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
@@ -86,7 +86,7 @@ for (const kind of STORES)
   })
 
 for (const kind of STORES)
-  void t.test(`§10 L01 duplicates of one new key are not new keys: ${kind}`, async (t) => {
+  void t.test(`§10 L01 duplicates of a new key count once against limits.newKeys: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     const store = storeUrl(t, kind, redis)
     const [proxy] = await replicas(t, 1, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
@@ -95,14 +95,14 @@ for (const kind of STORES)
     const burst = await Promise.all(Array.from({ length: 20 }, () => send(proxy, key, FAST)))
     for (const { status, code } of burst) t.ok(status === 201 || status === 409, `${status} ${code}`)
     t.equal(upstream.seen.length, 1)
-    // Each took what it took for one key.
+    // Together they count as one key.
     for (const more of [newKey(), newKey()]) t.equal((await send(proxy, more, FAST)).status, 201)
-    limited(t, await send(proxy, newKey(), FAST), 'a fourth')
+    limited(t, await send(proxy, newKey(), FAST), 'a fourth key')
   })
 
 for (const kind of STORES)
   void t.test(
-    `§10 limits.newKeys per route; what was released is no new key; it refills: ${kind}`,
+    `§10 limits.newKeys can be set per route, does not count retries of released keys, and refills: ${kind}`,
     async (t) => {
       const upstream = await heldUpstream(t, (_, { target }) =>
         target === '/fast/no' ? { status: 429 } : {},

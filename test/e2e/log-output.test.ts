@@ -16,7 +16,7 @@ interface Reader {
   readonly of: (child: ChildProcess) => Socket
 }
 
-/** A pipe as a container's runtime or a shell makes it; Node's own `pipe` is a pair of sockets. */
+/** A pipe as a container runtime or a shell makes one; Node's own `pipe` is a pair of sockets. */
 function fifo(t: Test): Reader {
   const path = join(tempDir(t), 'log')
   execFileSync('mkfifo', [path])
@@ -31,7 +31,7 @@ function socketPair(): Reader {
   return { stdout: 'pipe', of: (child) => child.stdout as Socket }
 }
 
-/** A proxy with its log lines, as far as they were read. */
+/** A proxy, with the log lines that were read so far. */
 async function logging(t: Test, reader: Reader) {
   const upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
   t.teardown(() => upstream[Symbol.asyncDispose]())
@@ -71,7 +71,7 @@ async function logging(t: Test, reader: Reader) {
 
 type Logging = Awaited<ReturnType<typeof logging>>
 
-/** Refusals, each with a line, until lines are dropped. */
+/** Causes refusals, each with a log line, until lines are dropped. */
 async function fill(on: Logging): Promise<void> {
   const head = 'POST /pay HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n'
   await until(async () => {
@@ -91,7 +91,7 @@ for (const [kind, make] of [
   ['a pipe', fifo],
   ['a socket', socketPair],
 ] as const) {
-  void t.test(`V11 nobody reads standard output, ${kind}: requests, /livez and admin go on`, async (t) => {
+  void t.test(`V11 nobody reads standard output (${kind}): requests, /livez and admin go on`, async (t) => {
     const on = await logging(t, make(t))
     on.output.pause()
     await fill(on)
@@ -100,7 +100,7 @@ for (const [kind, make] of [
     t.equal((await send(on.proxy, key)).status, 201)
     t.equal((await send(on.proxy, key)).replayed, true)
     const unwritten = await ask(on.proxy, '/v1/drain', { method: 'POST', body: { by: 'refused' } })
-    t.equal(unwritten.code, 'audit_unavailable', 'a change that is not written down is not made')
+    t.equal(unwritten.code, 'audit_unavailable', 'a change that cannot be audited is not made')
     t.equal((await fetch(`${on.adminUrl}/readyz`)).status, 200)
 
     const dropped = await on.dropped()
@@ -118,7 +118,7 @@ for (const [kind, make] of [
     await until(() => on.lines.some(({ msg }) => msg === 'stopped'))
   })
 
-  void t.test(`V11 nobody reads standard output, ${kind}: SIGTERM ends it`, async (t) => {
+  void t.test(`V11 nobody reads standard output (${kind}): SIGTERM ends the process`, async (t) => {
     const on = await logging(t, make(t))
     on.output.pause()
     await fill(on)
@@ -126,7 +126,7 @@ for (const [kind, make] of [
     t.strictSame(await on.exited, [0, null])
   })
 
-  void t.test(`V11 the reader of standard output is gone, ${kind}: requests go on`, async (t) => {
+  void t.test(`V11 the reader of standard output is gone (${kind}): requests go on`, async (t) => {
     const on = await logging(t, make(t))
     on.output.destroy()
     await once(on.output, 'close')

@@ -7,7 +7,7 @@ import { send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 import { upstreamStub, valueOf } from '../support/upstream.ts'
 
-/** What a client sends, and what an operator knows of it. */
+/** What a client sends, and what an operator knows about it. */
 interface Case {
   readonly route: string
   readonly send: {
@@ -185,7 +185,7 @@ routes:
     if (lookup['caller'] !== undefined && !['events', 'structured'].includes(route))
       t.equal((await look({ ...lookup, caller: other })).status, 404, `${title}: another caller`)
   }
-  // A derived key is what the upstream got.
+  // The derived key is the one that the upstream got.
   await send(proxy, null, { path: '/derived', body: '{"a":1}', headers: json })
   const key = valueOf(upstream.seen.at(-1) ?? { headers: [] }, 'x-key')
   t.match((await look({ key, route: 'derived', method: 'POST' })).json, {

@@ -14,7 +14,7 @@ t.setTimeout(300_000)
 
 const redis = await emptyRedis(t)
 
-/** Executions by key. The first try of every fifth one is told to come again, another fifth takes its time. */
+/** Counts executions by key. A fifth of the requests get 503 with Retry-After at first, another fifth are slow. */
 async function countingUpstream(t: Test) {
   const executions = new Map<string, number>()
   const refused = new Set<string>()
@@ -37,7 +37,7 @@ function essence({ status, body, headers }: Reply): string {
   return JSON.stringify([status, body, headers.get('x-execution')])
 }
 
-/** Three replicas, clients that use any of them, and what they were answered. */
+/** Three replicas, clients that use any of them, and the responses that they got. */
 class Fleet {
   readonly answered = new Map<string, { readonly path: string; readonly first: string }>()
   readonly different: string[] = []
@@ -59,11 +59,11 @@ class Fleet {
     this.#clients = Promise.all(Array.from({ length: 4 }, (_, n) => this.#client(n)))
   }
 
-  /** One replica after the other, each once the next one serves. */
+  /** Replaces one replica after the other, each once its successor serves. */
   async roll(phase: Phase | 'done'): Promise<void> {
     for (let n = 0; n < 3; n++) {
       let next: TestProxy | null = null
-      // A mark of a phase before the last one may not have run out yet.
+      // The mark of an earlier phase may not have expired yet.
       while (next === null) next = await this.start(phase).catch(() => wait(500).then(() => null))
       this.#live.push(next)
       await this.some(6)
@@ -72,7 +72,7 @@ class Fleet {
     }
   }
 
-  /** Resolves when so many more keys have been answered. */
+  /** Resolves when this many more keys have been answered. */
   async some(keys: number): Promise<void> {
     const { size } = this.answered
     await until(() => this.answered.size >= size + keys)
@@ -93,7 +93,7 @@ class Fleet {
     return this.#live[Math.floor(Math.random() * this.#live.length)] as TestProxy
   }
 
-  /** New keys, each from several sides at once and until it is answered, and retries of old ones. */
+  /** Sends new keys, each twice at once and until it is answered, and retries old ones. */
   async #client(n: number): Promise<void> {
     for (let round = n; !this.#ended; round++) {
       const key = newKey()
@@ -105,7 +105,7 @@ class Fleet {
     }
   }
 
-  /** As a client does: again, anywhere, until there is an answer. */
+  /** Like a client: retries on any replica until there is a response. */
   async ask(key: string, path: string): Promise<void> {
     for (;;) {
       const reply = await send(this.any, key, { path }).catch(() => null)
@@ -150,13 +150,13 @@ for (const [from, to] of [
       await fleet.roll('both')
       await fleet.roll('new')
       await t.rejects(fleet.start('mirror'), { name: 'PhaseConflict', message: /phase new is alive/ })
-      // Nobody writes to the old store any more, so the copy can be whole.
+      // Nobody writes to the old store any more, so the copy can be complete.
       const files = (['old', 'done'] as const).map((phase) => {
         const file = join(dir, `${phase}.yaml`)
         writeFileSync(file, yaml(phase))
         return file
       }) as [string, string]
-      // What phase new had under way when phase both looked at it is in the old store until its lease ends.
+      // Requests that phase new had in flight when phase both saw them stay in the old store until their lease ends.
       await until(async () => {
         const { code, err } = await command(['copy', '--from', files[0], '--to', files[1]])
         if (/different|unreadable/.test(err)) throw new Error(err)
@@ -166,7 +166,7 @@ for (const [from, to] of [
       await fleet.end()
 
       for (const [key, { path }] of fleet.answered) await fleet.ask(key, path)
-      t.strictSame(fleet.different, [], 'every replay is the first answer')
+      t.strictSame(fleet.different, [], 'every replay is the first response')
       t.ok(fleet.answered.size >= 160, `${fleet.answered.size} keys`)
       const twice = [...upstream.executions].filter(([, times]) => times !== 1)
       t.strictSame(twice, [], 'each was executed once')
@@ -175,7 +175,7 @@ for (const [from, to] of [
   )
 
 void t.test(
-  'W09 before the copy is whole the new store alone executes twice: the test above can fail',
+  'W09 without the copy, the new store alone executes a key again: the test above can fail',
   async (t) => {
     await redis.command('FLUSHALL')
     const upstream = await countingUpstream(t)
@@ -190,77 +190,74 @@ void t.test(
   },
 )
 
-void t.test(
-  'W10 a replica that was forgotten on the old store claims nothing once phase new begins',
-  async (t) => {
-    await redis.command('FLUSHALL')
-    const dir = tempDir(t)
-    const upstream = await countingUpstream(t)
-    const young = `sqlite:${dir}/new.db`
-    const yaml = (store: string) =>
-      `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { timeout: 5s, ${store} }\ndefaults: { lease: 8s }\n`
-    const fileOf = (name: string, store: string) => {
-      const file = join(dir, `${name}.yaml`)
-      writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml(store)}`)
-      return file
-    }
-    const plain = fileOf('plain', `grace: off, url: "${redis.url}"`)
-    const forgotten = await proxyProcess(plain)
-    t.teardown(() => forgotten[Symbol.asyncDispose]())
-    const paused = await proxyProcess(plain)
-    t.teardown(() => paused[Symbol.asyncDispose]())
-    const answered = newKey()
-    t.equal((await send(forgotten, answered)).status, 201)
+void t.test('W10 a replica forgotten on the old store claims nothing once phase new serves', async (t) => {
+  await redis.command('FLUSHALL')
+  const dir = tempDir(t)
+  const upstream = await countingUpstream(t)
+  const young = `sqlite:${dir}/new.db`
+  const yaml = (store: string) =>
+    `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { timeout: 5s, ${store} }\ndefaults: { lease: 8s }\n`
+  const fileOf = (name: string, store: string) => {
+    const file = join(dir, `${name}.yaml`)
+    writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml(store)}`)
+    return file
+  }
+  const plain = fileOf('plain', `grace: off, url: "${redis.url}"`)
+  const forgotten = await proxyProcess(plain)
+  t.teardown(() => forgotten[Symbol.asyncDispose]())
+  const paused = await proxyProcess(plain)
+  t.teardown(() => paused[Symbol.asyncDispose]())
+  const answered = newKey()
+  t.equal((await send(forgotten, answered)).status, 201)
 
-    // Under way in one that is stopped: the claim may be sent when it goes on.
-    paused.kill('SIGSTOP')
-    const late = newKey()
-    const waiting = send(paused, late).catch(() => null)
-    const began = performance.now()
-    const serves = new AbortController()
-    const keys: string[] = []
-    const load = (async () => {
-      // The same keys at both, as soon as the new one serves.
-      while (!serves.signal.aborted) {
-        const key = newKey()
-        await send(forgotten, key)
-        keys.push(key)
-        await wait(25)
-      }
-    })()
-    const young1 = await proxyProcess(
-      fileOf('new', `grace: off, url: "${young}", migrate: { from: "${redis.url}", phase: new }`),
-    )
-    t.teardown(() => young1[Symbol.asyncDispose]())
-    serves.abort()
-    await load
-    t.ok(performance.now() - began >= 10_000, 'its clients do not wait: it serves once it may claim')
-    t.ok(keys.length > 50, `${keys.length} keys`)
-    t.match(await send(forgotten, newKey()), { status: 503, code: 'idempotency_store_unavailable' })
-    await forgotten.logged(({ why }) => String(why).includes('a replica without store.migrate must not run'))
-    t.match(await send(forgotten, answered), { status: 201, replayed: true }, 'what is done is replayed')
-
-    t.equal((await send(young1, late)).status, 201)
-    paused.kill('SIGCONT')
-    await waiting
-    t.match(await send(paused, late), { status: 503 })
-    for (const key of [...keys.slice(-10), answered]) {
-      await send(young1, key)
+  // A request at a paused replica: its claim may be sent when the replica resumes.
+  paused.kill('SIGSTOP')
+  const late = newKey()
+  const waiting = send(paused, late).catch(() => null)
+  const began = performance.now()
+  const serves = new AbortController()
+  const keys: string[] = []
+  const load = (async () => {
+    // The same keys go to both as soon as the new one serves.
+    while (!serves.signal.aborted) {
+      const key = newKey()
       await send(forgotten, key)
+      keys.push(key)
+      await wait(25)
     }
-    const twice = [...upstream.executions].filter(([, times]) => times !== 1)
-    t.strictSame(twice, [], 'each was executed once')
-    t.equal(upstream.executions.get(late), 1)
+  })()
+  const young1 = await proxyProcess(
+    fileOf('new', `grace: off, url: "${young}", migrate: { from: "${redis.url}", phase: new }`),
+  )
+  t.teardown(() => young1[Symbol.asyncDispose]())
+  serves.abort()
+  await load
+  t.ok(performance.now() - began >= 10_000, 'its clients do not wait: it serves only once it may claim')
+  t.ok(keys.length > 50, `${keys.length} keys`)
+  t.match(await send(forgotten, newKey()), { status: 503, code: 'idempotency_store_unavailable' })
+  await forgotten.logged(({ why }) => String(why).includes('a replica without store.migrate must not run'))
+  t.match(await send(forgotten, answered), { status: 201, replayed: true }, 'completed keys are replayed')
 
-    // One that starts on the old store, such as after a crash.
-    const restarted = await proxyProcess(plain).catch((error: Error) => error)
-    t.match(restarted, { message: /a replica without store.migrate must not run beside it/ })
-    await using beside = await proxyInProcess(yaml(`url: "${young}"`))
-    t.match(await send(beside, late), { replayed: true }, 'on the new store alone it may')
-  },
-)
+  t.equal((await send(young1, late)).status, 201)
+  paused.kill('SIGCONT')
+  await waiting
+  t.match(await send(paused, late), { status: 503 })
+  for (const key of [...keys.slice(-10), answered]) {
+    await send(young1, key)
+    await send(forgotten, key)
+  }
+  const twice = [...upstream.executions].filter(([, times]) => times !== 1)
+  t.strictSame(twice, [], 'each was executed once')
+  t.equal(upstream.executions.get(late), 1)
 
-void t.test('mirror: what the Redis that is left has lost is written again', async (t) => {
+  // A replica that starts on the old store, for instance after a crash.
+  const restarted = await proxyProcess(plain).catch((error: Error) => error)
+  t.match(restarted, { message: /a replica without store.migrate must not run beside it/ })
+  await using beside = await proxyInProcess(yaml(`url: "${young}"`))
+  t.match(await send(beside, late), { replayed: true }, 'on the new store alone a replica may run')
+})
+
+void t.test('mirror: records that the old Redis lost are written again', async (t) => {
   await redis.command('FLUSHALL')
   const upstream = await countingUpstream(t)
   const proxy = await proxyInProcess(
@@ -275,7 +272,7 @@ void t.test('mirror: what the Redis that is left has lost is written again', asy
   t.equal(upstream.executions.get(key), 1)
 })
 
-void t.test('doctor says which phases have living replicas', async (t) => {
+void t.test('doctor names the phases that have live replicas', async (t) => {
   await redis.command('FLUSHALL')
   const dir = tempDir(t)
   const upstream = await countingUpstream(t)

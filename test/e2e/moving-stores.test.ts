@@ -13,7 +13,7 @@ t.setTimeout(120_000)
 const redis = await emptyRedis(t)
 
 void t.test(
-  '§9 copy: from SQLite to Redis to PostgreSQL to SQLite, a proxy on the target goes on where the one before stopped',
+  '§9 copy from SQLite to Redis to PostgreSQL to SQLite: each proxy continues where the one before stopped',
   { skip: NO_POSTGRES },
   async (t) => {
     const postgres = await PostgresServer.start()
@@ -60,7 +60,7 @@ routes: [{ name: all, match: { path: "/*" } }]
       for (const { key, body, first } of paid) {
         const again = await send(proxy, key, { body })
         t.equal(again.replayed, true)
-        t.strictSame(essence(again), first, 'the first answer')
+        t.strictSame(essence(again), first, 'the first response')
         t.match(await send(proxy, key, { body: '{"amount":2}' }), {
           status: 422,
           code: 'idempotency_key_reused',
@@ -91,7 +91,11 @@ routes: [{ name: all, match: { path: "/*" } }]
       } else {
         if (n === 1) {
           isBusy = false
-          t.match(await send(proxy, busy, { path: '/busy' }), { status: 201, replayed: false }, 'it was free')
+          t.match(
+            await send(proxy, busy, { path: '/busy' }),
+            { status: 201, replayed: false },
+            'the key was free',
+          )
         } else t.match(await send(proxy, busy, { path: '/busy' }), { status: 201, replayed: true })
         proxy.kill('SIGTERM')
         t.equal(await proxy.exited, 0)
@@ -100,7 +104,11 @@ routes: [{ name: all, match: { path: "/*" } }]
       if (next === undefined) continue
       const copied = async () => command(['copy', '--from', file, '--to', next])
       await until(async () => (await copied()).code === 0)
-      t.match(await copied(), { code: 0, out: /^0 +copied\n\d+ +already there\n$/ }, 'twice is once')
+      t.match(
+        await copied(),
+        { code: 0, out: /^0 +copied\n\d+ +already there\n$/ },
+        'a second copy changes nothing',
+      )
     }
     const listed = async (store: number) => {
       const { out, err } = await command(['list', '--json', '--config', files[store] as string])
@@ -112,9 +120,9 @@ routes: [{ name: all, match: { path: "/*" } }]
     t.equal(origin.size, 4)
     t.equal(last.size, 7)
     const moved = [...origin].filter(([id, stamp]) => last.get(id) === stamp)
-    t.equal(moved.length, 3, 'all but the retried one are what they were, under the same fence')
+    t.equal(moved.length, 3, 'all but the retried one are unchanged, under the same fence')
     const who = ['--caller', 'Authorization: Bearer alice', '--method', 'POST', '--path', '/pay']
     const told = await command(['inspect', `${paid[0]?.key}`, ...who, '--config', files[3] as string])
-    t.match(told.out, '3 retries were answered without executing: 3 with the stored answer.\n')
+    t.match(told.out, '3 retries were answered without executing: 3 with the stored response.\n')
   },
 )

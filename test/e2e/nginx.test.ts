@@ -9,7 +9,7 @@ import { refusalOf } from '../support/replicas.ts'
 
 t.setTimeout(120_000)
 
-/** docs/guides/retrying-proxies.md, with the examples as they stand. */
+/** The examples of docs/guides/retrying-proxies.md, as published. */
 const options = { skip: NO_NGINX }
 
 function charge(place: { readonly url: string }, key: string | null, path = '/v1/charges'): Promise<Reply> {
@@ -38,7 +38,7 @@ routes:
   return proxy
 }
 
-/** Connections are cut in their first exchange, each in another place. */
+/** Each connection is cut in its first exchange, each at a different place. */
 function cutsOf(up: number, down: number): Cut[] {
   const places: Omit<Cut, 'how'>[] = [
     ...[0, 1, up >> 1, up - 1, up].map((after) => ({ way: 'up', after }) as const),
@@ -47,7 +47,7 @@ function cutsOf(up: number, down: number): Cut[] {
   return places.flatMap((place) => (['reset', 'end'] as const).map((how) => ({ ...place, how })))
 }
 
-/** Replaces the two servers of an example; `max_fails=0`: nginx goes on trying the one that is cut. */
+/** Replaces the two servers of an example; with `max_fails=0` nginx keeps trying the one that is cut. */
 function servers(first: number, second: number, ports: readonly [number, number]) {
   return {
     [`127.0.0.1:${ports[0]};`]: `127.0.0.1:${first} max_fails=0;`,
@@ -57,7 +57,7 @@ function servers(first: number, second: number, ports: readonly [number, number]
 }
 
 void t.test(
-  'X01 nginx before two replicas sends a charge again wherever it is cut: one each',
+  'X01 nginx in front of two replicas resends a charge wherever it is cut: one charge each',
   options,
   async (t) => {
     await using redis = await RedisServer.start()
@@ -70,21 +70,21 @@ void t.test(
     await using wire = await cutter(a.port, cuts)
     const front = await nginx(t, example('in-front.conf', servers(wire.port, b.port, [8080, 8081])))
 
-    // By turns they are sent to A first and to B first: twice as many are needed to meet every cut.
+    // Charges go to A first and to B first by turns: it takes twice as many to meet every cut.
     for (let n = 0; n < 2 * cuts.length; n++) {
       const key = newKey()
-      // What breaks off behind its head cannot be sent again: nginx cuts its client, who asks again.
+      // After the head of a response nginx cannot resend: it cuts its client, which retries.
       const first = await charge(front, key).catch(() => null)
       const again = await charge(b, key)
       t.equal(api.under(key).length, 1, `${n}: one charge`)
       t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
       if (first !== null) t.match(first, { status: 200, body: again.body })
     }
-    t.ok(wire.connections >= cuts.length, 'every cut was met')
+    t.ok(wire.connections >= cuts.length, 'every cut happened')
     const saved =
       (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
       (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
-    t.ok(saved > 2 * cuts.length, `${saved - 2 * cuts.length} charges of nginx were duplicates`)
+    t.ok(saved > 2 * cuts.length, `nginx sent ${saved - 2 * cuts.length} duplicates`)
   },
 )
 
@@ -113,7 +113,7 @@ void t.test('I02 nginx gives up waiting and asks the other replica: one charge',
   t.equal(api.made.length, 1)
 })
 
-void t.test('what has no key nginx sends once', options, async (t) => {
+void t.test('nginx does not resend a request without a key', options, async (t) => {
   const api = await apiOf(t)
   const a = await proxyOf(t, 'memory:', api.url)
   await using wire = await cutter(a.port, [{ way: 'down', after: 0, how: 'reset' }])
@@ -141,9 +141,9 @@ async function cutBetween(t: Test, api: ChargesApi, changes: Readonly<Record<str
   return nginx(t, example('between.conf', { ...servers(wire.port, api.port, [3000, 3001]), ...changes }))
 }
 
-void t.test('U08 nginx between proxy and API sends no charge again: told, one charge', options, async (t) => {
+void t.test('U08 nginx between proxy and API does not resend: 409, one charge', options, async (t) => {
   const { first, retry, charges } = await through(t, (api) => cutBetween(t, api, {}))
-  t.equal(first.status, 502, "nginx's own answer")
+  t.equal(first.status, 502, "nginx's own response")
   t.strictSame(refusalOf(retry), [409, 'idempotency_outcome_unknown'])
   t.equal(charges, 1)
 })
@@ -157,12 +157,12 @@ void t.test(
         'proxy_next_upstream error timeout;': 'proxy_next_upstream error timeout non_idempotent;',
       }),
     )
-    t.match([first.status, retry.status, retry.replayed], [200, 200, true], 'nothing shows')
+    t.match([first.status, retry.status, retry.replayed], [200, 200, true], 'the client notices nothing')
     t.equal(charges, 2)
   },
 )
 
-void t.test('U01 nginx between: a server that is down is passed over, one charge', options, async (t) => {
+void t.test('U01 nginx between proxy and API skips a server that is down: one charge', options, async (t) => {
   const { first, charges } = await through(t, (api) =>
     // Nothing listens on port 1.
     nginx(t, example('between.conf', servers(1, api.port, [3000, 3001]))),
@@ -178,7 +178,7 @@ const OWN: readonly {
   readonly retry: readonly [number, string | null]
 }[] = [
   {
-    what: 'no server of it is there',
+    what: 'no server behind it',
     location: 'proxy_pass http://127.0.0.1:1;',
     first: 502,
     retry: [409, 'idempotency_outcome_unknown'],
@@ -204,7 +204,7 @@ const OWN: readonly {
 ]
 
 for (const { what, location, first, retry } of OWN)
-  void t.test(`U08 nginx between answers by itself: ${what}: ${first}`, options, async (t) => {
+  void t.test(`U08 nginx between proxy and API answers ${first} itself: ${what}`, options, async (t) => {
     const api = await apiOf(t)
     const between = await nginx(
       t,
@@ -219,6 +219,6 @@ server { listen LISTEN; location / { ${location.replace('API', api.url)} } }`,
     t.equal((await charge(proxy, key)).status, first)
     const again = await charge(proxy, key)
     t.strictSame(refusalOf(again), retry)
-    t.equal(again.replayed, first === 413, 'a 413 is kept: the same request is always too long')
+    t.equal(again.replayed, first === 413, 'a 413 is kept: the same request is always too large')
     t.equal(api.made.length, made, 'nothing was charged')
   })

@@ -22,18 +22,18 @@ const postgres = await emptyPostgres(t)
 const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } } as const
 const RETRYABLE = { outcome: 'retryable' } as const
 
-/** Resolves a record that reads unknown, at whatever version it is. */
+/** Resolves a record that reads unknown, whatever its version. */
 async function resolved(proxy: TestProxy, id: string, body: object): Promise<AdminReply> {
   for (;;) {
     const shown = await ask(proxy, `/v1/records/${id}`)
     const headers = { 'if-match': shown.headers.get('etag') as string }
     const reply = await ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })
-    // The sweeper has written down that it is unknown.
+    // The sweeper has written `unknown` meanwhile.
     if (reply.code !== 'version_mismatch') return reply
   }
 }
 
-/** A request under way at an owner that can be stopped, and another replica, on one store. */
+/** A request in flight at an owner that can be paused, and another replica, on one store. */
 async function owned(t: Test, defaults = '{ lease: 1s }', ofOwner = '', store = redis.url) {
   const upstream = await heldUpstream(t)
   const yaml = (more: string): string =>
@@ -51,7 +51,7 @@ async function owned(t: Test, defaults = '{ lease: 1s }', ofOwner = '', store = 
   const first = send(owner, key)
   await upstream.arrived(1)
   const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
-  /** Stops the owner until its record reads unknown. */
+  /** Pauses the owner and waits until its record reads unknown. */
   const stopped = async (record = id): Promise<void> => {
     owner.kill('SIGSTOP')
     await until(async () => recordOf(await ask(other, `/v1/records/${record}`)).state === 'unknown')
@@ -64,7 +64,7 @@ for (const [kind, body] of [
   ['redis', RETRYABLE] as const,
 ])
   void t.test(
-    `O04 ${kind}: an owner is stopped past its lease, its record resolved as ${body.outcome}, and goes on`,
+    `O04 ${kind}: an owner paused past its lease resumes after its record was resolved as ${body.outcome}`,
     async (t) => {
       const url = storeUrl(t, kind, redis, postgres)
       const { upstream, owner, other, key, first, id, stopped } = await owned(t, '{ lease: 1s }', '', url)
@@ -86,7 +86,7 @@ for (const [kind, body] of [
       t.same(
         [answer.status, answer.body, answer.replayed],
         [201, 'execution 1', false],
-        'its own client gets its answer',
+        'its own client gets its response',
       )
 
       const retry = await send(other, key)
@@ -111,7 +111,7 @@ for (const [kind, body] of [
   )
 
 void t.test(
-  'O04 resolved as retryable, a retry executes; what the stopped owner brings is stale',
+  "O04 once resolved as retryable, a retry executes; the paused owner's outcome is stale",
   async (t) => {
     const { upstream, owner, other, key, first, id, stopped } = await owned(t)
     await stopped()
@@ -130,36 +130,33 @@ void t.test(
   },
 )
 
-void t.test(
-  'an owner stopped before its first byte left does not send it once a decision may have been made',
-  async (t) => {
-    // One connection, which is busy: the second request is claimed, and waits for its turn.
-    const { upstream, owner, other, first, stopped } = await owned(t, '{ lease: 1s }', ', connections: 1')
-    const key = newKey()
-    const asked = send(owner, key, { path: '/fast' })
-    const claimed = async () =>
-      (await ask(other, '/v1/records')).json['records'] as { id: string; path: string }[]
-    await until(async () => (await claimed()).length === 2)
-    const id = (await claimed()).find(({ path }) => path === '/fast')?.id ?? ''
+void t.test('an owner paused before its first byte left does not send it after a decision', async (t) => {
+  // One connection, which is busy: the second request is claimed, and waits for its turn.
+  const { upstream, owner, other, first, stopped } = await owned(t, '{ lease: 1s }', ', connections: 1')
+  const key = newKey()
+  const asked = send(owner, key, { path: '/fast' })
+  const claimed = async () =>
+    (await ask(other, '/v1/records')).json['records'] as { id: string; path: string }[]
+  await until(async () => (await claimed()).length === 2)
+  const id = (await claimed()).find(({ path }) => path === '/fast')?.id ?? ''
 
-    await stopped(id)
-    t.equal((await resolved(other, id, RETRYABLE)).status, 200)
-    t.equal((await send(other, key, { path: '/fast' })).body, 'execution 2')
-    upstream.finish(1)
-    owner.kill('SIGCONT')
-    t.match(await asked, { status: 502, code: 'upstream_unreachable' }, 'it was never sent')
-    t.equal((await first).body, 'execution 1')
-    t.match(await send(owner, key, { path: '/fast' }), { body: 'execution 2', replayed: true })
-    t.equal(upstream.seen.length, 2, 'nothing was executed twice')
-  },
-)
+  await stopped(id)
+  t.equal((await resolved(other, id, RETRYABLE)).status, 200)
+  t.equal((await send(other, key, { path: '/fast' })).body, 'execution 2')
+  upstream.finish(1)
+  owner.kill('SIGCONT')
+  t.match(await asked, { status: 502, code: 'upstream_unreachable' }, 'it was never sent')
+  t.equal((await first).body, 'execution 1')
+  t.match(await send(owner, key, { path: '/fast' }), { body: 'execution 2', replayed: true })
+  t.equal(upstream.seen.length, 2, 'nothing was executed twice')
+})
 
 void t.test(
-  'a replica that is still at a request lets nobody decide about it, though its lease has lapsed',
+  'a replica still working on a request refuses decisions about it, even after its lease lapsed',
   async (t) => {
     const { upstream, owner, other, key, first, id } = await owned(t)
     owner.kill('SIGSTOP')
-    // The owner's next renewal revives it: until then it is still running, from then on it is not unknown.
+    // The owner's next renewal revives the record: `still_running` until then, `not_unknown` from then on.
     const refused = /^(?:still_running|not_unknown)$/
     await other.logged(({ msg }) => msg === 'a lease expired: the outcome is unknown')
     owner.kill('SIGCONT')
@@ -189,7 +186,7 @@ void t.test(
 )
 
 void t.test(
-  'a replica that holds an outcome writes it before anybody decides, as soon as the store is back',
+  'a replica that holds an outcome writes it once the store is back, before an operator can decide',
   async (t) => {
     const upstream = await heldUpstream(t)
     await using proxy = await proxyInProcess(
@@ -206,7 +203,7 @@ void t.test(
     await redis.kill()
     upstream.finish(1)
     t.equal((await first).body, 'execution 1')
-    // The tries grow rare, and the lease has lapsed.
+    // By now the retries are rare, and the lease has lapsed.
     await wait(4000)
     await redis.start()
     const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
@@ -222,7 +219,7 @@ void t.test(
   },
 )
 
-void t.test('a duplicate that waits is told of what an operator decides, on whichever replica', async (t) => {
+void t.test("a duplicate waiting on another replica gets an operator's decision, or unknown", async (t) => {
   const waits = '{ inFlight: { mode: wait, wait: 60s }, lease: 2s }'
   const { upstream, owner, other, key, first, id, stopped } = await owned(t, waits)
   const waiting = send(other, key)
@@ -230,7 +227,7 @@ void t.test('a duplicate that waits is told of what an operator decides, on whic
   await stopped()
   t.equal((await resolved(other, id, COMPLETED)).status, 200)
   const told = await waiting
-  // Where it looked between the lapse and the decision, it was told that nobody knows.
+  // If it looked between the lapse and the decision, it got unknown.
   t.ok(told.body === 'by hand' || told.code === 'idempotency_outcome_unknown', told.body)
   t.equal((await send(other, key)).body, 'by hand')
   owner.kill('SIGCONT')
@@ -238,7 +235,7 @@ void t.test('a duplicate that waits is told of what an operator decides, on whic
   t.equal((await first).status, 201)
 })
 
-/** Who decides and the owner's late completion at the same moment, on a store that both write to. */
+/** An operator's decision and the owner's late completion at the same moment, on one store. */
 async function race(t: Test, kind: SharedKind | 'sqlite'): Promise<void> {
   const url = storeUrl(t, kind, redis, postgres)
   const audit = join(tempDir(t), 'audit.log')
@@ -301,7 +298,7 @@ async function race(t: Test, kind: SharedKind | 'sqlite'): Promise<void> {
       t.equal(
         settled.kind,
         'written',
-        'a late proof beats "not executed", and whoever comes after it is refused',
+        'a late proof beats "not executed", and a decision after it is refused',
       )
       t.not(kept, 'by hand')
       won.owner++

@@ -19,7 +19,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(240_000)
 
-/** With a Redis of the test's own. */
+/** With a Redis for this test alone. */
 async function world(t: Test, args: readonly string[] = []) {
   const redis = await RedisServer.start({ args })
   t.teardown(() => redis[Symbol.asyncDispose]())
@@ -28,14 +28,14 @@ async function world(t: Test, args: readonly string[] = []) {
 
 const servers = await sharedServers(t)
 
-/** Likewise with a store of either kind, which the test leaves running. */
+/** The same with a shared store of either kind, which the test leaves running. */
 async function worldOn(t: Test, kind: SharedKind) {
   const store = servers[kind]
   await store.clear()
   return { store, ...(await before(t, store)) }
 }
 
-/** An upstream whose answers differ and whose `/gated…` waits; replicas of the proxy. */
+/** An upstream whose responses differ and whose `/gated…` waits; starts replicas of the proxy. */
 async function before(t: Test, server: { readonly url: string }) {
   const work = gate()
   let n = 0
@@ -78,7 +78,11 @@ for (const kind of SHARED)
       t.equal(await proxy.metric(up(kind)), 0)
       t.equal((await send(proxy, null)).status, 201)
       t.equal((await fetch(proxy.url)).status, 201)
-      t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200, 'one shared store takes no fleet away')
+      t.equal(
+        (await fetch(`${proxy.adminUrl}/readyz`)).status,
+        200,
+        'a shared store that is down must not take the whole fleet out of service',
+      )
       await store.start()
       await until(async () => (await send(proxy, key)).status === 201)
       t.ok((await send(proxy, key)).replayed)
@@ -88,7 +92,7 @@ for (const kind of SHARED)
 
 for (const kind of ['redis'] as const)
   void t.test(
-    `R01 ${kind} is down at the start: the process starts and serves, and heals by itself`,
+    `R01 ${kind} is down at start: the process starts, serves and recovers by itself`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
       await store.stop()
@@ -107,7 +111,7 @@ for (const kind of ['redis'] as const)
   )
 
 for (const kind of SHARED)
-  void t.test(`R01 R03 ${kind} that hangs at the start does not keep the process from serving`, async (t) => {
+  void t.test(`R01 R03 ${kind} hangs at start: the process still serves`, async (t) => {
     const { store, start } = await worldOn(t, kind)
     store.pause()
     const proxy = await start()
@@ -119,7 +123,7 @@ for (const kind of SHARED)
 
 for (const kind of ['redis'] as const)
   void t.test(
-    `R02 bypass: forwarded, counted and marked; settled when the store is back: ${kind}`,
+    `R02 bypass forwards, counts and marks a request, and settles it when the store is back: ${kind}`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
       const proxy = await start('defaults: { onStoreUnavailable: bypass, statusHeader: true }')
@@ -142,7 +146,7 @@ for (const kind of ['redis'] as const)
 
 for (const kind of SHARED)
   void t.test(
-    `R03 ${kind} that hangs: bounded by the command timeout, then the breaker answers`,
+    `R03 ${kind} hangs: requests get 503, then the breaker opens, and no claim wedges its key`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
       const proxy = await start()
@@ -155,7 +159,7 @@ for (const kind of SHARED)
       await unavailable(t, proxy, newKey())
       t.equal((await send(proxy, null)).status, 201)
       store.resume()
-      // The claims that hung may have reached Redis: none of them wedges its key.
+      // The claims that hung may have reached the store: none of them wedges its key.
       for (const key of keys) await until(async () => (await send(proxy, key)).status === 201)
       for (const key of keys) t.ok((await send(proxy, key)).replayed)
       t.equal(upstream.seen.length, 12)
@@ -163,7 +167,7 @@ for (const kind of SHARED)
   )
 
 for (const kind of SHARED)
-  void t.test(`R04 R05 ${kind} dies between claim and completion`, async (t) => {
+  void t.test(`R04 R05 ${kind} dies between claim and completion: the outcome is kept`, async (t) => {
     const { store, upstream, work, start } = await worldOn(t, kind)
     const proxy = await start()
     const key = newKey()
@@ -172,7 +176,7 @@ for (const kind of SHARED)
     await store.kill()
     await proxy.logged(({ msg }) => /store (disconnected|error)/.test(String(msg)))
     work.open()
-    t.equal((await asked).body, 'execution 1', 'the client gets its answer')
+    t.equal((await asked).body, 'execution 1', 'the client gets its response')
     t.equal(await proxy.metric('idempotency_completions_total{route="default",result="deferred"}'), 1)
     t.equal(await proxy.metric('idempotency_spooled'), 1)
     const meanwhile = await send(proxy, key, { path: '/gated' })
@@ -188,7 +192,7 @@ for (const kind of SHARED)
     t.equal(upstream.seen.length, 1)
   })
 
-void t.test('R04 the Redis that comes back has lost everything: the outcome is written anew', async (t) => {
+void t.test('R04 when Redis comes back empty, the outcome is written again', async (t) => {
   const { redis, upstream, work, start } = await world(t, ['--appendonly', 'no'])
   const proxy = await start()
   const key = newKey()
@@ -206,7 +210,7 @@ void t.test('R04 the Redis that comes back has lost everything: the outcome is w
 })
 
 for (const kind of SHARED)
-  void t.test(`R05 a completion whose reply was lost is written again, once: ${kind}`, async (t) => {
+  void t.test(`R05 a completion with a lost reply is sent again, changing nothing: ${kind}`, async (t) => {
     const { store, upstream, work, start } = await worldOn(t, kind)
     await using wire = await relay(store.port)
     const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
@@ -236,7 +240,7 @@ for (const kind of SHARED)
 // On PostgreSQL it asks once more on another connection.
 for (const kind of ['redis'] as const)
   void t.test(
-    `L05 a claim whose reply comes too late is recognised by its owner: it executes once: ${kind}`,
+    `L05 an owner recognises its claim whose reply came too late, and executes once: ${kind}`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
       await using wire = await relay(store.port)
@@ -264,35 +268,32 @@ for (const kind of ['redis'] as const)
   )
 
 for (const kind of SHARED)
-  void t.test(
-    `L05 a reply that never comes, on a connection that lives on, does not wedge the store: ${kind}`,
-    async (t) => {
-      const { store, upstream, start } = await worldOn(t, kind)
-      await using wire = await relay(store.port)
-      const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
-      t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-      const key = newKey()
-      wire.onCommand = (bytes) => {
-        if (!bytes.includes(store.wire.claim, 0, 'latin1')) return
-        wire.passReplies = false
-        wire.onCommand = () => {
-          wire.passReplies = true
-        }
+  void t.test(`L05 a missing reply on a live connection does not wedge the store: ${kind}`, async (t) => {
+    const { store, upstream, start } = await worldOn(t, kind)
+    await using wire = await relay(store.port)
+    const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
+    t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
+    const key = newKey()
+    wire.onCommand = (bytes) => {
+      if (!bytes.includes(store.wire.claim, 0, 'latin1')) return
+      wire.passReplies = false
+      wire.onCommand = () => {
+        wire.passReplies = true
       }
-      const reply = await send(proxy, key)
-      t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
-      const healed = async (one: string): Promise<void> =>
-        until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
-      await until(async () => (await send(proxy, key)).status === 201)
-      const keys = Array.from({ length: 20 }, newKey)
-      await Promise.all(keys.map(healed))
-      t.equal(upstream.seen.length, 22, 'every key was executed once')
-    },
-  )
+    }
+    const reply = await send(proxy, key)
+    t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
+    const healed = async (one: string): Promise<void> =>
+      until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
+    await until(async () => (await send(proxy, key)).status === 201)
+    const keys = Array.from({ length: 20 }, newKey)
+    await Promise.all(keys.map(healed))
+    t.equal(upstream.seen.length, 22, 'every key was executed once')
+  })
 
 for (const kind of SHARED)
   void t.test(
-    `L05 a claim whose replies never come is freed: it never wedges the key: ${kind}`,
+    `L05 a claim whose replies never come is freed and does not wedge its key: ${kind}`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
       await using wire = await relay(store.port)
@@ -323,7 +324,7 @@ for (const kind of SHARED)
   )
 
 void t.test(
-  'R07 an eviction policy is warned of, and strict routes refuse unless the risk is accepted',
+  'R07 an eviction policy causes a warning, and strict routes refuse unless the risk is accepted',
   async (t) => {
     const { redis, upstream, start } = await world(t, ['--maxmemory-policy', 'allkeys-lru'])
     const routes = `routes:
@@ -339,7 +340,7 @@ void t.test(
     const accepting = await start(routes, `{ url: "${redis.url}", acceptRisk: true }`)
     t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
     await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
-    // Where the word stands, the tests leave it on.
+    // The harness turns the grace off unless the configuration mentions it.
     const fit = await start(`${routes} # grace: 2s`)
     await until(async () => (await fit.metric('idempotency_store_grade{store="redis"}')) === 3)
     t.equal((await send(fit, newKey(), { path: '/hard' })).status, 201)
@@ -347,7 +348,7 @@ void t.test(
 )
 
 void t.test(
-  'V09 strict on a store that does not tell its eviction policy: 503 until INFO is granted or the risk accepted',
+  'V09 strict routes on a Redis that forbids INFO: 503 until INFO is granted or the risk accepted',
   async (t) => {
     const { redis, upstream, start } = await world(t)
     const rights = ['on', '>secret', '~idempotency:*', '&idempotency:*', '+@all', '-info']
@@ -363,7 +364,7 @@ void t.test(
     t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 1, 'and no grace can begin')
     await unavailable(t, proxy, newKey(), '/hard')
     t.equal(upstream.seen.length, 0)
-    t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201, 'the other profiles go on')
+    t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201, 'other profiles still serve')
 
     const accepting = await start(routes, `{ url: "${url}", acceptRisk: true }`)
     t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
@@ -381,7 +382,7 @@ void t.test(
 )
 
 void t.test(
-  'R08 a full Redis: new claims 503, replays go on, and an executed outcome is never lost',
+  'R08 a full Redis refuses new claims with 503; replays go on, and no executed outcome is lost',
   async (t) => {
     const { redis, upstream, work, start } = await world(t)
     const proxy = await start()
@@ -395,7 +396,7 @@ void t.test(
     work.open()
     t.equal((await asked).body, 'execution 2')
     const retry = await send(proxy, running, { path: '/gated' })
-    t.ok(retry.replayed, 'done stays done')
+    t.ok(retry.replayed, 'completed stays completed')
     t.equal(upstream.seen.length, 2)
     await redis.command('CONFIG', 'SET', 'maxmemory', '0')
     t.equal((await send(proxy, newKey())).status, 201)
@@ -403,7 +404,7 @@ void t.test(
 )
 
 void t.test(
-  'R08 a Redis that refuses writes (read-only, too few replicas) counts as down, and heals',
+  'R08 a Redis that refuses writes (read-only, too few replicas) counts as down until it accepts them',
   async (t) => {
     const { redis, upstream, start } = await world(t)
     const proxy = await start()
@@ -432,7 +433,7 @@ void t.test(
 
 for (const kind of SHARED)
   void t.test(
-    `R03 ${kind} that hangs at the completion: the answer comes, the completion is not lost`,
+    `R03 ${kind} hangs at the completion: the client gets its response, the completion is not lost`,
     async (t) => {
       const { store, upstream, work, start } = await worldOn(t, kind)
       const proxy = await start()
@@ -451,7 +452,7 @@ for (const kind of SHARED)
     },
   )
 
-void t.test('R09 scripts that Redis lost are loaded again, unnoticed', async (t) => {
+void t.test('R09 scripts that Redis lost are reloaded without a failed request', async (t) => {
   const { redis, upstream, start } = await world(t)
   const proxy = await start()
   const key = newKey()
@@ -500,11 +501,11 @@ for (const kind of SHARED)
 
 const MANGLED: Readonly<Record<string, (bytes: Buffer) => Buffer>> = {
   'of a newer schema': (bytes) => patched(bytes, 2, 2),
-  'of a state that nobody knows': (bytes) => patched(bytes, 3, 99),
+  'in an unknown state': (bytes) => patched(bytes, 3, 99),
   'cut short': (bytes) => bytes.subarray(0, 70),
   'cut within its stamps': (bytes) => bytes.subarray(0, 20),
-  'that is something else': () => Buffer.from('hello'),
-  'whose head claims to be longer than it is': (bytes) => patched(bytes, 56, 0xff),
+  'that is no record at all': () => Buffer.from('hello'),
+  'whose head claims too great a length': (bytes) => patched(bytes, 56, 0xff),
 }
 
 function patched(bytes: Buffer, at: number, value: number): Buffer {
@@ -514,7 +515,7 @@ function patched(bytes: Buffer, at: number, value: number): Buffer {
 }
 
 for (const [what, mangle] of Object.entries(MANGLED))
-  void t.test(`a record ${what} is answered 503, never executed and never overwritten (§2)`, async (t) => {
+  void t.test(`a record ${what} gives 503, never executes and is never overwritten (§2)`, async (t) => {
     const { redis, upstream, work, start } = await world(t)
     const proxy = await start()
     const [key, running] = [newKey(), newKey()]
@@ -530,7 +531,7 @@ for (const [what, mangle] of Object.entries(MANGLED))
     t.strictSame(await redisSnapshot(redis), before)
     t.equal(upstream.seen.length, 1)
 
-    // Where the prefix is whole, token and state say that the record is the attempt's own to replace.
+    // With an intact prefix, token and state say that the attempt may replace the record.
     if (prefixIsWhole(mangle)) return
     await redis.command('FLUSHALL')
     const asked = send(proxy, running, { path: '/gated' })
@@ -539,7 +540,7 @@ for (const [what, mangle] of Object.entries(MANGLED))
     await overwrite(redis, name, mangle)
     const under = (await onlyRecord(redis)).bytes
     work.open()
-    t.equal((await asked).status, 201, 'an attempt under way answers its client')
+    t.equal((await asked).status, 201, 'a running attempt answers its client')
     t.strictSame((await onlyRecord(redis)).bytes, under, 'and overwrites nothing')
     t.equal((await send(proxy, running, { path: '/gated' })).status === 201, false)
     t.equal(upstream.seen.length, 2)
@@ -557,7 +558,7 @@ async function overwrite(redis: RedisServer, key: string, mangle: (bytes: Buffer
   client.disconnect()
 }
 
-void t.test('a key of another type in the place of a record is answered 503 and left alone', async (t) => {
+void t.test('a key of another type in place of a record gives 503 and is left alone', async (t) => {
   const { redis, upstream, start } = await world(t)
   const proxy = await start()
   const key = newKey()
@@ -570,7 +571,7 @@ void t.test('a key of another type in the place of a record is answered 503 and 
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('R01 the real process: no Redis behind the address, SIGTERM still ends it with 0', async (t) => {
+void t.test('R01 a process with no Redis at its address still exits 0 on SIGTERM', async (t) => {
   const { upstream } = await world(t)
   const store = `redis://user:hush@127.0.0.1:${await freePort()}`
   const file = configFile(tempDir(t), `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }`)

@@ -12,7 +12,7 @@ t.setTimeout(120_000)
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else await tests()
 
-/** One attempt, with a connection of its own in an open transaction that has charged and called `idempotency.complete`. */
+/** One attempt, whose own open transaction has charged and called `idempotency.complete`. */
 interface Attempt {
   readonly key: string
   readonly client: pg.Client
@@ -71,7 +71,7 @@ routes:
     t.match(reply, { status: RECORDED.status, body: RECORDED.body, replayed })
     t.equal(reply.headers.get('x-from'), RECORDED.header)
   }
-  /** One charge, and the same answer at every replica. */
+  /** One charge, and the same response from every replica. */
   const stands = async (t: Test, proxies: readonly TestProxy[], key: string, first: Reply): Promise<void> => {
     for (const proxy of proxies) {
       const again = await send(proxy, key)
@@ -82,21 +82,21 @@ routes:
   }
 
   const ends: Record<string, (response: ServerResponse) => void> = {
-    'answers otherwise': (response) => void response.writeHead(200, { 'X-From': 'live' }).end('live'),
+    'answers something else': (response) => void response.writeHead(200, { 'X-From': 'live' }).end('live'),
     'answers 500': (response) => void response.writeHead(500).end(),
     'answers 502': (response) => void response.writeHead(502).end(),
     'answers 503 with Retry-After': (response) => void response.writeHead(503, { 'Retry-After': '1' }).end(),
     'says that nothing was done': (response) =>
       void response.writeHead(409, { 'Idempotency-Outcome': 'not-applied' }).end(),
-    'breaks off': (response) => void response.destroy(),
-    'breaks off its answer': (response) => {
+    'drops the connection': (response) => void response.destroy(),
+    'cuts its response short': (response) => {
       response.writeHead(201, { 'Content-Length': '9' }).write('half')
       setImmediate(() => response.destroy())
     },
     'never answers': () => {},
   }
   for (const [name, end] of Object.entries(ends))
-    void t.test(`commits, then ${name}: the live client and every retry get what is recorded`, async (t) => {
+    void t.test(`an upstream commits, then ${name}: everybody gets the recorded response`, async (t) => {
       const upstream = await bank(t)
       const timeout = name === 'never answers' ? '1s' : '30s'
       const yaml = yamlOf(upstream.url).replace('timeout: 5s', `timeout: ${timeout}`)
@@ -112,7 +112,7 @@ routes:
       t.equal(upstream.seen.length, 1)
     })
 
-  void t.test('W07 commits; duplicates that wait at both replicas get what is recorded', async (t) => {
+  void t.test('W07 after a commit, waiting duplicates get the recorded response', async (t) => {
     const upstream = await bank(t)
     const proxies = await replicas(t, 2, yamlOf(upstream.url, ', inFlight: { mode: wait, wait: 30s }'))
     const { opened, open } = gate()
@@ -136,7 +136,7 @@ routes:
   })
 
   void t.test(
-    'W07 commits; the proxy is killed before the answer: a retry elsewhere gets what is recorded',
+    'W07 when the proxy is killed after a commit, a retry elsewhere gets the recorded response',
     async (t) => {
       const upstream = await bank(t)
       const [doomed, other] = await processes(t, 2, yamlOf(upstream.url))
@@ -158,7 +158,7 @@ routes:
     },
   )
 
-  void t.test('W07 rolls back, then answers 409: that is the answer, and nothing is charged', async (t) => {
+  void t.test('W07 an upstream rolls back, then answers 409: that stays, nothing is charged', async (t) => {
     const upstream = await bank(t)
     const proxies = await replicas(t, 2, yamlOf(upstream.url))
     upstream.next = async ({ client, response }) => {
@@ -171,15 +171,15 @@ routes:
   })
 
   const deaths: Record<string, (attempt: Attempt) => Promise<void>> = {
-    'its connection to the database is terminated': async ({ client }) => {
+    'loses its database connection': async ({ client }) => {
       const { rows } = await client.query('SELECT pg_backend_pid() AS pid')
       await server.sql(`SELECT pg_terminate_backend(${rows[0].pid})`)
     },
-    'it rolls back': async ({ client }) => void (await client.query('ROLLBACK')),
+    'rolls back': async ({ client }) => void (await client.query('ROLLBACK')),
   }
   for (const [name, die] of Object.entries(deaths))
     void t.test(
-      `${name}, and it breaks off: unknown, nothing is charged, nothing executed again`,
+      `an upstream ${name} and drops the request: unknown, nothing charged, nothing executed again`,
       async (t) => {
         const upstream = await bank(t)
         const proxies = await replicas(t, 2, yamlOf(upstream.url))
@@ -196,7 +196,7 @@ routes:
     )
 
   void t.test(
-    'answers before it commits: the client has that answer; from the commit on, what is recorded',
+    'an upstream answers before it commits: after the commit, retries get the recorded response',
     async (t) => {
       const upstream = await bank(t)
       const proxies = await replicas(t, 2, yamlOf(upstream.url))
@@ -224,7 +224,7 @@ routes:
     },
   )
 
-  void t.test('answers before it rolls back: the client was told so, and that stays', async (t) => {
+  void t.test('an upstream answers before it rolls back: retries still get that response', async (t) => {
     const upstream = await bank(t)
     const proxies = await replicas(t, 2, yamlOf(upstream.url))
     const { opened, open } = gate()
@@ -242,12 +242,12 @@ routes:
     t.same([await charged(key), upstream.seen.length], [0, 1])
   })
 
-  void t.test('W07 a stale attempt: what it charged goes with it', async (t) => {
+  void t.test('W07 a stale attempt raises, and its charge is rolled back', async (t) => {
     const upstream = await bank(t)
     const [proxy] = (await replicas(t, 1, yamlOf(upstream.url))) as [TestProxy]
     const key = newKey()
     const codes: string[] = []
-    // It gives up, the client tries again, and only then it goes on.
+    // The attempt gives up, the client retries, and only then the attempt goes on.
     upstream.next = async ({ client, response }) => {
       await client.query('ROLLBACK')
       response.writeHead(503, { 'Retry-After': '1' }).end()
@@ -271,7 +271,7 @@ routes:
     await stands(t, [proxy], key, second)
   })
 
-  void t.test('keep: outcome: the answer is passed on, and nothing of it is kept', async (t) => {
+  void t.test('keep: outcome passes the response on and stores none of it', async (t) => {
     const upstream = await bank(t)
     const [proxy] = (await replicas(t, 1, yamlOf(upstream.url, ', keep: outcome'))) as [TestProxy]
     upstream.next = async ({ client, response }) => {

@@ -13,7 +13,7 @@ t.setTimeout(60_000)
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 
-void t.test('O05 the report asks the upstream anew about a sample, and changes nothing', async (t) => {
+void t.test('O05 the report checks a sample against the upstream, and changes nothing', async (t) => {
   const upstream = await bank(t)
   const admin = adminYaml(t)
   await using proxy = await proxyInProcess(`${admin}\n${bankRoute(upstream.url, redis.url)}`)
@@ -23,7 +23,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     response.writeHead(201, { 'Content-Type': 'application/json' }).end(body)
   }
   for (const key of Object.values(keys)) t.equal((await send(proxy, key)).status, 201)
-  // An unknown one is the reconciler's.
+  // Unknown records are the reconciler's to check.
   const idOf = async (key: string) => {
     const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
     return (await ask(proxy, '/v1/records/lookup', { method: 'POST', body: subject })).json['id'] as string
@@ -40,7 +40,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
   const { json, status } = await ask(proxy, '/v1/report?sample=100')
   t.equal(status, 200)
   const report = json as unknown as Report
-  t.strictSame([...Value.Errors(reportSchema, report)], [], 'as it is described')
+  t.strictSame([...Value.Errors(reportSchema, report)], [], 'it matches its schema')
   t.same(report.asked?.routes, [
     {
       route: 'pay',
@@ -70,7 +70,7 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
   t.same(await redisSnapshot(redis), before, 'nothing was changed')
   for (const key of Object.values(keys)) t.ok((await send(proxy, key)).replayed)
 
-  await t.test('by the command, in each format; a disagreement is a finding', async (t) => {
+  await t.test('the command prints it in each format; a disagreement is a finding', async (t) => {
     const token = /tokenFile: "?([^",}\s]+)/.exec(admin)?.[1] as string
     const words = ['report', '--sample', '100', '--admin', proxy.adminUrl, '--token-file', token]
     const said = async (...more: string[]) => {
@@ -99,14 +99,14 @@ void t.test('O05 the report asks the upstream anew about a sample, and changes n
     t.match(await command(words.with(2, '0')), { code: 2, err: /\?sample: a whole number, 1 to 1000/ })
   })
 
-  await t.test('an upstream that is away: it could not be asked', async (t) => {
+  await t.test('with the upstream down, the sample neither agrees nor disagrees', async (t) => {
     await upstream[Symbol.asyncDispose]()
     const gone = (await ask(proxy, '/v1/report?sample=2')).json as unknown as Report
     t.match(gone.asked, { routes: [{ eligible: 5, sampled: 2, agreed: 0, disagreed: 0 }], found: [] })
     t.same(await redisSnapshot(redis), before)
   })
 
-  await t.test('not unless it is said so; and of one number alone', async (t) => {
+  await t.test('the report checks nothing without sample, and refuses an invalid one', async (t) => {
     t.equal((await ask(proxy, '/v1/report')).json['asked'], null)
     for (const query of ['sample=0', 'sample=1001', 'sample=x', 'sample=', 'sample=1&sample=2', 'samples=1'])
       t.equal((await ask(proxy, `/v1/report?${query}`)).code, 'invalid_request', query)

@@ -67,7 +67,7 @@ for (const kind of STORES)
       order: [note, amount, receipt],
       'one more': [...PARTS, amount],
       'one less': [amount, note],
-      // The same text, were the parts put together.
+      // The same text if the parts were concatenated.
       'where a part ends': [{ ...amount, content: '1' }, { ...note, content: `0${note.content}` }, receipt],
     }))
       reused(t, await send(proxy, key, multipart('boundary-3', parts)), what)
@@ -96,7 +96,7 @@ for (const kind of STORES)
   })
 
 for (const kind of STORES)
-  void t.test(`F15 forms: spelling does not count, pairs and their order do: ${kind}`, async (t) => {
+  void t.test(`F15 forms: the encoding does not count, pairs and their order do: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
     const key = newKey()
@@ -131,7 +131,7 @@ const BODY = '{"amount":10, "sentAt":"12:00"}'
 const CHANGES: readonly (readonly [what: string, before: string, after: string])[] = [
   ['ignore added', '{}', '{ ignore: [/sentAt] }'],
   ['ignore to only', '{ ignore: [/sentAt] }', '{ only: [/amount] }'],
-  ['the mode of the body', '{ body: json }', '{ body: raw }'],
+  ['another body mode', '{ body: json }', '{ body: raw }'],
   ['the body no longer counts', '{}', '{ body: none }'],
   ['a header counts', '{}', '{ headers: [x-version] }'],
   ['another header counts', '{ headers: [x-version] }', '{ headers: [x-tenant] }'],
@@ -145,7 +145,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       [one, two],
       [two, one],
     ] as const)
-      void t.test(`F20 between deployments, ${what}: ${kind}, ${before} → ${after}`, async (t) => {
+      void t.test(`F20 a retry replays across recipes, ${what}: ${kind}, ${before} → ${after}`, async (t) => {
         const upstream = await heldUpstream(t)
         const store = kind === 'redis' ? redis.url : `sqlite:${tempDir(t)}/store.db`
         const [old] = await replicas(t, 1, yamlOf(upstream, store, before))
@@ -160,12 +160,12 @@ for (const kind of ['sqlite', 'redis'] as const)
           })
         const first = ask(old)
         await upstream.arrived(1)
-        t.strictSame(refusalOf(await ask(fresh)), [409, 'idempotency_key_in_progress'], 'in flight, as well')
+        t.strictSame(refusalOf(await ask(fresh)), [409, 'idempotency_key_in_progress'], 'in flight too')
         upstream.finish(1)
         const { body } = await first
         t.match(await ask(fresh), { status: 201, body, replayed: true })
         const snapshot = await recordsIn(store)
-        // Under both recipes another request, whatever of it counts.
+        // Different requests under either recipe.
         reused(t, await ask(fresh, { body: '{"amount":11, "sentAt":"12:00"}' }), 'the amount')
         reused(t, await ask(fresh, { path: '/slow?a=1&b=3' }), 'the query')
         reused(t, await ask(fresh, { headers: { 'content-type': 'text/plain' } }), 'the media type')
@@ -175,7 +175,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       })
 
 void t.test(
-  '§5 with a secret no digest of the request is in the store; another spelling replays, another amount does not',
+  '§5 store.secretFile keys the digests in the store; an equal body replays, another amount does not',
   async (t) => {
     const upstream = await heldUpstream(t)
     const file = join(tempDir(t), 'secret')

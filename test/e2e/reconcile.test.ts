@@ -5,7 +5,7 @@ import { RedisServer } from '../support/redis.ts'
 import { ALL_STORES, processes, replicas, STORES, storeUrl } from '../support/replicas.ts'
 import { emptyPostgres } from '../support/shared.ts'
 
-// Processes start and backoffs pass: longer than tap waits by itself.
+// Starting processes and backoffs take longer than tap's default.
 t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
@@ -16,7 +16,7 @@ const reconciled = (result: string): string => `idempotency_reconcile_total{rout
 
 for (const kind of ALL_STORES) {
   void t.test(
-    `O02 ${kind}: the reconciler learns that it was done; the next retry replays that`,
+    `O02 ${kind}: when the reconciler finds the request done, the next retry replays the result`,
     async (t) => {
       const upstream = await bank(t)
       const [proxy] = await replicas(t, 1, bankRoute(upstream.url, storeUrl(t, kind, redis, postgres)))
@@ -38,8 +38,8 @@ for (const kind of ALL_STORES) {
       t.same(upstream.asked, [key])
       const headers = upstream.queries[0]?.headers.map(String) ?? []
       t.ok(headers.includes('Bearer of-the-proxy'))
-      t.ok(headers.includes(key), 'the key in a header, as it is')
-      t.notOk(headers.includes('Bearer alice'), "none of the client's")
+      t.ok(headers.includes(key), 'the key in a header, unencoded')
+      t.notOk(headers.includes('Bearer alice'), "none of the client's credentials")
       t.equal(await proxy.metric(reconciled('scheduled')), 1)
     },
   )
@@ -52,7 +52,7 @@ for (const kind of STORES) {
     return proxy
   }
 
-  void t.test(`O02 ${kind}: a found refusal is replayed as the route says`, async (t) => {
+  void t.test(`O02 ${kind}: a refusal that the reconciler finds is replayed as the route says`, async (t) => {
     const upstream = await bank(t)
     upstream.fate = () => 'declined'
     const proxy = await started(t, upstream)
@@ -66,7 +66,7 @@ for (const kind of STORES) {
     t.equal(upstream.executed.length, 1)
   })
 
-  void t.test(`O03 ${kind}: not found twice: exactly one of many retries executes`, async (t) => {
+  void t.test(`O03 ${kind}: after two "not found" exactly one of many retries executes`, async (t) => {
     const upstream = await bank(t)
     upstream.fate = (key) => (upstream.executed.filter((one) => one === key).length > 1 ? 'paid' : 'unheard')
     const proxy = await started(t, upstream)
@@ -82,7 +82,7 @@ for (const kind of STORES) {
   })
 
   void t.test(
-    `${kind}: after exactly \`attempts\` status queries it is dead-lettered, and stays unknown`,
+    `${kind}: after exactly \`attempts\` status queries a record is dead-lettered and stays unknown`,
     async (t) => {
       const upstream = await bank(t)
       upstream.fate = () => 'processing'
@@ -103,7 +103,7 @@ for (const kind of STORES) {
 }
 
 void t.test(
-  'O03 an upstream that keeps the quotes of a key: what it did is found, and not done again',
+  'O03 with an upstream that keeps the quotes of a key, the request is found and not executed again',
   async (t) => {
     const upstream = await bank(t)
     upstream.fate = (key) => (upstream.executed.includes(key) ? 'paid' : 'unheard')
@@ -118,15 +118,14 @@ void t.test(
   },
 )
 
-for (const cache of ['that does as it is told', 'that does not'] as const)
-  void t.test(`O03 "not found" out of a cache ${cache} frees nothing`, async (t) => {
+for (const cache of ['that honours no-cache', 'that ignores no-cache'] as const)
+  void t.test(`O03 "not found" from a cache ${cache} frees nothing`, async (t) => {
     const upstream = await bank(t)
     // The first status query comes before the request has been worked on.
     upstream.fate = () => (upstream.asked.length > 1 ? 'paid' : 'unheard')
     upstream.trouble = (_key, response) => {
       const { length } = upstream.asked
-      const fresh =
-        upstream.queries.at(-1)?.headers.includes('no-cache') && cache === 'that does as it is told'
+      const fresh = upstream.queries.at(-1)?.headers.includes('no-cache') && cache === 'that honours no-cache'
       if (length === 1 || length > 4 || fresh) return false
       response.writeHead(404, { Age: String(length) }).end()
       return true
@@ -141,7 +140,7 @@ for (const cache of ['that does as it is told', 'that does not'] as const)
     t.equal(upstream.executed.length, 1)
   })
 
-void t.test('each fault that leaves an outcome unknown is brought to its end', async (t) => {
+void t.test('the reconciler settles each fault that leaves an outcome unknown', async (t) => {
   const upstream = await bank(t)
   const [proxy] = await replicas(
     t,
@@ -175,7 +174,7 @@ void t.test('each fault that leaves an outcome unknown is brought to its end', a
 })
 
 void t.test(
-  'X05 an owner that was stopped past its lease: the reconciler is final, its own client gets its answer',
+  'X05 an owner paused past its lease: a reconciled completion stands, its client gets its own response',
   async (t) => {
     const upstream = await bank(t)
     const finish = gate()
@@ -216,7 +215,7 @@ void t.test(
   },
 )
 
-void t.test('a replica that is killed over a status query: another one asks, later', async (t) => {
+void t.test('when a replica is killed during a status query, another one asks later', async (t) => {
   const upstream = await bank(t)
   const asked = gate()
   let held = true
@@ -245,44 +244,41 @@ void t.test('a replica that is killed over a status query: another one asks, lat
   t.equal(upstream.executed.length, 1)
 })
 
-void t.test(
-  '1,000 unknown records, three replicas, one index: each is asked about once per due time',
-  async (t) => {
-    const upstream = await bank(t)
-    const yaml = bankRoute(upstream.url, redis.url, { every: '2s' })
-    const proxies = await processes(t, 3, yaml)
-    const keys = Array.from({ length: 1000 }, newKey)
-    // A first status query finds each of them processing, the second one paid.
-    upstream.fate = (key) => (upstream.asked.filter((one) => one === key).length < 2 ? 'processing' : 'paid')
-    const left = [...keys]
-    const client = async (at: number): Promise<void> => {
-      for (let key = left.pop(); key !== undefined; key = left.pop())
-        await send(proxies[at % 3] as (typeof proxies)[0], key)
-    }
-    await Promise.all(Array.from({ length: 48 }, (_, at) => client(at)))
-    t.equal(new Set(upstream.executed).size, 1000)
-    const sum = async (result: string): Promise<number> =>
-      (await Promise.all(proxies.map((proxy) => proxy.metric(reconciled(result))))).reduce((a, b) => a + b)
-    await until(async () => (await sum('completed')) === 1000)
-    const times = new Map<string, number>()
-    for (const key of upstream.asked) times.set(key, (times.get(key) ?? 0) + 1)
-    t.same(
-      [...new Set(keys.map((key) => times.get(key)))],
-      [2],
-      'each of them exactly twice: once per due time',
-    )
-    t.equal(await sum('scheduled'), 1000)
-    const shares = await Promise.all(proxies.map((proxy) => proxy.metric(reconciled('completed'))))
-    t.ok(
-      shares.every((share) => share > 50),
-      `they share the work: ${shares.join(', ')}`,
-    )
-    t.match(await send(proxies[0] as (typeof proxies)[0], keys[0] as string), { status: 201, replayed: true })
-    t.equal(upstream.executed.length, 1000)
-  },
-)
+void t.test('three replicas query each of 1,000 unknown records once per due time', async (t) => {
+  const upstream = await bank(t)
+  const yaml = bankRoute(upstream.url, redis.url, { every: '2s' })
+  const proxies = await processes(t, 3, yaml)
+  const keys = Array.from({ length: 1000 }, newKey)
+  // A first status query finds each of them processing, the second one paid.
+  upstream.fate = (key) => (upstream.asked.filter((one) => one === key).length < 2 ? 'processing' : 'paid')
+  const left = [...keys]
+  const client = async (at: number): Promise<void> => {
+    for (let key = left.pop(); key !== undefined; key = left.pop())
+      await send(proxies[at % 3] as (typeof proxies)[0], key)
+  }
+  await Promise.all(Array.from({ length: 48 }, (_, at) => client(at)))
+  t.equal(new Set(upstream.executed).size, 1000)
+  const sum = async (result: string): Promise<number> =>
+    (await Promise.all(proxies.map((proxy) => proxy.metric(reconciled(result))))).reduce((a, b) => a + b)
+  await until(async () => (await sum('completed')) === 1000)
+  const times = new Map<string, number>()
+  for (const key of upstream.asked) times.set(key, (times.get(key) ?? 0) + 1)
+  t.same(
+    [...new Set(keys.map((key) => times.get(key)))],
+    [2],
+    'each of them exactly twice: once per due time',
+  )
+  t.equal(await sum('scheduled'), 1000)
+  const shares = await Promise.all(proxies.map((proxy) => proxy.metric(reconciled('completed'))))
+  t.ok(
+    shares.every((share) => share > 50),
+    `they share the work: ${shares.join(', ')}`,
+  )
+  t.match(await send(proxies[0] as (typeof proxies)[0], keys[0] as string), { status: 201, replayed: true })
+  t.equal(upstream.executed.length, 1000)
+})
 
-void t.test('a drain waits for the status query under way, and begins none', async (t) => {
+void t.test('a drain waits for a running status query, and starts none', async (t) => {
   const upstream = await bank(t)
   const finish = gate()
   const reached = gate()

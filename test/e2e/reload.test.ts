@@ -34,12 +34,12 @@ function newest(proxy: ChildProxy, message: string): Record<string, unknown> | u
   return proxy.log.findLast(({ msg }) => msg === message)
 }
 
-/** What came of each time that the configuration was read again. */
+/** The log line of each time that the configuration was read again. */
 function reads(proxy: ChildProxy): Record<string, unknown>[] {
   return proxy.log.filter(({ msg }) => [RELOADED, SAME, RESTART, IDENTIFIES, INVALID].includes(String(msg)))
 }
 
-/** What is done until the log says so once more. */
+/** Calls `act` and resolves with the next log line that says `message`. */
 async function saysAfter(
   proxy: ChildProxy,
   message: string,
@@ -54,11 +54,11 @@ async function saysAfter(
 interface Served {
   readonly proxy: ChildProxy
   readonly file: string
-  /** Writes the file and says SIGHUP; resolves when the log has said `message` of it. */
+  /** Writes the file and sends SIGHUP; resolves with the log line that says `message`. */
   reload(yaml: string, message?: string): Promise<Record<string, unknown>>
 }
 
-/** A process that serves `yaml` (with the ports put before it), and is told of changes by SIGHUP. */
+/** A process that serves `yaml` (with its listeners prepended) and reloads on SIGHUP. */
 async function served(t: Test, yaml: string): Promise<Served> {
   const head = `listen: 127.0.0.1:0\n${adminYaml(t)}\n`
   const file = join(tempDir(t), 'proxy.yaml')
@@ -72,7 +72,7 @@ async function served(t: Test, yaml: string): Promise<Served> {
       const before = reads(proxy).length
       writeFileSync(file, head + next)
       proxy.kill('SIGHUP')
-      // The signal, and the watch once the file stands still: what one test writes is not heard of in the next step.
+      // One read for the signal and one for the watch, so that neither reaches into the next step.
       await until(() => reads(proxy).length >= before + 2)
       const line = reads(proxy)
         .slice(before)
@@ -181,13 +181,13 @@ for (const [store, reloads] of [
     for (let n = 1; n <= reloads; n++) {
       await saysAfter(proxy, RELOADED, () => {
         mount.swap({ 'proxy.yaml': yaml(n) })
-        // Most at once; some as the kubelet leaves it, found by the watch alone.
+        // Most by a signal; some as the kubelet does it, found by the watch alone.
         if (n % 10 !== 0) proxy.kill('SIGHUP')
       })
     }
     load.ended = true
     await Promise.all(clients)
-    t.strictSame(wrong, [], 'no request is dropped, refused or answered otherwise')
+    t.strictSame(wrong, [], 'no request is dropped, refused or answered differently')
     t.ok(times(proxy, RELOADED) >= reloads, `${reloads} reloads, ${first.size} keys, ${retries} retries`)
     t.equal(await proxy.metric(SUCCESSFUL), 1)
     for (const key of early) {
@@ -205,7 +205,7 @@ for (const [store, reloads] of [
   })
 }
 
-void t.test('O08 a request in progress ends under the policy that it began with', async (t) => {
+void t.test('O08 a request in progress keeps the policy that it started with', async (t) => {
   const upstream = await heldUpstream(t)
   const yaml = (rest: string): string =>
     yamlOf(upstream, `routes: [{ name: pay, match: { path: /pay }, ${rest} }]`)
@@ -217,24 +217,24 @@ void t.test('O08 a request in progress ends under the policy that it began with'
   await upstream.arrived(2)
   await reload(yaml('statusHeader: false, key: required, keep: outcome'))
   upstream.finish(2)
-  t.match(await passing, { status: 201, body: 'execution 2' }, 'what passes ends as it began, too')
+  t.match(await passing, { status: 201, body: 'execution 2' }, 'so do pass-through requests')
   const retry = await send(proxy, key)
-  t.strictSame(
-    refusalOf(retry),
-    [409, 'idempotency_key_in_progress'],
-    'its record is found by the new policy',
-  )
+  t.strictSame(refusalOf(retry), [409, 'idempotency_key_in_progress'], 'the new policy finds its record')
   t.strictSame(
     refusalOf(await send(proxy, null)),
     [400, 'idempotency_key_missing'],
-    'the next request has it',
+    'the next request gets the new policy',
   )
   upstream.finish(1)
   const first = await running
   t.match(first, { status: 201, body: 'execution 1' })
   t.equal(first.headers.get('idempotency-status'), 'executed')
   const replay = await send(proxy, key)
-  t.match(replay, { status: 201, body: 'execution 1', replayed: true }, 'kept, as it began')
+  t.match(
+    replay,
+    { status: 201, body: 'execution 1', replayed: true },
+    'its response was kept, as it started without keep: outcome',
+  )
   t.equal(replay.headers.get('idempotency-status'), null)
   const later = newKey()
   upstream.finish(3)
@@ -243,7 +243,7 @@ void t.test('O08 a request in progress ends under the policy that it began with'
   t.equal(upstream.seen.length, 3)
 })
 
-void t.test('limits take effect at once', async (t) => {
+void t.test('changed limits take effect at once', async (t) => {
   const upstream = await heldUpstream(t)
   const yaml = (limits: string): string =>
     yamlOf(upstream, `limits: { ${limits} }\ndefaults: { inFlight: wait }`)
@@ -278,7 +278,7 @@ void t.test('limits take effect at once', async (t) => {
 })
 
 void t.test(
-  'an invalid file changes nothing, is logged as check prints it and counted, until a valid one comes',
+  'an invalid file changes nothing, is logged as check prints it, and shows in a metric until a valid one comes',
   async (t) => {
     const upstream = await heldUpstream(t)
     const good = yamlOf(upstream, 'routes: [{ name: pay, match: { path: /fast }, key: required }]')
@@ -330,11 +330,11 @@ routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key
   })
   t.notMatch(JSON.stringify(proxy.log), /secret@/)
   t.equal(await proxy.metric(SUCCESSFUL), 0)
-  t.equal((await ask(proxy, '/v1/config')).text, inForce, 'limits neither')
+  t.equal((await ask(proxy, '/v1/config')).text, inForce, 'not even limits')
   t.ok((await send(proxy, key, { path: '/fast' })).replayed)
   t.equal((await send(proxy, null, { path: '/fast' })).code, 'idempotency_key_missing')
 
-  // What the admin token's file says is read again, too: another one is another listener's.
+  // The admin token's file is read again too: a changed token needs a restart.
   const token = /tokenFile: ([^ ,}]+)/.exec(readFileSync(file, 'utf8'))?.[1] as string
   writeFileSync(token, 'another-token-0123456789')
   t.match(await reload(`${head}routes: [${pay}]\n`, RESTART), {
@@ -356,7 +356,7 @@ routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key
 })
 
 void t.test(
-  'a file that an editor replaces is found without a signal, and what it breaks between is not',
+  'a file that an editor replaces is reloaded without a signal, and its half-written states are not',
   async (t) => {
     const upstream = await heldUpstream(t)
     const head = `listen: 127.0.0.1:0\n${adminYaml(t)}\n`
@@ -410,7 +410,7 @@ void t.test('§10 log.level changes without a restart, log.format does not', asy
   t.match(refused, { restart: ['log.format: auto → json'] })
 })
 
-void t.test('environment and flags are those of the start', async (t) => {
+void t.test('a reload uses the environment and flags of the start', async (t) => {
   const upstream = await heldUpstream(t)
   const file = join(tempDir(t), 'proxy.yaml')
   const yaml = (rest: string): string =>
@@ -426,7 +426,7 @@ void t.test('environment and flags are those of the start', async (t) => {
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
 })
 
-void t.test('a route moves from shadow to enforce, which honours what shadow left, and back', async (t) => {
+void t.test('a reload turns shadow into enforce, which honours its records, and back', async (t) => {
   const upstream = await heldUpstream(t)
   const yaml = (mode: string): string =>
     yamlOf(upstream, `routes: [{ name: pay, match: { path: /fast }, mode: ${mode} }]`)
@@ -441,13 +441,13 @@ void t.test('a route moves from shadow to enforce, which honours what shadow lef
   t.match(
     newest(proxy, 'Route `pay`: mode shadow, so a retry executes again.'),
     { level: 'warn' },
-    'said again',
+    'the warning is repeated',
   )
   t.equal((await send(proxy, key, { path: '/fast' })).replayed, false)
   t.match(await reload(yaml('off'), IDENTIFIES), { identifies: ['routes[pay].mode: shadow → off'] })
 })
 
-void t.test('the reconciler asks as the new configuration says', async (t) => {
+void t.test('after a reload the reconciler queries as the new configuration says', async (t) => {
   const upstream = await bank(t)
   const yaml = (reconcile: string): string =>
     yamlOf(upstream, `routes: [{ name: pay, match: { path: /pay }, lease: 1s${reconcile} }]`)

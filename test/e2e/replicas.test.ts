@@ -12,7 +12,7 @@ t.beforeEach(async () => {
   for (const kind of SHARED) await servers[kind].clear()
 })
 
-/** An upstream whose work on `/slow…` takes until the gate opens; every answer is another one. */
+/** An upstream that holds `/slow…` until the gate opens; every response is different. */
 async function slowUpstream(t: Test) {
   const work = gate()
   let n = 0
@@ -68,7 +68,7 @@ for (const kind of ['memory', 'sqlite', ...SHARED] as const)
     }
   })
 
-/** The first 49 of 50 answers, in the order in which they come. */
+/** The first 49 of 50 responses, in order of arrival. */
 function losers(asking: readonly Promise<Reply>[]): Promise<Reply>[] {
   const slots = asking.slice(1).map(() => Promise.withResolvers<Reply>())
   let next = 0
@@ -77,7 +77,7 @@ function losers(asking: readonly Promise<Reply>[]): Promise<Reply>[] {
 }
 
 for (const store of SHARED.map((kind) => servers[kind]))
-  void t.test(`L02 the same over three replicas on one ${store.kind}`, async (t) => {
+  void t.test(`L02 50 identical POSTs over three replicas on one ${store.kind} execute once`, async (t) => {
     const upstream = await slowUpstream(t)
     const replicas = await processes(
       t,
@@ -101,7 +101,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
     for (const replica of replicas) t.equal((await send(replica, key, { path: '/slow' })).body, 'execution 6')
   })
 
-void t.test('L02 the same over two processes on one file of the embedded store', async (t) => {
+void t.test('L02 50 identical POSTs over two processes on one SQLite file execute once', async (t) => {
   const upstream = await slowUpstream(t)
   const store = `sqlite:${tempDir(t)}/shared.db`
   const replicas = await processes(t, 2, `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }`)
@@ -146,7 +146,7 @@ async function lapsed(store: SharedServer): Promise<void> {
 for (const store of SHARED.map((kind) => servers[kind]))
   for (const policy of ['unknown', 'retry'] as const)
     void t.test(
-      `L07 L08 ${store.kind}: the owner is killed mid-flight; onLeaseExpired: ${policy}`,
+      `L07 L08 ${store.kind}: when the owner is killed mid-flight, retries follow onLeaseExpired: ${policy}`,
       async (t) => {
         const upstream = await slowUpstream(t)
         const [owner, other, third] = await processes(
@@ -200,7 +200,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
       },
     )
 
-/** An owner that is stopped past its lease while a newer attempt takes over (`onLeaseExpired: retry`). */
+/** An owner paused past its lease while a newer attempt takes over (`onLeaseExpired: retry`). */
 async function pausedOwner(
   t: Test,
   store: SharedServer,
@@ -233,7 +233,7 @@ async function pausedOwner(
 
 for (const store of SHARED.map((kind) => servers[kind]))
   void t.test(
-    `L09 ${store.kind}: a paused owner whose record a newer attempt completed is stale`,
+    `L09 ${store.kind}: a paused owner's outcome is stale after a newer attempt completed`,
     async (t) => {
       const { gates, owner, other, key, first, second } = await pausedOwner(t, store, (n) => ({
         status: 201,
@@ -248,7 +248,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
       t.strictSame(
         [own.status, own.body, own.replayed],
         [201, 'execution 1', false],
-        'its client is answered',
+        'its own client gets its response',
       )
       await owner.logged(({ msg }) => msg === 'an outcome came too late and was refused')
       t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
@@ -259,7 +259,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
 
 for (const store of SHARED.map((kind) => servers[kind]))
   void t.test(
-    `L09 ${store.kind}: a paused owner meets a newer attempt that is still under way`,
+    `L09 ${store.kind}: a paused owner's outcome is stale while a newer attempt runs`,
     async (t) => {
       const { gates, owner, key, first, second, upstream } = await pausedOwner(t, store, (n) => ({
         status: 201,
@@ -285,7 +285,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
     )
     gates[0]?.open()
     owner.kill('SIGCONT')
-    t.equal((await first).status, 429, 'the answer of its own upstream call, unchanged')
+    t.equal((await first).status, 429, 'the response of its own upstream call, unchanged')
     for (const replica of [owner, other]) {
       const { status, code } = await send(replica, key)
       t.strictSame([status, code], [409, 'idempotency_key_in_progress'])
@@ -297,7 +297,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
 
 for (const store of SHARED.map((kind) => servers[kind]))
   void t.test(
-    `L11 ${store.kind}: a record that was flushed mid-flight is written again by its outcome`,
+    `L11 ${store.kind}: a record flushed mid-flight is written again with its outcome`,
     async (t) => {
       const upstream = await slowUpstream(t)
       await using proxy = await proxyInProcess(
@@ -322,7 +322,7 @@ for (const store of SHARED.map((kind) => servers[kind]))
 
 for (const store of SHARED.map((kind) => servers[kind]))
   void t.test(
-    `L11 ${store.kind}: what was claimed anew after a flush is not overwritten by the first outcome`,
+    `L11 ${store.kind}: a key claimed again after a flush is not overwritten by the first outcome`,
     async (t) => {
       const { gates, owner, other, key, first, upstream } = await flushedUnder(t, store)
       const second = send(other, key)
@@ -397,7 +397,7 @@ defaults: { lease: 2s, ttl: 3s, statusHeader: true }`,
       t.equal(replay.headers.get('idempotency-expires'), done.headers.get('idempotency-expires'))
       const n = upstream.seen.length
       await until(async () => (await store.count()) === 0)
-      t.notOk((await send(other, key)).replayed, 'after ttl it executes anew')
+      t.notOk((await send(other, key)).replayed, 'after ttl it executes again')
       t.equal(upstream.seen.length, n + 1)
     }
     await store.clear()
@@ -406,7 +406,7 @@ defaults: { lease: 2s, ttl: 3s, statusHeader: true }`,
     const lost = send(behind, key, { path: '/slow' }).catch((error: unknown) => error)
     await upstream.arrived(n + 1)
     const running = await send(ahead, key, { path: '/slow' })
-    t.equal(running.code, 'idempotency_key_in_progress', 'ten minutes ahead does not end a lease')
+    t.equal(running.code, 'idempotency_key_in_progress', 'a clock ten minutes ahead does not end a lease')
     behind.kill('SIGKILL')
     await lost
     await lapsed(store)

@@ -42,7 +42,7 @@ async function refused(t: Test, proxy: TestProxy, key: string, path = '/pay'): P
 }
 
 void t.test(
-  'W05 without its replica a new key is refused; the next retry executes exactly once',
+  'W05 without its replica a new key is refused; a retry with the replica back executes exactly once',
   async (t) => {
     const master = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
     t.teardown(() => master[Symbol.asyncDispose]())
@@ -51,7 +51,7 @@ void t.test(
     const upstream = await upstreamOf(t)
     const patient = await start(t, upstream, master.url, 'timeout: 30s')
     const hasty = await start(t, upstream, master.url, 'timeout: 50ms')
-    t.equal(await patient.metric(waits('unsatisfied')), 0, 'it is there from the start')
+    t.equal(await patient.metric(waits('unsatisfied')), 0, 'the metric exists from the start')
     const before = newKey()
     t.equal((await send(patient, before)).status, 201)
     replica.pause()
@@ -59,7 +59,7 @@ void t.test(
     for (let n = 0; n < 10; n++) await refused(t, hasty, key)
     await refused(t, hasty, newKey(), '/free')
     t.equal(upstream.seen.length, 1)
-    t.ok((await send(hasty, before)).replayed, 'replays wait for nobody')
+    t.ok((await send(hasty, before)).replayed, 'replays do not wait for replicas')
     t.equal(await hasty.metric('idempotency_store_up{store="redis"}'), 1)
     t.equal(await hasty.metric('idempotency_breaker_state{store="redis"}'), 0)
     t.equal(await hasty.metric(waits('unsatisfied')), 11)
@@ -74,7 +74,7 @@ void t.test(
 )
 
 void t.test(
-  'R06 W05 clients that retry through a failover: with store.wait no key is executed twice',
+  'R06 W05 with store.wait, clients that retry through a failover execute no key twice',
   async (t) => {
     await using group = await SentinelGroup.start()
     const upstream = await upstreamOf(t)
@@ -85,7 +85,7 @@ void t.test(
     const over = new AbortController()
     t.teardown(() => over.abort())
     let answered = 0
-    /** Whoever is refused tries again at the other replica; whoever has the answer, or hears that it is lost, takes a new key. */
+    /** A refused client retries at the other replica; one with a response, or a 409, takes a new key. */
     const clients = Array.from({ length: 20 }, async (_, n) => {
       while (!over.signal.aborted) {
         const key = newKey()
@@ -99,13 +99,13 @@ void t.test(
     const before = (await group.master()) as RedisServer
     await before.kill()
     await until(async () => ![undefined, before].includes(await group.master()))
-    // Until it is back, all that are known do not have a claim.
+    // `all` means all known replicas: until this one is back, no claim reaches them.
     await before.start()
     const seen = answered
     await until(() => answered > seen + 40)
     over.abort()
     await Promise.all(clients)
     const told = upstream.seen.map((one) => valueOf(one, 'idempotency-key'))
-    t.equal(new Set(told).size, told.length, 'none twice')
+    t.equal(new Set(told).size, told.length, 'no key twice')
   },
 )

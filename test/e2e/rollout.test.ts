@@ -10,10 +10,10 @@ import { RedisServer } from '../support/redis.ts'
 
 t.setTimeout(240_000)
 
-/** As the chart has it: the app pauses, and the proxy stops before it. */
+/** As in the chart: the app pauses, and the proxy stops before it. */
 const PAUSE = 5000
 const DELAY = '3s'
-/** Until the load balancers know that a pod ends. */
+/** How long load balancers take to learn that a pod is ending. */
 const PROPAGATION = 400
 const CLIENTS = 8
 const ENOUGH = 40
@@ -21,7 +21,7 @@ const ENOUGH = 40
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 
-/** What a client was told in the end, under one key. */
+/** The final response that a client got for one key. */
 interface Asked {
   readonly key: string
   readonly status: number
@@ -30,10 +30,10 @@ interface Asked {
   readonly replayed: boolean
 }
 
-/** Clients that keep their connections: each pays under a new key, at times slowly, then asks the same again, then looks. */
+/** Clients with persistent connections: each pays with a new key, sometimes slowly, then retries, then sends a GET. */
 class Load implements AsyncDisposable {
   readonly asked: Asked[] = []
-  /** Statuses and codes of what was no final answer, and `broken` where there was none. */
+  /** Statuses and codes of responses that were not final, and `broken` where there was none. */
   readonly failures: string[] = []
   readonly #pool: Pool
   readonly #running: Promise<void>[]
@@ -44,7 +44,7 @@ class Load implements AsyncDisposable {
     this.#running = Array.from({ length: CLIENTS }, (_, n) => this.#run(n))
   }
 
-  /** So many more answers. */
+  /** Resolves after this many more final responses. */
   async go(count = ENOUGH): Promise<void> {
     const before = this.asked.length
     await until(() => this.asked.length >= before + count)
@@ -55,7 +55,7 @@ class Load implements AsyncDisposable {
     await Promise.all(this.#running)
   }
 
-  /** Also of a test that has failed. */
+  /** Also runs when a test fails. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#on = false
     await this.#pool.destroy()
@@ -76,7 +76,7 @@ class Load implements AsyncDisposable {
     }
   }
 
-  /** As a careful client: what is no final answer is asked again, under the same key. */
+  /** Like a careful client: retries with the same key until the response is final. */
   async #pay(key: string, slow: boolean): Promise<void> {
     for (;;) {
       try {
@@ -123,7 +123,7 @@ interface Result {
   readonly served: readonly number[]
 }
 
-/** A pod under load; a new one gets ready and joins it; then the old one ends, as `end` says. */
+/** A pod under load; a new one becomes ready and joins it; then the old one ends as `end` says. */
 async function rollout(t: Test, end: (rollout: Rollout) => Promise<void>): Promise<Result> {
   await redis.command('FLUSHALL')
   const dir = tempDir(t)
@@ -151,7 +151,7 @@ defaults: { lease: 4s, scope: { caller: none } }`
   return { asked: load.asked, failures: load.failures, charges, served: [before.size, after.size] }
 }
 
-/** At most one charge under every key, one where the client was told of it, and one answer for all who ask. */
+/** One charge per charged key, one wherever a client was told of it, and one response for every request. */
 function nothingDoubled(t: Test, { asked, charges, served }: Result): void {
   t.same(
     [...charges].filter(([, n]) => n !== 1),
@@ -162,11 +162,11 @@ function nothingDoubled(t: Test, { asked, charges, served }: Result): void {
   const differing = asked
     .filter(({ status }) => status === 201)
     .filter(({ key, body }) => (bodies.get(key) ?? (bodies.set(key, body), body)) !== body)
-  t.same(differing, [], 'all answers of a key are the first')
+  t.same(differing, [], 'all responses for a key are the first one')
   t.same(
     [...bodies.keys()].filter((key) => charges.get(key) !== 1),
     [],
-    'who was told of a charge has one',
+    'every charge that a client was told of exists',
   )
   t.ok(
     served.every((count) => count > 0),
@@ -174,12 +174,12 @@ function nothingDoubled(t: Test, { asked, charges, served }: Result): void {
   )
 }
 
-/** What was running may have been done: nobody asks the app again. */
+/** Running requests may have been executed: they are not sent to the app again. */
 function onlyUnknown(t: Test, { asked }: Result): void {
   const unknown = asked.filter(({ status }) => status !== 201)
   t.ok(
     unknown.every(({ code }) => code === 'idempotency_outcome_unknown'),
-    `${unknown.length} of ${asked.length} answers were "unknown"`,
+    `${unknown.length} of ${asked.length} responses were "unknown"`,
   )
 }
 
@@ -194,7 +194,7 @@ function allFine(t: Test, result: Result): void {
 }
 
 void t.test(
-  'app and proxy are told to stop at the same time, and the app pauses first: nothing fails',
+  'app and proxy get SIGTERM at the same time, and the app pauses first: nothing fails',
   async (t) => {
     const result = await rollout(t, async ({ old, service }) => {
       // Mode plain by the kubelet; mode native by the preStop hook.
@@ -210,7 +210,7 @@ void t.test(
 )
 
 void t.test(
-  '`drain` as the hook of a native sidecar, SIGTERM once the app has ended: nothing fails',
+  '`drain` as the preStop hook of a native sidecar, SIGTERM after the app has ended: nothing fails',
   async (t) => {
     const result = await rollout(t, async ({ old, service, admin }) => {
       t.match(await command(['drain', '--by', 'preStop', ...admin]), { code: 0 })
@@ -225,11 +225,11 @@ void t.test(
   },
 )
 
-void t.test('an app that ends at once, without a pause: requests fail, and none is doubled', async (t) => {
+void t.test('an app that stops without a pause: requests fail, and none is executed twice', async (t) => {
   const result = await rollout(t, async ({ old, service, load }) => {
     service.remove(old)
     await old.stopApp('SIGKILL')
-    // Connections that clients keep still lead to the old pod.
+    // Persistent connections of clients still lead to the old pod.
     await until(() => load.failures.includes('upstream_unreachable'))
     old.proxy.kill('SIGTERM')
     t.equal(await old.proxy.exited, 0)
@@ -238,7 +238,7 @@ void t.test('an app that ends at once, without a pause: requests fail, and none 
   onlyUnknown(t, result)
 })
 
-void t.test('SIGKILL of both instead: none is doubled', async (t) => {
+void t.test('SIGKILL of app and proxy: no request is executed twice', async (t) => {
   const result = await rollout(t, async ({ old, service, load }) => {
     old.kill()
     await old.proxy.exited

@@ -72,7 +72,7 @@ async function metrics(proxy: { readonly adminUrl: string }): Promise<string> {
 }
 
 void t.test(
-  'K22 neither key, credential nor body is in a log line, a metric or a Redis key or value',
+  'K22 no key, credential or request body appears in a log line, a metric, a Redis key or value',
   async (t) => {
     await redis.command('FLUSHALL')
     const stub = await upstream(t)
@@ -94,7 +94,7 @@ void t.test(
       if (value.includes(ANSWER)) kept++
       quiet(t, value, 'a value', [BODY])
     }
-    t.equal(kept, 1, 'the answer is in the store: its replay needs it')
+    t.equal(kept, 1, 'the response is in the store: its replay needs it')
     quiet(t, await metrics(proxy), 'a metric', [BODY, ANSWER])
 
     // Without the store: errors of the client library carry the command and its arguments.
@@ -110,7 +110,7 @@ void t.test(
   },
 )
 
-void t.test('K22 neither key nor credential is in the file of the embedded store', async (t) => {
+void t.test('K22 no key, credential or request body is in the file of the embedded store', async (t) => {
   const stub = await upstream(t)
   const file = `${tempDir(t)}/store.db`
   const proxy = await started(t, stub.url, `sqlite:${file}`)
@@ -127,7 +127,7 @@ void t.test('K22 neither key nor credential is in the file of the embedded store
   t.ok(bytes.includes(ANSWER))
 })
 
-void t.test('S08 keep: outcome: no byte of the answer is in the store', async (t) => {
+void t.test('S08 keep: outcome puts no byte of the response in the store', async (t) => {
   await redis.command('FLUSHALL')
   const stub = await upstream(t)
   const proxy = await started(

@@ -30,7 +30,7 @@ for (const kind of STORES.filter((store) => store !== 'memory'))
     }
     t.equal(payments.upstream.seen.length, 1)
     t.equal(orders.upstream.seen.length, 1)
-    t.equal((await send(payments.proxy, newKey())).code, 'rate_limited', 'each has a rate of its own, too')
+    t.equal((await send(payments.proxy, newKey())).code, 'rate_limited', 'each has its own rate too')
 
     const listed = async (service: string): Promise<string[]> => {
       const { out } = await command(['list', '--json', '--store', store, '--service', service])
@@ -42,12 +42,12 @@ for (const kind of STORES.filter((store) => store !== 'memory'))
     t.match(
       await command(['inspect', mine, '--store', store, '--service', 'orders']),
       { code: 1 },
-      'nobody finds the record of another service by its id',
+      'another service cannot find the record by its id',
     )
     t.match(await command(['inspect', mine, '--store', store, '--service', 'payments']), { code: 0 })
   })
 
-void t.test('V01 a sweeper asks about the records of its own service alone', async (t) => {
+void t.test('V01 a service reconciles only its own records', async (t) => {
   const yaml = (service: string, upstream: string, reconcile: string): string =>
     `service: ${service}
 upstream: { url: "${upstream}", timeout: 1s }
@@ -66,7 +66,7 @@ routes:
   const key = newKey()
   t.equal((await send(orders, key)).code, 'upstream_failed')
 
-  // Knows nothing of that record, and breaks off what is sent under its own: both are unknown.
+  // Finds no record and drops each POST: both records are unknown.
   const ours = await upstreamStub((seen, response) => {
     if (seen.method === 'POST') response.destroy()
     else response.writeHead(404).end()
@@ -82,21 +82,25 @@ routes:
   t.teardown(() => payments.drain())
   const own = await send(payments, newKey())
   const { instance } = JSON.parse(own.body) as { instance: string }
-  // Besides the canary of its start.
+  // Without the canary of the start.
   const asked = (): string[] =>
     ours.seen
       .filter(({ method, target }) => method === 'GET' && !target.startsWith('/asked/canary-'))
       .map(({ target }) => target)
   await until(async () => (await payments.metric(RETRYABLE)) === 1)
-  t.strictSame(new Set(asked()), new Set([`/asked/${instance}`]), 'only what it made itself')
-  t.equal((await send(orders, key)).code, 'idempotency_outcome_unknown', 'the other one is as it was')
+  t.strictSame(new Set(asked()), new Set([`/asked/${instance}`]), 'only its own record')
+  t.equal(
+    (await send(orders, key)).code,
+    'idempotency_outcome_unknown',
+    "the other service's record is unchanged",
+  )
   t.equal(theirs.seen.length, 1)
 })
 
 const RETRYABLE = 'idempotency_reconcile_total{route="pay",result="retryable"}'
 
 void t.test(
-  'S03 the first run before an API with cookies: refused, and only the log says what to set',
+  'S03 without scope.caller a cookie or API key is refused, and only the log says what to set',
   async (t) => {
     const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
     t.teardown(() => upstream[Symbol.asyncDispose]())
@@ -116,7 +120,7 @@ void t.test(
     }
     t.equal(upstream.seen.length, 0)
     const warned = proxy.log.filter(({ msg }) => /share one key space/.test(String(msg)))
-    t.equal(warned.length, 1, 'one line at start says it')
+    t.equal(warned.length, 1, 'one warning at start')
 
     const shadow = await proxyInProcess(
       `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { mode: shadow }`,
@@ -125,12 +129,12 @@ void t.test(
     const headers = { authorization: '', 'x-api-key': 's3cret' }
     t.equal((await send(shadow, newKey(), { headers })).status, 201)
     const { cause } = await shadow.logged(({ verdict }) => verdict === 'caller_missing')
-    t.match(cause, /header:x-api-key/, 'shadow mode says the same')
+    t.match(cause, /header:x-api-key/, 'shadow mode logs the same')
     t.notMatch(cause, /s3cret/)
   },
 )
 
-void t.test('shadow mode logs why the upstream gave no whole answer', async (t) => {
+void t.test('shadow mode logs why the upstream gave no complete response', async (t) => {
   const upstream = await upstreamStub((_seen, response) => void response.destroy())
   t.teardown(() => upstream[Symbol.asyncDispose]())
   const proxy = await proxyInProcess(
@@ -143,7 +147,7 @@ void t.test('shadow mode logs why the upstream gave no whole answer', async (t) 
 })
 
 void t.test(
-  'V03 scope.host: two hosts are two operations, without it one; lookups name the host',
+  'V03 with scope.host two hosts are two operations, without it one; lookups name the host',
   async (t) => {
     for (const host of [true, false]) {
       const upstream = await upstreamStub((seen, response) => void response.writeHead(201).end(seen.target))
@@ -179,7 +183,7 @@ defaults: { scope: { host: ${host} } }`,
 )
 
 void t.test(
-  'V03 scope.host: inspect --host and POST /v1/outcomes mean the record of that host',
+  'V03 with scope.host, inspect --host and POST /v1/outcomes find the record of that host',
   async (t) => {
     const { proxy, where, audit, upstream } = await operated(
       t,
@@ -222,7 +226,7 @@ void t.test(
     t.match(await outcome({}), { status: 400, code: 'invalid_request' })
     t.match(await outcome({ host: 'c.test' }), { status: 404, code: 'record_not_found' })
     t.match(await outcome({ host: 'a.test' }), { status: 200 })
-    t.equal((await to('b.test')).code, 'idempotency_outcome_unknown', 'the other host is as it was')
+    t.equal((await to('b.test')).code, 'idempotency_outcome_unknown', "the other host's record is unchanged")
     t.equal(upstream.seen.length, 2)
     t.equal((await to('a.test')).code, 'upstream_failed', 'executed again')
     t.equal(upstream.seen.length, 3)

@@ -21,7 +21,7 @@ t.setTimeout(60_000)
 
 const MIB = 1024 * 1024
 
-/** An upstream whose answers differ, but for those under `/same`. */
+/** An upstream whose responses differ, except under `/same`. */
 async function counting(t: Test, more: Respond = () => {}): Promise<UpstreamStub> {
   let n = 0
   const upstream = await upstreamStub(async (seen, response, request) => {
@@ -59,7 +59,7 @@ const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
 
 const sqlite = (t: Test): string => `sqlite:${join(tempDir(t), 'records.db')}`
 
-/** Every store with what makes a fresh one. */
+/** How to make a fresh store of each kind. */
 const STORES: Readonly<Record<string, (t: Test) => Promise<string>>> = {
   memory: async () => 'memory:',
   sqlite: async (t) => sqlite(t),
@@ -72,7 +72,7 @@ const STORES: Readonly<Record<string, (t: Test) => Promise<string>>> = {
 
 for (const [name, fresh] of Object.entries(STORES))
   void t.test(
-    `O06 ${name}: duplicates are forwarded, N=2, verdicts counted; enforce honours what shadow completed`,
+    `O06 ${name}: shadow mode forwards duplicates, N=2, and counts verdicts; enforce honours its records`,
     async (t) => {
       const store = await fresh(t)
       const upstream = await counting(t)
@@ -109,14 +109,14 @@ for (const [name, fresh] of Object.entries(STORES))
       const replay = await send(enforce, differs)
       t.match(replay, { status: 201, body: 'execution 1', replayed: true })
       t.equal(replay.headers.get('x-id'), first.headers.get('x-id'))
-      t.equal(replay.headers.get('date'), first.headers.get('date'), 'the first answer, its Date included')
+      t.equal(replay.headers.get('date'), first.headers.get('date'), 'the first response, its Date included')
       t.match(await send(enforce, same, { path: '/same' }), { body: kept.body, replayed: true })
       t.match(await send(enforce, misuse, { body: '{"amount":2}' }), { code: 'idempotency_key_reused' })
       t.equal(upstream.seen.length, 7, 'nothing is executed again')
     },
   )
 
-void t.test('the request goes as it came, and the answer too', async (t) => {
+void t.test('shadow mode changes neither the request nor the response', async (t) => {
   const upstream = await counting(t, (_seen, response) => {
     response.writeHead(299, 'Strange', ['X-A', '1', 'x-a', '2', 'Idempotency-Outcome', 'applied'])
     response.end(Buffer.from([0, 255, 1]))
@@ -140,16 +140,16 @@ void t.test('the request goes as it came, and the answer too', async (t) => {
   }
   t.same(answers[1], answers[0])
   const [off, shadow] = upstream.seen
-  // Of each proxy its own mark.
+  // Each proxy adds its own mark.
   const unmarked = (seen: Seen | undefined) => ({
     ...seen,
     headers: seen?.headers.filter((text) => !text.startsWith('idempotency-proxy; id=')),
   })
   t.same(unmarked(shadow), unmarked(off))
-  t.ok(shadow?.headers.includes(key), 'the key is forwarded as it came')
+  t.ok(shadow?.headers.includes(key), 'the key is forwarded unchanged')
 })
 
-void t.test('two at the same time are both forwarded at once', async (t) => {
+void t.test('shadow mode forwards concurrent duplicates at once', async (t) => {
   const work = gate()
   const upstream = await counting(t, () => work.opened)
   const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, inFlight: wait')
@@ -166,7 +166,7 @@ void t.test('two at the same time are both forwarded at once', async (t) => {
 })
 
 void t.test(
-  'O06 while Redis hangs every answer arrives; its verdicts say so; it is honoured afterwards',
+  'O06 while Redis hangs, shadow mode forwards every request; afterwards enforce replays the responses',
   async (t) => {
     const redis = await RedisServer.start()
     t.teardown(() => redis[Symbol.asyncDispose]())
@@ -181,7 +181,7 @@ void t.test(
     t.same(
       replies.map(({ status }) => status),
       [201, 201, 201],
-      'answered although nothing else was',
+      'answered although Redis did not answer',
     )
     await verdict(shadow, 'store_unavailable', 3)
     redis.resume()
@@ -194,48 +194,45 @@ void t.test(
   },
 )
 
-void t.test('O06 a Redis that is not there', async (t) => {
+void t.test('O06 without a Redis, shadow mode still forwards', async (t) => {
   const upstream = await counting(t)
   const proxy = await proxyOf(t, upstream, `redis://127.0.0.1:${await freePort()}`, 'mode: shadow')
   t.equal((await send(proxy, newKey())).status, 201)
   await verdict(proxy, 'store_unavailable')
 })
 
-void t.test(
-  'a stream is live: its first event arrives before its end, and it is recorded as done',
-  async (t) => {
-    const work = gate()
-    const upstream = await counting(t, async (_seen, response) => {
-      response.writeHead(200, { 'content-type': 'text/event-stream' })
-      response.write('data: 1\n\n')
-      await work.opened
-      response.end('data: 2\n\n')
-    })
-    const store = sqlite(t)
-    const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
-    const key = newKey()
-    const sent = httpRequest(`${shadow.url}/events`, {
-      method: 'POST',
-      headers: { 'idempotency-key': key },
-    }).end()
-    const [answer] = (await once(sent, 'response')) as [IncomingMessage]
-    const [first] = (await once(answer, 'data')) as [Buffer]
-    t.equal(first.toString(), 'data: 1\n\n')
-    work.open()
-    await once(answer.resume(), 'end')
-    await verdict(shadow, 'first')
-    await shadow.drain()
-    const enforce = await proxyOf(t, upstream, store, '')
-    const again = await fetch(`${enforce.url}/events`, {
-      method: 'POST',
-      headers: { 'idempotency-key': key },
-    })
-    t.match(await again.json(), { code: 'idempotency_response_unavailable', originalStatus: 200 })
-    t.equal(upstream.seen.length, 1)
-  },
-)
+void t.test('shadow mode passes a stream on live, and records it as done', async (t) => {
+  const work = gate()
+  const upstream = await counting(t, async (_seen, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' })
+    response.write('data: 1\n\n')
+    await work.opened
+    response.end('data: 2\n\n')
+  })
+  const store = sqlite(t)
+  const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
+  const key = newKey()
+  const sent = httpRequest(`${shadow.url}/events`, {
+    method: 'POST',
+    headers: { 'idempotency-key': key },
+  }).end()
+  const [answer] = (await once(sent, 'response')) as [IncomingMessage]
+  const [first] = (await once(answer, 'data')) as [Buffer]
+  t.equal(first.toString(), 'data: 1\n\n')
+  work.open()
+  await once(answer.resume(), 'end')
+  await verdict(shadow, 'first')
+  await shadow.drain()
+  const enforce = await proxyOf(t, upstream, store, '')
+  const again = await fetch(`${enforce.url}/events`, {
+    method: 'POST',
+    headers: { 'idempotency-key': key },
+  })
+  t.match(await again.json(), { code: 'idempotency_response_unavailable', originalStatus: 200 })
+  t.equal(upstream.seen.length, 1)
+})
 
-void t.test('bodies over the limits flow, whole; what is looked at is whole, too', async (t) => {
+void t.test('shadow mode forwards bodies over the limits, and fingerprints others in full', async (t) => {
   const big = Buffer.alloc(8 * MIB, 'x')
   const upstream = await counting(t, ({ target }, response) => {
     if (target === '/big') response.end(big)
@@ -273,7 +270,7 @@ void t.test('bodies over the limits flow, whole; what is looked at is whole, too
   t.equal(
     await upload(enforce, small, body, false),
     'execution 3',
-    'the same body: its fingerprint is of all of it',
+    'the same body: the fingerprint covers all of it',
   )
   const other = Buffer.from(body)
   other[899_999] = 0
@@ -282,7 +279,7 @@ void t.test('bodies over the limits flow, whole; what is looked at is whole, too
   t.equal(upstream.seen.length, 4)
 })
 
-void t.test('without room to look, traffic flows', async (t) => {
+void t.test('without room in limits.buffered, shadow mode still forwards', async (t) => {
   const upstream = await counting(t)
   const proxy = await proxyOf(
     t,
@@ -312,7 +309,7 @@ void t.test('without room to look, traffic flows', async (t) => {
   await metricIs(other, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('what the upstream did is what enforce finds', async (t) => {
+void t.test('after shadow mode, enforce knows what the upstream did', async (t) => {
   const store = sqlite(t)
   let mode: 'reset' | 'truncate' | 'answer' = 'reset'
   const peer = await scriptedPeer((socket) => {
@@ -338,14 +335,14 @@ void t.test('what the upstream did is what enforce finds', async (t) => {
   t.match(await send(enforce, refused), { status: 200, replayed: false }, 'proven not sent: executed')
   t.equal(peer.requests.length, n + 1)
 
-  // In shadow the retry is executed, and what it shows becomes the record's.
+  // In shadow mode the retry is executed, and its outcome becomes the record's.
   t.match(await send(shadow, reset), { status: 200 })
   await verdict(shadow, 'unknown')
   await until(async () => (await send(enforce, reset)).replayed)
 })
 
 void t.test(
-  'a client that leaves: the upstream call ends as it does without shadow, and nothing is promised',
+  'when a client leaves, shadow mode ends the upstream call, and the outcome is unknown',
   async (t) => {
     const store = sqlite(t)
     const upstream = await counting(t, () => new Promise(() => {}))
@@ -378,23 +375,20 @@ function connections({ server }: UpstreamStub): Promise<number> {
   })
 }
 
-void t.test(
-  'an upstream that answers before it has the body: nothing is decided on half a request',
-  async (t) => {
-    const peer = await scriptedPeerOnHead(
-      'HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
-    )
-    t.teardown(() => peer[Symbol.asyncDispose]())
-    const shadow = await proxyOf(t, peer, 'memory:', 'mode: shadow')
-    const client = connect(shadow.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(post('/pay', newKey(), 'x'.repeat(1000)).slice(0, -500))
-    const [answer] = (await once(client, 'data')) as [Buffer]
-    t.match(answer.toString(), /^HTTP\/1\.1 413 /)
-    client.destroy()
-    await verdict(shadow, 'request_aborted')
-  },
-)
+void t.test('shadow mode gives no verdict on half a request that the upstream has answered', async (t) => {
+  const peer = await scriptedPeerOnHead(
+    'HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
+  )
+  t.teardown(() => peer[Symbol.asyncDispose]())
+  const shadow = await proxyOf(t, peer, 'memory:', 'mode: shadow')
+  const client = connect(shadow.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(post('/pay', newKey(), 'x'.repeat(1000)).slice(0, -500))
+  const [answer] = (await once(client, 'data')) as [Buffer]
+  t.match(answer.toString(), /^HTTP\/1\.1 413 /)
+  client.destroy()
+  await verdict(shadow, 'request_aborted')
+})
 
 /** Answers as soon as a head has come. */
 async function scriptedPeerOnHead(bytes: string) {
@@ -402,7 +396,7 @@ async function scriptedPeerOnHead(bytes: string) {
 }
 
 void t.test(
-  'duplicates on two replicas, whatever the upstream makes of each: enforce executes no key that was done',
+  'after duplicates with mixed results on two shadow replicas, enforce executes no completed key',
   async (t) => {
     const redis = await RedisServer.start()
     t.teardown(() => redis[Symbol.asyncDispose]())
@@ -449,7 +443,7 @@ void t.test(
   },
 )
 
-void t.test('the drain waits for what shadow records', async (t) => {
+void t.test('a drain waits until shadow mode has recorded the outcome', async (t) => {
   const work = gate()
   const upstream = await counting(t, () => work.opened)
   const store = sqlite(t)
@@ -466,7 +460,7 @@ void t.test('the drain waits for what shadow records', async (t) => {
   t.match(await send(enforce, key), { body: 'execution 1', replayed: true })
 })
 
-void t.test('a call that is longer than its lease keeps its record', async (t) => {
+void t.test('a call that outlasts its lease keeps its record in shadow mode', async (t) => {
   const work = gate()
   const upstream = await counting(t, () => work.opened)
   const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, lease: 1s')
@@ -481,20 +475,17 @@ void t.test('a call that is longer than its lease keeps its record', async (t) =
   await verdict(proxy, 'first')
 })
 
-void t.test(
-  'what no route matches is looked at where defaults say so; keys may be in the body',
-  async (t) => {
-    const upstream = await counting(t)
-    const text = (defaults: string) =>
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { ${defaults} }`
-    const proxy = await proxyInProcess(text('mode: shadow, key: { from: ["json:/id"] }'))
-    t.teardown(() => proxy[Symbol.asyncDispose]())
-    const total = (name: string): string => `idempotency_shadow_total{route="default",verdict="${name}"}`
-    for (let i = 0; i < 2; i++)
-      t.equal((await send(proxy, null, { body: '{"id":"m1"}' })).body, `execution ${i + 1}`)
-    await metricIs(proxy, total('first'), 1)
-    await metricIs(proxy, total('replay_differs'), 1)
-    await send(proxy, null, { body: '{}' })
-    await metricIs(proxy, total('passed'), 1)
-  },
-)
+void t.test('mode: shadow in defaults covers unmatched requests, also with keys in the body', async (t) => {
+  const upstream = await counting(t)
+  const text = (defaults: string) =>
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { ${defaults} }`
+  const proxy = await proxyInProcess(text('mode: shadow, key: { from: ["json:/id"] }'))
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  const total = (name: string): string => `idempotency_shadow_total{route="default",verdict="${name}"}`
+  for (let i = 0; i < 2; i++)
+    t.equal((await send(proxy, null, { body: '{"id":"m1"}' })).body, `execution ${i + 1}`)
+  await metricIs(proxy, total('first'), 1)
+  await metricIs(proxy, total('replay_differs'), 1)
+  await send(proxy, null, { body: '{}' })
+  await metricIs(proxy, total('passed'), 1)
+})

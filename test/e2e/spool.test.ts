@@ -9,7 +9,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
-/** A Redis of the test's own, an upstream whose answers wait, and proxies as processes that share a spool's directory. */
+/** A Redis for this test alone, an upstream that holds its responses, and proxies as processes with one spool directory. */
 async function world(t: Test) {
   const redis = await RedisServer.start()
   t.teardown(() => redis[Symbol.asyncDispose]())
@@ -33,7 +33,7 @@ async function world(t: Test) {
   return { redis, upstream, work, dir, spool, yaml, start }
 }
 
-/** Answered by a proxy whose Redis was killed between claim and completion. */
+/** The response of a proxy whose Redis is killed between claim and completion. */
 async function answeredWithout(
   { redis, upstream, work }: Pick<Awaited<ReturnType<typeof world>>, 'redis' | 'upstream' | 'work'>,
   proxy: ChildProxy,
@@ -55,7 +55,7 @@ async function killed(proxy: ChildProxy): Promise<void> {
 }
 
 void t.test(
-  'R04 R05 Redis killed between claim and completion, then the proxy; both back: replayed',
+  'R04 R05 Redis dies between claim and completion, then the proxy: once both are back, retries are replays',
   async (t) => {
     const w = await world(t)
     const key = newKey()
@@ -119,7 +119,7 @@ void t.test('a clean shutdown with the store down keeps the outcome on disk, and
   t.equal(w.upstream.seen.length, 1)
 })
 
-void t.test('a call that is cut off by the drain is unknown, on disk, too', async (t) => {
+void t.test('a call that the drain cuts off is spooled as unknown', async (t) => {
   const w = await world(t)
   const key = newKey()
   const proxy = await w.start()
@@ -136,26 +136,23 @@ void t.test('a call that is cut off by the drain is unknown, on disk, too', asyn
   t.equal(w.upstream.seen.length, 1)
 })
 
-void t.test(
-  'the outcome of a route that the configuration no longer has is written all the same',
-  async (t) => {
-    const w = await world(t)
-    const key = newKey()
-    const proxy = await w.start('routes: [{ name: pay, match: { path: /pay }, ttl: 3d }]')
-    await answeredWithout(w, proxy, key)
-    await killed(proxy)
-    await w.redis.start()
-    const next = await w.start('unmatched: pass')
-    await until(async () => (await next.metric('idempotency_spooled')) === 0)
-    t.equal(await next.metric('idempotency_completions_total{route="pay",result="stored"}'), 1)
-    const { key: name, bytes } = await onlyRecord(w.redis)
-    t.equal(stateOf(bytes), STATE.completed)
-    const left = Number(await w.redis.command('PTTL', name))
-    t.ok(left > 2.9 * 86_400_000 && left <= 3 * 86_400_000, 'kept as long as its route said')
-  },
-)
+void t.test('the outcome of a route that the configuration no longer has is still written', async (t) => {
+  const w = await world(t)
+  const key = newKey()
+  const proxy = await w.start('routes: [{ name: pay, match: { path: /pay }, ttl: 3d }]')
+  await answeredWithout(w, proxy, key)
+  await killed(proxy)
+  await w.redis.start()
+  const next = await w.start('unmatched: pass')
+  await until(async () => (await next.metric('idempotency_spooled')) === 0)
+  t.equal(await next.metric('idempotency_completions_total{route="pay",result="stored"}'), 1)
+  const { key: name, bytes } = await onlyRecord(w.redis)
+  t.equal(stateOf(bytes), STATE.completed)
+  const left = Number(await w.redis.command('PTTL', name))
+  t.ok(left > 2.9 * 86_400_000 && left <= 3 * 86_400_000, 'kept as long as its route said')
+})
 
-void t.test('V01 a renamed service leaves the outcomes of the first one to it', async (t) => {
+void t.test('V01 a renamed service leaves the outcomes of its old name in the spool', async (t) => {
   const w = await world(t)
   const key = newKey()
   const first = await w.start('service: orders')
@@ -178,7 +175,7 @@ void t.test('V01 a renamed service leaves the outcomes of the first one to it', 
   await second.drain()
   await second.exited
   const keys = (await w.redis.command('KEYS', 'idempotency:payments:*:r:*')) as string[]
-  t.equal(keys.length, 1, 'only what it made itself')
+  t.equal(keys.length, 1, 'only its own record')
 
   const third = await w.start('service: orders')
   t.strictSame((await send(third, key)).body, body)
@@ -187,20 +184,17 @@ void t.test('V01 a renamed service leaves the outcomes of the first one to it', 
   t.equal(w.upstream.seen.length, 2, 'one execution for each service')
 })
 
-void t.test(
-  'two proxies on one directory, and a directory that is none: the process does not start',
-  async (t) => {
-    const w = await world(t)
-    await w.start()
-    await t.rejects(proxyProcess(configFile(w.dir, w.yaml())), {
-      message: new RegExp(
-        `ended with 1: .*cannot start: store\\.spool: the directory ${w.spool} cannot be used: another process is using it`,
-      ),
-    })
-    const file = join(w.dir, 'file')
-    writeFileSync(file, '')
-    await t.rejects(proxyProcess(configFile(w.dir, w.yaml('', file))), {
-      message: new RegExp(`cannot start: store\\.spool: the directory ${file} cannot be used: EEXIST`),
-    })
-  },
-)
+void t.test('a proxy does not start on a spool directory in use, or on a file in its place', async (t) => {
+  const w = await world(t)
+  await w.start()
+  await t.rejects(proxyProcess(configFile(w.dir, w.yaml())), {
+    message: new RegExp(
+      `ended with 1: .*cannot start: store\\.spool: the directory ${w.spool} cannot be used: another process is using it`,
+    ),
+  })
+  const file = join(w.dir, 'file')
+  writeFileSync(file, '')
+  await t.rejects(proxyProcess(configFile(w.dir, w.yaml('', file))), {
+    message: new RegExp(`cannot start: store\\.spool: the directory ${file} cannot be used: EEXIST`),
+  })
+})

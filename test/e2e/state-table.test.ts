@@ -21,7 +21,7 @@ const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
-/** `/status/<n>` answers so, `/cut` breaks off, `/gated…` waits for the gate, `/big` is over `limits.response`. */
+/** `/status/<n>` answers n, `/cut` drops the connection, `/gated…` waits for the gate, `/big` is over `limits.response`. */
 async function world(t: Test, more = '', upstreamUrl?: string) {
   const work = gate()
   let n = 0
@@ -56,7 +56,7 @@ async function fence(): Promise<number> {
 
 const OTHER = '{"amount":2}'
 
-/** A refusal with all that §6 says of every one, after which every byte of the store is as before. */
+/** Expects a refusal as §6 describes them, after which no byte of the store has changed. */
 async function refused(
   t: Test,
   ask: () => Promise<Reply>,
@@ -90,7 +90,7 @@ async function refused(
 }
 
 void t.test(
-  '§2 absent → in_progress → completed → absent: the record keeps answers for ttl, from completion',
+  '§2 absent → in_progress → completed → absent: the response is kept for ttl, from completion',
   async (t) => {
     const { upstream, proxy, work } = await world(t, 'defaults: { ttl: 2s, statusHeader: true }')
     const key = newKey()
@@ -112,7 +112,7 @@ void t.test(
     t.equal(replay.headers.get('idempotency-expires'), first.headers.get('idempotency-expires'))
     t.strictSame((await onlyRecord(redis)).bytes, record, 'T03 a replay does not prolong it')
     await until(async () => (await redis.command('DBSIZE')) === 0)
-    t.notOk((await send(proxy, key, { path: '/gated' })).replayed, 'T01 after ttl it executes anew')
+    t.notOk((await send(proxy, key, { path: '/gated' })).replayed, 'T01 after ttl it executes again')
     t.equal(upstream.seen.length, 2)
   },
 )
@@ -133,7 +133,7 @@ void t.test('§2 completed → expired where tombstones are on; another payload 
 
 for (const [what, path] of [
   ['a released status', '/status/429'],
-  ["the upstream's own word", '/not-applied'],
+  ['Idempotency-Outcome: not-applied', '/not-applied'],
 ] as const)
   void t.test(
     `§2 ${what} → failed_retryable, which keeps the fingerprint and is claimed with fence + 1`,
@@ -209,7 +209,7 @@ void t.test('U04 §6 no answer in time → 504 upstream_timeout, unknown', async
   t.equal(await state(), STATE.unknown)
   const retry = await send(proxy, key)
   t.equal(retry.code, 'idempotency_outcome_unknown')
-  t.equal(spoken.size, 1, 'nothing was sent again, on whatever connection')
+  t.equal(spoken.size, 1, 'nothing was sent again on any connection')
 })
 
 void t.test(
@@ -238,7 +238,7 @@ void t.test('§2 unresolved records outlive ttl: they are kept for unresolvedTtl
   t.ok(left > 3_590_000 && left <= 3_600_001, `${left} ms`)
   t.equal(bytes.readUIntBE(50, 6) - bytes.readUIntBE(38, 6), 3_600_000)
   const index = [...(await redisSnapshot(redis)).keys()].filter((one) => one.endsWith(':u'))
-  t.equal(index.length, 1, 'it is in the index of unresolved ones')
+  t.equal(index.length, 1, 'it is in the index of unresolved records')
   const seen = upstream.seen.length
   await until(
     async () =>
@@ -248,32 +248,29 @@ void t.test('§2 unresolved records outlive ttl: they are kept for unresolvedTtl
   t.equal(upstream.seen.length, seen)
 })
 
-void t.test(
-  'F01 F02 I01 §6 refusals beside a request in flight and a completed one change nothing',
-  async (t) => {
-    const { upstream, proxy, work } = await world(t)
-    const key = newKey()
-    const asked = send(proxy, key, { path: '/gated' })
-    await upstream.arrived(1)
-    const misuse = { status: 422, code: 'idempotency_key_reused', retry: 'new-key' } as const
-    const running = await refused(t, () => send(proxy, key, { path: '/gated' }), {
-      status: 409,
-      code: 'idempotency_key_in_progress',
-      retry: 'same-key',
-      retryAfter: true,
-    })
-    const { key: name } = await onlyRecord(redis)
-    t.ok(name.endsWith(String(running['instance'])), 'instance is the record id')
-    await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
-    work.open()
-    const first = await asked
-    t.equal(first.body, 'execution 1')
-    await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
-    const replay = await send(proxy, key, { path: '/gated' })
-    t.strictSame([replay.replayed, replay.body], [true, 'execution 1'], 'still')
-    t.equal(upstream.seen.length, 1)
-  },
-)
+void t.test('F01 F02 I01 §6 refusals change neither a request in flight nor a completed one', async (t) => {
+  const { upstream, proxy, work } = await world(t)
+  const key = newKey()
+  const asked = send(proxy, key, { path: '/gated' })
+  await upstream.arrived(1)
+  const misuse = { status: 422, code: 'idempotency_key_reused', retry: 'new-key' } as const
+  const running = await refused(t, () => send(proxy, key, { path: '/gated' }), {
+    status: 409,
+    code: 'idempotency_key_in_progress',
+    retry: 'same-key',
+    retryAfter: true,
+  })
+  const { key: name } = await onlyRecord(redis)
+  t.ok(name.endsWith(String(running['instance'])), 'instance is the record id')
+  await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
+  work.open()
+  const first = await asked
+  t.equal(first.body, 'execution 1')
+  await refused(t, () => send(proxy, key, { path: '/gated', body: OTHER }), misuse)
+  const replay = await send(proxy, key, { path: '/gated' })
+  t.strictSame([replay.replayed, replay.body], [true, 'execution 1'], 'still replayed')
+  t.equal(upstream.seen.length, 1)
+})
 
 void t.test('P19 §6 a response that was not kept: 409 with originalStatus and location', async (t) => {
   const { upstream, proxy } = await world(t, 'limits: { response: 1KiB }')
@@ -290,7 +287,7 @@ void t.test('P19 §6 a response that was not kept: 409 with originalStatus and l
 })
 
 void t.test(
-  'K02 K03 K11 F17 S03 §6 what is refused before the claim leaves no record, and changes none',
+  'K02 K03 K11 F17 S03 §6 a request refused before its claim leaves no record, and changes none',
   async (t) => {
     const { upstream, proxy } = await world(
       t,
@@ -344,7 +341,7 @@ async function sendAnonymous(
   return send(proxy, key, { headers: { authorization: '', ...headers } })
 }
 
-void t.test('P25 §6 a body that does not arrive in time: 408, nothing is claimed', async (t) => {
+void t.test('P25 §6 a body that does not arrive in time gets 408, and nothing is claimed', async (t) => {
   const { upstream, proxy } = await world(t, 'limits: { upload: 100ms }')
   const head = `POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: ${newKey()}\r\nContent-Length: 10\r\n\r\nhalf`
   const answer = await rawRequest(proxy.port, head)
@@ -354,7 +351,7 @@ void t.test('P25 §6 a body that does not arrive in time: 408, nothing is claime
   t.equal(upstream.seen.length, 0)
 })
 
-void t.test('§6 over limits.inFlight: 503 overloaded; what runs already is not affected', async (t) => {
+void t.test('§6 over limits.inFlight: 503 overloaded; running requests are not affected', async (t) => {
   const { upstream, proxy, work } = await world(t, 'limits: { inFlight: 1 }')
   const key = newKey()
   const asked = send(proxy, key, { path: '/gated' })
@@ -371,7 +368,7 @@ void t.test('§6 over limits.inFlight: 503 overloaded; what runs already is not 
 })
 
 void t.test(
-  'S01 L03 §4 keys are opaque and scoped: callers, methods, paths and letter case never meet',
+  'S01 L03 §4 keys are opaque and scoped by caller, method and path; letter case matters',
   async (t) => {
     const { upstream, proxy } = await world(t, 'defaults: { onStoreUnavailable: reject }')
     const asks = [
@@ -396,7 +393,7 @@ void t.test(
 )
 
 void t.test(
-  'U09 answers of 4xx are stored and replayed, but not those that refuse before doing',
+  'U09 4xx responses are stored and replayed, except those that say nothing was done',
   async (t) => {
     const { upstream, proxy } = await world(t)
     for (const status of [400, 402, 404, 409, 410, 422, 451]) {
@@ -426,7 +423,7 @@ void t.test('S06 whoever guesses a key and claims it first cannot affect another
   const { upstream, proxy } = await world(t)
   const key = newKey()
   const guess = await send(proxy, key, { headers: { authorization: '' }, body: '{"amount":666}' })
-  t.equal(guess.status, 201, 'the anonymous bucket is its own')
+  t.equal(guess.status, 201, 'the anonymous bucket is separate')
   const forged = await send(proxy, key, {
     headers: { authorization: 'Bearer mallory' },
     body: '{"amount":667}',
@@ -436,5 +433,5 @@ void t.test('S06 whoever guesses a key and claims it first cannot affect another
   t.notOk(own.replayed)
   t.equal(own.status, 201)
   t.equal(upstream.seen.length, 3)
-  t.equal((await send(proxy, key)).body, own.body, 'and its replay is its own')
+  t.equal((await send(proxy, key)).body, own.body, 'and the retry replays its own response')
 })

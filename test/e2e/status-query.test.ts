@@ -3,14 +3,14 @@ import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { BY_KEY, BY_RECORD, type Ledger, ledger, ledgerRoute, type Served, serve } from '../support/ledger.ts'
 import { rawRequest } from '../support/raw.ts'
 
-// Processes start anew and backoffs pass.
+// Restarts and backoffs take time.
 t.setTimeout(200_000)
 
 const result = (name: string): string => `idempotency_reconcile_total{route="pay",result="${name}"}`
 
 const sqlite = (t: Test): string => `sqlite:${tempDir(t)}/store.db`
 
-/** Until nobody asks about the record any more; then it is retried once. */
+/** Waits until the record is no longer queried, then retries once. */
 async function settled(
   t: Test,
   { proxy }: Served,
@@ -26,11 +26,11 @@ async function settled(
   t.equal(upstream.executed.length, 1, 'executed once')
   const letter = proxy.log.find(({ msg }) => String(msg).includes('dead-lettered'))
   t.match(letter, { answer })
-  t.ok(upstream.asked.length > 1, 'it was asked about, and not found')
+  t.ok(upstream.asked.length > 1, 'it was queried more than once')
 }
 
 for (const how of ['reload', 'restart'] as const)
-  void t.test(`V07 a ${how} turns on {record} and the fence while a record is unknown`, async (t) => {
+  void t.test(`V07 a ${how} adds {record}: "not found" frees no key sent without it`, async (t) => {
     const upstream = await ledger(t)
     const store = sqlite(t)
     const served = await serve(t, ledgerRoute(upstream.url, store, {}))
@@ -42,10 +42,10 @@ for (const how of ['reload', 'restart'] as const)
   })
 
 for (const how of ['reload', 'restart'] as const)
-  void t.test(`V07 a ${how} forwards the key that the upstream was not told before`, async (t) => {
+  void t.test(`V07 a ${how} forwards keys: "not found" frees no request sent without one`, async (t) => {
     const upstream = await ledger(t)
     const store = sqlite(t)
-    // The key is kept: it is asked by, and nothing is believed from "not found" yet.
+    // The key is kept because the query uses it; "not found" is not believed yet.
     const before = BY_KEY.replace('{ status: 404 }', 'none').replace('key={key}', 'key={key}')
     const served = await serve(
       t,
@@ -60,7 +60,7 @@ for (const how of ['reload', 'restart'] as const)
     await settled(t, served, upstream, key, /not found.*was not told \{key\}/)
   })
 
-void t.test('V07 both placeholders, one of them told', async (t) => {
+void t.test('V07 "not found" by {key} and {record} frees nothing where only {key} was sent', async (t) => {
   const upstream = await ledger(t)
   const store = sqlite(t)
   const query = BY_KEY.replace('key={key}', 'key={key}&record={record}')
@@ -76,11 +76,11 @@ void t.test('V07 both placeholders, one of them told', async (t) => {
   await settled(t, served, upstream, key, /not found.*was not told \{record\}/)
 })
 
-void t.test('V07 a key from the header beside one in the body, and `forward: none`', async (t) => {
+void t.test('V07 "not found" frees no header key that `forward: none` withheld', async (t) => {
   const upstream = await ledger(t)
   const store = sqlite(t)
   const from = 'presence: required, from: ["header:idempotency-key", "json:/id"]'
-  // What `check` refuses with `notFound` may have been in force without it.
+  // `check` refuses this with `notFound`, but it may have been in force without it.
   const before = `${BY_KEY.replace('{ status: 404 }', 'none')}, pending: { status: 404 }`
   const quiet = ledgerRoute(upstream.url, store, { key: `${from}, forward: none`, reconcile: before })
   const served = await serve(t, quiet.replace('every: 100ms', 'every: 3s'))
@@ -89,7 +89,7 @@ void t.test('V07 a key from the header beside one in the body, and `forward: non
   await served.restart(ledgerRoute(upstream.url, store, { key: from, reconcile: BY_KEY }))
   await settled(t, served, upstream, header, /not found.*was not told \{key\}/)
 
-  await t.test('in the body it was told', async (t) => {
+  await t.test('a key in the body is reconciled', async (t) => {
     const body = newKey()
     await send(served.proxy, null, { body: `{"id":"${body}"}` })
     await until(async () => (await served.proxy.metric(result('completed'))) === 1)
@@ -98,7 +98,7 @@ void t.test('V07 a key from the header beside one in the body, and `forward: non
   })
 })
 
-void t.test('V07 after silence a second attempt tells more than the first', async (t) => {
+void t.test('V07 "not found" by {record} frees nothing where only a second attempt sent it', async (t) => {
   const upstream = await ledger(t)
   const store = sqlite(t)
   const retry = 'onLeaseExpired: retry'
@@ -110,7 +110,7 @@ void t.test('V07 after silence a second attempt tells more than the first', asyn
   await until(() => upstream.executed.length === 1)
   const told = { route: retry, key: 'forwardFence: true', reconcile: BY_RECORD }
   await served.restart(ledgerRoute(upstream.url, store, told))
-  // The second one is not: it is refused by a server that filed nothing under its record id.
+  // The second one is not executed: the upstream drops it and files nothing under its record id.
   upstream.answer = (entry, response) => {
     upstream.executed.splice(upstream.executed.indexOf(entry), 1)
     response.socket?.destroy()
@@ -120,7 +120,7 @@ void t.test('V07 after silence a second attempt tells more than the first', asyn
   await settled(t, served, upstream, key, /not found.*was not told \{record\}/)
 })
 
-void t.test('V06 `Connection: Idempotency-Key` is no way to a second execution', async (t) => {
+void t.test('V06 `Connection: Idempotency-Key` does not cause a second execution', async (t) => {
   const upstream = await ledger(t)
   const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
   const key = newKey()
@@ -138,33 +138,27 @@ void t.test('V06 `Connection: Idempotency-Key` is no way to a second execution',
   t.equal(upstream.executed.length, 1)
 })
 
-void t.test(
-  'a key that two accounts used: each is answered with its own operation, or not at all',
-  async (t) => {
-    const upstream = await ledger(t)
-    // It finds by the key alone, and shows of which path the operation was.
-    const route = (identity: string): string =>
-      ledgerRoute(upstream.url, sqlite(t), {
-        reconcile: BY_KEY.replace('{ /key: "{key}" }', identity),
-      }).replace('path: /pay', 'path: "/accounts/:id/charges"')
-    const served = await serve(t, route('{ /key: "{key}", /target: "/accounts/{:id}/charges" }'))
-    const key = newKey()
-    for (const account of [1, 2])
-      t.equal(
-        (await send(served.proxy, key, { path: `/accounts/${account}/charges` })).code,
-        'upstream_failed',
-      )
-    await until(async () => (await served.proxy.metric(result('completed'))) === 1)
-    const [one, two] = await Promise.all(
-      [1, 2].map((account) => send(served.proxy, key, { path: `/accounts/${account}/charges` })),
-    )
-    t.match(one, { status: 201, replayed: true, body: /accounts\/1\/charges/ })
-    t.equal(two?.code, 'idempotency_outcome_unknown', 'never with what became of the other')
-    t.equal(upstream.executed.length, 2)
-  },
-)
+void t.test('of a key that two accounts used, each gets its own operation or stays unknown', async (t) => {
+  const upstream = await ledger(t)
+  // The ledger finds by the key alone, and shows the path of the operation.
+  const route = (identity: string): string =>
+    ledgerRoute(upstream.url, sqlite(t), {
+      reconcile: BY_KEY.replace('{ /key: "{key}" }', identity),
+    }).replace('path: /pay', 'path: "/accounts/:id/charges"')
+  const served = await serve(t, route('{ /key: "{key}", /target: "/accounts/{:id}/charges" }'))
+  const key = newKey()
+  for (const account of [1, 2])
+    t.equal((await send(served.proxy, key, { path: `/accounts/${account}/charges` })).code, 'upstream_failed')
+  await until(async () => (await served.proxy.metric(result('completed'))) === 1)
+  const [one, two] = await Promise.all(
+    [1, 2].map((account) => send(served.proxy, key, { path: `/accounts/${account}/charges` })),
+  )
+  t.match(one, { status: 201, replayed: true, body: /accounts\/1\/charges/ })
+  t.equal(two?.code, 'idempotency_outcome_unknown', "never with the other's result")
+  t.equal(upstream.executed.length, 2)
+})
 
-void t.test('V07 another `upstream.url`: what it was never told proves nothing', async (t) => {
+void t.test('V07 "not found" from a new `upstream.url` frees no key sent to the old one', async (t) => {
   const [upstream, other] = [await ledger(t), await ledger(t)]
   const store = sqlite(t)
   const slow = ledgerRoute(upstream.url, store, { reconcile: BY_KEY }).replace('every: 100ms', 'every: 3s')
@@ -184,7 +178,7 @@ void t.test('V07 another `upstream.url`: what it was never told proves nothing',
   t.match(letter, { answer: /sent to another `upstream.url`/ })
 })
 
-void t.test('a segment that is not UTF-8 is asked about as it was sent', async (t) => {
+void t.test('a status query keeps a path segment that is not UTF-8 as it was sent', async (t) => {
   const upstream = await ledger(t)
   const query = BY_KEY.replace('/payments?', '/accounts/{:id}/payments?')
   const route = ledgerRoute(upstream.url, sqlite(t), { reconcile: query })
@@ -203,7 +197,7 @@ void t.test('a segment that is not UTF-8 is asked about as it was sent', async (
 const MISTYPED = BY_KEY.replace('/payments?', '/paymnets?')
 const REFUTED = /does not find requests that were completed/
 
-/** One request that the upstream answers, as it should. */
+/** One request that the upstream answers properly. */
 async function completes(t: Test, { proxy }: Served, upstream: Ledger): Promise<void> {
   const answer = upstream.answer
   upstream.answer = (_entry, response) => void response.writeHead(201).end('{}')
@@ -212,7 +206,7 @@ async function completes(t: Test, { proxy }: Served, upstream: Ledger): Promise<
 }
 
 for (const how of ['the same process', 'reload', 'restart'] as const)
-  void t.test(`a mistyped path frees no key: ${how}`, async (t) => {
+  void t.test(`a mistyped path of the status query frees no key: ${how}`, async (t) => {
     const upstream = await ledger(t)
     const store = sqlite(t)
     const right = ledgerRoute(upstream.url, store, { reconcile: BY_KEY })
@@ -233,12 +227,12 @@ for (const how of ['the same process', 'reload', 'restart'] as const)
     t.ok(await served.proxy.metric(result('failed')), 'counted as failed')
     const line = await served.proxy.logged(({ msg }) => REFUTED.test(String(msg)))
     t.match(line, { level: 'error', route: 'pay', query: 'GET /paymnets' })
-    t.equal(served.proxy.log.filter(({ msg }) => REFUTED.test(String(msg))).length, 1, 'said once')
+    t.equal(served.proxy.log.filter(({ msg }) => REFUTED.test(String(msg))).length, 1, 'logged once')
     t.notOk(JSON.stringify(served.proxy.log).includes(key), 'the key is in no log line')
   })
 
 void t.test(
-  'a status query that finds what was completed is believed, and a path that breaks later is not',
+  'a status query that has found a completed request is believed when it says "not found"',
   async (t) => {
     const upstream = await ledger(t)
     const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
@@ -264,26 +258,23 @@ void t.test(
   },
 )
 
-void t.test(
-  'at the start a canary is asked about: what finds it, and what answers otherwise, is told',
-  async (t) => {
-    for (const [status, told] of [
-      [200, /finds a request that never existed/],
-      [401, /is not answered by `notFound`/],
-    ] as const) {
-      const upstream = await ledger(t)
-      upstream.lie = (target, response) => {
-        const key = new URL(target, 'http://ledger').searchParams.get('key')
-        response.writeHead(status, { 'Content-Type': 'application/json' })
-        response.end(JSON.stringify({ key, state: 'paid' }))
-        return true
-      }
-      const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
-      t.match(await served.proxy.logged(({ msg }) => told.test(String(msg))), {
-        route: 'pay',
-        query: 'GET /payments',
-      })
-      t.equal(upstream.canaries.length, 1)
+void t.test('a status query that finds the canary at start, or answers neither way, is logged', async (t) => {
+  for (const [status, told] of [
+    [200, /finds a request that never existed/],
+    [401, /is not answered by `notFound`/],
+  ] as const) {
+    const upstream = await ledger(t)
+    upstream.lie = (target, response) => {
+      const key = new URL(target, 'http://ledger').searchParams.get('key')
+      response.writeHead(status, { 'Content-Type': 'application/json' })
+      response.end(JSON.stringify({ key, state: 'paid' }))
+      return true
     }
-  },
-)
+    const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
+    t.match(await served.proxy.logged(({ msg }) => told.test(String(msg))), {
+      route: 'pay',
+      query: 'GET /payments',
+    })
+    t.equal(upstream.canaries.length, 1)
+  }
+})

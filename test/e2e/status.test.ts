@@ -62,14 +62,14 @@ function said(t: Test, reply: Reply, state: string): Said {
 }
 
 for (const kind of STORES)
-  void t.test(`§6 status.path tells the state and changes nothing: ${kind}`, async (t) => {
+  void t.test(`§6 status.path reports the state and changes nothing: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
     const store = storeUrl(t, kind, redis)
     const proxy = await proxyWith(t, upstream, store)
     const key = newKey()
     const before = await recordsIn(store)
     t.equal((await ask(proxy, key)).status, 404, 'no record')
-    t.strictSame(await recordsIn(store), before, 'nor is there one now')
+    t.strictSame(await recordsIn(store), before, 'asking makes none')
 
     const first = send(proxy, key)
     await upstream.arrived(1)
@@ -91,7 +91,7 @@ for (const kind of STORES)
     said(t, await ask(proxy, key, { query: 'path=%2Fpay&method=POST' }), 'completed')
     said(t, await ask(proxy, key, { query: 'method=POST&path=//p%2561y/' }), 'completed')
 
-    // The key and the credentials are needed, those of the request.
+    // The key and the credentials of the request are needed.
     const absent: readonly [string, Promise<Reply>][] = [
       ['another caller', ask(proxy, key, { headers: { authorization: 'Bearer mallory' } })],
       ['no caller', ask(proxy, key, { headers: { authorization: '' } })],
@@ -113,7 +113,7 @@ for (const kind of STORES)
       404,
       'nothing is protected there',
     )
-    t.strictSame(await recordsIn(store), kept, 'no record, no expiry is changed')
+    t.strictSame(await recordsIn(store), kept, 'no record or expiry has changed')
     t.equal(upstream.seen.length, 1, 'the upstream is not asked')
     t.match(await send(proxy, key), { status: 201, replayed: true })
 
@@ -129,7 +129,7 @@ for (const kind of STORES)
     t.equal(upstream.seen.length, 3)
   })
 
-void t.test('§6 after ttl it is 404, with a tombstone as well', async (t) => {
+void t.test('§6 after ttl status.path answers 404, even with a tombstone', async (t) => {
   const upstream = await heldUpstream(t)
   const proxy = await proxyWith(t, upstream, redis.url, 'defaults: { ttl: 1s, tombstone: 1h }')
   const key = newKey()
@@ -161,7 +161,7 @@ const TARGETS = [
 ]
 
 for (const kind of STORES)
-  void t.test(`§6 I07 the Location of a 202 leads to the state when it is followed: ${kind}`, async (t) => {
+  void t.test(`§6 I07 following the Location of a 202 gives the state: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), ACCEPTED)
     let n = 0
@@ -184,7 +184,7 @@ for (const kind of STORES)
       t.type(location, 'string')
       const followed = new URL(location as string, `${proxy.url}${path}`)
       t.equal(followed.origin, proxy.url)
-      // The same headers, that of a body included.
+      // The same headers, Content-Type included.
       const follow = () =>
         send(proxy, key, {
           method: 'GET',
@@ -200,7 +200,7 @@ for (const kind of STORES)
     }
   })
 
-void t.test('§6 I07 no 202 has a Location that nobody can follow', async (t) => {
+void t.test('§6 I07 a 202 has a Location only where following it works', async (t) => {
   const upstream = await heldUpstream(t)
   const proxy = await proxyWith(
     t,
@@ -219,7 +219,7 @@ void t.test('§6 I07 no 202 has a Location that nobody can follow', async (t) =>
       const duplicate = await send(proxy, key, { path, body })
       t.equal(duplicate.status, 202)
       const location = duplicate.headers.get('location')
-      if (key !== null) t.type(location, 'string', 'a key in a header can be asked about')
+      if (key !== null) t.type(location, 'string', 'the state of a key in a header can be asked for')
       if (location !== null) {
         const followed = await send(proxy, key, { method: 'GET', path: location, body: null })
         t.equal(followed.status, 200, `${path} with the key ${key}`)
@@ -229,7 +229,7 @@ void t.test('§6 I07 no 202 has a Location that nobody can follow', async (t) =>
     }
 })
 
-void t.test('§6 other methods of the path are the upstream’s; without status.path so is GET', async (t) => {
+void t.test('§6 other methods on status.path go upstream; where it is not set, GET does too', async (t) => {
   const upstream = await heldUpstream(t)
   const proxy = await proxyWith(t, upstream, redis.url)
   for (let n = 1; n <= 20; n++) upstream.finish(n)
@@ -240,7 +240,7 @@ void t.test('§6 other methods of the path are the upstream’s; without status.
     t.equal(reply.status, 201, method)
     t.match(upstream.seen.at(-1), { method, target })
   }
-  // A POST with a key is one like any other.
+  // A POST with a key is protected like any other.
   const key = newKey()
   t.match(await send(proxy, key, { path: target }), { status: 201, replayed: false })
   t.match(await send(proxy, key, { path: target }), { status: 201, replayed: true })
@@ -255,7 +255,7 @@ function tokenOf(by: Pair, sub: string): Promise<string> {
   return token(by, { sub, exp: Math.floor(Date.now() / 1000) + 3600, jti: newKey() })
 }
 
-void t.test('§6 S04 S05 who may not read the answer does not read the state', async (t) => {
+void t.test('§6 S04 S05 a caller who may not read the response cannot read the state', async (t) => {
   const [own, mallory] = [await pair('ES256'), await pair('ES256')]
   await using jwks = await jwksServer(own)
   let revoked = false
@@ -284,7 +284,7 @@ void t.test('§6 S04 S05 who may not read the answer does not read the state', a
   for (const reply of [forged, refused]) t.notMatch(reply.body, /completed|execution/)
 })
 
-void t.test('§6 R01 the store is down: the state is not known, and not absent', async (t) => {
+void t.test('§6 R01 with the store down, status.path answers 503, not 404', async (t) => {
   await using server = await RedisServer.start()
   const upstream = await heldUpstream(t)
   const proxy = await proxyWith(t, upstream, server.url)

@@ -18,7 +18,7 @@ t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 const FAST = { path: '/fast' }
 
 for (const kind of STORES)
-  void t.test(`§13 what this version counts of waiting, rates, refusals and keys: ${kind}`, async (t) => {
+  void t.test(`§13 metrics count waiters, rate limits, refusals and regenerated keys: ${kind}`, async (t) => {
     let maySee = true
     const upstream = await heldUpstream(t, (_, { method }) =>
       method === 'GET' ? { status: maySee ? 200 : 403 } : {},
@@ -69,7 +69,7 @@ routes:
     const regenerated = () => proxy.metric('idempotency_regenerated_keys_total{route="plain"}')
     const one = newKey()
     for (let i = 0; i < 3; i++) await send(proxy, one, FAST)
-    t.equal(await regenerated(), 0, 'a retry with its key')
+    t.equal(await regenerated(), 0, 'a retry with the same key')
     await send(proxy, newKey(), { ...FAST, body: '{"amount":2}' })
     await send(proxy, newKey(), { ...FAST, headers: { authorization: 'Bearer bob' } })
     t.equal(await regenerated(), 0, 'another operation, another caller')
@@ -143,7 +143,7 @@ function quiet(t: Test, text: string, secrets: readonly string[], where: string)
 }
 
 for (const kind of ['sqlite', 'redis'] as const)
-  void t.test(`K22 keys, tokens and claims of every source are told to nobody: ${kind}`, async (t) => {
+  void t.test(`K22 no key, token or claim is in a refusal, log, metric or record: ${kind}`, async (t) => {
     const [own, mallory] = [await pair('ES256'), await pair('ES256')]
     await using jwks = await jwksServer(own)
     const upstream = await heldUpstream(t, (_, { method }) => (method === 'GET' ? { status: 401 } : {}))
@@ -203,7 +203,7 @@ for (const kind of ['sqlite', 'redis'] as const)
     await until(() => Date.now() > Date.parse(expiresAt) + 50)
     t.equal((await ask(later.idempotencyKey, { path: '/fast/issued', body: '{"x":1}' })).status, 422)
     await everything()
-    // Where the store or the key server is away, errors of libraries are told of.
+    // With the store or the key server down, errors of libraries are logged.
     await jwks.stop()
     if (kind === 'redis') {
       redis.pause()
@@ -235,7 +235,7 @@ for (const kind of ['sqlite', 'redis'] as const)
   })
 
 void t.test(
-  '§13 a waiter that is told of failure, or of nothing, is counted as what it was answered',
+  '§13 after a release the waiter that takes over counts as executed, the others as in_progress',
   async (t) => {
     const upstream = await heldUpstream(t, () => ({
       status: 200,

@@ -27,7 +27,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required }]
     Number((await postgres.sql('SELECT count(*) FROM idempotency.records'))[0]?.[0])
 
   void t.test(
-    'W10 tiered: replays come from Redis; flushed, replaced or dead, it makes nothing absent',
+    'W10 tiered: replays come from Redis; flushed, overwritten or dead, it makes no key execute again',
     async (t) => {
       const link = await relay(postgres.port)
       t.teardown(() => link[Symbol.asyncDispose]())
@@ -52,7 +52,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required }]
       t.match(
         await send(proxy, key, { ...ask, body: '{"amount":2}' }),
         { status: 422 },
-        'the guard compares as ever',
+        'the guard still compares payloads',
       )
       t.match(await send(proxy, key, { ...ask, headers: { authorization: 'Bearer bob' } }), { status: 503 })
       link.accept = true
@@ -76,7 +76,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required }]
       t.match(await send(proxy, next, ask), { status: 201, replayed: true })
       t.equal(upstream.seen.length, executed + 1)
       const own = upstream.seen.filter(({ headers }) => headers.includes(key))
-      t.equal(own.length, 1, 'one execution, whatever became of the cache')
+      t.equal(own.length, 1, 'one execution, whatever happened to the cache')
     },
   )
 }

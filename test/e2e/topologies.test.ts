@@ -38,7 +38,7 @@ const TOPOLOGIES: Readonly<Record<string, Topology>> = {
 
 const TOKEN = 'of-an-operator'
 
-/** They start together. */
+/** All start at the same time. */
 const STORES = Object.entries(TOPOLOGIES).map(([name, start]) => [name, start(t)] as const)
 
 for (const [name, starting] of STORES)
@@ -87,7 +87,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       t.equal(upstream.seen.length, 3)
     })
 
-    await t.test('I02 duplicates that wait at two replicas get the answer of the first', async (t) => {
+    await t.test('I02 duplicates waiting at two replicas get the first response', async (t) => {
       const upstream = await heldUpstream(t)
       const proxies = await replicas(t, 2, yamlOf(upstream.url, ', inFlight: { mode: wait, wait: 30s }'))
       const key = newKey()
@@ -102,7 +102,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       t.equal(upstream.seen.length, 1)
     })
 
-    await t.test('R01 what never reached the upstream is tried again, by one of 20', async (t) => {
+    await t.test('R01 a request that was never sent is executed by one of 20 retries', async (t) => {
       const [broken] = (await replicas(t, 1, yamlOf('http://127.0.0.1:1'))) as [TestProxy]
       const upstream = await heldUpstream(t)
       const proxies = await replicas(t, 2, yamlOf(upstream.url, ', inFlight: { mode: wait, wait: 30s }'))
@@ -115,7 +115,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       t.equal(upstream.seen.length, 1)
     })
 
-    await t.test('O01 an owner that is killed leaves unknown, which an operator resolves', async (t) => {
+    await t.test('O01 a killed owner leaves unknown records, which an operator resolves', async (t) => {
       const upstream = await heldUpstream(t)
       const route = yamlOf(upstream.url)
         .replace('timeout: 10s', 'timeout: 1s')
@@ -138,7 +138,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       let version = ''
       const decide = (id: string | undefined, outcome: object) =>
         admin(proxy, `/v1/records/${id}/resolve`, outcome, version)
-      /** The sweeper may be writing down what the record reads as. */
+      /** The sweeper may be writing `unknown` at the same time. */
       const insist = (id: string | undefined, outcome: object) =>
         until(async () => {
           version = String((await admin(proxy, `/v1/records/${id}`)).headers.get('etag'))
@@ -154,7 +154,7 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       t.equal(upstream.seen.length, 3)
     })
 
-    await t.test('O02 the reconciler learns that it was done; the next retry replays that', async (t) => {
+    await t.test('O02 the reconciler finds the request done; the next retry replays it', async (t) => {
       const upstream = await bank(t)
       const line = `store: { ${store}, timeout: 1s, grace: off }\nservice: pay`
       const route = bankRoute(upstream.url, 'memory:')

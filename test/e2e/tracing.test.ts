@@ -75,7 +75,7 @@ function linesOf({ headers }: Seen, name: string): string[] {
   return headers.filter((_, i) => i % 2 === 1 && headers[i - 1]?.toLowerCase() === name)
 }
 
-/** A collector whose attributes are noted. */
+/** A collector; the attributes of its spans are noted. */
 async function collector(t: Test): Promise<Collector> {
   const told = await openCollector(t)
   t.teardown(() => {
@@ -93,7 +93,7 @@ function only(spans: readonly SpanSeen[], kind: number, name: string): SpanSeen 
 const ROUTE = 'routes: [{ name: pay, match: { path: "/fast/:account/*" } }]'
 
 void t.test(
-  'K22 a first execution: server, store and upstream spans; the upstream goes on from the proxy',
+  "K22 a first execution has server, store and upstream spans; the upstream continues the proxy's trace",
   async (t) => {
     const told = await collector(t)
     const { proxy, seen } = await traced(t, told, ROUTE)
@@ -154,13 +154,13 @@ void t.test(
     for (const secret of [key, 'alice', 'query-secret', 'cookie-secret', '"amount"'])
       t.notOk(
         told.said.some((body) => body.includes(secret)),
-        `no span says ${secret}`,
+        `no span contains ${secret}`,
       )
   },
 )
 
 void t.test(
-  'a replay links to the trace of its execution, and so does an answer that was waited for',
+  'a replay links to the trace of its execution, and so does a duplicate that waited',
   async (t) => {
     for (const store of [redis.url, `sqlite:${join(tempDir(t), 'store.db')}`]) {
       const told = await collector(t)
@@ -204,7 +204,7 @@ void t.test(
   },
 )
 
-void t.test('without a client’s trace one begins here, and the log says which', async (t) => {
+void t.test('without a traceparent the proxy starts a trace, and the log has its id', async (t) => {
   const told = await collector(t)
   const { proxy, seen } = await traced(t, told, ROUTE, { store: 'memory:' })
   t.equal((await send(proxy, newKey(), { path: '/fast/a/b' })).status, 201)
@@ -216,7 +216,7 @@ void t.test('without a client’s trace one begins here, and the log says which'
   t.strictSame(linesOf(seen[0] as Seen, 'traceparent'), [`00-${String(traceId)}-${upstream.spanId}-01`])
 })
 
-void t.test('failures: the upstream breaks off, cannot be reached, refuses', async (t) => {
+void t.test('spans show an upstream that drops the connection, refuses or is down', async (t) => {
   const told = await collector(t)
   const upstream = await upstreamStub((seen, response) => {
     if (seen.target === '/break') response.destroy()
@@ -254,7 +254,7 @@ void t.test('failures: the upstream breaks off, cannot be reached, refuses', asy
   t.match(gone[1], { status: ERROR, attributes: { 'error.type': 'not_sent' } })
 })
 
-void t.test('authorizeReplay is a span of its own, by the path of the configuration', async (t) => {
+void t.test('the authorizeReplay request has its own span, with the configured path', async (t) => {
   const told = await collector(t)
   const { proxy, seen } = await traced(
     t,
@@ -271,7 +271,7 @@ void t.test('authorizeReplay is a span of its own, by the path of the configurat
   t.strictSame(linesOf(seen[1] as Seen, 'traceparent'), [`00-${caller.traceId}-${probe.spanId}-01`])
 })
 
-void t.test('an answer that streams, one that comes late, and a client that leaves', async (t) => {
+void t.test('spans cover a streamed response, a late one, and a client that leaves', async (t) => {
   const told = await collector(t)
   const upstream = await upstreamStub(async (seen, response) => {
     const stream = seen.target === '/stream'
@@ -314,11 +314,15 @@ routes: [{ name: stream, match: { path: /stream } }, { name: late, match: { path
     await sent.catch(() => {})
   })
   t.match(slow[0], { attributes: { 'error.type': 'aborted' } })
-  t.match(slow[1], { status: 0, attributes: { 'http.response.status_code': 200 } }, 'it is heard to its end')
+  t.match(
+    slow[1],
+    { status: 0, attributes: { 'http.response.status_code': 200 } },
+    'the upstream call runs to its end',
+  )
 })
 
 void t.test(
-  'what the client does not sample is not exported, nor kept; what passes has no span',
+  'an unsampled trace is neither exported nor kept; pass-through requests have no span',
   async (t) => {
     const told = await collector(t)
     const { proxy, seen } = await traced(t, told, ROUTE)
@@ -341,7 +345,7 @@ void t.test(
   },
 )
 
-void t.test('the last spans leave with the shutdown', async (t) => {
+void t.test('a shutdown exports the last spans', async (t) => {
   const told = await collector(t)
   const { proxy } = await traced(t, told, ROUTE, { delay: 3_600_000 })
   const caller = client()
@@ -352,7 +356,7 @@ void t.test('the last spans leave with the shutdown', async (t) => {
   t.equal((await told.trace(caller.traceId, 4)).length, 4)
 })
 
-void t.test('a collector that is away costs no request, and little of the shutdown', async (t) => {
+void t.test('an unreachable collector fails no request, and barely delays the shutdown', async (t) => {
   const { proxy } = await traced(t, { url: 'http://127.0.0.1:1' }, ROUTE)
   const key = newKey()
   t.equal((await send(proxy, key, { path: '/fast/a/b' })).status, 201)
@@ -363,7 +367,7 @@ void t.test('a collector that is away costs no request, and little of the shutdo
   t.ok(performance.now() - before < 10_000)
 })
 
-void t.test('without an SDK traceparent goes on as it came; records are read by both', async (t) => {
+void t.test('without an SDK traceparent passes unchanged; both read the same records', async (t) => {
   const told: Collector = await collector(t)
   const plain = await traced(t, null, ROUTE)
   const tracing = await traced(t, told, ROUTE)

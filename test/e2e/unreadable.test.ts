@@ -17,7 +17,7 @@ t.setTimeout(120_000)
 
 const redis = await emptyRedis(t)
 
-/** Overwrites what the store holds under an id; of SQLite, while no proxy has the file open. */
+/** Overwrites what the store holds under an id; with SQLite, while no proxy has the file open. */
 async function overwrite(url: string, id: string, change: (bytes: Buffer) => Buffer): Promise<void> {
   if (url.startsWith('sqlite:')) {
     using db = new DatabaseSync(url.slice('sqlite:'.length))
@@ -40,11 +40,14 @@ function byteAt(at: number, value: (before: number) => number) {
   }
 }
 
-/** `change`: null where another key is all that is needed. `says`: what the first bytes still say. */
+/** `change`: null where another key is enough. `why`: what the refusal says, with the state in the first bytes. */
 const DAMAGES: Readonly<
   Record<string, { change: ((bytes: Buffer) => Buffer) | null; keys?: [string, string]; why: RegExp }>
 > = {
-  'no record at all': { change: () => Buffer.from('something else'), why: /does not begin with "IP"/ },
+  'that is no record at all': {
+    change: () => Buffer.from('something else'),
+    why: /does not begin with "IP"/,
+  },
   'cut off': { change: (bytes) => bytes.subarray(0, 90), why: /cut off.*first bytes say completed/ },
   'of a later format': {
     change: byteAt(PREFIX.schema, () => 2),
@@ -115,7 +118,7 @@ const remove = (proxy: TestProxy, id: string, tag?: string) =>
 
 for (const kind of ['redis', 'sqlite'] as const)
   for (const [what, { change, keys, why }] of Object.entries(DAMAGES))
-    void t.test(`O04 ${kind}: a record ${what} is deleted by a person, and nothing else is`, async (t) => {
+    void t.test(`O04 ${kind}: an operator can delete a record ${what}, and nothing else goes`, async (t) => {
       const url = storeUrl(t, kind, redis)
       const { upstream, start, config, audited } = await world(t, url)
       const first = await start(keys?.[0])
@@ -139,7 +142,7 @@ for (const kind of ['redis', 'sqlite'] as const)
       t.equal((await send(proxy, key)).code, 'idempotency_store_unavailable', 'it is still there')
       t.equal(upstream.seen.length, 2)
 
-      // Two people at once.
+      // Two operators at once.
       const both = await Promise.all([remove(proxy, id, tag), remove(proxy, id, tag)])
       t.same(
         both.map(({ status }) => status).toSorted((a, b) => a - b),
@@ -151,16 +154,16 @@ for (const kind of ['redis', 'sqlite'] as const)
       })
       t.match(await send(proxy, key), { status: 201, replayed: false })
       t.match(await send(proxy, key), { status: 201, replayed: true })
-      t.match(await send(proxy, other), { status: 201, replayed: true }, 'nothing else is gone')
+      t.match(await send(proxy, other), { status: 201, replayed: true }, 'the other record is still there')
       t.equal(upstream.seen.length, 3)
 
-      // What there is now is another record than the one that was looked at.
+      // The record there now is not the one that was shown.
       t.equal((await remove(proxy, id, tag)).code, 'version_mismatch')
       t.match(await command(['doctor', ...config(keys?.[1])]), { out: /2 records checked/ })
     })
 
 for (const kind of ['redis', 'sqlite'] as const)
-  void t.test(`O04 ${kind}: the command shows what it can, asks, and deletes`, async (t) => {
+  void t.test(`O04 ${kind}: the delete command shows what it can read, asks, and deletes`, async (t) => {
     const url = storeUrl(t, kind, redis)
     const { upstream, start, config, audited } = await world(t, url)
     const first = await start('one')
@@ -191,13 +194,13 @@ for (const kind of ['redis', 'sqlite'] as const)
     t.match(await send(proxy, key), { status: 201, replayed: false })
     t.equal(upstream.seen.length, 2)
 
-    // One that can be read.
+    // A readable record.
     const readable = await run(['yes'])
     t.match(readable, { code: 0, err: /^POST \/\S*, route default, of .*\ncompleted\nIt WAS executed/ })
     t.match(await send(proxy, key), { replayed: false })
   })
 
-void t.test('O04 redis: of a replica with another key, what is running is not deleted', async (t) => {
+void t.test('O04 redis: a replica with another key refuses to delete a running record', async (t) => {
   const { upstream, start, finish } = await world(t, redis.url)
   const [owner, other] = [await start('one'), await start('two')]
   const key = newKey()
@@ -209,14 +212,14 @@ void t.test('O04 redis: of a replica with another key, what is running is not de
   const refused = await remove(other, id, shown.headers.get('etag') as string)
   // The lease may just have been renewed.
   t.ok(['still_running', 'version_mismatch'].includes(refused.code as string), refused.code as string)
-  t.ok((await idOf(owner)) === id, 'it is there')
+  t.ok((await idOf(owner)) === id, 'it is still there, for its owner')
   finish()
   t.equal((await running).status, 201)
   t.equal((await send(other, key, { path: '/gated' })).code, 'idempotency_store_unavailable')
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('O04 what is under the name of a record, and no text, has no version', async (t) => {
+void t.test('O04 a Redis list in place of a record has no version and is not deleted', async (t) => {
   const { start } = await world(t, redis.url)
   const proxy = await start()
   const key = newKey()

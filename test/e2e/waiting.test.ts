@@ -40,19 +40,19 @@ function many(count: number, ask: (i: number) => Promise<Reply>): Promise<Reply>
   return Array.from({ length: count }, (_, i) => ask(i))
 }
 
-/** All got the bytes of one execution, exactly one of them as the live answer. */
+/** All got the bytes of one execution, exactly one of them as the live response. */
 function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
   t.equal(
     replies.filter(({ replayed }) => !replayed).length,
     live,
-    'live answers; all others say that they are replays',
+    'live responses; all others are marked as replays',
   )
   for (const reply of replies) t.same(essenceOf(reply), essenceOf(replies[0] as Reply))
   t.equal(replies[0]?.status, 201)
 }
 
 for (const kind of ALL_STORES)
-  void t.test(`I02 50 duplicates are held and get the answer of the first: ${kind}`, async (t) => {
+  void t.test(`I02 50 duplicates are held and get the first response: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, () => ({
       headers: { 'Set-Cookie': 'a=b; Expires=Mon, 01 Jan 2035 00:00:00 GMT' },
     }))
@@ -76,7 +76,7 @@ for (const kind of ALL_STORES)
     await metricIs(proxy, 'idempotency_in_flight', 0)
   })
 
-void t.test('I02 I04 L02 the same over three replicas on one server, and two on one file', async (t) => {
+void t.test('I02 I04 L02 duplicates over replicas on one server or file get one response', async (t) => {
   const upstream = await heldUpstream(t)
   const stores = [
     { count: 3, store: redis.url },
@@ -85,7 +85,7 @@ void t.test('I02 I04 L02 the same over three replicas on one server, and two on 
   ]
   let n = 0
   for (const { count, store } of stores) {
-    // Claims of one key wait for each other: on a busy machine not for long enough.
+    // Claims of one key wait for each other, on a busy machine longer than the default timeout.
     const patient = yamlOf(upstream, store).replace(`"${store}"`, `"${store}", timeout: 10s`)
     const all = await processes(t, count, patient)
     const on = (i: number) => all[i % count] as TestProxy
@@ -103,13 +103,13 @@ void t.test('I02 I04 L02 the same over three replicas on one server, and two on 
   }
 })
 
-/** How often that replica has looked records up. */
+/** How often this replica has looked up records. */
 function looks(proxy: TestProxy): Promise<number> {
   return proxy.metric('idempotency_store_operation_seconds_count{store="redis",operation="get"}')
 }
 
 void t.test(
-  'I04 a duplicate elsewhere is woken by the completion; a user without channels looks for it',
+  'I04 a completion wakes a duplicate on another replica; a Redis user without channels makes it poll',
   async (t) => {
     const upstream = await heldUpstream(t)
     await redis.command('ACL', 'SETUSER', 'quiet', 'on', '>secret', '~*', 'resetchannels', '+@all')
@@ -125,13 +125,13 @@ void t.test(
     const key = newKey()
     const first = send(owner, key)
     await upstream.arrived(1)
-    // The one that looks is there first, so that of two that look it would be answered first.
+    // The polling one arrives first, so that of two polling ones it would be answered first.
     const replies = [held(polling, 'polling', key)]
     await waitersAre([polling], 1)
     await wait(50)
     replies.push(held(woken, 'woken', key))
     await waitersAre([woken], 1)
-    // Looks are 1 s apart by then; right after one, the next is far away.
+    // By then lookups are 1 s apart; right after one, the next is far away.
     await until(async () => (await looks(woken)) >= 5)
     upstream.finish(1)
     oneAnswer(t, [await first, ...(await Promise.all(replies))])
@@ -149,7 +149,7 @@ void t.test(
 )
 
 for (const status of [425, 202])
-  void t.test(`I03 beyond the limit of the wait: ${status} and Retry-After`, async (t) => {
+  void t.test(`I03 past the wait limit a duplicate gets ${status} and Retry-After`, async (t) => {
     const upstream = await heldUpstream(t)
     const policy = `defaults: { inFlight: { mode: wait, wait: 300ms, status: ${status} } }`
     const [owner, other] = await replicas(t, 2, yamlOf(upstream, redis.url, policy))
@@ -172,7 +172,7 @@ for (const status of [425, 202])
     t.equal(upstream.seen.length, 1)
   })
 
-/** A request on a connection of its own, that can be cut. */
+/** A request on its own connection, which can be cut. */
 function rawSend(proxy: TestProxy, key: string, body = '{"amount":1}') {
   const socket = connect(proxy.port, '127.0.0.1')
   socket.on('error', () => {})
@@ -181,7 +181,7 @@ function rawSend(proxy: TestProxy, key: string, body = '{"amount":1}') {
 }
 
 for (const kind of STORES)
-  void t.test(`I05 X01 clients that leave free their seats, the original goes on: ${kind}`, async (t) => {
+  void t.test(`I05 X01 clients that leave free their places, the original goes on: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis, postgres)))
     const key = newKey()
@@ -219,7 +219,7 @@ void t.test('I05 beyond limits.waiters a duplicate is answered at once', async (
   const another = newKey()
   const other = send(proxy, another)
   await upstream.arrived(2)
-  t.equal((await send(proxy, another)).status, 409, 'the bound is one for all keys')
+  t.equal((await send(proxy, another)).status, 409, 'the limit covers all keys together')
   upstream.finish(1)
   upstream.finish(2)
   oneAnswer(t, [await first, ...(await Promise.all(held))])
@@ -227,7 +227,7 @@ void t.test('I05 beyond limits.waiters a duplicate is answered at once', async (
   t.equal(upstream.seen.length, 2)
 })
 
-void t.test('I05 bodies of those that wait count in limits.buffered', async (t) => {
+void t.test('I05 bodies of waiting duplicates count in limits.buffered', async (t) => {
   const upstream = await heldUpstream(t)
   await using proxy = await proxyInProcess(
     yamlOf(upstream, redis.url, `${WAIT}\nlimits: { buffered: 350KiB, request: 200KiB, response: 100KiB }`),
@@ -257,17 +257,17 @@ void t.test('I05 bodies of those that wait count in limits.buffered', async (t) 
 })
 
 const FREED = {
-  'the upstream said not-applied': {
+  'the upstream says not-applied': {
     status: 200,
     headers: { 'Idempotency-Outcome': 'not-applied' },
     body: 'nothing done',
   },
-  'a status that releases': { status: 401, body: 'who are you' },
+  'the status releases the key': { status: 401, body: 'who are you' },
 } as const
 
 for (const kind of STORES)
   for (const [how, answer] of Object.entries(FREED))
-    void t.test(`I02 one of those that wait takes over where ${how}: ${kind}`, async (t) => {
+    void t.test(`I02 one waiting duplicate takes over where ${how}: ${kind}`, async (t) => {
       const upstream = await heldUpstream(t, (n) => (n === 1 ? answer : {}))
       await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis, postgres)))
       const key = newKey()
@@ -294,7 +294,7 @@ for (const kind of STORES)
     })
 
 for (const kind of ['sqlite', ...SHARED] as const)
-  void t.test(`I02 exactly one takes over, wherever they wait: ${kind}`, async (t) => {
+  void t.test(`I02 exactly one duplicate on three replicas takes over: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, (n) => (n === 1 ? { status: 429 } : {}))
     const all = await replicas(t, 3, yamlOf(upstream, storeUrl(t, kind, redis, postgres)))
     const on = (i: number) => all[i % 3] as TestProxy
@@ -312,7 +312,7 @@ for (const kind of ['sqlite', ...SHARED] as const)
     t.equal(upstream.seen.length, 2)
   })
 
-void t.test('I02 U12 one takes over where the first was never sent', async (t) => {
+void t.test('I02 U12 one waiting duplicate takes over where the first request was never sent', async (t) => {
   using cert = certificate('IP:127.0.0.1')
   let n = 0
   const https = createServer({ cert: cert.cert, key: cert.key }, (request, response) => {
@@ -341,11 +341,11 @@ ${WAIT}`,
   t.strictSame(refusalOf(await first), [502, 'upstream_unreachable'])
   const replies = await Promise.all(held)
   oneAnswer(t, replies)
-  t.equal(n, 1, 'of two attempts one was sent')
+  t.equal(n, 1, 'one of two attempts was sent')
 })
 
 for (const kind of STORES)
-  void t.test(`I02 once per original: after a second failure the others are answered: ${kind}`, async (t) => {
+  void t.test(`I02 once per original: after a second failure the others get 409: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, (n) => (n <= 2 ? { status: 429, body: `refused ${n}` } : {}))
     await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis, postgres)))
     const key = newKey()
@@ -372,7 +372,7 @@ for (const kind of STORES)
 
 for (const policy of ['unknown', 'retry'] as const)
   void t.test(
-    `I02 L08 the owner is killed while others wait elsewhere; onLeaseExpired: ${policy}`,
+    `I02 L08 when the owner is killed, duplicates waiting elsewhere follow onLeaseExpired: ${policy}`,
     async (t) => {
       const upstream = await heldUpstream(t)
       const settings = `defaults: { lease: 1s, onLeaseExpired: ${policy}, inFlight: { mode: wait, wait: 30s } }`
@@ -402,7 +402,7 @@ for (const policy of ['unknown', 'retry'] as const)
     },
   )
 
-void t.test('X04 SIGTERM: those that wait get the answer before the process ends', async (t) => {
+void t.test('X04 on SIGTERM waiting duplicates get the response before the process ends', async (t) => {
   const upstream = await heldUpstream(t)
   const [proxy] = await processes(t, 1, yamlOf(upstream, redis.url))
   if (!proxy) throw new Error('one is started')
@@ -419,7 +419,7 @@ void t.test('X04 SIGTERM: those that wait get the answer before the process ends
   t.equal(upstream.seen.length, 1)
 })
 
-void t.test('X05 SIGTERM of a replica whose duplicates wait for another one ends in time', async (t) => {
+void t.test('X05 SIGTERM stops a replica whose duplicates wait for another one', async (t) => {
   const upstream = await heldUpstream(t)
   const [owner] = await replicas(t, 1, yamlOf(upstream, redis.url))
   const short = WAIT.replace('3s', '300ms')

@@ -11,7 +11,7 @@ const demo = join(root, 'scripts/demo.ts')
 
 tap.setTimeout(120_000)
 
-void tap.test('the demo plays its story, every statement of it is true, and it ends with 0', (t) => {
+void tap.test('the demo plays its story, all its statements are true, and it exits 0', (t) => {
   const run = spawnSync(process.execPath, [demo, '--once'], {
     encoding: 'utf8',
     env: plain(),
@@ -46,7 +46,7 @@ void tap.test('the demo plays its story, every statement of it is true, and it e
 })
 
 void tap.test(
-  'without --once it stays up, gives curl lines that work, and Ctrl-C ends it with 0',
+  'without --once the demo stays up, prints curl lines that work, and exits 0 on Ctrl-C',
   async (t) => {
     const child = spawn(process.execPath, [demo, '--port', '0'], {
       env: plain(),
@@ -77,13 +77,13 @@ void tap.test(
     child.kill('SIGINT')
     const [code] = await once(child, 'exit')
     t.same([code, await stderr], [0, ''])
-    return t.rejects(fetch(url), 'the proxy has gone with it')
+    return t.rejects(fetch(url), 'the proxy is gone, too')
   },
 )
 
-/** `npm run demo` once its servers are up, their URLs, and when the demo itself has ended. */
+/** `npm run demo` once its servers are up, their URLs, and a promise that the demo itself has ended. */
 async function npmRunsDemo(t: Test): Promise<{ npm: ChildProcess; urls: string[]; ended: Promise<unknown> }> {
-  // A group of its own, so that whatever is left over can be ended together.
+  // Its own process group, so that whatever is left over can be killed together.
   const npm = spawn('npm', ['run', '--silent', 'demo', '--', '--port', '0'], {
     cwd: root,
     env: plain(),
@@ -117,13 +117,13 @@ const answers = (url: string): Promise<boolean> =>
   )
 
 for (const signal of ['SIGTERM', 'SIGHUP', 'SIGKILL'] as const)
-  void tap.test(`the end of npm by ${signal} is the end of the demo and of both servers`, async (t) => {
+  void tap.test(`when npm gets ${signal}, the demo and both servers end`, async (t) => {
     const { npm, urls, ended } = await npmRunsDemo(t)
     for (const url of urls) t.ok(await answers(url), url)
     npm.kill(signal)
-    // Its standard output ends when nobody holds it any longer: npm, the shell, the demo.
+    // Standard output ends when npm, the shell and the demo have all closed it.
     await ended
-    for (const url of urls) t.notOk(await answers(url), `${url} has gone with it`)
+    for (const url of urls) t.notOk(await answers(url), `${url} is gone, too`)
   })
 
 void tap.test('a killed demo takes both servers with it', async (t) => {
@@ -136,7 +136,7 @@ void tap.test('a killed demo takes both servers with it', async (t) => {
   for (const url of urls) while (await answers(url)) await sleep(20)
 })
 
-/** Processes below one, as `ps` has them. */
+/** All descendants of a process, as `ps` lists them. */
 function descendants(pid: number): { pid: number; args: string }[] {
   const all = spawnSync('ps', ['-eo', 'pid=,ppid=,args='], { encoding: 'utf8' })
     .stdout.trim()
@@ -148,7 +148,7 @@ function descendants(pid: number): { pid: number; args: string }[] {
   return below(pid)
 }
 
-/** Without what a test runner or a terminal adds: the demo is to behave as for a user's script. */
+/** Without what a test runner or a terminal adds: the demo must behave as in a user's script. */
 function plain(): NodeJS.ProcessEnv {
   const { FORCE_COLOR: _force, NODE_OPTIONS: _options, NODE_V8_COVERAGE: _coverage, ...env } = process.env
   return env

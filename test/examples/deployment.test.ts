@@ -22,7 +22,7 @@ function configOf(t: Test, file: string): Config {
   return loaded.config
 }
 
-/** Everything that a SIGTERM may take, in seconds. */
+/** How long a stop by SIGTERM may take, in seconds. */
 function secondsToStop({ drain }: Config): number {
   return (drain.delay + drain.timeout) / 1000
 }
@@ -67,7 +67,7 @@ void t.test('the ECS task fits its configuration', async (t) => {
   t.strictSame(
     proxy.dependsOn?.map(({ containerName }) => containerName),
     [app.name],
-    'what depends is stopped first',
+    'dependents are stopped first',
   )
   const where = Object.fromEntries(app.environment?.map(({ name, value }) => [name, value]) ?? [])
   t.equal(

@@ -13,7 +13,7 @@ const GUIDE = 'docs/guides/five-minutes.md'
 const missing = ['bash', 'curl'].find((tool) => spawnSync(tool, ['--version']).status !== 0)
 const skip = missing !== undefined && `${missing} is not installed; ${GUIDE} needs it`
 
-void t.test('the five minutes go as they are told', { skip }, async (t) => {
+void t.test('the commands of the five-minutes guide print what it shows', { skip }, async (t) => {
   const blocks = [...readFileSync(GUIDE, 'utf8').matchAll(/```(sh|text)\n(.*?)```/gs)]
   const [api, proxy, admin] = [await freePort(), await freePort(), await freePort()]
   const here = (told: string): string =>
@@ -26,7 +26,7 @@ void t.test('the five minutes go as they are told', { skip }, async (t) => {
   const place = tempDir(t)
   const commands = blocks
     .filter(([, kind]) => kind === 'sh')
-    // It is installed already, and what runs in the background has a terminal of its own.
+    // Dependencies are installed already, and background commands have a terminal of their own.
     .map(([, , body = '']) => body.replace('npm ci\n', '').replaceAll(/ &$/gm, ' >&2 &'))
   const { NODE_OPTIONS: _, NODE_V8_COVERAGE: __, ...env } = process.env
   const shell = spawn('bash', ['-euc', here(commands.join('\n'))], {
@@ -39,7 +39,7 @@ void t.test('the five minutes go as they are told', { skip }, async (t) => {
       PROXY_UPSTREAM: `http://127.0.0.1:${api}`,
     },
   })
-  // With all that it has started, where the page has not stopped it.
+  // With everything that it has started and the guide has not stopped.
   let stopped = false
   t.teardown(() => stopped || process.kill(-(shell.pid as number), 'SIGKILL'))
   const ended = once(shell, 'exit')
@@ -62,6 +62,6 @@ void t.test('the five minutes go as they are told', { skip }, async (t) => {
       if (found !== null) at += found.index + found[0].length
     }
   }
-  t.throws(() => process.kill(-(shell.pid as number), 0), { code: 'ESRCH' }, 'and leaves nothing behind')
+  t.throws(() => process.kill(-(shell.pid as number), 0), { code: 'ESRCH' }, 'they leave no process behind')
   stopped = true
 })

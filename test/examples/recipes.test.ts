@@ -11,7 +11,7 @@ import { type Respond, type UpstreamStub, upstreamStub } from '../support/upstre
 
 t.setTimeout(60_000)
 
-/** The recipes of docs/guides/recipes.md: each file is checked by the command line, and served by it, before a real upstream. */
+/** The recipes of docs/guides/recipes.md: the CLI checks each file, and serves it in front of a real upstream. */
 const STRIPE = 'examples/recipes/stripe-like.yaml'
 const PAYPAL = 'examples/recipes/paypal-like.yaml'
 const WEBHOOKS = 'config/webhooks.yaml'
@@ -39,7 +39,7 @@ async function serve(
   return proxy
 }
 
-void t.test('each recipe is accepted by check', async (t) => {
+void t.test('check accepts each recipe', async (t) => {
   const { publicKey } = await generateKeyPair('ES256')
   const key = join(tempDir(t), 'key.pem')
   writeFileSync(key, await exportSPKI(publicKey))
@@ -53,7 +53,7 @@ void t.test('each recipe is accepted by check', async (t) => {
 })
 
 void t.test(
-  'Stripe-like: 500 is kept, another payload is 400 in an envelope, accounts do not share keys',
+  'Stripe-like: a 500 is kept, another payload gets 400 in an envelope, accounts do not share keys',
   async (t) => {
     const api = await upstream(t, ({ target, headers }, response) => {
       const account = firstOf(headers, 'stripe-account')
@@ -144,7 +144,7 @@ void t.test(
 )
 
 void t.test(
-  'webhooks: a redelivery is not done again, a failure and a false signature are no last word',
+  'webhooks: a redelivery is a replay; after a failure or a false signature it is executed',
   async (t) => {
     const answers: { status: number; until?: Promise<void> }[] = []
     const api = await upstream(t, async ({ body }, response) => {
@@ -208,7 +208,7 @@ void t.test(
       deliver('events', JSON.stringify({ specversion: '1.0', id: '7', source }), {
         'content-type': 'application/cloudevents+json',
       })
-    // The same record; the media type is another one.
+    // The same record, with another media type.
     t.strictSame(refusalOf(await structured('/orders')), [422, 'idempotency_key_reused'])
     t.match(await structured('/invoices'), { status: 200, replayed: false }, 'another source')
     t.match(await structured('/invoices'), { status: 200, replayed: true })

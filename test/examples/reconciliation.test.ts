@@ -48,5 +48,9 @@ void t.test('the example of docs/reconciliation.md does what its README says', a
   t.match(await settled('order-3', 4200), { status: 201, replayed: false })
   t.match(await settled('order-3', 4200), { status: 201, replayed: true })
   t.match(await (await fetch(`${upstream}/healthz`)).json(), { charges: 3 })
-  t.equal((await fetch(`${upstream}/v1/charges?record=x`)).status, 401, 'with credentials of its own')
+  t.equal(
+    (await fetch(`${upstream}/v1/charges?record=x`)).status,
+    401,
+    'the status query needs its own credentials',
+  )
 })

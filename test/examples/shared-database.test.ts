@@ -11,7 +11,7 @@ import { freePort } from '../support/redis.ts'
 t.setTimeout(300_000)
 
 const EXAMPLE = 'examples/shared-database'
-/** Debian's packages are for its own one. */
+/** Debian's packages are for its own Python. */
 const PYTHON = ['python3', '/usr/bin/python3'].find(
   (python) => spawnSync(python, ['-c', 'import psycopg2'], { stdio: 'ignore' }).status === 0,
 )
@@ -75,7 +75,7 @@ async function tests(): Promise<void> {
       body: JSON.stringify({ amount: amountOf(key) }),
       headers: demo === undefined ? {} : { 'x-demo': demo },
     })
-  /** As a client does that is told to try again. */
+  /** Like a client that is told to retry. */
   const settled = async (proxy: ChildProxy, key: string): Promise<Reply> => {
     let last: Reply | null = null
     await until(async () => {
@@ -98,7 +98,7 @@ async function tests(): Promise<void> {
   await first.drain()
 
   for (const [language, { skip }] of Object.entries(LANGUAGES)) {
-    void t.test(`W07 ${language}: the API is killed at every step`, { skip }, async (t) => {
+    void t.test(`W07 ${language}: the API is killed at every step: one charge`, { skip }, async (t) => {
       const port = await freePort()
       let api = await startApi(t, language, port)
       const proxy = await startProxy(t, api.url)
@@ -116,11 +116,11 @@ async function tests(): Promise<void> {
       }
     })
 
-    void t.test(`W07 ${language}: the proxy is killed at every step`, { skip }, async (t) => {
+    void t.test(`W07 ${language}: the proxy is killed at every step: one charge`, { skip }, async (t) => {
       const api = await startApi(t, language, await freePort())
       for (const step of ['received', 'charged', 'ended', 'committed']) {
         const doomed = await startProxy(t, api.url)
-        // As another API on the same database would be, behind the proxy that takes over.
+        // Another API on the same database, behind the proxy that takes over.
         const other = await startApi(t, 'typescript', await freePort())
         const proxy = await startProxy(t, other.url)
         const key = newKey()
@@ -129,13 +129,13 @@ async function tests(): Promise<void> {
         await until(() => isStopped(api.child))
         doomed.kill('SIGKILL')
         t.equal(await lost, null)
-        // Before the end of the attempt a retry overtakes it; after it, one waits for the commit.
+        // Before the attempt has ended its record a retry overtakes it; after that, a retry waits for the commit.
         const isFree = step === 'received' || step === 'charged'
         if (isFree) await one(t, proxy, key, await settled(proxy, key), `killed at ${step}`)
         api.child.kill('SIGCONT')
-        await one(t, proxy, key, await settled(proxy, key), `killed at ${step}, and the API goes on`)
+        await one(t, proxy, key, await settled(proxy, key), `killed at ${step}, and the API resumes`)
         if (isFree) await until(() => api.said.some((line) => line.includes('may no longer end the record')))
-        t.equal(await charges(key), 1, `${step}: what was overtaken has charged nothing`)
+        t.equal(await charges(key), 1, `${step}: the overtaken attempt has charged nothing`)
         other.child.kill()
         await proxy.drain()
       }
@@ -143,7 +143,7 @@ async function tests(): Promise<void> {
   }
 }
 
-/** Of each key another one, by which its charges are found. */
+/** A different amount for each key, by which its charges are found. */
 function amountOf(key: string): number {
   return Number.parseInt(key.slice(0, 7), 16)
 }

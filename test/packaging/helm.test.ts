@@ -78,7 +78,7 @@ void t.test('rendered objects have the types of Kubernetes and of the Prometheus
     one?.['spec'].template.spec.initContainers[0].ports.push(ports)
     return typeErrors(tools, [['wrong', one as Manifest]])
   }
-  t.match(wrong({ containerPort: '80' }), /TS2322/, 'and would not, if they were wrong')
+  t.match(wrong({ containerPort: '80' }), /TS2322/, 'a wrong type is found')
   t.match(wrong({ containerPort: 80, protocl: 'TCP' }), /TS2353.*protocl/)
 })
 
@@ -91,7 +91,7 @@ function proxyIn(objects: readonly Manifest[]) {
   return { deployment: deployment as Manifest, pod, native, container: native ?? pod.containers.find(own) }
 }
 
-/** The configuration file of a rendered chart, as the proxy takes it in; null where the chart does not make it. */
+/** The configuration file of a rendered chart, as the proxy loads it; null where the chart does not make it. */
 function configurationIn(t: Test, objects: readonly Manifest[]): Config | null {
   const { container, pod } = proxyIn(objects)
   const volume = pod.volumes.find(({ name }: { name: string }) => name === 'idempotency-proxy-config')
@@ -139,7 +139,7 @@ const WITH_PROXY = cases.filter(
 )
 
 for (const { name } of WITH_PROXY)
-  void t.test(`${name}: what every pod with the proxy has`, async (t) => {
+  void t.test(`${name}: the proxy's pod is locked down, probed, sized and wired`, async (t) => {
     const objects = rendered.get(name) as Manifest[]
     const { pod, container, native, deployment } = proxyIn(objects)
     t.match(container.securityContext, {
@@ -185,7 +185,7 @@ for (const { name } of WITH_PROXY)
     t.equal(volumes.size, pod.volumes.length)
     for (const mount of container.volumeMounts) {
       t.ok(volumes.has(mount.name), `a volume ${mount.name}`)
-      t.notOk(mount.subPath, 'those never update')
+      t.notOk(mount.subPath, 'mounts with a subPath never update')
     }
     for (const [name, value] of Object.entries(deployment['spec'].selector.matchLabels))
       t.equal(deployment['spec'].template.metadata.labels[name], value)
@@ -212,7 +212,7 @@ for (const { name } of WITH_PROXY)
   })
 
 void t.test(
-  'native sidecars hear of the end while the app serves; who has SIGTERM first needs no hook',
+  'native sidecars get a preStop hook; a proxy that gets SIGTERM with or before the app needs none',
   async (t) => {
     const hook = (name: string) =>
       proxyIn(rendered.get(name) as Manifest[]).container.lifecycle?.preStop.exec.command
@@ -242,7 +242,7 @@ function storeIn(name: string): unknown {
   return parse(text).store
 }
 
-void t.test('each scenario is what its file says', async (t) => {
+void t.test('each scenario renders what its values ask for', async (t) => {
   const seen: Record<string, (t: Test) => void> = {
     'idempotency-proxy: least'(t) {
       t.same((rendered.get('idempotency-proxy: least') as Manifest[]).map(({ kind }) => kind).sort(), [
@@ -270,7 +270,7 @@ void t.test('each scenario is what its file says', async (t) => {
       const name = 'idempotency-proxy: production'
       const { deployment, container, pod } = proxyIn(rendered.get(name) as Manifest[])
       t.match(container.image, /^registry\.example\.com\/platform\/idempotency-proxy@sha256:[0-9a-f]{64}$/)
-      t.notOk('replicas' in deployment['spec'], 'the autoscaler says how many')
+      t.notOk('replicas' in deployment['spec'], 'the autoscaler decides how many')
       t.match(of(name, 'HorizontalPodAutoscaler')[0]?.['spec'], {
         minReplicas: 3,
         maxReplicas: 9,
@@ -459,11 +459,11 @@ void t.test('each scenario is what its file says', async (t) => {
       }
     },
   }
-  t.same(Object.keys(seen).sort(), cases.map(({ name }) => name).sort(), 'every scenario is looked at')
+  t.same(Object.keys(seen).sort(), cases.map(({ name }) => name).sort(), 'every scenario has a test')
   for (const [name, look] of Object.entries(seen)) await t.test(name, async (t) => look(t))
 })
 
-void t.test('dashboards and rules are shipped as they are, braces and all', async (t) => {
+void t.test('dashboards and rules are shipped unchanged, braces and all', async (t) => {
   using own = new Charts(tools.helm['Helm 4'])
   const dashboard = {
     uid: 'x',
@@ -509,7 +509,7 @@ function rulesOf(objects: readonly Manifest[]): Map<string, Manifest> {
   return new Map(rules.map((one) => [one['alert'], one]))
 }
 
-void t.test('single alerts change by value, and nothing else does', async (t) => {
+void t.test('values change single alerts, and nothing else', async (t) => {
   const source = parse(readFileSync(join(HELM_FOLDER, '../alerts/rules.yaml'), 'utf8')).groups[0]
     .rules as Manifest[]
   const plain = rulesOf(charts.render('idempotency-proxy-observability'))
@@ -519,7 +519,7 @@ void t.test('single alerts change by value, and nothing else does', async (t) =>
       const { runbook_url: _link, ...annotations } = one['annotations']
       return { ...one, annotations }
     }),
-    'as they are, without a link to nowhere',
+    'unchanged, without a dead link',
   )
 
   const changed = rulesOf(rendered.get('idempotency-proxy-observability: stack') as Manifest[])
@@ -655,7 +655,7 @@ const REFUSED: readonly (readonly [Chart, string, ...string[]])[] = [
 ]
 
 void t.test(
-  'refused with a sentence: what would lose records or requests, and what is mistyped',
+  'values that would lose records or requests, and mistyped ones, are refused with a sentence',
   async (t) => {
     for (const [chart, sentence, ...sets] of REFUSED)
       for (const { name, charts: own } of helms) {
@@ -670,7 +670,7 @@ void t.test(
   },
 )
 
-void t.test('an install without any value is told first how to come by an image', async (t) => {
+void t.test('an install without any value first says how to get an image', async (t) => {
   for (const { name, charts: own } of helms) {
     const { ok, err } = own.run('template', 'shop', own.path('idempotency-proxy'))
     t.notOk(ok, name)
@@ -678,7 +678,7 @@ void t.test('an install without any value is told first how to come by an image'
   }
 })
 
-void t.test('a dependency without its alias is told so', async (t) => {
+void t.test('a dependency without its alias is refused', async (t) => {
   using own = new Charts(tools.helm['Helm 4'])
   const file = join(own.path('examples/payments'), 'Chart.yaml')
   writeFileSync(file, readFileSync(file, 'utf8').replace(/^ +alias: .*\n/m, ''))
@@ -691,8 +691,8 @@ void t.test('a dependency without its alias is told so', async (t) => {
   t.match(err, /alias: idempotencyProxy/)
 })
 
-// Helm 3 shows them only where there is a cluster; that it can make them is part of every rendering.
-void t.test('NOTES say which wiring is missing, and no longer once it is there', async (t) => {
+// Helm 3 shows them only with a cluster; that it can render them is part of every rendering.
+void t.test('NOTES name missing wiring until it is there', async (t) => {
   using own = new Charts(tools.helm['Helm 4'])
   const notes = (chart: Chart, scenario: string) => own.notes(chart, '-f', scenarioFile(chart, scenario))
   const missing = (text: string) =>
@@ -719,13 +719,13 @@ void t.test('NOTES say which wiring is missing, and no longer once it is there',
   t.notOk(observability('dashboards').includes('additionalLabels.release'))
 })
 
-/** What the library makes of the values that the Kustomize component and the admission policy stand for. */
+/** What the library renders from the values that the Kustomize component and the admission policy stand for. */
 function fromLibrary() {
   const sets = [`${P}.service=orders`, `${P}.store.url=`, `${P}.store.existingSecret.name=idempotency-proxy`]
   return proxyIn(charts.render('examples/payments', ...sets.flatMap((set) => ['--set', set])))
 }
 
-void t.test('the Kustomize component puts the same sidecar into a chart that nobody edited', async (t) => {
+void t.test('the Kustomize component adds the same sidecar to an unedited chart', async (t) => {
   const objects = kustomized(tools, join(HELM_FOLDER, 'examples/kustomize'))
   const orders = objects.filter(({ metadata }) => metadata.name === 'orders')
   const { container, pod } = proxyIn(orders)
@@ -742,10 +742,10 @@ void t.test('the Kustomize component puts the same sidecar into a chart that nob
   t.same(config.ops.listen, { host: '0.0.0.0', port: 9901 })
   t.same(config.drain, { delay: 3000, timeout: 35_000 })
   const worker = objects.find(({ metadata }) => metadata.name === 'orders-worker')
-  t.notMatch(JSON.stringify(worker), /idempotency/, 'what has no label is left alone')
+  t.notMatch(JSON.stringify(worker), /idempotency/, 'a workload without the label is left alone')
 })
 
-void t.test('the expressions of the admission policy are CEL', async (t) => {
+void t.test('the expressions of the admission policy are valid CEL', async (t) => {
   const cel = createRequire(join(tools.models, 'package.json')).resolve('@bufbuild/cel')
   const { parse } = (await import(pathToFileURL(cel).href)) as { parse: (text: string) => unknown }
   const [{ matchConditions, mutations }] = policy().map((one) => one['spec']) as [Manifest]
@@ -755,7 +755,7 @@ void t.test('the expressions of the admission policy are CEL', async (t) => {
   t.throws(() => parse('[JSONPatch{op: "add" path: "/x"}]'))
 })
 
-void t.test('the admission policy makes the same sidecar', async (t) => {
+void t.test('the admission policy adds the same sidecar, once', async (t) => {
   const [map, binding] = policy()
   t.equal(binding?.['spec'].policyName, map?.metadata.name)
   const { container: wanted, pod: shop } = fromLibrary()
@@ -780,7 +780,7 @@ void t.test('the admission policy makes the same sidecar', async (t) => {
   t.equal(pod['spec'].terminationGracePeriodSeconds, shop.terminationGracePeriodSeconds)
   t.same(pod['spec'].containers[0].lifecycle, shop.containers[0].lifecycle)
   t.equal(typeErrors(tools, [['admitted', pod]]), '')
-  t.same(admitted(map as Manifest, pod), pod, 'once')
+  t.same(admitted(map as Manifest, pod), pod, 'it is not added again')
 
   const busy = structuredClone(bare) as unknown as Manifest
   Object.assign(busy.metadata, {

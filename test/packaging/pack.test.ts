@@ -16,7 +16,7 @@ const { name, version } = JSON.parse(readFileSync(join(root, 'package.json'), 'u
 tap.setTimeout(300_000)
 tap.teardown(() => rmSync(place, { recursive: true, force: true }))
 
-/** As a user's shell: nothing of the npm that runs the tests, and no coverage. */
+/** Like a user's shell: nothing of the npm that runs the tests, and no coverage. */
 function shell(): NodeJS.ProcessEnv {
   const env = Object.entries(process.env).filter(
     ([key]) =>
@@ -78,7 +78,7 @@ void tap.test('the tarball installs without dev dependencies', (t) => {
   t.end()
 })
 
-void tap.test('npx idempotency-proxy --help and --version', (t) => {
+void tap.test('npx idempotency-proxy answers --help and --version', (t) => {
   const help = run(user, 'npx', ['idempotency-proxy', '--help'])
   t.equal(help.status, 0, help.stderr)
   t.match(help.stdout, '--upstream')
@@ -88,7 +88,7 @@ void tap.test('npx idempotency-proxy --help and --version', (t) => {
 })
 
 void tap.test(
-  'npx idempotency-proxy serves: one execution, then its replay, and SIGTERM ends it with 0',
+  'the installed program serves one execution, then its replay, and exits 0 on SIGTERM',
   async (t) => {
     let executions = 0
     const upstream = createServer((_req, res) => {
@@ -129,7 +129,7 @@ void tap.test(
       [second.status, await second.text(), second.headers.get('idempotent-replayed')],
       [201, 'execution 1', 'true'],
     )
-    t.ok(existsSync(join(user, 'idempotency.db')), 'the embedded store lies in the working directory')
+    t.ok(existsSync(join(user, 'idempotency.db')), 'the embedded store is in the working directory')
     proxy.kill('SIGTERM')
     t.same(await once(proxy, 'exit'), [0, null])
   },

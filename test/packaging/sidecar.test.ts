@@ -23,7 +23,7 @@ const STEPS = [...SECTION.matchAll(/^ {3}```\w+\n(.*?)^ {3}```$/gms)].map(([, bl
   String(block).replaceAll(/^ {3}/gm, ''),
 ) as [string, string, string, string]
 
-/** Ask `check` before the installation: of a gateway, of a sidecar. */
+/** The commands that run `check` before an installation: of a gateway, of a sidecar. */
 const CHECKS = [
   ...(readFileSync(join(HELM_FOLDER, '../docs/helm.md'), 'utf8')
     .split('## Check the configuration')[1]
@@ -31,7 +31,7 @@ const CHECKS = [
     ?.matchAll(/^```console\n(.*?)^```$/gms) ?? []),
 ].map(([, block]) => String(block)) as [string, string]
 
-/** What `helm create` makes, beside the library. */
+/** A chart made by `helm create`, next to the library. */
 class Created implements Disposable {
   readonly #charts: Charts
   constructor(helm: string) {
@@ -155,8 +155,12 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     t.same(loaded.config.upstream.url, 'http://127.0.0.1')
     t.equal(loaded.config.service, 'shop.shop')
 
-    // All that was there before is there still.
-    t.same(chart.objects('idempotencyProxy.enabled=false'), before, 'enabled: false is the chart as it was')
+    // Everything that was there before is still there.
+    t.same(
+      chart.objects('idempotencyProxy.enabled=false'),
+      before,
+      'enabled: false leaves the chart as it was',
+    )
     const { lifecycle: _lifecycle, ...rest } = app
     t.same(rest, podOf(before)['containers'][0])
     return t.same(
@@ -165,7 +169,7 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     )
   })
 
-  void t.test(`${name}: what is left out or does not fit is one sentence`, async (t) => {
+  void t.test(`${name}: a missing or conflicting setting fails with one sentence`, async (t) => {
     using chart = new Created(helm).followSteps()
     const refused = (t: Test, sentence: RegExp, ...sets: readonly string[]): void => {
       const { ok, out, err } = chart.template(...sets)
@@ -255,7 +259,7 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     refused(t, /What templates\/_deployment\.yaml renders is not YAML/, PORT)
   })
 
-  void t.test(`${name}: what the chart has itself is kept`, async (t) => {
+  void t.test(`${name}: the chart keeps its own settings`, async (t) => {
     using chart = new Created(helm).followSteps()
     chart.replace(
       'templates/_deployment.yaml',
@@ -294,7 +298,7 @@ spec: { selector: { app: other }, ports: [{ port: 80 }] }
     )
     const deployment = one(objects, 'Deployment')
     const pod = podOf(objects)
-    t.same(pod['securityContext'], { runAsUser: 1_000_660_000, fsGroup: 2000 }, 'numbers are numbers')
+    t.same(pod['securityContext'], { runAsUser: 1_000_660_000, fsGroup: 2000 }, 'numbers stay numbers')
     t.match(deployment['spec'].template.metadata.annotations, {
       'example.com/on': 'yes',
       'example.com/number': '1e3',
@@ -315,7 +319,7 @@ spec: { selector: { app: other }, ports: [{ port: 80 }] }
     })
     const targets = (name: string) =>
       one(objects, 'Service', name)['spec'].ports.map((port: Manifest) => port['targetPort'])
-    t.same(targets('shop-demo'), [9100, 8080], 'only what led to the app')
+    t.same(targets('shop-demo'), [9100, 8080], 'only the port that led to the app changes')
     t.same(targets('by-number'), [8080])
     t.same(targets('elsewhere'), [undefined])
 
@@ -362,7 +366,7 @@ void t.test('check reads the configuration that a sidecar and a gateway would ge
   t.match(plain.stdout, '/dev/stdin: fine')
 })
 
-void t.test('two charts of one release, and two releases, have names of their own', async (t) => {
+void t.test('two charts of one release have their own names, also where names are long', async (t) => {
   const helm = tools.helm['Helm 4']
   using chart = new Created(helm).followSteps()
   const umbrella = chart.path('../umbrella')
@@ -411,7 +415,7 @@ void t.test('two charts of one release, and two releases, have names of their ow
   t.match(out, 'service: payments')
 })
 
-void t.test('the example chart is made by the same steps', async (t) => {
+void t.test('the example chart follows the same steps', async (t) => {
   const folder = join(HELM_FOLDER, 'examples/payments/templates')
   t.same(readFileSync(join(folder, 'idempotency-proxy.yaml'), 'utf8'), STEPS[2])
   for (const file of ['_deployment.yaml', '_service.yaml']) {

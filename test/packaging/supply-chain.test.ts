@@ -8,7 +8,7 @@ t.setTimeout(120_000)
 
 const ROOT = join(import.meta.dirname, '../..')
 
-/** Whoever ships these owes a copy of the licence, and nothing else. */
+/** To ship these takes a copy of the licence, and nothing else. */
 const PERMISSIVE = ['0BSD', 'Apache-2.0', 'BlueOak-1.0.0', 'BSD-2-Clause', 'BSD-3-Clause', 'ISC', 'MIT']
 
 interface Locked {
@@ -69,7 +69,7 @@ void t.test('npm run sbom lists the production dependencies and nothing else (Cy
   }
 })
 
-void t.test('the same as SPDX', async (t) => {
+void t.test('npm run sbom lists the same as SPDX', async (t) => {
   const { packages } = sbom('spdx') as { packages: readonly { name: string; versionInfo: string }[] }
   const [self, ...others] = packages.map(({ name, versionInfo }) => `${name}@${versionInfo}`)
   t.match(self, /^idempotency-proxy@/)
@@ -82,7 +82,7 @@ void t.test('every production dependency is under a permissive licence', async (
     t.ok(PERMISSIVE.includes(String(license)), `${path}: ${license}`)
 })
 
-void t.test('the bundle takes from them alone, and says from whom, with the licence', async (t) => {
+void t.test('the bundle has only production dependencies, and lists each with its licence', async (t) => {
   const into = t.testdir()
   await build(into)
   const [...parts] = readFileSync(join(into, 'THIRD-PARTY.txt'), 'utf8').split(`${'='.repeat(80)}\n`)
@@ -97,10 +97,10 @@ void t.test('the bundle takes from them alone, and says from whom, with the lice
     file.endsWith('.js'),
   )
   for (const file of files)
-    t.notMatch(readFileSync(join(into, file), 'utf8'), ROOT, `${file} names no folder`)
+    t.notMatch(readFileSync(join(into, file), 'utf8'), ROOT, `${file} names no folder of this machine`)
 })
 
-void t.test('none of them asks for a notice to be passed on', async (t) => {
+void t.test('no production dependency has a notice that must be passed on', async (t) => {
   const notices = production.flatMap(([path]) =>
     readdirSync(join(ROOT, path))
       .filter((file) => /^notice(\.|$)/i.test(file))
@@ -109,14 +109,14 @@ void t.test('none of them asks for a notice to be passed on', async (t) => {
   t.strictSame(notices, [], 'Apache-2.0 §4(d): put what these say into a NOTICE file')
 })
 
-void t.test('every one is locked by its hash, and none runs a script when it is installed', async (t) => {
+void t.test('production dependencies are locked by hash, and none has an install script', async (t) => {
   for (const [path, { integrity, hasInstallScript }] of production) {
     t.match(integrity, /^sha512-/, path)
     t.notOk(hasInstallScript, `${path} has no install script`)
   }
 })
 
-void t.test('dependencies are named exactly, and published with provenance alone', async (t) => {
+void t.test('dependencies have exact versions, and the package is published with provenance', async (t) => {
   const { dependencies, devDependencies, publishConfig, files, license } = JSON.parse(
     read('package.json'),
   ) as {
@@ -134,7 +134,7 @@ void t.test('dependencies are named exactly, and published with provenance alone
   t.match(read('LICENSE'), 'Apache License')
 })
 
-void t.test('the image says what it is, and its bases can be pinned by one argument', async (t) => {
+void t.test('the image has its labels, and one argument pins its bases', async (t) => {
   const dockerfile = read('Dockerfile')
   const proxy = dockerfile.slice(dockerfile.indexOf(' AS proxy'))
   const labels = [...proxy.matchAll(/org\.opencontainers\.image\.([a-z.]+)=/g)].map(([, name]) => name)
@@ -155,7 +155,7 @@ void t.test('the image says what it is, and its bases can be pinned by one argum
   t.match(/^ARG NODE_IMAGE=(\S+)$/m.exec(dockerfile)?.[1], /^node:24-slim(@sha256:[0-9a-f]{64})?$/)
 })
 
-void t.test('the daemon is sent what the Dockerfile copies, and nothing else', async (t) => {
+void t.test('the build context has what the Dockerfile copies, and nothing else', async (t) => {
   const copied = [...read('Dockerfile').matchAll(/^COPY (?!--from)(.+) \S+$/gm)].flatMap(([, from = '']) =>
     from.split(' '),
   )

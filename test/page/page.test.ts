@@ -157,7 +157,7 @@ scenario(
     await page.getByLabel('Path').fill('/v1/orders/9')
     await page.getByLabel('Caller’s cookie sid').fill('s-7')
     await page.keyboard.press('Enter')
-    await page.getByText(/^The answer was 201;/).waitFor()
+    await page.getByText(/^The response was 201;/).waitFor()
     t.equal(await page.locator('#callers input').first().inputValue(), '', 'credentials do not stay')
     t.match(await page.locator('#record').innerText(), /set-cookie: \*\*\*/i)
     t.notMatch(await page.content(), /secret|s-7|Bearer alice/)
@@ -217,7 +217,7 @@ scenario(
     const reason = 'seen at the bank: <img src=x onerror="document.title=1">'
     await page.getByLabel('Reason').fill(reason)
     await button.click()
-    await page.getByText(/^The answer was 201;/).waitFor()
+    await page.getByText(/^The response was 201;/).waitFor()
     await page.getByText('Ada <i> decided: it was done').waitFor()
     await page.getByText(`“${reason}”`).waitFor()
     t.equal(await page.locator('img, i:not(.choice i)').count(), 0, 'text stays text')
@@ -289,7 +289,7 @@ scenario('what has changed meanwhile is shown, and decided about anew', async (t
   t.match(await page.locator('.part-next').innerText(), /A person has to decide/)
   await page.getByLabel('To confirm').fill('it was done')
   await button.click()
-  await page.getByText(/^The answer was 200;/).waitFor()
+  await page.getByText(/^The response was 200;/).waitFor()
 
   const other = await broken('/v1/payments?other')
   await record(page, other)
@@ -306,9 +306,11 @@ scenario('what has changed meanwhile is shown, and decided about anew', async (t
     headers: { 'if-match': `"${version}"` },
   })
   await page.getByRole('button', { name: 'Resolve as not done' }).click()
-  await page.getByText(/^The record changed while you were deciding: .*it was unknown, and is done/).waitFor()
+  await page
+    .getByText(/^The record changed while you were deciding: .*it was unknown and is now done/)
+    .waitFor()
   t.notOk(await page.locator('dialog').isVisible())
-  await page.getByText(/^The answer was 200;/).waitFor()
+  await page.getByText(/^The response was 200;/).waitFor()
   t.same(complaints, [])
 })
 
@@ -346,7 +348,7 @@ scenario('deleting warns of what it means, and the key is as new', async (t, wor
   world.finish()
   await running
   await refreshed(page)
-  await page.getByText(/^The answer was 201;/).waitFor()
+  await page.getByText(/^The response was 201;/).waitFor()
   await page.getByRole('button', { name: 'Delete…' }).waitFor()
 })
 
@@ -491,16 +493,16 @@ scenario('a store that is down is told of in words, and a decision is kept', asy
   redis.pause()
   const button = page.getByRole('button', { name: 'Resolve as done' })
   await button.click()
-  await page.getByText(/^The store does not answer.* The record, which is read again, shows/).waitFor()
+  await page.getByText(/^The store does not answer.* The reloaded record shows/).waitFor()
   await page.locator('#decide-do:enabled').waitFor()
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)
   await button.click()
-  await page.getByText(/^The answer was 200;/).waitFor()
+  await page.getByText(/^The response was 200;/).waitFor()
   redis.pause()
   await refreshed(page)
   await page.getByText(/^The store does not answer.* Data as of/).waitFor()
-  await page.getByText(/^The answer was 200;/).waitFor()
+  await page.getByText(/^The response was 200;/).waitFor()
   redis.resume()
   await until(async () => (await ask(proxy, `/v1/records/${id}`)).status === 200)
   await refreshed(page)
@@ -527,16 +529,16 @@ routes: [{ name: orders, match: { path: "/v1/orders/*" }, mode: shadow }]`)
       return (full as { duplicates: number } | null)?.duplicates === 2
     })
     const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-    await page.getByText('The answer was 201; 14 bytes are kept.').waitFor()
+    await page.getByText('The response was 201; 14 bytes are stored.').waitFor()
     const words = await page.locator('#record').innerText()
     t.match(
       words,
       /The route orders is in mode shadow: retries are executed again[^]*route is in mode shadow, so a retry/,
     )
-    t.match(words, /The answer is kept until/)
+    t.match(words, /The response is stored until/)
     t.match(
       words,
-      /sent upstream at least 3 times\.[^]*2 duplicates were forwarded in shadow mode and may have been executed/,
+      /sent upstream at least 3 times\.[^]*2 duplicates were forwarded in shadow mode and may also have been executed/,
     )
     t.match(words, /2×, the last at [^]*Forwarded in shadow mode: replay same/)
     t.notMatch(words, /not executed|once at most/)

@@ -73,39 +73,36 @@ void t.test('every operation goes through while it is closed', async (t) => {
   t.equal(new Set(replies).size, 13)
 })
 
-void t.test(
-  'R13 it opens after so many failures in a row, answers at once, and closes by itself',
-  async (t) => {
-    const { script, states, breaker } = setup()
-    script.fail = down
-    for (let n = 0; n < 4; n++) await t.rejects(breaker.get(id), down)
-    script.fail = null
-    await breaker.get(id)
-    script.fail = down
-    for (let n = 0; n < 5; n++) await t.rejects(breaker.get(id), down)
-    t.same(states, ['open'], 'a success in between counts from the start again')
-    const asked = script.calls.length
-    await t.rejects(breaker.get(id), {
-      name: 'StoreUnavailable',
-      maybeApplied: false,
-      message: /breaker open/,
-    })
-    await t.rejects(breaker.ping(), { message: /breaker open/ })
-    t.equal(script.calls.length, asked, 'the store is not asked')
-    await until(() => script.calls.length >= asked + 3)
-    t.ok(script.calls.slice(asked).every((name) => name === 'ping'))
-    script.fail = null
-    await until(() => states.at(-1) === 'closed')
-    t.same(states.slice(0, 5), ['open', 'half_open', 'open', 'half_open', 'open'])
-    t.equal(await breaker.get(id), 'get')
-    script.fail = down
-    await t.rejects(breaker.get(id), down)
-    t.equal(states.at(-1), 'closed', 'failures of before are forgotten')
-    await breaker.close()
-  },
-)
+void t.test('R13 it opens after five failures in a row, refuses at once, and closes by itself', async (t) => {
+  const { script, states, breaker } = setup()
+  script.fail = down
+  for (let n = 0; n < 4; n++) await t.rejects(breaker.get(id), down)
+  script.fail = null
+  await breaker.get(id)
+  script.fail = down
+  for (let n = 0; n < 5; n++) await t.rejects(breaker.get(id), down)
+  t.same(states, ['open'], 'a success in between resets the count')
+  const asked = script.calls.length
+  await t.rejects(breaker.get(id), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /breaker open/,
+  })
+  await t.rejects(breaker.ping(), { message: /breaker open/ })
+  t.equal(script.calls.length, asked, 'the store is not asked')
+  await until(() => script.calls.length >= asked + 3)
+  t.ok(script.calls.slice(asked).every((name) => name === 'ping'))
+  script.fail = null
+  await until(() => states.at(-1) === 'closed')
+  t.same(states.slice(0, 5), ['open', 'half_open', 'open', 'half_open', 'open'])
+  t.equal(await breaker.get(id), 'get')
+  script.fail = down
+  await t.rejects(breaker.get(id), down)
+  t.equal(states.at(-1), 'closed', 'earlier failures are forgotten')
+  await breaker.close()
+})
 
-void t.test('watching passes it by: not refused while it is open, and no sign of life', async (t) => {
+void t.test('watching bypasses it: not refused while it is open, and not a sign of life', async (t) => {
   const { script, store } = scripted()
   const watch = async () => () => {}
   const states: BreakerState[] = []
@@ -118,12 +115,12 @@ void t.test('watching passes it by: not refused while it is open, and no sign of
   await breaker.watch(id, () => {})
   t.same(states, [])
   await t.rejects(breaker.limits.take(id, { count: 1, per: 1 }, 1), down)
-  t.same(states, ['open'], 'the watch in between was no success')
+  t.same(states, ['open'], 'the watch in between did not count as a success')
   t.type(await breaker.watch(id, () => {}), Function)
   await t.rejects(breaker.limits.take(id, { count: 1, per: 1 }, -1), { message: /breaker open/ })
 })
 
-void t.test('what people look at does not open it, and is refused while it is open', async (t) => {
+void t.test('lists and histories do not open it, and are refused while it is open', async (t) => {
   const { script, states, breaker } = setup({ probeAfter: 60_000, probeAtMost: 60_000 })
   t.teardown(() => breaker.close())
   const looks: readonly (() => Promise<unknown>)[] = [
@@ -213,32 +210,29 @@ void t.test('close during a probe ends it, too', async (t) => {
   t.same(states, ['open', 'half_open', 'open'])
 })
 
-void t.test(
-  'a store that is heard of otherwise closes it at once, whatever becomes of a probe',
-  async (t) => {
-    const { store } = scripted()
-    const states: BreakerState[] = []
-    let fail: (error: Error) => void = () => {}
-    const ping = () => new Promise<never>((_, reject) => (fail = reject))
-    const get = () => Promise.reject(down)
-    const onState = (state: BreakerState) => void states.push(state)
-    const breaker = withBreaker(
-      { ...store, get, ping },
-      { threshold: 1, probeAfter: 1, probeAtMost: 1, onState },
-    )
-    t.teardown(() => breaker.close())
-    breaker.heard()
-    t.same(states, [])
-    await t.rejects(breaker.get(id), down)
-    await until(() => states.at(-1) === 'half_open')
-    breaker.heard()
-    fail(down)
-    await new Promise((done) => setTimeout(done, 30))
-    t.same(states, ['open', 'half_open', 'closed'])
-  },
-)
+void t.test('any sign of life from the store closes it at once, whatever a probe does', async (t) => {
+  const { store } = scripted()
+  const states: BreakerState[] = []
+  let fail: (error: Error) => void = () => {}
+  const ping = () => new Promise<never>((_, reject) => (fail = reject))
+  const get = () => Promise.reject(down)
+  const onState = (state: BreakerState) => void states.push(state)
+  const breaker = withBreaker(
+    { ...store, get, ping },
+    { threshold: 1, probeAfter: 1, probeAtMost: 1, onState },
+  )
+  t.teardown(() => breaker.close())
+  breaker.heard()
+  t.same(states, [])
+  await t.rejects(breaker.get(id), down)
+  await until(() => states.at(-1) === 'half_open')
+  breaker.heard()
+  fail(down)
+  await new Promise((done) => setTimeout(done, 30))
+  t.same(states, ['open', 'half_open', 'closed'])
+})
 
-void t.test('an answer that is there at once is passed on at once, and its end is told', async (t) => {
+void t.test('a synchronous answer is passed on synchronously and reported', async (t) => {
   const told: unknown[] = []
   const onOperation = (operation: string, _time: number, error: unknown) => void told.push([operation, error])
   const { store } = scripted()
@@ -249,7 +243,7 @@ void t.test('an answer that is there at once is passed on at once, and its end i
   t.same(told, [['put', null]])
 })
 
-void t.test('the end of each operation is told, of those that are refused, too', async (t) => {
+void t.test('the end of every operation is reported, refused ones included', async (t) => {
   const told: unknown[] = []
   const onOperation = (operation: string, time: number, error: unknown) =>
     void told.push([operation, time >= 0, error])
@@ -268,5 +262,5 @@ void t.test('the end of each operation is told, of those that are refused, too',
   t.match(told[3], ['get', true, { message: /breaker open/ }])
   script.fail = null
   await breaker.watch(id, () => {})
-  t.equal(told.length, 4, 'watching is no operation')
+  t.equal(told.length, 4, 'watching is not reported')
 })

@@ -106,7 +106,7 @@ function afterBodyOf(written: RecordDraft): number {
   return written.state === 'completed' && written.result.kept ? (written.result.afterBody ?? 0) : 0
 }
 
-void t.test('what the upstream may end says how; what has ended does not', async (t) => {
+void t.test('a record keeps the terms of a completion until it is completed or expired', async (t) => {
   const completion = '1 2 3 4'
   for (const state of STATES) {
     const read = decodeRecord(bytesOf(state, newToken(), { completion }))
@@ -114,14 +114,14 @@ void t.test('what the upstream may end says how; what has ended does not', async
   }
 })
 
-void t.test('V08 the lease of a claim is kept for as long as its owner may be silent', async (t) => {
+void t.test('V08 a record keeps the lease of its claim while it is in progress or unknown', async (t) => {
   for (const state of STATES) {
     const read = decodeRecord(bytesOf(state, newToken(), { lease: 30_000 }))
     t.equal(read.lease, state === 'in_progress' || state === 'unknown' ? 30_000 : undefined, state)
   }
 })
 
-void t.test('a record reads as it was written and stamped', async (t) => {
+void t.test('a record decodes to what was written and stamped', async (t) => {
   const stamps = record({
     version: u48,
     fence: u48,
@@ -148,7 +148,7 @@ void t.test('a record reads as it was written and stamped', async (t) => {
   )
 })
 
-void t.test('the prefix is where docs/record-format.md says, big-endian', async (t) => {
+void t.test('the prefix has the big-endian layout of docs/record-format.md', async (t) => {
   const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
   const bytes = bytesOf('unknown', token)
   stamp(bytes, { version: 1, fence: 2, createdAt: 3, updatedAt: 4, due: 5, dropAt: 2 ** 48 - 1 })
@@ -169,7 +169,7 @@ void t.test('the prefix is where docs/record-format.md says, big-endian', async 
   )
 })
 
-void t.test('a record with nothing more to keep has the bytes of the first release', async (t) => {
+void t.test('a record without newer fields has the same bytes as in the first release', async (t) => {
   const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
   const bytes = bytesOf('unknown', token, { leaseExpired: true, status: 502, lastError: 'reset' })
   t.equal(
@@ -189,40 +189,37 @@ void t.test('a record with nothing more to keep has the bytes of the first relea
   t.match(decodeRecord(bytes), { key: null, leaseExpired: true, status: 502, reconciliation: null })
 })
 
-void t.test(
-  'a response that ends before its record: due is its end, a flag and an extension say so',
-  async (t) => {
-    const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
-    const whole = response(Buffer.from('{}'))
-    const plain = bytesOf('completed', token, { result: whole })
-    const result = { ...whole, afterBody: 82_800_000 } as CompletedResponse
-    const bytes = bytesOf('completed', token, { result })
-    t.equal(bytes[HEAD_AT], 4)
-    t.equal(plain[HEAD_AT], 0)
-    const extension = `01${hexOf('after-body')}${hexOf('82800000')}`
-    const at = bytes.toString('hex').indexOf(extension)
-    t.ok(at > 0)
-    const without = `${bytes.toString('hex').slice(0, at)}00${bytes.toString('hex').slice(at + extension.length)}`
-    const before = (text: string): string => text.slice(HEAD_AT * 2 + 2)
-    t.equal(before(without), before(plain.toString('hex')), 'nothing else differs')
-    const there = draft('completed', token, { result })
-    t.same(storedSpans(there, { dueIn: 86_400_000, dropIn: 90_000_000 }), {
-      dueIn: 3_600_000,
-      dropIn: 90_000_000,
-    })
-    const spans = { dueIn: 5, dropIn: 9 }
-    for (const other of [draft('completed', token, { result: whole }), draft('unknown', token)])
-      t.equal(storedSpans(other, spans), spans)
+void t.test('for a response that expires before its record, due is its end', async (t) => {
+  const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
+  const whole = response(Buffer.from('{}'))
+  const plain = bytesOf('completed', token, { result: whole })
+  const result = { ...whole, afterBody: 82_800_000 } as CompletedResponse
+  const bytes = bytesOf('completed', token, { result })
+  t.equal(bytes[HEAD_AT], 4)
+  t.equal(plain[HEAD_AT], 0)
+  const extension = `01${hexOf('after-body')}${hexOf('82800000')}`
+  const at = bytes.toString('hex').indexOf(extension)
+  t.ok(at > 0)
+  const without = `${bytes.toString('hex').slice(0, at)}00${bytes.toString('hex').slice(at + extension.length)}`
+  const before = (text: string): string => text.slice(HEAD_AT * 2 + 2)
+  t.equal(before(without), before(plain.toString('hex')), 'nothing else differs')
+  const there = draft('completed', token, { result })
+  t.same(storedSpans(there, { dueIn: 86_400_000, dropIn: 90_000_000 }), {
+    dueIn: 3_600_000,
+    dropIn: 90_000_000,
+  })
+  const spans = { dueIn: 5, dropIn: 9 }
+  for (const other of [draft('completed', token, { result: whole }), draft('unknown', token)])
+    t.equal(storedSpans(other, spans), spans)
 
-    const gone = { kept: false, why: 'past_ttl', status: 201, location: '/1' } as const
-    const left = bytesOf('completed', token, { result: gone })
-    t.match(decodeRecord(left), { result: gone })
-    const outcome = bytesOf('completed', token, { result: { ...gone, why: 'outcome_only' } })
-    t.equal(left[HEAD_AT], 0)
-    const known = left.toString('hex').replace(`01${hexOf('after-body')}${hexOf('')}`, '00')
-    t.equal(before(known), before(outcome.toString('hex')), 'what releases before this one read')
-  },
-)
+  const gone = { kept: false, why: 'past_ttl', status: 201, location: '/1' } as const
+  const left = bytesOf('completed', token, { result: gone })
+  t.match(decodeRecord(left), { result: gone })
+  const outcome = bytesOf('completed', token, { result: { ...gone, why: 'outcome_only' } })
+  t.equal(left[HEAD_AT], 0)
+  const known = left.toString('hex').replace(`01${hexOf('after-body')}${hexOf('')}`, '00')
+  t.equal(before(known), before(outcome.toString('hex')), 'earlier releases can read it')
+})
 
 void t.test('a record that does not say how long it outlives its response is corrupt', async (t) => {
   const result = { ...response(), afterBody: 1000 } as CompletedResponse
@@ -234,7 +231,7 @@ void t.test('a record that does not say how long it outlives its response is cor
   }
 })
 
-void t.test('a number among the extensions that is none makes the record corrupt, by its name', async (t) => {
+void t.test('a malformed number among the extensions is reported by name', async (t) => {
   const operation = {
     lease: 3000,
     reconciliation: { ...newReconciliation(4000), asked: 5000, notFound: 6000 },
@@ -255,7 +252,7 @@ void t.test('a number among the extensions that is none makes the record corrupt
     }
 })
 
-void t.test('the place of a record: unresolved ones by due, responses that end behind them', async (t) => {
+void t.test('the index has unresolved records by due, and expiring responses behind them', async (t) => {
   const ends = { ...response(), afterBody: 1 } as CompletedResponse
   for (const state of ['in_progress', 'unknown'] as const)
     t.equal(indexPlace(bytesOf(state, newToken(), { leaseExpired: true }), 7), 7)
@@ -264,12 +261,12 @@ void t.test('the place of a record: unresolved ones by due, responses that end b
     t.equal(indexPlace(bytesOf(state, newToken()), 7), null)
 })
 
-/** A text with its length. */
+/** A text with its length, in hex. */
 function hexOf(text: string): string {
   return `${text.length.toString(16).padStart(8, '0')}${Buffer.from(text).toString('hex')}`
 }
 
-void t.test('an extension that this version does not know is passed over', async (t) => {
+void t.test('an unknown extension is skipped', async (t) => {
   const bytes = bytesOf('unknown', newToken(), { key: 'k' })
   const at = bytes.indexOf(Buffer.from('00000003key', 'latin1').subarray(8)) - 4
   const more = Buffer.from('\0\0\0\x05later\0\0\0\x02me', 'latin1')
@@ -279,7 +276,7 @@ void t.test('an extension that this version does not know is passed over', async
   t.match(decodeRecord(later), { key: 'k' })
 })
 
-void t.test('every truncation of a record, and every addition to it, is a corrupt record', async (t) => {
+void t.test('a truncated or extended record is corrupt', async (t) => {
   for (const state of ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const) {
     const bytes = bytesOf(state, newToken())
     t.equal(decodeRecord(bytes).state, state)
@@ -293,7 +290,7 @@ void t.test('every truncation of a record, and every addition to it, is a corrup
   }
 })
 
-void t.test('bytes that are anything else are a corrupt record, never another error', async (t) => {
+void t.test('decoding a record with a changed byte throws nothing but CorruptRecord', async (t) => {
   const samples = (['in_progress', 'completed', 'unknown'] as const).map((state) =>
     bytesOf(state, newToken()),
   )
@@ -311,7 +308,7 @@ void t.test('bytes that are anything else are a corrupt record, never another er
   )
 })
 
-void t.test('what a later release wrote is refused by name', async (t) => {
+void t.test('anything that only a later release may write is refused and named', async (t) => {
   const completed = bytesOf('completed', newToken(), {
     result: { kept: false, why: 'streamed', status: 200, location: null },
   })
@@ -337,9 +334,9 @@ void t.test('what a later release wrote is refused by name', async (t) => {
     t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message })
 })
 
-void t.test('extensions of the head by a later release are passed over', async (t) => {
+void t.test('head extensions of a later release are skipped; other unknown bytes are corrupt', async (t) => {
   const bytes = bytesOf('in_progress', newToken())
-  // Their count is the last byte but one of a head without a response.
+  // Their count is the second to last byte of a head without a response.
   const extension = Buffer.concat([
     Buffer.from([0, 0, 0, 1]),
     Buffer.from('a'),
@@ -357,12 +354,12 @@ void t.test('extensions of the head by a later release are passed over', async (
   })
 })
 
-void t.test('a head of any size', async (t) => {
+void t.test('a head can be larger than 3,000 bytes', async (t) => {
   const path = `/${'x'.repeat(3000)}`
   t.equal(decodeRecord(bytesOf('in_progress', newToken(), { path })).path, path)
 })
 
-void t.test('strings of any length, wherever they lie among others', async (t) => {
+void t.test('strings of any length survive encoding, whatever is around them', async (t) => {
   const lengths = [0, 1, 12, 40, 41, 199, 200, 201, 1023, 1024, 1025, 5000]
   for (const first of lengths)
     for (const second of lengths) {
@@ -376,11 +373,11 @@ void t.test('strings of any length, wherever they lie among others', async (t) =
     }
 })
 
-void t.test('a count of attempts beyond its field stays at the end of it', async (t) => {
+void t.test('an attempt count beyond its field is capped at the maximum', async (t) => {
   t.equal(decodeRecord(bytesOf('in_progress', newToken(), { attempts: 70_000 })).attempts, 0xffff)
 })
 
-void t.test('conditions hold for the right version, or token and state, of this schema', async (t) => {
+void t.test('a condition is met only by the right version, or token and state, in this schema', async (t) => {
   const token = newToken()
   const bytes = encodeDraft(draft('unknown', token))
   stamp(bytes, { version: 9, fence: 1, createdAt: 1, updatedAt: 1, due: 1, dropAt: 1 })
@@ -400,7 +397,7 @@ void t.test('conditions hold for the right version, or token and state, of this 
   t.notOk(meets(stateless, { token, states: ['unknown'] }))
 })
 
-void t.test('the codes of states are fixed', async (t) => {
+void t.test('state codes are fixed', async (t) => {
   const codes = (['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const).map(
     stateCode,
   )
@@ -410,7 +407,7 @@ void t.test('the codes of states are fixed', async (t) => {
   t.notOk(isUnresolved(bytesOf('completed', newToken())))
 })
 
-void t.test('no instant that would be stamped as another one', async (t) => {
+void t.test('a time that does not fit a stamp is refused', async (t) => {
   const bytes = bytesOf('in_progress', newToken())
   stamp(bytes, nextStamps(bytes, null, 1000, { dueIn: 5, dropIn: 2 ** 48 - 1001 }, false))
   const before = Buffer.from(bytes)

@@ -27,7 +27,7 @@ function setup() {
   return memoryStore({ clock: () => 1_795_000_000_000, maxBytes: MEMORY_BYTES })
 }
 
-void t.test('what may shrink: bodies from 512 bytes that are not compressed already', async (t) => {
+void t.test('only bodies from 512 bytes that are not compressed already may shrink', async (t) => {
   for (const [headers, length, may] of [
     [[], 512, true],
     [[], 511, false],
@@ -56,7 +56,7 @@ void t.test('what may shrink: bodies from 512 bytes that are not compressed alre
     t.equal(mayShrink(headers, length), may, `${headers.join()} ${length}`)
 })
 
-void t.test('what was coded comes back, at once or from the thread pool', async (t) => {
+void t.test('a compressed body is restored, at once or on the thread pool', async (t) => {
   for (const coding of [GZIP, ZSTD])
     for (const length of [600, 16 * KiB, 16 * KiB + 1, MiB, 16 * MiB]) {
       const payload = text(length)
@@ -71,7 +71,7 @@ void t.test('what was coded comes back, at once or from the thread pool', async 
     }
 })
 
-void t.test('what does not gain a tenth, or is too large to be opened, stays as it is', async (t) => {
+void t.test('a body that saves less than a tenth, or is too large, is not compressed', async (t) => {
   for (const coding of [GZIP, ZSTD]) {
     t.equal(await coded(randomBytes(600), coding), null)
     t.equal(await coded(randomBytes(100_000), coding), null)
@@ -79,52 +79,46 @@ void t.test('what does not gain a tenth, or is too large to be opened, stays as 
   }
 })
 
-void t.test(
-  'a bomb, and what is damaged, is a corrupt record, and nothing large is made of it',
-  async (t) => {
-    const long = text(20 * KiB)
-    const framed = (length: number, code: Buffer) => {
-      const frame = Buffer.alloc(4)
-      frame.writeUInt32BE(length)
-      return Buffer.concat([frame, code])
+void t.test('a decompression bomb and damaged bytes are corrupt records', async (t) => {
+  const long = text(20 * KiB)
+  const framed = (length: number, code: Buffer) => {
+    const frame = Buffer.alloc(4)
+    frame.writeUInt32BE(length)
+    return Buffer.concat([frame, code])
+  }
+  for (const [coding, pack] of [
+    [GZIP, gzipSync],
+    [ZSTD, zstdCompressSync],
+  ] as const) {
+    const code = pack(long)
+    const cases: [Buffer, RegExp][] = [
+      [Buffer.alloc(0), /compressed from 0 bytes; allowed: 1 to 16777216/],
+      [Buffer.alloc(3), /compressed from 0 bytes/],
+      [framed(0, code), /compressed from 0 bytes/],
+      [framed(16 * MiB + 1, pack(Buffer.alloc(16 * MiB + 1))), /compressed from 16777217 bytes/],
+      [framed(0xffffffff, code), /compressed from 4294967295 bytes/],
+      [framed(1000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
+      [framed(20_000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
+      [framed(long.length + 1, code), /another length than the record says/],
+      [framed(long.length, Buffer.concat([code, Buffer.alloc(1)])), /another length|cannot be decompressed/],
+      [framed(long.length, code.subarray(0, -1)), /cannot be decompressed/],
+      [framed(long.length, Buffer.alloc(0)), /cannot be decompressed/],
+      [framed(long.length, randomBytes(50)), /cannot be decompressed/],
+    ]
+    for (const [bytes, message] of cases) {
+      t.throws(() => decoded(bytes, coding), { name: 'CorruptRecord', message })
+      await t.rejects(async () => decodedSoon(bytes, coding), { name: 'CorruptRecord', message })
     }
-    for (const [coding, pack] of [
-      [GZIP, gzipSync],
-      [ZSTD, zstdCompressSync],
-    ] as const) {
-      const code = pack(long)
-      const cases: [Buffer, RegExp][] = [
-        [Buffer.alloc(0), /compressed from 0 bytes; allowed: 1 to 16777216/],
-        [Buffer.alloc(3), /compressed from 0 bytes/],
-        [framed(0, code), /compressed from 0 bytes/],
-        [framed(16 * MiB + 1, pack(Buffer.alloc(16 * MiB + 1))), /compressed from 16777217 bytes/],
-        [framed(0xffffffff, code), /compressed from 4294967295 bytes/],
-        [framed(1000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
-        [framed(20_000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
-        [framed(long.length + 1, code), /another length than the record says/],
-        [
-          framed(long.length, Buffer.concat([code, Buffer.alloc(1)])),
-          /another length|cannot be decompressed/,
-        ],
-        [framed(long.length, code.subarray(0, -1)), /cannot be decompressed/],
-        [framed(long.length, Buffer.alloc(0)), /cannot be decompressed/],
-        [framed(long.length, randomBytes(50)), /cannot be decompressed/],
-      ]
-      for (const [bytes, message] of cases) {
-        t.throws(() => decoded(bytes, coding), { name: 'CorruptRecord', message })
-        await t.rejects(async () => decodedSoon(bytes, coding), { name: 'CorruptRecord', message })
-      }
-    }
-    t.throws(() => decoded(framed(long.length, gzipSync(long)), 3), {
-      message: /coding 3; this version reads 0 to 2/,
-    })
-  },
-)
+  }
+  t.throws(() => decoded(framed(long.length, gzipSync(long)), 3), {
+    message: /coding 3; this version reads 0 to 2/,
+  })
+})
 
 for (const [compression, coding] of Object.entries(CODINGS) as ['gzip' | 'zstd', number][]) {
   for (const sealer of [null, new Sealer([{ id: 'a', key: randomBytes(32) }])]) {
     const how = `${compression}${sealer === null ? '' : ', sealed'}`
-    void t.test(`${how}: responses are kept smaller and come back as they were`, async (t) => {
+    void t.test(`${how}: responses are stored smaller and returned unchanged`, async (t) => {
       const register = setup()
       const records = new Records(packed(register, sealer, compression))
       for (const [body, headers, shrinks] of [
@@ -155,7 +149,7 @@ for (const [compression, coding] of Object.entries(CODINGS) as ['gzip' | 'zstd',
           t.match(
             await new Records(register).get(id),
             { record: { result } },
-            'also after it was switched off',
+            'even after compression was switched off',
           )
         }
       }
@@ -163,7 +157,7 @@ for (const [compression, coding] of Object.entries(CODINGS) as ['gzip' | 'zstd',
   }
 }
 
-void t.test('a record that does not decompress: refused, and left as it is', async (t) => {
+void t.test('a record that does not decompress is refused and left unchanged', async (t) => {
   const register = setup()
   const [id, token] = [newId(), newToken()]
   for (const body of [text(1000), text(100 * KiB)]) {
@@ -199,7 +193,7 @@ void t.test('a payload that is longer or shorter than its parts say is a corrupt
   }
 })
 
-void t.test('where a response is kept, of whatever bytes', async (t) => {
+void t.test('keptIn finds a kept response, and none in any other bytes', async (t) => {
   const kept = bytesOf('completed', newToken())
   t.ok(keptIn(kept))
   const notKept = { kept: false, why: 'streamed', status: 200, location: null } as const

@@ -22,21 +22,21 @@ import {
 
 export interface Harness extends AsyncDisposable {
   readonly register: Store
-  /** Another process on the same store, as far as the adapter knows any. */
+  /** Another process on the same store, if the adapter allows more than one. */
   readonly peer: Store
   /** Another service on the same store; null where nobody shares one. */
   readonly other: Store | null
-  /** Whether a watcher is told of what the peer writes. */
+  /** Whether a watcher is notified of the peer's writes. */
   readonly tellsPeers: boolean
   /** Moves the store's clock, for both. */
   advance(ms: number): void
 }
 
-/** Two replicas in the middle of a rotation: each seals with a key of its own, and opens what the other has sealed. */
+/** Two replicas in the middle of a key rotation: each seals with its own key and can open what the other sealed. */
 const KEYS = ['one', 'two'].map((id) => ({ id, key: randomBytes(32) }))
 const [SEALER, ROTATED] = [new Sealer(KEYS), new Sealer(KEYS.toReversed())]
 
-/** What every adapter promises, with records as they are, and with compressed and sealed ones. `make` gives an empty store. */
+/** What every adapter promises, tested on plain records and on compressed and sealed ones. `make` returns an empty store. */
 export function registerContract(t: Test, name: string, make: () => Promise<Harness>): void {
   registerEach(t, name, make, false)
   registerEach(
@@ -62,7 +62,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       await body(t, harness)
     })
 
-  void test('put writes where nothing is, and stamps', async (t, { register }) => {
+  void test('put writes a new record and stamps it', async (t, { register }) => {
     const id = newId()
     const token = newToken()
     const put = await register.put(id, bytesOf('in_progress', token), SPANS)
@@ -78,7 +78,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.match(record, { state: 'in_progress', leaseUntil: dueAndDrop.due, path: '/v1/payments/ü' })
   })
 
-  void test('put keeps a fence and a creation instant that are given (a lost record written again)', async (t, {
+  void test('put keeps a given fence and creation time (a lost record is rewritten)', async (t, {
     register,
   }) => {
     const given = { fence: 1_700_000_000_007, createdAt: 1_700_000_000_001 }
@@ -86,7 +86,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.match(put, { done: true, stamp: { version: put.now, ...given } })
   })
 
-  void test('V01 two services share nothing, not even under one id', async (t, harness) => {
+  void test('V01 two services share nothing, even under the same id', async (t, harness) => {
     const { register, other } = harness
     if (other === null) return
     const id = newId()
@@ -114,26 +114,29 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(await other.history.read(id), [])
     for (const which of ['all', 'unresolved'] as const) t.same((await other.list(which, null, 10)).ids, [])
     harness.advance(SPANS.dueIn + MINUTE)
-    t.same(await other.due(10), [], 'nobody else looks after it')
+    t.same(await other.due(10), [], 'the other service does not sweep it')
     t.same(await register.due(10), [id])
     t.same((await register.get(id)).bytes, before)
 
-    t.ok((await other.put(id, bytesOf('completed', theirs), SPANS)).done, 'the same id is free there')
+    t.ok(
+      (await other.put(id, bytesOf('completed', theirs), SPANS)).done,
+      'the same id is free for the other service',
+    )
     t.ok(await other.remove(id, readStamps((await other.get(id)).bytes as Buffer).version))
     t.same((await register.get(id)).bytes, before)
     t.equal((await register.history.read(id)).length, 1)
-    t.equal(told, 0, 'nor is anybody told of what another service wrote')
+    t.equal(told, 0, 'watchers are not notified of another service’s writes')
     stop()
 
     const once = { count: 1, per: HOUR }
     t.equal(await register.limits.take(id, once, 1), 0)
-    t.equal(await other.limits.take(id, once, 1), 0, 'each has a rate of its own')
+    t.equal(await other.limits.take(id, once, 1), 0, 'each service has its own rate')
     t.ok((await register.limits.take(id, once, 1)) > 0)
     t.equal(await other.limits.take(id, once, -1), 0)
     t.ok((await register.limits.take(id, once, 1)) > 0)
   })
 
-  void test('put gives back what is there, and changes nothing', async (t, { register, advance }) => {
+  void test('put returns an existing record and changes nothing', async (t, { register, advance }) => {
     const id = newId()
     await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     const before = (await register.get(id)).bytes as Buffer
@@ -144,7 +147,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.ok((await register.get(id)).bytes?.equals(before))
   })
 
-  void test('50 parallel puts of one id: exactly one is done', async (t, { register, peer }) => {
+  void test('50 parallel puts of one id: exactly one succeeds', async (t, { register, peer }) => {
     const id = newId()
     const tokens = Array.from({ length: 50 }, newToken)
     const replies = await Promise.all(
@@ -156,7 +159,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       t.ok(reply.done || decodeRecord(reply.bytes).token.equals(winner), 'the others see the winner')
   })
 
-  void test('20 parallel swaps on one version: exactly one is done', async (t, { register, peer }) => {
+  void test('20 parallel swaps on one version: exactly one succeeds', async (t, { register, peer }) => {
     const id = newId()
     const put = await register.put(id, bytesOf('failed_retryable', newToken()), SPANS)
     const condition = { version: put.now }
@@ -168,7 +171,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal(swaps.filter((reply) => reply.done).length, 1)
   })
 
-  void test('T01 a record is there until dropAt, then absent for every operation', async (t, {
+  void test('T01 a record exists until dropAt, then is absent for every operation', async (t, {
     register,
     advance,
   }) => {
@@ -194,13 +197,16 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal(await register.remove(id, version), false)
     t.same(await register.due(10), [])
     const again = await register.put(id, bytesOf('completed', newToken()), SPANS)
-    t.ok(again.done, 'its place is free')
+    t.ok(again.done, 'the id is free again')
     t.ok(again.now >= put.now + HOUR)
     advance(2 * HOUR)
-    t.same(await register.due(10), [], 'nothing of the first is left in the index')
+    t.same(await register.due(10), [], 'the first record left nothing in the index')
   })
 
-  void test('swap by version: stamps grow, creation stays', async (t, { register, advance }) => {
+  void test('swap by version increments the version, and the fence only on request; createdAt stays', async (t, {
+    register,
+    advance,
+  }) => {
     const id = newId()
     const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     advance(MINUTE)
@@ -221,7 +227,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.match(next, { done: true, stamp: { version: put.now + 2, fence: put.now + 1, createdAt: put.now } })
   })
 
-  void test('§2 a swap never takes the fence back below that of its attempt', async (t, { register }) => {
+  void test('§2 a swap never lowers the fence', async (t, { register }) => {
     const id = newId()
     const { now } = await register.put(id, bytesOf('failed_retryable', newToken()), SPANS)
     const written = [
@@ -238,7 +244,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     }
   })
 
-  void test('swap on another version gives back what is there, and changes nothing', async (t, {
+  void test('swap on another version returns the existing record and changes nothing', async (t, {
     register,
   }) => {
     const id = newId()
@@ -251,7 +257,9 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.match(await register.swap(newId(), { version: 1 }, before, SPANS, false), { done: false, bytes: null })
   })
 
-  void test('L10 swap by token and state: only the owner, only in those states', async (t, { register }) => {
+  void test('L10 swap by token and state works only for the owner, and only in those states', async (t, {
+    register,
+  }) => {
     const id = newId()
     const token = newToken()
     await register.put(id, bytesOf('in_progress', token), SPANS)
@@ -264,7 +272,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.notOk((await swap(token, 'unknown', 'in_progress')).done, 'it is completed now')
   })
 
-  void test('renew prolongs the lease of the owner and of nobody else', async (t, { register, advance }) => {
+  void test('renew extends the owner’s lease and nobody else’s', async (t, { register, advance }) => {
     const [mine, theirs, finished, absent] = [newId(), newId(), newId(), newId()]
     const token = newToken()
     const spans = { dueIn: MINUTE, dropIn: 5 * HOUR }
@@ -292,14 +300,17 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       dropAt: put.now + spans.dropIn,
     })
     t.ok(stamps.due > put.now + HOUR && stamps.due <= now + HOUR)
-    t.same(await register.due(10), [], 'the index knows it')
+    t.same(await register.due(10), [], 'the index has the new due time')
     advance(HOUR)
     t.same(await register.due(10), [mine])
     advance(4 * HOUR)
-    t.equal((await register.get(mine)).bytes, null, 'renewing does not prolong the retention')
+    t.equal((await register.get(mine)).bytes, null, 'renewing does not extend the retention')
   })
 
-  void test('renew keeps a record alive as long as its owner works', async (t, { register, advance }) => {
+  void test('renew keeps a record alive as long as its owner keeps renewing', async (t, {
+    register,
+    advance,
+  }) => {
     const id = newId()
     const token = newToken()
     await register.put(id, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: 2 * MINUTE })
@@ -315,7 +326,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal((await register.get(id)).bytes, null)
   })
 
-  void test('V08 a renewal revives what is unknown by its owner’s silence alone', async (t, {
+  void test('V08 a renewal revives a record that is unknown only because its owner fell silent', async (t, {
     register,
     advance,
   }) => {
@@ -334,7 +345,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       t.match(record, { state: 'in_progress', version: version + 1, fence: version, attempts: 3, key: 'k' })
       t.ok(record.state === 'in_progress' && record.leaseUntil > now && record.leaseUntil <= now + HOUR)
       t.ok(record.dropAt > now + 47 * HOUR)
-      t.same(await register.due(10), [], 'the index knows it')
+      t.same(await register.due(10), [], 'the index has the new due time')
       t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true])
       t.match(
         await register.swap(
@@ -369,7 +380,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     }
   })
 
-  void test('V08 renewals, and a reconciler that writes what it learned: one of the two stands', async (t, {
+  void test('V08 when a renewal races with a reconciler’s write, exactly one of them succeeds', async (t, {
     register,
     peer,
   }) => {
@@ -385,7 +396,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     }
   })
 
-  void test('due: unresolved records whose instant has come, oldest first, at most so many', async (t, {
+  void test('due lists unresolved records whose time has come, oldest first, up to the limit', async (t, {
     register,
     advance,
   }) => {
@@ -402,10 +413,10 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     advance(4 * HOUR)
     t.same(await register.due(10), ids.slice(2).reverse())
     t.same(await register.due(2), ids.slice(4).reverse())
-    t.same(await register.due(10), ids.slice(2).reverse(), 'asking takes nothing away')
+    t.same(await register.due(10), ids.slice(2).reverse(), 'asking removes nothing')
   })
 
-  void test('due: a resolved or removed record leaves the index, one that is unresolved again comes back', async (t, {
+  void test('due drops a record that is resolved or removed, and lists it again once it is unresolved again', async (t, {
     register,
     advance,
   }) => {
@@ -425,7 +436,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(await register.due(10), [swapped])
   })
 
-  void test('due, bodies: responses that end before their records, once they have', async (t, {
+  void test('due for bodies lists expired responses whose records live on', async (t, {
     register,
     peer,
     other,
@@ -455,7 +466,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same((await peer.due(10, 'bodies')).toSorted(), ids.slice(0, 3).toSorted())
     t.same(await other?.due(10, 'bodies'), other === null ? undefined : [])
     t.equal((await register.due(1, 'bodies')).length, 1)
-    t.same(await register.due(10), [unknown], 'apart from the unresolved ones')
+    t.same(await register.due(10), [unknown], 'unresolved records are listed separately')
     t.same((await register.list('unresolved', null, 10)).ids, [unknown])
     t.same(await register.renew([{ id: ids[0] as RecordId, token, ...SPANS }]), [false])
 
@@ -469,11 +480,11 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.ok(await peer.remove(removed, await versionOf(removed)))
     t.same(await register.due(10, 'bodies'), [kept])
     advance(21 * HOUR)
-    t.same(await register.due(10, 'bodies'), [], 'none of what has expired')
+    t.same(await register.due(10, 'bodies'), [], 'expired records are left out')
     t.same(await register.due(10), [])
   })
 
-  void test('remove takes one version only; a record made anew has a greater version and fence', async (t, {
+  void test('remove deletes only the given version; a recreated record has a greater version and fence', async (t, {
     register,
     advance,
   }) => {
@@ -490,10 +501,10 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     const again = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
     t.ok(again.done && again.stamp.version > put.now && again.stamp.fence > put.now)
     const late = await register.swap(id, { version: put.now }, bytesOf('completed', token), SPANS, false)
-    t.notOk(late.done, 'what was meant for the first does not meet the second')
+    t.notOk(late.done, 'a write meant for the first record does not hit the second')
   })
 
-  void test('bytes come back as they were given', async (t, { register }) => {
+  void test('bytes come back exactly as written', async (t, { register }) => {
     const id = newId()
     const token = newToken()
     const body = Buffer.concat([ALL_BYTES, randomBytes(5 * 1024 * 1024)])
@@ -510,7 +521,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(record.result.response.headers, result.kept && result.response.headers)
   })
 
-  void test('a record of an unknown schema is given back, never swapped, renewed or overwritten, and removed at its version', async (t, {
+  void test('a record of an unknown schema can be read and removed, but not swapped, renewed or overwritten', async (t, {
     register,
     advance,
   }) => {
@@ -541,7 +552,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
   })
 
-  void test('what was given and what was answered can be changed without changing the record', async (t, {
+  void test('changing a buffer that was passed to or returned by the store does not change the record', async (t, {
     register,
   }) => {
     const id = newId()
@@ -549,7 +560,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     const bytes = bytesOf('in_progress', token)
     const copy = Buffer.from(bytes)
     await register.put(id, bytes, SPANS)
-    t.ok(bytes.equals(copy), 'what is given is not stamped in place')
+    t.ok(bytes.equals(copy), 'the given buffer is not stamped in place')
     bytes.fill(0)
     const first = (await register.get(id)).bytes as Buffer
     const kept = Buffer.from(first)
@@ -561,10 +572,10 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.ok((await register.get(id)).bytes?.equals(kept))
     const seen = (await register.get(id)).bytes as Buffer
     await register.renew([{ id, token, dueIn: 1, dropIn: 0 }])
-    t.ok(seen.equals(kept), 'a later write does not reach an earlier answer')
+    t.ok(seen.equals(kept), 'a later write does not change an earlier reply')
   })
 
-  void test('watch: told of each end of an attempt, of nothing else', async (t, harness) => {
+  void test('watch notifies of each end of an attempt, and of nothing else', async (t, harness) => {
     const { register } = harness
     for (const writer of harness.tellsPeers ? [register, harness.peer] : [register]) {
       const id = newId()
@@ -586,7 +597,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       let count = 0
       for (const state of ['failed_retryable', 'unknown', 'completed'] as const) {
         t.ok((await writer.swap(id, own, bytesOf(state, token), SPANS, false)).done)
-        // Messages of one record keep their order: had another write told, this were one more.
+        // Messages of one record stay in order: had another write notified, this would be one more.
         await until(() => told > count)
         t.equal(told, ++count, state)
       }
@@ -596,12 +607,14 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       t.equal(told, ++count, 'removed')
       t.ok((await writer.put(id, bytesOf('completed', token), SPANS)).done)
       await until(() => told > count)
-      t.equal(told, ++count, 'written again after it had gone')
+      t.equal(told, ++count, 'written again after its removal')
       stop()
     }
   })
 
-  void test('watch: any number for one record, each until it is stopped', async (t, { register }) => {
+  void test('watch allows any number of watchers per record, each until it is stopped', async (t, {
+    register,
+  }) => {
     const id = newId()
     const told = Array.from({ length: 50 }, () => 0)
     const stops = await Promise.all(
@@ -629,7 +642,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     stop()
   })
 
-  void test('watch: stopped by another watcher in the same turn, it is not called any more', async (t, {
+  void test('watch does not call a watcher that another one has stopped in the same turn', async (t, {
     register,
   }) => {
     const id = newId()
@@ -646,7 +659,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal(told, 1)
   })
 
-  void test('list: every record that is there from first page to last, whatever comes and goes', async (t, {
+  void test('list returns every record that exists throughout, whatever is added or removed meanwhile', async (t, {
     register,
     peer,
   }) => {
@@ -677,8 +690,11 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     await t.rejects(register.list('all', 'no cursor', 10), RangeError)
   })
 
-  void test('list: the records whose ids begin alike, and no others', async (t, { register, peer }) => {
-    // The neighbours in every order of bytes, and the last one of all.
+  void test('list by the beginning of an id returns those records and no others', async (t, {
+    register,
+    peer,
+  }) => {
+    // The others are neighbours in any byte order, and the very last id.
     const wanted = ['ab-_ab-_', 'ab-_ab-_zzz', 'ab-_ab-_---'].map(
       (start) => start.padEnd(43, '_') as RecordId,
     )
@@ -705,12 +721,15 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     await t.rejects(register.list({ beginning: 'ab-_ab-_' }, 'no cursor', 10), RangeError)
   })
 
-  void test('list: an empty store, and a record that is gone', async (t, { register, advance }) => {
+  void test('list of an empty store is empty, and an expired record that it may still list cannot be read', async (t, {
+    register,
+    advance,
+  }) => {
     for (const which of ['all', 'unresolved'] as const)
       for (let cursor: string | null = null, page = 0; page === 0 || cursor !== null; page++) {
         const { ids, next } = await register.list(which, cursor, 10)
         t.same(ids, [])
-        t.ok(page < 10, 'it ends')
+        t.ok(page < 10, 'the list ends')
         cursor = next
       }
     await register.put(newId(), bytesOf('unknown', newToken()), SPANS)
@@ -720,7 +739,9 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
         t.equal((await register.get(id)).bytes, null)
   })
 
-  void test('list: the unresolved ones, oldest instant first, page after page', async (t, { register }) => {
+  void test('list of unresolved records returns the earliest due first, page after page', async (t, {
+    register,
+  }) => {
     const ids: RecordId[] = []
     for (let n = 0; n < 45; n++) {
       const id = newId()
@@ -742,7 +763,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       await t.rejects(register.list('unresolved', wrong, 10), RangeError)
   })
 
-  void test('notes: what is noted of a record, oldest first, equal ones in a row as one', async (t, {
+  void test('notes are kept oldest first, and consecutive ones with the same tag are merged', async (t, {
     register,
     peer,
   }) => {
@@ -783,7 +804,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     for (const { first, last } of notes) t.ok(first <= last && first >= put.now - 100)
     const before = (await register.get(id)).bytes as Buffer
     await register.history.append(id, [note('b', '')])
-    t.ok((await register.get(id)).bytes?.equals(before), 'the record is what it was')
+    t.ok((await register.get(id)).bytes?.equals(before), 'the record is unchanged')
     t.match((await register.history.read(id)).at(-1), { tag: 'b', text: '' })
   })
 
@@ -800,7 +821,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.same(texts, [...numbers.slice(0, 10), ...numbers.slice(80)])
   })
 
-  void test('notes go with their record: none after it was removed or has expired, nor in one made anew', async (t, {
+  void test('notes disappear with their record, removed or expired, and a recreated record has none', async (t, {
     register,
     advance,
   }) => {
@@ -818,15 +839,18 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal(await register.history.append(id, [note]), false)
   })
 
-  void test('throttle: so many at once, then one after the other', async (t, { register, advance }) => {
+  void test('throttle allows a burst of the whole count, then one unit per interval', async (t, {
+    register,
+    advance,
+  }) => {
     const rate = { count: 7, per: HOUR }
     const bucket = newId()
     const take = () => register.limits.take(bucket, rate, 1)
     for (let n = 0; n < rate.count; n++) t.equal(await take(), 0)
     const waits = [await take(), await take(), await take()]
     const interval = Math.ceil(HOUR / 7)
-    for (const wait of waits) t.ok(wait > 0 && wait <= interval, 'asking in vain takes nothing')
-    t.equal(await register.limits.take(newId(), rate, 1), 0, 'another bucket is another')
+    for (const wait of waits) t.ok(wait > 0 && wait <= interval, 'a refused take costs nothing')
+    t.equal(await register.limits.take(newId(), rate, 1), 0, 'another bucket is independent')
     advance(waits[0] as number)
     t.equal(await take(), 0)
     const wait = await take()
@@ -836,7 +860,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.not(await take(), 0)
   })
 
-  void test('throttle: a unit that is given back is one unit, and the bucket never more than full', async (t, {
+  void test('throttle: giving back adds one unit, and never overfills the bucket', async (t, {
     register,
   }) => {
     const rate = { count: 3, per: 3 * HOUR }
@@ -854,7 +878,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.not(await take(), 0)
   })
 
-  void test('throttle: 50 takes at once, by two replicas: exactly as many as there are', async (t, {
+  void test('throttle: of 50 parallel takes by two replicas, exactly as many succeed as there are units', async (t, {
     register,
     peer,
   }) => {
@@ -866,7 +890,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.equal(waits.filter((wait) => wait === 0).length, 20)
   })
 
-  void test('throttle: under another rate, what was taken counts as the time that it takes to come back', async (t, {
+  void test('throttle: when the rate changes, taken units count as the time they need to come back', async (t, {
     register,
     advance,
   }) => {
@@ -877,12 +901,12 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.not(await register.limits.take(bucket, twice, 1), 0)
     const fast = { count: 2, per: HOUR }
     const wait = await register.limits.take(bucket, fast, 1)
-    t.ok(wait > 0 && wait <= HOUR / 2, 'never longer than a whole bucket of the new one takes')
+    t.ok(wait > 0 && wait <= HOUR / 2, 'no longer than an empty bucket needs for one unit at the new rate')
     advance(wait)
     t.equal(await register.limits.take(bucket, fast, 1), 0)
   })
 
-  void test('throttle: a clock that goes back does not stop a bucket from filling', async (t, {
+  void test('throttle: setting the clock back does not stop a bucket from filling', async (t, {
     register,
     advance,
   }) => {
@@ -895,10 +919,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     t.ok(wait > 0 && wait <= HOUR)
   })
 
-  void test('throttle: as a plain count of units says, whatever is asked', async (t, {
-    register,
-    advance,
-  }) => {
+  void test('throttle agrees with a simple model, whatever is asked', async (t, { register, advance }) => {
     const minutes = fc.integer({ min: 0, max: 90 })
     const step = fc.oneof(
       fc.record({ advance: minutes.map((n) => n * MINUTE) }),
@@ -909,7 +930,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       fc.asyncProperty(rate, fc.array(step, { maxLength: 40 }), async ({ count, every }, steps) => {
         const bucket = newId()
         const interval = every * MINUTE
-        // In milliseconds of refilling, of which the store's own clock adds a few: far from the next minute.
+        // In milliseconds of refilling. The store's own clock adds a few, far less than a minute.
         let filled = count * interval
         for (const one of steps)
           if ('advance' in one) {
@@ -929,14 +950,14 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     )
   })
 
-  void test("ping tells the store's time", async (t, { register, advance }) => {
+  void test("ping returns the store's time", async (t, { register, advance }) => {
     const first = await register.ping()
     advance(HOUR)
     t.ok((await register.ping()) >= first + HOUR)
     t.ok((await register.get(newId())).now >= first + HOUR)
   })
 
-  void test('traits are told', async (t, { register }) => {
+  void test('traits say that the store does not evict', async (t, { register }) => {
     t.match(await register.traits(), { evicts: false })
   })
 }

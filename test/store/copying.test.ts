@@ -78,7 +78,7 @@ async function stores(t: Test): Promise<Readonly<Record<string, () => Promise<St
   return { ...embedded, postgres: fresh }
 }
 
-void t.test('§9 a record of any state is the same in any other store', async (t) => {
+void t.test('§9 a record in any state is copied unchanged into any other store', async (t) => {
   const kinds = await stores(t)
   for (const [source, openFrom] of Object.entries(kinds))
     for (const [target, openTo] of Object.entries(kinds).filter(([name]) => name !== source)) {
@@ -106,7 +106,7 @@ void t.test('§9 a record of any state is the same in any other store', async (t
         t.strictSame(await copyRecord(from, to, id, ALL), { became: 'copied', updatedAt })
         const [ours, there] = [await from.get(id), await to.get(id)]
         const state = decodeRecord(bytes).state
-        // How long is left has moved on by what the copy took, and not been prolonged by more.
+        // The remaining times may differ by as long as the copy took, not by more.
         const [a, b] = [essence(bytes, ours.now), essence(there.bytes as Buffer, there.now)] as [
           Record<string, number>,
           Record<string, number>,
@@ -122,10 +122,10 @@ void t.test('§9 a record of any state is the same in any other store', async (t
         const notes = await to.history.read(id)
         t.match(notes, [{ tag: 'replayed:a', count: 3, text: NOTE.text }, { tag: 'misuse:a' }])
         const [first] = notes
-        t.ok(Math.abs(there.now - (first?.first ?? 0) - HOUR) < MINUTE, 'as long ago as it was')
+        t.ok(Math.abs(there.now - (first?.first ?? 0) - HOUR) < MINUTE, 'a note keeps its age')
 
         const version = readStamps(there.bytes as Buffer).version
-        t.match(await copyRecord(from, to, id, ALL), { became: 'there' }, 'again: nothing')
+        t.match(await copyRecord(from, to, id, ALL), { became: 'there' }, 'a second copy changes nothing')
         t.equal(readStamps(await bytesIn(to, id)).version, version)
         t.equal((await to.history.read(id)).length, 2)
       }
@@ -134,13 +134,13 @@ void t.test('§9 a record of any state is the same in any other store', async (t
     }
 })
 
-void t.test('what is claimed in the target after a copy goes on where the source was', async (t) => {
+void t.test('a claim in the target after a copy continues the fence of the source', async (t) => {
   const { from, to } = memories()
   const { id, bytes } = await made(from, 'failed_retryable')
   await copyRecord(from, to, id, ALL)
   const there = decodeRecord(await bytesIn(to, id))
   const claim = await to.swap(id, { version: there.version }, bytesOf('in_progress', newToken()), SPANS, true)
-  t.match(claim, { done: true, stamp: { fence: readStamps(bytes).fence + 1 } }, 'its fence is the next one')
+  t.match(claim, { done: true, stamp: { fence: readStamps(bytes).fence + 1 } }, 'it has the next fence')
 })
 
 void t.test('a dry run says what a copy would do, and writes nothing', async (t) => {
@@ -158,44 +158,41 @@ void t.test('a dry run says what a copy would do, and writes nothing', async (t)
   t.equal(decodeRecord(await bytesIn(to, id)).state, 'failed_retryable')
 })
 
-void t.test(
-  'what the source has come to since replaces the earlier state; what lived on in the target stays',
-  async (t) => {
-    for (const [state, later] of [
-      ['failed_retryable', 'completed'],
-      ['unknown', 'completed'],
-      ['failed_retryable', 'unknown'],
-    ] as const) {
-      const { from, to } = memories()
-      const { id } = await made(from, state)
-      await from.history.append(id, [NOTE])
-      await copyRecord(from, to, id, ALL)
-      const { version } = decodeRecord(await bytesIn(from, id))
-      const token = newToken()
-      await from.swap(id, { version }, bytesOf('in_progress', token), SPANS, true)
-      const states = ['in_progress'] as const
-      await from.swap(id, { token, states }, bytesOf(later, token), SPANS, false)
-      t.match(await copyRecord(from, to, id, ALL), { became: 'replaced' }, `${state} → ${later}`)
-      const [ours, there] = [decodeRecord(await bytesIn(from, id)), decodeRecord(await bytesIn(to, id))]
-      t.match(there, { state: later, token, fence: ours.fence, createdAt: ours.createdAt })
-      t.equal((await to.history.read(id)).length, 1)
-      t.match(await copyRecord(from, to, id, ALL), { became: 'there' })
+void t.test('a later state in the source replaces the copy; a later one in the target stays', async (t) => {
+  for (const [state, later] of [
+    ['failed_retryable', 'completed'],
+    ['unknown', 'completed'],
+    ['failed_retryable', 'unknown'],
+  ] as const) {
+    const { from, to } = memories()
+    const { id } = await made(from, state)
+    await from.history.append(id, [NOTE])
+    await copyRecord(from, to, id, ALL)
+    const { version } = decodeRecord(await bytesIn(from, id))
+    const token = newToken()
+    await from.swap(id, { version }, bytesOf('in_progress', token), SPANS, true)
+    const states = ['in_progress'] as const
+    await from.swap(id, { token, states }, bytesOf(later, token), SPANS, false)
+    t.match(await copyRecord(from, to, id, ALL), { became: 'replaced' }, `${state} → ${later}`)
+    const [ours, there] = [decodeRecord(await bytesIn(from, id)), decodeRecord(await bytesIn(to, id))]
+    t.match(there, { state: later, token, fence: ours.fence, createdAt: ours.createdAt })
+    t.equal((await to.history.read(id)).length, 1)
+    t.match(await copyRecord(from, to, id, ALL), { became: 'there' })
 
-      const resolved = encodeDraft({
-        ...ours,
-        state: 'completed',
-        result: { kept: false, why: 'outcome_only', status: 200, location: null },
-      })
-      await to.swap(id, { version: there.version }, resolved, SPANS, false)
-      const kept = await bytesIn(to, id)
-      const became = (await copyRecord(from, to, id, ALL)).became
-      t.equal(became, 'newer')
-      t.strictSame(await bytesIn(to, id), kept)
-    }
-  },
-)
+    const resolved = encodeDraft({
+      ...ours,
+      state: 'completed',
+      result: { kept: false, why: 'outcome_only', status: 200, location: null },
+    })
+    await to.swap(id, { version: there.version }, resolved, SPANS, false)
+    const kept = await bytesIn(to, id)
+    const became = (await copyRecord(from, to, id, ALL)).became
+    t.equal(became, 'newer')
+    t.strictSame(await bytesIn(to, id), kept)
+  }
+})
 
-void t.test('two answers under one id are told, and neither is overwritten', async (t) => {
+void t.test('two different answers under one id are reported, and the one in the target stays', async (t) => {
   const { from, to } = memories()
   const { id } = await made(from, 'completed')
   await made(to, 'completed', { id })
@@ -204,105 +201,100 @@ void t.test('two answers under one id are told, and neither is overwritten', asy
   t.strictSame(await bytesIn(to, id), kept)
 })
 
-void t.test(
-  'a record that runs is not copied; only completed ones are where that is asked for',
-  async (t) => {
-    const { from, to } = memories()
-    t.equal(await findRunning(from), null)
-    const running = await made(from, 'in_progress')
-    t.match(await copyRecord(from, to, running.id, ALL), { became: 'running' })
-    const found = await findRunning(from)
-    t.equal(found?.id, running.id)
-    t.ok((found?.leaseLeft ?? 0) > HOUR - MINUTE)
-    const completedOnly = { ...ALL, completedOnly: true }
-    for (const [state, became] of [
-      ['completed', 'copied'],
-      ['expired', 'copied'],
-      ['unknown', 'left'],
-      ['failed_retryable', 'left'],
-      ['in_progress', 'left'],
-    ] as const) {
-      const { id } = await made(from, state)
-      t.match(await copyRecord(from, to, id, completedOnly), { became }, state)
-    }
-  },
-)
+void t.test('a running record is not copied; completedOnly leaves every open one', async (t) => {
+  const { from, to } = memories()
+  t.equal(await findRunning(from), null)
+  const running = await made(from, 'in_progress')
+  t.match(await copyRecord(from, to, running.id, ALL), { became: 'running' })
+  const found = await findRunning(from)
+  t.equal(found?.id, running.id)
+  t.ok((found?.leaseLeft ?? 0) > HOUR - MINUTE)
+  const completedOnly = { ...ALL, completedOnly: true }
+  for (const [state, became] of [
+    ['completed', 'copied'],
+    ['expired', 'copied'],
+    ['unknown', 'left'],
+    ['failed_retryable', 'left'],
+    ['in_progress', 'left'],
+  ] as const) {
+    const { id } = await made(from, state)
+    t.match(await copyRecord(from, to, id, completedOnly), { became }, state)
+  }
+})
 
-void t.test('a lease that has ended is none that runs, however many there are', async (t) => {
+void t.test('findRunning ignores expired leases, however many unresolved records there are', async (t) => {
   const { from } = memories()
   for (let n = 0; n < 501; n++) await made(from, 'unknown')
   const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
   await made(from, 'in_progress', { spans: lapsed })
   t.equal(await findRunning(from), null)
   const gone = { ...from, get: async () => ({ now: 0, bytes: null }) }
-  t.equal(await findRunning(gone), null, 'nor is what was removed meanwhile')
+  t.equal(await findRunning(gone), null, 'nor a record that was removed meanwhile')
 })
 
-void t.test(
-  'what is gone, or cannot be read, is not copied, and nothing is written over what cannot be read',
-  async (t) => {
-    const { from, to } = memories()
-    t.strictSame(await copyRecord(from, to, newId(), ALL), { became: 'expired', updatedAt: 0 })
+void t.test('a missing or unreadable record is not copied, and none is overwritten', async (t) => {
+  const { from, to } = memories()
+  t.strictSame(await copyRecord(from, to, newId(), ALL), { became: 'expired', updatedAt: 0 })
+  const { id } = await made(from, 'completed')
+  for (const [at, byte] of [
+    [0, 0],
+    [2, 9],
+    [3, 77],
+  ] as const) {
+    const bytes = Buffer.from(await bytesIn(from, id))
+    bytes[at] = byte
+    const other = { ...from, get: async () => ({ now: Date.now(), bytes }) }
+    t.strictSame(await copyRecord(other, to, id, ALL), { became: 'unreadable', updatedAt: 0 })
+    t.equal((await to.get(id)).bytes, null)
+    const foreign = { ...to, put: async () => ({ done: false as const, now: 0, bytes }) }
+    t.match(await copyRecord(from, foreign, id, ALL), { became: 'different' })
+  }
+  const short = { ...from, get: async () => ({ now: Date.now(), bytes: Buffer.from('IP\x01\x02') }) }
+  t.match(await copyRecord(short, to, id, ALL), { became: 'unreadable' })
+  const corrupt = () => Promise.reject(new CorruptRecord('cut off'))
+  t.match(await copyRecord({ ...from, get: corrupt }, to, id, ALL), { became: 'unreadable' })
+  t.match(await copyRecord(from, { ...to, put: corrupt }, id, ALL), { became: 'different' })
+  const down = () => Promise.reject(new StoreUnavailable('gone', true))
+  await t.rejects(copyRecord({ ...from, get: down }, to, id, ALL), StoreUnavailable)
+  await t.rejects(copyRecord(from, { ...to, put: down }, id, ALL), StoreUnavailable)
+})
+
+void t.test('a target that stored something else is an error; one that has moved on is not', async (t) => {
+  const { from, to } = memories()
+  for (const spoil of [
+    (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(bytes.length - 1) ^ 1, bytes.length - 1),
+    (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(20) ^ 1, 20),
+    (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).due + 1, 44, 6),
+    (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).dropAt - 1, 50, 6),
+  ]) {
     const { id } = await made(from, 'completed')
-    for (const [at, byte] of [
-      [0, 0],
-      [2, 9],
-      [3, 77],
-    ] as const) {
-      const bytes = Buffer.from(await bytesIn(from, id))
-      bytes[at] = byte
-      const other = { ...from, get: async () => ({ now: Date.now(), bytes }) }
-      t.strictSame(await copyRecord(other, to, id, ALL), { became: 'unreadable', updatedAt: 0 })
-      t.equal((await to.get(id)).bytes, null)
-      const foreign = { ...to, put: async () => ({ done: false as const, now: 0, bytes }) }
-      t.match(await copyRecord(from, foreign, id, ALL), { became: 'different' })
+    const get: Store['get'] = async () => {
+      const reply = await to.get(id)
+      const bytes = Buffer.from(reply.bytes as Buffer)
+      spoil(bytes)
+      return { ...reply, bytes }
     }
-    const short = { ...from, get: async () => ({ now: Date.now(), bytes: Buffer.from('IP\x01\x02') }) }
-    t.match(await copyRecord(short, to, id, ALL), { became: 'unreadable' })
-    const corrupt = () => Promise.reject(new CorruptRecord('cut off'))
-    t.match(await copyRecord({ ...from, get: corrupt }, to, id, ALL), { became: 'unreadable' })
-    t.match(await copyRecord(from, { ...to, put: corrupt }, id, ALL), { became: 'different' })
-    const down = () => Promise.reject(new StoreUnavailable('gone', true))
-    await t.rejects(copyRecord({ ...from, get: down }, to, id, ALL), StoreUnavailable)
-    await t.rejects(copyRecord(from, { ...to, put: down }, id, ALL), StoreUnavailable)
-  },
-)
+    await t.rejects(copyRecord(from, { ...to, get }, id, ALL), CopyDiffers)
+  }
+  const { id, token } = await made(from, 'failed_retryable')
+  const put: Store['put'] = async (...args) => {
+    const reply = await to.put(...args)
+    const { version } = decodeRecord(await bytesIn(to, id))
+    await to.swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true)
+    return reply
+  }
+  t.match(await copyRecord(from, { ...to, put }, id, ALL), { became: 'copied' })
+  t.notOk(decodeRecord(await bytesIn(to, id)).token.equals(token))
+  const other = await made(from, 'failed_retryable')
+  const forgets = { ...to, get: async () => ({ now: 0, bytes: null }) }
+  t.match(
+    await copyRecord(from, forgets, other.id, ALL),
+    { became: 'copied' },
+    'nor one whose record is already gone',
+  )
+})
 
-void t.test(
-  'a target that keeps something else is noticed; one in which it lives on already is not',
-  async (t) => {
-    const { from, to } = memories()
-    for (const spoil of [
-      (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(bytes.length - 1) ^ 1, bytes.length - 1),
-      (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(20) ^ 1, 20),
-      (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).due + 1, 44, 6),
-      (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).dropAt - 1, 50, 6),
-    ]) {
-      const { id } = await made(from, 'completed')
-      const get: Store['get'] = async () => {
-        const reply = await to.get(id)
-        const bytes = Buffer.from(reply.bytes as Buffer)
-        spoil(bytes)
-        return { ...reply, bytes }
-      }
-      await t.rejects(copyRecord(from, { ...to, get }, id, ALL), CopyDiffers)
-    }
-    const { id, token } = await made(from, 'failed_retryable')
-    const put: Store['put'] = async (...args) => {
-      const reply = await to.put(...args)
-      const { version } = decodeRecord(await bytesIn(to, id))
-      await to.swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true)
-      return reply
-    }
-    t.match(await copyRecord(from, { ...to, put }, id, ALL), { became: 'copied' })
-    t.notOk(decodeRecord(await bytesIn(to, id)).token.equals(token))
-    const other = await made(from, 'failed_retryable')
-    const forgets = { ...to, get: async () => ({ now: 0, bytes: null }) }
-    t.match(await copyRecord(from, forgets, other.id, ALL), { became: 'copied' }, 'nor one that is dropped')
-  },
-)
-
-void t.test('what changes in the target while it is replaced is judged anew', async (t) => {
+void t.test('a change in the target during a replacement makes the copy decide again', async (t) => {
   for (const state of ['failed_retryable', 'unknown'] as const) {
     const { from, to } = memories()
     const { id } = await made(from, state)
@@ -310,7 +302,7 @@ void t.test('what changes in the target while it is replaced is judged anew', as
     const token = newToken()
     const before = decodeRecord(await bytesIn(from, id))
     await from.swap(id, { version: before.version }, bytesOf('completed', token), SPANS, true)
-    // The sweeper, or a person, is there first, once.
+    // The sweeper, or an operator, gets there first, once.
     let left = 1
     const first = async (): Promise<void> => {
       if (left-- <= 0) return
@@ -336,10 +328,10 @@ void t.test('what changes in the target while it is replaced is judged anew', as
     return removed
   }
   t.match(await copyRecord(from, { ...to, remove }, id, ALL), { became: 'different' })
-  t.ok(decodeRecord(await bytesIn(to, id)).token.equals(claimer), 'a retry that was faster keeps its claim')
+  t.ok(decodeRecord(await bytesIn(to, id)).token.equals(claimer), 'a retry that came first keeps its claim')
 })
 
-void t.test('one store under two names is recognised, and the trace of that is gone', async (t) => {
+void t.test('one store under two names is recognised as the same', async (t) => {
   const { from, to } = memories()
   t.equal(await areTheSame(from, to), false)
   t.equal(await areTheSame(from, from), true)
@@ -351,7 +343,7 @@ void t.test('one store under two names is recognised, and the trace of that is g
   }
   const take = (error: Error) => ({ take: () => Promise.reject(error) })
   const full = { ...from, limits: take(new StoreFull('full')) }
-  t.equal(await areTheSame(full, to), false, 'a full store can be left')
+  t.equal(await areTheSame(full, to), false, 'records can be moved out of a full store')
   const down = { ...from, limits: take(new StoreUnavailable('down', false)) }
   await t.rejects(areTheSame(down, to), StoreUnavailable)
 })

@@ -41,7 +41,7 @@ const on =
   (operation: string, fault: Fault) =>
   (asked: Asked): Fault | null =>
     asked.operation === operation ? fault : null
-/** The first time only. */
+/** Only the first time. */
 const once = (operation: string, fault: Fault | (() => Promise<void>)) => {
   let isOver = false
   return async (asked: Asked): Promise<Fault | null> => {
@@ -71,7 +71,7 @@ const items = async (): Promise<{ pk: { S: string }; sk: { S: string }; e?: { N:
 const chunks = async (): Promise<string[]> =>
   (await items()).filter(({ sk }) => sk.S === 'chunk').map(({ pk }) => pk.S)
 
-void t.test('without the SDK it says what to install', async (t) => {
+void t.test('without the SDK, the error says what to install', async (t) => {
   failNextImport('@aws-sdk/client-dynamodb')
   await t.rejects(openDynamoDbStore(settings), {
     name: 'StoreUnavailable',
@@ -79,7 +79,7 @@ void t.test('without the SDK it says what to install', async (t) => {
   })
 })
 
-void t.test('a table that is not there, and one that is another, are one clear sentence', async (t) => {
+void t.test('a missing table, and one with another layout, each give a clear error', async (t) => {
   const url = server.url.replace('records', 'nothing')
   await t.rejects(openDynamoDbStore({ ...settings, url }), {
     message: /^cannot use the DynamoDB store: there is no table nothing; .*docs\/dynamodb\.md/,
@@ -97,7 +97,7 @@ void t.test('a table that is not there, and one that is another, are one clear s
   await t.rejects(openDynamoDbStore(settings), { message: /another key or index/ })
 })
 
-void t.test('it starts without DynamoDB, or without a look at the table, and says so', async (t) => {
+void t.test('it starts without DynamoDB, or access to the table definition, and reports it', async (t) => {
   const told: string[] = []
   const onEvent = (kind: string) => void told.push(kind)
   const url = `dynamodb://records?region=eu-central-1&endpoint=http://127.0.0.1:${await freePort()}`
@@ -117,7 +117,7 @@ void t.test('it starts without DynamoDB, or without a look at the table, and say
   t.same(told.slice(3), ['disconnected', 'connected'])
 })
 
-void t.test('what an error says about the operation', async (t) => {
+void t.test('an error says whether the operation may have been applied', async (t) => {
   const store = await opened(t, { timeoutMs: 500 })
   const put = () => claimed(store, newId(), newToken())
   for (const [fault, maybeApplied] of [
@@ -137,165 +137,150 @@ void t.test('what an error says about the operation', async (t) => {
     const error: unknown = await put().catch((caught: unknown) => caught)
     t.match(error, { name: 'StoreUnavailable', maybeApplied }, JSON.stringify(fault))
     const isBusy = 'error' in fault && /Throughput|Throttling|Conflict/.test(fault.error)
-    t.equal(error instanceof PartlyUnavailable, isBusy, 'others are served')
+    t.equal(error instanceof PartlyUnavailable, isBusy, 'other records are still served')
     t.equal(server.asked.length, 1, 'nothing is sent again')
   }
   server.fault = () => null
   t.ok((await put()).done)
 })
 
-void t.test(
-  'a claim whose reply was lost is recognised, and one refused without the item is read',
-  async (t) => {
-    const store = await opened(t)
-    const id = newId()
-    const claim = draft('in_progress', newToken())
-    server.fault = once('PutItem', { cut: 'after' })
-    t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'unavailable' })
-    for (const tellsItem of [true, false]) {
-      server.tellsItem = tellsItem
-      server.asked.length = 0
-      t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'claimed', recognised: true })
-      const operations = server.asked.map(({ operation }) => operation)
-      t.same(
-        operations,
-        tellsItem ? ['PutItem'] : ['PutItem', 'GetItem'],
-        'one round trip where the item is told',
-      )
-      const other = bytesOf('completed', newToken())
-      t.match(await store.swap(id, own(newToken()), other, SPANS, false), { done: false })
-      t.match(await store.swap(newId(), { version: 1 }, other, SPANS, false), { done: false, bytes: null })
-    }
+void t.test('a claim whose reply was lost is recognised, if need be by reading it', async (t) => {
+  const store = await opened(t)
+  const id = newId()
+  const claim = draft('in_progress', newToken())
+  server.fault = once('PutItem', { cut: 'after' })
+  t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'unavailable' })
+  for (const tellsItem of [true, false]) {
+    server.tellsItem = tellsItem
     server.asked.length = 0
-    t.ok((await store.swap(id, own(claim.token), bytesOf('completed', claim.token), SPANS, false)).done)
+    t.match(await new Records(store).claim(id, claim, SPANS), { kind: 'claimed', recognised: true })
+    const operations = server.asked.map(({ operation }) => operation)
     t.same(
-      server.asked.map(({ operation }) => operation),
-      ['UpdateItem'],
-      'and a completion is one',
+      operations,
+      tellsItem ? ['PutItem'] : ['PutItem', 'GetItem'],
+      'one round trip if the refusal has the item',
     )
-  },
-)
+    const other = bytesOf('completed', newToken())
+    t.match(await store.swap(id, own(newToken()), other, SPANS, false), { done: false })
+    t.match(await store.swap(newId(), { version: 1 }, other, SPANS, false), { done: false, bytes: null })
+  }
+  server.asked.length = 0
+  t.ok((await store.swap(id, own(claim.token), bytesOf('completed', claim.token), SPANS, false)).done)
+  t.same(
+    server.asked.map(({ operation }) => operation),
+    ['UpdateItem'],
+    'a completion takes one',
+  )
+})
 
-void t.test(
-  'a long answer: its parts are there before the record points to them, and only its own',
-  async (t) => {
-    const store = await opened(t)
-    await server.empty()
-    const id = newId()
-    const token = newToken()
-    await claimed(store, id, token)
-    const before = (await store.get(id)).bytes as Buffer
-    const swap = async (by = token) => store.swap(id, own(by), completed(by), SPANS, false)
+void t.test('the parts of a long answer are written before their record, and removed with it', async (t) => {
+  const store = await opened(t)
+  await server.empty()
+  const id = newId()
+  const token = newToken()
+  await claimed(store, id, token)
+  const before = (await store.get(id)).bytes as Buffer
+  const swap = async (by = token) => store.swap(id, own(by), completed(by), SPANS, false)
 
-    server.fault = once('PutItem', { status: 500, error: 'InternalServerError' })
-    await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: false })
-    server.fault = on('UpdateItem', { cut: 'before' })
-    await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: true })
-    server.fault = () => null
-    t.match(await swap(newToken()), { done: false })
-    t.ok((await store.get(id)).bytes?.equals(before), 'a crash in between, and a loser, change nothing')
-    const orphans = await chunks()
-    t.ok(orphans.length >= 6)
+  server.fault = once('PutItem', { status: 500, error: 'InternalServerError' })
+  await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: false })
+  server.fault = on('UpdateItem', { cut: 'before' })
+  await t.rejects(swap(), { name: 'StoreUnavailable', maybeApplied: true })
+  server.fault = () => null
+  t.match(await swap(newToken()), { done: false })
+  t.ok((await store.get(id)).bytes?.equals(before), 'a crash in between, and a loser, change nothing')
+  const orphans = await chunks()
+  t.ok(orphans.length >= 6)
 
-    t.ok((await swap()).done)
-    t.notOk((await swap()).done)
-    const record = decodeRecord((await store.get(id)).bytes as Buffer)
-    t.ok(record.state === 'completed' && record.result.kept && record.result.response.body.equals(BODY))
-    const { version } = readStamps((await store.get(id)).bytes as Buffer)
-    const kept = await chunks()
-    t.equal(kept.length, orphans.length + 6)
-    const short = () =>
-      bytesOf('completed', token, { result: { kept: false, why: 'past_ttl', status: 200, location: null } })
-    t.ok((await store.swap(id, { version }, short(), SPANS, false)).done)
-    t.equal((await chunks()).length, kept.length - 3, 'its own go with it, when it is replaced')
-    t.ok((await store.swap(id, { version: version + 1 }, completed(token), SPANS, false)).done)
-    t.equal((await chunks()).length, kept.length)
-    t.ok(await store.remove(id, version + 2))
-    t.equal((await chunks()).length, kept.length - 3, 'and when it is removed')
-    for (const item of await items()) t.ok(Number(item.e?.N) * 1000 > Date.now(), 'the others expire')
-  },
-)
+  t.ok((await swap()).done)
+  t.notOk((await swap()).done)
+  const record = decodeRecord((await store.get(id)).bytes as Buffer)
+  t.ok(record.state === 'completed' && record.result.kept && record.result.response.body.equals(BODY))
+  const { version } = readStamps((await store.get(id)).bytes as Buffer)
+  const kept = await chunks()
+  t.equal(kept.length, orphans.length + 6)
+  const short = () =>
+    bytesOf('completed', token, { result: { kept: false, why: 'past_ttl', status: 200, location: null } })
+  t.ok((await store.swap(id, { version }, short(), SPANS, false)).done)
+  t.equal((await chunks()).length, kept.length - 3, 'its own parts are removed when it is replaced')
+  t.ok((await store.swap(id, { version: version + 1 }, completed(token), SPANS, false)).done)
+  t.equal((await chunks()).length, kept.length)
+  t.ok(await store.remove(id, version + 2))
+  t.equal((await chunks()).length, kept.length - 3, 'and when it is removed')
+  for (const item of await items()) t.ok(Number(item.e?.N) * 1000 > Date.now(), 'the orphans expire')
+})
 
-void t.test(
-  'a part that is gone is no answer; a record that was replaced meanwhile is the new one',
-  async (t) => {
-    const store = await opened(t)
-    const [id, token] = [newId(), newToken()]
-    await store.put(id, completed(token), SPANS)
-    const { version } = readStamps((await store.get(id)).bytes as Buffer)
-    const lose = async () => {
-      for (const pk of await chunks())
-        if (pk.includes(id))
-          await server.run('DeleteItem', { TableName: 'records', Key: { pk: { S: pk }, sk: { S: 'chunk' } } })
-    }
-    const isRecord = ({ input }: Asked) => !JSON.stringify(input.Key).includes(`${id}/`)
-    let replaced = 0
-    server.fault = async (asked) => {
-      if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
-      await lose()
-      await store.swap(id, { version }, completed(token, Buffer.alloc(1000, 7)), SPANS, false)
-      return null
-    }
-    const found = decodeRecord((await store.get(id)).bytes as Buffer)
-    t.ok(
-      found.state === 'completed' &&
-        found.result.kept &&
-        found.result.response.body.equals(Buffer.alloc(1000, 7)),
-    )
-    replaced = 0
-    server.fault = async (asked) => {
-      if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
-      await lose()
-      await store.remove(id, version + 1)
-      return null
-    }
-    t.equal((await store.get(id)).bytes, null)
-    server.fault = () => null
-    await store.put(id, completed(token), SPANS)
+void t.test('a record with a missing part is corrupt, unless it has changed meanwhile', async (t) => {
+  const store = await opened(t)
+  const [id, token] = [newId(), newToken()]
+  await store.put(id, completed(token), SPANS)
+  const { version } = readStamps((await store.get(id)).bytes as Buffer)
+  const lose = async () => {
+    for (const pk of await chunks())
+      if (pk.includes(id))
+        await server.run('DeleteItem', { TableName: 'records', Key: { pk: { S: pk }, sk: { S: 'chunk' } } })
+  }
+  const isRecord = ({ input }: Asked) => !JSON.stringify(input.Key).includes(`${id}/`)
+  let replaced = 0
+  server.fault = async (asked) => {
+    if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
     await lose()
-    await t.rejects(store.get(id), { name: 'CorruptRecord', message: /lost a part/ })
-    const records = new Records(store)
-    t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'corrupt' })
-    const left = await records.prefix(id)
-    t.match(left, { kind: 'prefix', prefix: { state: 'completed', leaseUntil: null } })
-    t.ok(left.kind === 'prefix' && (await store.remove(id, left.prefix?.version ?? 0)))
-    t.match(await records.prefix(id), { prefix: null })
-  },
-)
+    await store.swap(id, { version }, completed(token, Buffer.alloc(1000, 7)), SPANS, false)
+    return null
+  }
+  const found = decodeRecord((await store.get(id)).bytes as Buffer)
+  t.ok(
+    found.state === 'completed' &&
+      found.result.kept &&
+      found.result.response.body.equals(Buffer.alloc(1000, 7)),
+  )
+  replaced = 0
+  server.fault = async (asked) => {
+    if (asked.operation !== 'GetItem' || isRecord(asked) || replaced++ > 0) return null
+    await lose()
+    await store.remove(id, version + 1)
+    return null
+  }
+  t.equal((await store.get(id)).bytes, null)
+  server.fault = () => null
+  await store.put(id, completed(token), SPANS)
+  await lose()
+  await t.rejects(store.get(id), { name: 'CorruptRecord', message: /lost a part/ })
+  const records = new Records(store)
+  t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'corrupt' })
+  const left = await records.prefix(id)
+  t.match(left, { kind: 'prefix', prefix: { state: 'completed', leaseUntil: null } })
+  t.ok(left.kind === 'prefix' && (await store.remove(id, left.prefix?.version ?? 0)))
+  t.match(await records.prefix(id), { prefix: null })
+})
 
-void t.test(
-  'a record that goes between the refusal and the look at it leaves its place to the next',
-  async (t) => {
-    const store = await opened(t)
-    const id = newId()
-    const { now: version } = await claimed(store, id, newToken())
-    server.tellsItem = false
-    server.fault = once('GetItem', async () => void (await store.remove(id, version)))
-    t.ok((await claimed(store, id, newToken())).done)
-  },
-)
+void t.test('a key can be claimed if its record is removed between the refusal and the read', async (t) => {
+  const store = await opened(t)
+  const id = newId()
+  const { now: version } = await claimed(store, id, newToken())
+  server.tellsItem = false
+  server.fault = once('GetItem', async () => void (await store.remove(id, version)))
+  t.ok((await claimed(store, id, newToken())).done)
+})
 
-void t.test(
-  'what was removed or has expired is exceeded by what comes after, whatever the clocks say',
-  async (t) => {
-    const ahead = await opened(t, { clock: shifted(MINUTE) })
-    const store = await opened(t)
-    const id = newId()
-    const { now } = await claimed(ahead, id, newToken())
-    t.ok(await ahead.remove(id, now))
-    const next = await claimed(store, id, newToken())
-    t.match(next, { done: true, stamp: { version: now + 1, fence: now + 1 } })
-    const { bytes } = await store.get(id)
-    t.equal(decodeRecord(bytes as Buffer).state, 'in_progress')
-    const given = bytesOf('completed', newToken(), { fence: 5 })
-    const again = newId()
-    await claimed(ahead, again, newToken())
-    t.ok(await ahead.remove(again, readStamps((await ahead.get(again)).bytes as Buffer).version))
-    t.match(await store.put(again, given, SPANS), { done: true, stamp: { fence: 5 } })
-  },
-)
+void t.test('a record exceeds a removed one in version and fence, whatever the clocks say', async (t) => {
+  const ahead = await opened(t, { clock: shifted(MINUTE) })
+  const store = await opened(t)
+  const id = newId()
+  const { now } = await claimed(ahead, id, newToken())
+  t.ok(await ahead.remove(id, now))
+  const next = await claimed(store, id, newToken())
+  t.match(next, { done: true, stamp: { version: now + 1, fence: now + 1 } })
+  const { bytes } = await store.get(id)
+  t.equal(decodeRecord(bytes as Buffer).state, 'in_progress')
+  const given = bytesOf('completed', newToken(), { fence: 5 })
+  const again = newId()
+  await claimed(ahead, again, newToken())
+  t.ok(await ahead.remove(again, readStamps((await ahead.get(again)).bytes as Buffer).version))
+  t.match(await store.put(again, given, SPANS), { done: true, stamp: { fence: 5 } })
+})
 
-void t.test('a record outlives a clock of this machine that is set back', async (t) => {
+void t.test('a record survives the clock of this machine being set back', async (t) => {
   const store = await opened(t, { clock: new ServerClock() })
   const [id, token] = [newId(), newToken()]
   await claimed(store, id, token)
@@ -309,7 +294,7 @@ void t.test('a record outlives a clock of this machine that is set back', async 
   t.ok((await store.get(id)).bytes)
 })
 
-void t.test('a doubt about the time takes nothing from a lease or from the retention', async (t) => {
+void t.test('uncertainty about the time shortens neither lease nor retention', async (t) => {
   const doubt = 2000
   // The true time is anywhere between their bounds.
   const [early, late] = [
@@ -321,11 +306,11 @@ void t.test('a doubt about the time takes nothing from a lease or from the reten
   await early.put(id, bytesOf('in_progress', newToken()), { dueIn: MINUTE, dropIn: HOUR })
   const { now, bytes } = await late.get(id)
   const { due, dropAt } = readStamps(bytes as Buffer)
-  t.ok(due >= before + MINUTE && dropAt >= before + HOUR, 'written by the latest time that it may be')
-  t.ok(now <= Date.now(), 'judged by the earliest')
+  t.ok(due >= before + MINUTE && dropAt >= before + HOUR, 'stamped with the latest possible time')
+  t.ok(now <= Date.now(), 'read at the earliest possible time')
 })
 
-void t.test('the time is that of the Date of the replies, within bounds', async (t) => {
+void t.test('the clock derives bounds of the time from the Date of the replies', async (t) => {
   let local = 5_000_000
   const clock = new ServerClock(() => local)
   t.throws(() => clock.earliest(), { name: 'StoreUnavailable', maybeApplied: false, message: /unknown/ })
@@ -342,15 +327,15 @@ void t.test('the time is that of the Date of the replies, within bounds', async 
   clock.saw(9_001_000, 5_000_750, 5_000_800)
   t.same([clock.earliest(), clock.latest()], [9_000_200, 9_000_900])
   for (let n = 0; n < 99; n++) clock.saw(9_001_000, 5_000_750, 5_000_900)
-  t.same([clock.earliest(), clock.latest()], [9_000_200, 9_000_900], 'what is known is kept for a while')
+  t.same([clock.earliest(), clock.latest()], [9_000_200, 9_000_900], 'known bounds are kept for a while')
   for (let n = 0; n < 100; n++) clock.saw(9_001_000, 5_000_750, 5_000_900)
   t.same([clock.earliest(), clock.latest()], [9_000_100, 9_001_250])
   local = 1000
   clock.saw(9_002_000, 900, 1000)
-  t.same([clock.earliest(), clock.latest()], [9_002_000, 9_003_100], 'this clock was set')
+  t.same([clock.earliest(), clock.latest()], [9_002_000, 9_003_100], 'the local clock was set')
 })
 
-void t.test('it does not start on a store whose time it cannot tell', async (t) => {
+void t.test('it does not start if the time of the store is unknown', async (t) => {
   server.fault = () => ({ date: 'never' })
   await t.rejects(openDynamoDbStore({ ...settings, clock: new ServerClock() }), { message: /is unknown/ })
   server.fault = () => ({ date: 'Sun, 22 Nov 2020 10:00:00 GMT' })
@@ -360,7 +345,7 @@ void t.test('it does not start on a store whose time it cannot tell', async (t) 
   t.ok(Math.abs(now - Date.UTC(2020, 10, 22, 10)) < HOUR, 'its time, not that of this machine')
 })
 
-void t.test('a fence that is given is reached in two steps, and a writer in between is met', async (t) => {
+void t.test('a given fence is reached in two steps, despite a writer in between', async (t) => {
   const store = await opened(t)
   const id = newId()
   const token = newToken()
@@ -383,7 +368,7 @@ void t.test('a fence that is given is reached in two steps, and a writer in betw
   })
 })
 
-void t.test('writers that are met again and again give up', async (t) => {
+void t.test('a writer that loses every race gives up', async (t) => {
   const store = await opened(t)
   const id = newId()
   await claimed(store, id, newToken())
@@ -392,7 +377,7 @@ void t.test('writers that are met again and again give up', async (t) => {
   await t.rejects(store.history.append(id, [note]), { name: 'StoreUnavailable', message: /came first/ })
 })
 
-void t.test('notes of two replicas at once: none is lost; renewals beside a busy one are made', async (t) => {
+void t.test('concurrent notes are all kept, and a throttled renewal does not fail the others', async (t) => {
   const store = await opened(t)
   const peer = await opened(t)
   const [id, busy] = [newId(), newId()]
@@ -423,7 +408,7 @@ void t.test('notes of two replicas at once: none is lost; renewals beside a busy
   t.same(await store.renew([{ id, ...renewal }]), [true], 'a renewal after another')
 })
 
-void t.test('what is not an item of the proxy is no record and no absence', async (t) => {
+void t.test('an item that the proxy did not write is a corrupt record, not an absent one', async (t) => {
   const store = await opened(t)
   for (const change of ['SET o = :x', 'REMOVE x', 'SET v = :minus', 'REMOVE c', 'SET q = :q, k = :minus']) {
     const id = newId()
@@ -440,11 +425,11 @@ void t.test('what is not an item of the proxy is no record and no absence', asyn
   }
 })
 
-void t.test('what has expired does not hide what is due', async (t) => {
+void t.test('expired records do not hide a due one', async (t) => {
   const store = await opened(t)
   await server.empty()
   const id = newId()
-  // In one part of the index, and before it.
+  // In the same part of the index, and before the due one.
   for (let n = 0; n < 5; n++)
     await store.put(`${id.slice(0, -1)}${n}` as RecordId, bytesOf('unknown', newToken()), {
       dueIn: 1,
@@ -456,13 +441,13 @@ void t.test('what has expired does not hide what is due', async (t) => {
   t.same(await later.list('unresolved', null, 2), { ids: [id], next: null })
 })
 
-void t.test('the command that the documentation gives makes the table', async (t) => {
+void t.test('docs/dynamodb.md shows the definition of the table', async (t) => {
   const page = readFileSync(new URL('../../docs/dynamodb.md', import.meta.url), 'utf8')
   const [, json = ''] = /```json\n(.*?)```/s.exec(page) ?? []
   t.same(JSON.parse(json), tableDefinition('idempotency'))
 })
 
-void t.test('it tells what the table does not promise', async (t) => {
+void t.test('traits report what the table does not promise', async (t) => {
   const store = await opened(t)
   t.match(await store.traits(), { durable: true, evicts: false, findings: [/^Time to live is off/] })
   const on = { TimeToLiveStatus: 'ENABLED', AttributeName: 'e' }

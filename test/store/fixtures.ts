@@ -77,7 +77,7 @@ export function tempDir(): { path: string } & Disposable {
   return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true, force: true }) }
 }
 
-/** Resolves when `check` holds; asked again on every turn of a short timer, for what tells no event. */
+/** Resolves when `check` holds; polls on a short timer, for states that no event announces. */
 export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await check())) await new Promise((next) => setTimeout(next, 10))
 }

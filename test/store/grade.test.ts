@@ -9,7 +9,7 @@ import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/
 
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
 
-void t.test('what one store is worth', async (t) => {
+void t.test('a store is graded by its traits, its grace and its proof', async (t) => {
   const sound = {
     durable: true,
     evicts: false,
@@ -49,7 +49,7 @@ void t.test('what one store is worth', async (t) => {
   ])
 })
 
-/** What Redis says of itself, with so many replicas. */
+/** What Redis says about itself, with that many replicas. */
 const info = (replicas: number, more = '') =>
   [
     'redis_version:7.2.0',
@@ -62,7 +62,7 @@ const info = (replicas: number, more = '') =>
   ].join('\r\n')
 const wait = (over: Partial<Wait>): Wait => ({ replicas: 1, disk: 'none', timeout: 100, ...over })
 
-void t.test('Redis: who has to be lost together decides, so wait and grace count', async (t) => {
+void t.test('Redis: the grade depends on replicas, wait and grace', async (t) => {
   const disk = wait({ replicas: 'none', disk: 'local' })
   const cases: [string, number, Millis, Wait | null, Grade, string | null][] = [
     ['with a grace', 2, 2000, null, 'strict', null],
@@ -83,33 +83,30 @@ void t.test('Redis: who has to be lost together decides, so wait and grace count
     t.equal(graded.reasons.length, reason === null ? 0 : 2, what)
   }
   const anonymous = traitsOf(info(1).replace(/run_id.*/, ''), true, null)
-  t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin is none')
+  t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin does not count')
 })
 
-void t.test(
-  'Redis: of several masters the weakest promise counts, and each finding says where',
-  async (t) => {
-    const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...traitsOf(info(1), true, null) })) as [
-      Master,
-      Master,
-    ]
-    type Master = Parameters<typeof together>[0][number]
-    t.match(together([a, b], 0), { durable: true, findings: [], refusals: [], replication: a.replication })
-    const weak = { ...b, ...traitsOf(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
-    const one = together([a, { ...weak, refusals: ['it is read-only'] }], 1)
-    t.match(one, {
-      durable: false,
-      findings: [/^b:1: appendonly is off/],
-      refusals: ['b:1: it is read-only', '1 of 3 masters of the cluster do not answer.'],
-      replication: /^a:1: .*; b:1: /,
-    })
-    const alone = together([{ ...weak, name: '' }], 0)
-    t.match(alone.findings, [/^appendonly is off/])
-    t.notOk('room' in together([{ name: 'c:1', ...traitsOf(null, true, null) }], 0))
-  },
-)
+void t.test('Redis: of several masters the weakest counts, and each finding names its server', async (t) => {
+  const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...traitsOf(info(1), true, null) })) as [
+    Master,
+    Master,
+  ]
+  type Master = Parameters<typeof together>[0][number]
+  t.match(together([a, b], 0), { durable: true, findings: [], refusals: [], replication: a.replication })
+  const weak = { ...b, ...traitsOf(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
+  const one = together([a, { ...weak, refusals: ['it is read-only'] }], 1)
+  t.match(one, {
+    durable: false,
+    findings: [/^b:1: appendonly is off/],
+    refusals: ['b:1: it is read-only', '1 of 3 masters of the cluster do not answer.'],
+    replication: /^a:1: .*; b:1: /,
+  })
+  const alone = together([{ ...weak, name: '' }], 0)
+  t.match(alone.findings, [/^appendonly is off/])
+  t.notOk('room' in together([{ name: 'c:1', ...traitsOf(null, true, null) }], 0))
+})
 
-void t.test('Redis: replicas, split brains and room are told', async (t) => {
+void t.test('Redis: traits report replicas, min-replicas-to-write and room', async (t) => {
   t.match(
     traitsOf(info(2), false, null).replication,
     /2 replicas are connected, and min-replicas-to-write is 0/,
@@ -121,7 +118,7 @@ void t.test('Redis: replicas, split brains and room are told', async (t) => {
   t.match(sized(95).findings, [/uses 95 % of maxmemory: once it is full, new keys are answered 503/])
 })
 
-void t.test('PostgreSQL: what VACUUM cannot remove is a finding', async (t) => {
+void t.test('PostgreSQL: many dead rows and a transaction that stays open are findings', async (t) => {
   const row = (live: string, dead: string, open: string | null) =>
     postgresTraits(['on', 'on', 'on', 'read committed', '', 'on', '0', live, dead, '12', open]).findings
   t.same(row('10', '99999', '3600'), [])
@@ -130,7 +127,7 @@ void t.test('PostgreSQL: what VACUUM cannot remove is a finding', async (t) => {
   t.match(row('10', '0', '3601'), [/^A transaction has been open for 3601 s/])
 })
 
-void t.test('V09 a store that hands a taken key out is found out', async (t) => {
+void t.test('V09 a store that grants a taken key is found out', async (t) => {
   const sound = memory()
   t.equal(await disproof(sound), PROVEN)
   t.same((await sound.list('all', null, 10)).ids, [], 'nothing is left')

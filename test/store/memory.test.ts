@@ -19,7 +19,7 @@ registerContract(t, 'memory', async () => {
   }
 })
 
-void t.test('T01 a record is there up to the last millisecond', async (t) => {
+void t.test('T01 a record exists up to its last millisecond', async (t) => {
   let now = 1000
   const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
   const id = newId()
@@ -34,7 +34,7 @@ void t.test('T01 a record is there up to the last millisecond', async (t) => {
   t.equal((await register.get(id)).bytes, null)
 })
 
-void t.test('it tells how many expired records it has removed', async (t) => {
+void t.test('it reports how many expired records it has removed', async (t) => {
   let now = 1000
   const told: number[] = []
   const onPruned = (records: number): void => void told.push(records)
@@ -51,51 +51,45 @@ void t.test('it tells how many expired records it has removed', async (t) => {
   t.same(told, [2, 1])
 })
 
-void t.test(
-  'a full store refuses new records, evicts nothing, and takes up again when something expires',
-  async (t) => {
-    let now = 1000
-    const register = memoryStore({ clock: () => now, maxBytes: 64 * 1024 })
-    const token = newToken()
-    const ids: RecordId[] = []
-    for (;;) {
-      const id = newId()
-      const bytes = bytesOf('in_progress', token)
-      try {
-        await register.put(id, bytes, { dueIn: 10, dropIn: ids.length === 3 ? 500 : 1000 })
-      } catch (error) {
-        t.match(error, { name: 'StoreFull', maybeApplied: false })
-        break
-      }
-      ids.push(id)
-    }
-    t.ok(ids.length > 20, `${ids.length} records fit`)
-    for (const id of ids) t.ok((await register.get(id)).bytes)
-    now = 1500
-    t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done, 'there is room again')
-    t.equal((await register.get(ids[3] as RecordId)).bytes, null)
-  },
-)
-
-void t.test(
-  'a full store takes the outcome of what is executed, unless it brings a large body',
-  async (t) => {
-    const token = newToken()
-    const room = bytesOf('in_progress', token).length + 600
-    const register = memoryStore({ clock: () => 1000, maxBytes: room })
+void t.test('a full store refuses new records, evicts nothing, and recovers on expiry', async (t) => {
+  let now = 1000
+  const register = memoryStore({ clock: () => now, maxBytes: 64 * 1024 })
+  const token = newToken()
+  const ids: RecordId[] = []
+  for (;;) {
     const id = newId()
-    await register.put(id, bytesOf('in_progress', token), SPANS)
-    const own = { token, states: ['in_progress', 'completed'] } as const
-    const large = bytesOf('completed', token, { result: response(Buffer.alloc(SMALL_RECORD)) })
-    await t.rejects(async () => register.swap(id, own, large, SPANS, false), { name: 'StoreFull' })
-    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-    await t.rejects(async () => register.put(newId(), bytesOf('in_progress', token), SPANS), {
-      name: 'StoreFull',
-    })
-    t.ok(await register.remove(id, 1001), 'what is removed makes room')
-    t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done)
-  },
-)
+    const bytes = bytesOf('in_progress', token)
+    try {
+      await register.put(id, bytes, { dueIn: 10, dropIn: ids.length === 3 ? 500 : 1000 })
+    } catch (error) {
+      t.match(error, { name: 'StoreFull', maybeApplied: false })
+      break
+    }
+    ids.push(id)
+  }
+  t.ok(ids.length > 20, `${ids.length} records fit`)
+  for (const id of ids) t.ok((await register.get(id)).bytes)
+  now = 1500
+  t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done, 'there is room again')
+  t.equal((await register.get(ids[3] as RecordId)).bytes, null)
+})
+
+void t.test('a full store takes the outcome of an execution, unless it has a large body', async (t) => {
+  const token = newToken()
+  const room = bytesOf('in_progress', token).length + 600
+  const register = memoryStore({ clock: () => 1000, maxBytes: room })
+  const id = newId()
+  await register.put(id, bytesOf('in_progress', token), SPANS)
+  const own = { token, states: ['in_progress', 'completed'] } as const
+  const large = bytesOf('completed', token, { result: response(Buffer.alloc(SMALL_RECORD)) })
+  await t.rejects(async () => register.swap(id, own, large, SPANS, false), { name: 'StoreFull' })
+  t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+  await t.rejects(async () => register.put(newId(), bytesOf('in_progress', token), SPANS), {
+    name: 'StoreFull',
+  })
+  t.ok(await register.remove(id, 1001), 'removing a record makes room')
+  t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done)
+})
 
 void t.test('expiry and due order hold over many records in any order', async (t) => {
   let now = 0
@@ -135,7 +129,7 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
       let now = 1_795_000_000_000
       const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
       const [count, per] = [BigInt(rate.count), BigInt(rate.per)]
-      // Units that are there, times `per`.
+      // Available units, times `per`.
       let filled = count * per
       for (const one of steps) {
         if ('pass' in one) {
@@ -157,7 +151,7 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
   )
 })
 
-void t.test('buckets are bounded like records, and gone when they are full again', async (t) => {
+void t.test('buckets are bounded like records, and removed when they are full again', async (t) => {
   let now = 1000
   const register = memoryStore({ clock: () => now, maxBytes: 64 * 1024 })
   const rate = { count: 10, per: 10_000 }
@@ -185,27 +179,24 @@ void t.test('buckets are bounded like records, and gone when they are full again
   const mine = newId()
   await register.limits.take(mine, rate, 1)
   await t.rejects(fill(), { name: 'StoreFull' })
-  t.equal(await register.limits.take(mine, rate, 1), 0, 'one that is there goes on')
+  t.equal(await register.limits.take(mine, rate, 1), 0, 'an existing bucket goes on')
   t.equal(await register.limits.take(mine, rate, -1), 0)
   t.equal(await register.limits.take(mine, rate, -1), 0)
   t.ok(await take().then(() => true), 'and makes room when it is full again')
 })
 
-void t.test(
-  'histories count among what the store may hold, and are given up with their record',
-  async (t) => {
-    const room = bytesOf('in_progress', newToken()).length + 600
-    const register = memoryStore({ clock: () => 1000, maxBytes: room })
-    const id = newId()
-    await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x'.repeat(20) }
-    t.ok(await register.history.append(id, [note]))
-    await t.rejects(register.history.append(id, [{ ...note, tag: 'b', text: 'x'.repeat(100) }]), {
-      name: 'StoreFull',
-    })
-    t.match(await register.history.read(id), [{ tag: 'a' }])
-    t.ok(await register.history.append(id, [{ ...note, text: '' }]), 'what grows nothing is taken')
-    t.ok(await register.remove(id, 1000))
-    t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
-  },
-)
+void t.test('histories count towards the size limit, and are removed with their record', async (t) => {
+  const room = bytesOf('in_progress', newToken()).length + 600
+  const register = memoryStore({ clock: () => 1000, maxBytes: room })
+  const id = newId()
+  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x'.repeat(20) }
+  t.ok(await register.history.append(id, [note]))
+  await t.rejects(register.history.append(id, [{ ...note, tag: 'b', text: 'x'.repeat(100) }]), {
+    name: 'StoreFull',
+  })
+  t.match(await register.history.read(id), [{ tag: 'a' }])
+  t.ok(await register.history.append(id, [{ ...note, text: '' }]), 'a note that adds no bytes is taken')
+  t.ok(await register.remove(id, 1000))
+  t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
+})

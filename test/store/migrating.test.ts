@@ -66,44 +66,38 @@ const bug = async (): Promise<never> => {
   throw new TypeError('a bug')
 }
 
-void t.test(
-  'both: fence, token and createdAt are the same in both stores, an answer byte for byte',
-  async (t) => {
-    const { from, to, on } = pairOf()
-    const claim = await claimed(on('both'))
-    t.ok((await settled(on('both'), claim, 'completed')).done)
-    const [one, other] = [await recordIn(from, claim.id), await recordIn(to, claim.id)]
-    t.equal(one?.state, 'completed')
-    for (const name of ['fence', 'token', 'createdAt', 'result'] as const)
-      t.same((other as never)[name], (one as never)[name], name)
-  },
-)
+void t.test('both: fence, token, createdAt and answer are the same in both stores', async (t) => {
+  const { from, to, on } = pairOf()
+  const claim = await claimed(on('both'))
+  t.ok((await settled(on('both'), claim, 'completed')).done)
+  const [one, other] = [await recordIn(from, claim.id), await recordIn(to, claim.id)]
+  t.equal(one?.state, 'completed')
+  for (const name of ['fence', 'token', 'createdAt', 'result'] as const)
+    t.same((other as never)[name], (one as never)[name], name)
+})
+
+void t.test('a record of the old store answers in every phase, and phase new copies it', async (t) => {
+  const { clock, from, to, on } = pairOf()
+  const [done, free, unknown] = [await claimed(from), await claimed(from), await claimed(from)]
+  await settled(from, done, 'completed')
+  await settled(from, free, 'failed_retryable')
+  await settled(from, unknown, 'unknown')
+  await from.history.append(done.id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x' }])
+  t.match(await on('new').history.read(done.id), [{ tag: 'a' }], 'its history, too')
+  for (const phase of PHASES)
+    for (const { id } of [done, free, unknown]) {
+      const put = await on(phase).put(id, bytesOf('in_progress', newToken()), SPANS)
+      t.notOk(put.done, phase)
+    }
+  t.equal((await recordIn(to, done.id))?.state, 'completed')
+  t.match(await to.history.read(done.id), [{ tag: 'a' }])
+  t.equal((await recordIn(to, free.id))?.state, 'failed_retryable')
+  clock.now += SPANS.dueIn
+  t.same(await on('new').due(10), [unknown.id], 'the new store lists it as due')
+})
 
 void t.test(
-  'what was made in the old store alone answers in every phase, and is carried to the new one by phase new',
-  async (t) => {
-    const { clock, from, to, on } = pairOf()
-    const [done, free, unknown] = [await claimed(from), await claimed(from), await claimed(from)]
-    await settled(from, done, 'completed')
-    await settled(from, free, 'failed_retryable')
-    await settled(from, unknown, 'unknown')
-    await from.history.append(done.id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x' }])
-    t.match(await on('new').history.read(done.id), [{ tag: 'a' }], 'its history, too')
-    for (const phase of PHASES)
-      for (const { id } of [done, free, unknown]) {
-        const put = await on(phase).put(id, bytesOf('in_progress', newToken()), SPANS)
-        t.notOk(put.done, phase)
-      }
-    t.equal((await recordIn(to, done.id))?.state, 'completed')
-    t.match(await to.history.read(done.id), [{ tag: 'a' }])
-    t.equal((await recordIn(to, free.id))?.state, 'failed_retryable')
-    clock.now += SPANS.dueIn
-    t.same(await on('new').due(10), [unknown.id], 'it is looked at in the new store')
-  },
-)
-
-void t.test(
-  'a key that a mirror claimed in the old store alone is not executed by phase both or new',
+  'a key that a mirror claimed only in the old store is not executed by a later phase',
   async (t) => {
     const { to, on, from } = pairOf({ to: { put: down } })
     const { id } = await claimed(on('mirror'))
@@ -115,24 +109,21 @@ void t.test(
   },
 )
 
-void t.test(
-  'what the new store lacks because it was down while a mirror freed and claimed anew is not executed',
-  async (t) => {
-    const { from, to, on } = pairOf()
-    const first = await claimed(on('mirror'))
-    await settled(on('mirror'), first, 'failed_retryable')
-    const { version } = (await recordIn(from, first.id)) as { version: number }
-    // From here on it is down.
-    const second = { id: first.id, token: newToken() }
-    t.ok((await from.swap(first.id, { version }, bytesOf('in_progress', second.token), SPANS, true)).done)
-    await settled(from, second, 'completed')
-    t.equal((await recordIn(to, first.id))?.state, 'failed_retryable')
-    const put = await on('new').put(first.id, bytesOf('in_progress', newToken()), SPANS)
-    t.match(put.done ? null : decodeRecord(put.bytes), { state: 'completed' })
-  },
-)
+void t.test('a key completed while the new store was down is not executed again', async (t) => {
+  const { from, to, on } = pairOf()
+  const first = await claimed(on('mirror'))
+  await settled(on('mirror'), first, 'failed_retryable')
+  const { version } = (await recordIn(from, first.id)) as { version: number }
+  // From here on the new store is down.
+  const second = { id: first.id, token: newToken() }
+  t.ok((await from.swap(first.id, { version }, bytesOf('in_progress', second.token), SPANS, true)).done)
+  await settled(from, second, 'completed')
+  t.equal((await recordIn(to, first.id))?.state, 'failed_retryable')
+  const put = await on('new').put(first.id, bytesOf('in_progress', newToken()), SPANS)
+  t.match(put.done ? null : decodeRecord(put.bytes), { state: 'completed' })
+})
 
-void t.test('both: with either store down nothing is claimed, and nothing stays claimed', async (t) => {
+void t.test('both: with the new store down, a claim is withdrawn from the old one', async (t) => {
   const { from, on } = pairOf({ to: { put: down } })
   const id = newId()
   await t.rejects(async () => on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
@@ -144,7 +135,7 @@ void t.test('both: with either store down nothing is claimed, and nothing stays 
   await t.rejects(
     async () => undone.on('both').put(id, bytesOf('in_progress', newToken()), SPANS),
     { name: 'StoreUnavailable', maybeApplied: true },
-    'unless that is not known',
+    'unless that is in doubt',
   )
   const broken = pairOf({ to: { put: down }, from: { swap: bug } })
   await t.rejects(async () => broken.on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
@@ -156,7 +147,7 @@ void t.test('both: with either store down nothing is claimed, and nothing stays 
   })
 })
 
-void t.test('both: a takeover that phase new was faster with is taken back', async (t) => {
+void t.test('both: a takeover that loses against phase new is undone', async (t) => {
   const { from, to, on } = pairOf()
   const first = await claimed(on('both'))
   await settled(on('both'), first, 'failed_retryable')
@@ -181,7 +172,7 @@ void t.test('both: a takeover that phase new was faster with is taken back', asy
   t.equal(shown?.state, 'in_progress')
   t.notOk(shown?.token.equals(mine))
   t.notOk((await recordIn(from, first.id))?.token.equals(mine))
-  // The other lost the record.
+  // The new store lost the record.
   const gone: Partial<Store> = { swap: async () => ({ done: false, now: NOW, bytes: null }) }
   const again = await claimed(on('both'))
   await settled(on('both'), again, 'failed_retryable')
@@ -199,75 +190,66 @@ void t.test('both: a takeover that phase new was faster with is taken back', asy
   )
 })
 
-void t.test(
-  'both: what only the new store holds, or still holds, is brought to the same state when it is due',
-  async (t) => {
-    const { clock, from, to, on } = pairOf()
-    const [only, stale, gone] = [await claimed(to), await claimed(on('both')), await claimed(to)]
-    await settled(from, stale, 'completed')
-    clock.now += SPANS.dueIn
-    t.same((await to.due(10)).toSorted(), [only.id, stale.id, gone.id].toSorted())
-    const vanishing: Partial<Store> = {
-      get: async (id) => (id === gone.id ? { now: clock.now, bytes: null } : to.get(id)),
-    }
-    const both = migrating(from, { ...to, ...vanishing }, 'both')
-    t.same(await both.due(10), [only.id])
-    t.equal((await recordIn(from, only.id))?.state, 'in_progress')
-    t.equal((await recordIn(to, stale.id))?.state, 'completed')
-    const failing = { due: async () => [newId()], get: down }
-    await t.rejects(migrating(from, { ...to, ...failing }, 'both').due(1), { name: 'StoreUnavailable' })
-  },
-)
+void t.test('both: a due record that only the new store has, or has stale, is synchronised', async (t) => {
+  const { clock, from, to, on } = pairOf()
+  const [only, stale, gone] = [await claimed(to), await claimed(on('both')), await claimed(to)]
+  await settled(from, stale, 'completed')
+  clock.now += SPANS.dueIn
+  t.same((await to.due(10)).toSorted(), [only.id, stale.id, gone.id].toSorted())
+  const vanishing: Partial<Store> = {
+    get: async (id) => (id === gone.id ? { now: clock.now, bytes: null } : to.get(id)),
+  }
+  const both = migrating(from, { ...to, ...vanishing }, 'both')
+  t.same(await both.due(10), [only.id])
+  t.equal((await recordIn(from, only.id))?.state, 'in_progress')
+  t.equal((await recordIn(to, stale.id))?.state, 'completed')
+  const failing = { due: async () => [newId()], get: down }
+  await t.rejects(migrating(from, { ...to, ...failing }, 'both').due(1), { name: 'StoreUnavailable' })
+})
 
-void t.test(
-  'a record of the other store that this version cannot read is neither executed nor overwritten',
-  async (t) => {
-    const { from, to, on } = pairOf()
-    const id = newId()
-    const strange = bytesOf('in_progress', newToken())
-    strange[2] = 9
-    await to.put(id, strange, SPANS)
-    await t.rejects(async () => on('both').get(id), { name: 'CorruptRecord' })
-    await from.put(id, bytesOf('unknown', newToken()), SPANS)
-    const due = { due: async () => [id] }
-    t.same(
-      await migrating({ ...from, due: async () => [] }, { ...to, ...due }, 'both').due(1),
-      [id],
-      'the sweeper tells of it',
-    )
-    const claim = { id, token: newToken() }
-    const { version } = (await recordIn(from, id)) as { version: number }
-    const mirrored = await on('mirror').swap(id, { version }, bytesOf('unknown', claim.token), SPANS, false)
-    t.ok(mirrored.done, 'a mirror goes on without')
-  },
-)
+void t.test('an unreadable record in the new store is reported, and a mirror goes on', async (t) => {
+  const { from, to, on } = pairOf()
+  const id = newId()
+  const strange = bytesOf('in_progress', newToken())
+  strange[2] = 9
+  await to.put(id, strange, SPANS)
+  await t.rejects(async () => on('both').get(id), { name: 'CorruptRecord' })
+  await from.put(id, bytesOf('unknown', newToken()), SPANS)
+  const due = { due: async () => [id] }
+  t.same(
+    await migrating({ ...from, due: async () => [] }, { ...to, ...due }, 'both').due(1),
+    [id],
+    'the sweeper reports it',
+  )
+  const claim = { id, token: newToken() }
+  const { version } = (await recordIn(from, id)) as { version: number }
+  const mirrored = await on('mirror').swap(id, { version }, bytesOf('unknown', claim.token), SPANS, false)
+  t.ok(mirrored.done, 'a mirror goes on without it')
+})
 
-void t.test(
-  'what one store cannot read is removed by itself: what the other knows still answers',
-  async (t) => {
-    const { from, to, on } = pairOf()
-    const strange = async (store: Store, id: RecordId) => {
-      const bytes = bytesOf('completed', newToken())
-      bytes[PREFIX.schema] = 9
-      const put = await store.put(id, bytes, SPANS)
-      return put.now
-    }
-    const done = await claimed(to)
-    await settled(to, done, 'completed')
-    t.ok(await on('both').remove(done.id, await strange(from, done.id)))
-    t.equal((await from.get(done.id)).bytes, null)
-    const answer = (await on('both').get(done.id)).bytes
-    t.equal(answer && decodeRecord(answer).state, 'completed')
-    const mirrored = await claimed(from)
-    await strange(to, mirrored.id)
-    const { version } = (await recordIn(from, mirrored.id)) as { version: number }
-    t.ok(await on('mirror').remove(mirrored.id, version))
-    t.ok((await to.get(mirrored.id)).bytes)
-    await t.rejects(async () => on('both').remove(mirrored.id, version), { name: 'CorruptRecord' })
-  },
-)
+void t.test('removing a record that one store cannot read leaves the one in the other store', async (t) => {
+  const { from, to, on } = pairOf()
+  const strange = async (store: Store, id: RecordId) => {
+    const bytes = bytesOf('completed', newToken())
+    bytes[PREFIX.schema] = 9
+    const put = await store.put(id, bytes, SPANS)
+    return put.now
+  }
+  const done = await claimed(to)
+  await settled(to, done, 'completed')
+  t.ok(await on('both').remove(done.id, await strange(from, done.id)))
+  t.equal((await from.get(done.id)).bytes, null)
+  const answer = (await on('both').get(done.id)).bytes
+  t.equal(answer && decodeRecord(answer).state, 'completed')
+  const mirrored = await claimed(from)
+  await strange(to, mirrored.id)
+  const { version } = (await recordIn(from, mirrored.id)) as { version: number }
+  t.ok(await on('mirror').remove(mirrored.id, version))
+  t.ok((await to.get(mirrored.id)).bytes)
+  await t.rejects(async () => on('both').remove(mirrored.id, version), { name: 'CorruptRecord' })
+})
 
-void t.test('a record that others keep writing is left for later', async (t) => {
+void t.test('a record that others keep writing fails as locked', async (t) => {
   const { from, to } = pairOf()
   const claim = await claimed(from)
   await to.put(claim.id, bytesOf('failed_retryable', newToken()), SPANS)
@@ -282,7 +264,7 @@ void t.test('a record that others keep writing is left for later', async (t) => 
   })
 })
 
-void t.test('a mirror goes on while the new store is down, but not over a bug', async (t) => {
+void t.test('a mirror goes on while the new store is down, but does not hide a bug', async (t) => {
   const all = { put: down, swap: down, renew: down, get: down, remove: down }
   const { on, from } = pairOf({ to: { ...all, history: { append: down, read: down } } })
   const mirror = on('mirror')
@@ -298,30 +280,27 @@ void t.test('a mirror goes on while the new store is down, but not over a bug', 
   })
 })
 
-void t.test(
-  'a decision of phase new that frees a key is not undone by what the old store says',
-  async (t) => {
-    const { from, on } = pairOf()
-    const claim = await claimed(from)
-    await settled(from, claim, 'unknown')
-    const { bytes } = await on('new').get(claim.id)
-    const { version } = decodeRecord(bytes as Buffer)
-    const swap = await on('new').swap(
-      claim.id,
-      { version },
-      bytesOf('failed_retryable', claim.token),
-      SPANS,
-      false,
-    )
-    t.ok(swap.done)
-    t.equal((await recordIn(on('new'), claim.id))?.state, 'failed_retryable')
-    const only = await claimed(on('new'))
-    t.ok((await settled(on('new'), only, 'failed_retryable')).done)
-    t.equal(await recordIn(from, only.id), null)
-  },
-)
+void t.test('a decision of phase new that frees a key is not undone by the old store', async (t) => {
+  const { from, on } = pairOf()
+  const claim = await claimed(from)
+  await settled(from, claim, 'unknown')
+  const { bytes } = await on('new').get(claim.id)
+  const { version } = decodeRecord(bytes as Buffer)
+  const swap = await on('new').swap(
+    claim.id,
+    { version },
+    bytesOf('failed_retryable', claim.token),
+    SPANS,
+    false,
+  )
+  t.ok(swap.done)
+  t.equal((await recordIn(on('new'), claim.id))?.state, 'failed_retryable')
+  const only = await claimed(on('new'))
+  t.ok((await settled(on('new'), only, 'failed_retryable')).done)
+  t.equal(await recordIn(from, only.id), null)
+})
 
-void t.test('lists show each record once, and no mark of the migration', async (t) => {
+void t.test('lists show each record once, and no marks of the migration', async (t) => {
   const { from, to, on } = pairOf()
   const [one, two] = [await claimed(from), await claimed(to)]
   const three = await claimed(on('both'))
@@ -339,7 +318,7 @@ void t.test('lists show each record once, and no mark of the migration', async (
   await t.rejects(on('both').list('all', 'x', 1), RangeError)
 })
 
-void t.test('it promises what the weaker store does, and a mirror what the old one does', async (t) => {
+void t.test('traits are those of the weaker store, and in phase mirror those of the old one', async (t) => {
   const told = (durable: boolean | null, evicts: boolean | null): Partial<Store> => ({
     traits: async () => ({
       durable,
@@ -373,7 +352,7 @@ void t.test('it promises what the weaker store does, and a mirror what the old o
   t.match(await both(told(true, false), told(true, false), 'new'), { durable: true, evicts: false })
 })
 
-void t.test('its time is that of the store that leads; both must answer where both decide', async (t) => {
+void t.test('ping returns the time of the leading store; in phase both, both must answer', async (t) => {
   const { on } = pairOf()
   t.equal(await on('mirror').ping(), NOW)
   t.equal(await on('new').ping(), NOW - HOUR)
@@ -385,7 +364,7 @@ void t.test('its time is that of the store that leads; both must answer where bo
   )
 })
 
-void t.test('both: whatever goes while it is looked at, nothing is claimed in one store alone', async (t) => {
+void t.test('both: a record that vanishes meanwhile is never claimed in one store alone', async (t) => {
   const { clock, from, to, on } = pairOf()
   // Found, and gone a moment later.
   const first = await claimed(from)
@@ -404,10 +383,10 @@ void t.test('both: whatever goes while it is looked at, nothing is claimed in on
     bytesOf('in_progress', newToken()),
     SPANS,
   )
-  t.ok(taken.done, 'it is claimed anew')
+  t.ok(taken.done, 'it is claimed again')
   t.equal((await recordIn(to, first.id))?.state, 'in_progress')
 
-  // The old store forgets the claim that the new one refuses, and the new one what it had.
+  // The old store forgets the claim that the new one refuses, and the new one forgets its record.
   const second = await claimed(to)
   const forgetting: Partial<Store> = {
     swap: async () => ({ done: false, now: clock.now, bytes: null }),
@@ -419,7 +398,7 @@ void t.test('both: whatever goes while it is looked at, nothing is claimed in on
     maybeApplied: true,
   })
 
-  // An outcome that neither knows.
+  // An outcome whose attempt neither store knows.
   const swap = await on('both').swap(
     newId(),
     { token: newToken(), states: ['in_progress'] },
@@ -432,7 +411,7 @@ void t.test('both: whatever goes while it is looked at, nothing is claimed in on
   const stale = await on('both').swap(first.id, others, bytesOf('completed', others.token), SPANS, false)
   t.ok(!stale.done && stale.bytes !== null)
 
-  // Its first try was late.
+  // The first try arrived late.
   const twice: Partial<Store> = {
     put: async (id, bytes, spans) => {
       await to.put(id, Buffer.from(bytes), spans)
@@ -447,19 +426,19 @@ void t.test('both: whatever goes while it is looked at, nothing is claimed in on
   t.ok(late.done)
 })
 
-void t.test('new: an outcome of an attempt that only the old store knows', async (t) => {
+void t.test('new: an attempt that only the old store knows can be settled', async (t) => {
   const { from, on } = pairOf()
   const claim = await claimed(from)
   t.ok((await settled(on('new'), claim, 'completed')).done)
   t.equal((await recordIn(on('new'), claim.id))?.state, 'completed')
 })
 
-void t.test('both: a claim that is written again after a failover is never given up', async (t) => {
+void t.test('both: a claim rewritten after a failover stays, even if the other store refuses', async (t) => {
   const bytes = (token: Buffer) => bytesOf('in_progress', token, { fence: 7, createdAt: NOW })
   const claimAnew = async (store: Store, id: RecordId) =>
     (await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done
   for (const [lost, when] of [
-    [['from'], 'the other store is away'],
+    [['from'], 'the other store is down'],
     [['from', 'to'], 'the other store is in its own grace'],
   ] as const) {
     const { from, to, on } = pairOf()
@@ -478,13 +457,13 @@ void t.test('both: a claim that is written again after a failover is never given
     )
     await Promise.resolve(hampered.put(id, bytes(token), SPANS, 'again')).catch(() => {})
     t.match(await recordIn(from, id), { state: 'in_progress', token }, when)
-    t.notOk(await claimAnew(on('both'), id), 'another one does not get it')
+    t.notOk(await claimAnew(on('both'), id), 'nobody else gets it')
     t.match(await on('both').put(id, bytes(token), SPANS, 'again'), { done: false })
     for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'in_progress', token })
   }
 })
 
-void t.test('both: a claim that only one store has is written to the other in its grace', async (t) => {
+void t.test('both: a claim that only one store has is written to the other, even in its grace', async (t) => {
   const { from, to, on } = pairOf()
   const { id, token } = await claimed(on('both'))
   await to.remove(id, (await recordIn(to, id))?.version ?? 0)

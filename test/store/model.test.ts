@@ -12,19 +12,22 @@ import { EVENTS, type Event, follow } from './model.ts'
 const DEPTH = 4
 
 for (const start of [[], ['claim']] satisfies Event[][])
-  void t.test(`memory: every sequence of ${DEPTH} events after ${start[0] ?? 'nothing'}`, async (t) => {
-    let count = 0
-    async function extend(sequence: readonly Event[]): Promise<void> {
-      if (sequence.length < start.length + DEPTH)
-        for (const event of EVENTS) await extend([...sequence, event])
-      else {
-        await follow(memory(), sequence)
-        count++
+  void t.test(
+    `memory: every sequence of ${DEPTH} events after ${start[0] ?? 'nothing'} ends as it should`,
+    async (t) => {
+      let count = 0
+      async function extend(sequence: readonly Event[]): Promise<void> {
+        if (sequence.length < start.length + DEPTH)
+          for (const event of EVENTS) await extend([...sequence, event])
+        else {
+          await follow(memory(), sequence)
+          count++
+        }
       }
-    }
-    await extend(start)
-    t.equal(count, EVENTS.length ** DEPTH)
-  })
+      await extend(start)
+      t.equal(count, EVENTS.length ** DEPTH)
+    },
+  )
 
 function memory(): Harness {
   let now = 1_795_000_000_000

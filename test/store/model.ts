@@ -26,7 +26,7 @@ class Model {
   state: State | 'absent' = 'absent'
   owner: number | null = null
   attempts = 0
-  /** Of the record, and of each attempt: a lost record that is claimed anew begins another one. */
+  /** The life of the record, and that of each attempt: a lost record that is claimed again begins another life. */
   #life = 0
   readonly #lives: number[] = []
 
@@ -67,12 +67,12 @@ class Model {
   #outcome(attempt: number, state: State): boolean {
     if (attempt < 1) return false
     if (this.state === 'absent') {
-      // Gone when its outcome arrives: written, a retry must find it.
+      // Gone when its outcome arrives: it is written, so that a retry finds it.
       this.owner = attempt
       this.#life = this.#lives[attempt] as number
       return this.#become(state)
     }
-    // A later life came to nothing: without what this one did, a retry would execute it again.
+    // A later life came to nothing: without this outcome a retry would execute it again.
     const isOfAnother = this.#life > (this.#lives[attempt] as number)
     if (isOfAnother && this.state === 'failed_retryable' && state !== 'failed_retryable') {
       this.owner = attempt
@@ -188,7 +188,7 @@ class Walk {
     const written = draft(state, token, { fence, createdAt })
     const reply = orThrow(await this.#records.settle(this.#id, written, SETTLED))
     if (reply.kind === 'refused') return false
-    // In the place of a later life it keeps what that began with.
+    // In place of a later life it keeps the stamps that the later one began with.
     const isOver = reply.kind === 'recovered' && reply.stamp.fence > fence
     if (!isOver && (reply.stamp.fence !== fence || reply.stamp.createdAt !== createdAt))
       throw new Error(`written under fence ${reply.stamp.fence}, the attempt's is ${fence}`)

@@ -30,7 +30,7 @@ const config = (url: string) => ({
   },
 })
 
-void t.test('a grace is for stores that fail over, also where one is left by a migration', async (t) => {
+void t.test('there is a grace only for stores that fail over, or a migration from one', async (t) => {
   const of = (url: string, from: string | null, grace = 2000) =>
     hasGrace({ ...config(url).store, grace, migrate: from === null ? null : { from, phase: 'mirror' } })
   t.ok(of('redis+sentinel://h/m', null))
@@ -68,17 +68,17 @@ void t.test('each scheme opens its store', async (t) => {
     const store = await openStore(config(url), { ...hooks, onPruned: (records) => pruned.push(records) })
     t.equal(store.name, name)
     t.equal(nameOf(url), name)
-    t.same(pruned, ['redis', 'dynamodb'].includes(name) ? [] : [0], 'it tells, or never will')
+    t.same(pruned, ['redis', 'dynamodb'].includes(name) ? [] : [0], 'a store that prunes reports it at once')
     const id = newId()
     t.ok((await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
     t.ok((await store.get(id)).bytes)
     await store.close()
   }
   t.equal(nameOf('rediss://h/0'), 'redis')
-  t.equal(nameOf('mysql://x'), 'mysql', 'even of none that there is')
+  t.equal(nameOf('mysql://x'), 'mysql', 'even of an unknown store')
 })
 
-void t.test('tiered: the store that decides, behind its cache; the cache comes later', async (t) => {
+void t.test('tiered: the deciding store opens behind its cache, even if the cache is away', async (t) => {
   using dir = tempDir()
   await using server = await RedisServer.start()
   const away = `redis://127.0.0.1:${await freePort()}`
@@ -107,7 +107,7 @@ void t.test('tiered: the store that decides, behind its cache; the cache comes l
         kind: 'exists',
         record: { state: 'completed' },
       })
-    t.same(states, [], 'the health is that of the store that decides')
+    t.same(states, [], 'the health is that of the deciding store')
     t.ok(told.every((one) => one.includes('store.cache: ')))
     await store.close()
   }
@@ -146,7 +146,7 @@ void t.test('an embedded store that cannot be used is an error at start; Redis m
 })
 
 void t.test(
-  'records are sealed where there are keys; without the key they are refused, and plain ones are read',
+  'records are sealed if there are keys; without the key, sealed ones are refused and plain ones read',
   async (t) => {
     using dir = tempDir()
     const url = `sqlite:${join(dir.path, 'records.db')}`
@@ -168,7 +168,7 @@ void t.test(
   },
 )
 
-void t.test('a Redis that has replaced another one says for how long it holds claims', async () => {
+void t.test('a Redis that has replaced another one reports for how long it holds claims', async () => {
   await using server = await RedisServer.start()
   const old = `${'0'.repeat(40)} 1 2`
   await server.command('MSET', ...new RedisKeys('pay').epochs.flatMap((key) => [key, old]))

@@ -57,7 +57,7 @@ async function reopened(
   return { left: left.map(({ unsettled }) => ({ ...unsettled, usefulFor: 60_000 })), said }
 }
 
-void t.test('every outcome comes back as it was, with all that writing it needs', async (t) => {
+void t.test('every outcome is restored unchanged, with everything needed to write it', async (t) => {
   const directory = folder(t)
   const all = [
     outcome('completed', { claimed: true }, { createdAt: 1_795_000_000_001 }),
@@ -87,30 +87,27 @@ void t.test('every outcome comes back as it was, with all that writing it needs'
   t.strictSame(await reopened(t, directory), { left: all, said: [] })
 })
 
-void t.test(
-  'sealed: nothing of an outcome is readable on disk, and it comes back under its key',
-  async (t) => {
-    const directory = folder(t)
-    const [one, two] = ['one', 'two'].map((id, n) => ({ id, key: Buffer.alloc(32, n) }))
-    if (one === undefined || two === undefined) return
-    const all = [
-      outcome('completed', {}, { result: response(Buffer.from('a secret body')) }),
-      outcome('unknown', {}, { key: 'a secret key', lastError: 'a secret error', path: '/a/secret/path' }),
-    ]
-    const options = { service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }
-    const { outbox } = await Outbox.open({ ...options, sealer: new Sealer([one]) })
-    for (const unsettled of all) t.equal(await outbox.keep(unsettled).done, 'kept')
-    await outbox.close()
-    const lying = readdirSync(directory).map((name) => readFileSync(join(directory, name), 'latin1'))
-    t.notMatch(lying.join(), /secret/)
-    const unreadable = all.map(() => 'this version cannot read an entry of the spool; it is left in place')
-    t.strictSame(await reopened(t, directory), { left: [], said: unreadable })
-    t.strictSame(await reopened(t, directory, new Sealer([two])), { left: [], said: unreadable })
-    t.strictSame(await reopened(t, directory, new Sealer([two, one])), { left: all, said: [] })
-  },
-)
+void t.test('a sealed outcome is unreadable on disk, and is restored only with its key', async (t) => {
+  const directory = folder(t)
+  const [one, two] = ['one', 'two'].map((id, n) => ({ id, key: Buffer.alloc(32, n) }))
+  if (one === undefined || two === undefined) return
+  const all = [
+    outcome('completed', {}, { result: response(Buffer.from('a secret body')) }),
+    outcome('unknown', {}, { key: 'a secret key', lastError: 'a secret error', path: '/a/secret/path' }),
+  ]
+  const options = { service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }
+  const { outbox } = await Outbox.open({ ...options, sealer: new Sealer([one]) })
+  for (const unsettled of all) t.equal(await outbox.keep(unsettled).done, 'kept')
+  await outbox.close()
+  const lying = readdirSync(directory).map((name) => readFileSync(join(directory, name), 'latin1'))
+  t.notMatch(lying.join(), /secret/)
+  const unreadable = all.map(() => 'this version cannot read an entry of the spool; it is left in place')
+  t.strictSame(await reopened(t, directory), { left: [], said: unreadable })
+  t.strictSame(await reopened(t, directory, new Sealer([two])), { left: [], said: unreadable })
+  t.strictSame(await reopened(t, directory, new Sealer([two, one])), { left: all, said: [] })
+})
 
-void t.test('what is dropped does not come back, nor what is older than its record', async (t) => {
+void t.test('a dropped outcome does not come back, nor does one that outlived its record', async (t) => {
   const directory = folder(t)
   const { outbox } = await Outbox.open({
     service: SERVICE,
@@ -135,7 +132,7 @@ void t.test('what is dropped does not come back, nor what is older than its reco
   t.strictSame(await reopened(t, directory), { left: [left], said: [] })
 })
 
-void t.test('an entry that this version cannot read is told of and left where it is', async (t) => {
+void t.test('an entry that this version cannot read is reported and left in place', async (t) => {
   const directory = folder(t)
   const unreadable = [
     Buffer.alloc(0),
@@ -159,7 +156,7 @@ void t.test('an entry that this version cannot read is told of and left where it
   t.equal(readdirSync(directory).length, 2)
 })
 
-void t.test('V01 outcomes of another service are told of once, stay on disk, and wait for it', async (t) => {
+void t.test('V01 outcomes of another service are reported once, and stay on disk for it', async (t) => {
   const directory = folder(t)
   const say = (message: string, detail: object): void => void said.push([message, detail])
   let said: [string, object][] = []
@@ -174,7 +171,7 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
     for (const one of all) t.equal(await outbox.keep(one).done, 'kept')
     await outbox.close()
   }
-  // As the version before wrote them.
+  // As the previous version wrote them.
   const { spool } = await Spool.open({ directory, maxBytes: MiB, say: () => t.fail() })
   t.equal(await spool.append(Buffer.concat([Buffer.from([1, 0]), randomBytes(300)])).done, 'kept')
   await spool.close()
@@ -201,7 +198,7 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
     ['__proto__', 1],
   ])
 
-  // What this service keeps and drops in many segments takes nothing of theirs away, and leaves nothing.
+  // This service keeps and drops outcomes in many segments: theirs all stay, and none of its own.
   for (let n = 0; n < 50; n++) {
     const kept = [0, 1].map(() => outbox.keep(outcome('completed')))
     for (const { done } of kept) t.equal(await done, 'kept')
@@ -210,7 +207,7 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
   t.match(
     await outbox.keep(outcome('completed', {}, { result: response(randomBytes(10_000)) })).done,
     { message: /^the spool is full/ },
-    'they take their part of the room',
+    'the outcomes of the others take up room',
   )
   await outbox.close()
   t.strictSame(files(), before)
@@ -225,7 +222,7 @@ void t.test('V01 outcomes of another service are told of once, stay on disk, and
   t.strictSame(files(), before.slice(1))
 })
 
-void t.test('a bug is no damage', async (t) => {
+void t.test('a bug is not mistaken for a damaged entry', async (t) => {
   const directory = folder(t)
   const { outbox } = await Outbox.open({
     service: SERVICE,

@@ -14,7 +14,7 @@ else await tests()
 async function tests(): Promise<void> {
   const server = await PostgresServer.start('fsync=off')
   t.teardown(() => server[Symbol.asyncDispose]())
-  // Fewer than one proxy has.
+  // Fewer connections than one proxy has.
   const pooler = await PgBouncer.start(server, 3)
   t.teardown(() => pooler[Symbol.asyncDispose]())
   let skew = 0
@@ -37,7 +37,7 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test('100 claims of one key by three proxies, over three connections: one gets it', async (t) => {
+  void t.test('of 99 claims of one key by three proxies over three connections, one succeeds', async (t) => {
     const stores = await Promise.all([open(), open(), open()])
     t.teardown(() => Promise.all(stores.map((store) => store.close())))
     for (let round = 0; round < 5; round++) {
@@ -55,7 +55,7 @@ async function tests(): Promise<void> {
     t.ok(Number(used) <= 3, `${used}`)
   })
 
-  void t.test('a server connection that ends in the middle: what was claimed is claimed once', async (t) => {
+  void t.test('a key is claimed at most once, even if server connections end in the middle', async (t) => {
     const [one, two] = await Promise.all([open(), open()])
     t.teardown(() => Promise.all([one.close(), two.close()]))
     for (let round = 0; round < 10; round++) {
@@ -78,7 +78,7 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test('LISTEN does not work through it, which is said once', async (t) => {
+  void t.test('LISTEN does not work through PgBouncer, which is reported once', async (t) => {
     const events: string[] = []
     const store = await open('pay', 300, (kind, detail) => void events.push(`${kind} ${detail}`))
     t.teardown(() => store.close())

@@ -58,11 +58,11 @@ for (const [one, other] of [
       await t.rejects(second.enter(), { name: 'PhaseConflict', message: new RegExp(`phase ${one} is alive`) })
       t.type(new PhaseConflict(''), Error)
       t.match(second.refusal, /move all replicas through phase both/)
-      t.equal(await isMarked(sides.from, other), false, 'it has frightened nobody')
+      t.equal(await isMarked(sides.from, other), false, 'the refused replica leaves no mark')
       const between = presence('both')
       await between.enter()
       t.teardown(() => between.stop())
-      t.equal(between.refusal, null, 'neighbours run beside each other')
+      t.equal(between.refusal, null, 'replicas in adjacent phases run side by side')
       await between.ensure()
       await t.rejects(second.ensure(), { name: 'OutOfPhase', maybeApplied: false })
       t.same(said.slice(-1), [null])
@@ -70,11 +70,11 @@ for (const [one, other] of [
       clock.now += MARKED_FOR
       await second.renew()
       if (other === 'new') {
-        t.match(second.refusal, /cannot tell/, 'it waits until all can have seen it')
+        t.match(second.refusal, /cannot tell/, 'it waits until all may have seen it')
         clock.now += SURE_FOR
         await second.renew()
       }
-      t.equal(second.refusal, null, 'the mark has run out')
+      t.equal(second.refusal, null, 'the mark has expired')
       // The first was paused.
       t.match(first.refusal, /cannot tell whether a replica two phases from .* is alive/)
       await first.renew()
@@ -83,7 +83,7 @@ for (const [one, other] of [
     },
   )
 
-void t.test('W09 of two that start at the same moment at least one refuses', async (t) => {
+void t.test('W09 of two replicas that start at the same moment, at least one refuses', async (t) => {
   const { sides, presence } = world()
   const [one, other] = [presence('mirror'), presence('new')]
   await Promise.allSettled([one.enter(), other.enter()])
@@ -92,7 +92,7 @@ void t.test('W09 of two that start at the same moment at least one refuses', asy
   t.ok((await isMarked(sides.from, 'mirror')) || (await isMarked(sides.from, 'new')))
 })
 
-void t.test('a mark that appears later stops a replica that was sure', async (t) => {
+void t.test('a replica that finds the mark of a conflicting phase refuses', async (t) => {
   const { presence } = world()
   const [one, other] = [presence('mirror'), presence('new')]
   await one.renew()
@@ -107,7 +107,7 @@ void t.test('a mark that appears later stops a replica that was sure', async (t)
   await other.stop()
 })
 
-void t.test('one store under two names is none to move to', async (t) => {
+void t.test('a store cannot be moved to itself under another name', async (t) => {
   const { sides, presence } = world()
   await t.rejects(presence('both', { to: sides.from }).enter(), {
     name: 'PhaseConflict',
@@ -115,29 +115,26 @@ void t.test('one store under two names is none to move to', async (t) => {
   })
 })
 
-void t.test(
-  'while a store is down a replica waits for its phase; a mirror does without the new store',
-  async (t) => {
-    const { sides, said, presence } = world()
-    let down = true
-    const to = failing(sides.to, () => down)
-    const mirror = presence('mirror', { to })
-    await mirror.renew()
-    t.equal(mirror.refusal, null)
-    const both = presence('both', { to })
-    await both.enter()
-    t.match(both.refusal, /^cannot tell/)
-    t.match(said.at(-1), /down/)
-    await until(async () => said.some((why) => why?.includes('cannot be announced') === true))
-    down = false
-    await until(async () => both.refusal === null)
-    await both.stop()
-    const from = { ...sides.from, limits: { take: async () => Promise.reject(new TypeError('a bug')) } }
-    await t.rejects(presence('both', { from }).enter(), { name: 'TypeError' })
-  },
-)
+void t.test('a replica waits while a store is down; a mirror does not need the new one', async (t) => {
+  const { sides, said, presence } = world()
+  let down = true
+  const to = failing(sides.to, () => down)
+  const mirror = presence('mirror', { to })
+  await mirror.renew()
+  t.equal(mirror.refusal, null)
+  const both = presence('both', { to })
+  await both.enter()
+  t.match(both.refusal, /^cannot tell/)
+  t.match(said.at(-1), /down/)
+  await until(async () => said.some((why) => why?.includes('cannot be announced') === true))
+  down = false
+  await until(async () => both.refusal === null)
+  await both.stop()
+  const from = { ...sides.from, limits: { take: async () => Promise.reject(new TypeError('a bug')) } }
+  await t.rejects(presence('both', { from }).enter(), { name: 'TypeError' })
+})
 
-void t.test('a mark says who entered the phase, and is renewed by any of them', async (t) => {
+void t.test('a mark says who entered the phase, and expires if it is not renewed', async (t) => {
   const { clock, sides, presence } = world()
   t.equal(await enteredBy(sides.from, 'both'), null)
   const both = presence('both')
@@ -153,14 +150,14 @@ void t.test('a mark says who entered the phase, and is renewed by any of them', 
   t.equal(await isMarked(sides.to, 'both'), false)
 })
 
-void t.test('its clock is monotonic by itself', async (t) => {
+void t.test('a presence works with its default clock', async (t) => {
   const { sides } = world()
   const presence = new Presence(sides, { phase: 'both', replica: 'a', say: () => {} })
   await presence.renew()
   t.equal(presence.refusal, null)
 })
 
-void t.test('a mark that comes and goes is told', async (t) => {
+void t.test('a mark that keeps changing is an error', async (t) => {
   const { sides, presence } = world()
   const from: Store = {
     ...sides.from,
@@ -169,124 +166,118 @@ void t.test('a mark that comes and goes is told', async (t) => {
   await t.rejects(presence('both', { from }).renew(), /keeps changing/)
 })
 
-void t.test(
-  'out of its phase a replica claims nothing, renews nothing, and answers what is done',
-  async (t) => {
-    const { sides } = world()
-    const presence = {
-      refusal: null as string | null,
-      ensure: async (): Promise<void> => {
-        if (presence.refusal !== null) throw new OutOfPhase(presence.refusal, false)
-      },
-    }
-    const store = inPhase(sides.from, presence)
-    const [done, token] = [newId(), newToken()]
-    await store.put(done, bytesOf('in_progress', token), SPANS)
-    const swapped = await store.swap(
-      done,
-      { token, states: ['in_progress'] },
-      bytesOf('failed_retryable', token),
-      SPANS,
-      false,
-    )
-    t.ok(swapped.done)
-    const version = (await sides.from.get(done)).bytes?.readUIntBE(4, 6) as number
-    presence.refusal = 'why'
-    const refused = { name: 'OutOfPhase', message: 'why', maybeApplied: false }
-    await t.rejects(async () => store.put(newId(), bytesOf('in_progress', newToken()), SPANS), refused)
-    await t.rejects(async () => store.put(done, bytesOf('in_progress', newToken()), SPANS), refused)
-    await t.rejects(
-      async () => store.swap(done, { version }, bytesOf('in_progress', newToken()), SPANS, true),
-      refused,
-    )
-    await t.rejects(store.renew([]), refused)
-    const settled = await store.swap(
-      done,
-      { token, states: ['failed_retryable'] },
-      bytesOf('completed', token),
-      SPANS,
-      false,
-    )
-    t.ok(settled.done, 'outcomes are written as ever')
-    t.match(await store.put(done, bytesOf('in_progress', newToken()), SPANS), { done: false })
-    t.match(
-      await store.put(newId(), bytesOf('completed', newToken()), SPANS),
-      { done: true },
-      'lost ones, too',
-    )
+void t.test('a replica out of its phase claims and renews nothing, but writes outcomes', async (t) => {
+  const { sides } = world()
+  const presence = {
+    refusal: null as string | null,
+    ensure: async (): Promise<void> => {
+      if (presence.refusal !== null) throw new OutOfPhase(presence.refusal, false)
+    },
+  }
+  const store = inPhase(sides.from, presence)
+  const [done, token] = [newId(), newToken()]
+  await store.put(done, bytesOf('in_progress', token), SPANS)
+  const swapped = await store.swap(
+    done,
+    { token, states: ['in_progress'] },
+    bytesOf('failed_retryable', token),
+    SPANS,
+    false,
+  )
+  t.ok(swapped.done)
+  const version = (await sides.from.get(done)).bytes?.readUIntBE(4, 6) as number
+  presence.refusal = 'why'
+  const refused = { name: 'OutOfPhase', message: 'why', maybeApplied: false }
+  await t.rejects(async () => store.put(newId(), bytesOf('in_progress', newToken()), SPANS), refused)
+  await t.rejects(async () => store.put(done, bytesOf('in_progress', newToken()), SPANS), refused)
+  await t.rejects(
+    async () => store.swap(done, { version }, bytesOf('in_progress', newToken()), SPANS, true),
+    refused,
+  )
+  await t.rejects(store.renew([]), refused)
+  const settled = await store.swap(
+    done,
+    { token, states: ['failed_retryable'] },
+    bytesOf('completed', token),
+    SPANS,
+    false,
+  )
+  t.ok(settled.done, 'outcomes are still written')
+  t.match(await store.put(done, bytesOf('in_progress', newToken()), SPANS), { done: false })
+  t.match(
+    await store.put(newId(), bytesOf('completed', newToken()), SPANS),
+    { done: true },
+    'those of lost records, too',
+  )
 
-    presence.refusal = null
-    const late = newId()
-    const slow = inPhase(
-      { ...sides.from, put: async (...args) => ((presence.refusal = 'since'), sides.from.put(...args)) },
-      presence,
-    )
-    const error = await Promise.resolve(slow.put(late, bytesOf('in_progress', newToken()), SPANS)).catch(
-      (e: unknown) => e,
-    )
-    t.ok(error instanceof OutOfPhase && error.maybeApplied, 'a claim that was answered too late may be there')
-    presence.refusal = null
-    const met = inPhase(
-      { ...sides.from, swap: async (...args) => ((presence.refusal = 'since'), sides.from.swap(...args)) },
-      presence,
-    )
-    t.match(await met.swap(late, { version: 1 }, bytesOf('in_progress', newToken()), SPANS, true), {
-      done: false,
-    })
-  },
-)
+  presence.refusal = null
+  const late = newId()
+  const slow = inPhase(
+    { ...sides.from, put: async (...args) => ((presence.refusal = 'since'), sides.from.put(...args)) },
+    presence,
+  )
+  const error = await Promise.resolve(slow.put(late, bytesOf('in_progress', newToken()), SPANS)).catch(
+    (e: unknown) => e,
+  )
+  t.ok(error instanceof OutOfPhase && error.maybeApplied, 'a claim that was answered too late may be there')
+  presence.refusal = null
+  const met = inPhase(
+    { ...sides.from, swap: async (...args) => ((presence.refusal = 'since'), sides.from.swap(...args)) },
+    presence,
+  )
+  t.match(await met.swap(late, { version: 1 }, bytesOf('in_progress', newToken()), SPANS, true), {
+    done: false,
+  })
+})
 
-void t.test(
-  'W10 who claims in the old store alone has stopped before the first replica in phase new claims',
-  async (t) => {
-    const { clock, sides, said, presence, lookout } = world()
-    const plain = lookout(sides.from)
-    t.match(plain.refusal, /cannot tell/, 'it has not looked yet')
-    await plain.enter()
-    t.teardown(() => plain.stop())
-    t.equal(plain.refusal, null)
-    const looked = clock.now
-    const first = presence('new')
-    await first.renew()
-    t.match(first.refusal, /cannot tell/)
-    t.match(said.at(-1), /phase new begins: for 10 s it waits/)
-    clock.now = looked + SURE_FOR - 1
-    await first.renew()
-    t.equal(plain.refusal, null, 'paused, it still relies on what it saw')
-    t.match(first.refusal, /cannot tell/)
-    clock.now = looked + SURE_FOR
-    t.match(plain.refusal, /cannot tell/)
-    await first.renew()
-    t.equal(first.refusal, null)
-    await t.rejects(plain.ensure(), {
-      name: 'OutOfPhase',
-      message: /moves the records of this store to another/,
-    })
-    t.match(plain.refusal, /a replica without store.migrate must not run beside it/)
-    t.match(said.at(-1), /moves the records/)
-    await t.rejects(lookout(sides.from).enter(), { name: 'PhaseConflict', message: /phase new .* is alive/ })
+void t.test('W10 replicas on the old store alone stop before one in phase new claims', async (t) => {
+  const { clock, sides, said, presence, lookout } = world()
+  const plain = lookout(sides.from)
+  t.match(plain.refusal, /cannot tell/, 'it has not looked yet')
+  await plain.enter()
+  t.teardown(() => plain.stop())
+  t.equal(plain.refusal, null)
+  const looked = clock.now
+  const first = presence('new')
+  await first.renew()
+  t.match(first.refusal, /cannot tell/)
+  t.match(said.at(-1), /phase new begins: for 10 s it waits/)
+  clock.now = looked + SURE_FOR - 1
+  await first.renew()
+  t.equal(plain.refusal, null, 'paused, it still relies on what it saw')
+  t.match(first.refusal, /cannot tell/)
+  clock.now = looked + SURE_FOR
+  t.match(plain.refusal, /cannot tell/)
+  await first.renew()
+  t.equal(first.refusal, null)
+  await t.rejects(plain.ensure(), {
+    name: 'OutOfPhase',
+    message: /moves the records of this store to another/,
+  })
+  t.match(plain.refusal, /a replica without store.migrate must not run beside it/)
+  t.match(said.at(-1), /moves the records/)
+  await t.rejects(lookout(sides.from).enter(), { name: 'PhaseConflict', message: /phase new .* is alive/ })
 
-    const second = presence('new')
-    const before = clock.now
-    await second.enter()
-    t.teardown(() => second.stop())
-    t.equal(clock.now, before, 'the first has waited for all of them')
-    t.equal(second.refusal, null)
-    await lookout(sides.to).enter()
+  const second = presence('new')
+  const before = clock.now
+  await second.enter()
+  t.teardown(() => second.stop())
+  t.equal(clock.now, before, 'the first has waited for all of them')
+  t.equal(second.refusal, null)
+  await lookout(sides.to).enter()
 
-    clock.now += MARKED_FOR
-    await plain.ensure()
-    t.equal(plain.refusal, null, 'nobody is in phase new any more')
-    t.equal(said.at(-1), null)
-    const entering = presence('new')
-    await entering.enter()
-    t.teardown(() => entering.stop())
-    t.ok(clock.now >= before + MARKED_FOR + SURE_FOR, 'so the next one waits again')
-    t.equal(entering.refusal, null)
-  },
-)
+  clock.now += MARKED_FOR
+  await plain.ensure()
+  t.equal(plain.refusal, null, 'no replica is in phase new any more')
+  t.equal(said.at(-1), null)
+  const entering = presence('new')
+  await entering.enter()
+  t.teardown(() => entering.stop())
+  t.ok(clock.now >= before + MARKED_FOR + SURE_FOR, 'so the next one waits again')
+  t.equal(entering.refusal, null)
+})
 
-void t.test('W10 a new store that lacks records is used by no replica without store.migrate', async (t) => {
+void t.test('W10 a replica without store.migrate does not use a new store that lacks records', async (t) => {
   for (const phase of ['mirror', 'both'] as const) {
     const { sides, presence, lookout } = world()
     const replica = presence(phase)
@@ -300,39 +291,36 @@ void t.test('W10 a new store that lacks records is used by no replica without st
   }
 })
 
-void t.test(
-  'W10 while its store is down a replica does not know, and asks once for all its claims',
-  async (t) => {
-    const { clock, sides, lookout } = world()
-    let down = true
-    let asked = 0
-    const store = failing(sides.from, () => down)
-    const plain = lookout({ get: (id) => (asked++, store.get(id)) })
-    await plain.enter()
-    t.teardown(() => plain.stop())
-    const guarded = inPhase(store, plain)
-    const claim = async () => guarded.put(newId(), bytesOf('in_progress', newToken()), SPANS)
-    await t.rejects(claim(), { name: 'StoreUnavailable' }, 'a route that bypasses may go on')
-    down = false
-    asked = 0
-    await Promise.all([plain.ensure(), plain.ensure()])
-    t.equal(asked, 3)
-    t.match(await claim(), { done: true })
-    t.equal(asked, 3)
-    clock.now += SURE_FOR
-    t.match(await claim(), { done: true })
-    t.equal(asked, 6)
-    const broken = lookout({ get: async () => Promise.reject(new TypeError('a bug')) })
-    await t.rejects(broken.enter(), { name: 'TypeError' })
-    const damaged = lookout({ get: async () => ({ now: 0, bytes: Buffer.from('no record') }) })
-    await damaged.enter()
-    t.teardown(() => damaged.stop())
-    t.match(damaged.refusal, /cannot tell/)
-    await t.rejects(damaged.ensure(), { name: 'CorruptRecord' })
-  },
-)
+void t.test('W10 a replica whose store was down cannot tell, and asks once for all its claims', async (t) => {
+  const { clock, sides, lookout } = world()
+  let down = true
+  let asked = 0
+  const store = failing(sides.from, () => down)
+  const plain = lookout({ get: (id) => (asked++, store.get(id)) })
+  await plain.enter()
+  t.teardown(() => plain.stop())
+  const guarded = inPhase(store, plain)
+  const claim = async () => guarded.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+  await t.rejects(claim(), { name: 'StoreUnavailable' }, 'a route that bypasses may go on')
+  down = false
+  asked = 0
+  await Promise.all([plain.ensure(), plain.ensure()])
+  t.equal(asked, 3)
+  t.match(await claim(), { done: true })
+  t.equal(asked, 3)
+  clock.now += SURE_FOR
+  t.match(await claim(), { done: true })
+  t.equal(asked, 6)
+  const broken = lookout({ get: async () => Promise.reject(new TypeError('a bug')) })
+  await t.rejects(broken.enter(), { name: 'TypeError' })
+  const damaged = lookout({ get: async () => ({ now: 0, bytes: Buffer.from('no record') }) })
+  await damaged.enter()
+  t.teardown(() => damaged.stop())
+  t.match(damaged.refusal, /cannot tell/)
+  await t.rejects(damaged.ensure(), { name: 'CorruptRecord' })
+})
 
-void t.test('W10 a reply that comes late counts only if nothing has begun meanwhile', async (t) => {
+void t.test('W10 a late reply counts only if phase new has not begun meanwhile', async (t) => {
   const { clock, sides, presence, lookout } = world()
   const plain = lookout(sides.from)
   await plain.enter()
@@ -353,7 +341,7 @@ void t.test('W10 a reply that comes late counts only if nothing has begun meanwh
   await t.rejects(claim(), { name: 'OutOfPhase', maybeApplied: true })
 })
 
-void t.test('W10 it goes on looking, by its own clock', async (t) => {
+void t.test('W10 a lookout keeps looking, with its default clock', async (t) => {
   const { sides } = world()
   const plain = new Lookout(sides.from, { say: () => {} })
   await plain.enter()

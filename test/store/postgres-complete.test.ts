@@ -97,7 +97,7 @@ async function tests(): Promise<void> {
     response: { status: 201, reason: 'Created', headers: HEADERS.flat(), body, trailers: [] },
   })
 
-  void t.test('the record is, byte for byte, what the proxy itself would have written', async (t) => {
+  void t.test('complete() writes, byte for byte, what the proxy itself would have written', async (t) => {
     const app = await upstream(t)
     const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
     for (const more of [{}, told]) {
@@ -130,55 +130,63 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test('ttl.body: the response ends before the record, and is taken out as any other', async (t) => {
-    const app = await upstream(t)
-    const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
-    const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
-    for (const more of [{}, told]) {
-      const claimed = await claim({ ...ends, ...more })
-      t.equal(await complete(app, claimed), true)
-      const { bytes } = await register.get(claimed.id)
-      if (bytes === null) throw new Error('no record')
-      const record = decodeRecord(bytes) as Completed
-      t.strictSame(record.result, { ...result(), afterBody: HOUR - 5 * MINUTE })
-      t.same([record.expiresAt, record.dropAt], [record.updatedAt + HOUR, record.updatedAt + HOUR + MINUTE])
-      t.equal(indexPlace(bytes, 7), 2 ** 48 + 7)
-      t.match(record, { key: 'key' in more ? more.key : null, completion: ends.completion })
-      t.equal(await complete(app, claimed), false, 'a repeat finds its own')
-      t.match(await failureOf(complete(app, claimed, 201, HEADERS, Buffer.from('other'))), { code: 'IP002' })
-      // What the owner does with what it then writes itself files the response in the index.
-      const own = draft('completed', claimed.token, { fence: claimed.fence, result: result() })
-      t.match(await records.settle(claimed.id, own, SPANS), {
-        kind: 'refused',
-        record: { state: 'completed' },
-      })
-      const places = await server.sql(
-        `SELECT state, due FROM idempotency.unresolved WHERE id = '${claimed.id}'`,
-      )
-      t.same(places, [['2', String(2 ** 48 + record.updatedAt + 5 * MINUTE)]])
-      t.match(await records.settle(claimed.id, own, SPANS), { kind: 'refused' })
-      t.equal((await server.sql(`SELECT 1 FROM idempotency.unresolved WHERE id = '${claimed.id}'`)).length, 1)
-    }
-    // Its owner dies after the commit: whoever sweeps files it.
-    const orphan = await claim(ends)
-    await complete(app, orphan)
-    await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${orphan.id}'`)
-    t.notOk((await register.due(1000)).includes(orphan.id))
-    t.match(await server.sql(`SELECT state FROM idempotency.unresolved WHERE id = '${orphan.id}'`), [['2']])
-    // As long as the record of a refusal, and not kept at all: nothing ends before.
-    for (const [status, body] of [
-      [404, ALL_BYTES],
-      [201, Buffer.alloc(1001)],
-    ] as const) {
-      const claimed = await claim(ends)
-      await complete(app, claimed, status, HEADERS, body)
-      const { bytes } = await register.get(claimed.id)
-      t.equal(indexPlace(bytes as Buffer, 7), null)
-      t.notOk('afterBody' in (decodeRecord(bytes as Buffer) as Completed).result)
-    }
-  })
+  void t.test(
+    'with ttl.body, the response expires before its record and is indexed like any other',
+    async (t) => {
+      const app = await upstream(t)
+      const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
+      const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
+      for (const more of [{}, told]) {
+        const claimed = await claim({ ...ends, ...more })
+        t.equal(await complete(app, claimed), true)
+        const { bytes } = await register.get(claimed.id)
+        if (bytes === null) throw new Error('no record')
+        const record = decodeRecord(bytes) as Completed
+        t.strictSame(record.result, { ...result(), afterBody: HOUR - 5 * MINUTE })
+        t.same([record.expiresAt, record.dropAt], [record.updatedAt + HOUR, record.updatedAt + HOUR + MINUTE])
+        t.equal(indexPlace(bytes, 7), 2 ** 48 + 7)
+        t.match(record, { key: 'key' in more ? more.key : null, completion: ends.completion })
+        t.equal(await complete(app, claimed), false, 'a repeat finds its own answer')
+        t.match(await failureOf(complete(app, claimed, 201, HEADERS, Buffer.from('other'))), {
+          code: 'IP002',
+        })
+        // The outcome that the owner then tries to write files the response in the index.
+        const own = draft('completed', claimed.token, { fence: claimed.fence, result: result() })
+        t.match(await records.settle(claimed.id, own, SPANS), {
+          kind: 'refused',
+          record: { state: 'completed' },
+        })
+        const places = await server.sql(
+          `SELECT state, due FROM idempotency.unresolved WHERE id = '${claimed.id}'`,
+        )
+        t.same(places, [['2', String(2 ** 48 + record.updatedAt + 5 * MINUTE)]])
+        t.match(await records.settle(claimed.id, own, SPANS), { kind: 'refused' })
+        t.equal(
+          (await server.sql(`SELECT 1 FROM idempotency.unresolved WHERE id = '${claimed.id}'`)).length,
+          1,
+        )
+      }
+      // Its owner dies after the commit: the next sweep files it.
+      const orphan = await claim(ends)
+      await complete(app, orphan)
+      await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${orphan.id}'`)
+      t.notOk((await register.due(1000)).includes(orphan.id))
+      t.match(await server.sql(`SELECT state FROM idempotency.unresolved WHERE id = '${orphan.id}'`), [['2']])
+      // A refusal, kept as long as its record, and a response that is not kept: nothing expires earlier.
+      for (const [status, body] of [
+        [404, ALL_BYTES],
+        [201, Buffer.alloc(1001)],
+      ] as const) {
+        const claimed = await claim(ends)
+        await complete(app, claimed, status, HEADERS, body)
+        const { bytes } = await register.get(claimed.id)
+        t.equal(indexPlace(bytes as Buffer, 7), null)
+        t.notOk('afterBody' in (decodeRecord(bytes as Buffer) as Completed).result)
+      }
+    },
+  )
 
-  void t.test('reason phrases are those of Node; an answer without a Date gets one', async (t) => {
+  void t.test('reason phrases are Node’s, and an answer without a Date gets one', async (t) => {
     const app = await upstream(t)
     for (const status of [200, 404, 418, 503, 511, 599]) {
       const claimed = await claim()
@@ -191,7 +199,7 @@ async function tests(): Promise<void> {
       const date = new Date(Math.floor(record.updatedAt / 1000) * 1000).toUTCString()
       t.same(response?.headers, ['Date', date])
       t.equal(record.expiresAt - record.updatedAt, status === 200 ? HOUR : MINUTE, 'ttl, ttlFailed')
-      t.equal(await complete(app, claimed, status, null, body), false, 'a repeat has the same one')
+      t.equal(await complete(app, claimed, status, null, body), false, 'a repeat finds the same answer')
     }
     const [[reasons] = []] = await server.sql(
       `SELECT jsonb_object_agg(n, idempotency.reason(n)) FROM generate_series(200, 599) n`,
@@ -200,32 +208,35 @@ async function tests(): Promise<void> {
       t.equal(reason, STATUS_CODES[status] ?? '', status)
   })
 
-  void t.test('what the route does not keep is not kept', async (t) => {
-    const app = await upstream(t)
-    const place = [
-      ['Location', '/p/1'],
-      ['location', '/p/2'],
-    ]
-    const terms = (limit: number) => ({ completion: `${HOUR} ${HOUR} 0 ${limit}` })
-    for (const [limit, headers, expected] of [
-      [255, place, { kept: false, why: 'too_large', status: 201, location: '/p/1' }],
-      [255, [], { kept: false, why: 'too_large', status: 201, location: null }],
-      [0, place, { kept: false, why: 'outcome_only', status: 201, location: '/p/1' }],
-      [256, [], { kept: true }],
-    ] as const) {
-      const claimed = await claim(terms(limit))
-      t.equal(await complete(app, claimed, 201, headers), true)
-      t.match(await stored(claimed.id), { result: expected })
-      t.equal(await complete(app, claimed, 201, headers), false)
-    }
-    const empty = await claim(terms(0))
-    await complete(app, empty, 200, [], null)
-    t.match(await stored(empty.id), { result: { kept: false, why: 'outcome_only' } })
-  })
+  void t.test(
+    'of a response that the route does not keep, only status and Location are stored',
+    async (t) => {
+      const app = await upstream(t)
+      const place = [
+        ['Location', '/p/1'],
+        ['location', '/p/2'],
+      ]
+      const terms = (limit: number) => ({ completion: `${HOUR} ${HOUR} 0 ${limit}` })
+      for (const [limit, headers, expected] of [
+        [255, place, { kept: false, why: 'too_large', status: 201, location: '/p/1' }],
+        [255, [], { kept: false, why: 'too_large', status: 201, location: null }],
+        [0, place, { kept: false, why: 'outcome_only', status: 201, location: '/p/1' }],
+        [256, [], { kept: true }],
+      ] as const) {
+        const claimed = await claim(terms(limit))
+        t.equal(await complete(app, claimed, 201, headers), true)
+        t.match(await stored(claimed.id), { result: expected })
+        t.equal(await complete(app, claimed, 201, headers), false)
+      }
+      const empty = await claim(terms(0))
+      await complete(app, empty, 200, [], null)
+      t.match(await stored(empty.id), { result: { kept: false, why: 'outcome_only' } })
+    },
+  )
 
   const gone = 'There is no such record, or not any more.'
   const stale: Record<string, [(one: Claimed) => Promise<Pick<Claimed, 'id' | 'fence'>>, string]> = {
-    'another fence': [
+    'an earlier fence': [
       async ({ id, fence }) => ({ id, fence: fence - 1 }),
       'The record is in_progress; its latest attempt is ',
     ],
@@ -233,7 +244,7 @@ async function tests(): Promise<void> {
       async ({ id, fence }) => ({ id, fence: fence + 1 }),
       'The record is in_progress; its latest attempt is ',
     ],
-    'another record': [async ({ fence }) => ({ id: newId(), fence }), gone],
+    'a record that does not exist': [async ({ fence }) => ({ id: newId(), fence }), gone],
     deleted: [
       async (one) => {
         await register.remove(one.id, (await stored(one.id))?.version ?? 0)
@@ -241,7 +252,7 @@ async function tests(): Promise<void> {
       },
       gone,
     ],
-    'its time has come': [
+    expired: [
       async (one) => {
         await server.sql(`UPDATE idempotency.records SET drop_at = 1 WHERE id = '${one.id}'`)
         await server.sql(`UPDATE idempotency.unresolved SET drop_at = 1 WHERE id = '${one.id}'`)
@@ -249,7 +260,7 @@ async function tests(): Promise<void> {
       },
       gone,
     ],
-    'claimed anew': [
+    'claimed again': [
       async (one) => {
         await records.settle(one.id, draft('failed_retryable', one.token, TERMS), SPANS)
         const { record } = (await records.get(one.id)) as { record: Completed }
@@ -278,7 +289,7 @@ async function tests(): Promise<void> {
       },
       'The record is completed, by another call of this function or by somebody else.',
     ],
-    'completed by another answer of its own': [
+    'completed by the same attempt, with another answer': [
       async (one) => {
         const client = await server.client()
         await complete(client, one, 201, HEADERS, Buffer.from('another'))
@@ -297,7 +308,7 @@ async function tests(): Promise<void> {
     ],
   }
   for (const isolation of ['READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE'])
-    void t.test(isolation, async (t) => {
+    void t.test(`${isolation}: complete() commits with its transaction, or makes it roll back`, async (t) => {
       const app = await upstream(t)
       const begin = () => app.query(`BEGIN ISOLATION LEVEL ${isolation}`)
 
@@ -310,7 +321,7 @@ async function tests(): Promise<void> {
         t.match(failure, { code: 'IP002', message: /: roll back$/ }, name)
         t.ok(failure.detail?.startsWith(detail), `${name}: ${failure.detail}`)
         const { command } = await app.query('COMMIT')
-        t.equal(command, 'ROLLBACK', 'whoever commits all the same commits nothing')
+        t.equal(command, 'ROLLBACK', 'a COMMIT after the error commits nothing')
         t.equal(await charges(wrong.id), 0)
         t.same((await register.get(wrong.id)).bytes, before.bytes)
       }
@@ -346,7 +357,7 @@ async function tests(): Promise<void> {
       await charge(app, renewed.id)
       t.same(await register.renew([renewal]), [true], 'a renewal after its snapshot')
       t.equal(await complete(app, renewed), true)
-      t.same(await register.renew([renewal]), [true], 'it waits for nobody')
+      t.same(await register.renew([renewal]), [true], 'a renewal does not wait')
       const { version = 0 } = (await stored(renewed.id)) ?? {}
       await app.query('COMMIT')
       const after = (await stored(renewed.id)) as Completed
@@ -366,27 +377,30 @@ async function tests(): Promise<void> {
       t.equal(await charges(overtaken.id), 0)
     })
 
-  void t.test('the owner settles after it: told what is recorded, and the lease goes', async (t) => {
-    const app = await upstream(t)
-    for (const state of ['completed', 'unknown', 'failed_retryable'] as const)
-      for (const renewals of [0, 1]) {
-        const one = await claim()
-        if (renewals) await register.renew([{ ...one, dueIn: HOUR, dropIn: HOUR }])
-        await complete(app, one)
-        const before = await stored(one.id)
-        for (const again of [false, true]) {
-          const settled = await records.settle(one.id, draft(state, one.token, TERMS), SPANS)
-          t.match(settled, {
-            kind: 'refused',
-            record: { state: 'completed', token: one.token, result: result() },
-          })
-          t.same(await stored(one.id), before, again ? 'again' : 'nothing of the record changes')
+  void t.test(
+    'an owner that settles after complete() gets the recorded answer, and its lease is removed',
+    async (t) => {
+      const app = await upstream(t)
+      for (const state of ['completed', 'unknown', 'failed_retryable'] as const)
+        for (const renewals of [0, 1]) {
+          const one = await claim()
+          if (renewals) await register.renew([{ ...one, dueIn: HOUR, dropIn: HOUR }])
+          await complete(app, one)
+          const before = await stored(one.id)
+          for (const again of [false, true]) {
+            const settled = await records.settle(one.id, draft(state, one.token, TERMS), SPANS)
+            t.match(settled, {
+              kind: 'refused',
+              record: { state: 'completed', token: one.token, result: result() },
+            })
+            t.same(await stored(one.id), before, again ? 'again' : 'the record does not change')
+          }
+          t.same(await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`), [])
         }
-        t.same(await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`), [])
-      }
-  })
+    },
+  )
 
-  void t.test('the owner settles while it is not committed yet: an honest "not applied"', async (t) => {
+  void t.test('an owner that settles before complete() is committed is told "not applied"', async (t) => {
     const app = await upstream(t)
     const one = await claim()
     await app.query('BEGIN')
@@ -399,50 +413,50 @@ async function tests(): Promise<void> {
     t.match(
       await records.claim(one.id, draft('in_progress', newToken()), SPANS),
       { kind: 'exists' },
-      'a retry waits for nobody',
+      'a retry does not wait',
     )
     await app.query('COMMIT')
     t.match(await records.settle(one.id, outcome, SPANS), { kind: 'refused', record: { state: 'completed' } })
   })
 
+  void t.test('complete() can still end an attempt that its owner has settled as unknown', async (t) => {
+    const app = await upstream(t)
+    const one = await claim()
+    await app.query('BEGIN')
+    await charge(app, one.id)
+    await records.settle(one.id, draft('unknown', one.token, TERMS), SPANS)
+    t.equal(await complete(app, one), true)
+    await app.query('COMMIT')
+    t.match(await stored(one.id), { state: 'completed' })
+    await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${one.id}'`)
+    t.notOk((await register.due(1000)).includes(one.id), 'it is no longer swept')
+    t.same(await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`), [])
+    t.match(await stored(one.id), { state: 'completed' })
+  })
+
   void t.test(
-    'an outcome that is settled first is found by it, where it may still end the attempt',
+    'the sweep skips the lease of a dead owner while its row or its record is locked',
     async (t) => {
       const app = await upstream(t)
       const one = await claim()
-      await app.query('BEGIN')
-      await charge(app, one.id)
-      await records.settle(one.id, draft('unknown', one.token, TERMS), SPANS)
-      t.equal(await complete(app, one), true)
-      await app.query('COMMIT')
-      t.match(await stored(one.id), { state: 'completed' })
-      await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${one.id}'`)
-      t.notOk((await register.due(1000)).includes(one.id), 'nobody looks after it any more')
+      await register.renew([{ ...one, dueIn: 0, dropIn: HOUR }])
+      await complete(app, one)
+      const { version } = (await stored(one.id)) ?? {}
+      const other = await server.client()
+      for (const table of ['records', 'unresolved']) {
+        await other.query(`BEGIN; SELECT FROM idempotency.${table} WHERE id = '${one.id}' FOR UPDATE`)
+        t.notOk((await register.due(1000)).includes(one.id))
+        await other.query('ROLLBACK')
+        t.equal((await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`)).length, 1)
+      }
+      await other.end()
+      await register.due(1000)
       t.same(await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`), [])
-      t.match(await stored(one.id), { state: 'completed' })
+      t.equal((await stored(one.id))?.version, version)
     },
   )
 
-  void t.test('the lease of an owner that died is passed over while somebody has the record', async (t) => {
-    const app = await upstream(t)
-    const one = await claim()
-    await register.renew([{ ...one, dueIn: 0, dropIn: HOUR }])
-    await complete(app, one)
-    const { version } = (await stored(one.id)) ?? {}
-    const other = await server.client()
-    for (const table of ['records', 'unresolved']) {
-      await other.query(`BEGIN; SELECT FROM idempotency.${table} WHERE id = '${one.id}' FOR UPDATE`)
-      t.notOk((await register.due(1000)).includes(one.id))
-      await other.query('ROLLBACK')
-      t.equal((await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`)).length, 1)
-    }
-    await other.end()
-    await register.due(1000)
-    t.same(await server.sql(`SELECT FROM idempotency.unresolved WHERE id = '${one.id}'`), [])
-    t.equal((await stored(one.id))?.version, version)
-  })
-
-  void t.test('another replica that waits is told when the owner settles', async (t) => {
+  void t.test('another replica that waits is notified when the owner settles', async (t) => {
     const peer = await openPostgresStore({
       url: server.url,
       service: 'pay',
@@ -460,7 +474,7 @@ async function tests(): Promise<void> {
     await until(() => told > 0)
   })
 
-  void t.test('its backend dies inside the transaction: nothing of it stands', async (t) => {
+  void t.test('if its backend dies inside the transaction, nothing is applied', async (t) => {
     const app = await upstream(t)
     const one = await claim()
     await app.query('BEGIN')
@@ -473,10 +487,10 @@ async function tests(): Promise<void> {
     )
     t.same([await charges(one.id), (await stored(one.id))?.state], [0, 'in_progress'])
     const again = await upstream(t)
-    t.equal(await complete(again, one), true, 'the attempt goes on')
+    t.equal(await complete(again, one), true, 'the attempt can still complete')
   })
 
-  void t.test('two transactions of one attempt at once: one of them stands', async (t) => {
+  void t.test('of two concurrent transactions of one attempt, one commits', async (t) => {
     const [first, second] = [await upstream(t), await upstream(t)]
     const one = await claim()
     for (const client of [first, second]) {
@@ -495,7 +509,7 @@ async function tests(): Promise<void> {
     t.equal(await charges(one.id), 1)
   })
 
-  void t.test('bad input: one sentence, and nothing of the transaction stands', async (t) => {
+  void t.test('bad input gives a clear error, and nothing of the transaction is applied', async (t) => {
     const app = await upstream(t)
     const one = await claim()
     const refused = [...HOP_BY_HOP, 'content-length', 'trailer', ...Object.values(RESPONSE_HEADER)]
@@ -546,7 +560,7 @@ async function tests(): Promise<void> {
   })
 
   void t.test(
-    'a claim of a route that tells its upstream nothing, a sealed one, and a record of a later release',
+    'complete() refuses a claim without forwardFence, a sealed record, and one of a later release',
     async (t) => {
       const app = await upstream(t)
       const quiet = await claim({})
@@ -568,7 +582,7 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test('the upstream’s role may call it, and nothing else', async (t) => {
+  void t.test('the upstream’s role may call complete(), and nothing else', async (t) => {
     const app = await upstream(t)
     const functions = await server.sql(
       "SELECT oid::regprocedure, pronargs FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace AND proname <> 'complete'",
@@ -596,7 +610,7 @@ async function tests(): Promise<void> {
     await stranger.end()
   })
 
-  void t.test('no setting of the caller has a say', async (t) => {
+  void t.test('settings and schemas of the caller do not affect complete()', async (t) => {
     const app = await upstream(t)
     await server.sql(`CREATE SCHEMA evil AUTHORIZATION app`)
     for (const setting of [
@@ -634,7 +648,7 @@ async function tests(): Promise<void> {
     })
   })
 
-  void t.test('the transaction of the documentation', async (t) => {
+  void t.test('the transaction in docs/postgres.md works', async (t) => {
     const app = await upstream(t)
     const one = await claim()
     const text = readFileSync(new URL('../../docs/postgres.md', import.meta.url), 'utf8')
@@ -648,7 +662,7 @@ async function tests(): Promise<void> {
     t.equal((await app.query('SELECT FROM charges')).rows.length, 1)
   })
 
-  void t.test('a completed record leaves as any other does', async (t) => {
+  void t.test('a record completed by complete() is removed and expires like any other', async (t) => {
     const app = await upstream(t)
     const one = await claim()
     await complete(app, one)
@@ -658,7 +672,7 @@ async function tests(): Promise<void> {
     const expired = await claim()
     await complete(app, expired)
     await server.sql(`UPDATE idempotency.records SET drop_at = 1 WHERE id = '${expired.id}'`)
-    t.equal((await register.get(expired.id)).bytes, null, 'its lease does not keep it')
+    t.equal((await register.get(expired.id)).bytes, null, 'its lease does not keep it alive')
     t.match(await register.put(expired.id, bytesOf('in_progress', newToken()), SPANS), { done: true })
   })
 }

@@ -37,7 +37,7 @@ const works = (register: PostgresStore) => () =>
     () => false,
   )
 
-/** With a synchronous standby that is there. */
+/** A primary with a synchronous standby that is connected. */
 async function replicated(t: Test, ...settings: string[]) {
   const primary = await PostgresServer.start(...settings)
   t.teardown(() => primary[Symbol.asyncDispose]())
@@ -52,7 +52,7 @@ async function replicated(t: Test, ...settings: string[]) {
   return { primary, standby }
 }
 
-/** The most that the server has had of ours at once, looked at all the while on a connection that stays open. */
+/** The most connections of ours that the server has had at once, polled on a connection that stays open. */
 async function counting(t: Test, server: PostgresServer, which = '') {
   const client = await server.client()
   const counts = { isOn: true, most: 0, now: 0 }
@@ -76,14 +76,14 @@ async function counting(t: Test, server: PostgresServer, which = '') {
 
 interface Load {
   isOn: boolean
-  /** Claims by how they ended; of those that were granted and those in doubt the ids. */
+  /** Claims by their end: ids of those that were granted and those in doubt. */
   readonly granted: ReturnType<typeof newId>[]
   readonly doubtful: ReturnType<typeof newId>[]
   refused: number
   stop(): Promise<void>
 }
 
-/** New keys all the while, more at once than there are connections; their outcomes and leases, too. */
+/** Claims, renews and settles new keys all the time, more at once than there are connections. */
 function load(register: PostgresStore): Load {
   const self: Load = { isOn: true, granted: [], doubtful: [], refused: 0, stop: async () => {} }
   const worker = async (): Promise<void> => {
@@ -101,7 +101,7 @@ function load(register: PostgresStore): Load {
         if (!(error instanceof StoreUnavailable)) throw error
         if (error.maybeApplied && !self.granted.includes(id)) self.doubtful.push(id)
         if (!error.maybeApplied) self.refused++
-        // Those that are refused at once must not take the processor.
+        // Claims that are refused at once must not take up the processor.
         await new Promise((next) => setTimeout(next, 5))
       }
     }
@@ -127,7 +127,7 @@ const hangs = (events: readonly string[]) => () => events.some((event) => /does 
 
 function tests(): void {
   void t.test(
-    'a synchronous standby that is gone: connections are bounded, what is there is answered, and all goes on when it is back',
+    'without its synchronous standby, connections are bounded and reads answered; claims resume with it',
     async (t) => {
       const { primary, standby } = await replicated(t)
       const { register, events } = await open(t, primary.url)
@@ -159,10 +159,10 @@ function tests(): void {
       await traffic.stop()
       t.ok(counts.most <= MOST, `${counts.most} connections`)
       await until(() => counts.now <= 8)
-      t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'told once')
+      t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'reported once')
       for (const id of traffic.granted) {
         const again = await register.put(id, claim(), SPANS)
-        if (again.done) t.fail(`${id} was given out twice`)
+        if (again.done) t.fail(`${id} was granted twice`)
       }
       t.ok(traffic.doubtful.length > 0)
     },
@@ -170,7 +170,7 @@ function tests(): void {
 
   for (const way of ['', 'before PgBouncer '])
     void t.test(
-      `the network ${way}is cut meanwhile, again and again: what was left behind counts`,
+      `connections left behind count when the network ${way}is cut again and again`,
       {
         skip: way !== '' && NO_PGBOUNCER,
       },
@@ -200,7 +200,7 @@ function tests(): void {
       },
     )
 
-  void t.test('a server that tells nothing of itself: what a cut has left behind is forgotten', async (t) => {
+  void t.test('without track_activities, connections left behind by a cut are forgotten', async (t) => {
     await using server = await PostgresServer.start('track_activities=off')
     await using wire = await relay(server.port)
     const { register } = await open(t, at(wire))
@@ -216,7 +216,7 @@ function tests(): void {
     t.match((await register.traits()).findings, [/track_activities is off/])
   })
 
-  void t.test('a standby that nobody waits for is told, one that commits wait for is enough', async (t) => {
+  void t.test('traits report a standby that commits do not wait for', async (t) => {
     const { primary } = await replicated(t)
     const { register } = await open(t, primary.url)
     t.match(await register.traits(), {
@@ -232,7 +232,7 @@ function tests(): void {
     })
   })
 
-  void t.test('a server that hangs: nothing is piled up behind it', async (t) => {
+  void t.test('connections do not pile up behind a hanging server', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     await completed(register)
@@ -249,38 +249,34 @@ function tests(): void {
     await until(() => counts.now <= 8)
   })
 
-  void t.test(
-    'records that an upstream has locked for minutes take no connections from others',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register, events } = await open(t, server.url)
-      const token = newToken()
-      const ids = Array.from({ length: 30 }, newId)
-      for (const id of ids) await register.put(id, bytesOf('in_progress', token), SPANS)
-      const upstream = await server.client()
-      await upstream.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-      const counts = await counting(t, server)
-      const own = { token, states: ['in_progress'] } as const
-      let tries = 0
-      const settling = ids.map(async (id) => {
-        while (tries < 300) {
-          tries++
-          await t.rejects(register.swap(id, own, bytesOf('completed', token), SPANS, false), REFUSED)
-        }
-      })
-      await until(works(register))
-      await Promise.all(settling)
-      await upstream.query('ROLLBACK')
-      await upstream.end()
-      for (const id of ids)
-        t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-      t.ok(counts.most <= MOST, `${counts.most} connections`)
-      t.notOk(hangs(events)())
-    },
-  )
+  void t.test('records that an upstream keeps locked take no connections from others', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url)
+    const token = newToken()
+    const ids = Array.from({ length: 30 }, newId)
+    for (const id of ids) await register.put(id, bytesOf('in_progress', token), SPANS)
+    const upstream = await server.client()
+    await upstream.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+    const counts = await counting(t, server)
+    const own = { token, states: ['in_progress'] } as const
+    let tries = 0
+    const settling = ids.map(async (id) => {
+      while (tries < 300) {
+        tries++
+        await t.rejects(register.swap(id, own, bytesOf('completed', token), SPANS, false), REFUSED)
+      }
+    })
+    await until(works(register))
+    await Promise.all(settling)
+    await upstream.query('ROLLBACK')
+    await upstream.end()
+    for (const id of ids) t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+    t.ok(counts.most <= MOST, `${counts.most} connections`)
+    t.notOk(hangs(events)())
+  })
 
   void t.test(
-    'reads that hang, too: all is refused, no more is opened, and it goes on by itself',
+    'when reads hang, too, no more connections are opened, and it recovers by itself',
     async (t) => {
       await using server = await PostgresServer.start()
       const { register, events } = await open(t, server.url)
@@ -308,41 +304,35 @@ function tests(): void {
     },
   )
 
-  void t.test(
-    'another server under the name is taken once the one in use has been silent for long, not before',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      await using stranger = await PostgresServer.unrelated()
-      await using wire = await relay(server.port)
-      const { register, events } = await open(t, at(wire), 100)
-      await completed(register)
-      wire.passReplies = false
-      await until(() =>
-        register.ping().then(
-          () => false,
-          (error) => /not connected/.test(error.message),
-        ),
-      )
-      wire.target = stranger.port
-      wire.passReplies = true
-      await until(works(register))
-      t.match(events.at(-2), /a different server now/)
-      t.equal((await stranger.sql('SELECT FROM idempotency.records')).length, 1)
-    },
-  )
+  void t.test('another server under the name is used once the current one is silent for long', async (t) => {
+    await using server = await PostgresServer.start()
+    await using stranger = await PostgresServer.unrelated()
+    await using wire = await relay(server.port)
+    const { register, events } = await open(t, at(wire), 100)
+    await completed(register)
+    wire.passReplies = false
+    await until(() =>
+      register.ping().then(
+        () => false,
+        (error) => /not connected/.test(error.message),
+      ),
+    )
+    wire.target = stranger.port
+    wire.passReplies = true
+    await until(works(register))
+    t.match(events.at(-2), /a different server now/)
+    t.equal((await stranger.sql('SELECT FROM idempotency.records')).length, 1)
+  })
 
-  void t.test(
-    'the schema is made while the standby is gone: one waits for it, the others do not pile up',
-    async (t) => {
-      const { primary, standby } = await replicated(t)
-      standby.pause()
-      const counts = await counting(t, primary)
-      const { register, events } = await open(t, primary.url)
-      await until(() => events.filter((event) => event.startsWith('error')).length > 1)
-      await t.rejects(register.ping(), NOT_APPLIED)
-      standby.resume()
-      await until(works(register))
-      t.ok(counts.most <= 4, `${counts.most} connections`)
-    },
-  )
+  void t.test('creating the schema without the standby does not pile up connections', async (t) => {
+    const { primary, standby } = await replicated(t)
+    standby.pause()
+    const counts = await counting(t, primary)
+    const { register, events } = await open(t, primary.url)
+    await until(() => events.filter((event) => event.startsWith('error')).length > 1)
+    await t.rejects(register.ping(), NOT_APPLIED)
+    standby.resume()
+    await until(works(register))
+    t.ok(counts.most <= 4, `${counts.most} connections`)
+  })
 }

@@ -50,56 +50,50 @@ async function sourceOf(server: PostgresServer, name: string): Promise<string> {
 }
 
 function tests(): void {
-  void t.test(
-    'down at start: it opens all the same, refuses at once, and connects when PostgreSQL is there',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      await server.stop()
-      const { register, events } = await open(t, server.url)
-      const id = newId()
-      await t.rejects(register.put(id, claim(), SPANS), {
-        ...NOT_APPLIED,
-        message: /not connected: .*ECONNREFUSED/,
-      })
-      await t.rejects(register.traits(), NOT_APPLIED)
-      await server.start()
-      await until(answers(register))
-      t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
-      const told = events.filter((event) => event.startsWith('error'))
-      t.equal(new Set(told).size, told.length, 'the same trouble is told once')
-      t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
-      await server.stop()
-      await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
-      t.ok(events.some((event) => event.startsWith('disconnected')))
-    },
-  )
+  void t.test('it opens without PostgreSQL, refuses at once, and connects when it is up', async (t) => {
+    await using server = await PostgresServer.start()
+    await server.stop()
+    const { register, events } = await open(t, server.url)
+    const id = newId()
+    await t.rejects(register.put(id, claim(), SPANS), {
+      ...NOT_APPLIED,
+      message: /not connected: .*ECONNREFUSED/,
+    })
+    await t.rejects(register.traits(), NOT_APPLIED)
+    await server.start()
+    await until(answers(register))
+    t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
+    const told = events.filter((event) => event.startsWith('error'))
+    t.equal(new Set(told).size, told.length, 'the same error is reported once')
+    t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+    await server.stop()
+    await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
+    t.ok(events.some((event) => event.startsWith('disconnected')))
+  })
 
-  void t.test(
-    'a PostgreSQL that hangs is bounded by the timeout, and used again when it answers',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register, events } = await open(t, server.url, FAST)
-      await register.put(newId(), claim(), SPANS)
-      const id = newId()
-      server.pause()
-      const begun = performance.now()
-      const late = await Promise.allSettled([
-        register.put(id, claim(), SPANS),
-        register.put(newId(), claim(), SPANS),
-      ])
-      t.ok(performance.now() - begun < 10 * FAST)
-      t.match(late[0], { reason: { ...APPLIED, message: /timed out/ } })
-      t.match(late[1], { reason: { ...NOT_APPLIED, message: /no connection free/ } }, 'it never left')
-      await until(() => events.some((event) => event.startsWith('error')))
-      await t.rejects(register.ping(), { ...NOT_APPLIED, message: /not connected/ }, 'refused at once')
-      server.resume()
-      await until(answers(register))
-      t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
-      t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
-    },
-  )
+  void t.test('operations on a hanging PostgreSQL time out, and it is used when it answers', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url, FAST)
+    await register.put(newId(), claim(), SPANS)
+    const id = newId()
+    server.pause()
+    const begun = performance.now()
+    const late = await Promise.allSettled([
+      register.put(id, claim(), SPANS),
+      register.put(newId(), claim(), SPANS),
+    ])
+    t.ok(performance.now() - begun < 10 * FAST)
+    t.match(late[0], { reason: { ...APPLIED, message: /timed out/ } })
+    t.match(late[1], { reason: { ...NOT_APPLIED, message: /no connection free/ } }, 'it was never sent')
+    await until(() => events.some((event) => event.startsWith('error')))
+    await t.rejects(register.ping(), { ...NOT_APPLIED, message: /not connected/ }, 'refused at once')
+    server.resume()
+    await until(answers(register))
+    t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
+    t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+  })
 
-  void t.test('a slow answer is no silence', async (t) => {
+  void t.test('a slow answer does not end the connection', async (t) => {
     await using server = await PostgresServer.start()
     const { register, events } = await open(t, server.url, FAST)
     for (let n = 0; n < 3; n++) {
@@ -111,7 +105,7 @@ function tests(): void {
     t.same(events, [`connected: 127.0.0.1:${server.port}`])
   })
 
-  void t.test('a busy event loop is no silent PostgreSQL', async (t) => {
+  void t.test('a busy event loop is not mistaken for a silent PostgreSQL', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url, FAST)
     await register.ping()
@@ -122,7 +116,7 @@ function tests(): void {
   })
 
   void t.test(
-    'killed with statements in flight: they may have been applied, none is sent again; what was acknowledged is there',
+    'a kill loses no acknowledged record; a statement in flight may have been applied',
     async (t) => {
       await using server = await PostgresServer.start()
       const { register, events } = await open(t, server.url)
@@ -148,7 +142,7 @@ function tests(): void {
     },
   )
 
-  void t.test('kill -9 under load: nothing acknowledged is lost, no key is given out twice', async (t) => {
+  void t.test('kill -9 under load loses no acknowledged claim and grants no key twice', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     const { register: peer } = await open(t, server.url)
@@ -177,44 +171,42 @@ function tests(): void {
       await until(answers(register))
       await until(answers(peer))
       for (const { id, done, unknown } of claims) {
-        if (done > 1) t.fail(`${id} was given out ${done} times`)
+        if (done > 1) t.fail(`${id} was granted ${done} times`)
         const again = await register.put(id, claim(), SPANS)
         if (done === 1 && again.done) t.fail(`${id} was acknowledged, and lost`)
-        if (done + unknown === 0 && !again.done) t.fail(`${id} is there, though nobody may have written it`)
+        if (done + unknown === 0 && !again.done)
+          t.fail(`${id} is there, though no claim may have been applied`)
       }
       t.ok(claims.some(({ done }) => done === 1))
     }
   })
 
-  void t.test(
-    'a reply that is lost: the claim may have been applied, and is recognised by its token',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      await using wire = await relay(server.port)
-      const { register } = await open(t, at(wire.port), FAST)
-      const records = new Records(register)
-      const id = newId()
-      const mine = draft('in_progress', newToken())
-      wire.passReplies = false
-      t.match(await records.claim(id, mine, SPANS), { kind: 'unavailable', error: APPLIED })
-      wire.passReplies = true
-      wire.cut()
-      await until(answers(register))
-      t.match(await records.claim(id, mine, SPANS), { kind: 'claimed', recognised: true })
-      t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'exists' })
+  void t.test('a claim whose reply is lost is recognised by its token', async (t) => {
+    await using server = await PostgresServer.start()
+    await using wire = await relay(server.port)
+    const { register } = await open(t, at(wire.port), FAST)
+    const records = new Records(register)
+    const id = newId()
+    const mine = draft('in_progress', newToken())
+    wire.passReplies = false
+    t.match(await records.claim(id, mine, SPANS), { kind: 'unavailable', error: APPLIED })
+    wire.passReplies = true
+    wire.cut()
+    await until(answers(register))
+    t.match(await records.claim(id, mine, SPANS), { kind: 'claimed', recognised: true })
+    t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'exists' })
 
-      const outcome = draft('completed', mine.token)
-      wire.passReplies = false
-      t.match(await records.settle(id, outcome, SPANS), { kind: 'unavailable', error: APPLIED })
-      wire.passReplies = true
-      wire.cut()
-      await until(answers(register))
-      const settled = await records.settle(id, outcome, SPANS)
-      t.match(settled, { kind: 'refused', record: { state: 'completed' } }, 'it was written, once')
-    },
-  )
+    const outcome = draft('completed', mine.token)
+    wire.passReplies = false
+    t.match(await records.settle(id, outcome, SPANS), { kind: 'unavailable', error: APPLIED })
+    wire.passReplies = true
+    wire.cut()
+    await until(answers(register))
+    const settled = await records.settle(id, outcome, SPANS)
+    t.match(settled, { kind: 'refused', record: { state: 'completed' } }, 'it was written, once')
+  })
 
-  void t.test('a connection that is cut while a claim is on its way', async (t) => {
+  void t.test('a claim whose connection is cut may have been applied, and can be repeated', async (t) => {
     await using server = await PostgresServer.start()
     await using wire = await relay(server.port)
     const { register } = await open(t, at(wire.port), PATIENT)
@@ -229,31 +221,28 @@ function tests(): void {
     t.ok((await register.put(id, claim(), SPANS)).done)
   })
 
-  void t.test(
-    'a host that is gone without a word: its connections are given up, and new ones used',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      await using wire = await relay(server.port)
-      let cut = 0
-      const { register } = await open(t, at(wire.port), 100)
-      wire.passReplies = false
-      const silent = await Promise.allSettled(Array.from({ length: 20 }, () => register.ping()))
-      t.ok(silent.every(({ status }) => status === 'rejected'))
-      wire.onReply = () => void cut++
-      wire.passReplies = true
-      await until(answers(register))
-      // Those of before answer never; after a while they are closed.
-      await until(async () => {
-        const [[count] = []] = await server.sql(
-          "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
-        )
-        return Number(count) <= 8
-      })
-      t.ok((await register.put(newId(), claim(), SPANS)).done)
-    },
-  )
+  void t.test('connections to a host that vanished without a word are closed and replaced', async (t) => {
+    await using server = await PostgresServer.start()
+    await using wire = await relay(server.port)
+    let cut = 0
+    const { register } = await open(t, at(wire.port), 100)
+    wire.passReplies = false
+    const silent = await Promise.allSettled(Array.from({ length: 20 }, () => register.ping()))
+    t.ok(silent.every(({ status }) => status === 'rejected'))
+    wire.onReply = () => void cut++
+    wire.passReplies = true
+    await until(answers(register))
+    // The old connections never answer; after a while they are closed.
+    await until(async () => {
+      const [[count] = []] = await server.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
+      )
+      return Number(count) <= 8
+    })
+    t.ok((await register.put(newId(), claim(), SPANS)).done)
+  })
 
-  void t.test('a reply that belongs to another statement is believed by nobody', async (t) => {
+  void t.test('a reply to another statement is not believed', async (t) => {
     await using server = await PostgresServer.start()
     await using wire = await relay(server.port)
     const { register } = await open(t, at(wire.port))
@@ -269,7 +258,7 @@ function tests(): void {
     await until(answers(register))
   })
 
-  void t.test('a peer that is no PostgreSQL: an error, not the end of the process', async (t) => {
+  void t.test('a peer that is not PostgreSQL is an error, not a crash', async (t) => {
     for (const says of ['HTTP/1.1 400 Bad Request\r\n\r\n', 'R\0\0\0\x08', 'D\0\0\0\x05\x01']) {
       const listener = createServer(
         (socket) => void socket.on('error', () => {}).end(Buffer.from(says, 'latin1')),
@@ -284,67 +273,61 @@ function tests(): void {
     }
   })
 
-  void t.test(
-    'a record that another transaction has locked: an honest "not applied"; others go on',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register } = await open(t, server.url, 3000)
-      const id = newId()
-      const token = newToken()
-      await register.put(id, bytesOf('in_progress', token), SPANS)
-      const other = await server.client()
-      await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-      const own = { token, states: ['in_progress'] } as const
-      const waiting = Promise.allSettled(
-        Array.from({ length: 6 }, () => register.swap(id, own, bytesOf('completed', token), SPANS, false)),
-      )
-      t.ok((await register.put(newId(), claim(), SPANS)).done, 'claims have connections, too')
-      t.match(await register.put(id, claim(), SPANS), { done: false }, 'reading waits for nobody')
-      for (const one of await waiting) t.match(one, { status: 'rejected', reason: NOT_APPLIED })
-      t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true], 'nor does a renewal')
-      await other.query('ROLLBACK')
-      await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
-      const second = newId()
-      await register.put(second, bytesOf('in_progress', token), SPANS)
-      await t.rejects(register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), {
-        ...NOT_APPLIED,
-        message: /lock timeout/,
-      })
-      t.same(
-        await register.renew([id, second].map((one) => ({ id: one, token, dueIn: HOUR, dropIn: HOUR }))),
-        [false, true],
-        'one does not keep the others',
-      )
-      const [[renewals] = []] = await server.sql(
-        `SELECT renewals FROM idempotency.unresolved WHERE id = '${second}'`,
-      )
-      t.equal(renewals, '1', 'the others of the batch were renewed')
-      await other.end()
-      t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-    },
-  )
+  void t.test('a write to a locked record is "not applied"; others go on', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url, 3000)
+    const id = newId()
+    const token = newToken()
+    await register.put(id, bytesOf('in_progress', token), SPANS)
+    const other = await server.client()
+    await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+    const own = { token, states: ['in_progress'] } as const
+    const waiting = Promise.allSettled(
+      Array.from({ length: 6 }, () => register.swap(id, own, bytesOf('completed', token), SPANS, false)),
+    )
+    t.ok((await register.put(newId(), claim(), SPANS)).done, 'claims still get connections')
+    t.match(await register.put(id, claim(), SPANS), { done: false }, 'a read does not wait')
+    for (const one of await waiting) t.match(one, { status: 'rejected', reason: NOT_APPLIED })
+    t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true], 'nor does a renewal')
+    await other.query('ROLLBACK')
+    await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
+    const second = newId()
+    await register.put(second, bytesOf('in_progress', token), SPANS)
+    await t.rejects(register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), {
+      ...NOT_APPLIED,
+      message: /lock timeout/,
+    })
+    t.same(
+      await register.renew([id, second].map((one) => ({ id: one, token, dueIn: HOUR, dropIn: HOUR }))),
+      [false, true],
+      'a locked lease does not hold up the others',
+    )
+    const [[renewals] = []] = await server.sql(
+      `SELECT renewals FROM idempotency.unresolved WHERE id = '${second}'`,
+    )
+    t.equal(renewals, '1', 'the others of the batch were renewed')
+    await other.end()
+    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+  })
 
-  void t.test(
-    'a claim that another has written and not committed is waited for, no longer than there is time',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register } = await open(t, server.url, FAST)
-      const { register: patient } = await open(t, server.url)
-      const id = newId()
-      await register.put(id, claim(), SPANS)
-      const other = await server.client()
-      await other.query(`BEGIN; DELETE FROM idempotency.records; INSERT INTO idempotency.records
+  void t.test('a claim waits for an uncommitted one, but no longer than the timeout', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, server.url, FAST)
+    const { register: patient } = await open(t, server.url)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    const other = await server.client()
+    await other.query(`BEGIN; DELETE FROM idempotency.records; INSERT INTO idempotency.records
       SELECT 1, 1, 1, 1, 1, 9999999999999, 1, 1, '${id.replace(/^./, '0')}', 'pay', decode('${'00'.repeat(16)}', 'hex'), '\\x00', '\\x00'`)
-      const free = id.replace(/^./, '0') as typeof id
-      await t.rejects(register.put(free, claim(), SPANS), { ...NOT_APPLIED, message: /lock timeout/ })
-      const late = patient.put(free, claim(), SPANS)
-      await other.query('COMMIT')
-      t.match(await late, { done: false }, 'it finds what the other has written')
-      await other.end()
-    },
-  )
+    const free = id.replace(/^./, '0') as typeof id
+    await t.rejects(register.put(free, claim(), SPANS), { ...NOT_APPLIED, message: /lock timeout/ })
+    const late = patient.put(free, claim(), SPANS)
+    await other.query('COMMIT')
+    t.match(await late, { done: false }, 'it finds the other claim')
+    await other.end()
+  })
 
-  void t.test('a claim that has waited for another is not stamped with a time before it', async (t) => {
+  void t.test('a claim that waited for another one is stamped with the time after the wait', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     const id = newId()
@@ -375,7 +358,7 @@ function tests(): void {
   })
 
   for (const isolation of ['repeatable read', 'serializable'])
-    void t.test(`${isolation}: conflicts are tried again, and one of many wins`, async (t) => {
+    void t.test(`${isolation}: conflicts are retried, and one of many wins`, async (t) => {
       await using server = await PostgresServer.start(`default_transaction_isolation=${isolation}`)
       const { register } = await open(t, server.url)
       const { register: peer } = await open(t, server.url)
@@ -401,18 +384,18 @@ function tests(): void {
           peer.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]).catch(() => [false]),
         ])
         const won = swaps.filter((one) => one.status === 'fulfilled' && one.value.done).length
-        t.ok(won + (renewed ? 1 : 0) <= 1, 'one of the two stands')
+        t.ok(won + (renewed ? 1 : 0) <= 1, 'at most one of the writes succeeds')
       }
     })
 
-  void t.test('a deadlock is broken by PostgreSQL: nothing was applied, and it is tried again', async (t) => {
+  void t.test('an operation succeeds after a deadlock, whichever was the victim', async (t) => {
     await using server = await PostgresServer.start('deadlock_timeout=10ms')
     const { register } = await open(t, server.url)
     const id = newId()
     const token = newToken()
     await register.put(id, bytesOf('in_progress', token), SPANS)
     const other = await server.client()
-    // The other way round: the lease, then the record.
+    // In the opposite order: the lease, then the record.
     await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
     const own = { token, states: ['in_progress'] } as const
     const swap = register.swap(id, own, bytesOf('completed', token), SPANS, false)
@@ -427,43 +410,40 @@ function tests(): void {
       (error: { code: string }) => error.code,
     )
     await other.query(victim === null ? 'COMMIT' : 'ROLLBACK')
-    t.ok((await swap).done, 'whoever was the victim')
+    t.ok((await swap).done, 'whichever was the victim')
     await other.end()
   })
 
-  void t.test(
-    'a standby is never asked; once promoted it is used, and nothing that was acknowledged is missing',
-    async (t) => {
-      await using primary = await PostgresServer.start()
-      const { register: first } = await open(t, primary.url)
-      const id = newId()
-      const token = newToken()
-      t.ok((await first.put(id, bytesOf('in_progress', token), SPANS)).done)
-      await using standby = await primary.standby()
-      const { register, events } = await open(t, standby.url)
-      for (const operation of [
-        () => register.put(newId(), claim(), SPANS),
-        () => register.get(id),
-        () => register.ping(),
-      ] as (() => Promise<unknown>)[])
-        await t.rejects(operation(), { ...NOT_APPLIED, message: /standby/ })
-      t.match(events, [/^error: the server is a standby/])
-      await until(async () => {
-        const [[behind] = []] = await primary.sql(
-          'SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()',
-        )
-        return behind === '1'
-      })
-      await primary.kill()
-      await standby.promote()
-      await until(answers(register))
-      t.match(await register.put(id, claim(), SPANS), { done: false })
-      const own = { token, states: ['in_progress'] } as const
-      t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-    },
-  )
+  void t.test('a standby is used only once promoted, and has the acknowledged record', async (t) => {
+    await using primary = await PostgresServer.start()
+    const { register: first } = await open(t, primary.url)
+    const id = newId()
+    const token = newToken()
+    t.ok((await first.put(id, bytesOf('in_progress', token), SPANS)).done)
+    await using standby = await primary.standby()
+    const { register, events } = await open(t, standby.url)
+    for (const operation of [
+      () => register.put(newId(), claim(), SPANS),
+      () => register.get(id),
+      () => register.ping(),
+    ] as (() => Promise<unknown>)[])
+      await t.rejects(operation(), { ...NOT_APPLIED, message: /standby/ })
+    t.match(events, [/^error: the server is a standby/])
+    await until(async () => {
+      const [[behind] = []] = await primary.sql(
+        'SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()',
+      )
+      return behind === '1'
+    })
+    await primary.kill()
+    await standby.promote()
+    await until(answers(register))
+    t.match(await register.put(id, claim(), SPANS), { done: false })
+    const own = { token, states: ['in_progress'] } as const
+    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+  })
 
-  void t.test('two primaries at once: the later one is used, and never both', async (t) => {
+  void t.test('of two primaries the later one is used, and never both', async (t) => {
     await using old = await PostgresServer.start()
     await using wire = await relay(old.port)
     const { register, events } = await open(t, at(wire.port))
@@ -471,7 +451,7 @@ function tests(): void {
     await using successor = await old.standby()
     await using stranger = await PostgresServer.unrelated()
     await successor.promote()
-    // The old one is still there, and nobody has told it.
+    // The old one is still running, and does not know.
     wire.target = successor.port
     await until(() => events.some((event) => event.includes('has failed over (timeline 2)')))
     const used = async (server: PostgresServer) =>
@@ -492,37 +472,34 @@ function tests(): void {
     t.equal((await register.get(id)).bytes, null)
     wire.target = successor.port
     await until(() => events.at(-1)?.includes('leads to a different server') ?? false)
-    t.equal((await register.get(id)).bytes, null, 'the one in use is used on')
+    t.equal((await register.get(id)).bytes, null, 'the one in use stays in use')
     t.ok((await register.put(newId(), claim(), SPANS)).done)
     t.equal(await used(successor), 0)
   })
 
-  void t.test(
-    'a server that becomes a standby under a connection: claims and reads are refused, and the name is asked again',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register, events } = await open(t, server.url)
-      const id = newId()
-      await register.put(id, claim(), SPANS)
-      // What the functions say on a standby, and what a new connection sees of it.
-      await server.sql(
-        'CREATE SCHEMA hot; ALTER ROLE owner SET search_path = hot, pg_catalog; CREATE FUNCTION hot.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS $$ SELECT true $$',
-      )
-      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE plpgsql
+  void t.test('when the server becomes a standby, the store refuses and connects again', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    // Makes functions and new connections see a standby.
+    await server.sql(
+      'CREATE SCHEMA hot; ALTER ROLE owner SET search_path = hot, pg_catalog; CREATE FUNCTION hot.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS $$ SELECT true $$',
+    )
+    await server.sql(`CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE plpgsql
         SET search_path = hot, pg_catalog AS $body$ ${await sourceOf(server, 'start')} $body$`)
-      await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby \(IP001\)/ })
-      await until(() => events.some((event) => event.includes('is a standby')))
-      await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /standby/ })
-      await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby/ })
-      await server.sql('DROP SCHEMA hot CASCADE')
-      await server.sql('ALTER FUNCTION idempotency.start SET search_path = pg_catalog')
-      await until(answers(register))
-      await server.sql('ALTER ROLE owner RESET search_path')
-      t.ok((await register.get(id)).bytes)
-    },
-  )
+    await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby \(IP001\)/ })
+    await until(() => events.some((event) => event.includes('is a standby')))
+    await t.rejects(register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /standby/ })
+    await t.rejects(register.get(id), { ...NOT_APPLIED, message: /standby/ })
+    await server.sql('DROP SCHEMA hot CASCADE')
+    await server.sql('ALTER FUNCTION idempotency.start SET search_path = pg_catalog')
+    await until(answers(register))
+    await server.sql('ALTER ROLE owner RESET search_path')
+    t.ok((await register.get(id)).bytes)
+  })
 
-  void t.test('a read-only database refuses claims; what is there is read', async (t) => {
+  void t.test('a read-only database refuses claims, and existing records can be read', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     const id = newId()
@@ -539,7 +516,7 @@ function tests(): void {
   })
 
   void t.test(
-    'a synchronous standby that does not answer: a claim may have been applied, and is given to nobody else',
+    'a claim that waits for a silent standby may have been applied, and goes to nobody else',
     async (t) => {
       await using server = await PostgresServer.start()
       const { register } = await open(t, server.url, FAST)
@@ -550,8 +527,8 @@ function tests(): void {
       const id = newId()
       const token = newToken()
       await t.rejects(register.put(id, bytesOf('in_progress', token), SPANS), APPLIED)
-      await t.rejects(register.put(id, claim(), SPANS), NOT_APPLIED, 'another waits for it')
-      t.equal((await register.get(id)).bytes, null, 'nobody sees it before')
+      await t.rejects(register.put(id, claim(), SPANS), NOT_APPLIED, 'another claim waits for it')
+      t.equal((await register.get(id)).bytes, null, 'nobody sees it yet')
       await server.sql('ALTER SYSTEM RESET synchronous_standby_names')
       await server.sql('SELECT pg_reload_conf()')
       await until(async () => (await register.get(id)).bytes !== null)
@@ -561,7 +538,7 @@ function tests(): void {
   )
 
   void t.test(
-    'a claim that is recognised is on the synchronous standby, too, and a wait for it that is cancelled is no success',
+    'a recognised claim waits for the synchronous standby, too; a cancelled wait fails',
     async (t) => {
       await using server = await PostgresServer.start()
       const { register } = await open(t, server.url, FAST)
@@ -577,11 +554,15 @@ function tests(): void {
       const put = () => register.put(id, mine, SPANS)
       const takeOver = () => register.swap(taken, { version }, mine, SPANS, true)
       for (const lost of [put, takeOver]) await t.rejects(lost(), APPLIED)
-      // What no standby has is there for all to see.
+      // After the restart everybody sees records that no standby has.
       await server.kill()
       await server.start()
       await until(answers(register))
-      t.match(await register.put(id, claim(), SPANS), { done: false }, 'of another it says nothing new')
+      t.match(
+        await register.put(id, claim(), SPANS),
+        { done: false },
+        'a claim of another owner does not wait',
+      )
       for (const recognised of [put, takeOver]) await t.rejects(recognised(), APPLIED)
 
       await until(answers(patient))
@@ -601,14 +582,14 @@ function tests(): void {
       await server.sql('ALTER SYSTEM RESET synchronous_standby_names')
       await server.sql('SELECT pg_reload_conf()')
       await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === '')
-      // The cancelled waits took their connections along.
+      // The cancelled waits cost their connections.
       await until(answers(register))
       t.match(await put(), { done: false })
       t.match(await takeOver(), { done: false })
     },
   )
 
-  void t.test('a record that is written after nobody had it to lock is not changed unseen', async (t) => {
+  void t.test('an operation that found no row to lock does not change one that appears later', async (t) => {
     await using server = await PostgresServer.start()
     const skews: number[] = []
     const onEvent = () => {}
@@ -622,7 +603,7 @@ function tests(): void {
     })
     t.teardown(() => register.close())
     const { register: peer } = await open(t, server.url)
-    // After its look for a record to lock, whoever comes with a skew of 1 waits for this.
+    // An operation with a skew of 1 waits here, after its look for a record to lock.
     await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
       BEGIN IF _skew = 1 THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; ${(await sourceOf(server, 'now')).replace('BEGIN', '')} $body$`)
     const gate = await server.client()
@@ -663,15 +644,15 @@ function tests(): void {
         const early = await Promise.race([asked, new Promise((next) => setTimeout(next, 100, 'waits'))])
         await other.query('COMMIT')
         t.equal(await asked, false, `${name}, then ${change}`)
-        t.equal(early, false, 'it waits for nobody')
+        t.equal(early, false, 'it does not wait')
         const left = (table: string) => server.sql(`SELECT 1 FROM idempotency.${table} WHERE id = '${id}'`)
-        if (name === 'swap') t.same(await left('unresolved'), [['1']], 'the lease is as it was')
+        if (name === 'swap') t.same(await left('unresolved'), [['1']], 'the lease is unchanged')
       }
     await gate.end()
     await other.end()
   })
 
-  void t.test('what others make in another schema has no say', async (t) => {
+  void t.test('functions and operators in another schema are not used', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     const id = newId()
@@ -695,7 +676,7 @@ function tests(): void {
     )
   })
 
-  void t.test('bytea_output: a database may have another; what is not in hex is no record', async (t) => {
+  void t.test('a database may set another bytea_output; bytes not in hex are a corrupt record', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     const id = newId()
@@ -721,7 +702,7 @@ function tests(): void {
     await t.rejects(later.get(id), { name: 'CorruptRecord' })
   })
 
-  void t.test('a table that is locked: reading waits no longer than there is time', async (t) => {
+  void t.test('a read of a locked table waits no longer than the lock timeout', async (t) => {
     await using server = await PostgresServer.start()
     const { register } = await open(t, server.url, FAST)
     const other = await server.client()
@@ -736,7 +717,7 @@ function tests(): void {
     await other.end()
   })
 
-  void t.test('too many connections for the server: it works with those that it has', async (t) => {
+  void t.test('when the server accepts no more connections, the store uses those that it has', async (t) => {
     await using server = await PostgresServer.start(
       'max_connections=4',
       'superuser_reserved_connections=0',
@@ -749,7 +730,7 @@ function tests(): void {
     t.notOk(events.some((event) => event.startsWith('disconnected')))
   })
 
-  void t.test('a connection that the server ends: others take over, nothing is reported', async (t) => {
+  void t.test('when the server ends a connection, others take over and nothing is reported', async (t) => {
     await using server = await PostgresServer.start()
     const { register, events } = await open(t, server.url)
     const own = "FROM pg_stat_activity WHERE application_name = 'idempotency-proxy' AND state = 'idle'"
@@ -764,7 +745,7 @@ function tests(): void {
     t.same(events, [`connected: 127.0.0.1:${server.port}`])
   })
 
-  void t.test('wrong password, wrong database: an outage, told without the password', async (t) => {
+  void t.test('a wrong password or database is an outage, reported without the password', async (t) => {
     await using server = await PostgresServer.start()
     await server.sql("CREATE ROLE app LOGIN PASSWORD 'p@ss:word/ü'; GRANT CREATE ON DATABASE records TO app")
     await server.allow('host all app 127.0.0.1/32 scram-sha-256')
@@ -781,7 +762,7 @@ function tests(): void {
     t.notMatch(JSON.stringify([wrong.events, none.events, absent.events]), /p@ss|secret/)
   })
 
-  void t.test('TLS: the certificate is verified as sslmode says', async (t) => {
+  void t.test('TLS: the certificate is verified as sslmode requires', async (t) => {
     using dir = tempDir()
     const request = 'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
     const certificate = (name: string, subject: string) => {
@@ -858,62 +839,56 @@ function tests(): void {
     },
   )
 
-  void t.test(
-    'answers that come late: their connections are used again, and those that are too many closed',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register, events } = await open(t, server.url, FAST)
-      await register.ping()
-      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS
+  void t.test('connections with late answers are used again, and surplus ones closed', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register, events } = await open(t, server.url, FAST)
+    await register.ping()
+    await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS
       $$ BEGIN PERFORM pg_sleep(3); RETURN 1; END $$`)
-      for (let wave = 0; wave < 3; wave++)
-        await Promise.allSettled(Array.from({ length: 6 }, () => register.ping()))
-      await server.sql(
-        `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'`,
+    for (let wave = 0; wave < 3; wave++)
+      await Promise.allSettled(Array.from({ length: 6 }, () => register.ping()))
+    await server.sql(
+      `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'`,
+    )
+    await until(async () => {
+      const [[count] = []] = await server.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
       )
-      await until(async () => {
-        const [[count] = []] = await server.sql(
-          "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
-        )
-        return Number(count) <= 8
-      })
-      await until(answers(register))
-      t.notOk(events.some((event) => event.startsWith('disconnected')))
-    },
-  )
+      return Number(count) <= 8
+    })
+    await until(answers(register))
+    t.notOk(events.some((event) => event.startsWith('disconnected')))
+  })
 
-  void t.test(
-    'watchers while PostgreSQL is down, while a record is locked, and while the store is closed',
-    async (t) => {
-      await using server = await PostgresServer.start()
-      const { register } = await open(t, `postgres://owner@localhost:${server.port}/records`, FAST)
-      const id = newId()
-      await register.put(id, claim(), SPANS)
-      await server.stop()
-      let told = 0
-      const count = () => void told++
-      const stops = await Promise.all([register.watch(id, count), register.watch(newId(), () => {})])
-      await server.start()
-      await until(() => told > 0)
-      const [[listening = ''] = []] = await server.sql(
-        "SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%'",
-      )
-      const channel = listening?.slice('LISTEN '.length)
-      await server.sql(`NOTIFY ${channel}, 'nonsense'; NOTIFY ${channel}, 'other ${id}'`)
-      for (const stop of stops) stop()
-      const other = await server.client()
-      await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-      const stop = await register.watch(id, count)
-      stop()
-      await other.end()
-      const { register: closing } = await open(t, server.url)
-      const pending = closing.watch(id, count)
-      await closing.close()
-      await pending
-    },
-  )
+  void t.test('watching works through an outage, a locked record and a close', async (t) => {
+    await using server = await PostgresServer.start()
+    const { register } = await open(t, `postgres://owner@localhost:${server.port}/records`, FAST)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    await server.stop()
+    let told = 0
+    const count = () => void told++
+    const stops = await Promise.all([register.watch(id, count), register.watch(newId(), () => {})])
+    await server.start()
+    await until(() => told > 0)
+    const [[listening = ''] = []] = await server.sql(
+      "SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%'",
+    )
+    const channel = listening?.slice('LISTEN '.length)
+    await server.sql(`NOTIFY ${channel}, 'nonsense'; NOTIFY ${channel}, 'other ${id}'`)
+    for (const stop of stops) stop()
+    const other = await server.client()
+    await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
+    const stop = await register.watch(id, count)
+    stop()
+    await other.end()
+    const { register: closing } = await open(t, server.url)
+    const pending = closing.watch(id, count)
+    await closing.close()
+    await pending
+  })
 
-  void t.test('no variable of the environment has a say in the sessions', async (t) => {
+  void t.test('environment variables do not affect the sessions', async (t) => {
     await using server = await PostgresServer.start()
     const variables = {
       PGOPTIONS: '-c synchronous_commit=off -c default_transaction_isolation=serializable',
@@ -949,7 +924,7 @@ function tests(): void {
     )
   })
 
-  void t.test('closed while the connection for LISTEN is being made: it is not left behind', async (t) => {
+  void t.test('close leaves no LISTEN connection behind that is just being opened', async (t) => {
     await using server = await PostgresServer.start()
     await using wire = await relay(server.port)
     const { register } = await open(t, at(wire.port))
@@ -965,7 +940,7 @@ function tests(): void {
     })
   })
 
-  void t.test('close ends without PostgreSQL, too', async (t) => {
+  void t.test('close also ends without PostgreSQL', async (t) => {
     const onEvent = () => {}
     const url = at(await freePort())
     const down = await openPostgresStore({ url, service: 'pay', timeoutMs: FAST, onEvent })

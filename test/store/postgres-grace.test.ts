@@ -47,7 +47,7 @@ function tests(server: PostgresServer): void {
     return { store, epochs, held, advance: (ms) => void (skew += ms) }
   }
 
-  /** The server has replaced another one: its data says so. */
+  /** Makes the data say that the server has replaced another one. */
   async function promoted(service: string): Promise<void> {
     await server.sql(`INSERT INTO idempotency.epochs VALUES ('${service}', 'epoch', 1)
       ON CONFLICT (service) DO UPDATE SET started = 'epoch'`)
@@ -60,7 +60,7 @@ function tests(server: PostgresServer): void {
     return open(t, { service, ...options })
   }
 
-  void t.test('W01 a server that replaced another hands nothing out until the grace is over', async (t) => {
+  void t.test('W01 a server that replaced another grants no claim until the grace is over', async (t) => {
     const { store, advance, epochs } = await openPromoted(t)
     t.match(epochs, [{ left: GRACE }])
     t.ok(epochs[0]?.concerns(newId()))
@@ -69,17 +69,17 @@ function tests(server: PostgresServer): void {
     t.ok(first.now + first.left <= first.since + GRACE + 50)
     t.equal(first.maybeApplied, false)
     const id = newId()
-    t.match(await claim(store, id, 'again'), { done: true }, 'what was there before is written')
-    t.match(await claim(store, id), { done: false }, 'and answers')
+    t.match(await claim(store, id, 'again'), { done: true }, 'an earlier claim is written again')
+    t.match(await claim(store, id), { done: false }, 'and answers retries')
     t.match(await store.get(id), { bytes: Buffer })
-    t.match(await claim(store, newId(), 'fresh'), { done: true }, 'a key that was made since is claimed')
+    t.match(await claim(store, newId(), 'fresh'), { done: true }, 'a key created since is claimed')
     advance(GRACE / 2)
     t.equal((await held(store)).since, first.since)
     advance(GRACE / 2)
     t.match(await claim(store), { done: true })
   })
 
-  void t.test('W01 one claim of many notices it, whichever is first, and none is given out', async (t) => {
+  void t.test('W01 of many claims the first begins the one grace, and none is granted', async (t) => {
     const peers = [await open(t, { service: 'many' }), await open(t, { service: 'many' })]
     await promoted('many')
     const claims = await Promise.allSettled(
@@ -90,7 +90,7 @@ function tests(server: PostgresServer): void {
     t.equal(new Set(sinces).size, 1)
   })
 
-  void t.test('W02 nor does it hand out a takeover; outcomes and decisions are written', async (t) => {
+  void t.test('W02 a grace holds takeovers, too, but not outcomes', async (t) => {
     const { store, advance } = await openPromoted(t)
     const [id, token] = [newId(), newToken()]
     await store.put(id, bytesOf('in_progress', token), SPANS, 'again')
@@ -104,7 +104,7 @@ function tests(server: PostgresServer): void {
     t.match(await takeOver(), { done: true })
   })
 
-  void t.test('W01 what is written again prolongs the grace, up to twice its length', async (t) => {
+  void t.test('W01 claims written again extend the grace, up to twice its length', async (t) => {
     const { store, advance } = await openPromoted(t, { grace: HOUR })
     const { since } = await held(store)
     const left = async (at: Millis): Promise<Millis> => {
@@ -115,7 +115,7 @@ function tests(server: PostgresServer): void {
         (error: InGrace) => error.left,
       )
     }
-    t.ok((await left(HOUR / 2)) <= HOUR / 2, 'while there is time enough, nothing is prolonged')
+    t.ok((await left(HOUR / 2)) <= HOUR / 2, 'nothing is extended while there is enough time')
     for (let at = HOUR - 150; at < 2 * HOUR - 5000; at += 150)
       if (at < HOUR + 1000 || (await store.ping()) > since + 2 * HOUR) t.ok((await left(at)) > 0, `at ${at}`)
       else break
@@ -123,7 +123,7 @@ function tests(server: PostgresServer): void {
     t.match(await claim(store), { done: true })
   })
 
-  void t.test('a new store holds nothing, also where many come at once', async (t) => {
+  void t.test('a new store has no grace, even if many proxies start at once', async (t) => {
     const own = await PostgresServer.start()
     t.teardown(() => own[Symbol.asyncDispose]())
     const all = await Promise.all(Array.from({ length: 4 }, () => open(t, { url: own.url, service: 'pay' })))
@@ -178,7 +178,7 @@ function tests(server: PostgresServer): void {
     }
   })
 
-  void t.test('W01 a copy of before, restored on its own timeline, begins a grace', async (t) => {
+  void t.test('W01 an earlier copy, restored on the same timeline, begins a grace', async (t) => {
     const own = await PostgresServer.start()
     t.teardown(() => own[Symbol.asyncDispose]())
     const at = { url: own.url, service: 'pay', grace: 2000, timeoutMs: 1000 }
@@ -207,19 +207,19 @@ function tests(server: PostgresServer): void {
     await held(store)
     await lose()
     const newcomer = await open(t, { service })
-    t.match(await claim(newcomer.store), { done: true }, 'it knows of nothing')
+    t.match(await claim(newcomer.store), { done: true }, 'the newcomer knows of no earlier claim')
     await held(store)
     await held(newcomer.store)
   })
 
-  void t.test('W01 a clock that goes back begins a new grace', async (t) => {
+  void t.test('W01 a clock set back begins a new grace', async (t) => {
     const { store, advance } = await open(t)
     t.match(await claim(store), { done: true })
     advance(-HOUR)
     await held(store)
   })
 
-  void t.test('where nobody answers, another connection is tried: the name may lead elsewhere', async (t) => {
+  void t.test('if the server falls silent, another connection is tried', async (t) => {
     await using clients = await relay(server.port)
     const url = server.url.replace(String(server.port), String(clients.port))
     const { store } = await open(t, { url, grace: 1000, timeoutMs: 200 })
@@ -232,7 +232,7 @@ function tests(server: PostgresServer): void {
     await until(async () => (await claimed(store)).at(-1) === 'granted')
   })
 
-  void t.test('nobody needs to listen, and a store that is down is looked at again', async (t) => {
+  void t.test('grace callbacks are optional, and a store that is down is looked at again', async (t) => {
     const options = { service: 'pay', timeoutMs: 300, grace: 100, onEvent: () => {} }
     const store = await openPostgresStore({ ...options, url: server.url })
     t.teardown(() => store.close())
@@ -261,7 +261,7 @@ async function held(store: PostgresStore, id?: RecordId): Promise<InGrace> {
   return error
 }
 
-/** Claims until one is granted: what each attempt came to, each as often as it came in a row. */
+/** Claims until one is granted. Returns the results of the attempts, without immediate repeats. */
 async function claimed(store: PostgresStore, idOf: () => RecordId = newId): Promise<readonly string[]> {
   const found: string[] = []
   await until(async () => {

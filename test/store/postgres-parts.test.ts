@@ -4,7 +4,7 @@ import { prepare } from '../../src/store/postgres-layout.ts'
 import { type Link, type Row, reasonOf, refusal } from '../../src/store/postgres-link.ts'
 import { postgresAddress } from '../../src/store/postgres-url.ts'
 
-void t.test('what a URL says', async (t) => {
+void t.test('a PostgreSQL URL gives host, port, credentials, database and TLS', async (t) => {
   const plain = { host: 'db', port: 5432, user: 'u', password: '', database: 'd', tls: null }
   t.strictSame(postgresAddress('postgres://u@db/d'), plain)
   t.strictSame(postgresAddress('postgresql://u%40x:p%2F@[::1]:7000/d%C3%BC?sslmode=disable'), {
@@ -18,7 +18,7 @@ void t.test('what a URL says', async (t) => {
   t.match(postgresAddress('postgres://u@db/d?sslmode=require').tls, { rejectUnauthorized: false })
 })
 
-void t.test('a short store.timeout does not turn the limit of locks off', async (t) => {
+void t.test('a short store.timeout does not switch the lock timeout off', async (t) => {
   t.same([1, 3, 4, 400].map(lockWait), [1, 1, 1, 100])
 })
 
@@ -26,52 +26,49 @@ function errorOf(code: string): Error {
   return Object.assign(new Error('because'), { code })
 }
 
-void t.test(
-  'only errors that prove that the transaction was rolled back say that nothing was applied',
-  async (t) => {
-    for (const code of [
-      '23505',
-      'IP001',
-      '25P02',
-      '28P01',
-      '3D000',
-      '40001',
-      '40P01',
-      '42501',
-      '42883',
-      '53200',
-      '53300',
-      '57014',
-      'P0001',
-      '22P02',
-      '0A000',
-    ])
-      t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: false }, code)
-    for (const code of [
-      '08006',
-      '08P01',
-      '40003',
-      '57P01',
-      '57P02',
-      '57P03',
-      '57P05',
-      '58030',
-      'XX000',
-      'IDP01',
-      'ECONNRESET',
-      'EPIPE',
-      '',
-    ])
-      t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
-    t.match(refusal(new Error('Connection terminated')), { maybeApplied: true })
-    t.equal(reasonOf(Object.assign(new AggregateError([], ''), { code: 'ECONNREFUSED' })), 'ECONNREFUSED')
-    for (const code of ['53100', '25006'])
-      t.match(refusal(errorOf(code)), { name: 'StoreFull', maybeApplied: false }, code)
-    t.match(refusal(errorOf('55P03')), { name: 'RecordLocked', maybeApplied: false })
-  },
-)
+void t.test('only errors that prove a rollback mean that nothing was applied', async (t) => {
+  for (const code of [
+    '23505',
+    'IP001',
+    '25P02',
+    '28P01',
+    '3D000',
+    '40001',
+    '40P01',
+    '42501',
+    '42883',
+    '53200',
+    '53300',
+    '57014',
+    'P0001',
+    '22P02',
+    '0A000',
+  ])
+    t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: false }, code)
+  for (const code of [
+    '08006',
+    '08P01',
+    '40003',
+    '57P01',
+    '57P02',
+    '57P03',
+    '57P05',
+    '58030',
+    'XX000',
+    'IDP01',
+    'ECONNRESET',
+    'EPIPE',
+    '',
+  ])
+    t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
+  t.match(refusal(new Error('Connection terminated')), { maybeApplied: true })
+  t.equal(reasonOf(Object.assign(new AggregateError([], ''), { code: 'ECONNREFUSED' })), 'ECONNREFUSED')
+  for (const code of ['53100', '25006'])
+    t.match(refusal(errorOf(code)), { name: 'StoreFull', maybeApplied: false }, code)
+  t.match(refusal(errorOf('55P03')), { name: 'RecordLocked', maybeApplied: false })
+})
 
-void t.test('which server it is, where it tells', async (t) => {
+void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
   const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '5']], [[null, null]]]
   const wal = '0000000A0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]])), { system: '7153', timeline: 10 })
@@ -79,7 +76,7 @@ void t.test('which server it is, where it tells', async (t) => {
     t.equal(await prepare(fake([...ready, silent])), null)
 })
 
-/** Answers questions in order; making the schema fails, or changes nothing. */
+/** Answers questions in order; creating the schema fails, or changes nothing. */
 function fake(answers: readonly (Row[] | Error)[], making: Error | null = null): Link {
   const left = [...answers]
   const link: Pick<Link, 'ask' | 'execute'> = {
@@ -95,7 +92,7 @@ function fake(answers: readonly (Row[] | Error)[], making: Error | null = null):
   return link as Link
 }
 
-void t.test('a server on which there can be no schema', async (t) => {
+void t.test('prepare fails if the server is too old or the schema cannot be created', async (t) => {
   const none: Row[] = [['f', '15', '0', '0']]
   await t.rejects(prepare(fake([[['f', '13', '0', '0']]])), {
     message: /PostgreSQL 13 is too old; allowed: 14 or later/,

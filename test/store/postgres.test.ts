@@ -58,7 +58,7 @@ async function tests(): Promise<void> {
       const completed = bytesOf('completed', token, { result: payload })
       t.ok((await register.swap(id, condition, completed, SPANS, false)).done)
     }
-    // Sessions tell what they did when they end.
+    // Sessions report their statistics when they end.
     await register.close()
     const counted = () =>
       own.sql(`SELECT n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del FROM pg_stat_user_tables
@@ -66,52 +66,49 @@ async function tests(): Promise<void> {
     await until(async () => Number((await counted())[0]?.[1]) >= 200)
     const [[inserted, updated, hot, deleted] = []] = await counted()
     t.same([inserted, hot, deleted], ['200', updated, '0'])
-    // A claim that took long is stamped once more; renewals would make it twice as many.
+    // A slow claim is stamped once more; renewals that rewrote records would double the number.
     t.ok(Number(updated) < 400, `${updated}`)
   })
 
-  void t.test(
-    'expired records, buckets and waits are removed, once for all replicas; leases count',
-    async (t) => {
-      const pruned: number[] = []
-      const onPruned = (records: number) => void pruned.push(records)
-      await empty()
-      const make = () =>
-        openPostgresStore({
-          url: server.url,
-          service: 'pay',
-          timeoutMs: 5000,
-          onEvent: () => {},
-          skew: () => skew,
-          onPruned,
-        })
-      const register = await kept(t, make())
-      const peer = await kept(t, make())
-      const [kept1, renewed] = [newId(), newId()]
-      const token = newToken()
-      // More than one removal takes.
-      await server.sql(`INSERT INTO idempotency.records
+  void t.test('expired records, buckets and waits are removed, once for all replicas', async (t) => {
+    const pruned: number[] = []
+    const onPruned = (records: number) => void pruned.push(records)
+    await empty()
+    const make = () =>
+      openPostgresStore({
+        url: server.url,
+        service: 'pay',
+        timeoutMs: 5000,
+        onEvent: () => {},
+        skew: () => skew,
+        onPruned,
+      })
+    const register = await kept(t, make())
+    const peer = await kept(t, make())
+    const [kept1, renewed] = [newId(), newId()]
+    const token = newToken()
+    // More than one round removes.
+    await server.sql(`INSERT INTO idempotency.records
       SELECT 1, 1, 1, 1, 1, 1, 1, 2, 'old' || n, 'gone', '\\x00', '\\x00', '\\x00' FROM generate_series(1, 700) n`)
-      await register.put(kept1, bytesOf('completed', newToken()), { dueIn: 0, dropIn: 48 * HOUR })
-      await register.put(renewed, bytesOf('in_progress', token), { dueIn: 1, dropIn: HOUR })
-      await peer.renew([{ id: renewed, token, dueIn: HOUR, dropIn: 48 * HOUR }])
-      await register.limits.take(newId(), { count: 1, per: HOUR }, 1)
-      await server.sql("INSERT INTO idempotency.waits VALUES (0, 'x', 'pay', 'of_the_dead')")
-      skew += 2 * HOUR
-      const left = async () =>
-        server.sql(`SELECT (SELECT count(*) FROM idempotency.records), (SELECT count(*) FROM idempotency.buckets),
+    await register.put(kept1, bytesOf('completed', newToken()), { dueIn: 0, dropIn: 48 * HOUR })
+    await register.put(renewed, bytesOf('in_progress', token), { dueIn: 1, dropIn: HOUR })
+    await peer.renew([{ id: renewed, token, dueIn: HOUR, dropIn: 48 * HOUR }])
+    await register.limits.take(newId(), { count: 1, per: HOUR }, 1)
+    await server.sql("INSERT INTO idempotency.waits VALUES (0, 'x', 'pay', 'of_the_dead')")
+    skew += 2 * HOUR
+    const left = async () =>
+      server.sql(`SELECT (SELECT count(*) FROM idempotency.records), (SELECT count(*) FROM idempotency.buckets),
                   (SELECT count(*) FROM idempotency.waits)`)
-      await until(async () => String(await left()) === '2,0,0')
-      t.equal(
-        pruned.reduce((sum, one) => sum + one, 0),
-        700,
-      )
-      t.ok((await register.get(renewed)).bytes)
-      t.ok((await register.get(kept1)).bytes)
-    },
-  )
+    await until(async () => String(await left()) === '2,0,0')
+    t.equal(
+      pruned.reduce((sum, one) => sum + one, 0),
+      700,
+    )
+    t.ok((await register.get(renewed)).bytes)
+    t.ok((await register.get(kept1)).bytes)
+  })
 
-  void t.test('removal passes over what somebody is at work on', async (t) => {
+  void t.test('removal skips locked rows', async (t) => {
     await empty()
     const register = await kept(t, open())
     const [held, free] = [newId(), newId()]
@@ -129,12 +126,12 @@ async function tests(): Promise<void> {
     await register.put(more, claim(), { dueIn: 0, dropIn: 1 })
     skew += HOUR
     await until(async () => (await ids()).length === 1)
-    t.same(await ids(), [held], 'a lease that somebody has does not keep the others')
+    t.same(await ids(), [held], 'a locked lease does not hold up the others')
     await other.query('ROLLBACK')
     await until(async () => (await ids()).length === 0)
   })
 
-  void t.test('50 claims of a record whose time has come: one of them gets it', async (t) => {
+  void t.test('of 50 claims of an expired record, one succeeds', async (t) => {
     const [register, peer] = [await kept(t, open()), await kept(t, open())]
     const id = newId()
     await register.put(id, claim(), { dueIn: 0, dropIn: HOUR })
@@ -145,7 +142,7 @@ async function tests(): Promise<void> {
     t.equal(replies.filter(({ done }) => done).length, 1)
   })
 
-  void t.test('nobody is notified where nobody waits', async (t) => {
+  void t.test('only records that somebody waits for are notified', async (t) => {
     await empty()
     const register = await kept(t, open())
     const listening = await server.client()
@@ -166,7 +163,7 @@ async function tests(): Promise<void> {
     await until(async () => String(await waits()) === '0')
   })
 
-  void t.test('a waiter is told when its connection is back, for what it may have missed', async (t) => {
+  void t.test('a waiter is notified when its connection is back, for what it may have missed', async (t) => {
     const [register, peer] = [await kept(t, open()), await kept(t, open())]
     const id = newId()
     let told = 0
@@ -175,7 +172,7 @@ async function tests(): Promise<void> {
     await until(() => told === 1)
     await peer.put(id, bytesOf('completed', newToken()), SPANS)
     await until(() => told === 2)
-    // The others alone: what answers next may be another server.
+    // Only the other connections: the next ones may lead to another server.
     await server.sql(
       "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy' AND query NOT LIKE 'LISTEN%'",
     )
@@ -188,7 +185,7 @@ async function tests(): Promise<void> {
   })
 
   void t.test(
-    'where no notification arrives, as through PgBouncer in transaction mode, watchers poll and are told so once',
+    'watchers poll if no notifications arrive, as behind PgBouncer in transaction mode; that is reported once',
     async (t) => {
       await empty()
       await using wire = await relay(server.port)
@@ -214,7 +211,7 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test('a LISTEN that is refused is tried again on a new connection', async (t) => {
+  void t.test('a refused LISTEN is retried on a new connection', async (t) => {
     await empty()
     await using wire = await relay(server.port)
     let refused = 0
@@ -236,7 +233,7 @@ async function tests(): Promise<void> {
     await until(() => told === 2)
   })
 
-  void t.test('what the server promises', async (t) => {
+  void t.test('traits report durability and replication of the server', async (t) => {
     const own = await PostgresServer.start('fsync=off', 'synchronous_commit=off')
     t.teardown(() => own[Symbol.asyncDispose]())
     const careless = await kept(t, open('pay', own.url))
@@ -266,7 +263,7 @@ async function tests(): Promise<void> {
   })
 
   void t.test(
-    'the schema: made once by replicas that start together, never over another program’s or a later release’s',
+    'replicas that start together create the schema once, never over another program’s or a later release’s',
     async (t) => {
       const own = await PostgresServer.start()
       t.teardown(() => own[Symbol.asyncDispose]())
@@ -297,8 +294,8 @@ async function tests(): Promise<void> {
       await own.sql('DROP FUNCTION idempotency.ping')
       t.ok(await (await kept(t, open('pay', own.url))).ping(), 'functions of an earlier release are replaced')
       await own.sql('UPDATE idempotency.layout SET revision = 9')
-      t.ok(await (await kept(t, open('pay', own.url))).ping(), 'those of a later one do')
-      await t.rejects(own.sql(layoutScript()), { message: /a later release/ }, 'and are left as they are')
+      t.ok(await (await kept(t, open('pay', own.url))).ping(), 'functions of a later one work')
+      await t.rejects(own.sql(layoutScript()), { message: /a later release/ }, 'and are left unchanged')
       await own.sql('UPDATE idempotency.layout SET version = 2')
       await t.rejects(open('pay', own.url), {
         name: 'StoreUnavailable',
@@ -308,33 +305,28 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test(
-    'a schema that another role has made, though it is empty, is not used until that role agrees',
-    async (t) => {
-      const own = await PostgresServer.start()
-      t.teardown(() => own[Symbol.asyncDispose]())
-      await own.sql(
-        'CREATE ROLE app LOGIN; CREATE SCHEMA idempotency; GRANT ALL ON SCHEMA idempotency TO app',
-      )
-      const events: string[] = []
-      const onEvent = (kind: string, detail: string) => void events.push(`${kind} ${detail}`)
-      const url = own.url.replace('owner:secret', 'app')
-      const register = await kept(t, openPostgresStore({ url, service: 'pay', timeoutMs: 5000, onEvent }))
-      t.match(events, [
-        'error the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and app is no member of that role)',
-      ])
-      t.same(await own.sql("SELECT FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace"), [])
-      await own.sql('ALTER SCHEMA idempotency OWNER TO app')
-      await until(() =>
-        register.ping().then(
-          () => true,
-          () => false,
-        ),
-      )
-    },
-  )
+  void t.test('an empty schema that another role owns is not used until the owner changes', async (t) => {
+    const own = await PostgresServer.start()
+    t.teardown(() => own[Symbol.asyncDispose]())
+    await own.sql('CREATE ROLE app LOGIN; CREATE SCHEMA idempotency; GRANT ALL ON SCHEMA idempotency TO app')
+    const events: string[] = []
+    const onEvent = (kind: string, detail: string) => void events.push(`${kind} ${detail}`)
+    const url = own.url.replace('owner:secret', 'app')
+    const register = await kept(t, openPostgresStore({ url, service: 'pay', timeoutMs: 5000, onEvent }))
+    t.match(events, [
+      'error the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and app is no member of that role)',
+    ])
+    t.same(await own.sql("SELECT FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace"), [])
+    await own.sql('ALTER SCHEMA idempotency OWNER TO app')
+    await until(() =>
+      register.ping().then(
+        () => true,
+        () => false,
+      ),
+    )
+  })
 
-  void t.test('a migration that has nothing to do waits for nobody, and nobody for it', async (t) => {
+  void t.test('a migration with nothing to do does not wait for others or block them', async (t) => {
     const register = await kept(t, open())
     const id = newId()
     const token = newToken()
@@ -350,7 +342,7 @@ async function tests(): Promise<void> {
     t.ok((await register.put(newId(), claim(), SPANS)).done)
     const migrating = await server.client()
     t.teardown(() => migrating.end())
-    // All of it but its end.
+    // All of it but its COMMIT.
     await migrating.query(layoutScript().replace(/COMMIT;\s*$/, ''))
     t.ok((await register.put(newId(), claim(), SPANS)).done)
     await busy.query('ROLLBACK')
@@ -360,7 +352,7 @@ async function tests(): Promise<void> {
   })
 
   void t.test(
-    'a role that may not make the schema: one sentence, and `migrate --print` with its grants is enough',
+    'a role that may not create the schema gets a clear error, and `migrate --print` with its grants is enough',
     async (t) => {
       const own = await PostgresServer.start()
       t.teardown(() => own[Symbol.asyncDispose]())
@@ -377,7 +369,7 @@ async function tests(): Promise<void> {
         grant.replaceAll('\n--', ' ').replace('<role>', 'app'),
       )
       t.equal(grants.length, 4)
-      // Each that is missing is told.
+      // Each missing grant is reported.
       for (const [n, lacks] of [
         /may not use/,
         /EXECUTE on \d+ functions/,
@@ -411,7 +403,7 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test('store.url opens it, behind the breaker', async (t) => {
+  void t.test('store.url opens a PostgreSQL store', async (t) => {
     const url = server.url.replace('postgres:', 'postgresql:')
     const config = {
       service: 'pay',

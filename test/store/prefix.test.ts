@@ -20,7 +20,7 @@ function sealer(): Sealer {
   return new Sealer([{ id: 'k1', key: randomBytes(32) }])
 }
 
-void t.test('§11 the first bytes of a record say its version, its state and its lease', async (t) => {
+void t.test('§11 the first bytes of a record give its version, state and lease', async (t) => {
   const bytes = bytesOf('in_progress', newToken())
   bytes.writeUIntBE(7, PREFIX.version, 6)
   bytes.writeUIntBE(NOW, PREFIX.due, 6)
@@ -28,16 +28,16 @@ void t.test('§11 the first bytes of a record say its version, its state and its
   bytes[PREFIX.schema] = 99
   t.equal(versionOf(bytes), 7, 'whatever its schema')
   bytes[PREFIX.state] = 99
-  t.same(prefixOf(bytes), { version: 7, state: null, leaseUntil: null }, 'a state that nobody knows')
+  t.same(prefixOf(bytes), { version: 7, state: null, leaseUntil: null }, 'an unknown state')
 })
 
-void t.test('§11 bytes that are no record have the beginning of their SHA-1 as version', async (t) => {
+void t.test('§11 bytes that are not a record have the start of their SHA-1 as their version', async (t) => {
   const zeros = 0xda39a3ee5e6b
   t.same(prefixOf(Buffer.alloc(0)), { version: zeros, state: null, leaseUntil: null })
   t.not(versionOf(Buffer.alloc(60)), versionOf(Buffer.alloc(61)))
 })
 
-void t.test('§11 a record that no key here opens still says its version, behind every wrapper', async (t) => {
+void t.test('§11 a record that no key here opens still gives its version through wrappers', async (t) => {
   const store = memory()
   const id = newId()
   const put = await packed(store, sealer()).put(id, bytesOf('in_progress', newToken()), SPANS)

@@ -6,7 +6,7 @@ import { newId } from './fixtures.ts'
 const SPANS = { dueIn: 60_000, dropIn: 120_000 }
 const MiB = 1024 ** 2
 
-void t.test('writes are given back as copies, oldest first, with what is left of their spans', async (t) => {
+void t.test('writes are returned as copies, oldest first, with the rest of their spans', async (t) => {
   let now = 1000.25
   const recent = new RecentWrites(() => now)
   t.same(recent.all(), [])
@@ -24,7 +24,7 @@ void t.test('writes are given back as copies, oldest first, with what is left of
   t.match(second?.left(), { dueIn: 59_000 })
 })
 
-void t.test('but none of a record whose retention is over, or that was removed', async (t) => {
+void t.test('a removed record is left out, and an expired one has no spans left', async (t) => {
   let now = 0
   const recent = new RecentWrites(() => now)
   const [ended, removed, other] = [newId(), newId(), newId()]
@@ -43,7 +43,7 @@ void t.test('but none of a record whose retention is over, or that was removed',
   t.equal(all[0]?.left(), null)
 })
 
-void t.test('for fifteen seconds', async (t) => {
+void t.test('writes are remembered for fifteen seconds', async (t) => {
   let now = 0
   const recent = new RecentWrites(() => now)
   recent.add(newId(), Buffer.from('a'), SPANS)
@@ -58,7 +58,7 @@ void t.test('for fifteen seconds', async (t) => {
   )
 })
 
-void t.test('and at most 16 MiB: the latest', async (t) => {
+void t.test('at most 16 MiB of writes are remembered: the latest', async (t) => {
   let now = 0
   const recent = new RecentWrites(() => now)
   const ids: RecordId[] = []

@@ -12,7 +12,7 @@ function setup() {
   return { clock, register, records: new Records(register) }
 }
 
-void t.test('claim: a new record is claimed, another one is given back', async (t) => {
+void t.test('claim: a new record is claimed, an existing one returned', async (t) => {
   const { clock, records } = setup()
   const id = newId()
   const claimed = await records.claim(id, draft('in_progress', newToken()), SPANS)
@@ -39,7 +39,7 @@ void t.test(
     t.match(
       await records.claim(id, own, SPANS),
       { kind: 'claimed', recognised: true },
-      'also once it was written down that its owner fell silent',
+      'even after its owner was recorded as silent',
     )
     await records.settle(id, draft('unknown', own.token), SPANS)
     await records.settle(id, draft('completed', own.token), SPANS)
@@ -67,13 +67,13 @@ void t.test('takeOver: one of several wins, under the next fence', async (t) => 
   t.match(
     await records.takeOver(id, record, one, SPANS),
     { ...won, recognised: true },
-    'its own, after a lost reply',
+    'its own takeover, after a lost reply',
   )
   await register.remove(id, record.version + 1)
   t.match(await records.takeOver(id, record, two, SPANS), { kind: 'lost', record: null })
 })
 
-void t.test('settle: written once, refused to a stranger and after completion', async (t) => {
+void t.test('settle: only the owner’s outcome is written, and none after completion', async (t) => {
   const { records } = setup()
   const id = newId()
   const token = newToken()
@@ -90,23 +90,20 @@ void t.test('settle: written once, refused to a stranger and after completion', 
   })
 })
 
-void t.test(
-  'settle: a record that has gone is written again under its fence, unless another is there',
-  async (t) => {
-    const { clock, records } = setup()
-    const id = newId()
-    const token = newToken()
-    const outcome = draft('completed', token, { fence: clock.now - 9, createdAt: clock.now - 9 })
-    const stamp = { version: clock.now, fence: clock.now - 9, createdAt: clock.now - 9 }
-    t.match(await records.settle(id, outcome, SPANS), { kind: 'recovered', stamp })
-    t.match(await records.settle(id, draft('completed', newToken()), SPANS), { kind: 'refused' })
-  },
-)
+void t.test('settle: a lost record is written again under its fence, unless replaced', async (t) => {
+  const { clock, records } = setup()
+  const id = newId()
+  const token = newToken()
+  const outcome = draft('completed', token, { fence: clock.now - 9, createdAt: clock.now - 9 })
+  const stamp = { version: clock.now, fence: clock.now - 9, createdAt: clock.now - 9 }
+  t.match(await records.settle(id, outcome, SPANS), { kind: 'recovered', stamp })
+  t.match(await records.settle(id, draft('completed', newToken()), SPANS), { kind: 'refused' })
+})
 
-void t.test('settle: what appears between its two steps', async (t) => {
+void t.test('settle: between its two steps, its own claim may appear, but no other one', async (t) => {
   const { register } = setup()
   const token = newToken()
-  // A store in which `bytes` come up just before the first put.
+  // A store in which `bytes` appear just before the first put.
   const racing = (bytes: Buffer | null, id: RecordId) => {
     let raced = false
     return new Records(
@@ -133,7 +130,7 @@ void t.test('settle: what appears between its two steps', async (t) => {
   })
 })
 
-void t.test('settle gives up where its own claim comes and goes', async (t) => {
+void t.test('settle: gives up if its own claim comes and goes', async (t) => {
   const token = newToken()
   const bytes = bytesOf('in_progress', token)
   const fickle = {
@@ -144,7 +141,7 @@ void t.test('settle gives up where its own claim comes and goes', async (t) => {
   t.match(await records.settle(newId(), draft('completed', token), SPANS), { kind: 'refused' })
 })
 
-void t.test('replace: at exactly the version that was seen', async (t) => {
+void t.test('replace: writes only at the version that was seen', async (t) => {
   const { records } = setup()
   const id = newId()
   await records.claim(id, draft('in_progress', newToken()), SPANS)
@@ -162,7 +159,7 @@ void t.test('replace: at exactly the version that was seen', async (t) => {
   t.equal(await records.replace(newId(), record.version, decision, SPANS), null)
 })
 
-void t.test('a record that cannot be decoded is told, and not touched', async (t) => {
+void t.test('a record that cannot be decoded is reported and left untouched', async (t) => {
   const { register, records } = setup()
   const id = newId()
   const token = newToken()
@@ -179,7 +176,7 @@ void t.test('a record that cannot be decoded is told, and not touched', async (t
   t.same((await register.get(id)).bytes, before)
 })
 
-void t.test('what is beside the records is asked of the store', async (t) => {
+void t.test('everything but the records themselves goes straight to the store', async (t) => {
   const { clock, records, register } = setup()
   const id = newId()
   const token = newToken()
@@ -223,6 +220,6 @@ void t.test(
     t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'written' })
     t.equal(given[1]?.length, 0)
     const { record } = orThrow(await records.get(id))
-    t.match(record, { state: 'completed', result }, 'the store has its own')
+    t.match(record, { state: 'completed', result }, 'the store has its own copy')
   },
 )

@@ -20,7 +20,7 @@ const UNREPLICATED = { name: 'Unreplicated', maybeApplied: true }
 
 const claim = (token = newToken()) => bytesOf('in_progress', token)
 
-/** `timeout`: of rounds that replicas answer; nobody waits so long. */
+/** By default the wait has a `timeout` for rounds that replicas answer: no test waits that long. */
 async function open(
   t: Test,
   url: string,
@@ -42,7 +42,7 @@ async function open(
   return { store, waited }
 }
 
-/** Further arguments: of the replicas. */
+/** A master with `count` replicas. */
 async function replicated(t: Test, count = 1) {
   const master = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
   t.teardown(() => master[Symbol.asyncDispose]())
@@ -64,7 +64,7 @@ async function connected(master: RedisServer): Promise<number> {
   return Number(await master.command('WAIT', 9, 1))
 }
 
-/** Somebody waits. */
+/** Whether a client is blocked, as one that waits is. */
 async function isBlocked(server: RedisServer): Promise<boolean> {
   return / flags=b /.test(String(await server.command('CLIENT', 'LIST')))
 }
@@ -92,7 +92,7 @@ const claims = (store: Store) => async () => {
 
 const contract = await replicated(t)
 const [knowsWaitAof] = (await contract.master.command('COMMAND', 'INFO', 'waitaof')) as unknown[]
-/** Redis 7.2 or later, or Valkey: REDIS_SERVER names another one than that of the system. */
+/** Redis 7.2 or later, or Valkey: REDIS_SERVER can name another server than the system's. */
 const hasWaitAof = knowsWaitAof !== null
 let skew = 0
 registerContract(t, 'redis with store.wait', async () => {
@@ -129,14 +129,14 @@ void t.test('W05 a claim that no replica has is rejected; nothing else waits for
     ...UNREPLICATED,
     message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
   })
-  t.ok((await store.get(id)).bytes, 'it is there, and has to be withdrawn')
+  t.ok((await store.get(id)).bytes, 'it exists, and has to be withdrawn')
   await t.rejects(
     async () => store.put(id, claim(token), SPANS),
     UNREPLICATED,
-    'asked for again, it waits again',
+    'a repeated claim waits again',
   )
   t.strictSame(waited, [false, false])
-  t.match(await store.put(before, claim(), SPANS), { done: false }, 'somebody else’s is no claim')
+  t.match(await store.put(before, claim(), SPANS), { done: false }, 'somebody else’s claim does not wait')
   t.match(await store.swap(before, { version: 1 }, claim(), SPANS, true), { done: false })
   const failed = { token, states: ['in_progress'] } as const
   t.ok((await store.swap(id, failed, bytesOf('failed_retryable', token), SPANS, false)).done)
@@ -156,12 +156,12 @@ void t.test('W05 a claim that no replica has is rejected; nothing else waits for
   t.ok(await claims(patient.store)())
 })
 
-void t.test('W05 claims of one moment wait together, and behind one that waits already', async (t) => {
+void t.test('W05 simultaneous claims share a WAIT, also behind one that is already waiting', async (t) => {
   const { master, replica } = await replicated(t)
   const { store, waited } = await open(t, master.url, {})
   await Promise.all(Array.from({ length: 500 }, async () => store.put(newId(), claim(), SPANS)))
   t.equal(waited.length, 500)
-  t.ok((await waitsOf(master)) <= 50, 'at least ten for one WAIT')
+  t.ok((await waitsOf(master)) <= 50, 'at least ten claims per WAIT')
   const begun = await waitsOf(master)
   replica.pause()
   const first = store.put(newId(), claim(), SPANS)
@@ -175,36 +175,33 @@ void t.test('W05 claims of one moment wait together, and behind one that waits a
   t.ok((await waitsOf(master)) - begun <= 20)
 })
 
-void t.test(
-  'replicas: 2 needs two, all needs those that are connected, and one that joins counts',
-  async (t) => {
-    const { master, replica } = await replicated(t)
-    const two = await open(t, master.url, { replicas: 2, timeout: 50 })
-    const all = await open(t, master.url, { replicas: 'all' })
-    await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
-      message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-    })
-    t.ok(await claims(all.store)())
-    const second = await replicaOf(t, master)
-    await until(claims(two.store))
-    // As an acknowledgement of the other one alone would do for one replica.
-    second.pause()
-    const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
-    await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
-    t.equal(all.waited.length, 1)
-    second.resume()
-    t.ok((await waiting).done)
-    await replica.kill()
-    await second.kill()
-    const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
-    await until(async () => String(await master.command('ROLE')).endsWith(','))
-    await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
-      message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-    })
-  },
-)
+void t.test('replicas: 2 needs two; all needs every connected one, even one that joins', async (t) => {
+  const { master, replica } = await replicated(t)
+  const two = await open(t, master.url, { replicas: 2, timeout: 50 })
+  const all = await open(t, master.url, { replicas: 'all' })
+  await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
+    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+  })
+  t.ok(await claims(all.store)())
+  const second = await replicaOf(t, master)
+  await until(claims(two.store))
+  // The acknowledgement of the other one would be enough for `replicas: 1`.
+  second.pause()
+  const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
+  await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
+  t.equal(all.waited.length, 1)
+  second.resume()
+  t.ok((await waiting).done)
+  await replica.kill()
+  await second.kill()
+  const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
+  await until(async () => String(await master.command('ROLE')).endsWith(','))
+  await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+})
 
-void t.test('a claim that is recognised after it was written down as silent waits, too', async (t) => {
+void t.test('a claim that is recognised after its owner was recorded as silent waits, too', async (t) => {
   const { master, replica } = await replicated(t)
   const { store } = await open(t, master.url, {})
   const hasty = await open(t, master.url, { timeout: 50 })
@@ -217,7 +214,7 @@ void t.test('a claim that is recognised after it was written down as silent wait
   replica.resume()
 })
 
-void t.test('R06 an acknowledgement of another process is none', async (t) => {
+void t.test('R06 an acknowledgement by another process does not count', async (t) => {
   const { master } = await replicated(t)
   const { master: other } = await replicated(t)
   await using front = await relay(master.port)
@@ -228,12 +225,12 @@ void t.test('R06 an acknowledgement of another process is none', async (t) => {
     message:
       /a second connection to 127\.0\.0\.1:\d+ reaches a different process from the one that takes the claims/,
   })
-  t.equal(await other.command('DBSIZE'), 0, 'nor is it told anything')
+  t.equal(await other.command('DBSIZE'), 0, 'nothing is written to it')
   front.target = master.port
   t.ok(await claims(store)(), 'the next claim tries again')
 })
 
-void t.test('a second connection that is refused, or that ends, is made again', async (t) => {
+void t.test('a second connection that is refused or ends is opened again', async (t) => {
   const { master, replica } = await replicated(t)
   await using front = await relay(master.port)
   const { store, waited } = await open(t, `redis://127.0.0.1:${front.port}`, {})
@@ -254,7 +251,7 @@ void t.test('a second connection that is refused, or that ends, is made again', 
   t.equal(waited.at(-1), true)
 })
 
-void t.test('a user who may not ask which process it is claims nothing', async (t) => {
+void t.test('a user without the right to INFO, which identifies the process, cannot claim', async (t) => {
   const { master } = await replicated(t)
   await master.command('ACL', 'SETUSER', 'default', '-info')
   const { store } = await open(t, master.url, {})
@@ -266,74 +263,68 @@ void t.test('a user who may not ask which process it is claims nothing', async (
   t.ok(await claims(store)())
 })
 
-void t.test(
-  'R06 through Sentinel: a failover that loses a claim loses none that was to be executed',
-  async (t) => {
-    await using group = await SentinelGroup.start()
-    const before = (await group.master()) as RedisServer
-    const replicas = group.servers.filter((server) => server !== before)
-    const patient = await open(t, group.url, {})
-    const { store } = await open(t, group.url, { timeout: 50 })
-    const kept = newId()
-    t.ok((await patient.store.put(kept, claim(), SPANS)).done)
-    // They are cut off: what the master writes now is lost.
-    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', 'nobody')
-    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', 'x')
-    await before.command('CLIENT', 'KILL', 'TYPE', 'replica')
-    const lost = newId()
-    await t.rejects(async () => store.put(lost, claim(), SPANS), UNREPLICATED)
-    await group.impatient()
-    before.pause()
-    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', '')
-    for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', '')
-    await until(claims(patient.store))
-    t.ok((await patient.store.get(kept)).bytes)
-    t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
-    before.resume()
-  },
-)
+void t.test('R06 through Sentinel: a failover loses no claim that was granted', async (t) => {
+  await using group = await SentinelGroup.start()
+  const before = (await group.master()) as RedisServer
+  const replicas = group.servers.filter((server) => server !== before)
+  const patient = await open(t, group.url, {})
+  const { store } = await open(t, group.url, { timeout: 50 })
+  const kept = newId()
+  t.ok((await patient.store.put(kept, claim(), SPANS)).done)
+  // The replicas are cut off: what the master writes now will be lost.
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', 'nobody')
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', 'x')
+  await before.command('CLIENT', 'KILL', 'TYPE', 'replica')
+  const lost = newId()
+  await t.rejects(async () => store.put(lost, claim(), SPANS), UNREPLICATED)
+  await group.impatient()
+  before.pause()
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', '')
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', '')
+  await until(claims(patient.store))
+  t.ok((await patient.store.get(kept)).bytes)
+  t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
+  before.resume()
+})
 
-void t.test(
-  'replicas: all through Sentinel counts one that is down, until the Sentinels forget it',
-  async (t) => {
-    await using group = await SentinelGroup.start()
-    const [, first, second] = group.servers
-    const patient = await open(t, group.url, { replicas: 'all' })
-    t.ok(await claims(patient.store)())
-    const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
-    await second?.kill()
-    await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-      ...UNREPLICATED,
-      message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-    })
-    t.match((await store.traits()).refusals, [
-      /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
-    ])
-    for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
-    await until(claims(store))
-    await until(async () => (await store.traits()).refusals.length === 0)
-    t.match(
-      (await store.traits()).replication,
-      /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
-    )
-    // When they cannot be asked, what they last said counts.
-    const later = await open(t, group.url, { replicas: 'all' })
+void t.test('replicas: all counts a replica that is down until the Sentinels forget it', async (t) => {
+  await using group = await SentinelGroup.start()
+  const [, first, second] = group.servers
+  const patient = await open(t, group.url, { replicas: 'all' })
+  t.ok(await claims(patient.store)())
+  const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
+  await second?.kill()
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+  })
+  t.match((await store.traits()).refusals, [
+    /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
+  ])
+  for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
+  await until(claims(store))
+  await until(async () => (await store.traits()).refusals.length === 0)
+  t.match(
+    (await store.traits()).replication,
+    /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
+  )
+  // When the Sentinels cannot be asked, their last answer counts.
+  const later = await open(t, group.url, { replicas: 'all' })
+  t.ok(await claims(later.store)())
+  for (const sentinel of group.sentinels) await sentinel.kill()
+  const silence = performance.now()
+  await until(async () => {
     t.ok(await claims(later.store)())
-    for (const sentinel of group.sentinels) await sentinel.kill()
-    const silence = performance.now()
-    await until(async () => {
-      t.ok(await claims(later.store)())
-      return performance.now() - silence > 1100
-    })
-    await first?.kill()
-    await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
-  },
-)
+    return performance.now() - silence > 1100
+  })
+  await first?.kill()
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
+})
 
 const starting = RedisCluster.start({ replicas: 1 })
 t.teardown(async () => (await starting)[Symbol.asyncDispose]())
 
-void t.test('W06 in a cluster a slot that moves keeps nobody else waiting', async (t) => {
+void t.test('W06 in a cluster a moving slot does not hold up other claims', async (t) => {
   const cluster = await starting
   const { store, waited } = await open(t, cluster.url, {})
   const shard = 7
@@ -345,7 +336,7 @@ void t.test('W06 in a cluster a slot that moves keeps nobody else waiting', asyn
   const neighbour = idIn(shard)
   t.ok((await store.put(neighbour, claim(), SPANS)).done)
   await from.server.command('DEL', keys.marker(shard))
-  // All that the scripts ask for is at the source.
+  // Everything that the scripts need is at the source.
   await from.server.command('SET', keys.epoch(id), 'x')
   const steps = await cluster.move(slot, to)
   await steps[0]?.()
@@ -401,7 +392,7 @@ void t.test('in a cluster claims wait for the replicas of their own master', asy
     t.equal(result.status, owners[n] === first ? 'rejected' : 'fulfilled')
   t.ok(waited.includes(true) && waited.includes(false))
   replica?.server.resume()
-  // One that is down is known all the same.
+  // A replica that is down is still known.
   const dead = await open(t, cluster.url, { replicas: 'all', timeout: 50 })
   await replica?.server.kill()
   await until(async () => String(await first?.server.command('ROLE')).endsWith(','))
@@ -412,7 +403,7 @@ void t.test('in a cluster claims wait for the replicas of their own master', asy
   })
 })
 
-/** Takes every claim. `answer`: to what a barrier asks besides. */
+/** A master that grants every claim. `answer` replies to whatever else a barrier asks. */
 async function fakeMaster(
   t: Test,
   answer: (command: string[]) => string,
@@ -434,7 +425,7 @@ async function fakeMaster(
 
 const counts = (local: number, replicas: number) => `*2\r\n:${local}\r\n:${replicas}\r\n`
 
-void t.test('disks are waited for with WAITAOF', async (t) => {
+void t.test('claims wait for disks with WAITAOF', async (t) => {
   let disks = [1, 2]
   const master = await fakeMaster(t, ([name]) =>
     name === 'wait' ? ':3\r\n' : counts(...(disks as [number, number])),
@@ -481,33 +472,37 @@ void t.test('disks are waited for with WAITAOF', async (t) => {
   }
 })
 
-void t.test('real disks', { skip: hasWaitAof ? false : 'WAITAOF: Redis 7.2 or later' }, async (t) => {
-  const { master, replica } = await replicated(t)
-  for (const wait of [
-    { replicas: 'none', disk: 'local' },
-    { disk: 'local' },
-    { disk: 'replicas' },
-  ] as const) {
-    const { store } = await open(t, master.url, wait)
-    t.ok(await claims(store)(), replicationText({ replicas: 1, timeout: PATIENT, ...wait }))
-  }
-  const hasty = { timeout: 50 }
-  const both = await open(t, master.url, { disk: 'replicas', ...hasty })
-  const local = await open(t, master.url, { replicas: 'none', disk: 'local', ...hasty })
-  await replica.command('CONFIG', 'SET', 'appendonly', 'no')
-  await t.rejects(async () => both.store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-  })
-  await until(claims(local.store))
-  await master.command('CONFIG', 'SET', 'appendonly', 'no')
-  await t.rejects(async () => local.store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /appendonly is disabled/,
-  })
-})
+void t.test(
+  'claims wait for real disks',
+  { skip: hasWaitAof ? false : 'WAITAOF: Redis 7.2 or later' },
+  async (t) => {
+    const { master, replica } = await replicated(t)
+    for (const wait of [
+      { replicas: 'none', disk: 'local' },
+      { disk: 'local' },
+      { disk: 'replicas' },
+    ] as const) {
+      const { store } = await open(t, master.url, wait)
+      t.ok(await claims(store)(), replicationText({ replicas: 1, timeout: PATIENT, ...wait }))
+    }
+    const hasty = { timeout: 50 }
+    const both = await open(t, master.url, { disk: 'replicas', ...hasty })
+    const local = await open(t, master.url, { replicas: 'none', disk: 'local', ...hasty })
+    await replica.command('CONFIG', 'SET', 'appendonly', 'no')
+    await t.rejects(async () => both.store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+    })
+    await until(claims(local.store))
+    await master.command('CONFIG', 'SET', 'appendonly', 'no')
+    await t.rejects(async () => local.store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: /appendonly is disabled/,
+    })
+  },
+)
 
-void t.test('nonsense in place of an answer is no acknowledgement', async (t) => {
+void t.test('a malformed answer is not an acknowledgement', async (t) => {
   for (const [wait, nonsense] of [
     [{}, '+OK\r\n'],
     [{ replicas: 'all' }, ':1\r\n'],
@@ -531,7 +526,7 @@ void t.test('nonsense in place of an answer is no acknowledgement', async (t) =>
   }
 })
 
-void t.test('nor where the process is not named, or the marker is not written', async (t) => {
+void t.test('a claim fails if the process has no name or the marker is not written', async (t) => {
   for (const [odd, message] of [
     [{ info: 'redis_version:7.0.15' }, /reaches a different process/],
     [{ set: ':1\r\n' }, /replies do not match/],
@@ -550,7 +545,7 @@ void t.test('nor where the process is not named, or the marker is not written', 
     t.throws(() => replicasIn(nonsense), /replies do not match/)
 })
 
-void t.test('a server that cannot wait for disks ends the start in one sentence', async (t) => {
+void t.test('a server that cannot wait for disks gives a clear error at start', async (t) => {
   const { master } = await replicated(t)
   if (hasWaitAof) await master.command('CONFIG', 'SET', 'appendonly', 'no')
   const why = hasWaitAof
@@ -583,7 +578,7 @@ void t.test('a server that cannot wait for disks ends the start in one sentence'
   t.match(await cluster.store.traits().catch(String), /no node of the cluster answers/)
 })
 
-void t.test('what a store says of waiting', (t) => {
+void t.test('replicationText says what claims wait for', (t) => {
   const said = (wait: Partial<Wait>) => replicationText({ replicas: 1, disk: 'none', timeout: 100, ...wait })
   t.equal(said({}), 'claims wait for 1 replica, up to 100 ms')
   t.equal(

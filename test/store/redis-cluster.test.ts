@@ -30,7 +30,7 @@ async function open(t: Test, url: string, timeoutMs = PATIENT) {
   return { store, events }
 }
 
-/** An id of the shard. */
+/** A new id in this shard. */
 function idIn(shard: number): RecordId {
   const bytes = Buffer.from(newId(), 'base64url')
   bytes[0] = shard
@@ -77,7 +77,7 @@ void t.test('a value of another type is a corrupt record here, too', async (t) =
   await t.rejects(store.get(id), { name: 'CorruptRecord' })
 })
 
-void t.test('R10 W06 a slot that is moved by hand between any two steps of a request', async (t) => {
+void t.test('R10 W06 moving a slot by hand costs a request at most one retry per step', async (t) => {
   const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
   const shard = 7
   const slot = await cluster.slotOf(KEYS.index(idIn(shard)))
@@ -97,11 +97,11 @@ void t.test('R10 W06 a slot that is moved by hand between any two steps of a req
     async (id) => (await peer.swap(id, own, bytesOf('completed', token), SPANS, false)).done,
     async (id) => (await store.get(id)).bytes?.[3] === 2,
   ]
-  /** How often a step of the move kept a step of the request waiting. */
+  /** How often a step of the request failed because of the move. */
   let refused = 0
   for (let gap = 0; gap < steps.length; gap++)
     for (let moved = 1; moved <= 6; moved++) {
-      // Something else is in the shard, or it is empty.
+      // The shard holds another record, or is empty.
       await cluster.command('FLUSHALL')
       if (moved % 2) await store.put(idIn(shard), claim(), SPANS)
       const from = await cluster.ownerOf(slot)
@@ -127,7 +127,7 @@ void t.test('R10 W06 a slot that is moved by hand between any two steps of a req
   t.ok(refused > 0, `${refused} of 36`)
 })
 
-void t.test('an index that is on its way is read where it is', async (t) => {
+void t.test('list reads an index whose slot is moving; due reads it or fails with TRYAGAIN', async (t) => {
   const { store } = await open(t, cluster.url)
   await cluster.command('FLUSHALL')
   const id = idIn(9)
@@ -145,7 +145,7 @@ void t.test('an index that is on its way is read where it is', async (t) => {
   t.same(await store.due(10), [id])
 })
 
-void t.test('watchers are told after their slot has moved, and what they missed on the way', async (t) => {
+void t.test('watchers are notified once their slot has moved, and of changes after that', async (t) => {
   const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
   const id = idIn(11)
   const slot = await cluster.slotOf(KEYS.index(id))
@@ -162,7 +162,7 @@ void t.test('watchers are told after their slot has moved, and what they missed 
   await until(async () => ((await to.server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).length === 0)
 })
 
-void t.test('a list over all servers begins anew when slots have moved, and misses nothing', async (t) => {
+void t.test('a list over all servers starts over when slots have moved, and misses nothing', async (t) => {
   const { store } = await open(t, cluster.url)
   await cluster.command('FLUSHALL')
   const ids = Array.from({ length: 200 }, newId)
@@ -186,7 +186,7 @@ void t.test('a list over all servers begins anew when slots have moved, and miss
   await t.rejects(store.list('all', String(next).replace(/\..*/, '.9.0'), 10), RangeError)
 })
 
-void t.test('a master that is gone takes nobody else along', async (t) => {
+void t.test('while a master is down, only its own records and full lists fail', async (t) => {
   await using cluster = await RedisCluster.start({ args: ['--cluster-require-full-coverage', 'no'] })
   const { store, events } = await open(t, cluster.url, FAST)
   const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
@@ -196,7 +196,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
   await dead.server.stop()
   const results = await Promise.allSettled(ids.map((id) => store.get(id)))
   const lost = ids.filter((_, n) => results[n]?.status === 'rejected')
-  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the one that is gone`)
+  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the dead master`)
   await until(() => events.some((event) => event.startsWith(`error: 127.0.0.1:${dead.server.port}: `)))
   for (const one of await Promise.allSettled(lost.map((id) => store.get(id))))
     t.match(one, { reason: { ...NOT_APPLIED, message: /not connected/ } })
@@ -206,7 +206,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
   for (const one of await Promise.allSettled(lost.map((id) => breaker.get(id))))
     t.match(one, { reason: NOT_APPLIED })
   t.ok((await breaker.get(there[0] as RecordId)).bytes)
-  t.same(states, [], 'nor does the breaker open')
+  t.same(states, [], 'the breaker stays closed')
   t.ok(await store.ping())
   t.same((await store.due(1000)).toSorted(), there.toSorted())
   const renewed = await store.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: HOUR })))
@@ -219,7 +219,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
     evicts: false,
     refusals: ['1 of 3 masters of the cluster do not answer.'],
   })
-  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'a list that lacks some would be a lie')
+  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'an incomplete list would be a lie')
   await dead.server.start()
   await until(async () => {
     const results = await Promise.allSettled(lost.map((id) => store.get(id)))
@@ -233,7 +233,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
   await until(() => events.some((event) => event.startsWith('error: no node of the cluster answers: ')))
   const late = await open(t, cluster.url, FAST)
   await t.rejects(late.store.get(newId()), { ...NOT_APPLIED, message: /no node of the cluster answers/ })
-  // Longer than until the second attempt.
+  // Long enough for a second attempt.
   await new Promise((later) => setTimeout(later, 800))
   for (const { server } of cluster.masters) await server.start()
   for (const one of [late.store, store])
@@ -243,7 +243,7 @@ void t.test('a master that is gone takes nobody else along', async (t) => {
     })
 })
 
-void t.test('what the servers promise together is the least that one of them does', async (t) => {
+void t.test('the traits of a cluster are those of its weakest server', async (t) => {
   const { store } = await open(t, cluster.url)
   t.match(await store.traits(), {
     durable: true,
@@ -271,7 +271,7 @@ void t.test('what the servers promise together is the least that one of them doe
   await second.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
 })
 
-void t.test('at start: no cluster, slots without a node, nobody there: one sentence each', async (t) => {
+void t.test('a plain server, uncovered slots and an absent cluster each give a clear error', async (t) => {
   await using alone = await RedisServer.start()
   await t.rejects(open(t, `redis+cluster://127.0.0.1:${alone.port}`), {
     ...NOT_APPLIED,
@@ -303,7 +303,7 @@ void t.test('at start: no cluster, slots without a node, nobody there: one sente
   await t.rejects(store.ping(), { ...NOT_APPLIED, message: /closed/ })
 })
 
-/** Claims as a proxy does: asks again what got no answer, and knows its own claim by its token. */
+/** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */
 async function claimOnce(store: Store, id: RecordId): Promise<boolean> {
   const token = newToken()
   for (;;)
@@ -322,7 +322,7 @@ for (const [how, fail] of [
     async (_: RedisServer, replica: RedisServer) => void (await replica.command('CLUSTER', 'FAILOVER')),
   ],
 ] as const)
-  void t.test(`a master is ${how} under load: two replicas of the proxy execute no key twice`, async (t) => {
+  void t.test(`when a master is ${how} under load, two proxies execute no key twice`, async (t) => {
     await using cluster = await RedisCluster.start({ replicas: 1, nodeTimeout: 2000 })
     const stores = [(await open(t, cluster.url, FAST)).store, (await open(t, cluster.url, FAST)).store]
     const executed = new Map<RecordId, number>()
@@ -370,7 +370,7 @@ const slots = (...ranges: readonly [first: number, last: number, port: number][]
     .map(([first, last, port]) => `*3\r\n:${first}\r\n:${last}\r\n*3\r\n$-1\r\n:${port}\r\n${text('id')}`)
     .join('')}`
 
-/** A node that says of the map what `map` says, and leaves the rest to `answer`. It does not say its own name, as behind a proxy. */
+/** A node that answers CLUSTER SLOTS with `map`, and the rest with `answer`. It does not name itself, like one behind a proxy. */
 async function fakeNode(
   t: Test,
   map: (port: number) => string | null,
@@ -390,10 +390,10 @@ async function fakeNode(
 }
 
 const whole = (port: number) => slots([0, 16_383, port])
-/** Of a script that reads: its number is its last argument. */
+/** The reply of a script that reads; the number of the call is its last argument. */
 const found = (command: readonly string[]) => `*3\r\n:1\r\n$-1\r\n:${command.at(-1)}\r\n`
 
-void t.test('a command is redirected three times, and then was not applied', async (t) => {
+void t.test('a command is redirected three times, then fails as not applied', async (t) => {
   let other = 0
   const one = await fakeNode(t, whole, () => `-MOVED 1 :${other}\r\n`)
   const two = await fakeNode(t, whole, () => `-MOVED 1 ?:${one.port}\r\n`)
@@ -403,7 +403,7 @@ void t.test('a command is redirected three times, and then was not applied', asy
   t.equal(one.asked.length + two.asked.length, 4)
 })
 
-void t.test('a node whose replies are shifted by one is not believed after ASK either', async (t) => {
+void t.test('replies that are shifted by one are not believed after ASK either', async (t) => {
   const shifted = await fakeNode(
     t,
     () => null,
@@ -414,7 +414,7 @@ void t.test('a node whose replies are shifted by one is not believed after ASK e
   await t.rejects(store.get(newId()), { ...APPLIED, message: /Connection is closed/ })
 })
 
-void t.test('redirects and all, a command takes no longer than its timeout', async (t) => {
+void t.test('a command redirected to a hanging, silent or closed port fails', async (t) => {
   const hanging = await fakeNode(
     t,
     () => null,
@@ -434,7 +434,7 @@ void t.test('redirects and all, a command takes no longer than its timeout', asy
   t.same(hanging.asked, ['evalsha', 'asking', 'eval'])
 })
 
-void t.test('a node that is cut off from the others is left for what they say', async (t) => {
+void t.test('a node that answers CLUSTERDOWN is left once the map names another', async (t) => {
   let map = whole
   const next = await fakeNode(t, whole, (command) =>
     command[0] === 'ssubscribe' ? `*3\r\n${text('ssubscribe')}${text('x')}:1\r\n` : found(command),
@@ -454,7 +454,7 @@ void t.test('a node that is cut off from the others is left for what they say', 
   t.same(next.asked, ['ssubscribe', 'evalsha'])
 })
 
-void t.test('a node that was taken out of the cluster, and knows of no other, changes nothing', async (t) => {
+void t.test('an empty map, as a node that was removed from the cluster gives, is ignored', async (t) => {
   const node = await fakeNode(t, whole, found)
   const reset = await fakeNode(
     t,
@@ -472,9 +472,9 @@ void t.test('a node that was taken out of the cluster, and knows of no other, ch
   await until(async () => (await Promise.allSettled([later.get(newId())]))[0]?.status === 'fulfilled')
 })
 
-void t.test('a list that ends while slots move begins anew', async (t) => {
+void t.test('a list that ends while slots move starts over', async (t) => {
   let scans = 0
-  // Other slots, the same node: a part of them has come back.
+  // Other ranges on the same node: some of the slots have come back.
   const map = (port: number) => (scans === 1 ? slots([0, 1, port], [2, 16_383, port]) : whole(port))
   const node = await fakeNode(t, map, () => {
     scans++
@@ -484,11 +484,11 @@ void t.test('a list that ends while slots move begins anew', async (t) => {
   const { ids, next } = await store.list('all', null, 10)
   t.same(ids, [])
   t.match(next, /^[0-9a-f]{8}\.0\.0$/)
-  t.match((await store.list('all', next, 10)).next, /^[0-9a-f]{8}\.0\.0$/, 'back again')
+  t.match((await store.list('all', next, 10)).next, /^[0-9a-f]{8}\.0\.0$/, 'from the beginning')
   t.same(await store.list('all', null, 10), { ids: [], next: null })
 })
 
-void t.test('a map that is none is not followed', async (t) => {
+void t.test('a malformed map is refused', async (t) => {
   for (const nonsense of [
     '+OK',
     '*1\r\n:1',
@@ -510,7 +510,7 @@ void t.test('a map that is none is not followed', async (t) => {
   }
 })
 
-void t.test('closed before it is open', async (t) => {
+void t.test('a cluster closed before it is open reports no map and refuses commands', async (t) => {
   const node = await fakeNode(t, whole, () => null)
   const events = {
     onEvent() {},

@@ -40,7 +40,7 @@ const usable = (connection: Connection) => () =>
     () => false,
   )
 
-void t.test('the same replies as through ioredis, whatever the command', async (t) => {
+void t.test('replies are the same as through ioredis, whatever the command', async (t) => {
   await using server = await RedisServer.start()
   const { connection } = await open(t, server.url)
   const other = new Redis(server.url, { protocol: 2 })
@@ -96,47 +96,41 @@ void t.test('the same replies as through ioredis, whatever the command', async (
   }
 })
 
-void t.test(
-  'commands of one turn leave in one write, whatever their number, and are matched by order',
-  async (t) => {
-    let pieces = 0
-    const { url, sockets } = await fake(
-      t,
-      greeting(([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`),
-    )
-    const { connection } = await open(t, url)
-    sockets[0]?.on('data', () => pieces++)
-    const numbers = Array.from({ length: 500 }, (_, n) => String(n))
-    const replies = await Promise.all(numbers.map((n) => raw(connection, 'echo', [n])))
-    t.strictSame(replies.map(String), numbers)
-    t.equal(pieces, 1)
-    // The ring has been round by now, and has grown.
-    for (let n = 0; n < 300; n++) t.equal(String(await raw(connection, 'echo', [n])), String(n))
-    const first = raw(connection, 'echo', ['first'])
-    await new Promise(setImmediate)
-    const more = await Promise.all([first, ...numbers.map((n) => raw(connection, 'echo', [n]))])
-    t.strictSame(more.map(String), ['first', ...numbers])
-  },
-)
+void t.test('commands of one turn leave in one write, and replies are matched by order', async (t) => {
+  let pieces = 0
+  const { url, sockets } = await fake(
+    t,
+    greeting(([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`),
+  )
+  const { connection } = await open(t, url)
+  sockets[0]?.on('data', () => pieces++)
+  const numbers = Array.from({ length: 500 }, (_, n) => String(n))
+  const replies = await Promise.all(numbers.map((n) => raw(connection, 'echo', [n])))
+  t.strictSame(replies.map(String), numbers)
+  t.equal(pieces, 1)
+  // By now the ring has wrapped around and grown.
+  for (let n = 0; n < 300; n++) t.equal(String(await raw(connection, 'echo', [n])), String(n))
+  const first = raw(connection, 'echo', ['first'])
+  await new Promise(setImmediate)
+  const more = await Promise.all([first, ...numbers.map((n) => raw(connection, 'echo', [n]))])
+  t.strictSame(more.map(String), ['first', ...numbers])
+})
 
-void t.test(
-  'what had not left when the connection broke was not applied, the rest may have been',
-  async (t) => {
-    const { url } = await fake(t, () => null)
-    const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
-    const { promise: closed, resolve: onClosed } = Promise.withResolvers<void>()
-    const link = new Link(addressOf(url), PATIENT, { onConnected, onClosed, onError() {} })
-    await connected
-    const left = raw(link, 'set', ['a', 1])
-    await new Promise(setImmediate)
-    const kept = raw(link, 'set', ['b', 1])
-    link.destroy()
-    t.match(await Promise.allSettled([left, kept]), [{ reason: APPLIED }, { reason: NOT_APPLIED }])
-    await closed
-  },
-)
+void t.test('when the connection breaks, only sent commands may have been applied', async (t) => {
+  const { url } = await fake(t, () => null)
+  const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
+  const { promise: closed, resolve: onClosed } = Promise.withResolvers<void>()
+  const link = new Link(addressOf(url), PATIENT, { onConnected, onClosed, onError() {} })
+  await connected
+  const left = raw(link, 'set', ['a', 1])
+  await new Promise(setImmediate)
+  const kept = raw(link, 'set', ['b', 1])
+  link.destroy()
+  t.match(await Promise.allSettled([left, kept]), [{ reason: APPLIED }, { reason: NOT_APPLIED }])
+  await closed
+})
 
-void t.test('close: what was asked leaves first, and nothing after it', async (t) => {
+void t.test('close sends pending commands first, and nothing after them', async (t) => {
   const seen: string[] = []
   const { url } = await fake(
     t,
@@ -155,7 +149,7 @@ void t.test('close: what was asked leaves first, and nothing after it', async (t
   await connection.close()
 })
 
-void t.test('close during connect, greeting and the pause before the next attempt', async (t) => {
+void t.test('close interrupts a connect, a greeting and the pause before the next attempt', async (t) => {
   const silent = await fake(t, () => null)
   const events: string[] = []
   const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
@@ -174,36 +168,33 @@ void t.test('close during connect, greeting and the pause before the next attemp
   await never.connection.close()
   const connections = silent.sockets.length
   await new Promise((later) => setTimeout(later, 200))
-  t.equal(silent.sockets.length, connections, 'nobody tries again')
+  t.equal(silent.sockets.length, connections, 'there is no further attempt')
   t.notOk(events.some((event) => event.startsWith('connected')))
 })
 
-void t.test(
-  'a peer that speaks nonsense: everything in flight may have been applied, and it is left',
-  async (t) => {
-    for (const nonsense of ['HTTP/1.1 400 Bad Request\r\n\r\n', '$3\r\nabcdef', ':1\r\n:2\r\n:3\r\n']) {
-      let isMad = true
-      const { url, sockets } = await fake(
-        t,
-        greeting(() => (isMad ? nonsense : ':1\r\n')),
-      )
-      const { connection, events } = await open(t, url)
-      const results = await Promise.allSettled([
-        raw(connection, 'a', []),
-        raw(connection, 'b', []),
-        raw(connection, 'c', []),
-      ])
-      // What came in order before the nonsense is an answer.
-      t.ok(results.every((one) => one.status === 'fulfilled' || one.reason.maybeApplied === true))
-      isMad = false
-      await until(() => sockets.length === 2)
-      await until(usable(connection))
-      t.ok(events.some((event) => event.startsWith('error')))
-    }
-  },
-)
+void t.test('after nonsense from a peer, commands in flight may have been applied', async (t) => {
+  for (const nonsense of ['HTTP/1.1 400 Bad Request\r\n\r\n', '$3\r\nabcdef', ':1\r\n:2\r\n:3\r\n']) {
+    let isMad = true
+    const { url, sockets } = await fake(
+      t,
+      greeting(() => (isMad ? nonsense : ':1\r\n')),
+    )
+    const { connection, events } = await open(t, url)
+    const results = await Promise.allSettled([
+      raw(connection, 'a', []),
+      raw(connection, 'b', []),
+      raw(connection, 'c', []),
+    ])
+    // Replies that came in order before the nonsense count.
+    t.ok(results.every((one) => one.status === 'fulfilled' || one.reason.maybeApplied === true))
+    isMad = false
+    await until(() => sockets.length === 2)
+    await until(usable(connection))
+    t.ok(events.some((event) => event.startsWith('error')))
+  }
+})
 
-void t.test('a reply that came in part is no reply', async (t) => {
+void t.test('a partial reply is not a reply', async (t) => {
   let part: string | null = '*2\r\n:1\r\n$100\r\nabc'
   const { url } = await fake(
     t,
@@ -219,7 +210,7 @@ void t.test('a reply that came in part is no reply', async (t) => {
   await until(usable(connection))
 })
 
-void t.test('a late reply goes to nobody; one that others overtook ends the connection', async (t) => {
+void t.test('a late reply is dropped; a command whose reply was overtaken ends the connection', async (t) => {
   const held: Socket[] = []
   let connections = 0
   const { url } = await fake(t, (command, socket) => {
@@ -236,7 +227,7 @@ void t.test('a late reply goes to nobody; one that others overtook ends the conn
   t.equal(await raw(connection, 'echo', ['own']), 'own')
   t.equal(connections, 1)
 
-  // A reply came after it was sent, and it was that of another.
+  // A reply came after it was sent, but to another command.
   const [first, second] = [raw(connection, 'hold', []), raw(connection, 'hold', [])]
   await until(() => held.length === 2)
   held.pop()?.write('+first\r\n')
@@ -246,7 +237,7 @@ void t.test('a late reply goes to nobody; one that others overtook ends the conn
   await until(usable(connection))
 })
 
-void t.test('a busy event loop is no silent Redis', async (t) => {
+void t.test('a busy event loop is not mistaken for a silent Redis', async (t) => {
   await using server = await RedisServer.start()
   const { connection } = await open(t, server.url, FAST)
   const asked = raw<Buffer>(connection, 'echo', ['here'])
@@ -257,10 +248,10 @@ void t.test('a busy event loop is no silent Redis', async (t) => {
   t.equal(String(await asked), 'here')
 })
 
-void t.test('a greeting that is refused, by what it says', async (t) => {
+void t.test('a refused greeting is ignored, reported or retried, depending on the error', async (t) => {
   await using server = await RedisServer.start()
   const needless = await open(t, server.url.replace('//', '//:secret@'))
-  t.strictSame(needless.events, [`connected: 127.0.0.1:${server.port}`], 'no password is asked for')
+  t.strictSame(needless.events, [`connected: 127.0.0.1:${server.port}`], 'the server asks for no password')
   await server.command('ACL', 'SETUSER', 'app', 'on', '>secret', '~*', '+@all', '-ping', '-client')
   const noRights = await open(t, server.url.replace('//', '//app:secret@'))
   t.strictSame(noRights.events, [`connected: 127.0.0.1:${server.port}`], 'nothing that it needs is missing')
@@ -285,11 +276,11 @@ void t.test('a greeting that is refused, by what it says', async (t) => {
     await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message })
     isReady = true
     await until(usable(connection))
-    t.match(events, [message, /^connected/], 'and tried again')
+    t.match(events, [message, /^connected/], 'and it is retried')
   }
 })
 
-void t.test('a server that takes connections and ends them: told once, tried ever more slowly', async (t) => {
+void t.test('a server that drops connections is reported once and retried ever more slowly', async (t) => {
   const { url, sockets } = await fake(t, (_, socket) => {
     socket.destroy()
     return null
@@ -302,7 +293,7 @@ void t.test('a server that takes connections and ends them: told once, tried eve
   t.strictSame([1, 2, 3, 6, 7, 50].map(reconnectDelay), [50, 100, 200, 500, 500, 500])
 })
 
-void t.test('a greeting without an answer is given up like a command', async (t) => {
+void t.test('a greeting without an answer times out like a command', async (t) => {
   const { url, sockets } = await fake(t, () => null)
   const { connection, events } = await open(t, url, FAST)
   t.match(events, [/timed out/])
@@ -310,7 +301,7 @@ void t.test('a greeting without an answer is given up like a command', async (t)
   await until(() => sockets.length > 1)
 })
 
-void t.test('a connection that does not come about is given up', async (t) => {
+void t.test('a connection attempt that hangs times out', async (t) => {
   // TCP is accepted, and the TLS handshake never answered.
   const server = createServer(() => {}).listen(0, '127.0.0.1')
   await once(server, 'listening')
@@ -320,23 +311,20 @@ void t.test('a connection that does not come about is given up', async (t) => {
   await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message: /ETIMEDOUT/ })
 })
 
-void t.test(
-  'what a reply means is the command’s; a reply that it cannot read is its error alone',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const { connection } = await open(t, server.url)
-    const get = script('get')
-    const wrong = connection.run(get, [1, 'a', 0], () => {
-      throw new TypeError('bug')
-    })
-    const right = connection.run(get, [1, 'a', 0], same)
-    await t.rejects(wrong, { name: 'TypeError' })
-    t.match(await right, [Number, null])
-    await t.rejects(raw(connection, 'evalsha', ['f'.repeat(40), 0]), { ...NOT_APPLIED, message: /NOSCRIPT/ })
-  },
-)
+void t.test('an error while reading a reply fails only its own command', async (t) => {
+  await using server = await RedisServer.start()
+  const { connection } = await open(t, server.url)
+  const get = script('get')
+  const wrong = connection.run(get, [1, 'a', 0], () => {
+    throw new TypeError('bug')
+  })
+  const right = connection.run(get, [1, 'a', 0], same)
+  await t.rejects(wrong, { name: 'TypeError' })
+  t.match(await right, [Number, null])
+  await t.rejects(raw(connection, 'evalsha', ['f'.repeat(40), 0]), { ...NOT_APPLIED, message: /NOSCRIPT/ })
+})
 
-void t.test('a script that is unknown to a server that is being left was not run', async (t) => {
+void t.test('a script that is unknown to a server that is being left was not applied', async (t) => {
   const { url } = await fake(
     t,
     greeting(([name]) => (name === 'set' ? '-READONLY replica\r\n' : '-NOSCRIPT none\r\n')),
@@ -353,7 +341,7 @@ void t.test('a script that is unknown to a server that is being left was not run
   await until(() => events.filter((event) => event.startsWith('connected')).length === 2)
 })
 
-void t.test('redirections of a cluster say that nothing was applied', async (t) => {
+void t.test('redirections of a cluster mean that nothing was applied', async (t) => {
   for (const error of ['MOVED 1 127.0.0.1:1', 'ASK 1 127.0.0.1:1', 'TRYAGAIN', 'CLUSTERDOWN']) {
     const { url } = await fake(
       t,
@@ -364,7 +352,7 @@ void t.test('redirections of a cluster say that nothing was applied', async (t) 
   }
 })
 
-void t.test('a name with several addresses, none of which answers, is told by its code', async (t) => {
+void t.test('when none of several addresses answers, the event has the error code', async (t) => {
   const { lookup } = dns
   t.teardown(() => (dns.lookup = lookup))
   const addresses = ['127.0.0.1', '127.0.0.2'].map((address) => ({ address, family: 4 }))
@@ -374,7 +362,7 @@ void t.test('a name with several addresses, none of which answers, is told by it
   t.match(events, [/^error: .*ECONNREFUSED/])
 })
 
-void t.test('a timeout that is noticed while the connection is being left changes nothing', async (t) => {
+void t.test('a timeout that is noticed while the connection closes changes nothing', async (t) => {
   const { url } = await fake(
     t,
     greeting(() => null),
@@ -383,7 +371,7 @@ void t.test('a timeout that is noticed while the connection is being left change
   const asked = t.rejects(raw(connection, 'a', []), APPLIED)
   await new Promise(setImmediate)
   await new Promise(setImmediate)
-  // Of the same length as the command's timer: runs right after it, and before what that one does then.
+  // As long as the command's timer: runs right after it, before what that one has scheduled.
   const closing = new Promise((later) => setTimeout(later, FAST)).then(() => connection.close())
   const busyUntil = performance.now() + 2 * FAST
   while (performance.now() < busyUntil);

@@ -41,56 +41,49 @@ const answers = (register: Store) => () =>
     () => false,
   )
 
-void t.test(
-  'down at start: it opens all the same, refuses at once, and connects when Redis is there',
-  async (t) => {
-    await using server = await RedisServer.start()
-    await server.stop()
-    const { register, events } = await open(t, server.url)
-    const id = newId()
-    await t.rejects(async () => register.put(id, claim(), SPANS), {
-      ...NOT_APPLIED,
-      message: /not connected: .*ECONNREFUSED/,
-    })
-    await t.rejects(register.traits(), NOT_APPLIED)
-    await server.start()
-    await until(answers(register))
-    t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
-    t.equal(events.filter((event) => event.startsWith('error')).length, 1, 'the same trouble is told once')
-    t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
-    await server.stop()
-    await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
-    t.ok(events.some((event) => event.startsWith('disconnected')))
-  },
-)
+void t.test('it opens without Redis, refuses at once, and connects when it is up', async (t) => {
+  await using server = await RedisServer.start()
+  await server.stop()
+  const { register, events } = await open(t, server.url)
+  const id = newId()
+  await t.rejects(async () => register.put(id, claim(), SPANS), {
+    ...NOT_APPLIED,
+    message: /not connected: .*ECONNREFUSED/,
+  })
+  await t.rejects(register.traits(), NOT_APPLIED)
+  await server.start()
+  await until(answers(register))
+  t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
+  t.equal(events.filter((event) => event.startsWith('error')).length, 1, 'the same error is reported once')
+  t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
+  await server.stop()
+  await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
+  t.ok(events.some((event) => event.startsWith('disconnected')))
+})
 
-void t.test(
-  'R03 a Redis that hangs is bounded by the command timeout, and used again when it answers',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const { register, events } = await open(t, server.url, FAST)
-    await register.put(newId(), claim(), SPANS)
-    const id = newId()
-    server.pause()
-    const begun = performance.now()
-    const first = await Promise.allSettled([
-      register.put(id, claim(), SPANS),
-      register.get(id),
-      register.ping(),
-    ])
-    t.ok(performance.now() - begun < 10 * FAST)
-    for (const one of first)
-      t.match(one, { status: 'rejected', reason: { ...APPLIED, message: /timed out/ } })
-    await Promise.allSettled([register.ping(), register.ping()])
-    await until(() => events.some((event) => event.startsWith('disconnected')))
-    await t.rejects(register.ping(), NOT_APPLIED, 'a wholly silent connection is given up')
-    server.resume()
-    await until(answers(register))
-    t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
-  },
-)
+void t.test('R03 operations on a hanging Redis time out, and it is used again when it answers', async (t) => {
+  await using server = await RedisServer.start()
+  const { register, events } = await open(t, server.url, FAST)
+  await register.put(newId(), claim(), SPANS)
+  const id = newId()
+  server.pause()
+  const begun = performance.now()
+  const first = await Promise.allSettled([
+    register.put(id, claim(), SPANS),
+    register.get(id),
+    register.ping(),
+  ])
+  t.ok(performance.now() - begun < 10 * FAST)
+  for (const one of first) t.match(one, { status: 'rejected', reason: { ...APPLIED, message: /timed out/ } })
+  await Promise.allSettled([register.ping(), register.ping()])
+  await until(() => events.some((event) => event.startsWith('disconnected')))
+  await t.rejects(register.ping(), NOT_APPLIED, 'a wholly silent connection is given up')
+  server.resume()
+  await until(answers(register))
+  t.ok((await register.get(id)).bytes, 'the claim had been applied, as maybeApplied said')
+})
 
-void t.test('a slow answer is no silence', async (t) => {
+void t.test('a slow answer does not end the connection', async (t) => {
   await using server = await RedisServer.start()
   const { register, events } = await open(t, server.url, FAST)
   for (let n = 0; n < 6; n++) {
@@ -103,48 +96,42 @@ void t.test('a slow answer is no silence', async (t) => {
   t.same(events, [`connected: 127.0.0.1:${server.port}`])
 })
 
-void t.test(
-  'a connection that breaks with commands in flight: they may have been applied, none is sent again',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const { register } = await open(t, server.url)
-    const ids = [newId(), newId()]
-    server.pause()
-    const pending = Promise.allSettled(ids.map(async (id) => register.put(id, claim(), SPANS)))
-    await new Promise(setImmediate)
-    await new Promise(setImmediate)
-    await server.kill()
-    for (const one of await pending) t.match(one, { status: 'rejected', reason: APPLIED })
-    await server.start()
-    await until(answers(register))
-    for (const id of ids) t.equal((await register.get(id)).bytes, null)
-  },
-)
+void t.test('commands in flight when the connection breaks are not sent again', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const ids = [newId(), newId()]
+  server.pause()
+  const pending = Promise.allSettled(ids.map(async (id) => register.put(id, claim(), SPANS)))
+  await new Promise(setImmediate)
+  await new Promise(setImmediate)
+  await server.kill()
+  for (const one of await pending) t.match(one, { status: 'rejected', reason: APPLIED })
+  await server.start()
+  await until(answers(register))
+  for (const id of ids) t.equal((await register.get(id)).bytes, null)
+})
 
-void t.test(
-  'R08 out of memory: new claims are refused, what is there is answered, outcomes are kept',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const { register } = await open(t, server.url)
-    const id = newId()
-    const token = newToken()
-    await register.put(id, bytesOf('in_progress', token), SPANS)
-    await server.command('CONFIG', 'SET', 'maxmemory', '1')
-    const full = { name: 'StoreFull', maybeApplied: false, message: /Redis is full: OOM/ }
-    const other = newId()
-    await t.rejects(async () => register.put(other, claim(), SPANS), full)
-    t.match(await register.put(id, claim(), SPANS), { done: false })
-    t.same(await register.renew([{ id, token, dueIn: 1000, dropIn: 0 }]), [true])
-    const own = { token, states: ['in_progress'] } as const
-    const large = bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) })
-    await t.rejects(async () => register.swap(id, own, large, SPANS, false), full)
-    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-    await server.command('CONFIG', 'SET', 'maxmemory', '0')
-    t.ok((await register.put(other, claim(), SPANS)).done)
-  },
-)
+void t.test('R08 out of memory, Redis refuses new claims and still takes small outcomes', async (t) => {
+  await using server = await RedisServer.start()
+  const { register } = await open(t, server.url)
+  const id = newId()
+  const token = newToken()
+  await register.put(id, bytesOf('in_progress', token), SPANS)
+  await server.command('CONFIG', 'SET', 'maxmemory', '1')
+  const full = { name: 'StoreFull', maybeApplied: false, message: /Redis is full: OOM/ }
+  const other = newId()
+  await t.rejects(async () => register.put(other, claim(), SPANS), full)
+  t.match(await register.put(id, claim(), SPANS), { done: false })
+  t.same(await register.renew([{ id, token, dueIn: 1000, dropIn: 0 }]), [true])
+  const own = { token, states: ['in_progress'] } as const
+  const large = bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) })
+  await t.rejects(async () => register.swap(id, own, large, SPANS, false), full)
+  t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+  await server.command('CONFIG', 'SET', 'maxmemory', '0')
+  t.ok((await register.put(other, claim(), SPANS)).done)
+})
 
-void t.test('a read-only replica refuses; once promoted it is used', async (t) => {
+void t.test('a read-only replica refuses claims, and is used once it is promoted', async (t) => {
   await using primary = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
   await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(primary.port)] })
   await until(async () =>
@@ -154,13 +141,13 @@ void t.test('a read-only replica refuses; once promoted it is used', async (t) =
   t.ok((await register.traits()).refusals.some((refusal) => refusal.includes('read-only replica')))
   await t.rejects(async () => register.put(newId(), claim(), SPANS), { ...NOT_APPLIED, message: /READONLY/ })
   await until(() => events.filter((event) => event.startsWith('connected')).length === 2)
-  t.pass('it connected anew: the name may lead to another server by now')
+  t.pass('it reconnected: the name may lead to another server by now')
   await replica.command('REPLICAOF', 'NO', 'ONE')
   await until(answers(register))
   t.ok((await register.put(newId(), claim(), SPANS)).done)
 })
 
-void t.test('R09 scripts that Redis has forgotten are sent again, unseen', async (t) => {
+void t.test('R09 scripts that Redis has forgotten are sent again, unnoticed by the caller', async (t) => {
   await using server = await RedisServer.start()
   const { register } = await open(t, server.url)
   const id = newId()
@@ -173,10 +160,10 @@ void t.test('R09 scripts that Redis has forgotten are sent again, unseen', async
   await server.command('SCRIPT', 'FLUSH')
   await server.command('DEL', KEYS.record(id))
   await server.command('RPUSH', KEYS.record(id), 'x')
-  await t.rejects(register.get(id), { name: 'CorruptRecord' }, 'errors of the second try are told alike')
+  await t.rejects(register.get(id), { name: 'CorruptRecord' }, 'errors of the second try are reported alike')
 })
 
-void t.test('user and password; a right that is missing is no outage', async (t) => {
+void t.test('user and password of the URL are used, and no event shows the password', async (t) => {
   await using server = await RedisServer.start()
   const rights = ['on', '>p@ss:word/ü', '~idempotency:*', '+@all']
   await server.command('ACL', 'SETUSER', 'app', ...rights)
@@ -236,7 +223,7 @@ void t.test(
   },
 )
 
-void t.test('R07 traits: eviction and persistence', async (t) => {
+void t.test('R07 traits report eviction and persistence', async (t) => {
   await using server = await RedisServer.start()
   const { register } = await open(t, server.url)
   t.match(await register.traits(), {
@@ -302,7 +289,7 @@ void t.test('R13 the breaker opens while Redis hangs, answers at once, and close
   t.equal((await breaker.get(newId())).bytes, null)
 })
 
-void t.test('what a URL says', async (t) => {
+void t.test('a Redis URL gives host, port, credentials, database and TLS', async (t) => {
   const plain = { host: 'cache', port: 6379, username: '', password: '', db: 0 }
   t.strictSame(addressOf('redis://cache'), plain)
   t.strictSame(addressOf('rediss://u%40x:p%2F@[::1]:7000/4'), {
@@ -315,7 +302,7 @@ void t.test('what a URL says', async (t) => {
   })
 })
 
-void t.test('close ends without Redis, too', async (t) => {
+void t.test('close also ends without Redis', async (t) => {
   const down = await openRedisStore({
     url: `redis://127.0.0.1:${await freePort()}`,
     service: 'pay',
@@ -332,7 +319,7 @@ void t.test('close ends without Redis, too', async (t) => {
   await pending
 })
 
-void t.test('error replies say that nothing was applied, and quote no argument of a command', async (t) => {
+void t.test('error replies mean that nothing was applied', async (t) => {
   for (const code of [
     'READONLY',
     'MISCONF',
@@ -365,11 +352,11 @@ async function answering(t: Test, replies: Readonly<Record<string, string>>): Pr
   return `redis://127.0.0.1:${(server.address() as AddressInfo).port}`
 }
 
-void t.test('a reply of another form than its command has is nobody’s', async (t) => {
+void t.test('a reply of the wrong form for its command is refused', async (t) => {
   const greeting = { ping: '+PONG\r\n', client: '+OK\r\n' }
   const time = '*2\r\n$1\r\n1\r\n$1\r\n0\r\n'
   const stranger = await open(t, await answering(t, { ...greeting, ping: '+OK\r\n' }))
-  await t.rejects(stranger.register.ping(), NOT_APPLIED, 'a greeting that is answered otherwise is none')
+  await t.rejects(stranger.register.ping(), NOT_APPLIED, 'an unexpected answer to the greeting')
   const one = await open(t, await answering(t, { ...greeting, time: ':1\r\n' }))
   await t.rejects(one.register.ping(), APPLIED, 'no array')
   const place = '*2\r\n$1\r\na\r\n$1\r\n0\r\n'
@@ -381,7 +368,7 @@ void t.test('a reply of another form than its command has is nobody’s', async 
   await t.rejects(register.due(10), APPLIED, 'an id without its time')
 })
 
-void t.test('what a server does not say of itself, and replies of other commands', async (t) => {
+void t.test('a server without a run_id has no identity, and malformed replies throw', async (t) => {
   t.equal(runIdOf(Buffer.from('redis_version:7.0.0\r\n')), '')
   t.throws(() => runIdOf(7), /do not match/)
   t.throws(() => lengthOf(Buffer.from('3')), /do not match/)

@@ -61,7 +61,7 @@ async function held(store: Store, id?: RecordId): Promise<InGrace> {
   return error
 }
 
-void t.test('W01 a server with another identity hands nothing out until the grace is over', async (t) => {
+void t.test('W01 a server with another identity grants no claim until the grace is over', async (t) => {
   await promoted()
   const { store, advance } = await open(t)
   const first = await held(store)
@@ -69,10 +69,10 @@ void t.test('W01 a server with another identity hands nothing out until the grac
   t.equal(first.now + first.left, first.since + GRACE)
   t.equal(first.maybeApplied, false)
   const id = newId()
-  t.match(await claim(store, id, 'again'), { done: true }, 'what was there before is written')
-  t.match(await claim(store, id), { done: false }, 'and answers')
+  t.match(await claim(store, id, 'again'), { done: true }, 'an earlier claim is written again')
+  t.match(await claim(store, id), { done: false }, 'and answers retries')
   t.match(await store.get(id), { bytes: Buffer })
-  t.match(await claim(store, newId(), 'fresh'), { done: true }, 'a key that was made since is claimed')
+  t.match(await claim(store, newId(), 'fresh'), { done: true }, 'a key created since is claimed')
   advance(GRACE / 2)
   const second = await held(store)
   t.equal(second.since, first.since)
@@ -80,7 +80,7 @@ void t.test('W01 a server with another identity hands nothing out until the grac
   t.match(await claim(store), { done: true })
 })
 
-void t.test('W02 nor does it hand out a takeover; outcomes and decisions are written', async (t) => {
+void t.test('W02 a grace holds takeovers, too, but not outcomes', async (t) => {
   await promoted()
   const { store, advance } = await open(t)
   const [id, token] = [newId(), newToken()]
@@ -102,39 +102,36 @@ void t.test('W02 nor does it hand out a takeover; outcomes and decisions are wri
   t.match(await takeOver(), { done: true })
 })
 
-void t.test(
-  'W01 a restart, an older snapshot, a flush and a clock that goes back begin a new grace',
-  async (t) => {
-    await using own = await RedisServer.start({ args: ['--appendonly', 'no', '--save', ''] })
-    await promoted(own)
-    const { store, epochs, advance } = await open(t, { url: own.url })
-    const id0 = newId()
-    const settle = async () => {
-      await held(store, sibling(id0))
-      advance(GRACE)
-      t.match(await claim(store, sibling(id0)), { done: true })
-    }
-    await settle()
-    const seen = epochs.length
-    await own.command('SAVE')
-    const id = newId()
-    await claim(store, id)
-    await own.kill()
-    await own.start()
-    await until(async () => (await store.ping().catch(() => null)) !== null)
-    await held(store, id)
-    await until(() => epochs.length > seen)
-    t.ok(epochs.at(-1)?.concerns(id))
+void t.test('W01 an older snapshot, a flush and a clock set back each begin a new grace', async (t) => {
+  await using own = await RedisServer.start({ args: ['--appendonly', 'no', '--save', ''] })
+  await promoted(own)
+  const { store, epochs, advance } = await open(t, { url: own.url })
+  const id0 = newId()
+  const settle = async () => {
+    await held(store, sibling(id0))
     advance(GRACE)
-    t.match(await claim(store), { done: true })
-    await own.command('FLUSHALL')
-    await settle()
-    advance(-2 * GRACE)
-    await settle()
-  },
-)
+    t.match(await claim(store, sibling(id0)), { done: true })
+  }
+  await settle()
+  const seen = epochs.length
+  await own.command('SAVE')
+  const id = newId()
+  await claim(store, id)
+  await own.kill()
+  await own.start()
+  await until(async () => (await store.ping().catch(() => null)) !== null)
+  await held(store, id)
+  await until(() => epochs.length > seen)
+  t.ok(epochs.at(-1)?.concerns(id))
+  advance(GRACE)
+  t.match(await claim(store), { done: true })
+  await own.command('FLUSHALL')
+  await settle()
+  advance(-2 * GRACE)
+  await settle()
+})
 
-void t.test('W01 what is written again prolongs the grace, up to twice its length', async (t) => {
+void t.test('W01 claims written again extend the grace, up to twice its length', async (t) => {
   await promoted()
   const { store, advance } = await open(t, { grace: 1000 })
   const id = newId()
@@ -147,30 +144,27 @@ void t.test('W01 what is written again prolongs the grace, up to twice its lengt
     t.match(epoch, /^[0-9a-f]{40} \d+ \d+$/)
     tills.push(Number(epoch.split(' ')[2]) - since)
   }
-  t.equal(tills[0], 1000, 'while there is time enough, nothing is prolonged')
+  t.equal(tills[0], 1000, 'nothing is extended while there is enough time')
   t.ok(tills.every((till, n) => till >= (tills[n - 1] ?? 0) && till <= 2000))
   t.ok((tills[1] as number) >= 1100)
   advance(since + 2000 - (await store.ping()))
   t.match(await claim(store, id), { done: true })
 })
 
-void t.test(
-  'W01 existing records answer where the store is too full to say whose claims are held',
-  async (t) => {
-    await using own = await RedisServer.start()
-    const before = await open(t, { url: own.url, grace: 0 })
-    const id = newId()
-    await claim(before.store, id)
-    await promoted(own)
-    await own.command('CONFIG', 'SET', 'maxmemory', '1')
-    const { store } = await open(t, { url: own.url })
-    t.match(await claim(store, id), { done: false })
-    await held(store)
-    await t.rejects(claim(store, newId(), 'again'), { name: 'StoreFull' })
-  },
-)
+void t.test('W01 existing records still answer when the store is too full to record a grace', async (t) => {
+  await using own = await RedisServer.start()
+  const before = await open(t, { url: own.url, grace: 0 })
+  const id = newId()
+  await claim(before.store, id)
+  await promoted(own)
+  await own.command('CONFIG', 'SET', 'maxmemory', '1')
+  const { store } = await open(t, { url: own.url })
+  t.match(await claim(store, id), { done: false })
+  await held(store)
+  await t.rejects(claim(store, newId(), 'again'), { name: 'StoreFull' })
+})
 
-void t.test('W01 back on a server that had been left, what was claimed in between may be lost', async (t) => {
+void t.test('W01 returning to a server that had been left begins a new grace', async (t) => {
   await using first = await RedisServer.start()
   await using second = await RedisServer.start()
   await using name = await relay(first.port)
@@ -188,7 +182,7 @@ void t.test('W01 back on a server that had been left, what was claimed in betwee
   }
 })
 
-void t.test('a master that has become a replica is left, though nothing is written', async (t) => {
+void t.test('a master that has become a replica is left even if nothing is written', async (t) => {
   await using own = await RedisServer.start()
   await using between = await relay(own.port)
   const { epochs } = await open(t, { url: `redis://127.0.0.1:${between.port}`, grace: 200 })
@@ -199,7 +193,7 @@ void t.test('a master that has become a replica is left, though nothing is writt
   await until(() => connections > 0)
 })
 
-void t.test('a replica refuses, and holds nothing', async (t) => {
+void t.test('a replica refuses a claim instead of holding it', async (t) => {
   await using own = await RedisServer.start()
   await promoted(own)
   const { store } = await open(t, { url: own.url })
@@ -209,7 +203,7 @@ void t.test('a replica refuses, and holds nothing', async (t) => {
   await t.rejects(claim(store), /READONLY|not connected/)
 })
 
-void t.test('W01 without the right to INFO there is no grace, which it says', async (t) => {
+void t.test('W01 without the right to INFO there is no grace, and the traits say so', async (t) => {
   await promoted()
   await server.command('ACL', 'SETUSER', 'plain', 'on', '>pw', '~*', '&*', '+@all', '-info')
   const { store, epochs } = await open(t, { url: server.url.replace('//', '//plain:pw@') })
@@ -222,7 +216,7 @@ void t.test('W01 without the right to INFO there is no grace, which it says', as
   t.equal((await other.traits()).hasIdentity, true)
 })
 
-void t.test('nor where the scripts are refused; then nothing is claimed, either', async (t) => {
+void t.test('without the right to run scripts no epoch begins and no claim is granted', async (t) => {
   await server.command('ACL', 'SETUSER', 'dumb', 'on', '>pw', '~*', '&*', '+@all', '-@scripting')
   const { store, epochs, held } = await open(t, { url: server.url.replace('//', '//dumb:pw@'), grace: 200 })
   await until(() => held.length > 3)
@@ -230,7 +224,7 @@ void t.test('nor where the scripts are refused; then nothing is claimed, either'
   t.same(epochs, [])
 })
 
-void t.test('the only node of a cluster is asked shard by shard', async (t) => {
+void t.test('a grace begins on the only node of a cluster, too', async (t) => {
   await using own = await RedisServer.start({ args: ['--cluster-enabled', 'yes'] })
   await own.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16383)
   await until(async () => String(await own.command('CLUSTER', 'INFO')).includes('cluster_state:ok'))
@@ -241,37 +235,34 @@ void t.test('the only node of a cluster is asked shard by shard', async (t) => {
   await held(store)
 })
 
-void t.test(
-  'every proxy notices: by a new connection, by looking, and where its server falls silent',
-  async (t) => {
-    await using own = await RedisServer.start()
-    await promoted(own)
-    await using between = await relay(own.port)
-    const a = await open(t, { url: own.url, grace: 200 })
-    const b = await open(t, { url: `redis://127.0.0.1:${between.port}`, grace: 200, timeoutMs: 60_000 })
-    await until(() => a.epochs.length === 1 && b.epochs.length === 1)
-    t.ok(a.held.some((left) => left > 0))
-    await until(() => a.held.at(-1) === 0 && b.held.at(-1) === 0)
-    await own.command('FLUSHALL')
-    await until(() => a.epochs.length === 2 && b.epochs.length === 2)
-    // No reply, no end: only a look tells.
-    let connections = 0
-    between.onCommand = (bytes) => void (connections += bytes.includes('setname') ? 1 : 0)
-    between.passReplies = false
-    await until(() => connections > 0)
-    between.passReplies = true
-    await own.restart()
-    await until(() => a.epochs.length >= 3 && b.epochs.length >= 3)
-  },
-)
+void t.test('every proxy notices a new epoch, even if its server falls silent', async (t) => {
+  await using own = await RedisServer.start()
+  await promoted(own)
+  await using between = await relay(own.port)
+  const a = await open(t, { url: own.url, grace: 200 })
+  const b = await open(t, { url: `redis://127.0.0.1:${between.port}`, grace: 200, timeoutMs: 60_000 })
+  await until(() => a.epochs.length === 1 && b.epochs.length === 1)
+  t.ok(a.held.some((left) => left > 0))
+  await until(() => a.held.at(-1) === 0 && b.held.at(-1) === 0)
+  await own.command('FLUSHALL')
+  await until(() => a.epochs.length === 2 && b.epochs.length === 2)
+  // No reply, and no end of the connection: only a look notices.
+  let connections = 0
+  between.onCommand = (bytes) => void (connections += bytes.includes('setname') ? 1 : 0)
+  between.passReplies = false
+  await until(() => connections > 0)
+  between.passReplies = true
+  await own.restart()
+  await until(() => a.epochs.length >= 3 && b.epochs.length >= 3)
+})
 
-void t.test('a store that is down is looked at again', async (t) => {
+void t.test('a store that is down begins no epoch', async (t) => {
   const { store, epochs } = await open(t, { url: 'redis://127.0.0.1:1', grace: 200 })
   await t.rejects(claim(store), StoreUnavailable)
   t.same(epochs, [])
 })
 
-void t.test('a new store holds nothing', async (t) => {
+void t.test('a new store has no grace', async (t) => {
   const { store, epochs } = await open(t)
   t.match(await claim(store), { done: true })
   await until(() => epochs.length > 0)
@@ -280,7 +271,7 @@ void t.test('a new store holds nothing', async (t) => {
   t.match(await claim(peer), { done: true })
 })
 
-void t.test('W01 a store that was flushed is not new to a proxy that has claimed on it', async (t) => {
+void t.test('W01 a flushed store is not new to a proxy that has claimed on it', async (t) => {
   const { store, epochs } = await open(t)
   const id = newId()
   t.match(await claim(store, id), { done: true })
@@ -289,12 +280,12 @@ void t.test('W01 a store that was flushed is not new to a proxy that has claimed
   await held(store, id)
   await server.command('FLUSHALL')
   const newcomer = await open(t)
-  t.match(await claim(newcomer.store, sibling(id)), { done: true }, 'it knows of nothing')
+  t.match(await claim(newcomer.store, sibling(id)), { done: true }, 'the newcomer knows of no earlier claim')
   await held(store, id)
   await held(newcomer.store, sibling(id))
 })
 
-void t.test('nobody needs to listen', async (t) => {
+void t.test('grace callbacks are optional', async (t) => {
   await promoted()
   const store = await openRedisStore({
     url: server.url,

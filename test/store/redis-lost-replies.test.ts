@@ -11,19 +11,18 @@ import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
 const FAST: Millis = 300
 const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
-/** What takes several commands may not come to the next. */
+/** An operation of several commands may fail before the next one. */
 const UNKNOWN = /^no answer from Redis|not connected: (?:replies do not match|an unexpected reply)/
 
 const SWAPPED = 'sent after the next'
 /**
- * Which replies of a turn are tampered with: those of scripts, then what is asked after a wait for the view of the servers. Between them
- * come those of the 256 shards of the index, and among the last those of two SCANs: all of one form, so that two in the wrong order may go
- * unnoticed.
+ * Which replies of a turn are tampered with: those of scripts, then those after a wait for the view of the servers. Between them come those
+ * of the 256 shards of the index, and among the last are those of two SCANs, which look alike: swapping them may go unnoticed.
  */
 const REPLIES = [...Array(17).keys(), 273, 274, 275, 276, 277]
 const SCAN = 274
 
-/** What becomes of the reply `at`, and of the next one. */
+/** What happens to the reply `at`, and to the next one. */
 type Fault = (at: Buffer, next: () => Promise<Buffer>) => Promise<readonly Buffer[]>
 const FAULTS: Readonly<Record<string, Fault>> = {
   lost: async () => [],
@@ -176,36 +175,33 @@ const usable = (store: Store) => () =>
   )
 
 for (const [name, fault] of Object.entries(FAULTS))
-  void t.test(
-    `a reply that is ${name}: each operation gets its own reply or may have been applied`,
-    async (t) => {
-      await using server = await RedisServer.start()
-      const box = await middlebox(t, server)
-      const direct = await open(t, server.url)
-      const store = await open(t, box.url)
-      box.fault = fault
-      /** How many operations got no reply. */
-      const round = async (at: number): Promise<number> => {
-        await until(usable(store))
-        const asked = await turn(direct, store)
-        // Nothing has left yet.
-        box.passed = 0
-        box.at = at
-        const replies = await Promise.allSettled(asked.map(([reply]) => reply))
-        box.at = Number.POSITIVE_INFINITY
-        for (const [n, reply] of replies.entries())
-          if (reply.status === 'rejected')
-            t.match(reply.reason, { message: UNKNOWN }, `reply ${at}: operation ${n}`)
-          else t.ok(await asked[n]?.[1](reply.value as never), `reply ${at}: operation ${n}`)
-        return replies.filter(({ status }) => status === 'rejected').length
-      }
-      t.equal(await round(Number.POSITIVE_INFINITY), 0, 'the scripts are loaded, and nothing is wrong')
-      for (const at of REPLIES)
-        t.ok((await round(at)) > 0 || (at === SCAN && name === SWAPPED), `reply ${at} was noticed`)
-    },
-  )
+  void t.test(`when a reply is ${name}, each operation gets its own reply or none`, async (t) => {
+    await using server = await RedisServer.start()
+    const box = await middlebox(t, server)
+    const direct = await open(t, server.url)
+    const store = await open(t, box.url)
+    box.fault = fault
+    /** How many operations got no reply. */
+    const round = async (at: number): Promise<number> => {
+      await until(usable(store))
+      const asked = await turn(direct, store)
+      // Nothing has left yet.
+      box.passed = 0
+      box.at = at
+      const replies = await Promise.allSettled(asked.map(([reply]) => reply))
+      box.at = Number.POSITIVE_INFINITY
+      for (const [n, reply] of replies.entries())
+        if (reply.status === 'rejected')
+          t.match(reply.reason, { message: UNKNOWN }, `reply ${at}: operation ${n}`)
+        else t.ok(await asked[n]?.[1](reply.value as never), `reply ${at}: operation ${n}`)
+      return replies.filter(({ status }) => status === 'rejected').length
+    }
+    t.equal(await round(Number.POSITIVE_INFINITY), 0, 'the scripts are loaded, and nothing fails')
+    for (const at of REPLIES)
+      t.ok((await round(at)) > 0 || (at === SCAN && name === SWAPPED), `reply ${at} was noticed`)
+  })
 
-void t.test('a reply that never comes: what is asked later does not take the next for its own', async (t) => {
+void t.test('after a lost reply, later operations do not take each other’s replies', async (t) => {
   await using server = await RedisServer.start()
   const box = await middlebox(t, server)
   const direct = await open(t, server.url)
@@ -220,7 +216,7 @@ void t.test('a reply that never comes: what is asked later does not take the nex
   for (const first of firsts) {
     box.at = box.passed
     await t.rejects(async () => first(), { ...APPLIED, message: /timed out/ })
-    // Whose reply is the first one's, and whose is the second's.
+    // Neither may take a reply that is not its own.
     const [reply, own] = await Promise.allSettled([
       store.put(taken, bytesOf('in_progress', newToken()), SPANS),
       store.put(newId(), bytesOf('in_progress', newToken()), SPANS),

@@ -55,7 +55,7 @@ registerContract(t, 'redis through Sentinel', async () => {
   }
 })
 
-void t.test('an operator’s failover is followed, by operations and by watching', async (t) => {
+void t.test('operations and watchers follow an operator’s failover', async (t) => {
   const { store, events } = await open(t, group.url)
   const peer = (await open(t, group.url)).store
   const before = await group.master()
@@ -75,7 +75,7 @@ void t.test('an operator’s failover is followed, by operations and by watching
   const after = await group.master()
   await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
   await until(() => told > 0)
-  t.ok((await store.get(id)).bytes, 'what was replicated is there')
+  t.ok((await store.get(id)).bytes, 'the replicated record is there')
   const { bytes } = await store.get(id)
   const seen = told
   await until(writes(peer))
@@ -88,7 +88,7 @@ for (const [what, end] of [
   ['killed', (server: RedisServer) => server.kill()],
   ['paused', async (server: RedisServer) => server.pause()],
 ] as const)
-  void t.test(`a master that is ${what} is replaced by what the Sentinels promote`, async (t) => {
+  void t.test(`a ${what} master is replaced by the one that the Sentinels promote`, async (t) => {
     await using group = await SentinelGroup.start()
     const { store, events } = await open(t, group.url, FAST)
     const id = newId()
@@ -105,10 +105,10 @@ for (const [what, end] of [
     t.ok((await store.get(id)).bytes)
     if (what === 'paused') before.resume()
     else await before.start()
-    t.ok((await store.get(id)).bytes, 'the old one is not asked')
+    t.ok((await store.get(id)).bytes, 'the old master is not asked')
   })
 
-void t.test('any Sentinel will do: one that is down and one that hangs are not waited for', async (t) => {
+void t.test('one Sentinel is enough: one that is down and one that hangs are not waited for', async (t) => {
   await using group = await SentinelGroup.start()
   await group.sentinels[0]?.stop()
   group.sentinels[1]?.pause()
@@ -119,7 +119,7 @@ void t.test('any Sentinel will do: one that is down and one that hangs are not w
   group.sentinels[1]?.resume()
 })
 
-void t.test('a server that is no master is not talked to, whatever the Sentinels say', async (t) => {
+void t.test('a server that is not a master is not used, whatever the Sentinels say', async (t) => {
   await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', '1'] })
   await using sentinel = await RedisServer.start({
     sentinel: [`sentinel monitor ${MASTER} 127.0.0.1 ${replica.port} 1`],
@@ -136,7 +136,7 @@ void t.test('a server that is no master is not talked to, whatever the Sentinels
 
 const CONFIGURATION = '*2\r\n$12\r\nconfig-epoch\r\n$1\r\n0\r\n'
 
-/** A Sentinel whose subscribers hear what the test says, and what it answers to them. */
+/** A Sentinel whose subscribers receive what the test says with `tell`; `subscribed` answers their SUBSCRIBE. */
 async function fakeSentinel(
   t: Test,
   master: () => string | null,
@@ -165,7 +165,7 @@ const hostsOf = (servers: readonly { readonly port: number }[]) =>
 
 const addressReply = (port: number) => `*2\r\n$9\r\n127.0.0.1\r\n$${String(port).length}\r\n${port}\r\n`
 
-void t.test('a switch is followed though the old master is there and answers', async (t) => {
+void t.test('a switch is followed even though the old master still answers', async (t) => {
   await using old = await RedisServer.start()
   await using next = await RedisServer.start()
   let { port } = old
@@ -175,7 +175,7 @@ void t.test('a switch is followed though the old master is there and answers', a
   tell(`other 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
   tell(`${MASTER} 127.0.0.1 ${next.port} 127.0.0.1 ${old.port}`)
   await store.ping()
-  t.equal(events.length, 1, 'another master, and the one that is used already')
+  t.equal(events.length, 1, 'a switch of another master, or to the one in use, changes nothing')
   port = next.port
   tell(`${MASTER} 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
   await until(() => events.at(-1) === `connected: 127.0.0.1:${next.port}`)
@@ -184,10 +184,10 @@ void t.test('a switch is followed though the old master is there and answers', a
   t.equal(await old.command('DBSIZE'), 0)
 })
 
-void t.test('a switch that was missed is found out when a Sentinel is listened to again', async (t) => {
+void t.test('a missed switch is noticed once a Sentinel can be heard again', async (t) => {
   await using group = await SentinelGroup.start()
   const before = (await group.master()) as RedisServer
-  // Nobody makes it a replica: it goes on taking writes.
+  // The Sentinels cannot make it a replica: it goes on taking writes.
   await before.command('ACL', 'SETUSER', 'default', '-multi', '-slaveof', '-replicaof', '-client|kill')
   const relays = await Promise.all(group.sentinels.map(({ port }) => relay(port)))
   t.teardown(() => Promise.all(relays.map((one) => one[Symbol.asyncDispose]())))
@@ -198,19 +198,19 @@ void t.test('a switch that was missed is found out when a Sentinel is listened t
   }
   await group.impatient()
   before.pause()
-  // Every one of them has said so.
+  // Until every Sentinel has switched.
   for (const one of group.sentinels)
     await until(
       async () => !String(await one.command('SENTINEL', 'MASTER', MASTER)).includes(`,${before.port},`),
     )
   before.resume()
-  t.ok(await writes(store)(), 'nobody has told')
+  t.ok(await writes(store)(), 'the store has not heard of it')
   t.equal(events.length, 1)
   for (const one of relays) one.accept = true
   const after = await group.master()
   await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
   t.ok(await writes(store)())
-  t.match(await before.command('ROLE'), ['master'], 'the old one would still have taken it')
+  t.match(await before.command('ROLE'), ['master'], 'the old master would still have taken the write')
 })
 
 void t.test('a Sentinel that slept through a failover does not win by answering first', async (t) => {
@@ -238,7 +238,7 @@ void t.test('a Sentinel that slept through a failover does not win by answering 
     (await store.traits()).topology,
     `of 2 Sentinels 2 answered; the latest configuration (epoch 4) names 127.0.0.1:${next.port} as the master "${MASTER}"`,
   )
-  // It is listened to again, and what it says is old.
+  // Its connection comes back, and its news is old.
   first.cut()
   const listens = Promise.withResolvers<void>()
   first.onReply = (bytes) => void (String(bytes).includes(String(old.port)) && listens.resolve())
@@ -247,7 +247,7 @@ void t.test('a Sentinel that slept through a failover does not win by answering 
   t.equal(events.length, 1)
 })
 
-void t.test('what a Sentinel says while it is asked counts more than its answer', async (t) => {
+void t.test('a switch announced during a query overrides the answer to it', async (t) => {
   await using old = await RedisServer.start()
   await using next = await RedisServer.start()
   let { port } = old
@@ -261,7 +261,7 @@ void t.test('what a Sentinel says while it is asked counts more than its answer'
       })
     return answer
   })
-  // The others are waited for meanwhile.
+  // A silent one is waited for meanwhile.
   const silent = await fakeSentinel(t, () => null)
   const url = `redis+sentinel://${hostsOf([sentinel, silent])}/${MASTER}`
   const { store, events } = await open(t, url)
@@ -276,32 +276,29 @@ void t.test('what a Sentinel says while it is asked counts more than its answer'
   )
 })
 
-void t.test(
-  'Sentinels that answer nonsense name nobody; without news the master is used all the same',
-  async (t) => {
-    const nonsense = ['+OK\r\n', '*1\r\n$1\r\nx\r\n', '*0\r\n']
-    const sentinels = [
-      ...nonsense.map((one) => fakeSentinel(t, () => one)),
-      ...nonsense.map((one) => fakeSentinel(t, () => addressReply(1), undefined, one)),
-    ]
-    for (const { url } of await Promise.all(sentinels)) {
-      const { store } = await open(t, url)
-      await t.rejects(store.ping(), {
-        ...NOT_APPLIED,
-        message: /no Sentinel names the master.*replies do not match/,
-      })
-    }
-    await using server = await RedisServer.start()
-    for (const refused of ['-NOPERM channel\r\n', '+OK\r\n']) {
-      const { url, subscribers } = await fakeSentinel(t, () => addressReply(server.port), refused)
-      const { store } = await open(t, url)
-      await until(() => subscribers.length > 0)
-      t.ok(await writes(store)())
-    }
-  },
-)
+void t.test('malformed answers name no master; a subscription is not required', async (t) => {
+  const nonsense = ['+OK\r\n', '*1\r\n$1\r\nx\r\n', '*0\r\n']
+  const sentinels = [
+    ...nonsense.map((one) => fakeSentinel(t, () => one)),
+    ...nonsense.map((one) => fakeSentinel(t, () => addressReply(1), undefined, one)),
+  ]
+  for (const { url } of await Promise.all(sentinels)) {
+    const { store } = await open(t, url)
+    await t.rejects(store.ping(), {
+      ...NOT_APPLIED,
+      message: /no Sentinel names the master.*replies do not match/,
+    })
+  }
+  await using server = await RedisServer.start()
+  for (const refused of ['-NOPERM channel\r\n', '+OK\r\n']) {
+    const { url, subscribers } = await fakeSentinel(t, () => addressReply(server.port), refused)
+    const { store } = await open(t, url)
+    await until(() => subscribers.length > 0)
+    t.ok(await writes(store)())
+  }
+})
 
-void t.test('what a URL of Sentinels says', async (t) => {
+void t.test('a Sentinel URL gives Sentinels, master, credentials and database', async (t) => {
   const address = { port: 26_379, username: '', password: '', db: 0 }
   t.strictSame(redisUrl('redis+sentinel://h1,h2:1/a.b-c_d'), {
     kind: 'sentinel',
@@ -326,7 +323,7 @@ void t.test('what a URL of Sentinels says', async (t) => {
   )
 })
 
-void t.test('Sentinels that know no such master, or none that answers: one sentence', async (t) => {
+void t.test('an unknown master, absent Sentinels and a plain Redis each give a clear error', async (t) => {
   const wrong = group.url.replace(MASTER, 'paymnets')
   await t.rejects(open(t, wrong), {
     ...NOT_APPLIED,
@@ -355,7 +352,7 @@ void t.test('Sentinels that know no such master, or none that answers: one sente
   t.ok(refusals.some((refusal) => refusal.startsWith('The server is a Sentinel, which holds no records')))
 })
 
-void t.test('passwords: of the servers, and of the Sentinels', async (t) => {
+void t.test('servers and Sentinels can have different passwords, which no event shows', async (t) => {
   await using server = await RedisServer.start({ args: ['--requirepass', 'p@ss'] })
   const monitor = [`sentinel monitor ${MASTER} 127.0.0.1 ${server.port} 1`]
   await using unguarded = await RedisServer.start({ sentinel: monitor })

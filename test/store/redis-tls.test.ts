@@ -10,7 +10,7 @@ import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
 t.setTimeout(120_000)
 
-/** Of every server, of the proxy, and their authority. */
+/** The certificate of every server and of the proxy, and its own authority. */
 const own = certificate('IP:127.0.0.1')
 const stranger = certificate('IP:127.0.0.1')
 t.teardown(() => {
@@ -57,7 +57,7 @@ async function works(t: Test, store: Store): Promise<void> {
   stop()
 }
 
-/** Whoever does not show a certificate of the authority gets nothing; nor does a server get anything that has another. */
+/** A client without a certificate of the authority gets nothing, and a server with another one is not used. */
 async function refusesOthers(t: Test, url: string): Promise<void> {
   for (const [wrong, why] of [
     [urlOf(url, stranger), /./],
@@ -69,14 +69,14 @@ async function refusesOthers(t: Test, url: string): Promise<void> {
   }
 }
 
-void t.test('TLS with certificates of clients, and a user of an ACL: one server', async (t) => {
+void t.test('TLS with client certificates and an ACL user works with one server', async (t) => {
   await using server = await RedisServer.start(tls)
   await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
   await works(t, await open(t, urlOf(server.url, own)))
   await refusesOthers(t, server.url)
 })
 
-void t.test('TLS with certificates of clients, and a user of an ACL: Sentinel', async (t) => {
+void t.test('TLS with client certificates and an ACL user works with Sentinel', async (t) => {
   await using group = await SentinelGroup.start(tls)
   for (const server of group.servers) await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
   const sentinelRights = [
@@ -100,14 +100,14 @@ void t.test('TLS with certificates of clients, and a user of an ACL: Sentinel', 
   await works(t, store)
 })
 
-void t.test('TLS with certificates of clients, and a user of an ACL: a cluster', async (t) => {
+void t.test('TLS with client certificates and an ACL user works with a cluster', async (t) => {
   await using cluster = await RedisCluster.start(tls)
   for (const { server } of cluster.members) await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
   await works(t, await open(t, urlOf(cluster.url, own)))
   await refusesOthers(t, cluster.url)
 })
 
-void t.test('a file that is not there: one sentence at the start', async (t) => {
+void t.test('a missing certificate file gives a clear error at start', async (t) => {
   for (const url of ['rediss://h', 'rediss+sentinel://h/m', 'rediss+cluster://h'])
     await t.rejects(open(t, `${url}?cacert=/nowhere/ca.pem`), {
       name: 'StoreUnavailable',

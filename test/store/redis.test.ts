@@ -26,7 +26,7 @@ registerContract(t, 'redis', async () => {
   }
 })
 
-void t.test('the keys of one record share a hash tag of the fixed layout', async (t) => {
+void t.test('the keys of a record follow the fixed layout and share a hash tag', async (t) => {
   const id = Buffer.alloc(32, 0xaf).toString('base64url') as ReturnType<typeof newId>
   t.equal(KEYS.record(id), `idempotency:pay:{af}:r:${id}`)
   t.equal(KEYS.index(id), 'idempotency:pay:{af}:u')
@@ -34,13 +34,13 @@ void t.test('the keys of one record share a hash tag of the fixed layout', async
   t.teardown(() => register.close())
   await register.put(id, bytesOf('in_progress', newToken()), SPANS)
   const ttl = Number(await server.command('PTTL', KEYS.record(id)))
-  t.ok(ttl > SPANS.dropIn - HOUR && ttl <= SPANS.dropIn, 'the retention is the expiry, not the lease')
+  t.ok(ttl > SPANS.dropIn - HOUR && ttl <= SPANS.dropIn, 'the expiry is the retention, not the lease')
   const token = newToken()
   const { now } = await register.put(newId(), bytesOf('in_progress', token), SPANS)
   t.ok(Math.abs(now - skew - Date.now()) < HOUR)
 })
 
-void t.test('what is not a record of ours is given back by a claim and never overwritten', async (t) => {
+void t.test('a foreign value is returned by a claim and never overwritten', async (t) => {
   const register = await open()
   t.teardown(() => register.close())
   for (const foreign of ['x', 'y'.repeat(100)]) {
@@ -62,7 +62,7 @@ void t.test('what is not a record of ours is given back by a claim and never ove
   }
 })
 
-void t.test('due forgets members whose record has gone', async (t) => {
+void t.test('due removes members whose record is gone', async (t) => {
   const register = await open()
   t.teardown(() => register.close())
   const [gone, there] = [newId(), newId()]
@@ -87,58 +87,48 @@ void t.test('a value of another type is a corrupt record', async (t) => {
   t.equal(await server.command('TYPE', KEYS.record(id)), 'list')
 })
 
-void t.test(
-  'a history expires with its record, to the millisecond, as far as the last note knows',
-  async (t) => {
-    const register = await open()
-    t.teardown(() => register.close())
-    const id = newId()
-    const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
-    const expiries = async () =>
-      Promise.all([KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)))
-    const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-    await register.history.append(id, [note])
-    const [first, history] = await expiries()
-    t.ok(Number(first) > 0)
-    t.equal(history, first)
-    await register.swap(
-      id,
-      { version: put.now },
-      bytesOf('completed', newToken()),
-      { dueIn: 1, dropIn: HOUR },
-      false,
-    )
-    await register.history.append(id, [note])
-    const [second, later] = await expiries()
-    t.not(second, first)
-    t.equal(later, second)
-    t.equal(KEYS.history(id).slice(0, 20), KEYS.record(id).slice(0, 20), 'in the slot of the record')
-  },
-)
+void t.test('a history expires with its record, to the millisecond, as of its last note', async (t) => {
+  const register = await open()
+  t.teardown(() => register.close())
+  const id = newId()
+  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+  const expiries = async () =>
+    Promise.all([KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)))
+  const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+  await register.history.append(id, [note])
+  const [first, history] = await expiries()
+  t.ok(Number(first) > 0)
+  t.equal(history, first)
+  await register.swap(
+    id,
+    { version: put.now },
+    bytesOf('completed', newToken()),
+    { dueIn: 1, dropIn: HOUR },
+    false,
+  )
+  await register.history.append(id, [note])
+  const [second, later] = await expiries()
+  t.not(second, first)
+  t.equal(later, second)
+  t.equal(KEYS.history(id).slice(0, 20), KEYS.record(id).slice(0, 20), 'in the slot of the record')
+})
 
-void t.test(
-  'list passes over what is no record, and over more of one instant than a page holds',
-  async (t) => {
-    const register = await open()
-    t.teardown(() => register.close())
-    await server.command('FLUSHALL')
-    await server.command('SET', 'idempotency:pay:{ff}:r:not-an-id', 'x')
-    await server.command('SET', 'other', 'x')
-    t.same(await register.list('all', null, 1000), { ids: [], next: null })
-    const ids = Array.from({ length: 25 }, () => newId()).sort()
-    for (const id of ids) await server.command('ZADD', 'idempotency:pay:{00}:u', 1000, id)
-    const seen: string[] = []
-    let cursor: string | null = null
-    do {
-      const page: { ids: readonly string[]; next: string | null } = await register.list(
-        'unresolved',
-        cursor,
-        4,
-      )
-      seen.push(...page.ids)
-      cursor = page.next
-    } while (cursor !== null)
-    t.same(seen, ids)
-    await server.command('FLUSHALL')
-  },
-)
+void t.test('list skips foreign keys, and pages through many records of one instant', async (t) => {
+  const register = await open()
+  t.teardown(() => register.close())
+  await server.command('FLUSHALL')
+  await server.command('SET', 'idempotency:pay:{ff}:r:not-an-id', 'x')
+  await server.command('SET', 'other', 'x')
+  t.same(await register.list('all', null, 1000), { ids: [], next: null })
+  const ids = Array.from({ length: 25 }, () => newId()).sort()
+  for (const id of ids) await server.command('ZADD', 'idempotency:pay:{00}:u', 1000, id)
+  const seen: string[] = []
+  let cursor: string | null = null
+  do {
+    const page: { ids: readonly string[]; next: string | null } = await register.list('unresolved', cursor, 4)
+    seen.push(...page.ids)
+    cursor = page.next
+  } while (cursor !== null)
+  t.same(seen, ids)
+  await server.command('FLUSHALL')
+})

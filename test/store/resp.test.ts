@@ -14,7 +14,7 @@ function parsed(...pieces: (string | Buffer)[]): Reply[] {
   return replies
 }
 
-/** How a server writes it: the specification, read the other way round. */
+/** How a server writes it: the inverse of the parser. */
 function written(reply: Reply): Buffer {
   if (reply === null) return Buffer.from('$-1\r\n')
   if (typeof reply === 'number') return Buffer.from(`:${reply}\r\n`)
@@ -25,7 +25,7 @@ function written(reply: Reply): Buffer {
   return Buffer.concat([Buffer.from(`*${reply.length}\r\n`), ...reply.map(written)])
 }
 
-void t.test('each type of reply', async (t) => {
+void t.test('every type of reply is parsed', async (t) => {
   t.strictSame(parsed(':0\r\n:-1\r\n:1795000000000\r\n'), [0, -1, 1795000000000])
   t.strictSame(parsed(':9007199254740991\r\n'), [9007199254740991])
   t.strictSame(parsed('+OK\r\n+\r\n'), ['OK', ''])
@@ -57,7 +57,7 @@ const { reply } = fc.letrec<{ reply: Reply }>((tie) => ({
   reply: fc.oneof({ maxDepth: 5 }, leaf, fc.array(tie('reply'), { maxLength: 5 })),
 }))
 
-void t.test('whatever comes, in whatever pieces, is what was sent', async (t) => {
+void t.test('replies are parsed as sent, whatever pieces they arrive in', async (t) => {
   fc.assert(
     fc.property(
       fc.array(reply, { maxLength: 8 }),
@@ -80,7 +80,7 @@ void t.test('whatever comes, in whatever pieces, is what was sent', async (t) =>
   )
 })
 
-void t.test('bytes one by one', async (t) => {
+void t.test('replies are parsed when they arrive byte by byte', async (t) => {
   const sent: Reply[] = [
     [1, 1795000000000, Buffer.from('a\r\nb')],
     'OK',
@@ -92,7 +92,7 @@ void t.test('bytes one by one', async (t) => {
   t.strictSame(parsed(...Array.from(bytes, (_, at) => bytes.subarray(at, at + 1))), sent)
 })
 
-void t.test('what is no RESP2 ends it at once, and what came before it counts', async (t) => {
+void t.test('invalid RESP2 throws at once, and the replies before it count', async (t) => {
   const nonsense = {
     'HTTP/1.1 400 Bad Request\r\n': /type 72/,
     '\r\n': /type 13/,
@@ -133,7 +133,7 @@ function sent(outgoing: CommandBuffer): string[][] {
   return commands
 }
 
-void t.test('commands arrive as they were meant', async (t) => {
+void t.test('commands arrive with the arguments they were given', async (t) => {
   const arg = fc.oneof(
     fc.constantFrom('', 'idempotency:pay:{af}:r:x', 'NX'),
     fc.integer(),
@@ -146,7 +146,7 @@ void t.test('commands arrive as they were meant', async (t) => {
       fc.boolean(),
       (commands, reuses) => {
         const outgoing = new CommandBuffer()
-        // What was taken is whole while what comes after is added.
+        // What was taken stays whole while more is added.
         const first = [...commands]
         for (let round = 0; round < 2; round++) {
           for (const args of first) outgoing.add(headOf('evalsha', 'abc'), args)
@@ -166,7 +166,7 @@ void t.test('commands arrive as they were meant', async (t) => {
   )
 })
 
-void t.test('large arguments are not copied, and what was taken is not written over', async (t) => {
+void t.test('large arguments are not copied, and taken bytes are not overwritten', async (t) => {
   const outgoing = new CommandBuffer()
   const large = Buffer.alloc(65_536, 1)
   outgoing.add(headOf('set'), ['a', large])

@@ -3,7 +3,7 @@ import t from 'tap'
 import { Schedule } from '../../src/store/schedule.ts'
 import { NONE } from '../../src/store/slots.ts'
 
-void t.test('the earliest comes first, whatever was moved and taken out before', async (t) => {
+void t.test('the earliest slot comes first, whatever was moved or removed before', async (t) => {
   const slot = fc.oneof(fc.nat(20), fc.nat(2000))
   const change = fc.record({ slot, time: fc.option(fc.nat(100)) })
   fc.assert(

@@ -29,7 +29,7 @@ function stored(sealed: Buffer, fence = FENCE): Buffer {
   return bytes
 }
 
-/** What a request, which asks for the record, is told. */
+/** The record as a request reads it. */
 function read(sealer: Sealer, id: RecordId, bytes: Buffer) {
   return decodeRecord(sealer.open(id, bytes))
 }
@@ -47,7 +47,7 @@ void t.test('a record opens as it was sealed, with the stamps of the store', asy
   }
 })
 
-void t.test('what is not sealed stays as it is, and is read', async (t) => {
+void t.test('bytes that are not sealed are returned unchanged', async (t) => {
   const sealer = new Sealer([ONE])
   for (const bytes of [
     bytesOf('completed', newToken()),
@@ -58,7 +58,7 @@ void t.test('what is not sealed stays as it is, and is read', async (t) => {
     t.equal(sealer.open(newId(), bytes), bytes)
 })
 
-void t.test('W08 rotation: the first key seals, all open, whichever replica is a step ahead', async (t) => {
+void t.test('W08 in a rotation, replicas one step apart open what each other seals', async (t) => {
   const steps = [[ONE], [ONE, TWO], [TWO, ONE], [TWO]].map((keys) => new Sealer(keys))
   const id = newId()
   const plain = stored(bytesOf('completed', newToken()))
@@ -69,41 +69,38 @@ void t.test('W08 rotation: the first key seals, all open, whichever replica is a
     }
 })
 
-void t.test(
-  'a record under a key that is not here is refused, counted, and neither absent nor overwritten',
-  async (t) => {
-    const register = memoryStore({ clock: () => FENCE, maxBytes: MEMORY_BYTES })
-    const id = newId()
-    const [mine, theirs] = [draft('in_progress', newToken()), draft('in_progress', newToken())]
-    await new Records(packed(register, new Sealer([ONE]))).claim(id, mine, SPANS)
-    const before = (await register.get(id)).bytes
-    for (const store of [register, packed(register, new Sealer([TWO, THREE]))]) {
-      const counted: SealError[] = []
-      const records = new Records(store, (reason) => counted.push(reason))
-      t.match(await records.claim(id, theirs, SPANS), { kind: 'corrupt', error: { message: /key k1;/ } })
-      t.match(await records.get(id), { kind: 'corrupt' })
-      t.match(await records.settle(id, draft('completed', theirs.token), SPANS), { kind: 'corrupt' })
-      t.strictSame(counted, ['unknown_key', 'unknown_key', 'unknown_key'])
-      t.strictSame((await register.get(id)).bytes, before)
-    }
-    const other = new Sealer([{ ...TWO, id: 'k1' }])
+void t.test('a record under an unknown key is refused, counted and not overwritten', async (t) => {
+  const register = memoryStore({ clock: () => FENCE, maxBytes: MEMORY_BYTES })
+  const id = newId()
+  const [mine, theirs] = [draft('in_progress', newToken()), draft('in_progress', newToken())]
+  await new Records(packed(register, new Sealer([ONE]))).claim(id, mine, SPANS)
+  const before = (await register.get(id)).bytes
+  for (const store of [register, packed(register, new Sealer([TWO, THREE]))]) {
     const counted: SealError[] = []
-    const records = new Records(packed(register, other), (reason) => counted.push(reason))
-    t.match(await records.get(id), { kind: 'corrupt', error: { message: /or the file holds another key/ } })
-    t.match(await records.claim(id, theirs, SPANS), { kind: 'corrupt' })
-    t.strictSame(counted, ['altered', 'altered'])
-    t.match(
-      await new Records(packed(register, new Sealer([TWO, ONE]))).settle(
-        id,
-        draft('completed', mine.token),
-        SPANS,
-      ),
-      { kind: 'written' },
-    )
-  },
-)
+    const records = new Records(store, (reason) => counted.push(reason))
+    t.match(await records.claim(id, theirs, SPANS), { kind: 'corrupt', error: { message: /key k1;/ } })
+    t.match(await records.get(id), { kind: 'corrupt' })
+    t.match(await records.settle(id, draft('completed', theirs.token), SPANS), { kind: 'corrupt' })
+    t.strictSame(counted, ['unknown_key', 'unknown_key', 'unknown_key'])
+    t.strictSame((await register.get(id)).bytes, before)
+  }
+  const other = new Sealer([{ ...TWO, id: 'k1' }])
+  const counted: SealError[] = []
+  const records = new Records(packed(register, other), (reason) => counted.push(reason))
+  t.match(await records.get(id), { kind: 'corrupt', error: { message: /or the file holds another key/ } })
+  t.match(await records.claim(id, theirs, SPANS), { kind: 'corrupt' })
+  t.strictSame(counted, ['altered', 'altered'])
+  t.match(
+    await new Records(packed(register, new Sealer([TWO, ONE]))).settle(
+      id,
+      draft('completed', mine.token),
+      SPANS,
+    ),
+    { kind: 'written' },
+  )
+})
 
-void t.test('an answer under a key that is not here: refused by name, compressed or not', async (t) => {
+void t.test('an answer under an unknown key is refused for that reason, compressed or not', async (t) => {
   const register = memoryStore({ clock: () => FENCE, maxBytes: MEMORY_BYTES })
   const id = newId()
   const result = response(Buffer.alloc(1000, 'an answer'))
@@ -116,9 +113,9 @@ void t.test('an answer under a key that is not here: refused by name, compressed
     t.match(await new Records(store).get(id), { kind: 'corrupt', error: { reason: 'unknown_key' } })
 })
 
-void t.test('W08 each byte flipped: refused, or nothing of what it says is another', async (t) => {
+void t.test('W08 a record with a flipped bit is refused, or reads the same', async (t) => {
   const sealer = new Sealer([ONE])
-  /** What the store stamps: it says when a record is due and gone, and whoever writes there can remove the record as well. */
+  /** The stamps of the store: they say when a record is due and expires, and whoever can write them can also remove the record. */
   const isStamp = (at: number) =>
     (at >= PREFIX.version && at < PREFIX.fence) || (at >= PREFIX.createdAt && at < PREFIX.end)
   for (const state of STATES)
@@ -176,20 +173,17 @@ void t.test('W08 parts of one record in another are refused', async (t) => {
   for (const [what, bytes] of cases) t.throws(() => read(sealer, id, bytes), ALTERED, what)
 })
 
-void t.test(
-  'two decisions of an operator, who has no token of an attempt: the fence tells them apart',
-  async (t) => {
-    const sealer = new Sealer([ONE])
-    const id = newId()
-    const decided = (fence: number) => stored(sealer.seal(id, bytesOf('completed', NOBODY, { fence })), fence)
-    const [older, newer] = [decided(FENCE), decided(FENCE + 1)]
-    t.equal(read(sealer, id, newer).state, 'completed')
-    const graft = Buffer.concat([newer.subarray(0, PREFIX.end), older.subarray(PREFIX.end)])
-    t.throws(() => read(sealer, id, graft), ALTERED)
-  },
-)
+void t.test('two decisions of an operator, which have no token, are told apart by their fence', async (t) => {
+  const sealer = new Sealer([ONE])
+  const id = newId()
+  const decided = (fence: number) => stored(sealer.seal(id, bytesOf('completed', NOBODY, { fence })), fence)
+  const [older, newer] = [decided(FENCE), decided(FENCE + 1)]
+  t.equal(read(sealer, id, newer).state, 'completed')
+  const graft = Buffer.concat([newer.subarray(0, PREFIX.end), older.subarray(PREFIX.end)])
+  t.throws(() => read(sealer, id, graft), ALTERED)
+})
 
-void t.test('an attempt whose record came back under a later fence settles, and is read', async (t) => {
+void t.test('an attempt whose record came back under a later fence can settle', async (t) => {
   const sealer = new Sealer([ONE])
   const id = newId()
   const token = newToken()
@@ -204,7 +198,7 @@ void t.test('an attempt whose record came back under a later fence settles, and 
   t.match(await records.get(id), { record: { state: 'completed', fence: FENCE + 9 } })
 })
 
-void t.test('every truncation is refused, and every addition', async (t) => {
+void t.test('a truncated or extended record is refused', async (t) => {
   const sealer = new Sealer([ONE])
   const id = newId()
   const sealed = stored(sealer.seal(id, bytesOf('completed', newToken())))
@@ -213,7 +207,7 @@ void t.test('every truncation is refused, and every addition', async (t) => {
   t.throws(() => read(sealer, id, Buffer.concat([sealed, Buffer.alloc(1)])), { name: 'CorruptRecord' })
 })
 
-void t.test('bytes that are anything else are a corrupt record, never another error', async (t) => {
+void t.test('opening damaged bytes throws nothing but CorruptRecord', async (t) => {
   const sealer = new Sealer([ONE])
   const id = newId()
   const sample = stored(sealer.seal(id, bytesOf('unknown', newToken())))
@@ -231,7 +225,7 @@ void t.test('bytes that are anything else are a corrupt record, never another er
   )
 })
 
-void t.test('more records than nonces are drawn at once', async (t) => {
+void t.test('nonces stay unique beyond one batch of them', async (t) => {
   const sealer = new Sealer([ONE])
   const id = newId()
   const plain = bytesOf('in_progress', newToken())
@@ -240,28 +234,25 @@ void t.test('more records than nonces are drawn at once', async (t) => {
   t.equal(nonces.size, 600)
 })
 
-void t.test(
-  'histories: sealed for their record and their tag; what does not open stays as it is',
-  async (t) => {
-    const [sealer, rotated] = [new Sealer([ONE]), new Sealer([TWO, ONE])]
-    const id = newId()
-    const text = '{"cause":"a secret ü"}'
-    const sealed = sealer.sealNote(id, 'executed:1', text)
-    t.match(sealed, /^sealed:k1:[\w-]+$/)
-    t.equal(rotated.openNote(id, 'executed:1', sealed), text)
-    for (const [by, record, tag, shown] of [
-      [sealer, newId(), 'executed:1', sealed],
-      [sealer, id, 'executed:2', sealed],
-      [new Sealer([TWO]), id, 'executed:1', sealed],
-      [new Sealer([{ ...TWO, id: 'k1' }]), id, 'executed:1', sealed],
-      [sealer, id, 'executed:1', 'sealed:k1:AAAA'],
-      [sealer, id, 'executed:1', text],
-    ] as const)
-      t.equal(by.openNote(record, tag, shown), shown)
-  },
-)
+void t.test('a note is sealed for its record and tag; one that does not open is unchanged', async (t) => {
+  const [sealer, rotated] = [new Sealer([ONE]), new Sealer([TWO, ONE])]
+  const id = newId()
+  const text = '{"cause":"a secret ü"}'
+  const sealed = sealer.sealNote(id, 'executed:1', text)
+  t.match(sealed, /^sealed:k1:[\w-]+$/)
+  t.equal(rotated.openNote(id, 'executed:1', sealed), text)
+  for (const [by, record, tag, shown] of [
+    [sealer, newId(), 'executed:1', sealed],
+    [sealer, id, 'executed:2', sealed],
+    [new Sealer([TWO]), id, 'executed:1', sealed],
+    [new Sealer([{ ...TWO, id: 'k1' }]), id, 'executed:1', sealed],
+    [sealer, id, 'executed:1', 'sealed:k1:AAAA'],
+    [sealer, id, 'executed:1', text],
+  ] as const)
+    t.equal(by.openNote(record, tag, shown), shown)
+})
 
-void t.test('the vectors of docs/record-format.md', async (t) => {
+void t.test('sealing reproduces the test vector in docs/record-format.md', async (t) => {
   const page = readFileSync(new URL('../../docs/record-format.md', import.meta.url), 'utf8')
   const [, text = ''] = /```json\n(\{\n {2}"key"[^`]*)```/.exec(page) ?? []
   const vector = JSON.parse(text) as Record<

@@ -5,7 +5,7 @@ import { Slab } from '../../src/store/slab.ts'
 
 const length = fc.oneof(fc.nat(3000), fc.constantFrom(0, 255, 256, 257, 512, 70_000))
 
-void t.test('what is kept stays as it is, whatever is written, shortened and freed beside it', async (t) => {
+void t.test('kept bytes stay unchanged, whatever is written, shortened and freed beside them', async (t) => {
   const change = fc.oneof(
     fc.record({ length }),
     fc.record({ rewrite: fc.nat(), length }),
@@ -34,7 +34,7 @@ void t.test('what is kept stays as it is, whatever is written, shortened and fre
   t.pass()
 })
 
-void t.test('what is freed is used again, and more than one chunk may be needed', async (t) => {
+void t.test('freed space is reused, and bytes may need more than one chunk', async (t) => {
   const slab = new Slab()
   const large = randomBytes(3 * 1024 * 1024)
   const first = slab.write(large)
@@ -42,11 +42,11 @@ void t.test('what is freed is used again, and more than one chunk may be needed'
   slab.free(first)
   const chains = Array.from({ length: 12_000 }, (_, n) => slab.write(Buffer.from(`record ${n}`)))
   t.equal(new Set(chains).size, chains.length)
-  t.ok(Math.max(...chains) < 3 * 4096, 'within what there was')
+  t.ok(Math.max(...chains) < 3 * 4096, 'within the freed space')
   t.equal(slab.read(chains[7] as number).toString(), 'record 7')
 })
 
-void t.test('the beginning can be changed in place; a copy cannot', async (t) => {
+void t.test('head gives the beginning in place, and read gives a copy', async (t) => {
   const slab = new Slab()
   const chain = slab.write(Buffer.alloc(300, 1))
   slab.head(chain).fill(2)

@@ -3,7 +3,7 @@ import t from 'tap'
 import { NONE, Slots } from '../../src/store/slots.ts'
 import { newId } from './fixtures.ts'
 
-void t.test('a name has one slot from when it comes until it goes, as in a Map', async (t) => {
+void t.test('a name keeps one slot from when it is added until it is removed, as in a Map', async (t) => {
   // Short and alike, so that one is the beginning of another.
   const name = fc.string({ unit: fc.constantFrom('a', 'b'), minLength: 1, maxLength: 5 })
   const change = fc.record({ name, comes: fc.boolean() })
@@ -34,7 +34,7 @@ void t.test('a name has one slot from when it comes until it goes, as in a Map',
   t.pass()
 })
 
-void t.test('it holds thousands, and forgets any of them', async (t) => {
+void t.test('it holds thousands of names, and any of them can be removed', async (t) => {
   const slots = new Slots()
   const names = Array.from({ length: 5000 }, newId)
   const given = names.map((name) => slots.add(name))
@@ -48,9 +48,9 @@ void t.test('it holds thousands, and forgets any of them', async (t) => {
     [...slots.from(4000)].map((slot) => slots.nameOf(slot)),
     names.filter((_, n) => n >= 4000 && n % 3 !== 0),
   )
-  t.ok((given[0] as number) < names.length && slots.add(newId()) < names.length, 'slots are used again')
+  t.ok((given[0] as number) < names.length && slots.add(newId()) < names.length, 'slots are reused')
 })
 
-void t.test('what is longer than a record id is refused', async (t) => {
+void t.test('a name longer than a record id is refused', async (t) => {
   t.throws(() => new Slots().find('x'.repeat(44)), RangeError)
 })

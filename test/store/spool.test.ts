@@ -89,7 +89,7 @@ async function left(t: Test, texts: readonly string[]): Promise<{ directory: str
 
 const CUT = 'a part of the spool cannot be read; it is skipped and set aside'
 
-void t.test('what is kept is found again, in order, until it is dropped', async (t) => {
+void t.test('kept entries are found again, in order, until they are dropped', async (t) => {
   const directory = join(folder(t), 'made', 'where', 'missing')
   const first = await opened(directory)
   t.same(first.found, [])
@@ -118,7 +118,7 @@ void t.test('what is kept is found again, in order, until it is dropped', async 
   t.same([first.said, second.said, third.said], [[], [], []])
 })
 
-void t.test('payloads are bytes, whatever they look like', async (t) => {
+void t.test('payloads may be any bytes, even a forged frame', async (t) => {
   const { directory, file } = await left(t, ['x'])
   const { marker } = parseSegmentName(file.slice(directory.length + 1)) ?? { marker: Buffer.alloc(0) }
   const forged = entryFrame(marker, 99, Buffer.from('forged'))
@@ -133,7 +133,7 @@ void t.test('payloads are bytes, whatever they look like', async (t) => {
   )
 })
 
-void t.test('what comes while the disk is busy is synced together', async (t) => {
+void t.test('entries appended while the disk is busy share a sync', async (t) => {
   const directory = folder(t)
   const { spool, append } = await opened(directory)
   const syncs = t.capture(await handles(), 'datasync', (await handles()).datasync)
@@ -174,7 +174,7 @@ void t.test('an entry counts as kept once it is synced, not when it is written',
   await spool.close()
 })
 
-void t.test('what is dropped before it was written never gets there', async (t) => {
+void t.test('an entry dropped before it is written never reaches the disk', async (t) => {
   const directory = folder(t)
   const { spool, append } = await opened(directory)
   const first = append('first')
@@ -190,7 +190,7 @@ void t.test('what is dropped before it was written never gets there', async (t) 
   t.same((await lookInto(directory)).found, ['first'])
 })
 
-void t.test('a segment cut at every byte: what is whole is found, nothing else, and no crash', async (t) => {
+void t.test('a segment cut at any byte yields its whole entries and nothing else', async (t) => {
   const texts = ['one', '', 'three and more']
   const { directory, file } = await left(t, texts)
   const whole = readFileSync(file)
@@ -207,51 +207,48 @@ void t.test('a segment cut at every byte: what is whole is found, nothing else, 
     t.strictSame(said, torn ? [CUT] : [], `cut at ${length}`)
     for (const entry of entries) spool.drop(entry)
     await spool.close()
-    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: kept aside`)
+    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: set aside`)
     for (const name of readdirSync(directory)) rmSync(join(directory, name))
   }
 })
 
-void t.test(
-  'a bit flipped in every byte: never a wrong entry, never a crash, the others are found',
-  async (t) => {
-    const texts = ['one', '', 'three', 'four']
-    const { directory, file } = await left(t, texts.slice(0, 3))
-    const again = await opened(directory)
-    await again.append('four').done
-    again.spool.drop(again.entries[2] as Entry)
-    await again.spool.close()
-    const [first, second] = segments(directory).map((name) => join(directory, name)) as [string, string]
-    t.equal(first, file)
-    const originals = [first, second].map((name) => [name, readFileSync(name)] as const)
-    for (const [name, whole] of originals) {
-      for (let at = 0; at < whole.length; at++) {
-        for (const [other, bytes] of originals) writeFileSync(other, bytes)
-        const flipped = Buffer.from(whole)
-        flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << (at % 8)), at)
-        writeFileSync(name, flipped)
-        const { spool, found, said } = await opened(directory)
-        await spool.close()
-        const title = `bit ${at % 8} of byte ${at} of ${name === first ? 'the first' : 'the second'}`
-        t.strictSame(said, [CUT], title)
-        // One frame is damaged: an entry is gone, or a tombstone is, and then its entry is back.
-        t.ok(
-          [
-            ['', 'four'],
-            ['one', 'four'],
-            ['one', ''],
-            ['one', '', 'four'],
-            ['one', '', 'three', 'four'],
-          ].some((expected) => JSON.stringify(found) === JSON.stringify(expected)),
-          `${title}: ${JSON.stringify(found)}`,
-        )
-        t.same(aside(directory), [], 'the others in it are still needed')
-      }
+void t.test('a flipped bit in any byte yields no wrong entry and hides no other one', async (t) => {
+  const texts = ['one', '', 'three', 'four']
+  const { directory, file } = await left(t, texts.slice(0, 3))
+  const again = await opened(directory)
+  await again.append('four').done
+  again.spool.drop(again.entries[2] as Entry)
+  await again.spool.close()
+  const [first, second] = segments(directory).map((name) => join(directory, name)) as [string, string]
+  t.equal(first, file)
+  const originals = [first, second].map((name) => [name, readFileSync(name)] as const)
+  for (const [name, whole] of originals) {
+    for (let at = 0; at < whole.length; at++) {
+      for (const [other, bytes] of originals) writeFileSync(other, bytes)
+      const flipped = Buffer.from(whole)
+      flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << (at % 8)), at)
+      writeFileSync(name, flipped)
+      const { spool, found, said } = await opened(directory)
+      await spool.close()
+      const title = `bit ${at % 8} of byte ${at} of ${name === first ? 'the first' : 'the second'}`
+      t.strictSame(said, [CUT], title)
+      // One frame is damaged: either an entry is lost, or a tombstone is, and then its entry comes back.
+      t.ok(
+        [
+          ['', 'four'],
+          ['one', 'four'],
+          ['one', ''],
+          ['one', '', 'four'],
+          ['one', '', 'three', 'four'],
+        ].some((expected) => JSON.stringify(found) === JSON.stringify(expected)),
+        `${title}: ${JSON.stringify(found)}`,
+      )
+      t.same(aside(directory), [], 'the segment is still needed for its other entries')
     }
-  },
-)
+  }
+})
 
-void t.test('every bit of a frame counts', async (t) => {
+void t.test('flipping any bit of a frame makes it unreadable', async (t) => {
   const marker = randomBytes(8)
   const frames = [1, 2].map((number) => entryFrame(marker, number, Buffer.from(`payload ${number}`)))
   const [one, two] = frames as [Buffer, Buffer]
@@ -272,7 +269,7 @@ void t.test('every bit of a frame counts', async (t) => {
   ])
 })
 
-void t.test('a frame of a kind that a later version may write is passed over, and kept', async (t) => {
+void t.test('a frame of an unknown kind, from a later version, is skipped and set aside', async (t) => {
   const { directory, file } = await left(t, ['x'])
   const bytes = readFileSync(file)
   bytes.writeUInt8(9, 8)
@@ -283,7 +280,7 @@ void t.test('a frame of a kind that a later version may write is passed over, an
   t.equal(aside(directory).length, 1)
 })
 
-void t.test('a tail of zeros, as a crash of the system leaves it, is said and not kept aside', async (t) => {
+void t.test('a tail of zeros, as a system crash leaves it, is reported but not set aside', async (t) => {
   const { directory, file } = await left(t, ['x'])
   writeFileSync(file, Buffer.concat([readFileSync(file), Buffer.alloc(4096)]))
   const { spool, found, said, entries } = await opened(directory)
@@ -294,32 +291,29 @@ void t.test('a tail of zeros, as a crash of the system leaves it, is said and no
   t.same(readdirSync(directory), ['spool.lock'])
 })
 
-void t.test(
-  'damage is kept aside once the rest is done, and told of until somebody removes it',
-  async (t) => {
-    const { directory, file } = await left(t, ['one', 'two', 'three'])
-    const bytes = readFileSync(file)
-    bytes.fill(0xff, frameBytes(3), frameBytes(3) + 10)
-    writeFileSync(file, bytes)
-    const first = await opened(directory)
-    t.same(first.found, ['one', 'three'])
-    first.spool.drop(first.entries[0] as Entry)
-    await first.spool.close()
-    t.same(aside(directory), [])
-    const second = await opened(directory)
-    t.same(second.found, ['three'])
-    second.spool.drop(second.entries[0] as Entry)
-    await second.spool.close()
-    const [name] = aside(directory)
-    t.same(readFileSync(join(directory, name as string)), bytes)
-    t.same(segments(directory), [])
-    const { found, said } = await lookInto(directory)
-    t.same(found, [])
-    t.same(said, ['damaged files of the spool were set aside; inspect and remove them'])
-  },
-)
+void t.test('a damaged segment is set aside once its other entries are dropped', async (t) => {
+  const { directory, file } = await left(t, ['one', 'two', 'three'])
+  const bytes = readFileSync(file)
+  bytes.fill(0xff, frameBytes(3), frameBytes(3) + 10)
+  writeFileSync(file, bytes)
+  const first = await opened(directory)
+  t.same(first.found, ['one', 'three'])
+  first.spool.drop(first.entries[0] as Entry)
+  await first.spool.close()
+  t.same(aside(directory), [])
+  const second = await opened(directory)
+  t.same(second.found, ['three'])
+  second.spool.drop(second.entries[0] as Entry)
+  await second.spool.close()
+  const [name] = aside(directory)
+  t.same(readFileSync(join(directory, name as string)), bytes)
+  t.same(segments(directory), [])
+  const { found, said } = await lookInto(directory)
+  t.same(found, [])
+  t.same(said, ['damaged files of the spool were set aside; inspect and remove them'])
+})
 
-void t.test('files of others are left alone', async (t) => {
+void t.test('other files in the directory are left alone', async (t) => {
   const { directory } = await left(t, ['x'])
   mkdirSync(join(directory, 'lost+found'))
   for (const name of ['notes.txt', 'spool-v2-00000001-0123456789abcdef', 'other.damaged'])
@@ -338,35 +332,32 @@ void t.test('files of others are left alone', async (t) => {
   ])
 })
 
-void t.test(
-  'segments go when nothing in them is needed, and tombstones outlive what they take back',
-  async (t) => {
-    const directory = folder(t)
-    // A segment is closed once it has 100 bytes.
-    let { spool, append, found, entries } = await opened(directory, 1600)
-    const text = (n: number): string => `${n}`.padEnd(100, '.')
-    const all: Entry[] = []
-    for (let n = 0; n < 6; n++) {
-      const entry = append(text(n))
-      all.push(entry)
-      t.equal(await entry.done, 'kept')
-    }
-    t.equal(segments(directory).length, 6)
-    // The tombstones of 1 to 4 are in segments after them: as long as 0 is there, each that buries must stay.
-    for (const n of [1, 2, 3, 4, 5]) spool.drop(all[n] as Entry)
-    await spool.close()
-    ;({ spool, append, found, entries } = await opened(directory, 1600))
-    t.same(found, [text(0)])
-    t.ok(segments(directory).length < 7, 'wholly dead ones are gone')
-    t.equal(await append('later').done, 'kept')
-    spool.drop(entries[0] as Entry)
-    await spool.close()
-    t.equal(segments(directory).length, 1)
-    ;({ spool, found } = await opened(directory, 1600))
-    t.same(found, ['later'])
-    await spool.close()
-  },
-)
+void t.test('unneeded segments are deleted, and tombstones outlive the entries they revoke', async (t) => {
+  const directory = folder(t)
+  // A segment is closed once it has 100 bytes.
+  let { spool, append, found, entries } = await opened(directory, 1600)
+  const text = (n: number): string => `${n}`.padEnd(100, '.')
+  const all: Entry[] = []
+  for (let n = 0; n < 6; n++) {
+    const entry = append(text(n))
+    all.push(entry)
+    t.equal(await entry.done, 'kept')
+  }
+  t.equal(segments(directory).length, 6)
+  // Tombstones are in a later segment, which must outlive those of the entries that they revoke.
+  for (const n of [1, 2, 3, 4, 5]) spool.drop(all[n] as Entry)
+  await spool.close()
+  ;({ spool, append, found, entries } = await opened(directory, 1600))
+  t.same(found, [text(0)])
+  t.ok(segments(directory).length < 7, 'segments without a live entry are gone')
+  t.equal(await append('later').done, 'kept')
+  spool.drop(entries[0] as Entry)
+  await spool.close()
+  t.equal(segments(directory).length, 1)
+  ;({ spool, found } = await opened(directory, 1600))
+  t.same(found, ['later'])
+  await spool.close()
+})
 
 void t.test('no order of drops and restarts loses an entry or brings one back', async (t) => {
   let seed = 7
@@ -403,20 +394,17 @@ void t.test('no order of drops and restarts loses an entry or brings one back', 
   }
 })
 
-void t.test(
-  'the spool of another process may be put beside its own: numbers that are equal do not meet',
-  async (t) => {
-    const [mine, theirs] = [await left(t, ['mine 1', 'mine 2']), await left(t, ['theirs 1', 'theirs 2'])]
-    copyFileSync(theirs.file, join(mine.directory, theirs.file.slice(theirs.directory.length + 1)))
-    const { spool, found, entries } = await opened(mine.directory)
-    t.same(new Set(found), new Set(['mine 1', 'mine 2', 'theirs 1', 'theirs 2']))
-    spool.drop(entries[found.indexOf('mine 1')] as Entry)
-    await spool.close()
-    t.same(new Set((await lookInto(mine.directory)).found), new Set(['mine 2', 'theirs 1', 'theirs 2']))
-  },
-)
+void t.test('a segment from another spool is read, though its entry numbers are the same', async (t) => {
+  const [mine, theirs] = [await left(t, ['mine 1', 'mine 2']), await left(t, ['theirs 1', 'theirs 2'])]
+  copyFileSync(theirs.file, join(mine.directory, theirs.file.slice(theirs.directory.length + 1)))
+  const { spool, found, entries } = await opened(mine.directory)
+  t.same(new Set(found), new Set(['mine 1', 'mine 2', 'theirs 1', 'theirs 2']))
+  spool.drop(entries[found.indexOf('mine 1')] as Entry)
+  await spool.close()
+  t.same(new Set((await lookInto(mine.directory)).found), new Set(['mine 2', 'theirs 1', 'theirs 2']))
+})
 
-void t.test('full: the next entry is refused, and taken again when there is room', async (t) => {
+void t.test('a full spool refuses entries until there is room again', async (t) => {
   const directory = folder(t)
   const room = 2 * frameBytes(100) + 60
   const { spool, append } = await opened(directory, room)
@@ -433,7 +421,7 @@ void t.test('full: the next entry is refused, and taken again when there is room
   t.same((await lookInto(directory)).found, [text])
 })
 
-/** Asks again until it is kept: when its bytes are free again tells no event. */
+/** Asks until an entry is kept: no event says when bytes are free again. */
 async function lookUntil(ask: () => Entry): Promise<Kept> {
   for (;;) {
     const end = await ask().done
@@ -442,70 +430,61 @@ async function lookUntil(ask: () => Entry): Promise<Kept> {
   }
 }
 
-void t.test(
-  'a disk that refuses: the entry is not kept, is not found, and the next one is tried anew',
-  async (t) => {
-    for (const method of ['appendFile', 'datasync'] as const) {
-      const directory = folder(t)
-      const { spool, append, said } = await opened(directory)
-      const before = append('before')
-      t.equal(await before.done, 'kept')
-      await fails(t, method, 'ENOSPC: no space left on device')
-      const refused = append('refused')
-      t.match(await refused.done, { message: 'ENOSPC: no space left on device' }, method)
-      t.same(said, ['the spool cannot be written'])
-      spool.drop(refused)
-      t.equal(await append('after').done, 'kept')
-      await spool.close()
-      t.same(await lookInto(directory), { found: ['before', 'after'], said: [] }, method)
-    }
-  },
-)
-
-void t.test(
-  'a write that fails and cannot be taken back either: found again perhaps, and dropped for good',
-  async (t) => {
+void t.test('an entry that the disk refuses is not kept, and the next one is tried', async (t) => {
+  for (const method of ['appendFile', 'datasync'] as const) {
     const directory = folder(t)
-    const { spool, append } = await opened(directory)
-    await fails(t, 'datasync', 'EIO')
-    await fails(t, 'truncate', 'EIO')
-    await fails(t, 'close', 'EIO')
-    const entry = append('perhaps')
-    t.match(await entry.done, { message: 'EIO' })
-    const copy = folder(t)
-    for (const name of segments(directory)) copyFileSync(join(directory, name), join(copy, name))
-    t.same((await lookInto(copy)).found, ['perhaps'])
-    spool.drop(entry)
+    const { spool, append, said } = await opened(directory)
+    const before = append('before')
+    t.equal(await before.done, 'kept')
+    await fails(t, method, 'ENOSPC: no space left on device')
+    const refused = append('refused')
+    t.match(await refused.done, { message: 'ENOSPC: no space left on device' }, method)
+    t.same(said, ['the spool cannot be written'])
+    spool.drop(refused)
+    t.equal(await append('after').done, 'kept')
     await spool.close()
-    t.same((await lookInto(directory)).found, [])
-  },
-)
+    t.same(await lookInto(directory), { found: ['before', 'after'], said: [] }, method)
+  }
+})
 
-void t.test(
-  'a tombstone that cannot be written is written later; at worst its entry is found again, and nothing else is lost',
-  async (t) => {
-    for (const [way, found] of [
-      ['with the next write', ['two', 'three']],
-      ['at the end', ['two']],
-      ['never', ['one', 'two']],
-    ] as const) {
-      const directory = folder(t)
-      const { spool, append, said } = await opened(directory)
-      const [one, two] = [append('one'), append('two')]
-      await keptAll([one, two])
-      await fails(t, 'appendFile', 'EIO')
-      spool.drop(one)
-      while (said.length === 0) await new Promise((next) => setImmediate(next))
-      if (way === 'with the next write') t.equal(await append('three').done, 'kept')
-      if (way === 'never') await fails(t, 'appendFile', 'EIO')
-      await spool.close()
-      t.equal(said.length, way === 'never' ? 2 : 1)
-      t.same((await lookInto(directory)).found, found, way)
-    }
-  },
-)
+void t.test('a failed write that cannot be undone may be found again, and can be dropped', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  await fails(t, 'datasync', 'EIO')
+  await fails(t, 'truncate', 'EIO')
+  await fails(t, 'close', 'EIO')
+  const entry = append('perhaps')
+  t.match(await entry.done, { message: 'EIO' })
+  const copy = folder(t)
+  for (const name of segments(directory)) copyFileSync(join(directory, name), join(copy, name))
+  t.same((await lookInto(copy)).found, ['perhaps'])
+  spool.drop(entry)
+  await spool.close()
+  t.same((await lookInto(directory)).found, [])
+})
 
-void t.test('a tombstone that is owed goes with its segment', async (t) => {
+void t.test('a tombstone that cannot be written is retried; at worst its entry is found again', async (t) => {
+  for (const [way, found] of [
+    ['with the next write', ['two', 'three']],
+    ['at the end', ['two']],
+    ['never', ['one', 'two']],
+  ] as const) {
+    const directory = folder(t)
+    const { spool, append, said } = await opened(directory)
+    const [one, two] = [append('one'), append('two')]
+    await keptAll([one, two])
+    await fails(t, 'appendFile', 'EIO')
+    spool.drop(one)
+    while (said.length === 0) await new Promise((next) => setImmediate(next))
+    if (way === 'with the next write') t.equal(await append('three').done, 'kept')
+    if (way === 'never') await fails(t, 'appendFile', 'EIO')
+    await spool.close()
+    t.equal(said.length, way === 'never' ? 2 : 1)
+    t.same((await lookInto(directory)).found, found, way)
+  }
+})
+
+void t.test('a segment whose tombstone could not be written is deleted with its last entry', async (t) => {
   const directory = folder(t)
   const { spool, append, said } = await opened(directory)
   const [one, two] = [append('one'), append('two')]
@@ -518,7 +497,7 @@ void t.test('a tombstone that is owed goes with its segment', async (t) => {
   t.same(segments(directory), [])
 })
 
-void t.test('a directory that somebody removed: nothing counts as kept, nothing crashes', async (t) => {
+void t.test('after somebody removes the directory, nothing counts as kept and nothing crashes', async (t) => {
   const directory = folder(t)
   const { spool, append, said } = await opened(directory)
   const kept = append('kept')
@@ -531,7 +510,7 @@ void t.test('a directory that somebody removed: nothing counts as kept, nothing 
   t.equal(said.at(-1), 'a file of the spool cannot be removed')
 })
 
-void t.test('a new segment whose name is not on disk for certain keeps nothing', async (t) => {
+void t.test('an entry is not kept if the directory entry of its new segment cannot be synced', async (t) => {
   const directory = folder(t)
   const { spool, append } = await opened(directory)
   await fails(t, 'sync', 'EIO: the directory')
@@ -541,7 +520,7 @@ void t.test('a new segment whose name is not on disk for certain keeps nothing',
   t.same((await lookInto(directory)).found, ['y'])
 })
 
-void t.test('once closed it takes nothing', async (t) => {
+void t.test('a closed spool takes no more entries or drops', async (t) => {
   const directory = folder(t)
   const { spool, append } = await opened(directory)
   const entry = append('x')
@@ -552,7 +531,7 @@ void t.test('once closed it takes nothing', async (t) => {
   t.same((await lookInto(directory)).found, ['x'])
 })
 
-void t.test('errors at the start say which directory and what is wrong with it', async (t) => {
+void t.test('startup errors name the directory and what is wrong with it', async (t) => {
   const directory = folder(t)
   const file = join(directory, 'file')
   writeFileSync(file, '')
@@ -576,7 +555,7 @@ void t.test('errors at the start say which directory and what is wrong with it',
 
 const PROGRAM = fileURLToPath(new URL('../support/spool-writer.ts', import.meta.url))
 
-/** A process that writes into the directory, until it is killed; what it said so far. */
+/** A process that writes into the directory until it is killed; `said` is its output so far. */
 async function writer(
   t: Test,
   directory: string,
@@ -595,7 +574,7 @@ async function writer(
   return { child, said, enough: promise }
 }
 
-void t.test('one process at a time; the lock of one that was killed is free', async (t) => {
+void t.test('only one process can use a spool; the lock of a killed one is free', async (t) => {
   const directory = folder(t)
   const { child, enough } = await writer(t, directory)
   await enough
@@ -605,14 +584,18 @@ void t.test('one process at a time; the lock of one that was killed is free', as
   child.kill('SIGKILL')
   await exited
   const { spool } = await opened(directory)
-  await t.rejects(opened(directory), { message: inUse }, 'of the same process, too')
+  await t.rejects(opened(directory), { message: inUse }, 'not even the same process')
   const refused = spawn(process.execPath, [PROGRAM, directory], { stdio: ['ignore', 'ignore', 'pipe'] })
   t.teardown(() => refused.kill('SIGKILL'))
-  t.match(await text(refused.stderr), /another process is using it/, 'which takes the lock from nobody')
+  t.match(
+    await text(refused.stderr),
+    /another process is using it/,
+    'and the refused attempt did not release the lock',
+  )
   await spool.close()
 })
 
-void t.test('kill -9 while it writes, again and again: all that counted as kept is there', async (t) => {
+void t.test('after kill -9 while it writes, every entry reported as kept is found', async (t) => {
   for (let round = 0; round < 5; round++) {
     const directory = folder(t)
     const { child, said, enough } = await writer(t, directory)
@@ -631,14 +614,14 @@ void t.test('kill -9 while it writes, again and again: all that counted as kept 
   }
 })
 
-/** What all file handles have in common. */
+/** The prototype of all file handles. */
 async function handles(): Promise<FileHandle> {
   const handle = await open(fileURLToPath(import.meta.url))
   await handle.close()
   return Object.getPrototypeOf(handle) as FileHandle
 }
 
-/** The next call of that method of any file handle fails. */
+/** Makes the next call of that method on any file handle fail. */
 async function fails(
   t: Test,
   method: 'appendFile' | 'datasync' | 'truncate' | 'sync' | 'close',

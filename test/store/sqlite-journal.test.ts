@@ -34,7 +34,7 @@ function contentsOf(journal: Journal) {
   )
 }
 
-void t.test('the records in some states', async (t) => {
+void t.test('records() can be limited to some states', async (t) => {
   const [{ db, journal }] = two(t)
   const record = (state: State): Buffer => {
     const bytes = Buffer.alloc(PREFIX.end)
@@ -50,7 +50,7 @@ void t.test('the records in some states', async (t) => {
   t.equal([...journal.records()].length, STATES.length)
 })
 
-/** As a move does it. */
+/** The places of the wanted records, as a move notes them. */
 function copy(journal: Journal, wanted: (id: string) => boolean): Float64Array {
   const places = new Float64Array(10)
   for (const slot of journal.slots()) {
@@ -69,7 +69,7 @@ function transaction({ db, journal }: One, body: (journal: Journal) => void, end
   if (end === 'ROLLBACK') journal.rollback()
 }
 
-void t.test('what one process writes, the other reads; a service reads only its own', async (t) => {
+void t.test('one process reads what the other writes; a service reads only its own records', async (t) => {
   const [one, peer, other] = two(t)
   transaction(one, (journal) => {
     t.ok(journal.set('a', Buffer.from('first')))
@@ -101,7 +101,7 @@ void t.test('what one process writes, the other reads; a service reads only its 
   transaction(other, (journal) => t.same(contentsOf(journal), { a: 'theirs' }))
 })
 
-void t.test('a COMMIT that failed may have been applied: the file says what holds', async (t) => {
+void t.test('after a COMMIT with an unknown outcome the file decides', async (t) => {
   const [one, peer] = two(t)
   transaction(one, (journal) => void journal.set('a', Buffer.from('before')))
   one.db.exec('BEGIN IMMEDIATE')
@@ -120,7 +120,7 @@ void t.test('a COMMIT that failed may have been applied: the file says what hold
   for (const each of [one, peer]) transaction(each, (journal) => t.same(contentsOf(journal), { a: 'after' }))
 })
 
-void t.test('what has changed since it was copied stays when the rest is dropped', async (t) => {
+void t.test('drop keeps records that changed after they were copied', async (t) => {
   const [one, peer] = two(t)
   transaction(one, (journal) => {
     for (const id of ['b', 'a', 'gone']) journal.set(id, Buffer.from('first'))
@@ -133,7 +133,7 @@ void t.test('what has changed since it was copied stays when the rest is dropped
   let copied: Float64Array = new Float64Array()
   transaction(one, (journal) => {
     copied = copy(journal, () => true)
-    t.equal(journal.at(3), null, 'nobody has had that slot')
+    t.equal(journal.at(3), null, 'the slot was never used')
   })
   transaction(peer, (journal) => {
     journal.set('b', Buffer.from('later'))
@@ -143,7 +143,7 @@ void t.test('what has changed since it was copied stays when the rest is dropped
   transaction(one, (journal) => journal.drop(copied), 'ROLLBACK')
   for (const each of [one, peer])
     transaction(each, (journal) => t.same(contentsOf(journal), { a: 'first', b: 'later', c: 'new' }))
-  // All was read anew: that it was copied is not known any more.
+  // Everything was read again, so what was copied is no longer known.
   transaction(one, (journal) => journal.drop(copied))
   transaction(one, (journal) => {
     t.same(contentsOf(journal), { a: 'first', b: 'later', c: 'new' })
@@ -168,7 +168,7 @@ const step = fc.record({
   end: fc.constantFrom('COMMIT', 'COMMIT', 'ROLLBACK'),
 })
 
-void t.test('whatever is written, taken and rolled back, both see what was committed', async (t) => {
+void t.test('both processes see exactly what was committed, whatever happened before', async (t) => {
   for (const steps of fc.sample(fc.array(step, { minLength: 4, maxLength: 12 }), 40)) {
     const all = two(t)
     let model = new Map<string, string>()
@@ -225,7 +225,7 @@ void t.test('a full file can be emptied', async (t) => {
   transaction(one, (journal) => t.equal(journal.size, 1))
 })
 
-void t.test('a transaction that could not begin changes nothing, also after one that failed', async (t) => {
+void t.test('a transaction that cannot begin changes nothing, even after one that failed', async (t) => {
   const [one] = two(t)
   const { db, journal } = one
   transaction(one, () => void journal.set('a', Buffer.from('kept')))

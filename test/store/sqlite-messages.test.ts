@@ -36,7 +36,7 @@ const request = fc.oneof(
 
 void t.test('requests arrive as they were sent, in order', async (t) => {
   for (const requests of fc.sample(fc.array(request, { maxLength: 40 }), 200)) {
-    // The memory of large records is taken along.
+    // The memory of large records is transferred, and lost here.
     const expected = requests.map((each) =>
       each.map((arg) => (Buffer.isBuffer(arg) ? Buffer.from(arg) : arg)),
     )
@@ -44,7 +44,7 @@ void t.test('requests arrive as they were sent, in order', async (t) => {
   }
 })
 
-/** Large records are alone in their memory. */
+/** A large record has memory of its own. */
 const alone = fc.oneof(bytes, fc.nat({ max: 20_000 }).map(Buffer.alloc)).map((given) => new Uint8Array(given))
 const now = fc.nat({ max: 2 ** 43 })
 const result = fc.oneof(

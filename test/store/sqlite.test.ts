@@ -28,7 +28,7 @@ process.on('worker', (worker) => void workers.push(worker))
 /** Makes a record of almost 4 KiB: 2,000 of them fill the journal. */
 const LONG = { lastError: 'x'.repeat(3600) }
 
-/** Its thread has the file: what is asked in its first moments may take longer than a short timeout. */
+/** Resolves when the thread has opened the file: before that, an operation may take longer than a short timeout. */
 function ready(register: SqliteStore): Promise<void> {
   return until(() =>
     register.ping().then(
@@ -77,7 +77,7 @@ registerContract(t, 'sqlite', async () => {
   }
 })
 
-void t.test('a record that was answered survives kill -9 of the process', async (t) => {
+void t.test('an acknowledged record survives kill -9 of the process', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const id = newId()
@@ -96,13 +96,11 @@ void t.test('a record that was answered survives kill -9 of the process', async 
   await register.close()
 })
 
-void t.test(
-  'whatever was answered survives kill -9 at any moment, while records move to the table',
-  async (t) => {
-    using dir = tempDir()
-    const file = join(dir.path, 'records.db')
-    const child = program(
-      `const bytes = Buffer.from('${bytesOf('in_progress', newToken(), LONG).toString('base64')}', 'base64')
+void t.test('acknowledged records survive kill -9 while records move to the table', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const child = program(
+    `const bytes = Buffer.from('${bytesOf('in_progress', newToken(), LONG).toString('base64')}', 'base64')
      const outcome = Buffer.from('${bytesOf('completed', newToken(), { fence: 7 }).toString('base64')}', 'base64')
      for (let n = 0; ; n++) {
        const id = String(n).padStart(43, 'x')
@@ -112,26 +110,25 @@ void t.test(
        })
        if (n % 50 === 0) await put
      }`,
-      file,
-    )
-    let said = ''
-    child.process.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
-    await until(() => said.length > 44 * 5000)
-    child.process.kill('SIGKILL')
-    await child.exited
-    const register = await open(file)
-    const ids = said.split('\n').slice(0, -1) as RecordId[]
-    const lost: RecordId[] = []
-    for (const id of ids) {
-      const { bytes } = await register.get(id)
-      if (bytes === null || decodeRecord(bytes).state !== 'completed') lost.push(id)
-    }
-    t.same(lost, [])
-    await register.close()
-  },
-)
+    file,
+  )
+  let said = ''
+  child.process.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
+  await until(() => said.length > 44 * 5000)
+  child.process.kill('SIGKILL')
+  await child.exited
+  const register = await open(file)
+  const ids = said.split('\n').slice(0, -1) as RecordId[]
+  const lost: RecordId[] = []
+  for (const id of ids) {
+    const { bytes } = await register.get(id)
+    if (bytes === null || decodeRecord(bytes).state !== 'completed') lost.push(id)
+  }
+  t.same(lost, [])
+  await register.close()
+})
 
-void t.test('two processes on one file: exactly one claims', async (t) => {
+void t.test('of two processes on one file, exactly one gets each claim', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const ids = Array.from({ length: 20 }, newId)
@@ -226,7 +223,7 @@ void t.test('the database of another program is refused, and left as it is', asy
   }
 })
 
-void t.test('what cannot be opened is told clearly', async (t) => {
+void t.test('a file that cannot be opened gives a clear error', async (t) => {
   using dir = tempDir()
   await t.rejects(open(join(dir.path, 'no', 'records.db')), {
     name: 'StoreUnavailable',
@@ -260,7 +257,7 @@ void t.test(
   },
 )
 
-void t.test('a full disk refuses new claims, answers what it has and takes up again', async (t) => {
+void t.test('a full file refuses new claims, still reads, and recovers when records expire', async (t) => {
   const { register } = await opened(t, { maxPages: 64 })
   const token = newToken()
   const ids: RecordId[] = []
@@ -282,7 +279,7 @@ void t.test('a full disk refuses new claims, answers what it has and takes up ag
   t.same(
     mixed.map((one) => one.status),
     ['fulfilled', 'rejected', 'fulfilled'],
-    'one failure fails no other',
+    'one failure does not fail the others',
   )
   register.skew = 2 * SPANS.dropIn
   await until(() =>
@@ -293,7 +290,7 @@ void t.test('a full disk refuses new claims, answers what it has and takes up ag
   )
 })
 
-void t.test('a full file has no room for a slice: its records move to the table at once', async (t) => {
+void t.test('when a full file has no room for a slice, its records move to the table at once', async (t) => {
   const { file, register } = await opened(t, { maxPages: 64 })
   const settled: RecordId[] = []
   const token = newToken()
@@ -318,7 +315,7 @@ void t.test('a full file has no room for a slice: its records move to the table 
   await settle()
 })
 
-void t.test('P18 large bytes go to the thread in their own memory; small ones are copied', async (t) => {
+void t.test('P18 large buffers are transferred to the thread, and small ones copied', async (t) => {
   const { register } = await opened(t)
   const own = newToken()
   const large = bytesOf('completed', own, { result: response(Buffer.alloc(64 * 1024, 'a')) })
@@ -330,10 +327,14 @@ void t.test('P18 large bytes go to the thread in their own memory; small ones ar
   await register.swap(id, { token: own, states: ['in_progress'] }, large, SPANS, false)
   t.equal(large.length, 0)
   t.ok((await register.get(id)).bytes?.subarray(56).equals(stored.subarray(56)))
-  await t.rejects(async () => register.put(newId(), large, SPANS), /freed/, 'nor is nothing written')
+  await t.rejects(
+    async () => register.put(newId(), large, SPANS),
+    /freed/,
+    'a transferred buffer is refused, not written as empty',
+  )
 })
 
-void t.test('an operation that cannot be done fails no other of its transaction', async (t) => {
+void t.test('an operation that fails does not fail the others in its transaction', async (t) => {
   const { register } = await opened(t)
   const bytes = bytesOf('in_progress', newToken())
   const [good, bad] = [newId(), newId()]
@@ -350,7 +351,7 @@ void t.test('an operation that cannot be done fails no other of its transaction'
   t.equal((await register.get(bad)).bytes, null)
 })
 
-void t.test('a COMMIT that fails says honestly what may have been applied', async (t) => {
+void t.test('a failed COMMIT says whether it may have been applied', async (t) => {
   const error = (errcode: number) => Object.assign(new Error('because'), { errcode })
   const [BUSY, READONLY, FULL, IOERR_FSYNC] = [5, 8, 13, 1034] as const
   t.strictSame(failureOf(error(FULL), true), { message: 'SQLite: because', full: true, maybeApplied: false })
@@ -360,7 +361,7 @@ void t.test('a COMMIT that fails says honestly what may have been applied', asyn
   t.match(failureOf(error(IOERR_FSYNC), false), { full: false, maybeApplied: false })
 })
 
-void t.test('a file that is locked at start is waited for, not for ever', async (t) => {
+void t.test('opening a locked file waits up to the timeout', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const other = new DatabaseSync(file, { timeout: 10_000 })
@@ -374,7 +375,7 @@ void t.test('a file that is locked at start is waited for, not for ever', async 
   other.close()
 })
 
-void t.test('expired rows are pruned', async (t) => {
+void t.test('expired rows are pruned and counted', async (t) => {
   let pruned = 0
   const onPruned = (records: number): void => void (pruned += records)
   const { file, register } = await opened(t, { timeoutMs: 600, onPruned })
@@ -387,7 +388,7 @@ void t.test('expired rows are pruned', async (t) => {
   const reader = new DatabaseSync(file, { readOnly: true })
   const count = reader.prepare('SELECT count(*) AS n FROM records')
   await until(() => count.get()?.['n'] === 1)
-  // A move that is broken off counts what has expired once more, when it is done again.
+  // A move that is interrupted counts expired records again when it is repeated.
   const left = reader.prepare('SELECT sum(length(entries)) AS n FROM journal')
   await until(() => !left.get()?.['n'])
 
@@ -402,10 +403,10 @@ void t.test('expired rows are pruned', async (t) => {
   await until(() => count.get()?.['n'] === 1)
   reader.close()
   await until(() => pruned >= 1201)
-  t.equal(pruned, 1201, 'and it tells how many')
+  t.equal(pruned, 1201, 'and their number is reported')
 })
 
-void t.test('a file of the first release is taken over, and that release can go on with it', async (t) => {
+void t.test('a file of the first release gains the missing table and keeps its version', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const id = newId()
@@ -424,7 +425,7 @@ void t.test('a file of the first release is taken over, and that release can go 
   after.close()
 })
 
-void t.test('buckets that are full again are pruned; what is taken outlives a restart', async (t) => {
+void t.test('buckets that are full again are pruned; taken units survive a restart', async (t) => {
   const { file, register } = await opened(t)
   const rate = { count: 2, per: 2 * HOUR }
   await Promise.all(Array.from({ length: 700 }, () => register.limits.take(newId(), rate, 1)))
@@ -435,7 +436,7 @@ void t.test('buckets that are full again are pruned; what is taken outlives a re
   await register.limits.take(given, rate, -1)
   const reader = new DatabaseSync(file, { readOnly: true })
   const count = reader.prepare('SELECT count(*) AS n FROM buckets')
-  t.equal(count.get()?.['n'], 701, 'one whose last unit is given back is gone')
+  t.equal(count.get()?.['n'], 701, 'a bucket whose last unit is given back is gone')
   register.skew = HOUR + HOUR / 2
   await until(() => count.get()?.['n'] === 1)
   reader.close()
@@ -445,7 +446,7 @@ void t.test('buckets that are full again are pruned; what is taken outlives a re
   await peer.close()
 })
 
-void t.test('a file that another process keeps locked: an answer in time, nothing applied', async (t) => {
+void t.test('a write to a file that another process keeps locked is not applied', async (t) => {
   const { file, register } = await opened(t, { timeoutMs: 400 })
   await ready(register)
   const other = new DatabaseSync(file, { timeout: 10_000 })
@@ -456,13 +457,13 @@ void t.test('a file that another process keeps locked: an answer in time, nothin
     maybeApplied: false,
     message: /locked/,
   })
-  t.equal((await register.get(id)).bytes, null, 'reading goes on')
+  t.equal((await register.get(id)).bytes, null, 'reads still work')
   other.exec('COMMIT')
   other.close()
   t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
-void t.test('no answer within the timeout: it may have been applied', async (t) => {
+void t.test('an operation that is not answered within the timeout may have been applied', async (t) => {
   const { register } = await opened(t, { timeoutMs: 0 })
   const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
   await t.rejects(async () => register.put(newId(), bytes, SPANS), {
@@ -471,7 +472,7 @@ void t.test('no answer within the timeout: it may have been applied', async (t) 
   })
 })
 
-void t.test('one message at a time: what is asked meanwhile is in the next, together', async (t) => {
+void t.test('only one message is in flight, and operations asked meanwhile share the next one', async (t) => {
   const { register } = await opened(t)
   await ready(register)
   const worker = workers.at(-1) as Worker
@@ -495,12 +496,12 @@ void t.test('one message at a time: what is asked meanwhile is in the next, toge
   t.ok(events.length < 50, `${events.length / 2} messages for 50 turns of the event loop`)
 })
 
-void t.test('no answer within the timeout to what has not been sent: it was not applied', async (t) => {
+void t.test('an operation that times out before it is sent was not applied', async (t) => {
   const { register } = await opened(t, { timeoutMs: 100 })
   const worker = workers.at(-1) as Worker
   const { promise: sent, resolve } = Promise.withResolvers<void>()
   const post = worker.postMessage
-  // It is lost, and so never answered.
+  // The message is lost, and so never answered.
   worker.postMessage = () => resolve()
   const put = async (): Promise<unknown> => register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
   const first = t.rejects(put(), { name: 'StoreUnavailable', maybeApplied: true })
@@ -510,7 +511,7 @@ void t.test('no answer within the timeout to what has not been sent: it was not 
   worker.postMessage = post
 })
 
-void t.test('a worker that dies: pending operations fail, it is started again', async (t) => {
+void t.test('when the worker dies, pending operations fail and it is restarted', async (t) => {
   const events: string[] = []
   const { file, register } = await opened(t, { onEvent: (kind) => events.push(kind) })
   const id = newId()
@@ -528,7 +529,7 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   t.same(events, ['disconnected', 'connected'])
 
   workers.at(-1)?.emit('error', new Error('a bug'))
-  t.ok((await register.get(id)).bytes, 'an error alone does not end it; the end of the thread does')
+  t.ok((await register.get(id)).bytes, 'an error alone does not end the worker; the end of its thread does')
 
   rmSync(file)
   rmSync(`${file}-wal`, { force: true })
@@ -538,7 +539,7 @@ void t.test('a worker that dies: pending operations fail, it is started again', 
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
 })
 
-void t.test('a thread that cannot be made: the store does not open; a restart is tried again', async (t) => {
+void t.test('if a thread cannot be created, the store does not open, and a restart is retried', async (t) => {
   const { Worker: Real } = workerThreads
   const replaced = (by: typeof Real): void => {
     workerThreads.Worker = by
@@ -566,7 +567,7 @@ void t.test('a thread that cannot be made: the store does not open; a restart is
   t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
-void t.test('close while the worker is started again ends that one, too', async (t) => {
+void t.test('close while the worker is being restarted ends the new one, too', async (t) => {
   const { register } = await opened(t)
   await register.ping()
   const started = once(process, 'worker')
@@ -578,7 +579,7 @@ void t.test('close while the worker is started again ends that one, too', async 
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
 })
 
-void t.test('close waits for what was asked; afterwards nothing is', async (t) => {
+void t.test('close waits for pending operations, and later ones are refused', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const register = await open(file)
@@ -593,13 +594,13 @@ void t.test('close waits for what was asked; afterwards nothing is', async (t) =
   await again.close()
 })
 
-void t.test('the file of stored answers is its owner’s alone', async (t) => {
+void t.test('only its owner can access the file and its WAL', async (t) => {
   const { file, register } = await opened(t)
   await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
   for (const part of [file, `${file}-wal`]) t.equal(statSync(part).mode & 0o077, 0, part)
 })
 
-void t.test('a record made anew where an expired one still lies has no history of it', async (t) => {
+void t.test('a record that replaces an expired one does not inherit its history', async (t) => {
   const { register } = await opened(t)
   const id = newId()
   const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
@@ -612,7 +613,7 @@ void t.test('a record made anew where an expired one still lies has no history o
   t.match(await register.history.read(id), [{ count: 2 }])
 })
 
-void t.test('what is pruned takes its history along', async (t) => {
+void t.test('a pruned record takes its history along', async (t) => {
   const { file, register } = await opened(t)
   const id = newId()
   await register.put(id, bytesOf('completed', newToken()), SPANS)
@@ -649,7 +650,7 @@ void t.test('a record whose older version expires in the table keeps its history
   t.equal((await register.history.read(id)).length, 1)
 })
 
-void t.test('what expires of another service goes once its own processes do not remove it', async (t) => {
+void t.test('expired records of another service are pruned if its own processes do not do it', async (t) => {
   const { file, register } = await opened(t)
   await register.ping()
   const other = await open(file, { service: 'pay.eu' })
@@ -671,7 +672,7 @@ async function moved(t: Test, file: string): Promise<void> {
   await until(() => Number(left.get()?.['bytes']) < 1_000_000)
 }
 
-void t.test('what changes while records move to the table is what holds', async (t) => {
+void t.test('changes made while records move to the table are kept', async (t) => {
   const { file, register } = await opened(t)
   const peer = await open(file)
   t.teardown(() => peer.close())
@@ -715,7 +716,7 @@ void t.test('what changes while records move to the table is what holds', async 
   db.close()
 })
 
-void t.test('records move from the journal to the table; no process loses sight of one', async (t) => {
+void t.test('after a move from the journal to the table, every process sees every record', async (t) => {
   const { file, register } = await opened(t)
   const peer = await open(file)
   t.teardown(() => peer.close())
@@ -770,7 +771,7 @@ void t.test('records move from the journal to the table; no process loses sight 
   }
 })
 
-void t.test('a record that grows leaves the journal, and comes back when it shrinks', async (t) => {
+void t.test('every process can read a record that outgrows the journal and shrinks again', async (t) => {
   const { file, register } = await opened(t)
   const peer = await open(file)
   t.teardown(() => peer.close())
@@ -805,7 +806,7 @@ void t.test('a record that grows leaves the journal, and comes back when it shri
   t.ok((await peer.put(id, small, SPANS)).done)
 })
 
-void t.test('a flood does not make the journal grow without end', async (t) => {
+void t.test('a flood does not make the journal grow without bound', async (t) => {
   const { file, register } = await opened(t)
   const bytes = bytesOf('in_progress', newToken())
   for (let n = 0; n < 60; n++)
@@ -816,7 +817,7 @@ void t.test('a flood does not make the journal grow without end', async (t) => {
   t.ok(left < 40_000 * bytes.length, `${Math.round(left / bytes.length)} records are in the journal`)
 })
 
-void t.test('ids that begin alike are not mixed up', async (t) => {
+void t.test('ids with a common beginning are not mixed up', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const ids = ['a', 'b'].map((end) => `${'x'.repeat(42)}${end}` as RecordId) as [RecordId, RecordId]
@@ -833,7 +834,7 @@ void t.test('ids that begin alike are not mixed up', async (t) => {
   await again.close()
 })
 
-void t.test('a file that nobody has open holds every record in its table', async (t) => {
+void t.test('a closed file holds every record in its table', async (t) => {
   using dir = tempDir()
   const file = join(dir.path, 'records.db')
   const register = await open(file)
@@ -845,7 +846,7 @@ void t.test('a file that nobody has open holds every record in its table', async
   db.close()
 })
 
-void t.test('what expires in the journal is gone, with its history', async (t) => {
+void t.test('a record that expires in the journal is gone, with its history', async (t) => {
   let pruned = 0
   const { file, register } = await opened(t, { onPruned: (records) => void (pruned += records) })
   const id = newId()
@@ -860,7 +861,7 @@ void t.test('what expires in the journal is gone, with its history', async (t) =
   db.close()
 })
 
-void t.test('what expires in the table is pruned; a locked file is moved to later', async (t) => {
+void t.test('a record that expires in the table is pruned; a move waits for a locked file', async (t) => {
   let pruned = 0
   const onPruned = (records: number): void => void (pruned += records)
   const { file, register } = await opened(t, { timeoutMs: 600, onPruned })

@@ -40,12 +40,12 @@ interface Tiers {
   readonly register: Store
   readonly peer: Store
   readonly cache: Store
-  /** Operations, in order; `later`: resolves when what is beside the requests is done. */
+  /** Operations, in order; `later` resolves when work in the background is done. */
   readonly asked: string[]
   readonly later: () => Promise<void>
 }
 
-/** Two replicas; `ask` may take the place of the cache's answer. */
+/** Two replicas; `ask` may replace the cache's answers. */
 function tiersOf(ask: (operation: string, run: () => unknown) => unknown = (_, run) => run()): Tiers {
   const asked: string[] = []
   const counted = (name: string, store: Store, through: typeof ask): Store => ({
@@ -103,14 +103,14 @@ async function replayed(t: Test, store: Store, id: RecordId, body = BODY): Promi
   if (!reply.done) t.ok(reply.bytes.includes(body), 'the answer that was given')
 }
 
-void t.test('a first execution waits for no cache, a retry after it asks nothing else', async (t) => {
+void t.test('a first execution does not wait for the cache; a retry asks only the cache', async (t) => {
   const tiers = tiersOf()
   const { register, asked, later } = tiers
   const [id, token] = [newId(), newToken()]
   await claim(register, id, token)
   t.same(asked, ['primary put'])
   await claim(register, id)
-  t.same(asked, ['primary put', 'primary put'], 'nor does who meets it in progress')
+  t.same(asked, ['primary put', 'primary put'], 'nor does a retry while it is in progress')
   const swapped = register.swap(
     id,
     { token, states: ['in_progress'] },
@@ -128,7 +128,7 @@ void t.test('a first execution waits for no cache, a retry after it asks nothing
   t.same(asked, ['primary get', 'cache get'])
 })
 
-void t.test('W10 another replica hears of the primary first, and asks the cache from then on', async (t) => {
+void t.test('W10 another replica asks the primary first, and the cache from then on', async (t) => {
   const tiers = tiersOf()
   const id = await executed(tiers)
   await replayed(t, tiers.peer, id)
@@ -138,99 +138,89 @@ void t.test('W10 another replica hears of the primary first, and asks the cache 
   t.same(tiers.asked.slice(2), ['cache get'])
 })
 
-void t.test(
-  'W10 a cache that is flushed, dead or lying is as good as none: the primary decides',
-  async (t) => {
-    let fault: ((reply: { bytes: Buffer | null }) => unknown) | null = null
-    const tiers = tiersOf(async (operation, run) => {
-      const reply = (await run()) as { bytes: Buffer | null }
-      return fault === null || operation !== 'get' ? reply : fault(reply)
-    })
-    const id = await executed(tiers)
-    const otherId = await executed(tiers, newId(), Buffer.from('the answer of somebody else'))
-    const other = (await tiers.cache.get(otherId)).bytes as Buffer
-    const changed = (at: number) => (reply: { bytes: Buffer | null }) => {
-      const bytes = Buffer.from(reply.bytes as Buffer)
-      bytes[at < 0 ? bytes.length + at : at] = Number(bytes[at < 0 ? bytes.length + at : at]) ^ 1
-      return { ...reply, bytes }
-    }
-    for (const lie of [
-      () => ({ now: 0, bytes: null }),
-      () => Promise.reject(new StoreUnavailable('no', false)),
-      () => Promise.reject(new Error('nonsense')),
-      () => ({ now: 0, bytes: other }),
-      () => ({ now: 0, bytes: Buffer.alloc(0) }),
-      () => ({ now: 0, bytes: bytesOf('completed', newToken()) }),
-      changed(-1),
-      changed(60),
-      changed(70),
-      changed(100),
-    ]) {
-      fault = lie
-      tiers.asked.length = 0
-      await replayed(t, tiers.register, id)
-      await tiers.later()
-      t.ok(tiers.asked.includes('primary put'), 'the primary was asked')
-      const absent = newId()
-      t.ok((await claim(tiers.register, absent)).done, 'and an absent key is claimed there')
-    }
-  },
-)
-
-void t.test(
-  'W10 what is removed is absent for all, at the latest when the life of its entry is over',
-  async (t) => {
-    let isAway = false
-    const tiers = tiersOf((_, run) => (isAway ? Promise.reject(new StoreUnavailable('away', true)) : run()))
-    const versionOf = async (id: RecordId) =>
-      readStamps((await tiers.register.get(id)).bytes as Buffer).version
-    const id = await executed(tiers)
-    await replayed(t, tiers.peer, id)
+void t.test('W10 if the cache is flushed, dead or lying, the primary decides', async (t) => {
+  let fault: ((reply: { bytes: Buffer | null }) => unknown) | null = null
+  const tiers = tiersOf(async (operation, run) => {
+    const reply = (await run()) as { bytes: Buffer | null }
+    return fault === null || operation !== 'get' ? reply : fault(reply)
+  })
+  const id = await executed(tiers)
+  const otherId = await executed(tiers, newId(), Buffer.from('the answer of somebody else'))
+  const other = (await tiers.cache.get(otherId)).bytes as Buffer
+  const changed = (at: number) => (reply: { bytes: Buffer | null }) => {
+    const bytes = Buffer.from(reply.bytes as Buffer)
+    bytes[at < 0 ? bytes.length + at : at] = Number(bytes[at < 0 ? bytes.length + at : at]) ^ 1
+    return { ...reply, bytes }
+  }
+  for (const lie of [
+    () => ({ now: 0, bytes: null }),
+    () => Promise.reject(new StoreUnavailable('no', false)),
+    () => Promise.reject(new Error('nonsense')),
+    () => ({ now: 0, bytes: other }),
+    () => ({ now: 0, bytes: Buffer.alloc(0) }),
+    () => ({ now: 0, bytes: bytesOf('completed', newToken()) }),
+    changed(-1),
+    changed(60),
+    changed(70),
+    changed(100),
+  ]) {
+    fault = lie
+    tiers.asked.length = 0
+    await replayed(t, tiers.register, id)
     await tiers.later()
-    t.ok(await tiers.register.remove(id, await versionOf(id)))
-    t.ok((await claim(tiers.peer, id)).done, 'another replica, too')
-    t.notOk(await tiers.register.remove(id, 1))
+    t.ok(tiers.asked.includes('primary put'), 'the primary was asked')
+    const absent = newId()
+    t.ok((await claim(tiers.register, absent)).done, 'and an absent key can be claimed')
+  }
+})
 
-    const kept = await executed(tiers)
-    isAway = true
-    t.ok(await tiers.register.remove(kept, await versionOf(kept)))
-    isAway = false
-    t.ok((await claim(tiers.register, kept)).done, 'who removed it knows')
-    const other = await executed(tiers)
-    await replayed(t, tiers.peer, other)
-    await tiers.later()
-    isAway = true
-    await tiers.register.remove(other, await versionOf(other))
-    isAway = false
-    await replayed(t, tiers.peer, other)
-    skew += LIFE
-    t.ok((await claim(tiers.peer, other)).done)
-  },
-)
+void t.test('W10 a removed record is absent for all, at the latest when its entry expires', async (t) => {
+  let isAway = false
+  const tiers = tiersOf((_, run) => (isAway ? Promise.reject(new StoreUnavailable('away', true)) : run()))
+  const versionOf = async (id: RecordId) => readStamps((await tiers.register.get(id)).bytes as Buffer).version
+  const id = await executed(tiers)
+  await replayed(t, tiers.peer, id)
+  await tiers.later()
+  t.ok(await tiers.register.remove(id, await versionOf(id)))
+  t.ok((await claim(tiers.peer, id)).done, 'by another replica, too')
+  t.notOk(await tiers.register.remove(id, 1))
 
-void t.test(
-  'W10 an entry counts for its life and no longer, whatever the clock of the cache says',
-  async (t) => {
-    const tiers = tiersOf()
-    const id = await executed(tiers)
-    const entry = await tiers.cache.get(id)
-    const stale: Store = { ...tiers.cache, get: async () => entry }
-    const primary = memory()
-    const register = tiered(primary, stale, { life: LIFE, secret, monotonic })
-    const token = newToken()
-    await register.put(id, bytesOf('completed', token), SPANS)
-    await replayed(t, register, id)
-    skew += LIFE
-    const reply = await claim(register, id)
-    t.ok(!reply.done && !reply.bytes.includes(BODY), 'that of the primary')
-    const forged = tiered(primary, stale, { life: LIFE, secret: Buffer.alloc(16, 1), monotonic })
-    await forged.put(id, bytesOf('in_progress', token), SPANS)
-    const other = await claim(forged, id)
-    t.ok(!other.done && !other.bytes.includes(BODY), 'nor does one without the secret')
-  },
-)
+  const kept = await executed(tiers)
+  isAway = true
+  t.ok(await tiers.register.remove(kept, await versionOf(kept)))
+  isAway = false
+  t.ok((await claim(tiers.register, kept)).done, 'the replica that removed it knows')
+  const other = await executed(tiers)
+  await replayed(t, tiers.peer, other)
+  await tiers.later()
+  isAway = true
+  await tiers.register.remove(other, await versionOf(other))
+  isAway = false
+  await replayed(t, tiers.peer, other)
+  skew += LIFE
+  t.ok((await claim(tiers.peer, other)).done)
+})
 
-void t.test('an entry gives way to a later one, never to an earlier', async (t) => {
+void t.test('W10 an entry counts only for its lifetime, whatever the clock of the cache says', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  const entry = await tiers.cache.get(id)
+  const stale: Store = { ...tiers.cache, get: async () => entry }
+  const primary = memory()
+  const register = tiered(primary, stale, { life: LIFE, secret, monotonic })
+  const token = newToken()
+  await register.put(id, bytesOf('completed', token), SPANS)
+  await replayed(t, register, id)
+  skew += LIFE
+  const reply = await claim(register, id)
+  t.ok(!reply.done && !reply.bytes.includes(BODY), 'the answer of the primary')
+  const forged = tiered(primary, stale, { life: LIFE, secret: Buffer.alloc(16, 1), monotonic })
+  await forged.put(id, bytesOf('in_progress', token), SPANS)
+  const other = await claim(forged, id)
+  t.ok(!other.done && !other.bytes.includes(BODY), 'nor does an entry under another secret count')
+})
+
+void t.test('a later entry replaces an earlier one, never the reverse', async (t) => {
   const tiers = tiersOf()
   const id = await executed(tiers)
   const old = await tiers.register.get(id)
@@ -252,29 +242,26 @@ void t.test('an entry gives way to a later one, never to an earlier', async (t) 
   await replayed(t, tiers.peer, id, Buffer.from('resolved'))
 })
 
-void t.test(
-  'what is not completed any more is dropped; an outcome is for the primary, whatever is cached',
-  async (t) => {
-    const tiers = tiersOf()
-    const id = await executed(tiers)
-    const { version } = readStamps((await tiers.register.get(id)).bytes as Buffer)
-    const token = newToken()
-    const unknown = bytesOf('unknown', token)
-    t.ok((await tiers.register.swap(id, { version }, unknown, SPANS, false)).done)
-    await tiers.later()
-    t.equal((await tiers.cache.get(id)).bytes, null)
-    const again = await executed(tiers)
-    t.match(await tiers.register.put(again, bytesOf('completed', token), SPANS), { done: false })
-    t.match(await tiers.register.put(again, bytesOf('in_progress', token), SPANS, 'again'), { done: false })
-    t.same(tiers.asked, ['primary put', 'primary put'])
-    t.match(await tiers.register.swap(again, { version: 1 }, bytesOf('completed', token), SPANS, false), {
-      done: false,
-    })
-    t.match(await tiers.register.swap(newId(), { version: 1 }, unknown, SPANS, false), { bytes: null })
-  },
-)
+void t.test('an entry that is no longer completed is dropped; outcomes go to the primary', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  const { version } = readStamps((await tiers.register.get(id)).bytes as Buffer)
+  const token = newToken()
+  const unknown = bytesOf('unknown', token)
+  t.ok((await tiers.register.swap(id, { version }, unknown, SPANS, false)).done)
+  await tiers.later()
+  t.equal((await tiers.cache.get(id)).bytes, null)
+  const again = await executed(tiers)
+  t.match(await tiers.register.put(again, bytesOf('completed', token), SPANS), { done: false })
+  t.match(await tiers.register.put(again, bytesOf('in_progress', token), SPANS, 'again'), { done: false })
+  t.same(tiers.asked, ['primary put', 'primary put'])
+  t.match(await tiers.register.swap(again, { version: 1 }, bytesOf('completed', token), SPANS, false), {
+    done: false,
+  })
+  t.match(await tiers.register.swap(newId(), { version: 1 }, unknown, SPANS, false), { bytes: null })
+})
 
-void t.test('a cache that hangs holds a bounded number of entries, and the end waits for them', async (t) => {
+void t.test('a hanging cache holds up at most 64 writes, and close ends once they are done', async (t) => {
   let open = (): void => {}
   const opened = new Promise<void>((resolve) => void (open = resolve))
   const tiers = tiersOf((operation, run) => (operation === 'put' ? opened.then(run) : run()))
@@ -285,7 +272,7 @@ void t.test('a cache that hangs holds a bounded number of entries, and the end w
   await closed
 })
 
-void t.test('it remembers the last thousands that it saw completed', async (t) => {
+void t.test('it remembers the last 10,000 records that it saw completed', async (t) => {
   const tiers = tiersOf()
   const [first, ...others] = Array.from({ length: 10_001 }, newId) as [RecordId, ...RecordId[]]
   for (const id of [first, ...others])
@@ -299,7 +286,7 @@ void t.test('it remembers the last thousands that it saw completed', async (t) =
   t.equal(tiers.asked[0], 'primary put')
 })
 
-void t.test('it promises what its primary does', async (t) => {
+void t.test('its traits are those of its primary, and its topology names both stores', async (t) => {
   const primary = memoryStore({ clock: Date.now, maxBytes: 2 ** 20 })
   const cache = memoryStore({ clock: Date.now, maxBytes: 2 ** 20 })
   const told = async (topology?: string) =>

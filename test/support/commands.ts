@@ -15,8 +15,8 @@ export interface Said {
 }
 
 /**
- * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `columns`: of the
- * one that errors go to.
+ * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `columns`: width of the
+ * terminal that errors go to.
  */
 export async function command(
   words: readonly string[],

@@ -5,7 +5,7 @@ import { buffer } from 'node:stream/consumers'
 import dynalite from 'dynalite'
 import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
 
-// The SDK looks for them; dynalite asks for some, whichever.
+// The SDK needs credentials; dynalite accepts any.
 process.env['AWS_ACCESS_KEY_ID'] = 'test'
 process.env['AWS_SECRET_ACCESS_KEY'] = 'test'
 
@@ -18,7 +18,7 @@ export type Fault =
   | { readonly answer: object }
 
 type Item = Readonly<Record<string, unknown>>
-/** As they are sent. */
+/** A request as it was sent. */
 export interface Asked {
   readonly operation: string
   readonly input: {
@@ -29,11 +29,11 @@ export interface Asked {
   }
 }
 
-/** dynalite, in a process of its own tests, behind what it lacks: the item with a refusal; and faults. */
+/** dynalite, behind a front that adds what it lacks, the item with a refusal, and faults. */
 export class DynamoDbServer implements AsyncDisposable {
   /** What goes wrong with an operation; null: nothing. */
   fault: (asked: Asked) => Fault | null | Promise<Fault | null> = () => null
-  /** Tells what was there when a condition does not hold, as DynamoDB does and its emulators do not. */
+  /** Whether a refusal has the existing item, as with DynamoDB and not with its emulators. */
   tellsItem = true
   readonly asked: Asked[] = []
   readonly #dynalite: Server
@@ -61,7 +61,7 @@ export class DynamoDbServer implements AsyncDisposable {
     return `dynamodb://records?region=eu-central-1&endpoint=http://127.0.0.1:${port}`
   }
 
-  /** Past the faults. */
+  /** Runs an operation without faults. */
   async run(operation: string, input: object): Promise<{ readonly [member: string]: unknown }> {
     return JSON.parse((await this.#forward(operation, JSON.stringify(input))).text)
   }

@@ -8,11 +8,11 @@ import { upstreamStub, valueOf } from './upstream.ts'
 
 const CLIENTS = 6
 const PROFILES = ['standard', 'strict'] as const
-/** Clients ask for a key for so long after its first answer: proxies write an outcome again for 15 s, and may hold a request for a grace. */
+/** How long clients ask for a key after its first answer: proxies rewrite an outcome for 15 s, and may hold a request for a grace. */
 const ASKED_FOR = 10_000
 
 export interface Figures {
-  /** By what was done. */
+  /** By kind. */
   readonly failovers: Record<string, number>
   requests: number
   /** Answers other than the upstream's and 409, by code. */
@@ -20,9 +20,9 @@ export interface Figures {
   keys: number
   /** Executed more than once. */
   twice: number
-  /** Of requests: told that nobody knows what came of them. */
+  /** Requests that were told that nobody knows their outcome. */
   unknown: number
-  /** Of requests: not answered within {@link ASKED_FOR}. */
+  /** Requests that were not answered within {@link ASKED_FOR}. */
   late: number
   splits: number
   /** Milliseconds: the longest time for which this process, proxies and all, did not get to run. */
@@ -74,7 +74,7 @@ routes: [${routes.join(', ')}]
     const key = newKey()
     const path = `/${PROFILES[keys++ % 2]}`
     let until = Infinity
-    /** Until it is answered: a client whose connection broke off does the same. */
+    /** Asks until there is an answer, as a client does whose connection broke off. */
     const ask = async (): Promise<void> => {
       while (performance.now() < until && !load.isBroken) {
         figures.requests++
@@ -92,7 +92,7 @@ routes: [${routes.join(', ')}]
       }
       figures.late++
     }
-    // Twice at once, and once more when it was done: its outcome may be lost, too.
+    // Twice at once, and once more afterwards: the outcome may be lost, too.
     await Promise.all([ask(), ask()])
     await ask()
   }
@@ -108,7 +108,7 @@ routes: [${routes.join(', ')}]
       count(failovers, name)
       await wait(randomInt(300))
       await lose()
-      // The grace is over: there is something to lose again.
+      // Then the grace is over, and there is something to lose again.
       await Promise.all(PROFILES.map(pay))
     }
   } catch (error) {
@@ -126,7 +126,7 @@ routes: [${routes.join(', ')}]
     }
 }
 
-/** Failovers of so many stores at once until there are enough. */
+/** Fails over that many stores at once until there are enough failovers. */
 export async function failovers(
   start: () => Promise<Losing>,
   stores: number,
@@ -150,7 +150,7 @@ export async function failovers(
   await Promise.all(
     Array.from({ length: stores }, () =>
       atOneStore(start, grace, figures, () => isBroken || isOver(figures)).catch((error) => {
-        // The others end, too: the test fails now, not at its time limit.
+        // Ends the others, too: the test fails now, not at its time limit.
         isBroken = true
         throw error
       }),

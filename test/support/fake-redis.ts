@@ -5,7 +5,7 @@ import { Replies } from '../../src/store/resp.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null
 
-/** A server that answers as the test says; null: not at all. */
+/** A server that answers what the test says, or not at all (null). */
 export async function fake(t: Test, answer: Answer) {
   const sockets: Socket[] = []
   const server = createServer((socket) => {

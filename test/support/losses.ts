@@ -10,7 +10,7 @@ export interface Losing extends AsyncDisposable {
   readonly losses: Losses
 }
 
-/** What is written meanwhile will be lost. */
+/** Waits for writes that will be lost. */
 export function unheard(): Promise<void> {
   return wait(randomInt(300))
 }

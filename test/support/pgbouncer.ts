@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline'
 import type { PostgresServer } from './postgres.ts'
 import { freePort } from './redis.ts'
 
-/** Debian's is not in the path of everybody. */
+/** Debian installs it in a folder that is not on every PATH. */
 const BINARY = ['pgbouncer', '/usr/sbin/pgbouncer'].find(
   (binary) => spawnSync(binary, ['--version'], { stdio: 'ignore' }).status === 0,
 )

@@ -3,7 +3,7 @@ import { type Losing, type Losses, unheard } from './losses.ts'
 import { PostgresServer } from './postgres.ts'
 import { type Relay, relay } from './relay.ts'
 
-/** A primary and its asynchronous standby, and relays between them and their clients. Nothing is promoted by itself. */
+/** A primary and its asynchronous standby, with relays between them and their clients. Nothing is promoted by itself. */
 export class PostgresPair implements Losing {
   /** Clients reach the primary here, and after {@link promote} the other one. */
   readonly url: string
@@ -44,7 +44,7 @@ export class PostgresPair implements Losing {
     return new PostgresPair([primary, await primary.standby(replication.port)], [clients, replication])
   }
 
-  /** Likewise, once the standby has everything so far. */
+  /** Like {@link cutReplication}, once the standby has everything so far. */
   async lag(): Promise<void> {
     await this.#caughtUp()
     this.cutReplication()
@@ -56,7 +56,7 @@ export class PostgresPair implements Losing {
     this.#replication.cut()
   }
 
-  /** The primary is killed, with what it alone has, and the standby takes its place. */
+  /** Kills the primary, with what it alone has, and promotes the standby in its place. */
   async promote(): Promise<void> {
     await this.#primary.kill()
     await this.#standby.promote()

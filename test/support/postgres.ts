@@ -41,7 +41,7 @@ function userFor(): User {
 
 let made: string | null = null
 
-/** A new data folder with the database, of which copies are made: that is faster than making it anew for each test. */
+/** A data folder with the database, made once: copying it is faster than initdb for each test. */
 function template(user: User): string {
   if (made !== null) return made
   const dir = folderFor(user)
@@ -70,10 +70,10 @@ function folderFor({ uid, gid }: User): string {
   return dir
 }
 
-/** A real PostgreSQL on a free port of loopback, with a folder of its own. Durable, as it comes. */
+/** A real PostgreSQL on a free loopback port with its own folder. Durable, as it comes. */
 export class PostgresServer {
   readonly port: number
-  /** Of the database `records`, as a superuser. */
+  /** URL of the database `records`, as a superuser. */
   readonly url: string
   readonly #dir: string
   readonly #user: User
@@ -96,7 +96,7 @@ export class PostgresServer {
     return server
   }
 
-  /** One with an identity of its own: others are copies of one. */
+  /** A server with an identity of its own; the others are copies of one template. */
   static async unrelated(): Promise<PostgresServer> {
     const server = new PostgresServer(await freePort(), [])
     initialise(server.data, server.#user)
@@ -104,7 +104,7 @@ export class PostgresServer {
     return server
   }
 
-  /** A copy of the running server; the result puts it in the place of what the server has by then, without a new timeline. */
+  /** Copies the running server; the result restores the copy, without a new timeline. */
   async copy(): Promise<() => Promise<void>> {
     const copy = join(this.#dir, 'copy')
     await this.#baseBackup(copy, this.port)
@@ -124,7 +124,7 @@ export class PostgresServer {
     return server
   }
 
-  /** With what a server has at `port`, as one that follows it. */
+  /** Starts over as a standby of the server at `port`, with a copy of its data. */
   async follow(port: number): Promise<void> {
     await this.kill()
     rmSync(this.data, { recursive: true, force: true })
@@ -176,12 +176,12 @@ export class PostgresServer {
     throw new Error(`postgres ended with ${child.exitCode}: ${said.join('\n')}`)
   }
 
-  /** A smart end would wait for the clients. */
+  /** A fast shutdown: a smart one would wait for the clients. */
   stop(): Promise<void> {
     return this.#end('SIGINT')
   }
 
-  /** All of it, at once. */
+  /** Kills all its processes at once. */
   async kill(): Promise<void> {
     await this.#end('SIGKILL')
   }
@@ -200,14 +200,14 @@ export class PostgresServer {
     this.#signal('SIGCONT')
   }
 
-  /** A line of `pg_hba.conf`, before all others. */
+  /** Adds a line to `pg_hba.conf`, before all others. */
   async allow(line: string): Promise<void> {
     const file = join(this.data, 'pg_hba.conf')
     writeFileSync(file, `${line}\n${readFileSync(file, 'utf8')}`)
     await this.sql('SELECT pg_reload_conf()')
   }
 
-  /** From the next start. */
+  /** Takes effect at the next start. */
   useTls(key: Buffer, certificate: Buffer): void {
     const { uid, gid } = this.#user
     for (const [name, bytes] of [
@@ -226,7 +226,7 @@ export class PostgresServer {
     await run(join(BIN ?? '', 'pg_ctl'), args, { ...this.#user, cwd: this.#dir })
   }
 
-  /** On a connection of its own. Rows as lists of text. */
+  /** Runs SQL on a new connection; returns rows as lists of text. */
   async sql(text: string, database = 'records'): Promise<(string | null)[][]> {
     const client = await this.client(database)
     try {
@@ -250,7 +250,7 @@ export class PostgresServer {
     rmSync(this.#dir, { recursive: true, force: true })
   }
 
-  /** To all its processes, each of which is a group of its own; the one that would make more first. */
+  /** Signals all its processes, each of which is its own process group; first stops the one that would start more. */
   #signal(signal: NodeJS.Signals): readonly number[] {
     const pid = this.#process?.pid
     if (pid === undefined) return []
@@ -275,7 +275,7 @@ export class PostgresServer {
     const killed = signal === 'SIGKILL' ? this.#signal(signal) : []
     this.#process = null
     await exited
-    // Nobody else may have its memory when it starts again.
+    // When it starts again, no old process may still have its shared memory.
     while (killed.some(isAlive)) await new Promise((next) => setTimeout(next, 5))
   }
 }

@@ -8,9 +8,9 @@ export const SLOTS = 16_384
 
 export interface ClusterOptions extends Pick<RedisOptions, 'tls' | 'mutual'> {
   readonly masters?: number
-  /** Of each master. */
+  /** Per master. */
   readonly replicas?: number
-  /** After it a silent master is replaced. */
+  /** How long a master may be silent before it is replaced. */
   readonly nodeTimeout?: number
   readonly args?: readonly string[]
 }
@@ -23,11 +23,11 @@ interface Member {
 /** A cluster on loopback, its slots divided evenly and in order. */
 export class RedisCluster implements Losing {
   readonly members: readonly Member[]
-  /** The first ones. */
+  /** The first of the members. */
   readonly masters: readonly Member[]
   readonly url: string
 
-  /** Of a master with one replica, which takes its place for a while. */
+  /** For masters with one replica each, which takes over for a while. */
   readonly losses: Losses = {
     promotion: () =>
       this.#replace(async (_, replica) => void (await replica.command('CLUSTER', 'FAILOVER', 'TAKEOVER'))),
@@ -93,7 +93,7 @@ export class RedisCluster implements Losing {
     for (const { server } of this.members) await until(() => this.isWhole(server).catch(() => false))
   }
 
-  /** As this server sees it: every slot is covered, and every node is known for what it is. */
+  /** Whether this server sees every slot covered and every node in its role. */
   async isWhole(server: RedisServer): Promise<boolean> {
     const info = String(await server.command('CLUSTER', 'INFO'))
     const ranges = (await server.command('CLUSTER', 'SLOTS')) as [number, number, ...unknown[]][]
@@ -114,7 +114,7 @@ export class RedisCluster implements Losing {
     await until(() => isMaster(replica))
     await master.start()
     await until(() => master.isReplicaOf(replica))
-    // As it was, which loses nothing.
+    // Back to the old roles, without a loss.
     await until(async () => {
       await master.command('CLUSTER', 'FAILOVER').catch(() => {})
       await wait(500)
@@ -124,7 +124,7 @@ export class RedisCluster implements Losing {
     await this.whole()
   }
 
-  /** Who has the slot, as the first master sees it. */
+  /** The owner of the slot, as the first master sees it. */
   async ownerOf(slot: number): Promise<Member> {
     const ranges = (await this.masters[0]?.server.command('CLUSTER', 'SLOTS')) as [
       number,
@@ -139,7 +139,7 @@ export class RedisCluster implements Losing {
     return Number(await this.masters[0]?.server.command('CLUSTER', 'KEYSLOT', key))
   }
 
-  /** What an operator does to move a slot by hand, one step after the other. */
+  /** The steps of an operator who moves a slot by hand. */
   async move(slot: number, to: Member): Promise<readonly (() => Promise<void>)[]> {
     const from = await this.ownerOf(slot)
     const set = async (at: Member, ...how: string[]) =>
@@ -158,7 +158,7 @@ export class RedisCluster implements Losing {
       () => set(to, 'NODE', to.id),
       async () => {
         await set(from, 'NODE', to.id)
-        // The others would hear of it, at some time.
+        // The others would hear of it some time later.
         for (const master of this.masters) await set(master, 'NODE', to.id)
       },
     ]

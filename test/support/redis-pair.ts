@@ -3,11 +3,11 @@ import { type Losing, type Losses, unheard } from './losses.ts'
 import { RedisServer } from './redis.ts'
 import { type Relay, relay } from './relay.ts'
 
-/** A master and its replica, and relays between them and their clients. Nothing is promoted by itself. */
+/** A master and its replica, with relays between them and their clients. Nothing is promoted by itself. */
 export class RedisPair implements Losing {
   /** Clients reach the master here, and after {@link promote} the other one. */
   readonly url: string
-  /** Clients that reach it here hear of nothing before {@link tellLate}. */
+  /** Clients that use this one do not learn of a promotion before {@link tellLate}. */
   readonly lateUrl: string
   readonly #clients: Relay
   readonly #late: Relay
@@ -61,19 +61,19 @@ export class RedisPair implements Losing {
     return this.#master
   }
 
-  /** From now on what the master acknowledges does not reach the replica. */
+  /** Like {@link cutReplication}, once the replica has everything so far. */
   async lag(): Promise<void> {
     await this.synced()
     this.cutReplication()
   }
 
-  /** The same, whatever has reached it. */
+  /** From now on what the master acknowledges does not reach the replica. */
   cutReplication(): void {
     this.#replication.accept = false
     this.#replication.cut()
   }
 
-  /** What clients have written has reached the replica. */
+  /** Resolves when everything that clients have written has reached the replica. */
   async synced(): Promise<void> {
     const offset = async (server: RedisServer, field: string) =>
       new RegExp(`^${field}:(\\d+)`, 'm').exec(String(await server.command('INFO', 'replication')))?.[1]
@@ -84,7 +84,7 @@ export class RedisPair implements Losing {
     )
   }
 
-  /** The replica becomes the master that clients reach; their connections break off. */
+  /** Makes the replica the master that clients reach, and breaks off their connections. */
   async promote(): Promise<void> {
     await this.#replica.command('REPLICAOF', 'NO', 'ONE')
     this.#clients.target = this.#replica.port

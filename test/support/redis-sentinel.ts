@@ -11,7 +11,7 @@ export interface SentinelOptions extends Pick<RedisOptions, 'tls' | 'mutual'> {
   readonly lines?: readonly string[]
 }
 
-/** A master, two replicas and three Sentinels, which know each other. They replace nothing by themselves before {@link impatient}. */
+/** A master, two replicas and three Sentinels that know each other. They replace nothing by themselves before {@link impatient}. */
 export class SentinelGroup implements Losing {
   readonly servers: readonly RedisServer[]
   readonly sentinels: readonly RedisServer[]
@@ -55,13 +55,13 @@ export class SentinelGroup implements Losing {
     return ports.size === 1 ? this.servers.find(({ port }) => ports.has(port)) : undefined
   }
 
-  /** From now on a master that is silent for so many milliseconds is replaced. */
+  /** From now on a master that is silent for that many milliseconds is replaced. */
   async impatient(downAfter = 500): Promise<void> {
     for (const one of this.sentinels)
       await one.command('SENTINEL', 'SET', MASTER, 'down-after-milliseconds', downAfter)
   }
 
-  /** The master that all name and follow, when no Sentinel is at a failover. */
+  /** The master that everybody names and follows, once no Sentinel is in a failover. */
   async settled(): Promise<RedisServer> {
     for (;;) {
       const master = await this.master().catch(() => undefined)
@@ -77,7 +77,7 @@ export class SentinelGroup implements Losing {
     }
   }
 
-  /** The old master is one of the replicas in the end. */
+  /** In the end the old master is one of the replicas. */
   async #replace(end: (master: RedisServer) => Promise<void>): Promise<void> {
     const old = await this.settled()
     const replicas = this.servers.filter((one) => one !== old)
@@ -91,12 +91,12 @@ export class SentinelGroup implements Losing {
       return master !== undefined && master !== old
     })
     await old.start()
-    // The Sentinels would say so, in ten seconds.
+    // The Sentinels would do this, ten seconds later.
     await old.command('REPLICAOF', '127.0.0.1', (master as unknown as RedisServer).port)
     await this.settled()
   }
 
-  /** The servers change their roles, as an operator asks for. */
+  /** Starts a failover, as an operator does. */
   async failover(): Promise<void> {
     await this.sentinels[0]?.command('SENTINEL', 'FAILOVER', MASTER)
   }

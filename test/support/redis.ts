@@ -10,15 +10,15 @@ import { type RedisOptions as ClientOptions, Redis } from 'ioredis'
 import type { Test } from 'tap'
 
 export interface RedisOptions {
-  /** Default: any free one. */
+  /** A free one by default. */
   readonly port?: number
   /** Further arguments of `redis-server`. */
   readonly args?: readonly string[]
   /** Folder with `cert.pem` and `key.pem`; the port then accepts TLS only. */
   readonly tls?: string
-  /** Of clients, too, a certificate is asked for that `cert.pem` has signed. */
+  /** Clients, too, must have a certificate that `cert.pem` has signed. */
   readonly mutual?: boolean
-  /** The lines of its configuration: it is a Sentinel. */
+  /** Lines of its configuration; they make it a Sentinel. */
   readonly sentinel?: readonly string[]
 }
 
@@ -70,7 +70,7 @@ export class RedisServer {
         ...args,
       ]
     } else {
-      // It writes into its configuration what it learns.
+      // A Sentinel writes what it learns into its configuration.
       const file = join(this.#dir, 'sentinel.conf')
       writeFileSync(file, ['bind 127.0.0.1', ...listen, `dir ${this.#dir}`, ...sentinel, ''].join('\n'))
       this.#args = [file, '--sentinel']
@@ -114,7 +114,7 @@ export class RedisServer {
     await this.start()
   }
 
-  /** A snapshot; the result kills the server and starts it with the snapshot alone. */
+  /** Takes a snapshot; the result kills the server and starts it with the snapshot alone. */
   async copy(): Promise<() => Promise<void>> {
     const [own, copy] = ['dump.rdb', 'copy.rdb'].map((name) => join(this.#dir, name)) as [string, string]
     await this.command('SAVE')

@@ -16,7 +16,7 @@ export interface Relay extends AsyncDisposable {
   /** Cuts every connection; new ones are refused while `accept` is false. */
   cut(): void
   accept: boolean
-  /** Sends bytes of the server's that it did not, on the connection that was opened last. */
+  /** Sends bytes as if from the server, on the connection that was opened last. */
   inject(bytes: string): void
   /** Called with each chunk before it goes to the server. */
   onCommand: (bytes: Buffer) => void

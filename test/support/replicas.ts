@@ -6,10 +6,10 @@ import { SHARED } from './shared.ts'
 import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
 
 export const STORES = ['memory', 'sqlite', 'redis'] as const
-/** For what matters most: PostgreSQL's servers take their time. */
+/** For the most important tests only: starting PostgreSQL takes its time. */
 export const ALL_STORES = ['memory', 'sqlite', ...SHARED] as const
 
-/** A separate store for the test; of Redis and PostgreSQL a whole server. */
+/** A store of its own for the test; for Redis and PostgreSQL, the given server. */
 export function storeUrl(
   t: Test,
   kind: (typeof ALL_STORES)[number],

@@ -15,7 +15,7 @@ import { freePort, RedisServer } from './redis.ts'
 import { upstreamStub } from './upstream.ts'
 
 const SRC = new URL('../../src/', import.meta.url).href
-/** A timer may fire during one request, but not during each of so many. */
+/** A timer may fire during one request, but not during each of this many. */
 const REQUESTS = 5
 
 export interface Passed {
@@ -47,7 +47,7 @@ export async function firstExecution(): Promise<Passed[]> {
   await inspector.call('Profiler.startPreciseCoverage', { callCount: true, detailed: false })
   const runs: Map<string, PassedFunction & { readonly path: string }>[] = []
   for (let n = 0; n < REQUESTS; n++) {
-    // Each takes what was counted, and starts again.
+    // Each call takes the counts so far and resets them.
     await inspector.call('Profiler.takePreciseCoverage')
     const status = await post(proxy.url, client)
     if (status !== 201) throw new Error(`answered ${status}`)

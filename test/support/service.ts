@@ -8,7 +8,7 @@ export function serviceLine(yaml: string): string {
     : `service: ${SERVICE}\n`
 }
 
-/** A shared store that is flushed or replaced holds claims for a while, which only tests of that want. */
+/** A shared store that is flushed or replaced holds claims for a while; only tests of that want it. */
 export function withoutGrace(yaml: string): string {
   if (/\bgrace:/.test(yaml) || !/\b(rediss?|postgres(ql)?)[+:]/.test(yaml)) return yaml
   return yaml.replace(/^store: \{ /m, 'store: { grace: off, ').replace(/^store:\n/m, 'store:\n  grace: off\n')

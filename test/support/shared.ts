@@ -4,7 +4,7 @@ import { onlyRecord, redisSnapshot } from './e2e.ts'
 import { NO_POSTGRES, PostgresServer } from './postgres.ts'
 import { RedisServer } from './redis.ts'
 
-/** Stores that are servers, with those that this machine has. */
+/** The stores that are servers and that this machine has. */
 export const SHARED: readonly ('redis' | 'postgres')[] = NO_POSTGRES ? ['redis'] : ['redis', 'postgres']
 export type SharedKind = (typeof SHARED)[number]
 
@@ -22,9 +22,9 @@ export interface SharedServer {
   readonly kind: SharedKind
   readonly port: number
   readonly url: string
-  /** In what is sent to it, for a claim and for an outcome. */
+  /** Text in what is sent to it, for a claim and for an outcome. */
   readonly wire: { readonly claim: string; readonly outcome: string }
-  /** The same store by way of another port, a relay's. */
+  /** The URL of the same store through another port, such as a relay's. */
   through(port: number): string
   start(): Promise<void>
   stop(): Promise<void>
@@ -37,18 +37,18 @@ export interface SharedServer {
   only(): Promise<Found>
   /** Every record and every index, but no histories, which arrive late. */
   snapshot(): Promise<unknown>
-  /** By its own clock. */
+  /** Milliseconds on its own clock. */
   time(): Promise<number>
 }
 
-/** One of each that this machine has. */
+/** A server of each kind that this machine has. */
 export async function sharedServers(t: Test): Promise<Record<SharedKind, SharedServer>> {
   skipped(t)
   const [redis, postgres] = await Promise.all(SHARED.map((kind) => sharedServer(t, kind)))
   return { redis, postgres } as Record<SharedKind, SharedServer>
 }
 
-/** Empty before each test. Without PostgreSQL nothing asks for its address. */
+/** A server that is emptied before each test. Without PostgreSQL nobody asks for its address. */
 export async function emptyPostgres(t: Test): Promise<{ readonly url: string }> {
   skipped(t)
   if (NO_POSTGRES) return { url: '' }

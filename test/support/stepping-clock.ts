@@ -14,7 +14,7 @@ const SHIFTED_TIME = "local t = redis.call('TIME') return {tostring(t[1] + math.
 
 /** The argument of each script that takes the skew added to the server's time, as in the scripts' headers. */
 const SKEW_ARG = new Map<string, number>()
-/** No script by itself: it stands before those that hand out executions. */
+/** Not a script by itself: it is put before those that grant executions. */
 const EPOCH = 'epoch.lua'
 const sourceOf = (name: string): string => readFileSync(new URL(name, LUA), 'utf8')
 for (const name of readdirSync(LUA).filter((name) => name !== EPOCH)) {

@@ -5,7 +5,7 @@ import type { Random } from './random.ts'
 
 export const ROUTES = ['pay', 'wait', 'keep'] as const
 const BODY = '{"amount":100,"currency":"EUR"}'
-/** Equal as JSON: another spelling of the same request. */
+/** Equal as JSON: the same request, formatted differently. */
 const RESPELT = '{ "currency": "EUR", "amount": 1e2 }'
 const OTHER = '{"amount":999,"currency":"EUR"}'
 
@@ -14,14 +14,14 @@ export function isSamePayload(a: string, b: string): boolean {
   return (a === OTHER) === (b === OTHER)
 }
 
-/** Answers after which the same request may be sent again, as a client that reads the documentation does. */
+/** Responses after which a client that follows the documentation retries. */
 function mayRetry({ status, code }: Answer): boolean {
   if (status === 0 || code === 'idempotency_outcome_unknown' || code === 'idempotency_key_in_progress')
     return true
   return [408, 429, 502, 503, 504].includes(status)
 }
 
-/** What is over: an answer that stays. */
+/** Whether the response is final. */
 export function isFinal(answer: Answer): boolean {
   if (answer.code === 'idempotency_response_unavailable' || answer.code === 'idempotency_key_reused')
     return true
@@ -44,11 +44,11 @@ export class Clients implements AsyncDisposable {
     this.#ports = ports
   }
 
-  /** One operation: asked for until it is answered for good, or its client gives up. */
+  /** One operation: retried until its response is final, or its client gives up. */
   async operation(): Promise<void> {
     const random = this.#random
     const number = this.#operations++
-    // Two callers use the same key: neither may see what the other was answered.
+    // Two callers use the same key: neither may see the other's response.
     const caller = `Bearer ${number % 2 === 0 ? 'alice' : 'bob'}`
     const operation = this.#history.open(random.pick(ROUTES), caller, `k-${Math.floor(number / 2)}`)
     for (let attempt = 0; attempt < 4; attempt++) {
@@ -61,13 +61,13 @@ export class Clients implements AsyncDisposable {
           return this.ask(operation, body, leave)
         }),
       )
-      // Some ask once more for what they know.
+      // Some retry although they have their response.
       if (!answers.some(mayRetry) && !random.chance(0.1)) return
       await wait(random.between(5, 400))
     }
   }
 
-  /** `leave`: the client goes away after so many milliseconds. */
+  /** `leave`: the client goes away after this many milliseconds. */
   async ask(operation: Operation, body = BODY, leave: number | null = null): Promise<Answer> {
     this.requests++
     const port = this.#random.pick(this.#ports)

@@ -1,6 +1,6 @@
 /**
  * Loaded before the code of a replica (`--import`, worker threads too): its wall clock is ahead by the milliseconds in the file that
- * CLOCK names, looked at ten times a second. Timers and `performance.now()` go on, as they do when a machine's clock is set.
+ * CLOCK names, read ten times a second. Timers and `performance.now()` go on, as they do when a machine's clock is set.
  */
 import { readFileSync } from 'node:fs'
 

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 
 const SIZE = '2g'
 
-/** A folder with a file system of its own where that is allowed: then it can be full. */
+/** A folder with its own file system where that is allowed: then it can be filled. */
 export class Disk implements AsyncDisposable {
   readonly folder = mkdtempSync(join(tmpdir(), 'torture-'))
   readonly canFill: boolean
@@ -17,7 +17,7 @@ export class Disk implements AsyncDisposable {
     if (this.canFill) process.once('exit', this.#unmount)
   }
 
-  /** Hardly a page more than there is: what is written meanwhile must fit. */
+  /** Leaves hardly a page free: what is written meanwhile must fit. */
   fill(): boolean {
     for (let spare = 1; spare < 256; spare += 16) {
       const { blocks, bfree, bsize } = statfsSync(this.folder)

@@ -23,7 +23,7 @@ const LINKS: Readonly<Record<string, (link: Relay, duration: number) => Promise<
     link.passReplies = false
     await wait(duration)
     link.passReplies = true
-    // A byte stream with a hole in it is no connection.
+    // A connection cannot go on with a hole in its byte stream.
     link.cut()
   },
   'holds replies': async (link, duration) => {
@@ -44,7 +44,7 @@ const LINKS: Readonly<Record<string, (link: Relay, duration: number) => Promise<
   },
 }
 
-/** A replica's clock shows anything. That of an embedded store is every replica's, and what it shows is when a lease ends. */
+/** A replica's clock may show anything. An embedded store's clock is the replicas' own, and decides when a lease ends. */
 const STEP = { own: 86_400_000, embedded: 5000 }
 
 /** Everything that can go wrong here, by name. */
@@ -55,7 +55,7 @@ export function faultsOf(
   random: Random,
 ): ReadonlyMap<string, Fault> {
   const any = (): Replica => random.pick(replicas)
-  // The first one lives as long as the run: whether it grows is judged in the end.
+  // The first one lives as long as the run: whether it grows is judged at the end.
   const mortal = (): Replica => random.pick(replicas.slice(1))
   const { silent, forgetful } = apart()
   const faults = new Map<string, Fault>([
@@ -93,7 +93,7 @@ export function faultsOf(
     if (store.port !== null)
       faults.set(`link to the store ${name}`, (duration) => torment(any().store as Relay, duration))
   }
-  // The server has one trouble at a time: what is dead cannot be paused.
+  // The server has one fault at a time: a dead one cannot be paused.
   let turn: Promise<void> = Promise.resolve()
   const inTurn =
     (begin: () => Promise<() => Promise<void>>): Fault =>
@@ -123,8 +123,8 @@ export function faultsOf(
 }
 
 /**
- * What only a process knows while the store forgets, or while no disk takes it, dies with the process: that is an assumption, not a
- * finding. So processes fall silent at times when nothing is forgotten, and the other way round.
+ * While the store forgets or the disk is full, what only a process knows dies with the process: that is an assumption, not a finding.
+ * So processes fall silent only while nothing is forgotten, and the other way round.
  */
 function apart(): Readonly<Record<'silent' | 'forgetful', (fault: Fault) => Fault>> {
   let silent = 0
@@ -145,7 +145,7 @@ function apart(): Readonly<Record<'silent' | 'forgetful', (fault: Fault) => Faul
   }
 }
 
-/** A name after the other: all of them in an order of chance, then again. */
+/** Returns one name after the other: all of them in random order, then again. */
 export function inRandomOrder(names: readonly string[], random: Random): () => string {
   let left: string[] = []
   return () => {

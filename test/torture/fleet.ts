@@ -29,15 +29,15 @@ const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
 export interface Held {
   /** Resident memory, in MiB. */
   readonly memory: number
-  /** Of that JavaScript's heap in use, garbage included, and all that it has; buffers outside of it. In MiB. */
+  /** Of that the JavaScript heap in use, garbage included, and in all; buffers outside of it. In MiB. */
   readonly heap: number
   readonly heapSize: number
   readonly external: number
-  /** Open files, sockets among them. */
+  /** Open files, sockets included. */
   readonly descriptors: number
 }
 
-/** A replica in a process of its own, with relays of its own before the upstream and the store. */
+/** A replica as a process, with its own relays in front of the upstream and the store. */
 export class Replica implements AsyncDisposable {
   readonly port: number
   readonly upstream: Relay
@@ -93,7 +93,7 @@ export class Replica implements AsyncDisposable {
     return replica
   }
 
-  /** The signal, and a new process after the pause. */
+  /** Sends the signal, and starts a new process after the pause. */
   async restart(signal: 'SIGKILL' | 'SIGTERM', pause: number): Promise<void> {
     this.#restarting ??= this.#restart(signal, pause).finally(() => {
       this.#restarting = null
@@ -105,7 +105,7 @@ export class Replica implements AsyncDisposable {
     this.#process?.kill(signal)
   }
 
-  /** A changed file is taken, a broken one changes nothing. A process that only just starts would end: it is told when it serves. */
+  /** A changed file takes effect, a broken one changes nothing. SIGHUP would end a process that is starting: it waits until it serves. */
   async reload(how: 'as it was' | 'changed' | 'broken'): Promise<void> {
     await this.#restarting
     const text = this.#text.replaceAll('wait: 2s', 'wait: 1s')
@@ -113,7 +113,7 @@ export class Replica implements AsyncDisposable {
     this.signal('SIGHUP')
   }
 
-  /** The replica's wall clock is ahead by so many milliseconds from now on. */
+  /** From now on the replica's wall clock is ahead by this many milliseconds. */
   setClock(ahead: number): void {
     const file = join(this.#dir, 'clock')
     writeFileSync(`${file}.new`, String(ahead))
@@ -135,7 +135,7 @@ export class Replica implements AsyncDisposable {
     return line === undefined ? 0 : Number(line.slice(sample.length + 1))
   }
 
-  /** What an operator tells the proxy about an operation. Refused or unheard: it is told again. */
+  /** What an operator reports to the proxy about an operation. Where that fails, it is reported again. */
   async tell(report: Readonly<Record<string, unknown>>): Promise<void> {
     await ask({ adminUrl: this.#adminUrl }, '/v1/outcomes', { method: 'POST', body: report }).catch(() => {})
   }
@@ -251,7 +251,7 @@ export class Fleet implements AsyncDisposable {
   }
 }
 
-/** `keep` has nobody to ask: what is unknown stays so. */
+/** `keep` has no status query: what is unknown stays so. */
 function configuration(
   ports: { readonly own: number; readonly admin: number },
   upstreamPort: number,

@@ -4,7 +4,7 @@ export interface Event {
   readonly what: string
 }
 
-/** The upstream did the work: this is the answer that it gave, or would have given. */
+/** The upstream did the work: this is the response that it gave, or would have given. */
 export interface Execution {
   readonly status: number
   readonly body: string
@@ -12,10 +12,10 @@ export interface Execution {
   readonly payload: string
 }
 
-/** What a client was answered. Status 0: the connection ended first, or the client left. */
+/** The response that a client got. Status 0: the connection ended first, or the client left. */
 export interface Answer {
   readonly status: number
-  /** `code` of the proxy's own answers. */
+  /** `code` of the proxy's own responses. */
   readonly code: string | null
   readonly replayed: boolean
   readonly body: string
@@ -31,7 +31,7 @@ export class Operation {
   readonly executions: Execution[] = []
   readonly answers: Answer[] = []
   readonly events: Event[] = []
-  /** The last answer after everything has healed. */
+  /** The last response after everything has healed. */
   final: Answer | null = null
 
   constructor(route: string, caller: string, key: string) {
@@ -40,7 +40,7 @@ export class Operation {
     this.key = key
   }
 
-  /** Under which the upstream finds it. */
+  /** The name under which the upstream finds it. */
   get name(): string {
     return `${this.caller} ${this.key}`
   }
@@ -49,9 +49,9 @@ export class Operation {
 /** The operations of one round, and its faults: a million requests do not fit in memory. */
 export class History {
   readonly operations = new Map<string, Operation>()
-  /** As `Idempotency-Record` told the upstream. */
+  /** By the `Idempotency-Record` that the upstream got. */
   readonly byRecord = new Map<string, Operation>()
-  /** What the upstream was sent for an operation that had been judged in an earlier round. */
+  /** Operations that the upstream was sent after an earlier round had judged them. */
   readonly strays: string[] = []
   /** Something was executed more than once: no need to go on. */
   hasDoubles = false
@@ -83,13 +83,13 @@ export class History {
     this.#faults.length = 0
   }
 
-  /** What happened to one operation, with the faults of its time, for a person to read. */
+  /** What happened to one operation, with the faults around it, for a person to read. */
   timeline(operation: Operation): string {
     const { events } = operation
     const faults = this.#faults
       .filter((fault) => events.some(({ at }) => fault.at >= at - 3000 && fault.at <= at + 1000))
       .map(({ at, what }) => ({ at, what: `          ${what}` }))
-    // The last of it is often the same question a hundred times.
+    // It often ends with the same retry a hundred times.
     const shown = events.length > 60 ? [...events.slice(0, 40), ...events.slice(-20)] : events
     return [...shown, ...faults]
       .sort((a, b) => a.at - b.at)

@@ -1,18 +1,18 @@
 /**
- * `npm run torture`: replicas in processes of their own, behind relays that cut and hold, on a real store; kills, pauses, reloads,
- * drains, clocks that are set, a disk that is full (as root), failovers that lose writes; clients that retry. Exit 1 if anything was executed twice, answered wrongly, lost or is stuck, or if a process grew. SIGINT
- * ends it with what there is.
+ * `npm run torture`: replicas as processes, behind relays that cut and hold, on a real store; kills, pauses, reloads, drains, clock
+ * steps, a full disk (as root), failovers that lose writes; clients that retry. Exit 1 if anything was executed twice, answered
+ * wrongly, lost or stuck, or if a process grew. SIGINT ends it early, with the figures so far.
  *
  *   --store NAME     sqlite (default), redis, postgres, sentinel, cluster
  *   --minutes N      1
- *   --requests N     instead of --minutes: until there were so many,
- *   --faults N       and so many faults, spread evenly (a thousandth of the requests)
+ *   --requests N     instead of --minutes: until this many requests
+ *   --faults N       and this many faults, spread evenly (a thousandth of the requests)
  *   --seed N         chosen at random, and printed
  *   --replicas N     3
  *   --lanes N        clients at a time: 32
- *   --only TEXT      faults whose name has it in it alone, such as 'replica killed'
- *   --grace off      without the grace after a failover (sentinel, cluster): it should be found
- *   --plant NAME     with a mistake of test/simulation/plants.ts in the proxies: it should be found
+ *   --only TEXT      only faults whose name contains it, such as 'replica killed'
+ *   --grace off      without the grace after a failover (sentinel, cluster): torture should find it
+ *   --plant NAME     with a bug of test/simulation/plants.ts in the proxies: torture should find it
  */
 import { randomInt } from 'node:crypto'
 import { parseArgs } from 'node:util'

@@ -8,18 +8,18 @@ import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
 import type { Random } from './random.ts'
 
-/** What it returns ends it. */
+/** Begins the fault, and returns what ends it. */
 type StoreFault = () => Promise<() => Promise<void>>
 
 /** A server that can be tormented. */
 export interface TormentedStore extends AsyncDisposable {
-  /** Null: no relay stands before it. */
+  /** Null: no relay stands in front of it. */
   readonly port: number | null
-  /** As a replica reaches it at this port. */
+  /** The URL for a replica that reaches it at this port. */
   url(port: number | null): string
   /** By name. */
   readonly faults: Readonly<Record<string, StoreFault>>
-  /** Those in which the store forgets: what a replica alone still knows must not die with it, so none of them dies meanwhile. */
+  /** Those in which the store forgets: what only a replica still knows must not die with it, so no replica dies meanwhile. */
   readonly losses?: Readonly<Record<string, StoreFault>>
   /** `store.grace`. */
   readonly grace?: string
@@ -30,9 +30,9 @@ export interface TormentedStore extends AsyncDisposable {
 /** `folder`: for what is kept in files. */
 type Open = (folder: string, random: Random) => Promise<TormentedStore>
 
-/** In milliseconds: longer than a replica on a busy machine needs to hear of it and to write again what it knows. */
+/** In milliseconds: longer than a replica on a busy machine needs to notice a failover and to write again what it knows. */
 const GRACE = 6000
-/** After so long a silent master is replaced. */
+/** In milliseconds: how long a master may be silent before it is replaced. */
 const DOWN_AFTER = 3000
 
 const KEYS = new RedisKeys('torture')
@@ -116,7 +116,7 @@ export const TORMENTED: Readonly<Record<string, Open>> = {
 
   sentinel: async () => {
     const group = await SentinelGroup.start({ args: SERVER })
-    // A busy machine is silent for a while, too.
+    // A busy machine may be silent for a while, too.
     await group.impatient(DOWN_AFTER)
     return {
       port: null,

@@ -9,7 +9,7 @@ import { TORMENTED, type TormentedStore } from './stores.ts'
 import { upstream } from './upstream.ts'
 import { type Figures, judge } from './verdict.ts'
 
-/** When it ends: at a time, or when there were so many of both, the faults spread evenly over the requests. */
+/** When it ends: after a time, or after this many requests and faults, the faults spread evenly over the requests. */
 export type Goal = { readonly milliseconds: number } | { readonly requests: number; readonly faults: number }
 
 export interface TortureOptions {
@@ -18,14 +18,14 @@ export interface TortureOptions {
   readonly goal: Goal
   readonly replicas?: number
   readonly lanes?: number
-  /** Instead of the store's own: without it a failover executes twice, and that has to be found. */
+  /** Instead of the store's own grace: without one a failover executes twice, and torture must find that. */
   readonly grace?: 'off'
-  /** Faults whose name has this in it alone. */
+  /** Only faults whose name contains this. */
   readonly only?: string
-  /** Of the proxies' processes, such as what plants a mistake. */
+  /** For the proxies' processes, for example to plant a bug. */
   readonly env?: Readonly<Record<string, string>>
   readonly say?: (line: string) => void
-  /** Ends it before its goal: the round is judged all the same. */
+  /** Ends it before its goal; the round is still judged. */
   readonly signal?: AbortSignal
 }
 
@@ -35,7 +35,7 @@ export interface Finding {
   readonly timeline: string
 }
 
-/** What each replica held at the end of a round, after so many requests; the first was never restarted. */
+/** What each replica held at the end of a round, after this many requests; the first was never restarted. */
 export interface Rest {
   readonly requests: number
   readonly held: readonly Held[]
@@ -52,15 +52,15 @@ export interface TortureResult extends Figures {
   readonly rests: readonly Rest[]
 }
 
-/** Faults at a time. */
+/** Faults at the same time. */
 const TORMENTORS = 3
-/** After so many requests or milliseconds everything heals, and what happened so far is judged and forgotten. */
+/** After this many requests or milliseconds everything heals, and what happened so far is judged and forgotten. */
 const ROUND = { requests: 50_000, milliseconds: 120_000 }
-/** Who asks for everything at once: a crowd would keep a busy machine's store from answering in time. */
+/** How many clients settle operations at once: more would keep a busy machine's store from answering in time. */
 const SETTLERS = 48
-/** A healed fleet has to settle another operation within it: how fast it is depends on the machine. */
+/** A healed fleet has to settle another operation within this; how fast it is depends on the machine. */
 const SETTLES_WITHIN = 120_000
-/** After so long an operator says what is true: the pauses between status queries double. */
+/** After this an operator reports the truth: the pauses between status queries double. */
 const OPERATOR_AFTER = 10_000
 /** Gauges that are 0 when nothing is going on. */
 const RESTING = [
@@ -69,11 +69,11 @@ const RESTING = [
   'idempotency_spooled',
   'idempotency_buffered_bytes',
 ]
-/** A first finding of each kind is enough to begin with; a store of thousands is not. */
+/** The first few findings are enough to begin with; thousands are no help. */
 const TIMELINES = 10
 
 /**
- * Clients that retry, replicas that die, links and a store that fail; then everything heals, every operation is asked for once more, and
+ * Clients that retry, replicas that die, links and a store that fail; then everything heals, every operation is retried once more, and
  * each is judged. Round after round with the same processes, until the goal is reached or a promise is broken.
  */
 export async function torture(options: TortureOptions): Promise<TortureResult> {
@@ -158,13 +158,13 @@ export async function torture(options: TortureOptions): Promise<TortureResult> {
   return { ...figures, requests: clients.requests, seconds, faults, findings, leftOvers, rests }
 }
 
-/** For processes with a mistake of test/simulation/plants.ts in them. */
+/** The environment of processes with a bug of test/simulation/plants.ts in them. */
 export function planted(name: string): Readonly<Record<string, string>> {
   const plant = new URL('../simulation/plant.ts', import.meta.url).href
   return { PLANT: name, NODE_OPTIONS: `--import=${plant}` }
 }
 
-/** Asks for every operation until its answer stays. */
+/** Retries every operation until its response no longer changes. */
 async function settle(
   operations: readonly Operation[],
   clients: Clients,
@@ -195,8 +195,8 @@ async function settle(
 }
 
 /**
- * On the route that nobody can be asked about, `unknown` stays, unless a client had an answer: then a replica still holds it, and writes
- * it when its pause is over.
+ * On the route without a status query `unknown` stays, unless a client had a response: then a replica still holds it, and writes it when
+ * its pause is over.
  */
 function stays({ route, answers, final }: Operation): boolean {
   if (final === null) return false
@@ -235,8 +235,8 @@ async function leftIn({ replicas }: Fleet): Promise<string[]> {
 }
 
 /**
- * What any replica has at the end that is more than the first one ever had in the first tenth of the run: half as much memory again, or more
- * open files than lanes. At its most, since V8 keeps a hundred MiB for its heap and returns them when it chooses.
+ * What any replica has at the end beyond the first one's maximum in the first tenth of the run: half as much memory again, or more
+ * additional open files than lanes. The maximum, since V8 keeps a hundred MiB for its heap and returns them when it chooses.
  */
 function growth(rests: readonly Rest[], lanes: number): string[] {
   const last = rests.at(-1)

@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net'
 import type { History } from './history.ts'
 import type { Random } from './random.ts'
 
-/** What the upstream does with a request that it got whole. */
+/** What the upstream does with a complete request. */
 const ACTS = [
   'answer',
   'answer late',
@@ -31,8 +31,8 @@ const WEIGHTS: Readonly<Record<Act, number>> = {
 const TOTAL = Object.values(WEIGHTS).reduce((sum, weight) => sum + weight, 0)
 
 /**
- * An upstream that charges without looking twice, tells the truth about it when it is asked, and breaks off as upstreams do. The
- * charge is made the moment its request is there whole.
+ * An upstream that charges without checking for duplicates, answers status queries truthfully, and drops connections as upstreams do.
+ * The charge is made the moment its request is complete.
  */
 export async function upstream(
   history: History,

@@ -7,12 +7,12 @@ export interface Violation {
   readonly what: string
 }
 
-/** Whether an answer is the upstream's own, and not one of the proxy, or of an upstream that did nothing. */
+/** Whether a response is from an execution, and not from the proxy or an upstream that did nothing. */
 function isOfExecution({ status, code }: Answer): boolean {
   return code === null && (status === 201 || status === 500)
 }
 
-/** Every promise, of one operation. */
+/** Every promise that was broken for one operation. */
 export function violations(operation: Operation): Violation[] {
   const found: string[] = []
   const { executions, answers, final } = operation

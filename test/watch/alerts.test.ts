@@ -38,10 +38,10 @@ const rules = (parse(readFileSync(RULES, 'utf8')) as { groups: { rules: Rule[] }
 )
 const names = rules.map(({ alert }) => alert)
 
-/** What a person at night needs, in this order. */
+/** What somebody on call needs, in this order. */
 const SECTIONS = ['What it means', 'Look first', 'What to do', 'What not to do']
 
-void t.test('every alert says what, how bad, and where to read on', async (t) => {
+void t.test('every alert has a summary, a description, a severity and a runbook link', async (t) => {
   t.equal(new Set(names).size, names.length)
   t.equal(names.length, 21)
   for (const { alert, labels, annotations } of rules) {
@@ -52,7 +52,7 @@ void t.test('every alert says what, how bad, and where to read on', async (t) =>
   }
 })
 
-void t.test('dead letters and orphans ring at once', async (t) => {
+void t.test('dead letters and orphans fire at once', async (t) => {
   for (const alert of ['IdempotencyDeadLettered', 'IdempotencyOrphaned'])
     t.match(
       rules.find((rule) => rule.alert === alert),
@@ -61,7 +61,7 @@ void t.test('dead letters and orphans ring at once', async (t) => {
     )
 })
 
-void t.test('alerts name nothing that no proxy has', async (t) => {
+void t.test('alerts use only metrics, labels and values that a proxy has', async (t) => {
   for (const { alert, expr } of rules) t.same(unknownTo(expr), [], alert)
 })
 
@@ -81,7 +81,7 @@ void t.test('every alert has a runbook, and every runbook an alert', async (t) =
       SECTIONS,
       `${alert}: its sections`,
     )
-    t.match(text, new RegExp(`^Severity: ${labels.severity}\\.`, 'm'), `${alert}: how bad`)
+    t.match(text, new RegExp(`^Severity: ${labels.severity}\\.`, 'm'), `${alert}: its severity`)
     t.ok(monitoring.includes(`(runbooks/${alert}.md)`), `docs/monitoring.md leads to ${alert}`)
     for (const [, to = ''] of text.matchAll(/\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)/g))
       t.ok(existsSync(new URL(to, RUNBOOKS)), `${alert}: ${to} is there`)
@@ -89,7 +89,7 @@ void t.test('every alert has a runbook, and every runbook an alert', async (t) =
   }
 })
 
-void t.test('the commands of the runbooks are commands', async (t) => {
+void t.test('the commands in runbooks exist, with their flags', async (t) => {
   const documented = readFileSync(new URL('../../docs/cli.md', import.meta.url), 'utf8')
   let seen = 0
   for (const { alert } of rules) {
@@ -105,7 +105,7 @@ void t.test('the commands of the runbooks are commands', async (t) => {
   t.ok(seen > 20, `${seen} commands`)
 })
 
-void t.test('every alert is shown to fire, not to fire, and to resolve', async (t) => {
+void t.test('the rule tests show every alert firing, not firing and resolving', async (t) => {
   const tests = TESTS.flatMap((file) => (parse(readFileSync(file, 'utf8')) as { tests: Tested[] }).tests)
   for (const alert of names) {
     const own = tests.filter(({ alert_rule_test }) => alert_rule_test.every((one) => one.alertname === alert))
@@ -129,7 +129,7 @@ void t.test('every alert is shown to fire, not to fire, and to resolve', async (
   )
 })
 
-void t.test('promtool agrees', { skip: WITHOUT }, async (t) => {
+void t.test('promtool accepts the rules and their tests', { skip: WITHOUT }, async (t) => {
   for (const args of [
     ['check', 'rules', '--lint=all', '--lint-fatal', RULES],
     ['test', 'rules', ...TESTS],

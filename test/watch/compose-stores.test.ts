@@ -41,7 +41,7 @@ class Override {
   }
 }
 
-/** Over docker-compose.yml, as Compose merges them: lists of words are replaced, other lists grow. */
+/** Merged over docker-compose.yml as Compose does it: commands are replaced, other lists grow. */
 function merged(name: (typeof NAMES)[number]): Compose {
   const read = (file: string): unknown =>
     parse(readFileSync(join(ROOT, file), 'utf8'), {
@@ -79,7 +79,7 @@ function storeUrl({ services }: Compose): string {
   return services['proxy']?.environment?.['STORE_URL'] as string
 }
 
-/** What the service runs as `redis-server`, at the addresses of the test. */
+/** The arguments of the service's `redis-server`, at the addresses of the test. */
 function redisArgs({ services }: Compose, name: string, at: (text: string) => string): string[] {
   const [program, ...args] = services[name]?.command ?? []
   if (program !== 'redis-server') throw new Error(`${name} runs ${program}`)
@@ -87,54 +87,51 @@ function redisArgs({ services }: Compose, name: string, at: (text: string) => st
 }
 
 for (const name of NAMES)
-  void t.test(
-    `${name}: what containers need is there, within its limits, and on loopback alone`,
-    async (t) => {
-      const compose = merged(name)
-      for (const [
-        service,
-        { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
-      ] of Object.entries(compose.services)) {
-        t.match(mem_limit, /^\d+m$/, service)
-        for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
-        for (const [needed, { condition }] of Object.entries(depends_on)) {
-          t.ok(compose.services[needed], `${service} depends on ${needed}`)
-          if (condition === 'service_healthy' && needed !== 'payments')
-            t.ok(compose.services[needed]?.healthcheck?.test, needed)
-        }
-        for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
-        for (const { source } of configs) t.ok(compose.configs[source], source)
-        t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
-        const { command = [] } = one
-        if (command[0] !== 'redis-server') continue
-        const value = (flag: string) => command[command.indexOf(flag) + 1]
-        t.equal(value('--appendonly'), 'yes', service)
-        t.equal(value('--maxmemory-policy'), 'noeviction', service)
-        t.ok(
-          Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
-          service,
-        )
-        t.ok(
-          volumes.some((volume) => volume.endsWith(':/data')),
-          `${service} keeps its records`,
-        )
+  void t.test(`${name}: containers have what they need, within their limits, on loopback only`, async (t) => {
+    const compose = merged(name)
+    for (const [
+      service,
+      { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
+    ] of Object.entries(compose.services)) {
+      t.match(mem_limit, /^\d+m$/, service)
+      for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
+      for (const [needed, { condition }] of Object.entries(depends_on)) {
+        t.ok(compose.services[needed], `${service} depends on ${needed}`)
+        if (condition === 'service_healthy' && needed !== 'payments')
+          t.ok(compose.services[needed]?.healthcheck?.test, needed)
       }
-      for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
-      const token = join(tempDir(t), 'token')
-      writeFileSync(token, 'a-token-of-this-test')
-      const loaded = loadConfig({
-        file: 'proxy.yaml',
-        text: readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8'),
-        env: { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token },
-        flags: {},
-      })
-      t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join())
-      t.ok(loaded.ok && loaded.config.store.url === storeUrl(compose))
-    },
-  )
+      for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
+      for (const { source } of configs) t.ok(compose.configs[source], source)
+      t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
+      const { command = [] } = one
+      if (command[0] !== 'redis-server') continue
+      const value = (flag: string) => command[command.indexOf(flag) + 1]
+      t.equal(value('--appendonly'), 'yes', service)
+      t.equal(value('--maxmemory-policy'), 'noeviction', service)
+      t.ok(
+        Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
+        service,
+      )
+      t.ok(
+        volumes.some((volume) => volume.endsWith(':/data')),
+        `${service} keeps its records`,
+      )
+    }
+    for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
+    const token = join(tempDir(t), 'token')
+    writeFileSync(token, 'a-token-of-this-test')
+    const loaded = loadConfig({
+      file: 'proxy.yaml',
+      text: readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8'),
+      env: { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token },
+      flags: {},
+    })
+    t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join())
+    t.ok(loaded.ok && loaded.config.store.url === storeUrl(compose))
+  })
 
 void t.test(
-  'postgres: the proxy has the name, the password and the database of the server, and no Redis',
+  'postgres: the proxy has the user, the password and the database of the server, and no Redis',
   async (t) => {
     const compose = merged('postgres')
     const { username, password, pathname, hostname } = new URL(storeUrl(compose))
@@ -158,7 +155,7 @@ async function proxyOn(t: Test, url: string) {
     `service: payments\nupstream: { url: "${upstream.url}" }\nstore: { url: "${url}", grace: 2s }\n`,
   )
   t.teardown(() => proxy.drain())
-  /** Until a key is executed; its answer is then the same at every retry. */
+  /** Retries a new key until it is executed. */
   const paid = async (): Promise<string> => {
     const key = newKey()
     await until(async () => (await send(proxy, key)).status === 201)
@@ -167,11 +164,11 @@ async function proxyOn(t: Test, url: string) {
   return { paid, replayed: async (key: string) => (await send(proxy, key)).replayed, upstream }
 }
 
-void t.test('sentinel: its commands make a group that replaces a master', async (t) => {
+void t.test('sentinel: the commands make a group that replaces a dead master', async (t) => {
   const compose = merged('sentinel')
   const names = ['redis', 'redis-2', 'redis-3']
   const ports = new Map(await Promise.all(names.map(async (name) => [name, await freePort()] as const)))
-  // In the order of their length: one name begins another.
+  // Longest names first: one name begins another.
   const at = (text: string): string =>
     [...names]
       .reverse()
@@ -220,7 +217,7 @@ void t.test('sentinel: its commands make a group that replaces a master', async 
   t.equal(upstream.seen.length, 2)
 })
 
-void t.test('cluster: its commands divide the slots, once, and a replica takes over', async (t) => {
+void t.test('cluster: the commands assign the slots once, and a replica takes over', async (t) => {
   const compose = merged('cluster')
   const nodes = Object.entries(compose.services).filter(([, { command }]) =>
     command?.includes('--cluster-enabled'),
@@ -275,8 +272,8 @@ void t.test('cluster: its commands divide the slots, once, and a replica takes o
 const COMPOSE = spawnSync('docker', ['compose', 'version']).status === 0
 for (const name of NAMES)
   void t.test(
-    `docker compose takes ${name}.yaml`,
-    { skip: COMPOSE ? false : 'docker compose is not there' },
+    `docker compose accepts ${name}.yaml`,
+    { skip: COMPOSE ? false : 'docker compose is not installed' },
     async (t) => {
       const words = [
         'compose',

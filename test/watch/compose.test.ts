@@ -47,7 +47,7 @@ function targetOf(service: string, source: string): string | undefined {
   return compose.services[service]?.configs?.find((one) => one.source === source)?.target
 }
 
-void t.test('every file that a container gets is there, and every one there is is given', async (t) => {
+void t.test('every config that a container uses exists, and every config is used', async (t) => {
   const given = Object.values(compose.services).flatMap(({ configs = [] }) =>
     configs.map(({ source }) => source),
   )
@@ -55,7 +55,7 @@ void t.test('every file that a container gets is there, and every one there is i
   for (const [name, { file }] of Object.entries(compose.configs)) t.ok(existsSync(join(ROOT, file)), name)
 })
 
-void t.test('nothing is published beyond loopback', async (t) => {
+void t.test('ports are published on loopback only', async (t) => {
   const ports = Object.values(compose.services).flatMap(({ ports = [] }) => ports)
   t.ok(ports.includes('127.0.0.1:8080:8080'))
   for (const port of ports) t.match(port, /^127\.0\.0\.1:\d+:\d+$/)
@@ -77,7 +77,7 @@ void t.test('every container has a memory limit that fits what runs in it', asyn
   t.equal(redis?.command?.[redis.command.indexOf('--maxmemory-policy') + 1], 'noeviction')
 })
 
-/** Of the proxy, with a token made as compose makes it. */
+/** The proxy's, with a token made as compose makes it. */
 function configuration(t: Test): Config {
   const file = 'examples/compose/proxy.yaml'
   const folder = tempDir(t)
@@ -119,7 +119,7 @@ void t.test('the first start makes a token, and every later one keeps it', async
   )
 })
 
-void t.test('the health check starts no Node, and says what the answer says', async (t) => {
+void t.test("the health check starts no Node, and its exit code follows the response's status", async (t) => {
   for (const [name, { healthcheck }] of Object.entries(compose.services))
     t.notMatch(healthcheck?.test ?? [], /\bnode\b/, name)
   t.match(DOCKERFILE, /^HEALTHCHECK .* CMD \["healthcheck"\]$/m)
@@ -191,17 +191,17 @@ void t.test('Grafana finds Prometheus and the dashboards', async (t) => {
   t.match(targetOf('grafana', 'grafana-dashboards'), /^\/etc\/grafana\/provisioning\/dashboards\//)
 })
 
-void t.test('the proxy takes its configuration', async (t) => {
+void t.test('the proxy accepts its configuration', async (t) => {
   const { service, listen, admin, ops } = configuration(t)
   t.equal(service, 'payments')
   t.same(
     [listen, admin.listen, ops.listen].map((one) => String(one?.port)).toSorted(),
     compose.services['proxy']?.ports?.map((one) => one.split(':').at(-1)).toSorted(),
-    'what it listens on is what is published',
+    'it listens on the published ports',
   )
 })
 
-void t.test('promtool takes the configuration of Prometheus', { skip: WITHOUT }, async (t) => {
+void t.test('promtool accepts the configuration of Prometheus', { skip: WITHOUT }, async (t) => {
   const directory = mkdtempSync(join(tmpdir(), 'compose-'))
   t.teardown(() => rmSync(directory, { recursive: true }))
   const file = join(directory, 'prometheus.yml')
@@ -213,8 +213,8 @@ void t.test('promtool takes the configuration of Prometheus', { skip: WITHOUT },
 
 const COMPOSE = spawnSync('docker', ['compose', 'version']).status === 0
 void t.test(
-  'docker compose takes the file',
-  { skip: COMPOSE ? false : 'docker compose is not there' },
+  'docker compose accepts the file',
+  { skip: COMPOSE ? false : 'docker compose is not installed' },
   async (t) => {
     const run = spawnSync('docker', ['compose', 'config', '--quiet'], { cwd: ROOT, encoding: 'utf8' })
     t.equal(run.status, 0, run.stderr)

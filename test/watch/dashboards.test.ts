@@ -36,8 +36,8 @@ for (const name of Object.keys(DASHBOARDS) as (keyof typeof DASHBOARDS)[]) {
     t.ok(text === rendered(name), 'run: node scripts/dashboards.ts')
   })
 
-  // The rules of Grafana's dashboard-linter, by their names there. The linter is a Go program and not to be had from npm.
-  void t.test(`${name} keeps the rules of the dashboard-linter`, async (t) => {
+  // The rules of Grafana's dashboard-linter, by their names. The linter is a Go program, which npm does not have.
+  void t.test(`${name} follows the rules of the dashboard-linter`, async (t) => {
     t.equal(dashboard.editable, false, 'uneditable-dashboard-rule')
     const variables = new Map(dashboard.templating.list.map((one) => [one['name'], one]))
     t.same([...variables.keys()], ['datasource', 'job', 'namespace', 'instance', 'route'])
@@ -70,7 +70,11 @@ for (const name of Object.keys(DASHBOARDS) as (keyof typeof DASHBOARDS)[]) {
       for (const { expr, datasource, instant, legendFormat } of targets) {
         t.same(datasource, SOURCE)
         t.ok(legendFormat, `${title}: a legend`)
-        t.equal(instant === true, type !== 'timeseries', `${title}: single figures ask once, graphs never`)
+        t.equal(
+          instant === true,
+          type !== 'timeseries',
+          `${title}: single figures query an instant, graphs a range`,
+        )
         for (const [selector = ''] of expr.matchAll(/\b(?:idempotency|process|nodejs)_\w+(?:\{[^}]*\})?/g)) {
           t.match(selector, /\{.*job=~"\$job"/, `${title}: target-job-rule`)
           t.match(selector, /\{.*instance=~"\$instance"/, `${title}: target-instance-rule`)
@@ -92,18 +96,18 @@ for (const name of Object.keys(DASHBOARDS) as (keyof typeof DASHBOARDS)[]) {
     }
   })
 
-  void t.test(`${name} names nothing that no proxy has`, async (t) => {
+  void t.test(`${name} uses only metrics, labels and values that a proxy has`, async (t) => {
     for (const { title, targets } of panels)
       for (const { expr } of targets) t.same(unknownTo(expr), [], `${title}: ${expr}`)
     for (const { query } of dashboard.templating.list)
       if (typeof query === 'object') t.same(unknownTo((query as { query: string }).query), [])
   })
 
-  void t.test(`${name}: every panel has its place`, async (t) => {
+  void t.test(`${name}: panels have their own ids and places`, async (t) => {
     const taken = new Set<string>()
     const ids = new Set<number>()
     for (const { id, title, gridPos } of dashboard.panels) {
-      t.notOk(ids.has(id), `${title}: an id of its own`)
+      t.notOk(ids.has(id), `${title}: a unique id`)
       ids.add(id)
       const { x, y, w, h } = gridPos
       t.ok(x + w <= 24, `${title} is within the grid`)
@@ -116,7 +120,7 @@ for (const name of Object.keys(DASHBOARDS) as (keyof typeof DASHBOARDS)[]) {
   })
 }
 
-void t.test('what is no metric, label or value of a proxy is found', async (t) => {
+void t.test('unknownTo finds metrics, labels and values that no proxy has', async (t) => {
   t.same(unknownTo('sum by (rout) (rate(idempotency_request_total{job="x"}[5m]))'), [
     'idempotency_request_total',
     'by (rout)',

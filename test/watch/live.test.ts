@@ -8,7 +8,7 @@ import { DASHBOARDS } from '../../scripts/dashboards.ts'
 import { Prometheus, WITHOUT } from '../support/prometheus.ts'
 import { trouble } from '../support/trouble.ts'
 
-// Outages, leases and backoffs pass.
+// Outages, leases and backoffs take time.
 t.setTimeout(240_000)
 
 interface Panel {
@@ -22,7 +22,7 @@ interface Compose {
   readonly scrape_configs: { dns_sd_configs?: unknown; static_configs?: unknown }[]
 }
 
-/** The configuration of docker-compose.yml, every second, with these targets and the rules of this checkout. */
+/** The configuration of docker-compose.yml, scraping every second, with these targets and the rules of this checkout. */
 function configuration(targets: readonly string[]): string {
   const file = new URL('../../examples/compose/prometheus.yml', import.meta.url)
   const config = parse(readFileSync(file, 'utf8')) as Compose
@@ -35,7 +35,7 @@ function configuration(targets: readonly string[]): string {
   return stringify(config)
 }
 
-/** Grafana's own variables, as for a scrape every second and the whole of the test; All of the others. */
+/** Grafana's own variables as for a scrape every second over the whole test; `All` for the others. */
 function substituted(expr: string, range: number): string {
   return expr
     .replaceAll('$__rate_interval', '4s')
@@ -44,7 +44,7 @@ function substituted(expr: string, range: number): string {
     .replaceAll(/\$(?:job|instance|route)/g, '.+')
 }
 
-void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOUT }, async (t) => {
+void t.test('dashboards and alerts work on a real Prometheus', { skip: WITHOUT }, async (t) => {
   const { targets, metrics, run } = await trouble(t)
   await using prometheus = await Prometheus.start(configuration(targets))
   const start = Math.floor(Date.now() / 1000)
@@ -54,7 +54,7 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
   const end = Math.ceil(Date.now() / 1000)
 
   for (const [name, make] of Object.entries(DASHBOARDS))
-    await t.test(`every query of the dashboard ${name} is answered`, async (t) => {
+    await t.test(`every query of the dashboard ${name} returns data`, async (t) => {
       const { panels } = make() as unknown as { panels: Panel[] }
       for (const { type, title, targets } of panels.filter(({ type }) => type !== 'row'))
         for (const { expr, instant } of targets) {
@@ -62,11 +62,11 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
           t.notMatch(query, /\$/, `${title}: every variable is known`)
           const series = await (instant ? prometheus.query(query, end) : prometheus.range(query, start, end))
           const values = series.flatMap(({ values }) => values)
-          t.ok(values.length > 0, `${title}: an answer to ${query}`)
+          t.ok(values.length > 0, `${title}: data for ${query}`)
           if (type === 'timeseries')
             t.ok(
               values.some((value) => value > 0),
-              `${title}: it happened, and shows`,
+              `${title}: it happened, and the panel shows it`,
             )
           t.ok(
             values.every((value) => value >= 0),
@@ -75,7 +75,7 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
         }
     })
 
-  await t.test('the rules are evaluated, and what rings at once has rung', async (t) => {
+  await t.test('every rule is evaluated, and alerts that fire at once have fired', async (t) => {
     const { groups } = (await prometheus.get('rules')) as {
       groups: { rules: { name: string; health: string; lastError?: string }[] }[]
     }
@@ -95,7 +95,7 @@ void t.test('a real Prometheus that saw real proxies in trouble', { skip: WITHOU
     t.notOk(names.has('IdempotencyAbsent'))
   })
 
-  await t.test('promtool finds nothing to say about the metrics of this program', async (t) => {
+  await t.test('promtool has no complaint about the metrics of this program', async (t) => {
     const input = await (await fetch(`${metrics.adminUrl}/metrics`)).text()
     const { stdout, stderr, status } = spawnSync('promtool', ['check', 'metrics'], {
       input,

@@ -27,7 +27,7 @@ const WORDS = {
   version_mismatch: 'The record has changed since it was shown.',
   internal_error: 'Internal error in the proxy; see its log.',
 }
-/** Codes whose own detail is shown, too. */
+/** Codes for which the API's detail is also shown. */
 const DETAILED = /^(?:store_unavailable|audit_unavailable|record_unreadable|still_running|outcome_held)$/
 
 export function token() {

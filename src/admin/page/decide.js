@@ -217,7 +217,7 @@ async function refused(error, id) {
   const problem = byId('decide-problem')
   // The request may have arrived: only the record can tell.
   const unclear = error.code === 'unreachable' || error.code === 'store_unavailable'
-  const more = ' The record, which is read again, shows whether it was applied.'
+  const more = ' The reloaded record shows whether it was applied.'
   write(problem, error.message + (unclear ? more : ''))
   if (!STALE.split(' ').includes(error.code)) return
   /** @type {FullView | null} */
@@ -240,7 +240,7 @@ async function refused(error, id) {
   const over = what === 'resolve' ? fresh.state !== 'unknown' : fresh.state === 'in_progress'
   if (over) {
     notice(
-      `The record changed while you were deciding: ${changes.join('; ')}. Your decision was not applied, unless the history says so.`,
+      `The record changed while you were deciding: ${changes.join('; ')}. Your decision was not applied, unless the history shows it.`,
     )
     return leave()
   }
@@ -249,7 +249,7 @@ async function refused(error, id) {
   byId('decide-changed').replaceChildren(
     make('b', {}, 'The record changed while you were deciding, so nothing was done.'),
     make('ul', {}, ...changes.map((change) => make('li', {}, change))),
-    'Check it again. If you still want to, confirm again.',
+    'Review the changes. To go ahead anyway, confirm again.',
   )
   show(byId('decide-changed'), true)
   write(problem, '')
@@ -268,12 +268,12 @@ function difference(before, after) {
   const { state, reconciliation, lastError } = after
   const answer = reconciliation?.answer ? `: ${reconciliation.answer}` : ''
   const askedAgain = (before.reconciliation?.asked ?? 0) !== (reconciliation?.asked ?? 0)
-  const was = before.state === state ? 'it is still' : `it was ${STATES[before.state]}, and is`
+  const was = before.state === state ? 'it is still' : `it was ${STATES[before.state]} and is now`
   return [
-    `it was written again at ${moment(after.updatedAt)}`,
+    `it was last written at ${moment(after.updatedAt)}`,
     `${was} ${STATES[state]}`,
     ...(askedAgain ? [`the proxy has asked the upstream again${answer}`] : []),
-    ...(before.fence === after.fence ? [] : ['a new attempt has begun']),
+    ...(before.fence === after.fence ? [] : ['a new attempt has started']),
     ...(before.lastError === lastError || lastError === null ? [] : [`last error: ${lastError}`]),
   ]
 }

@@ -120,8 +120,8 @@ function facts(record) {
     ['Upstream asked', asks && times(asks.asked)],
     ['Last answer', reconciliation && reconciliation.answer],
     ['Next check', asks && !asks.deadLettered ? until(asks.nextLookAt) : null],
-    ['Lease', leaseUntil && `${lapsed ? 'lapsed' : 'until'} ${moment(leaseUntil)}`],
-    [record.state === 'completed' ? 'Answers until' : 'Kept until', moment(record.expiresAt)],
+    ['Lease', leaseUntil && `${lapsed ? 'expired' : 'until'} ${moment(leaseUntil)}`],
+    [record.state === 'completed' ? 'Answers retries until' : 'Kept until', moment(record.expiresAt)],
     ['Attempts', String(record.attempts)],
     ['Version', String(record.version)],
     ['Fence', String(record.fence)],
@@ -142,8 +142,8 @@ function facts(record) {
 /** @param {FullView} record */
 function response({ response: kept }) {
   if (kept === null) return byId('response').replaceChildren()
-  const gone = kept.notKept === 'past_ttl' ? 'its body is gone (ttl.body)' : 'its body was not kept'
-  const body = kept.size === null ? gone : `with a body of ${size(kept.size)}`
+  const gone = kept.notKept === 'past_ttl' ? 'body dropped after ttl.body' : 'body not stored'
+  const body = kept.size === null ? gone : `body of ${size(kept.size)}`
   const lines = kept.headers.map(([name = '', value = '']) =>
     make('li', {}, make('b', {}, name), `: ${value}`),
   )
